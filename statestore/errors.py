@@ -1,0 +1,164 @@
+"""Every error of statestore: a class says what the caller does next.
+
+    StateStoreError                      exit  Airflow      meaning
+    ├── Misuse (also ValueError)            2  fail         the call, flag, setting or pipeline is wrong: change it
+    │   ├── InvalidSetting                                  a key or value of the settings
+    │   ├── InvalidTopology                                 the graph cannot run: missing source, duplicate name
+    │   ├── NotCopartitioned                                joined or merged inputs differ in partition count
+    │   ├── PipelineNotFound                                "module:function" cannot be imported
+    │   ├── TopicMissing                                    a source or sink topic does not exist
+    │   ├── BrokerTooOld                                    transactions need transaction.version 2 (Kafka 4.0)
+    │   ├── SerdeMismatch                                   a value does not fit its serde
+    │   ├── StoreClosed                                     use after close
+    │   ├── UncommittedWrites                               `with` left cleanly with pending writes
+    │   ├── UnknownStore (also LookupError)                 no store of that name
+    │   ├── CommitInsideProcessor                           a processor called store.commit
+    │   └── FormatTooNew                                    written by a newer statestore
+    ├── TopologyMismatch                    3  fail         state on disk belongs to another topology
+    ├── Fenced                              4  fail         a newer owner took over: stop without writing
+    ├── RecordFailed                        5  fail         one record cannot be decoded, processed or produced
+    ├── Locked                              6  retry later  another process owns the folder or application
+    ├── Unavailable                         7  retry        a broker or peer did not answer in time
+    ├── HostFailure                         8  retry        this machine: disk full, read-only, Java missing
+    │   └── StateDirNotShared                               workers do not see the driver's state dir
+    ├── NotUpToBound                        9  retry        a reader's copy is behind its PositionBound
+    ├── TaskCorrupted                      10  retry        handled inside: quarantine that store, restore it
+    └── CommitUnknown                      11  retry        resolved inside: ask the log what happened (SEMANTICS E4)
+
+Messages say what, where and the way out. An error nobody foresaw exits with 1 and is retried.
+"""
+
+from enum import StrEnum
+from typing import ClassVar
+
+
+class Action(StrEnum):
+    """What a scheduler does with a failed run."""
+
+    FAIL = "fail"
+    RETRY = "retry"
+    RETRY_LATER = "retry_later"
+
+
+class StateStoreError(Exception):
+    """The root: `exit_code` and `action` are what `jobs/` and `dags/` act on."""
+
+    exit_code: ClassVar[int] = 1
+    action: ClassVar[Action] = Action.RETRY
+
+
+class Misuse(StateStoreError, ValueError):
+    """The caller's mistake: repeating it unchanged fails again."""
+
+    exit_code = 2
+    action = Action.FAIL
+
+
+class InvalidSetting(Misuse):
+    """A settings key is unknown or its value is out of limits."""
+
+
+class InvalidTopology(Misuse):
+    """The graph cannot run."""
+
+
+class NotCopartitioned(Misuse):
+    """Inputs read by one sub-topology differ in partition count."""
+
+
+class PipelineNotFound(Misuse):
+    """The pipeline path names nothing that returns a Topology."""
+
+
+class TopicMissing(Misuse):
+    """A topic the pipeline reads or writes does not exist."""
+
+
+class BrokerTooOld(Misuse):
+    """The broker lacks the transaction protocol exactly-once needs."""
+
+
+class SerdeMismatch(Misuse):
+    """A value does not fit the serde of its node and side."""
+
+
+class StoreClosed(Misuse):
+    """A store, reader, iterator or transaction was used after it was closed."""
+
+
+class UncommittedWrites(Misuse):
+    """A `with` block was left cleanly while writes were pending; they were rolled back."""
+
+
+class UnknownStore(Misuse, LookupError):
+    """No store of that name is known here."""
+
+
+class CommitInsideProcessor(Misuse):
+    """A processor called `store.commit`; `context.commit()` requests a task commit (KIP-892)."""
+
+
+class FormatTooNew(Misuse):
+    """The store on disk was written by a newer statestore."""
+
+
+class TopologyMismatch(StateStoreError):
+    """State on disk does not belong to the topology about to run."""
+
+    exit_code = 3
+    action = Action.FAIL
+
+
+class Fenced(StateStoreError):
+    """A newer owner holds the transactional id; this one must not write again."""
+
+    exit_code = 4
+    action = Action.FAIL
+
+
+class RecordFailed(StateStoreError):
+    """One record could not be decoded, processed or produced; the same record would fail again."""
+
+    exit_code = 5
+    action = Action.FAIL
+
+
+class Locked(StateStoreError):
+    """Another process owns the task folder or the application."""
+
+    exit_code = 6
+    action = Action.RETRY_LATER
+
+
+class Unavailable(StateStoreError):
+    """A broker or peer did not answer in time; nothing was lost."""
+
+    exit_code = 7
+
+
+class HostFailure(StateStoreError):
+    """This machine failed: disk full, read-only volume, missing program. Files are kept as they are."""
+
+    exit_code = 8
+
+
+class StateDirNotShared(HostFailure):
+    """A worker does not see the state dir the driver sees (SEMANTICS T5)."""
+
+
+class NotUpToBound(StateStoreError):
+    """A reader's copy is behind the PositionBound it was given (SEMANTICS S14)."""
+
+    exit_code = 9
+
+
+class TaskCorrupted(StateStoreError):
+    """A store cannot be trusted: unreadable files, or offsets beyond the log (SEMANTICS E5)."""
+
+    exit_code = 10
+
+
+class CommitUnknown(StateStoreError):
+    """The log did not say whether a commit went through (SEMANTICS E4)."""
+
+    exit_code = 11
