@@ -1,0 +1,93 @@
+"""Named crash points: where a drill or a crash test may kill the process, free when unarmed.
+
+The one list of points is `CrashPoint`; code calls `reach(point)` there. `arm` (or the variable
+`STATESTORE_CRASH_AT=<point>[:<nth>[:<token file>]]`) makes the nth visit die by SIGKILL, never by an exception.
+With a token file the death happens once: whoever creates the file dies, later visitors live.
+"""
+
+import json
+import os
+import signal
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from statestore.errors import Misuse
+
+VARIABLE = "STATESTORE_CRASH_AT"
+
+
+class CrashPoint(StrEnum):
+    """Every step between which a process may die (SEMANTICS E2, E3, S3, S16)."""
+
+    CLAIM_LOCKED = "claim.locked"
+    CLAIM_OWNED = "claim.owned"
+    START_STORES_OPEN = "start.stores-open"
+    START_PRODUCER_READY = "start.producer-ready"
+    START_OFFSETS_KNOWN = "start.offsets-known"
+    RESTORE_BATCH_WRITTEN = "restore.batch-written"
+    RESTORE_DONE = "restore.done"
+    COMMIT_BEGIN = "commit.begin"
+    COMMIT_RECORDS_SENT = "commit.records-sent"
+    COMMIT_OFFSETS_SENT = "commit.offsets-sent"
+    COMMIT_LOG_DONE = "commit.log-done"
+    COMMIT_STORE_WRITTEN = "commit.store-written"
+    COMMIT_DONE = "commit.done"
+    STORE_FLUSH = "store.flush"
+    STORE_CLOSE = "store.close"
+    QUARANTINE_RENAMED = "quarantine.renamed"
+    CLOSE_STORES_CLOSED = "close.stores-closed"
+    CLOSE_RELEASED = "close.released"
+
+
+@dataclass(slots=True)
+class _Armed:
+    point: CrashPoint
+    visits_left: int
+    token: Path | None
+
+
+_armed: _Armed | None = None
+
+
+def arm(text: str | None) -> None:
+    """Arm one point, `<point>[:<nth>[:<token file>]]`; None disarms. An unknown point is Misuse."""
+    global _armed
+    if not text:
+        _armed = None
+        return
+    name, _, rest = text.partition(":")
+    nth, _, token = rest.partition(":")
+    try:
+        point = CrashPoint(name)
+    except ValueError as error:
+        known = ", ".join(CrashPoint)
+        raise Misuse(f"{VARIABLE}: no crash point {name!r}; known: {known}") from error
+    _armed = _Armed(point, int(nth or "1"), Path(token) if token else None)
+
+
+def arm_from_environment() -> None:
+    """Arm what `STATESTORE_CRASH_AT` names, if anything."""
+    arm(os.environ.get(VARIABLE))
+
+
+def reach(point: CrashPoint) -> None:
+    """Die here if `point` is armed and this is the armed visit."""
+    if _armed is None or _armed.point is not point:
+        return
+    _armed.visits_left -= 1
+    if _armed.visits_left == 0 and _claim(_armed):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _claim(armed: _Armed) -> bool:
+    if armed.token is None:
+        return True
+    try:
+        with armed.token.open("x", encoding="utf-8") as file:
+            json.dump({"point": armed.point, "pid": os.getpid()}, file)
+            file.flush()
+            os.fsync(file.fileno())
+    except FileExistsError:
+        return False
+    return True

@@ -1,0 +1,355 @@
+"""The values everybody shares: names of partitions and tasks, records, batches, positions, modes.
+
+All are immutable. What exists once per record is a NamedTuple, so a plain tuple matches it.
+A `Batch` is the unit of work between the edges and the operators: columns, decoded when first asked for.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from statestore.errors import Misuse
+
+K = TypeVar("K")
+V = TypeVar("V")
+T = TypeVar("T")
+
+Time = int | datetime
+Span = int | timedelta
+Header = tuple[str, bytes | None]
+
+
+class TopicPartition(NamedTuple):
+    """One partition of one topic."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+class TaskId(NamedTuple):
+    """A stream task: `<sub-topology ordinal>_<partition>`, as Kafka Streams writes it (SEMANTICS T1)."""
+
+    sub_topology: int
+    partition: int
+
+    @classmethod
+    def parse(cls, text: str) -> "TaskId":
+        """Read `2_14`; anything else is Misuse."""
+        match = re.fullmatch(r"(\d+)_(\d+)", text)
+        if match is None:
+            raise Misuse(f"task id {text!r}: want <sub-topology>_<partition>, such as 2_14")
+        return cls(int(match[1]), int(match[2]))
+
+    def __str__(self) -> str:
+        return f"{self.sub_topology}_{self.partition}"
+
+
+class Record(NamedTuple, Generic[K, V]):
+    """One record as a processor sees it; topic, partition and offset are the input's, where there is one."""
+
+    key: K
+    value: V
+    timestamp_ms: int
+    headers: tuple[Header, ...] = ()
+    topic: str | None = None
+    partition: int | None = None
+    offset: int | None = None
+
+    def replace(self, **fields: Any) -> "Record[Any, Any]":
+        """The same record with some fields changed."""
+        return self._replace(**fields)
+
+
+class VersionedRecord(NamedTuple, Generic[V]):
+    """A version: valid from `timestamp_ms` (inclusive) to `valid_to_ms` (exclusive); None: still valid (KIP-889)."""
+
+    value: V
+    timestamp_ms: int
+    valid_to_ms: int | None
+
+
+class PutResult(NamedTuple):
+    """What a versioned put did: `accepted` False means older than the history retention."""
+
+    accepted: bool
+    latest: bool
+    valid_to_ms: int | None
+
+
+class Windowed(NamedTuple, Generic[K]):
+    """A key in one window: `start_ms` inclusive, `end_ms` exclusive."""
+
+    key: K
+    start_ms: int
+    end_ms: int
+
+
+class IsolationLevel(StrEnum):
+    """What a reader sees of a writer's pending writes (KIP-892)."""
+
+    READ_COMMITTED = "READ_COMMITTED"
+    READ_UNCOMMITTED = "READ_UNCOMMITTED"
+
+
+class ProcessingGuarantee(StrEnum):
+    """How often the effect of one input record is seen (KIP-129)."""
+
+    AT_LEAST_ONCE = "at_least_once"
+    EXACTLY_ONCE = "exactly_once"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "ProcessingGuarantee | None":
+        return cls.EXACTLY_ONCE if value == "exactly_once_v2" else None
+
+
+class PunctuationType(StrEnum):
+    """Which clock drives a punctuation."""
+
+    STREAM_TIME = "stream_time"
+    WALL_CLOCK_TIME = "wall_clock_time"
+
+
+class EmitStrategy(StrEnum):
+    """When a windowed aggregate is forwarded."""
+
+    ON_UPDATE = "on_update"
+    ON_WINDOW_CLOSE = "on_window_close"
+
+
+class OnError(StrEnum):
+    """What a handler does with a record that cannot be decoded, processed or produced."""
+
+    FAIL = "fail"
+    CONTINUE = "continue"
+    DEAD_LETTER = "dead_letter"
+
+
+@dataclass(frozen=True, slots=True)
+class Serde(Generic[T]):
+    """A named pair of functions between values and bytes; `ordered`: bytes sort as the values do.
+
+    None never reaches either function. The name is stored with the deployed topology, so that
+    tools can decode a store without the pipeline.
+    """
+
+    name: str
+    serialize: Callable[[T], bytes]
+    deserialize: Callable[[bytes], T]
+    ordered: bool = False
+
+    def __repr__(self) -> str:
+        return f"Serde({self.name})"
+
+
+class Column:
+    """One column of a batch: the stored bytes, the decoded values, or both once both were needed."""
+
+    __slots__ = ("_objects", "_raw", "_serde")
+
+    def __init__(
+        self,
+        *,
+        raw: "list[bytes | None] | None" = None,
+        objects: "list[Any] | None" = None,
+        serde: "Serde[Any] | None" = None,
+    ) -> None:
+        self._raw = raw
+        self._objects = objects
+        self._serde = serde
+
+    def with_serde(self, serde: "Serde[Any]") -> "Column":
+        """The same bytes, to be read through `serde`."""
+        return Column(raw=self._raw, serde=serde)
+
+    @property
+    def objects(self) -> list[Any]:
+        """The decoded values; a plain bytes column decodes to itself."""
+        if self._objects is None:
+            raw = self._raw
+            assert raw is not None
+            if self._serde is None or self._serde.name == "BYTES":
+                self._objects = raw
+            else:
+                decode = self._serde.deserialize
+                self._objects = [None if data is None else decode(data) for data in raw]
+        return self._objects
+
+    def encoded(self, serde: "Serde[Any]") -> "list[bytes | None]":
+        """The bytes under `serde`; free where the column arrived as bytes of that serde."""
+        if self._raw is not None and (self._serde is serde or self._serde is None):
+            return self._raw
+        if serde.name == "BYTES":
+            return self.objects
+        encode = serde.serialize
+        return [None if item is None else encode(item) for item in self.objects]
+
+    def take(self, indices: Sequence[int]) -> "Column":
+        """The rows at `indices`."""
+        raw, objects = self._raw, self._objects
+        return Column(
+            raw=None if raw is None else [raw[i] for i in indices],
+            objects=None if objects is None else [objects[i] for i in indices],
+            serde=self._serde,
+        )
+
+    def slice(self, start: int, stop: int) -> "Column":
+        """The rows from `start` to `stop`, exclusive."""
+        raw, objects = self._raw, self._objects
+        return Column(
+            raw=None if raw is None else raw[start:stop],
+            objects=None if objects is None else objects[start:stop],
+            serde=self._serde,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Records in order, as columns of equal length; from one topic partition while `topic` is not None.
+
+    `headers` is None where no record carries any. `offsets` is None once an operator made new records.
+    """
+
+    keys: Column
+    values: Column
+    timestamps: list[int]
+    headers: list[tuple[Header, ...]] | None = None
+    topic: str | None = None
+    partition: int | None = None
+    offsets: list[int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.timestamps)
+
+    def take(self, indices: Sequence[int]) -> "Batch":
+        """The records at `indices`, in that order."""
+        return Batch(
+            keys=self.keys.take(indices),
+            values=self.values.take(indices),
+            timestamps=[self.timestamps[i] for i in indices],
+            headers=None if self.headers is None else [self.headers[i] for i in indices],
+            topic=self.topic,
+            partition=self.partition,
+            offsets=None if self.offsets is None else [self.offsets[i] for i in indices],
+        )
+
+    def slice(self, start: int, stop: int) -> "Batch":
+        """The records from `start` to `stop`, exclusive."""
+        return Batch(
+            keys=self.keys.slice(start, stop),
+            values=self.values.slice(start, stop),
+            timestamps=self.timestamps[start:stop],
+            headers=None if self.headers is None else self.headers[start:stop],
+            topic=self.topic,
+            partition=self.partition,
+            offsets=None if self.offsets is None else self.offsets[start:stop],
+        )
+
+    def with_columns(self, *, keys: Column | None = None, values: Column | None = None) -> "Batch":
+        """The same records with other keys, values or both."""
+        return Batch(
+            keys=self.keys if keys is None else keys,
+            values=self.values if values is None else values,
+            timestamps=self.timestamps,
+            headers=self.headers,
+            topic=self.topic,
+            partition=self.partition,
+            offsets=self.offsets,
+        )
+
+    def records(self) -> Iterator[Record[Any, Any]]:
+        """The records one by one: for a user's per-record code, not for hot paths."""
+        headers = self.headers
+        offsets = self.offsets
+        for i, (key, value, time_ms) in enumerate(
+            zip(self.keys.objects, self.values.objects, self.timestamps, strict=True)
+        ):
+            yield Record(
+                key,
+                value,
+                time_ms,
+                () if headers is None else headers[i],
+                self.topic,
+                self.partition,
+                None if offsets is None else offsets[i],
+            )
+
+    @classmethod
+    def of(cls, records: Iterable[Record[Any, Any]]) -> "Batch":
+        """A batch of decoded records."""
+        rows = list(records)
+        any_headers = any(row.headers for row in rows)
+        return cls(
+            keys=Column(objects=[row.key for row in rows]),
+            values=Column(objects=[row.value for row in rows]),
+            timestamps=[row.timestamp_ms for row in rows],
+            headers=[row.headers for row in rows] if any_headers else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Per input partition, the offset of the LAST record processed (KIP-796, SEMANTICS S14)."""
+
+    _last: Mapping[TopicPartition, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, offsets: "Mapping[TopicPartition, int] | Mapping[str, Mapping[int, int]]"
+    ) -> "Position":
+        """From `{TopicPartition("t", 0): 41}` or `{"t": {0: 41}}`."""
+        flat: dict[TopicPartition, int] = {}
+        for name, value in offsets.items():
+            if isinstance(name, str):
+                assert isinstance(value, Mapping)
+                flat.update({TopicPartition(name, p): last for p, last in value.items()})
+            else:
+                assert isinstance(value, int)
+                flat[TopicPartition(*name)] = value
+        return cls(flat)
+
+    def merge(self, other: "Position") -> "Position":
+        """The later of both, per partition."""
+        merged = dict(self._last)
+        for tp, last in other._last.items():
+            merged[tp] = max(last, merged.get(tp, last))
+        return Position(merged)
+
+    def as_dict(self) -> dict[TopicPartition, int]:
+        """Partition to last processed offset."""
+        return dict(self._last)
+
+    def covers(self, bound: "Position") -> bool:
+        """Whether every partition of `bound` has been processed at least that far."""
+        return all(self._last.get(tp, -1) >= last for tp, last in bound._last.items())
+
+
+@dataclass(frozen=True, slots=True)
+class PositionBound:
+    """A reader's demand: answer only when the copy has processed at least this."""
+
+    position: Position
+
+    @classmethod
+    def at(cls, position: Position) -> "PositionBound":
+        """A bound at `position`."""
+        return cls(position)
+
+
+def to_ms(time: Time) -> int:
+    """Milliseconds since the epoch from an int or an aware datetime (INTERFACE rule 5)."""
+    if isinstance(time, datetime):
+        if time.tzinfo is None:
+            raise Misuse(f"time {time.isoformat()} has no time zone: pass an aware datetime or ms")
+        return (time - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
+    return time
+
+
+def span_ms(span: Span) -> int:
+    """Milliseconds from an int or a timedelta."""
+    return span // timedelta(milliseconds=1) if isinstance(span, timedelta) else span

@@ -1,0 +1,210 @@
+"""All seams to the world on one page: what the inside needs, as Protocols; edges implement them.
+
+`engines/` implements Engine; `kafka/` implements Source, Outbox, Changelog and Cluster; `testing/` implements the
+last four in memory. One contract suite per port runs on every implementation.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from statestore.errors import StateStoreError
+from statestore.model import Batch, TopicPartition
+
+Writes = Mapping[bytes, bytes | None]
+
+
+class Cursor(Protocol):
+    """An ordered walk over a snapshot of one table: raises StoreClosed after close or after its engine's close."""
+
+    def __iter__(self) -> "Cursor": ...
+    def __next__(self) -> tuple[bytes, bytes]: ...
+    def close(self) -> None: ...
+
+
+class Table(Protocol):
+    """One column family. Point reads see every completed `Engine.write`. Safe to read from any thread."""
+
+    def get(self, key: bytes, /) -> bytes | None:
+        """The value, or None. May raise the engine's own error type: pass it to `Engine.failure`."""
+
+    def get_many(self, keys: list[bytes], /) -> list[bytes | None]:
+        """One value per key, in the order of `keys`. Errors as `get`."""
+
+    def scan(
+        self, lo: bytes | None = None, hi: bytes | None = None, *, reverse: bool = False
+    ) -> Cursor:
+        """Pairs with lo <= key <= hi in byte order, as of now; None is unbounded."""
+
+    def approximate_count(self) -> int:
+        """About how many keys there are, cheaply."""
+
+
+class Engine(Protocol):
+    """An ordered key-value database with several tables and one atomic write over all of them."""
+
+    def table(self, name: str) -> Table:
+        """The table of that name; the names were fixed when the engine was opened."""
+
+    def write(
+        self,
+        writes: Mapping[str, Writes],
+        *,
+        ranges: Mapping[str, Sequence[tuple[bytes, bytes]]] | None = None,
+    ) -> None:
+        """Apply per-table puts and deletes (None) and range deletes [from, to) first, all at once or not at all.
+
+        Atomic for readers and over a crash; durable at the next flush (at once where the WAL is on).
+        """
+
+    def flush(self) -> None:
+        """Make every completed write durable, all tables atomically."""
+
+    def checkpoint(self, target: Path) -> None:
+        """A consistent copy of all completed writes in the new folder `target`; cheap (hard links)."""
+
+    def persistent(self) -> bool:
+        """Whether data outlives close."""
+
+    def failure(self, error: Exception) -> StateStoreError | None:
+        """The engine's error as one of ours; None if it is not the engine's."""
+
+    def close(self) -> None:
+        """Flush all tables, close all cursors, release the folder. Closing twice is harmless."""
+
+
+class Source(Protocol):
+    """Reads input partitions, committed records only, in the background."""
+
+    def start(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Read from these offsets on; an offset the log no longer holds raises TaskCorrupted or RecordFailed."""
+
+    def poll(self, max_records: int, timeout_ms: int) -> list[Batch]:
+        """What has arrived, one batch per partition with news, at most about `max_records` in all.
+
+        Returns early once every partition not paused stands at the end of its log.
+        """
+
+    def position(self, tp: TopicPartition) -> int:
+        """The next offset to be returned for `tp`, control records passed over."""
+
+    def pause(self, tps: Sequence[TopicPartition]) -> None: ...
+    def resume(self, tps: Sequence[TopicPartition]) -> None: ...
+    def close(self) -> None: ...
+
+
+class Outbox(Protocol):
+    """Writes outputs, changelog records and input offsets; one transaction at a time where it is transactional.
+
+    Order of use: begin, send…, send_offsets, commit; or abort. Errors: Fenced (another owner opened the same
+    id, or the transaction expired: only lock and epoch tell, SEMANTICS E5), CommitUnknown, Unavailable.
+    """
+
+    def open(self) -> None:
+        """Fence the last owner of this id and settle what it left open."""
+
+    def begin(self) -> None: ...
+
+    def send(
+        self,
+        topic: str,
+        keys: Sequence[bytes | None],
+        values: Sequence[bytes | None],
+        timestamps: Sequence[int],
+        *,
+        partition: int | None = None,
+        headers: Sequence[tuple[tuple[str, bytes | None], ...]] | None = None,
+        tracked: bool = False,
+    ) -> None:
+        """Append records; `partition` None: by key, Kafka's murmur2. Tracked: its end is known after commit."""
+
+    def send_offsets(self, offsets: Mapping[TopicPartition, int], metadata: str) -> None:
+        """Input offsets (next to read) of the group, each carrying `metadata`."""
+
+    def flush(self) -> None:
+        """Wait until every record sent is acknowledged."""
+
+    def commit(self) -> None:
+        """All or nothing. CommitUnknown if the log did not answer: call again."""
+
+    def abort(self) -> None: ...
+
+    def ends(self) -> dict[TopicPartition, int]:
+        """Per tracked partition written since `begin`: the offset after its last record. Valid after commit."""
+
+    def close(self) -> None: ...
+
+
+class Bounds(NamedTuple):
+    """Offsets a log partition holds: `start` is the first, `end` the last stable offset (both NEXT-style)."""
+
+    start: int
+    end: int
+
+
+class Replayed(NamedTuple):
+    """A stretch of changelog: the records, and the offset to go on from (past control records)."""
+
+    batch: Batch
+    offset_next: int
+
+
+class Changelog(Protocol):
+    """Reads changelog partitions back, committed records only."""
+
+    def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]: ...
+
+    def replay(self, tp: TopicPartition, start: int, end: int) -> Iterator[Replayed]:
+        """All records in [start, end); the last stretch has `offset_next` >= end. Offsets gone: TaskCorrupted."""
+
+
+class GroupOffset(NamedTuple):
+    """A committed input offset (next to read) and the metadata committed with it."""
+
+    offset: int
+    metadata: str
+
+
+class TopicSpec(NamedTuple):
+    """A topic to create."""
+
+    name: str
+    partitions: int
+    config: Mapping[str, str]
+
+
+class Cluster(Protocol):
+    """What a driver asks a Kafka cluster."""
+
+    def partitions(self, topics: Sequence[str]) -> dict[str, int]:
+        """Partition counts of those that exist; the missing are absent."""
+
+    def create(self, topics: Sequence[TopicSpec]) -> None:
+        """Create what is missing; existing topics are never altered."""
+
+    def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
+        """Log start and last stable offset of each."""
+
+    def offsets_at(self, tps: Sequence[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
+        """Per partition the first offset at or after that record time, else its last stable offset."""
+
+    def group_offsets(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, GroupOffset]:
+        """The group's committed offsets; partitions without one are absent. Waits out pending transactions."""
+
+    def delete_before(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Purge records below these offsets."""
+
+    def check(self) -> None:
+        """Unavailable if it does not answer, BrokerTooOld if its transaction protocol is too old."""
+
+    def close(self) -> None: ...
+
+
+class Clock(Protocol):
+    """Time, passed in so that tests own it."""
+
+    def now_ms(self) -> int:
+        """Wall clock, milliseconds since the epoch."""
+
+    def monotonic(self) -> float:
+        """Seconds that never go back."""

@@ -1,0 +1,351 @@
+"""Every knob: Kafka Streams' key where it has one, default, limits, unit. Frozen once built.
+
+`Settings.from_mapping` takes string keys, `Settings.load` a section of an applications file (INTERFACE rule 9).
+An unknown key is an error that names the nearest known one. `consumer.*`, `producer.*`, `admin.*`, `sasl.*`, `ssl.*` and
+`security.protocol` go to the Kafka clients. `"${NAME}"` stands for an environment variable and is
+expanded only when a client is configured, so that secrets are in no repr, log, plan row or process list.
+"""
+
+import dataclasses
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from statestore.errors import InvalidSetting
+from statestore.model import IsolationLevel, OnError, ProcessingGuarantee
+
+NO_LIMIT = -1
+_CLIENT_PREFIXES = ("consumer.", "producer.", "admin.", "sasl.", "ssl.")
+_SECRET = re.compile(r"password|secret|jaas|token|\.key(\.pem|string)?$|private", re.IGNORECASE)
+
+
+def _knob(
+    key: str, default: Any, unit: str, about: str, *, least: int | None = None
+) -> Any:
+    """One setting: its Kafka-style key, default, unit, meaning and least allowed number."""
+    return field(default=default, metadata={"key": key, "unit": unit, "about": about, "least": least})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """All settings of one application. Numbers are in the unit named; -1 means no limit where allowed."""
+
+    application_id: str = _knob(
+        "application.id", "", "", "Names the state folder, topics, group and transactional ids."
+    )
+    bootstrap_servers: str = _knob("bootstrap.servers", "", "", "Kafka brokers, host:port,…")
+    state_dir: str = _knob("state.dir", "", "", "Root of all state, on a volume every worker sees.")
+    processing_guarantee: ProcessingGuarantee = _knob(
+        "processing.guarantee",
+        ProcessingGuarantee.AT_LEAST_ONCE,
+        "",
+        "at_least_once or exactly_once (exactly_once_v2 is accepted).",
+    )
+    commit_interval_ms: int = _knob(
+        "commit.interval.ms", 0, "ms", "0: 100 under exactly_once, else 30 000.", least=0
+    )
+    transaction_timeout_ms: int = _knob(
+        "transaction.timeout.ms", 60_000, "ms", "A transaction open longer is aborted.", least=1
+    )
+    request_timeout_ms: int = _knob(
+        "default.api.timeout.ms", 60_000, "ms", "How long a broker may stay silent.", least=1
+    )
+    isolation_level: IsolationLevel | None = _knob(
+        "default.state.isolation.level",
+        None,
+        "",
+        "What readers see; unset: READ_COMMITTED under exactly_once, else READ_UNCOMMITTED.",
+    )
+    uncommitted_max_bytes: int = _knob(
+        "statestore.uncommitted.max.bytes",
+        64 << 20,
+        "bytes",
+        "Pending writes of an executor host before a commit is forced; -1 none.",
+        least=NO_LIMIT,
+    )
+    uncommitted_max_records: int = _knob(
+        "statestore.uncommitted.max.records",
+        NO_LIMIT,
+        "records",
+        "The same in records; -1 none.",
+        least=NO_LIMIT,
+    )
+    flush_lag_max_bytes: int = _knob(
+        "statestore.flush.lag.max.bytes",
+        8 << 20,
+        "bytes",
+        "Committed but not yet durable bytes of a store before a flush.",
+        least=1,
+    )
+    flush_lag_max_records: int = _knob(
+        "statestore.flush.lag.max.records", 200_000, "records", "The same in records.", least=1
+    )
+    flush_lag_max_ms: int = _knob(
+        "statestore.flush.lag.max.ms", 300_000, "ms", "The same in time, on an idle store too.", least=1
+    )
+    write_ahead_log: bool | None = _knob(
+        "statestore.wal",
+        None,
+        "",
+        "RocksDB's log; unset: on for a standalone store, off inside a task (its changelog is the log).",
+    )
+    memory_bytes: int = _knob(
+        "statestore.memory.bytes",
+        128 << 20,
+        "bytes",
+        "Block cache and write buffers of all stores of an executor host.",
+        least=1 << 20,
+    )
+    lock_wait_ms: int = _knob(
+        "statestore.lock.wait.ms", 60_000, "ms", "Wait for a folder's owner to let go.", least=0
+    )
+    volume_locks: bool = _knob(
+        "statestore.volume.locks", True, "", "Whether file locks work across hosts on the state volume."
+    )
+    quarantine_retention_ms: int = _knob(
+        "statestore.quarantine.retention.ms",
+        7 * 86_400_000,
+        "ms",
+        "How long a quarantined store is kept after the restored one's first commit.",
+        least=0,
+    )
+    batch_max_records: int = _knob(
+        "statestore.batch.max.records", 100_000, "records", "Records handed on at once.", least=1
+    )
+    max_task_idle_ms: int = _knob(
+        "max.task.idle.ms", 0, "ms", "Continuous mode: wait for a lagging input.", least=0
+    )
+    replication_factor: int = _knob(
+        "replication.factor", -1, "", "Of internal topics; -1 is the broker's default.", least=-1
+    )
+    automatic_state_relocation: bool = _knob(
+        "automatic.state.relocation", True, "", "Move stores after a topology change (KAFKA-13627)."
+    )
+    explicit_naming: bool = _knob(
+        "ensure.explicit.internal.resource.naming",
+        True,
+        "",
+        "Refuse stores and repartitions without a name of their own (KIP-1111).",
+    )
+    partitioner: str = _knob(
+        "partitioner", "murmur2_random", "", "How keys map to partitions; the default is Java Kafka's."
+    )
+    on_deserialization_error: OnError = _knob(
+        "deserialization.exception.handler", OnError.FAIL, "", "fail, continue or dead_letter."
+    )
+    on_processing_error: OnError = _knob(
+        "processing.exception.handler", OnError.FAIL, "", "fail, continue or dead_letter."
+    )
+    on_production_error: OnError = _knob(
+        "production.exception.handler", OnError.FAIL, "", "fail, continue or dead_letter."
+    )
+    dead_letter_topic: str = _knob(
+        "errors.dead.letter.queue.topic.name", "", "", "Where dead_letter handlers write."
+    )
+    clients: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        for knob in _knobs():
+            coerced = _coerce(knob, getattr(self, knob.name))
+            object.__setattr__(self, knob.name, coerced)
+        if self.effective_commit_interval_ms >= self.transaction_timeout_ms and self.exactly_once:
+            raise InvalidSetting(
+                f"commit.interval.ms {self.effective_commit_interval_ms} must be less than "
+                f"transaction.timeout.ms {self.transaction_timeout_ms}"
+            )
+        if OnError.DEAD_LETTER in self._handlers() and not self.dead_letter_topic:
+            raise InvalidSetting(
+                "a dead_letter handler needs errors.dead.letter.queue.topic.name: name the topic"
+            )
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, object]) -> "Settings":
+        """From string keys; raises InvalidSetting naming the key, the value and the nearest known key."""
+        names = {knob.metadata["key"]: knob.name for knob in _knobs()}
+        values: dict[str, Any] = {}
+        clients: dict[str, str] = {}
+        for key, value in mapping.items():
+            if key in names:
+                values[names[key]] = value
+            elif key.startswith(_CLIENT_PREFIXES) or key == "security.protocol":
+                clients[key] = _text(value)
+            else:
+                raise InvalidSetting(f"unknown setting {key!r}{_nearest(key, names)}")
+        return cls(**values, clients=clients)
+
+    @classmethod
+    def load(cls, path: str | Path, application_id: str) -> "Settings":
+        """One application of an applications file, `[applications.<id>]` and its `.settings`."""
+        return cls.from_mapping(Application.load(path, application_id).mapping())
+
+    @classmethod
+    def of(cls, settings: "Settings | Mapping[str, object] | None") -> "Settings":
+        """What every public function accepts as `settings`."""
+        if settings is None:
+            return cls()
+        return settings if isinstance(settings, Settings) else cls.from_mapping(settings)
+
+    def to_mapping(self) -> dict[str, str]:
+        """The settings that differ from the default, by key, with `${…}` unexpanded."""
+        changed = {
+            knob.metadata["key"]: _text(getattr(self, knob.name))
+            for knob in _knobs()
+            if getattr(self, knob.name) != knob.default
+        }
+        return changed | dict(self.clients)
+
+    @property
+    def exactly_once(self) -> bool:
+        """Whether processing.guarantee is exactly_once."""
+        return self.processing_guarantee is ProcessingGuarantee.EXACTLY_ONCE
+
+    @property
+    def effective_commit_interval_ms(self) -> int:
+        """commit.interval.ms with its default by guarantee (SEMANTICS E7)."""
+        return self.commit_interval_ms or (100 if self.exactly_once else 30_000)
+
+    @property
+    def effective_isolation_level(self) -> IsolationLevel:
+        """default.state.isolation.level with its default by guarantee (SEMANTICS S9)."""
+        if self.isolation_level is not None:
+            return self.isolation_level
+        return (
+            IsolationLevel.READ_COMMITTED if self.exactly_once else IsolationLevel.READ_UNCOMMITTED
+        )
+
+    def client_config(self, role: str) -> dict[str, str]:
+        """librdkafka properties for `consumer`, `producer` or `admin`, with `${…}` expanded."""
+        config = {"bootstrap.servers": expand(self.bootstrap_servers, "bootstrap.servers")}
+        for key, value in self.clients.items():
+            prefix, _, rest = key.partition(".")
+            if prefix == role:
+                config[rest] = expand(value, key)
+            elif prefix not in {"consumer", "producer", "admin"}:
+                config[key] = expand(value, key)
+        return config
+
+    def require(self, *keys: str) -> None:
+        """InvalidSetting unless each of these keys has a value."""
+        by_key = {knob.metadata["key"]: knob.name for knob in _knobs()}
+        for key in keys:
+            if not getattr(self, by_key[key]):
+                raise InvalidSetting(f"{key} is not set: pass it as a flag or in statestore.toml")
+
+    def _handlers(self) -> tuple[OnError, ...]:
+        return (self.on_deserialization_error, self.on_processing_error, self.on_production_error)
+
+
+@dataclass(frozen=True)
+class Application:
+    """One `[applications.<id>]` of an applications file."""
+
+    application_id: str
+    pipeline: str | None
+    fields: Mapping[str, object]
+    settings: Mapping[str, object] = field(repr=False)
+
+    @classmethod
+    def load(cls, path: str | Path, application_id: str) -> "Application":
+        """Read it; InvalidSetting says which file, application or field is wrong."""
+        try:
+            document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise InvalidSetting(f"cannot read applications file {path}: {error}") from error
+        applications = document.get("applications", {})
+        if application_id not in applications:
+            known = ", ".join(sorted(applications)) or "none"
+            raise InvalidSetting(f"{path}: no [applications.{application_id}]; it has: {known}")
+        section = dict(applications[application_id])
+        settings = section.pop("settings", {})
+        allowed = ("bootstrap_servers", "state_dir", "processing_guarantee", "pipeline", "schedule")
+        for name in section:
+            if name not in allowed:
+                raise InvalidSetting(
+                    f"{path}: unknown field {name!r} in [applications.{application_id}]"
+                    f"{_nearest(name, allowed)}"
+                )
+        pipeline = section.pop("pipeline", None)
+        return cls(application_id, pipeline, section, settings)
+
+    def mapping(self) -> dict[str, object]:
+        """Its settings by key."""
+        named = {
+            name.replace("_", "."): value for name, value in self.fields.items() if name != "schedule"
+        }
+        return {"application.id": self.application_id} | named | dict(self.settings)
+
+
+def expand(text: str, key: str) -> str:
+    """`${NAME}` replaced by the environment's value; InvalidSetting if it is not set."""
+
+    def value_of(match: re.Match[str]) -> str:
+        name, has_default, default = match[1], match[2], match[3]
+        if name in os.environ:
+            return os.environ[name]
+        if has_default:
+            return default
+        raise InvalidSetting(f"{key} refers to ${{{name}}}: set that environment variable")
+
+    return re.sub(r"\$\{(\w+)(:-)?([^}]*)\}", value_of, text)
+
+
+def is_secret(key: str) -> bool:
+    """Whether a key's value must stay out of flags, plan rows, logs and process lists."""
+    return bool(_SECRET.search(key))
+
+
+def describe_settings() -> Iterator[tuple[str, str, str, str]]:
+    """(key, default, unit, meaning) of each setting, for documentation."""
+    for knob in _knobs():
+        default = "" if knob.default is None else _text(knob.default)
+        yield knob.metadata["key"], default, knob.metadata["unit"], knob.metadata["about"]
+
+
+def _knobs() -> tuple["dataclasses.Field[Any]", ...]:
+    return tuple(knob for knob in dataclasses.fields(Settings) if "key" in knob.metadata)
+
+
+def _coerce(knob: "dataclasses.Field[Any]", value: object) -> object:
+    key = knob.metadata["key"]
+    if value is None:
+        return knob.default
+    if isinstance(value, str):
+        value = expand(value, key)
+    kind = cast("Callable[[object], object]", _KINDS.get(knob.name) or type(knob.default))
+    try:
+        coerced = _bool(value) if kind is bool else kind(value)
+    except (ValueError, TypeError) as error:
+        raise InvalidSetting(f"{key} = {value!r}: {error}") from error
+    least = knob.metadata["least"]
+    if least is not None and isinstance(coerced, int) and coerced < least:
+        raise InvalidSetting(f"{key} = {coerced}: the least allowed is {least}")
+    return coerced
+
+
+_KINDS: dict[str, Callable[[Any], object]] = {
+    "isolation_level": lambda text: IsolationLevel(str(text).upper()),
+    "write_ahead_log": lambda value: _bool(value),
+}
+
+
+def _bool(value: object) -> bool:
+    match value:
+        case bool():
+            return value
+        case str() if value.lower() in {"true", "false"}:
+            return value.lower() == "true"
+    raise ValueError("want true or false")
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _nearest(key: str, known: Mapping[str, object] | tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(key, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else "; see docs/settings.md"
