@@ -1,0 +1,244 @@
+"""The folder grammar of the state dir, its owners, and how files appear there atomically.
+
+    <state.dir>/<application id>/.lock owner.json nonce topology.json
+                                 <task id>/.lock owner.json .checkpoint rocksdb/<store>/
+                                 quarantine/<store>-<time>-<reason>/
+
+A folder belongs to whoever holds its `.lock`; `owner.json` says who that is and carries an epoch that rises with
+every claim (SEMANTICS E10). Nothing is ever deleted here: what cannot be trusted is renamed to quarantine (S16).
+"""
+
+import os
+import re
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import filelock
+import msgspec
+import psutil
+
+from statestore import metrics
+from statestore.errors import HostFailure, Locked, Misuse
+from statestore.faults import CrashPoint, reach
+from statestore.model import TaskId, TopicPartition
+from statestore.ports import Clock
+
+STORE_NAME = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,200}")
+_CHECKPOINT_VERSION = 0
+
+
+@dataclass(frozen=True)
+class StateLayout:
+    """Paths of one application; creates nothing until asked."""
+
+    state_dir: Path
+    application_id: str
+
+    @property
+    def application_dir(self) -> Path:
+        return self.state_dir / self.application_id
+
+    @property
+    def topology_file(self) -> Path:
+        """The fingerprint of the deployed topology."""
+        return self.application_dir / "topology.json"
+
+    @property
+    def nonce_file(self) -> Path:
+        """What every worker must read to prove the state dir is shared (SEMANTICS T5)."""
+        return self.application_dir / "nonce"
+
+    def task_dir(self, task: TaskId) -> Path:
+        return self.application_dir / str(task)
+
+    def store_dir(self, task: TaskId, store: str) -> Path:
+        return self.task_dir(task) / "rocksdb" / store
+
+    def tasks(self) -> Iterator[TaskId]:
+        """The tasks that have a folder, in order."""
+        if self.application_dir.is_dir():
+            names = (path.name for path in self.application_dir.iterdir() if path.is_dir())
+            yield from sorted(TaskId.parse(name) for name in names if re.fullmatch(r"\d+_\d+", name))
+
+    def stores(self, task: TaskId) -> list[str]:
+        """The stores that have a folder under `task`."""
+        folder = self.task_dir(task) / "rocksdb"
+        return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+    def create(self, folder: Path) -> None:
+        """Make `folder`; HostFailure says why it cannot be written."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise HostFailure(
+                f"state dir {self.state_dir}: cannot create {folder}: {error.strerror}; "
+                "make it writable or pass another --state-dir"
+            ) from error
+
+    def quarantine(self, path: Path, store: str, reason: str, clock: Clock) -> Path:
+        """Rename a store's folder out of the way; returns where it went."""
+        target = self.application_dir / "quarantine" / f"{store}-{clock.now_ms()}-{reason}"
+        self.create(target.parent)
+        path.rename(target)
+        _sync_folder(target.parent)
+        reach(CrashPoint.QUARANTINE_RENAMED)
+        metrics.count_quarantine(store, reason)
+        return target
+
+
+def check_store_name(name: str) -> str:
+    """The name itself, or Misuse: names are folder and topic names (SEMANTICS T1)."""
+    if not STORE_NAME.fullmatch(name):
+        raise Misuse(
+            f"store name {name!r}: want 1 to 200 of A-Z a-z 0-9 . _ - and no dot in front"
+        )
+    return name
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Who claimed a folder, as stored in `owner.json`."""
+
+    epoch: int
+    host: str
+    boot_id: str
+    pid: int
+    since_ms: int
+    started_s: float
+    released: bool = False
+
+    def describe(self) -> str:
+        return f"process {self.pid} on {self.host}, epoch {self.epoch}"
+
+    def provably_dead(self) -> bool:
+        """Released, or on this host and boot and its process gone."""
+        if self.released:
+            return True
+        if (self.host, self.boot_id) != (socket.gethostname(), _boot_id()):
+            return False
+        try:
+            return psutil.Process(self.pid).create_time() != self.started_s
+        except psutil.NoSuchProcess:
+            return True
+
+
+@dataclass
+class Claim:
+    """A held folder: one owner at a time, its epoch one above the last owner's."""
+
+    folder: Path
+    owner: Owner
+    previous: Owner | None
+    _lock: filelock.BaseFileLock = field(repr=False)
+
+    def still_ours(self) -> bool:
+        """Whether nobody claimed a higher epoch since: tells an expired transaction from a fence (E5)."""
+        current = read_owner(self.folder)
+        return current is not None and current.epoch == self.owner.epoch
+
+    def release(self) -> None:
+        """Say so in `owner.json` and let go. Releasing twice is harmless."""
+        if self._lock.is_locked:
+            if self.still_ours():
+                released = msgspec.structs.replace(self.owner, released=True)
+                publish(self.folder / "owner.json", msgspec.json.encode(released))
+            self._lock.release()
+
+
+def claim(folder: Path, *, what: str, wait_ms: int, clock: Clock) -> Claim:
+    """Take `folder`, waiting up to `wait_ms`; Locked names the owner. Crash points claim.locked, claim.owned."""
+    lock = filelock.FileLock(folder / ".lock", timeout=wait_ms / 1000)
+    try:
+        lock.acquire(poll_interval=min(0.05, max(wait_ms / 1000, 0.001)))
+    except filelock.Timeout as error:
+        owner = read_owner(folder)
+        who = "another process" if owner is None else owner.describe()
+        raise Locked(
+            f"{what} ({folder}) is owned by {who}; waited {wait_ms} ms: "
+            "let it finish or stop it, then start again"
+        ) from error
+    except OSError as error:
+        raise HostFailure(
+            f"{what}: cannot lock {folder / '.lock'}: {error.strerror}; make the folder writable"
+        ) from error
+    reach(CrashPoint.CLAIM_LOCKED)
+    try:
+        previous = read_owner(folder)
+        owner = Owner(
+            epoch=1 if previous is None else previous.epoch + 1,
+            host=socket.gethostname(),
+            boot_id=_boot_id(),
+            pid=os.getpid(),
+            since_ms=clock.now_ms(),
+            started_s=psutil.Process().create_time(),
+        )
+        publish(folder / "owner.json", msgspec.json.encode(owner))
+    except BaseException:
+        lock.release()
+        raise
+    reach(CrashPoint.CLAIM_OWNED)
+    return Claim(folder, owner, previous, lock)
+
+
+def read_owner(folder: Path) -> Owner | None:
+    """Who claimed `folder` last; None if nobody did."""
+    try:
+        return msgspec.json.decode((folder / "owner.json").read_bytes(), type=Owner)
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        raise HostFailure(f"{folder / 'owner.json'} is not readable: {error}; remove it") from error
+
+
+def publish(path: Path, data: bytes) -> None:
+    """Write a file so that readers see the old bytes or the new, also after a crash."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise HostFailure(f"cannot write {path}: {error.strerror}; free space or fix the volume") from error
+
+
+def write_checkpoint(task_dir: Path, offsets: dict[TopicPartition, int]) -> None:
+    """The `.checkpoint` file, version 0: version, count, then `topic partition offset` (SEMANTICS S5)."""
+    lines = [str(_CHECKPOINT_VERSION), str(len(offsets))]
+    lines += [f"{tp.topic} {tp.partition} {offset}" for tp, offset in sorted(offsets.items())]
+    publish(task_dir / ".checkpoint", ("\n".join(lines) + "\n").encode())
+
+
+def read_checkpoint(task_dir: Path) -> dict[TopicPartition, int]:
+    """The offsets in `.checkpoint`, {} if there is none; HostFailure if it is not one."""
+    path = task_dir / ".checkpoint"
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except FileNotFoundError:
+        return {}
+    try:
+        version, count = int(lines[0]), int(lines[1])
+        rows = [line.split() for line in lines[2:] if line]
+        if version != _CHECKPOINT_VERSION or len(rows) != count:
+            raise ValueError(f"version {version}, {len(rows)} rows of {count}")
+        return {TopicPartition(topic, int(p)): int(offset) for topic, p, offset in rows}
+    except (ValueError, IndexError) as error:
+        raise HostFailure(
+            f"{path} is not a version {_CHECKPOINT_VERSION} checkpoint ({error}); "
+            "remove it: stores that manage their offsets do not need it"
+        ) from error
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,115 @@
+"""The public Protocols: what a store promises its users (INTERFACE; KIP-892).
+
+A store of a user's own implements `StateStore`; the task layer needs nothing beyond these names.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Generic, Protocol, Self, TypeVar
+
+from statestore.model import (
+    IsolationLevel,
+    K,
+    Position,
+    PositionBound,
+    TopicPartition,
+    V,
+)
+
+V_co = TypeVar("V_co", covariant=True)
+
+
+class Scan(Iterator[V_co], Protocol[V_co]):
+    """An iterator over a snapshot; close it, or use `with`. After the store's close it raises StoreClosed."""
+
+    def close(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+class StateStore(Protocol):
+    """A writable store: one writer, its task. Pending writes are the owner's until `commit`."""
+
+    @property
+    def name(self) -> str: ...
+
+    def persistent(self) -> bool:
+        """Whether committed writes outlive the process."""
+
+    def is_open(self) -> bool: ...
+
+    def close(self) -> None:
+        """Roll back what is pending, flush, release. Closing twice is harmless (SEMANTICS S8)."""
+
+    def commit(
+        self,
+        offsets: Mapping[TopicPartition, int | None] | None = None,
+        *,
+        position: Position | None = None,
+    ) -> None:
+        """Pending writes, changelog offsets (NEXT to read; None clears) and position in one atomic batch (S3)."""
+
+    def rollback(self) -> None:
+        """Drop the pending writes and nothing else."""
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """A savepoint: merged at normal exit, undone on an exception; not a commit (S8)."""
+
+    def committed_offset(self, tp: TopicPartition) -> int | None:
+        """The changelog offset last committed; None if none, or if the store is in memory."""
+
+    def durable_offset(self, tp: TopicPartition) -> int | None:
+        """A lower bound of what `committed_offset` will be after a crash now."""
+
+    def position(self) -> Position: ...
+    def metrics(self) -> dict[str, float]: ...
+    def approximate_num_uncommitted_bytes(self) -> int: ...
+    def approximate_num_uncommitted_entries(self) -> int: ...
+    def manages_offsets(self) -> bool: ...
+
+    def flush(self) -> None:
+        """Deprecated, does nothing: durability is the store's business (S7)."""
+
+
+class ReadOnlyKeyValueStore(Protocol, Generic[K, V]):
+    """Reads of a key-value store. Ranges include both ends and go by serialized bytes."""
+
+    def get(self, key: K, default: V | None = None) -> V | None: ...
+    def get_many(self, keys: Iterable[K]) -> list[V | None]: ...
+    def __contains__(self, key: K) -> bool: ...
+    def range(
+        self, lo: K | None = None, hi: K | None = None, reverse: bool = False
+    ) -> Scan[tuple[K, V]]: ...
+    def prefix_scan(self, prefix: K, reverse: bool = False) -> Scan[tuple[K, V]]: ...
+    def all(self, reverse: bool = False) -> Scan[tuple[K, V]]: ...
+    def approximate_num_entries(self) -> int: ...
+
+
+class KeyValueStore(StateStore, ReadOnlyKeyValueStore[K, V], Protocol):
+    """A writable key-value store. None is a delete; an empty value is a value."""
+
+    def put(self, key: K, value: V | None) -> None: ...
+    def put_all(self, pairs: Iterable[tuple[K, V | None]]) -> None: ...
+
+    def put_if_absent(self, key: K, value: V) -> V | None:
+        """The value there was, else None after writing."""
+
+    def delete(self, key: K) -> V | None:
+        """Delete and return what was there."""
+
+    def discard(self, key: K) -> None:
+        """Delete without reading."""
+
+    def delete_range(self, lo: K | None, hi: K | None) -> None: ...
+    def delete_prefix(self, prefix: K) -> None: ...
+    def reader(
+        self,
+        isolation_level: IsolationLevel | None = None,
+        position_bound: PositionBound | None = None,
+    ) -> ReadOnlyKeyValueStore[K, V]: ...

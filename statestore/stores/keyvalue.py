@@ -1,0 +1,422 @@
+"""Transactional key-value stores (KIP-892): the owner's store and the readers of other threads.
+
+The owner thread writes; any thread may read through `reader()`. Readers never block the owner and are
+blocked by it for no longer than one engine batch.
+"""
+
+import logging
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Generic, Self
+
+from statestore.errors import (
+    CommitInsideProcessor,
+    Misuse,
+    NotUpToBound,
+    StoreClosed,
+    UncommittedWrites,
+)
+from statestore.model import IsolationLevel, K, Position, PositionBound, Serde, TopicPartition, V
+from statestore.stores import serdes
+from statestore.stores.overlay import MISSING, Missing, slice_of
+from statestore.stores.specs import KeyValueSpec
+from statestore.stores.staged_table import Pair, StagedTable, TableScan
+from statestore.stores.transaction import StagedEngine
+
+KIND = "keyvalue"
+TABLE = "data"
+_log = logging.getLogger(__name__)
+
+
+class _Codec(Generic[K, V]):
+    """Between a spec's types and bytes, with errors that name store and side (INTERFACE rule 3)."""
+
+    def __init__(self, spec: KeyValueSpec[K, V]) -> None:
+        self._spec = spec
+        self._write_key = spec.key_serde.serialize
+        self._write_value = spec.value_serde.serialize
+        self._read_key = spec.key_serde.deserialize
+        self.read_value = spec.value_serde.deserialize
+        self.plain = spec.key_serde is serdes.BYTES and spec.value_serde is serdes.BYTES
+
+    def key(self, key: K) -> bytes:
+        try:
+            if key is not None:
+                return self._write_key(key)
+        except Exception as error:
+            raise self._mismatch("key", key, self._spec.key_serde, error) from error
+        raise Misuse(f"store {self._spec.name!r}: the key is None; every row needs a key")
+
+    def value(self, value: V | None) -> bytes | None:
+        try:
+            return None if value is None else self._write_value(value)
+        except Exception as error:
+            raise self._mismatch("value", value, self._spec.value_serde, error) from error
+
+    def optional_key(self, key: K | None) -> bytes | None:
+        return None if key is None else self.key(key)
+
+    def pairs(self, scan: TableScan, exclude: bytes | None) -> Iterator[tuple[Any, Any]]:
+        source: Iterator[Pair] = scan
+        if exclude is not None:
+            source = (pair for pair in scan if pair[0] != exclude)
+        if self.plain:
+            return source
+        read_key, read_value = self._read_key, self.read_value
+        return ((read_key(key), read_value(value)) for key, value in source)
+
+    def prefix(self, prefix: K) -> tuple[bytes, bytes | None]:
+        if not self._spec.key_serde.ordered:
+            raise Misuse(
+                f"store {self._spec.name!r}: prefix_scan needs an ordered key serde, "
+                f"not {self._spec.key_serde.name}"
+            )
+        low = self.key(prefix)
+        return low, after_prefix(low)
+
+    def _mismatch(self, side: str, item: object, serde: Serde[Any], error: Exception) -> Exception:
+        where = f"store {self._spec.name!r}"
+        return serdes.mismatch(
+            where=where, side=side, value=item, serde=serde, keyword=f"{side}_serde", cause=error
+        )
+
+
+class PairScan(Generic[K, V]):
+    """An iterator of (key, value) over a snapshot; `with` or close() releases it."""
+
+    __slots__ = ("_pairs", "_scan")
+
+    def __init__(self, scan: TableScan, pairs: Iterator[tuple[K, V]]) -> None:
+        self._scan = scan
+        self._pairs = pairs
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> tuple[K, V]:
+        return next(self._pairs)
+
+    def close(self) -> None:
+        """Release the snapshot. Closing twice is harmless."""
+        self._scan.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+
+class TransactionalKeyValueStore(Generic[K, V]):
+    """The built-in KeyValueStore, persistent or in memory; see `contracts.KeyValueStore` for the promises."""
+
+    def __init__(
+        self,
+        staged: StagedEngine,
+        spec: KeyValueSpec[K, V],
+        *,
+        isolation_level: IsolationLevel,
+        owned_by_task: bool = False,
+    ) -> None:
+        """`owned_by_task`: commit, rollback and close are the task's, through `staged`."""
+        self.staged = staged
+        self.table = StagedTable(staged, TABLE)
+        self.spec = spec
+        self.name = spec.name
+        self._isolation_level = isolation_level
+        self._owned_by_task = owned_by_task
+        self._codec = _Codec(spec)
+
+    # Reads and writes, in the spec's types.
+
+    def get(self, key: K, default: V | None = None) -> V | None:
+        """The value, pending writes first, or `default`."""
+        value = self.table.get(self._codec.key(key))
+        return default if value is None else self._codec.read_value(value)
+
+    def __contains__(self, key: K) -> bool:
+        return self.table.get(self._codec.key(key)) is not None
+
+    def get_many(self, keys: Iterable[K]) -> list[V | None]:
+        """One value per key, in order."""
+        encode, decode = self._codec.key, self._codec.read_value
+        values = self.table.get_many([encode(key) for key in keys])
+        return [None if value is None else decode(value) for value in values]
+
+    def put(self, key: K, value: V | None) -> None:
+        """Stage one write; None deletes."""
+        self.table.put(self._codec.key(key), self._codec.value(value))
+
+    def put_all(self, pairs: Iterable[tuple[K, V | None]]) -> None:
+        """Stage many writes; the last of a key wins; all or none if one does not fit its serde."""
+        codec = self._codec
+        self.table.put_all({codec.key(key): codec.value(value) for key, value in pairs})
+
+    def put_if_absent(self, key: K, value: V) -> V | None:
+        """The value there was, else None after writing."""
+        current = self.get(key)
+        if current is None:
+            self.put(key, value)
+        return current
+
+    def delete(self, key: K) -> V | None:
+        """Delete and return what was there."""
+        current = self.get(key)
+        if current is not None:
+            self.discard(key)
+        return current
+
+    def discard(self, key: K) -> None:
+        """Delete without reading."""
+        self.put(key, None)
+
+    def delete_range(self, lo: K | None, hi: K | None) -> None:
+        """Stage a delete for every visible key in [lo, hi] (SEMANTICS S13)."""
+        bounds = self._codec.optional_key(lo), self._codec.optional_key(hi)
+        with self.table.scan(*bounds) as pairs:
+            self.table.put_all({key: None for key, _ in pairs})
+
+    def delete_prefix(self, prefix: K) -> None:
+        """Stage a delete for every visible key whose bytes begin with `prefix`."""
+        low, beyond = self._codec.prefix(prefix)
+        with self.table.scan(low, beyond) as pairs:
+            self.table.put_all({key: None for key, _ in pairs if key != beyond})
+
+    def range(
+        self, lo: K | None = None, hi: K | None = None, reverse: bool = False
+    ) -> PairScan[K, V]:
+        """Pairs with lo <= key <= hi by serialized bytes, on a snapshot with the pending writes."""
+        bounds = self._codec.optional_key(lo), self._codec.optional_key(hi)
+        return self._pairs(self.table.scan(*bounds, reverse=reverse))
+
+    def all(self, reverse: bool = False) -> PairScan[K, V]:
+        """Every pair, on a snapshot with the pending writes."""
+        return self._pairs(self.table.scan(reverse=reverse))
+
+    def prefix_scan(self, prefix: K, reverse: bool = False) -> PairScan[K, V]:
+        """Pairs whose key bytes begin with `prefix`; refused on unordered key serdes."""
+        low, beyond = self._codec.prefix(prefix)
+        return self._pairs(self.table.scan(low, beyond, reverse=reverse), beyond)
+
+    def approximate_num_entries(self) -> int:
+        """About how many keys there are."""
+        return self.table.approximate_count()
+
+    def reader(
+        self,
+        isolation_level: IsolationLevel | None = None,
+        position_bound: PositionBound | None = None,
+    ) -> "KeyValueReader[K, V]":
+        """A reader for any thread; its level defaults to the store's setting (SEMANTICS S9)."""
+        self.staged.check_open()
+        level = IsolationLevel(isolation_level or self._isolation_level)
+        return KeyValueReader(self.staged, self.spec, level, position_bound)
+
+    # The transaction.
+
+    def commit(
+        self,
+        offsets: Mapping[TopicPartition, int | None] | None = None,
+        *,
+        position: Position | None = None,
+    ) -> None:
+        """Pending writes, changelog offsets and position in one atomic batch (SEMANTICS S3)."""
+        self._refuse_inside_task("commit")
+        self.staged.commit(offsets or {}, position)
+
+    def rollback(self) -> None:
+        """Drop the pending writes and nothing else."""
+        self._refuse_inside_task("rollback")
+        self.staged.rollback()
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """A savepoint: merged at normal exit, undone on an exception; not a commit (SEMANTICS S8)."""
+        return self.staged.savepoint()
+
+    def committed_offset(self, tp: TopicPartition) -> int | None:
+        """The changelog offset last committed, NEXT to read; None if none or in memory."""
+        return self.staged.committed_offset(tp)
+
+    def durable_offset(self, tp: TopicPartition) -> int | None:
+        """A lower bound of `committed_offset` after a crash now."""
+        return self.staged.durable_offset(tp)
+
+    def position(self) -> Position:
+        """The input position as the owner sees it, pending included."""
+        return self.staged.position(pending=True)
+
+    def metrics(self) -> dict[str, float]:
+        """Kafka Streams' metric names; latencies in ms, rates per second since open."""
+        return self.staged.metrics_dict()
+
+    def approximate_num_uncommitted_bytes(self) -> int:
+        """Pending keys, values and a fixed cost per entry; 0 after commit (SEMANTICS S6)."""
+        return self.staged.uncommitted_bytes()
+
+    def approximate_num_uncommitted_entries(self) -> int:
+        """Pending keys."""
+        return self.staged.uncommitted_entries()
+
+    def persistent(self) -> bool:
+        return self.staged.persistent()
+
+    def manages_offsets(self) -> bool:
+        return True
+
+    def is_open(self) -> bool:
+        return self.staged.is_open()
+
+    def flush(self) -> None:
+        """Deprecated, does nothing (KIP-892)."""
+        warnings.warn(
+            "flush() does nothing: a commit request or close() is what you want",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+
+    def close(self) -> None:
+        """Roll back what is pending, with a warning; flush; release. Twice is harmless."""
+        self._refuse_inside_task("close")
+        pending = self.staged.uncommitted_entries()
+        if pending:
+            _log.warning("store %r closed with %d writes not committed: dropped", self.name, pending)
+        self.staged.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_exc: object) -> None:
+        pending = self.staged.uncommitted_entries()
+        self.staged.close()
+        if kind is None and pending:
+            raise UncommittedWrites(
+                f"{pending} writes to {self.name!r} not committed: call commit() or rollback()"
+            )
+
+    def _refuse_inside_task(self, verb: str) -> None:
+        if self._owned_by_task:
+            raise CommitInsideProcessor(
+                f"store {self.name!r}: {verb} belongs to the stream task; "
+                "call context.commit() to ask for a commit"
+            )
+
+    def _pairs(self, scan: TableScan, exclude: bytes | None = None) -> PairScan[K, V]:
+        return PairScan(scan, self._codec.pairs(scan, exclude))
+
+
+class KeyValueReader(Generic[K, V]):
+    """Reads from any thread under one isolation level; see `contracts.ReadOnlyKeyValueStore`."""
+
+    def __init__(
+        self,
+        staged: StagedEngine,
+        spec: KeyValueSpec[K, V],
+        isolation_level: IsolationLevel,
+        position_bound: PositionBound | None = None,
+    ) -> None:
+        self.name = spec.name
+        self._staged = staged
+        self._uncommitted = isolation_level is IsolationLevel.READ_UNCOMMITTED
+        self._bound = position_bound
+        self._table = staged.table(TABLE)
+        self._entries = staged.overlay(TABLE).entries
+        self._codec = _Codec(spec)
+        self._open = True
+
+    def get(self, key: K, default: V | None = None) -> V | None:
+        """The value, or `default`."""
+        self._check()
+        data = self._codec.key(key)
+        value: bytes | None | Missing = MISSING
+        if self._uncommitted:
+            value = self._entries.get(data, MISSING)
+        if isinstance(value, Missing):
+            try:
+                value = self._table.get(data)
+            except Exception as error:
+                raise self._staged.failure(error) from error
+        return default if value is None else self._codec.read_value(value)
+
+    def __contains__(self, key: K) -> bool:
+        return self.get(key) is not None
+
+    def get_many(self, keys: Iterable[K]) -> list[V | None]:
+        """One value per key, in order, all of one moment."""
+        self._check()
+        asked = [self._codec.key(key) for key in keys]
+        pending, committed = self._consistent(lambda: self._table.get_many(asked))
+        values = [pending.get(key, value) for key, value in zip(asked, committed, strict=True)]
+        return [None if value is None else self._codec.read_value(value) for value in values]
+
+    def range(
+        self, lo: K | None = None, hi: K | None = None, reverse: bool = False
+    ) -> PairScan[K, V]:
+        """Pairs with lo <= key <= hi by serialized bytes, on a snapshot."""
+        return self._scan(self._codec.optional_key(lo), self._codec.optional_key(hi), reverse)
+
+    def all(self, reverse: bool = False) -> PairScan[K, V]:
+        """Every pair, on a snapshot."""
+        return self._scan(None, None, reverse)
+
+    def prefix_scan(self, prefix: K, reverse: bool = False) -> PairScan[K, V]:
+        """Pairs whose key bytes begin with `prefix`; refused on unordered key serdes."""
+        low, beyond = self._codec.prefix(prefix)
+        return self._scan(low, beyond, reverse, beyond)
+
+    def approximate_num_entries(self) -> int:
+        """About how many committed keys there are."""
+        self._check()
+        return self._table.approximate_count()
+
+    def is_open(self) -> bool:
+        return self._open and self._staged.is_open()
+
+    def close(self) -> None:
+        self._open = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def _check(self) -> None:
+        if not self._open:
+            raise StoreClosed(f"this reader of {self.name!r} is closed: ask for a new one")
+        self._staged.check_open()
+        if self._bound is None:
+            return
+        position = self._staged.position(pending=self._uncommitted)
+        if not position.covers(self._bound.position):
+            raise NotUpToBound(
+                f"store {self.name!r} has processed {position.as_dict()}, asked for "
+                f"{self._bound.position.as_dict()}: try again later"
+            )
+
+    def _consistent(self, read: Callable[[], Any]) -> tuple[dict[bytes, bytes | None], Any]:
+        """Pending writes and a committed read with no commit between them."""
+        while True:
+            commits = self._staged.commits
+            pending = self._entries.copy() if self._uncommitted else {}
+            try:
+                committed = read()
+            except Exception as error:
+                raise self._staged.failure(error) from error
+            if not self._uncommitted or self._staged.commits == commits:
+                return pending, committed
+
+    def _scan(
+        self, lo: bytes | None, hi: bytes | None, reverse: bool, exclude: bytes | None = None
+    ) -> PairScan[K, V]:
+        self._check()
+        pending, cursor = self._consistent(lambda: self._table.scan(lo, hi, reverse=reverse))
+        part = slice_of(pending, lo, hi, reverse=reverse)
+        scan = TableScan(self._staged, cursor, part, reverse=reverse)
+        return PairScan(scan, self._codec.pairs(scan, exclude))
+
+
+def after_prefix(prefix: bytes) -> bytes | None:
+    """The first key above every key with this prefix; None if there is none."""
+    stripped = prefix.rstrip(b"\xff")
+    return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None

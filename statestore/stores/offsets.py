@@ -1,0 +1,90 @@
+"""The rows of the `offsets` table: changelog offsets, input position, format version, commit by commit.
+
+    o <topic> 0x00 <partition, 4 bytes big-endian>   changelog offset, 8 bytes   the NEXT one to read
+    p <topic> 0x00 <partition, 4 bytes big-endian>   input offset, 8 bytes       the LAST one processed
+    f                                                format: kind and version
+
+They share the engine batch of the data they speak of and no table with it, so no scan of data ever meets them.
+"""
+
+import struct
+from collections.abc import Mapping
+
+import msgspec
+
+from statestore.errors import FormatTooNew, TaskCorrupted
+from statestore.model import Position, TopicPartition
+from statestore.ports import Table
+
+TABLE = "offsets"
+FORMAT_VERSION = 1
+_FORMAT_KEY = b"f"
+_PARTITION = struct.Struct(">i")
+_OFFSET = struct.Struct(">q")
+
+
+class Format(msgspec.Struct, frozen=True):
+    """What lies in a store's folder."""
+
+    kind: str
+    version: int
+
+
+def offset_rows(
+    offsets: Mapping[TopicPartition, int | None], position: Position
+) -> dict[bytes, bytes | None]:
+    """The rows that record these offsets and this position; a None offset clears its row."""
+    rows = {
+        _key(b"o", tp): None if offset is None else _OFFSET.pack(offset)
+        for tp, offset in offsets.items()
+    }
+    rows.update({_key(b"p", tp): _OFFSET.pack(last) for tp, last in position.as_dict().items()})
+    return rows
+
+
+def read_offsets(table: Table) -> dict[TopicPartition, int]:
+    """All changelog offsets committed."""
+    return _read(table, b"o")
+
+
+def read_position(table: Table) -> Position:
+    """The input position committed."""
+    return Position.of(_read(table, b"p"))
+
+
+def format_rows(kind: str) -> dict[bytes, bytes | None]:
+    """What a fresh store writes first (SEMANTICS S12)."""
+    return {_FORMAT_KEY: msgspec.json.encode(Format(kind, FORMAT_VERSION))}
+
+
+def check_format(table: Table, kind: str, where: str) -> bool:
+    """Whether a format is recorded; FormatTooNew or TaskCorrupted if it is not one this code reads."""
+    data = table.get(_FORMAT_KEY)
+    if data is None:
+        return False
+    try:
+        found = msgspec.json.decode(data, type=Format)
+    except msgspec.DecodeError as error:
+        raise TaskCorrupted(f"{where}: format row is not readable: {error}") from error
+    if found.kind != kind:
+        raise TaskCorrupted(f"{where} holds a {found.kind} store, not a {kind} store")
+    if found.version > FORMAT_VERSION:
+        raise FormatTooNew(
+            f"{where} has format {found.version}, this statestore reads up to {FORMAT_VERSION}: "
+            "upgrade statestore, or move the folder away to restore it from its changelog"
+        )
+    return True
+
+
+def _key(kind: bytes, tp: TopicPartition) -> bytes:
+    return kind + tp.topic.encode() + b"\0" + _PARTITION.pack(tp.partition)
+
+
+def _read(table: Table, kind: bytes) -> dict[TopicPartition, int]:
+    found = {}
+    cursor = table.scan(kind, kind + b"\xff")
+    for key, value in cursor:
+        topic, partition = key[1:-5].decode(), _PARTITION.unpack(key[-4:])[0]
+        found[TopicPartition(topic, partition)] = _OFFSET.unpack(value)[0]
+    cursor.close()
+    return found

@@ -1,0 +1,124 @@
+"""The pending writes of one table: a dict over the engine, with savepoints and ordered slices.
+
+Written by the owner thread only. Other threads may call `get` and `snapshot`: a dict read and a dict copy are
+atomic under the interpreter lock, so they see each write whole.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from sortedcontainers import SortedList
+
+from statestore.ports import Writes
+
+ENTRY_COST: Final = 96
+"""Bytes charged per pending entry besides key and value: the dict slot and two object headers."""
+
+
+class Missing:
+    """The type of MISSING: nothing pending for a key, where None means a pending delete."""
+
+
+MISSING: Final = Missing()
+Entries = dict[bytes, bytes | None]
+
+
+class Overlay:
+    """Pending puts and deletes (None). `entries` stays the same object for the life of the overlay."""
+
+    __slots__ = ("_fresh", "_sorted", "_undo", "entries", "size_bytes")
+
+    def __init__(self) -> None:
+        self.entries: Entries = {}
+        self.size_bytes = 0
+        self._sorted: SortedList = SortedList()
+        self._fresh: list[bytes] = []
+        self._undo: list[dict[bytes, bytes | None | Missing]] = []
+
+    def put(self, key: bytes, value: bytes | None) -> None:
+        """Stage one write."""
+        entries = self.entries
+        old = entries.get(key, MISSING)
+        if self._undo:
+            self._undo[-1].setdefault(key, old)
+        if isinstance(old, Missing):
+            self._fresh.append(key)
+            self.size_bytes += len(key) + ENTRY_COST
+        elif old is not None:
+            self.size_bytes -= len(old)
+        if value is not None:
+            self.size_bytes += len(value)
+        entries[key] = value
+
+    def put_all(self, writes: Writes) -> None:
+        """Stage many writes in one pass."""
+        if self._undo or len(writes) < 16:
+            for key, value in writes.items():
+                self.put(key, value)
+            return
+        entries = self.entries
+        known = entries.keys() & writes.keys()
+        fresh = [key for key in writes if key not in known] if known else list(writes)
+        self.size_bytes += sum(map(len, fresh)) + ENTRY_COST * len(fresh)
+        self.size_bytes += sum([len(value) for value in writes.values() if value is not None])
+        for key in known:
+            old = entries[key]
+            self.size_bytes -= 0 if old is None else len(old)
+        self._fresh += fresh
+        entries.update(writes)
+
+    def clear(self) -> None:
+        """Forget everything pending."""
+        self.entries.clear()
+        self._fresh = []
+        self._sorted = SortedList()
+        self._undo = []
+        self.size_bytes = 0
+
+    def between(self, lo: bytes | None, hi: bytes | None, *, reverse: bool) -> list[tuple[bytes, bytes | None]]:
+        """The pending writes with lo <= key <= hi, in order, as they are now."""
+        if self._fresh:
+            self._sorted.update(self._fresh)
+            self._fresh = []
+        entries = self.entries
+        keys: Iterator[bytes] = self._sorted.irange(lo, hi, reverse=reverse)
+        return [(key, entries[key]) for key in keys]
+
+    def mark(self) -> None:
+        """Open a savepoint."""
+        self._undo.append({})
+
+    def merge(self) -> None:
+        """Close the last savepoint, keeping its writes in the one around it."""
+        inner = self._undo.pop()
+        if self._undo:
+            outer = self._undo[-1]
+            for key, old in inner.items():
+                outer.setdefault(key, old)
+
+    def undo(self) -> None:
+        """Close the last savepoint and take its writes back."""
+        for key, old in self._undo.pop().items():
+            current = self.entries[key]
+            self.size_bytes -= 0 if current is None else len(current)
+            if isinstance(old, Missing):
+                del self.entries[key]
+                self.size_bytes -= len(key) + ENTRY_COST
+            else:
+                self.entries[key] = old
+                self.size_bytes += 0 if old is None else len(old)
+        self._sorted = SortedList()
+        self._fresh = list(self.entries)
+
+
+def slice_of(entries: Entries, lo: bytes | None, hi: bytes | None, *, reverse: bool) -> list[tuple[bytes, bytes | None]]:
+    """The same slice of a copied overlay: for readers on other threads."""
+    return sorted(
+        (
+            (key, value)
+            for key, value in entries.items()
+            if (lo is None or key >= lo) and (hi is None or key <= hi)
+        ),
+        reverse=reverse,
+        key=lambda item: item[0],
+    )

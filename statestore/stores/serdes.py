@@ -1,0 +1,73 @@
+"""The serdes that come with statestore, and what turns their failures into SerdeMismatch.
+
+A user's own is `Serde(name, serialize, deserialize, ordered)`; register it with `register` so that tools find it by name.
+"""
+
+import struct
+from typing import Any
+
+import msgspec
+
+from statestore.errors import Misuse, SerdeMismatch
+from statestore.model import Serde, T
+
+_INT64 = struct.Struct(">q")
+_FLOAT64 = struct.Struct(">d")
+# Deterministic: equal values give equal bytes, so a dict may be a key.
+_json = msgspec.json.Encoder(order="deterministic")
+_msgpack = msgspec.msgpack.Encoder(order="deterministic")
+
+
+def _same(data: bytes) -> bytes:
+    return data
+
+
+def _string(data: bytes) -> str:
+    return data.decode()
+
+
+def _int64(data: bytes) -> int:
+    return int(_INT64.unpack(data)[0])
+
+
+def _float64(data: bytes) -> float:
+    return float(_FLOAT64.unpack(data)[0])
+
+
+BYTES: Serde[bytes] = Serde("BYTES", _same, _same, ordered=True)
+STRING: Serde[str] = Serde("STRING", str.encode, _string, ordered=True)
+# Java's long: two's complement, so negative numbers sort after positive ones.
+INT64: Serde[int] = Serde("INT64", _INT64.pack, _int64)
+FLOAT64: Serde[float] = Serde("FLOAT64", _FLOAT64.pack, _float64)
+JSON: Serde[Any] = Serde("JSON", _json.encode, msgspec.json.decode)
+MSGPACK: Serde[Any] = Serde("MSGPACK", _msgpack.encode, msgspec.msgpack.decode)
+
+_known: dict[str, Serde[Any]] = {
+    serde.name: serde for serde in (BYTES, STRING, INT64, FLOAT64, JSON, MSGPACK)
+}
+
+
+def register(serde: Serde[T]) -> Serde[T]:
+    """Make a serde known by its name; a second, different one of the same name is Misuse."""
+    if _known.setdefault(serde.name, serde) is not serde:
+        raise Misuse(f"serde name {serde.name!r} is taken: choose another")
+    return serde
+
+
+def by_name(name: str) -> Serde[Any]:
+    """The serde of that name; Misuse lists the known ones."""
+    try:
+        return _known[name]
+    except KeyError:
+        known = ", ".join(sorted(_known))
+        raise Misuse(f"no serde named {name!r}; known: {known}, or register yours") from None
+
+
+def mismatch(
+    *, where: str, side: str, value: object, serde: Serde[Any], keyword: str, cause: Exception
+) -> SerdeMismatch:
+    """The error for a value that does not fit (INTERFACE rule 3)."""
+    return SerdeMismatch(
+        f"{where}: the {side} is {type(value).__name__} but its serde is {serde.name} ({cause}): "
+        f"pass {keyword}=…"
+    )

@@ -1,0 +1,237 @@
+"""An engine with pending writes in front: one commit moves all tables, offsets and position at once.
+
+Owned by one store, written by one thread. Promises (SEMANTICS S1-S4, S8, S10): pending writes are nowhere but in
+memory until `commit`; a commit is one atomic engine batch; after a crash the engine holds some past commit whole,
+with that commit's offsets. Committed but not yet durable writes are bounded by `LagLimits`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from statestore.errors import StateStoreError, StoreClosed, TaskCorrupted
+from statestore.faults import CrashPoint, reach
+from statestore.metrics import StoreMetrics
+from statestore.model import Position, TopicPartition
+from statestore.ports import Clock, Engine, Table, Writes
+from statestore.stores import offsets as rows
+from statestore.stores.overlay import Overlay
+
+
+@dataclass(frozen=True)
+class LagLimits:
+    """How much may be committed but not durable before a flush is forced (SEMANTICS S10)."""
+
+    max_bytes: int
+    max_records: int
+    max_ms: int
+
+
+@dataclass(slots=True)
+class _Lag:
+    size_bytes: int = 0
+    records: int = 0
+    since_ms: int | None = None
+
+
+class StagedEngine:
+    """The transactional core under every built-in store."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        kind: str,
+        name: str,
+        where: str,
+        tables: tuple[str, ...],
+        limits: LagLimits,
+        clock: Clock,
+    ) -> None:
+        """Open over `engine`; TaskCorrupted or FormatTooNew if what it holds is not a `kind` store."""
+        self.name = name
+        self.where = where
+        self.commits = 0
+        self._engine = engine
+        self._kind = kind
+        self._limits = limits
+        self._clock = clock
+        self._overlays = {table: Overlay() for table in tables}
+        self._open = True
+        self._lag = _Lag()
+        self.metrics = StoreMetrics(name, clock.monotonic())
+        meta = engine.table(rows.TABLE)
+        self._adopt_format(meta)
+        self._offsets: dict[TopicPartition, int] = rows.read_offsets(meta)
+        self._durable = dict(self._offsets)
+        self._position = rows.read_position(meta)
+        self._pending_position = self._position
+
+    def overlay(self, table: str) -> Overlay:
+        """The pending writes of one table; the object never changes."""
+        return self._overlays[table]
+
+    def table(self, name: str) -> Table:
+        """The committed rows of one table."""
+        return self._engine.table(name)
+
+    def persistent(self) -> bool:
+        return self._engine.persistent()
+
+    def is_open(self) -> bool:
+        return self._open
+
+    def check_open(self) -> None:
+        """StoreClosed after close."""
+        if not self._open:
+            raise StoreClosed(f"store {self.name!r} is closed: open it again to use it")
+
+    def failure(self, error: Exception) -> Exception:
+        """What to raise for an engine's error, naming the store; other errors come back as they are."""
+        if isinstance(error, StateStoreError):
+            return error
+        if not self._open:
+            return StoreClosed(f"store {self.name!r} is closed: open it again to use it")
+        return self._engine.failure(error) or error
+
+    def commit(
+        self, offsets: Mapping[TopicPartition, int | None], position: Position | None = None
+    ) -> None:
+        """Make everything pending visible, with these offsets and position, in one engine batch."""
+        self.check_open()
+        started = self._clock.monotonic()
+        if position is not None:
+            self._pending_position = self._pending_position.merge(position)
+        writes: dict[str, Writes] = {
+            table: overlay.entries for table, overlay in self._overlays.items() if overlay.entries
+        }
+        meta = rows.offset_rows(offsets, self._pending_position)
+        count = sum(map(len, writes.values()))
+        size = self.uncommitted_bytes()
+        if meta:
+            writes[rows.TABLE] = meta
+        if writes:
+            self._write(writes)
+        self._position = self._pending_position
+        self._note(offsets)
+        # Readers on other threads look at the overlay first, then the engine: clear only now.
+        for overlay in self._overlays.values():
+            overlay.clear()
+        self.commits += 1
+        self.metrics.committed(self._clock.monotonic() - started, count)
+        self._count_lag(size, count)
+
+    def restore(self, table: str, writes: Writes, offsets: Mapping[TopicPartition, int]) -> None:
+        """Write changelog rows past the overlay, with the offsets they reach, in one batch (SEMANTICS E8)."""
+        self.check_open()
+        self._write({table: writes, rows.TABLE: rows.offset_rows(offsets, Position())})
+        self._note(offsets)
+        self.metrics.restored(len(writes))
+        self._count_lag(sum(map(len, writes)), len(writes))
+
+    def rollback(self) -> None:
+        """Drop everything pending."""
+        self.check_open()
+        for overlay in self._overlays.values():
+            overlay.clear()
+        self._pending_position = self._position
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """A nested unit: merged at normal exit, undone on an exception, harmless after close (S8)."""
+        self.check_open()
+        commits = self.commits
+        overlays = tuple(self._overlays.values())
+        for overlay in overlays:
+            overlay.mark()
+        finish: Callable[[Overlay], None] = Overlay.undo
+        try:
+            yield
+            finish = Overlay.merge
+        finally:
+            if self._open and self.commits == commits:
+                for overlay in overlays:
+                    finish(overlay)
+        self.check_open()
+
+    def maintain(self) -> None:
+        """Flush if the lag is too old; called on idle stores too (SEMANTICS S10)."""
+        since = self._lag.since_ms
+        if since is not None and self._clock.now_ms() - since >= self._limits.max_ms:
+            self.make_durable()
+
+    def make_durable(self) -> None:
+        """Flush all tables atomically."""
+        reach(CrashPoint.STORE_FLUSH)
+        self._guard(self._engine.flush)
+        self._durable = dict(self._offsets)
+        self._lag = _Lag()
+        self.metrics.engine_flushes += 1
+
+    def committed_offset(self, tp: TopicPartition) -> int | None:
+        return self._offsets.get(tp) if self.persistent() else None
+
+    def durable_offset(self, tp: TopicPartition) -> int | None:
+        return self._durable.get(tp) if self.persistent() else None
+
+    def committed_offsets(self) -> dict[TopicPartition, int]:
+        """All changelog offsets committed."""
+        return dict(self._offsets)
+
+    def position(self, *, pending: bool) -> Position:
+        return self._pending_position if pending else self._position
+
+    def uncommitted_bytes(self) -> int:
+        return sum(overlay.size_bytes for overlay in self._overlays.values())
+
+    def uncommitted_entries(self) -> int:
+        return sum(len(overlay.entries) for overlay in self._overlays.values())
+
+    def metrics_dict(self) -> dict[str, float]:
+        return self.metrics.as_dict(self._clock.monotonic(), self.uncommitted_bytes())
+
+    def close(self) -> None:
+        """Drop what is pending, flush, release."""
+        if not self._open:
+            return
+        for overlay in self._overlays.values():
+            overlay.clear()
+        self._open = False
+        reach(CrashPoint.STORE_CLOSE)
+        self._engine.close()
+
+    def _adopt_format(self, meta: Table) -> None:
+        if rows.check_format(meta, self._kind, self.where):
+            return
+        for table in self._overlays:
+            cursor = self._engine.table(table).scan()
+            occupied = next(iter(cursor), None) is not None
+            cursor.close()
+            if occupied:
+                raise TaskCorrupted(f"{self.where}: data without a format row: not a whole store")
+        self._write({rows.TABLE: rows.format_rows(self._kind)})
+
+    def _write(self, writes: Mapping[str, Writes]) -> None:
+        self._guard(lambda: self._engine.write(writes))
+
+    def _guard(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:
+            raise self.failure(error) from error
+
+    def _note(self, offsets: Mapping[TopicPartition, int | None]) -> None:
+        for tp, offset in offsets.items():
+            if offset is None:
+                self._offsets.pop(tp, None)
+            else:
+                self._offsets[tp] = offset
+
+    def _count_lag(self, size_bytes: int, records: int) -> None:
+        lag = self._lag
+        lag.size_bytes += size_bytes
+        lag.records += records
+        if lag.since_ms is None:
+            lag.since_ms = self._clock.now_ms()
+        if lag.size_bytes >= self._limits.max_bytes or lag.records >= self._limits.max_records:
+            self.make_durable()
