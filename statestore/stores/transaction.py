@@ -110,6 +110,8 @@ class StagedEngine:
         size = self.uncommitted_bytes()
         if meta:
             writes[rows.TABLE] = meta
+        # Before the batch: a reader that sees the same number twice read on one side of this commit.
+        self.commits += 1
         if writes:
             self._write(writes)
         self._position = self._pending_position
@@ -117,7 +119,6 @@ class StagedEngine:
         # Readers on other threads look at the overlay first, then the engine: clear only now.
         for overlay in self._overlays.values():
             overlay.clear()
-        self.commits += 1
         self.metrics.committed(self._clock.monotonic() - started, count)
         self._count_lag(size, count)
 

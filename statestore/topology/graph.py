@@ -1,0 +1,314 @@
+"""A topology as data: nodes, stores, internal topics, and what follows from them.
+
+Pure: sub-topologies, task ids, waves, description and fingerprint are computed, nothing is opened. Sub-topologies
+are the connected components over nodes, shared stores and shared source topics; ordinals go by the first node
+added (SEMANTICS T1).
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from statestore.errors import InvalidTopology, NotCopartitioned, TopicMissing
+from statestore.model import Batch, Record, Serde, TaskId
+from statestore.stores.specs import StoreSpec
+
+TimestampExtractor = Callable[[Record[Any, Any]], int]
+Push = Callable[[Batch], None]
+Forward = Callable[[Batch, str | None], None]
+
+
+@dataclass(frozen=True)
+class TopicName:
+    """A topic of the user's, or an internal one that carries the application id."""
+
+    name: str
+    internal: bool = False
+
+    def full(self, application_id: str) -> str:
+        """The name on the broker."""
+        return f"{application_id}-{self.name}-repartition" if self.internal else self.name
+
+
+@dataclass(frozen=True)
+class SourceNode:
+    """Reads topics."""
+
+    name: str
+    topics: tuple[TopicName, ...]
+    key_serde: Serde[Any]
+    value_serde: Serde[Any]
+    timestamp_extractor: TimestampExtractor | None = None
+    parents: tuple[str, ...] = ()
+    stores: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class OperatorNode:
+    """Turns batches into batches. `build(context, forward)` makes the function for one stream task."""
+
+    name: str
+    parents: tuple[str, ...]
+    build: Callable[[Any, Forward], Push]
+    stores: tuple[str, ...] = ()
+    copartitioned: bool = False
+
+
+@dataclass(frozen=True)
+class SinkNode:
+    """Writes a topic."""
+
+    name: str
+    parents: tuple[str, ...]
+    topic: TopicName
+    key_serde: Serde[Any]
+    value_serde: Serde[Any]
+    stores: tuple[str, ...] = ()
+
+
+Node = SourceNode | OperatorNode | SinkNode
+
+
+@dataclass(frozen=True)
+class Repartition:
+    """An internal topic between two sub-topologies; `partitions` None: as many as its writers' tasks."""
+
+    name: str
+    partitions: int | None
+    explicit: bool
+
+
+@dataclass(frozen=True)
+class SubTopology:
+    """One connected part: the unit a stream task runs for one partition."""
+
+    ordinal: int
+    nodes: tuple[Node, ...]
+
+    @property
+    def sources(self) -> tuple[SourceNode, ...]:
+        return tuple(node for node in self.nodes if isinstance(node, SourceNode))
+
+    @property
+    def sinks(self) -> tuple[SinkNode, ...]:
+        return tuple(node for node in self.nodes if isinstance(node, SinkNode))
+
+    @property
+    def source_topics(self) -> tuple[TopicName, ...]:
+        return tuple(dict.fromkeys(topic for node in self.sources for topic in node.topics))
+
+    @property
+    def stores(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(store for node in self.nodes for store in node.stores))
+
+
+@dataclass(frozen=True)
+class Wave:
+    """Sub-topologies that run side by side; `repeat`: they feed each other, so run until nothing moves."""
+
+    ordinals: tuple[int, ...]
+    repeat: bool = False
+
+
+@dataclass(frozen=True)
+class Topology:
+    """What a pipeline function returns; made by StreamsBuilder.build()."""
+
+    nodes: tuple[Node, ...]
+    stores: Mapping[str, StoreSpec]
+    repartitions: Mapping[str, Repartition]
+    unnamed: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not any(isinstance(node, SourceNode) for node in self.nodes):
+            raise InvalidTopology("the topology reads nothing: begin with stream() or table()")
+        used = {store for node in self.nodes for store in node.stores}
+        for name in used - self.stores.keys():
+            raise InvalidTopology(f"a processor uses store {name!r}, which is not declared")
+
+    @cached_property
+    def sub_topologies(self) -> tuple[SubTopology, ...]:
+        """The connected parts, by ordinal."""
+        group: dict[str, str] = {}
+
+        def find(item: str) -> str:
+            group.setdefault(item, item)
+            while group[item] != item:
+                item = group[item]
+            return item
+
+        for node in self.nodes:
+            root = find(f"node {node.name}")
+            linked = [f"node {parent}" for parent in node.parents]
+            linked += [f"store {store}" for store in node.stores]
+            if isinstance(node, SourceNode):
+                linked += [f"topic {topic}" for topic in node.topics]
+            for other in linked:
+                group[find(other)] = root
+        parts: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            parts.setdefault(find(f"node {node.name}"), []).append(node)
+        return tuple(SubTopology(i, tuple(nodes)) for i, nodes in enumerate(parts.values()))
+
+    @cached_property
+    def waves(self) -> tuple[Wave, ...]:
+        """Sub-topologies in the order in which they feed each other over topics."""
+        readers: dict[TopicName, list[int]] = {}
+        for part in self.sub_topologies:
+            for topic in part.source_topics:
+                readers.setdefault(topic, []).append(part.ordinal)
+        feeds = {
+            part.ordinal: {o for sink in part.sinks for o in readers.get(sink.topic, ())}
+            for part in self.sub_topologies
+        }
+        waves = []
+        left = set(feeds)
+        while left:
+            fed = {target for ordinal in left for target in feeds[ordinal]}
+            ready = left - fed
+            waves.append(Wave(tuple(sorted(ready or left)), repeat=not ready))
+            left -= ready or left
+        return tuple(waves)
+
+    def topics(self) -> tuple[set[str], set[str]]:
+        """The user's topics read and written."""
+        read = {t.name for p in self.sub_topologies for t in p.source_topics if not t.internal}
+        written = {
+            sink.topic.name
+            for part in self.sub_topologies
+            for sink in part.sinks
+            if not sink.topic.internal
+        }
+        return read, written
+
+    def partition_counts(self, existing: Mapping[str, int]) -> dict[TopicName, int]:
+        """Partitions of every source topic, internal ones worked out from their writers.
+
+        TopicMissing if a user's topic is not in `existing`; NotCopartitioned if joined inputs differ.
+        """
+        counts: dict[TopicName, int] = {}
+        for wave in self.waves:
+            for ordinal in wave.ordinals:
+                self._count_part(self.sub_topologies[ordinal], existing, counts)
+        for part in self.sub_topologies:
+            self._check_copartitioned(part, counts)
+        return counts
+
+    def tasks(self, counts: Mapping[TopicName, int]) -> dict[int, list[TaskId]]:
+        """The stream tasks of each sub-topology, by ordinal."""
+        return {
+            part.ordinal: [
+                TaskId(part.ordinal, p)
+                for p in range(max(counts[topic] for topic in part.source_topics))
+            ]
+            for part in self.sub_topologies
+        }
+
+    def describe(self) -> str:
+        """Sub-topologies, nodes, stores and topics, in Kafka Streams' layout."""
+        children = self.children()
+        lines = ["Topologies:"]
+        for part in self.sub_topologies:
+            lines.append(f"   Sub-topology: {part.ordinal}")
+            for node in part.nodes:
+                lines.append(f"    {_headline(node)}")
+                if not isinstance(node, SinkNode):
+                    lines.append(f"      --> {', '.join(children.get(node.name, ())) or 'none'}")
+                if node.parents:
+                    lines.append(f"      <-- {', '.join(node.parents)}")
+            lines.append("")
+        return "\n".join(lines)
+
+    def children(self) -> dict[str, list[str]]:
+        """Node name to the names of the nodes it feeds."""
+        found: dict[str, list[str]] = {}
+        for node in self.nodes:
+            for parent in node.parents:
+                found.setdefault(parent, []).append(node.name)
+        return found
+
+    def deployed(self) -> dict[str, Any]:
+        """What is written beside the state: where each store lives and how to decode it."""
+        where = {store: p.ordinal for p in self.sub_topologies for store in p.stores}
+        return {
+            "version": 1,
+            "fingerprint": self.fingerprint(),
+            "sub_topologies": [
+                {"ordinal": p.ordinal, "source_topics": [_plain(t) for t in p.source_topics]}
+                for p in self.sub_topologies
+            ],
+            "stores": {
+                name: {
+                    "sub_topology": where[name],
+                    "key_serde": spec.key_serde.name,
+                    "value_serde": spec.value_serde.name,
+                    "persistent": spec.persistent,
+                }
+                for name, spec in self.stores.items()
+                if name in where
+            },
+        }
+
+    def fingerprint(self) -> str:
+        """A hash of the description and the serdes: differs when a deployed topology must be compared."""
+        serdes = {n: (s.key_serde.name, s.value_serde.name) for n, s in self.stores.items()}
+        text = self.describe() + json.dumps(serdes, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def _count_part(
+        self, part: SubTopology, existing: Mapping[str, int], counts: dict[TopicName, int]
+    ) -> None:
+        for topic in part.source_topics:
+            if topic.internal:
+                declared = self.repartitions[topic.name].partitions
+                if declared is not None:
+                    counts[topic] = declared
+            elif topic.name not in existing:
+                raise TopicMissing(f"topic {topic.name!r} does not exist: create it, then start again")
+            else:
+                counts[topic] = existing[topic.name]
+        tasks = max((counts[t] for t in part.source_topics if t in counts), default=0)
+        for sink in part.sinks:
+            if sink.topic.internal and self.repartitions[sink.topic.name].partitions is None:
+                counts[sink.topic] = max(tasks, counts.get(sink.topic, 0))
+
+    def _check_copartitioned(self, part: SubTopology, counts: Mapping[TopicName, int]) -> None:
+        if not any(isinstance(node, OperatorNode) and node.copartitioned for node in part.nodes):
+            return
+        found = {_plain(topic): counts[topic] for topic in part.source_topics}
+        if len(set(found.values())) > 1:
+            listed = ", ".join(f"{name}: {count}" for name, count in found.items())
+            raise NotCopartitioned(
+                f"sub-topology {part.ordinal} joins topics with different partition counts "
+                f"({listed}): repartition() one side or recreate the topic"
+            )
+
+
+def check_names(nodes: Iterable[Node]) -> None:
+    """InvalidTopology on a name used twice."""
+    seen: set[str] = set()
+    for node in nodes:
+        if node.name in seen:
+            raise InvalidTopology(f"two nodes are named {node.name!r}: name them apart")
+        seen.add(node.name)
+
+
+def _plain(topic: TopicName) -> str:
+    return f"{topic.name}-repartition" if topic.internal else topic.name
+
+
+def _headline(node: Node) -> str:
+    match node:
+        case SourceNode():
+            return f"Source: {node.name} (topics: [{_listed(node.topics)}])"
+        case OperatorNode():
+            return f"Processor: {node.name} (stores: [{', '.join(node.stores)}])"
+        case SinkNode():
+            return f"Sink: {node.name} (topic: {_plain(node.topic)})"
+
+
+def _listed(topics: Sequence[TopicName]) -> str:
+    return ", ".join(_plain(topic) for topic in topics)

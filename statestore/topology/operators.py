@@ -1,0 +1,424 @@
+"""The operators: functions that build, for one stream task, a push function over whole batches.
+
+Each `…(…)` here returns a `build(context, forward)`. Batch-shaped inside: one pass, one get_many, one put_all per
+batch; keys and values are decoded only where the user's function needs them (INTERFACE rule 6).
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from statestore.errors import Misuse, RecordFailed, StateStoreError
+from statestore.model import Batch, Column, Record, Serde, TaskId
+from statestore.stores import serdes
+from statestore.stores.specs import KeyValueSpec
+from statestore.stores.staged_table import StagedTable
+from statestore.topology.graph import Forward, Push
+
+Build = Callable[["NodeContext", Forward], Push]
+
+
+class NodeContext(Protocol):
+    """What a stream task gives a node when it is built."""
+
+    @property
+    def task_id(self) -> TaskId: ...
+
+    def stream_time(self) -> int | None:
+        """The largest timestamp processed so far, ms; None before the first record."""
+
+    def table(self, store: str) -> StagedTable:
+        """The bytes of a store."""
+
+    def store(self, name: str) -> Any:
+        """The typed store, for a user's processor."""
+
+    def request_commit(self) -> None:
+        """Ask for a task commit after this batch."""
+
+    def on_close(self, action: Callable[[], None]) -> None:
+        """Run `action` when the task closes."""
+
+
+class Processor(Protocol):
+    """A user's per-record code; may also have close()."""
+
+    def process(self, record: Record[Any, Any]) -> None: ...
+
+
+class BatchProcessor(Protocol):
+    """A user's per-batch code; may also have close()."""
+
+    def process_batch(self, records: Sequence[Record[Any, Any]]) -> None: ...
+
+
+class ProcessorContext:
+    """What a user's processor may do (INTERFACE)."""
+
+    def __init__(self, node: NodeContext, stores: tuple[str, ...]) -> None:
+        self._node = node
+        self._stores = stores
+        self._forwarded: list[tuple[Record[Any, Any], str | None]] = []
+        self.stream_time: int | None = None
+
+    @property
+    def task_id(self) -> TaskId:
+        return self._node.task_id
+
+    def store(self, spec: KeyValueSpec[Any, Any] | str) -> Any:
+        """A store connected to this processor; UnknownStore names the connected ones."""
+        name = spec if isinstance(spec, str) else spec.name
+        if name not in self._stores:
+            raise Misuse(
+                f"store {name!r} is not connected to this processor; connected: "
+                f"{', '.join(self._stores) or 'none'}: pass it to process()"
+            )
+        return self._node.store(name)
+
+    def forward(self, record: Record[Any, Any], *, to: str | None = None) -> None:
+        """Hand a record to the children, or to the one named."""
+        self._forwarded.append((record, to))
+
+    def commit(self) -> None:
+        """Ask for a task commit (KIP-892: the only commit a processor may ask for)."""
+        self._node.request_commit()
+
+    def take_forwarded(self) -> list[tuple[Record[Any, Any], str | None]]:
+        """What was forwarded since the last call."""
+        taken, self._forwarded = self._forwarded, []
+        return taken
+
+
+def failed(node: str, batch: Batch, error: Exception) -> StateStoreError:
+    """A user's function failed: the error that says in which node and on which input."""
+    if isinstance(error, StateStoreError):
+        return error
+    where = f"{batch.topic}-{batch.partition}" if batch.topic else "records made by an operator"
+    span = f" offsets {batch.offsets[0]} to {batch.offsets[-1]}" if batch.offsets else ""
+    return RecordFailed(
+        f"node {node}, {where}{span}: {type(error).__name__}: {error}; "
+        "fix the pipeline or the record, or set processing.exception.handler"
+    )
+
+
+def guarded(node: str, transform: Callable[[Batch], Batch]) -> Build:
+    """A stateless operator from a batch-to-batch function."""
+
+    def build(_context: NodeContext, forward: Forward) -> Push:
+        def push(batch: Batch) -> None:
+            try:
+                out = transform(batch)
+            except Exception as error:
+                raise failed(node, batch, error) from error
+            if len(out):
+                forward(out, None)
+
+        return push
+
+    return build
+
+
+def filtered(node: str, predicate: Callable[[Any, Any], object]) -> Build:
+    """Keep the records the predicate holds for."""
+
+    def transform(batch: Batch) -> Batch:
+        pairs = zip(batch.keys.objects, batch.values.objects, strict=True)
+        kept = [i for i, (key, value) in enumerate(pairs) if predicate(key, value)]
+        return batch if len(kept) == len(batch) else batch.take(kept)
+
+    return guarded(node, transform)
+
+
+def mapped_values(node: str, function: Callable[[Any], Any]) -> Build:
+    """New values, same keys."""
+    return guarded(
+        node,
+        lambda batch: batch.with_columns(
+            values=Column(objects=[function(value) for value in batch.values.objects])
+        ),
+    )
+
+
+def mapped(node: str, function: Callable[[Any, Any], tuple[Any, Any]]) -> Build:
+    """New keys and values."""
+
+    def transform(batch: Batch) -> Batch:
+        pairs = [
+            function(key, value)
+            for key, value in zip(batch.keys.objects, batch.values.objects, strict=True)
+        ]
+        return batch.with_columns(
+            keys=Column(objects=[key for key, _ in pairs]),
+            values=Column(objects=[value for _, value in pairs]),
+        )
+
+    return guarded(node, transform)
+
+
+def keyed(node: str, function: Callable[[Any, Any], Any]) -> Build:
+    """New keys, same values."""
+
+    def transform(batch: Batch) -> Batch:
+        pairs = zip(batch.keys.objects, batch.values.objects, strict=True)
+        return batch.with_columns(keys=Column(objects=[function(key, v) for key, v in pairs]))
+
+    return guarded(node, transform)
+
+
+def flattened(node: str, function: Callable[[Any, Any], Iterable[tuple[Any, Any]]]) -> Build:
+    """Any number of new records for each."""
+
+    def transform(batch: Batch) -> Batch:
+        pairs = zip(batch.keys.objects, batch.values.objects, strict=True)
+        made = [(i, pair) for i, (k, v) in enumerate(pairs) for pair in function(k, v)]
+        spread = batch.take([i for i, _ in made])
+        return spread.with_columns(
+            keys=Column(objects=[key for _, (key, _) in made]),
+            values=Column(objects=[value for _, (_, value) in made]),
+        )
+
+    return guarded(node, transform)
+
+
+def flattened_values(node: str, function: Callable[[Any], Iterable[Any]]) -> Build:
+    """Any number of new values for each record, same key."""
+
+    def transform(batch: Batch) -> Batch:
+        made = [(i, new) for i, old in enumerate(batch.values.objects) for new in function(old)]
+        spread = batch.take([i for i, _ in made])
+        return spread.with_columns(values=Column(objects=[value for _, value in made]))
+
+    return guarded(node, transform)
+
+
+def peeked(node: str, function: Callable[[Any, Any], object]) -> Build:
+    """Look at each record, change none."""
+
+    def transform(batch: Batch) -> Batch:
+        for key, value in zip(batch.keys.objects, batch.values.objects, strict=True):
+            function(key, value)
+        return batch
+
+    return guarded(node, transform)
+
+
+def passed() -> Build:
+    """Hand on as is: merges and renames."""
+    return lambda _context, forward: lambda batch: forward(batch, None)
+
+
+def branched(node: str, predicates: Sequence[Callable[[Any, Any], object]], children: Sequence[str]) -> Build:
+    """Each record to the first child whose predicate holds, else to the last."""
+
+    def build(_context: NodeContext, forward: Forward) -> Push:
+        def push(batch: Batch) -> None:
+            chosen: list[list[int]] = [[] for _ in children]
+            try:
+                for i, (key, value) in enumerate(
+                    zip(batch.keys.objects, batch.values.objects, strict=True)
+                ):
+                    hit = (n for n, holds in enumerate(predicates) if holds(key, value))
+                    chosen[next(hit, len(predicates))].append(i)
+            except Exception as error:
+                raise failed(node, batch, error) from error
+            for child, indices in zip(children, chosen, strict=True):
+                if indices:
+                    forward(batch.take(indices), child)
+
+        return push
+
+    return build
+
+
+def counted(spec: KeyValueSpec[Any, Any], key_serde: Serde[Any], *, every_update: bool) -> Build:
+    """Records per key. Touches keys only, and those as bytes."""
+    pack, unpack = serdes.INT64.serialize, serdes.INT64.deserialize
+
+    def build(context: NodeContext, forward: Forward) -> Push:
+        table = context.table(spec.name)
+
+        def push(batch: Batch) -> None:
+            keys = batch.keys.encoded(key_serde)
+            added = Counter(keys)
+            added.pop(None, None)
+            known = [key for key in added if key is not None]
+            if not known:
+                return
+            before = [0 if old is None else unpack(old) for old in table.get_many(known)]
+            after = {
+                key: pack(old + added[key]) for key, old in zip(known, before, strict=True)
+            }
+            table.put_all(after)
+            if every_update:
+                running = dict(zip(known, before, strict=True))
+                rows = _run(keys, running, pack)
+            else:
+                rows = _last(batch, keys, after)
+            forward(_updates(batch, rows, key_serde, serdes.INT64), None)
+
+        return push
+
+    return build
+
+
+def _run(
+    keys: list[bytes | None], running: dict[bytes, int], pack: Callable[[int], bytes]
+) -> list[tuple[int, bytes, bytes | None]]:
+    rows: list[tuple[int, bytes, bytes | None]] = []
+    for i, key in enumerate(keys):
+        if key is not None:
+            running[key] += 1
+            rows.append((i, key, pack(running[key])))
+    return rows
+
+
+def _last(
+    batch: Batch, keys: list[bytes | None], after: dict[bytes, bytes]
+) -> list[tuple[int, bytes, bytes | None]]:
+    """One update per key, placed and stamped at its last record."""
+    place = {key: i for i, key in enumerate(keys)}
+    return [(place[key], key, value) for key, value in after.items()]
+
+
+def _updates(
+    batch: Batch,
+    rows: list[tuple[int, bytes, bytes | None]],
+    key_serde: Serde[Any],
+    value_serde: Serde[Any],
+) -> Batch:
+    times = batch.timestamps
+    return Batch(
+        keys=Column(raw=[key for _, key, _ in rows], serde=key_serde),
+        values=Column(raw=[value for _, _, value in rows], serde=value_serde),
+        timestamps=[times[i] for i, _, _ in rows],
+    )
+
+
+def aggregated(
+    node: str,
+    spec: KeyValueSpec[Any, Any],
+    key_serde: Serde[Any],
+    step: Callable[[Any, Any, Any], Any],
+    initial: Callable[[], Any] | None,
+    *,
+    every_update: bool,
+) -> Build:
+    """A fold per key; `step(key, value, old)`; without `initial` the first value stands as it is (reduce)."""
+    encode, decode = spec.value_serde.serialize, spec.value_serde.deserialize
+
+    def build(context: NodeContext, forward: Forward) -> Push:
+        table = context.table(spec.name)
+
+        def fold(batch: Batch) -> tuple[dict[bytes, bytes | None], list[tuple[int, bytes, bytes | None]]]:
+            raw = batch.keys.encoded(key_serde)
+            rows = [
+                (i, data, value)
+                for i, (data, value) in enumerate(zip(raw, batch.values.objects, strict=True))
+                if data is not None and value is not None
+            ]
+            unique = list(dict.fromkeys(data for _, data, _ in rows))
+            stored = zip(unique, table.get_many(unique), strict=True)
+            state = {data: None if old is None else decode(old) for data, old in stored}
+            names = {data: key_serde.deserialize(data) for data in unique}
+            place: dict[bytes, int] = {}
+            updates: list[tuple[int, bytes, bytes | None]] = []
+            for i, data, value in rows:
+                old = state[data]
+                if old is None and initial is None:
+                    new = value
+                else:
+                    start = initial() if old is None and initial is not None else old
+                    new = step(names[data], value, start)
+                state[data] = new
+                place[data] = i
+                if every_update:
+                    updates.append((i, data, None if new is None else encode(new)))
+            after = {d: None if new is None else encode(new) for d, new in state.items()}
+            return after, updates or [(i, data, after[data]) for data, i in place.items()]
+
+        def push(batch: Batch) -> None:
+            try:
+                after, updates = fold(batch)
+            except Exception as error:
+                raise failed(node, batch, error) from error
+            if after:
+                table.put_all(after)
+                forward(_updates(batch, updates, key_serde, spec.value_serde), None)
+
+        return push
+
+    return build
+
+
+def tabled(spec: KeyValueSpec[Any, Any], key_serde: Serde[Any], value_serde: Serde[Any]) -> Build:
+    """The latest value per key into a store; null keys are dropped, null values delete."""
+
+    def build(context: NodeContext, forward: Forward) -> Push:
+        table = context.table(spec.name)
+
+        def push(batch: Batch) -> None:
+            keys = batch.keys.encoded(key_serde)
+            if None in keys:
+                batch = batch.take([i for i, key in enumerate(keys) if key is not None])
+                keys = batch.keys.encoded(key_serde)
+            if not keys:
+                return
+            table.put_all(
+                {k: v for k, v in zip(keys, batch.values.encoded(value_serde), strict=True) if k is not None}
+            )
+            forward(batch, None)
+
+        return push
+
+    return build
+
+
+def processed(
+    node: str, factory: Callable[[ProcessorContext], Any], stores: tuple[str, ...], *, per_record: bool
+) -> Build:
+    """A user's Processor or BatchProcessor, made once per stream task."""
+
+    def build(context: NodeContext, forward: Forward) -> Push:
+        outward = ProcessorContext(context, stores)
+        processor = factory(outward)
+        if hasattr(processor, "close"):
+            context.on_close(processor.close)
+
+        def each(batch: Batch) -> None:
+            time = context.stream_time()
+            call = processor.process
+            for record in batch.records():
+                if time is None or record.timestamp_ms > time:
+                    time = record.timestamp_ms
+                outward.stream_time = time
+                call(record)
+
+        def whole(batch: Batch) -> None:
+            latest = max(batch.timestamps)
+            time = context.stream_time()
+            outward.stream_time = latest if time is None else max(time, latest)
+            processor.process_batch(list(batch.records()))
+
+        run = each if per_record else whole
+
+        def push(batch: Batch) -> None:
+            try:
+                run(batch)
+            except Exception as error:
+                outward.take_forwarded()
+                raise failed(node, batch, error) from error
+            hand_on(outward.take_forwarded())
+
+        def hand_on(made: list[tuple[Record[Any, Any], str | None]]) -> None:
+            start = 0
+            while start < len(made):
+                child = made[start][1]
+                stop = start + 1
+                while stop < len(made) and made[stop][1] == child:
+                    stop += 1
+                forward(Batch.of(record for record, _ in made[start:stop]), child)
+                start = stop
+
+        return push
+
+    return build
