@@ -1,0 +1,59 @@
+# `make` lists the targets. Each calls one tool or one script; nothing is decided here.
+
+SHELL := bash
+.DEFAULT_GOAL := help
+.PHONY: help setup run up down fmt check test test-fast test-all lock clean
+
+BIN := .venv/bin
+CODE := $(wildcard statestore jobs dags tests)
+PYTEST = SET_UP_SECONDS=$$(cat .scratch/set-up-seconds) $(BIN)/python -m pytest
+
+help:
+	@awk 'BEGIN { FS = ":.*## " } \
+	  /^##@/ { printf "\n%s\n", substr($$0, 5) } \
+	  /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+##@ Try it
+run: setup ## set up, load the sample data, process it once, show the results
+	@scripts/demo.sh run
+
+up: setup ## start Kafka and Airflow and leave them up
+	@scripts/demo.sh up
+
+down: ## stop what `make up` started
+	@scripts/demo.sh down
+
+##@ Work on it
+setup: ## check Python, Java and Maven; install the locked environment into .venv
+	@scripts/setup.sh
+
+fmt: setup ## format the code and fix what can be fixed safely
+	@$(BIN)/ruff check --fix-only --quiet $(CODE)
+	@$(BIN)/ruff format $(CODE)
+
+check: setup ## format, lint, types, layers, spelling, tidiness
+	@$(BIN)/ruff format --check $(CODE)
+	@$(BIN)/ruff check $(CODE)
+	@$(BIN)/mypy $(CODE)
+	@$(BIN)/lint-imports --no-logo
+	@git ls-files -z | xargs -0 $(BIN)/codespell
+	@$(BIN)/python -m pytest --quiet --no-header --durations=0 tests/test_tidy.py
+
+lock: setup ## resolve requirements/lock.txt anew from pyproject.toml
+	@$(BIN)/uv pip compile --python-version 3.11 --generate-hashes --no-header --all-extras \
+	  pyproject.toml -o requirements/lock.txt
+
+clean: down ## remove caches and scratch files; .venv stays
+	@rm -rf .scratch .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \
+	  build dist spark-warehouse metastore_db derby.log *.egg-info
+	@find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+##@ Test it
+test: setup ## everything but the long profiles, on a real broker, Spark and Airflow
+	@REQUIRE_KAFKA=1 $(PYTEST) -m "not slow"
+
+test-fast: setup ## what needs no broker, no Spark and no Airflow
+	@$(PYTEST) -m "not kafka and not spark and not airflow and not slow"
+
+test-all: setup ## everything, with the long profiles
+	@REQUIRE_KAFKA=1 HYPOTHESIS_PROFILE=long $(PYTEST) -o faulthandler_timeout=3600

@@ -1,0 +1,62 @@
+"""How the suite runs: skips that are failures, time limits by marker, Hypothesis profiles."""
+
+import os
+from collections.abc import Generator
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# What starts a broker, Spark or Airflow takes longer than the limit in pyproject.toml.
+TIMEOUT_S = {"slow": 3000, "airflow": 420, "spark": 300, "kafka": 180}
+
+_REQUIRED = os.environ.get("REQUIRE_KAFKA") == "1"
+_SLOW_MACHINE = [HealthCheck.too_slow, HealthCheck.data_too_large]
+
+# quick: the same examples every time. long: new ones; a failure prints how to repeat it.
+settings.register_profile(
+    "quick", derandomize=True, deadline=None, max_examples=60, suppress_health_check=_SLOW_MACHINE
+)
+settings.register_profile(
+    "long", deadline=None, max_examples=1000, print_blob=True, suppress_health_check=_SLOW_MACHINE
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give each test the longest limit its markers allow, unless it sets its own."""
+    for item in items:
+        allowed = [limit for name, limit in TIMEOUT_S.items() if item.get_closest_marker(name)]
+        if allowed and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(max(allowed)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Under REQUIRE_KAFKA=1 a skipped test is a failed one: what cannot run proves nothing."""
+    report = yield
+    if _REQUIRED and report.skipped and not hasattr(report, "wasxfail"):
+        _fail(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """The same for a module that skips itself while it is imported."""
+    report = yield
+    if _REQUIRED and report.skipped:
+        _fail(report)
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Report set-up apart: the summary line's time is that of the tests."""
+    if seconds := os.environ.get("SET_UP_SECONDS"):
+        terminalreporter.write_line(
+            f"set-up took {seconds} s, apart from the time of the tests below"
+        )
+
+
+def _fail(report: pytest.TestReport | pytest.CollectReport) -> None:
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+    report.outcome = "failed"
+    report.longrepr = f"REQUIRE_KAFKA=1 allows no skip: {reason}"

@@ -1,0 +1,209 @@
+"""The repository's own rules, those no linter knows. Only tracked files count."""
+
+import ast
+import dataclasses
+import re
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from statestore.faults import CrashPoint
+from statestore.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[1]
+MODULE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 70
+
+# Written so that this file does not match itself.
+OF_ONE_MACHINE = {
+    "a path of one machine": re.compile(r"(?<![\w.}])/(?:wor[k]|roo[t]|hom[e]|User[s])/"),
+    "a registry's host": re.compile(
+        r"pyp[i]\.|pythonhoste[d]|mave[n]\.(?:org|apache)|repo1?\.mave[n]|npmj[s]|artifactor[y]",
+        re.IGNORECASE,
+    ),
+    "how the text came about, not what it says": re.compile(
+        r"\b(?:assistan[t]|helpe[r]|subagen[t])s?\b", re.IGNORECASE
+    ),
+}
+LEFTOVER = re.compile(r"\b(?:TOD[O]|FIXM[E]|XX[X])\b")
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@cache
+def tracked() -> tuple[Path, ...]:
+    # A clone made by another user is fine: nothing here runs its hooks.
+    command = ["git", "-c", "safe.directory=*", "ls-files", "-z"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return tuple(ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file())
+
+
+@cache
+def modules(*folders: str) -> dict[str, ast.Module]:
+    """Path as shown in messages -> syntax tree of every tracked Python file in the folders."""
+    found = {path.relative_to(ROOT).as_posix(): path for path in tracked() if path.suffix == ".py"}
+    return {
+        name: ast.parse(path.read_text(encoding="utf-8"), name)
+        for name, path in found.items()
+        if not folders or name.startswith(tuple(f"{folder}/" for folder in folders))
+    }
+
+
+@cache
+def texts() -> dict[str, str]:
+    found = {}
+    for path in tracked():
+        try:
+            found[path.relative_to(ROOT).as_posix()] = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue  # an image
+    return found
+
+
+def nodes(*folders: str) -> Iterator[tuple[str, ast.AST]]:
+    for name, tree in modules(*folders).items():
+        for node in ast.walk(tree):
+            yield name, node
+
+
+def first_cells(table: str) -> set[str]:
+    """What stands in backticks in the first column of a Markdown table."""
+    return set(re.findall(r"^\|\s*`([^`]+)`\s*\|", table, re.MULTILINE))
+
+
+def tables(text: str) -> list[str]:
+    return re.findall(r"(?:^\|.*\n?)+", text, re.MULTILINE)
+
+
+def test_no_module_is_longer_than_400_lines() -> None:
+    lengths = {
+        name: len((ROOT / name).read_text(encoding="utf-8").splitlines()) for name in modules()
+    }
+    assert {name: n for name, n in lengths.items() if n > MODULE_LINES_MAX} == {}
+
+
+def test_no_function_is_longer_than_a_screen() -> None:
+    lengths = {
+        f"{name}:{node.lineno} {node.name}": (node.end_lineno or 0) - node.lineno + 1
+        for name, node in nodes()
+        if isinstance(node, FUNCTIONS)
+    }
+    assert {name: n for name, n in lengths.items() if n > FUNCTION_LINES_MAX} == {}
+
+
+def test_the_library_does_not_sleep_print_or_ask_the_wall_clock() -> None:
+    banned = re.compile(
+        r"(?:time\.)?sleep|print|(?:datetime\.)*(?:now\(\)|utcnow\(\)|today\(\))", re.ASCII
+    )
+    calls = [
+        f"{name}:{node.lineno} {called}"
+        for name, node in nodes("statestore")
+        if isinstance(node, ast.Call)
+        for called in (ast.unparse(node), ast.unparse(node.func))
+        if banned.fullmatch(called)
+    ]
+    assert calls == []
+
+
+def test_imports_stand_at_the_top_of_their_module() -> None:
+    inner = [
+        f"{name}:{node.lineno}"
+        for name, function in nodes()
+        if isinstance(function, FUNCTIONS) and name != "statestore/__init__.py"
+        for node in ast.walk(function)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
+    assert inner == []
+
+
+def test_no_import_is_for_type_checkers_only() -> None:
+    flagged = [
+        f"{name}:{node.lineno}"
+        for name, node in nodes()
+        if isinstance(node, ast.Name | ast.Attribute | ast.alias)
+        and name != "statestore/__init__.py"
+        and ast.unparse(node).endswith("TYPE_CHECKING")
+    ]
+    assert flagged == []
+
+
+def test_no_marker_of_unfinished_work_is_left() -> None:
+    assert lines_with(LEFTOVER) == []
+
+
+@pytest.mark.parametrize("what", OF_ONE_MACHINE)
+def test_no_file_tells(what: str) -> None:
+    assert lines_with(OF_ONE_MACHINE[what]) == []
+
+
+def lines_with(pattern: re.Pattern[str]) -> list[str]:
+    return [
+        f"{name}:{number}: {line.strip()}"
+        for name, text in texts().items()
+        for number, line in enumerate(text.splitlines(), start=1)
+        if pattern.search(line)
+    ]
+
+
+def test_every_text_file_ends_with_one_newline_and_no_line_with_a_blank() -> None:
+    wrong = [
+        name
+        for name, text in texts().items()
+        if (text and (not text.endswith("\n") or text.endswith("\n\n")))
+        or re.search(r"[ \t]$", text, re.MULTILINE)
+    ]
+    assert wrong == []
+
+
+def test_every_module_of_the_library_is_used() -> None:
+    used = {"statestore", "statestore.cli"}
+    for name, node in nodes():
+        if isinstance(node, ast.Import):
+            used |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            used |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+        elif name == "statestore/__init__.py" and isinstance(node, ast.Constant):
+            used.add(str(node.value))  # the lazy names say where they live
+    dead = [
+        name
+        for name in modules("statestore")
+        if not name.endswith("__init__.py")
+        and name.removesuffix(".py").replace("/", ".") not in used
+    ]
+    assert dead == []
+
+
+def test_every_crash_point_is_reached_by_the_library() -> None:
+    reached = {
+        ast.unparse(node.args[0])
+        for _, node in nodes("statestore")
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in {"reach", "faults.reach"}
+    }
+    assert sorted({f"CrashPoint.{point.name}" for point in CrashPoint} - reached) == []
+
+
+def test_the_documented_crash_points_are_those_of_the_library() -> None:
+    documented = [
+        first_cells(table)
+        for name, text in texts().items()
+        if name.startswith("docs/")
+        for table in tables(text)
+        if f"`{CrashPoint.COMMIT_LOG_DONE}`" in table
+    ]
+    assert len(documented) == 1, "one table under docs/ has the crash points as its first column"
+    assert sorted(documented[0]) == sorted(CrashPoint)
+
+
+def test_the_documented_settings_are_those_of_the_library() -> None:
+    documented = first_cells((ROOT / "docs" / "settings.md").read_text(encoding="utf-8"))
+    keys = {field.metadata["key"] for field in dataclasses.fields(Settings) if field.metadata}
+    assert sorted(documented) == sorted(keys)
+
+
+def test_decision_records_are_numbered_without_a_gap() -> None:
+    numbers = sorted(
+        int(path.name[:4]) for path in tracked() if path.parent == ROOT / "docs" / "adr"
+    )
+    assert numbers == list(range(len(numbers)))
