@@ -189,6 +189,11 @@ class Column:
         encode = serde.serialize
         return [None if item is None else encode(item) for item in self.objects]
 
+    @property
+    def arrived_as_bytes(self) -> bool:
+        """Whether the bytes are at hand, so that nothing needs encoding."""
+        return self._raw is not None
+
     def take(self, indices: Sequence[int]) -> "Column":
         """The rows at `indices`."""
         raw, objects = self._raw, self._objects

@@ -179,6 +179,16 @@ class StagedEngine:
         """All changelog offsets committed."""
         return dict(self._offsets)
 
+    def empty(self) -> bool:
+        """Whether no row is committed."""
+        for table in self._overlays:
+            cursor = self._engine.table(table).scan()
+            occupied = next(iter(cursor), None) is not None
+            cursor.close()
+            if occupied:
+                return False
+        return True
+
     def position(self, *, pending: bool) -> Position:
         return self._pending_position if pending else self._position
 
@@ -204,12 +214,8 @@ class StagedEngine:
     def _adopt_format(self, meta: Table) -> None:
         if rows.check_format(meta, self._kind, self.where):
             return
-        for table in self._overlays:
-            cursor = self._engine.table(table).scan()
-            occupied = next(iter(cursor), None) is not None
-            cursor.close()
-            if occupied:
-                raise TaskCorrupted(f"{self.where}: data without a format row: not a whole store")
+        if not self.empty():
+            raise TaskCorrupted(f"{self.where}: data without a format row: not a whole store")
         self._write({rows.TABLE: rows.format_rows(self._kind)})
 
     def _write(self, writes: Mapping[str, Writes]) -> None:

@@ -10,15 +10,41 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 from statestore.errors import InvalidTopology, NotCopartitioned, TopicMissing
 from statestore.model import Batch, Record, Serde, TaskId
 from statestore.stores.specs import StoreSpec
+from statestore.stores.staged_table import StagedTable
 
 TimestampExtractor = Callable[[Record[Any, Any]], int]
 Push = Callable[[Batch], None]
 Forward = Callable[[Batch, str | None], None]
+
+
+class NodeContext(Protocol):
+    """What a stream task gives a node when it is built."""
+
+    @property
+    def task_id(self) -> TaskId: ...
+
+    def stream_time(self) -> int | None:
+        """The largest timestamp processed so far, ms; None before the first record."""
+
+    def table(self, store: str) -> StagedTable:
+        """The bytes of a store."""
+
+    def store(self, name: str) -> Any:
+        """The typed store, for a user's processor."""
+
+    def request_commit(self) -> None:
+        """Ask for a task commit after this batch."""
+
+    def on_close(self, action: Callable[[], None]) -> None:
+        """Run `action` when the task closes."""
+
+
+Build = Callable[[NodeContext, Forward], Push]
 
 
 @dataclass(frozen=True)
@@ -52,7 +78,7 @@ class OperatorNode:
 
     name: str
     parents: tuple[str, ...]
-    build: Callable[[Any, Forward], Push]
+    build: Build
     stores: tuple[str, ...] = ()
     copartitioned: bool = False
 
@@ -267,7 +293,9 @@ class Topology:
                 if declared is not None:
                     counts[topic] = declared
             elif topic.name not in existing:
-                raise TopicMissing(f"topic {topic.name!r} does not exist: create it, then start again")
+                raise TopicMissing(
+                    f"topic {topic.name!r} does not exist: create it, then start again"
+                )
             else:
                 counts[topic] = existing[topic.name]
         tasks = max((counts[t] for t in part.source_topics if t in counts), default=0)

@@ -1,0 +1,125 @@
+"""The commit of one stream task: log first, then the stores, whose batches carry the log's offsets.
+
+Under exactly_once (SEMANTICS E2), a crash point between any two steps:
+    commit.begin
+    1 changelog records join the outputs in the open transaction      commit.records-sent
+    2 input offsets join it, with {commit number, stream time}        commit.offsets-sent
+    3 the log commits                                                 commit.log-done
+    4 one engine batch per store, with its changelog's offset         commit.store-written (after each)
+    5 pending has become committed                                    commit.done
+Under at_least_once (E6) step 3 is a flush of the producer and the input offsets follow the stores.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from statestore.errors import CommitUnknown, Fenced
+from statestore.faults import CrashPoint, reach
+from statestore.model import Position, ProcessingGuarantee, TopicPartition
+from statestore.ports import GroupOffset, Outbox
+from statestore.tasks.context import OpenStore
+
+_ANSWER_ATTEMPTS = 3
+
+
+class CommitStamp(msgspec.Struct, frozen=True):
+    """The metadata of every committed input offset (SEMANTICS E4)."""
+
+    number: int
+    stream_time_ms: int | None
+
+    def text(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def latest(cls, committed: Mapping[TopicPartition, GroupOffset]) -> "CommitStamp":
+        """The stamp of the last commit; number 0 if there was none or it was not ours."""
+        stamps = []
+        for offset in committed.values():
+            try:
+                stamps.append(msgspec.json.decode(offset.metadata, type=cls))
+            except msgspec.DecodeError:
+                continue
+        return max(stamps, key=lambda stamp: stamp.number, default=cls(0, None))
+
+
+Settle = Callable[["Commit"], Mapping[TopicPartition, int] | None]
+"""Asks the log about a commit without an answer: the changelogs' ends if it went through, else None."""
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What one commit is to make true: input offsets NEXT to read, and the stamp."""
+
+    offsets: Mapping[TopicPartition, int]
+    stamp: CommitStamp
+
+    def position(self) -> Position:
+        """The last processed offsets."""
+        return Position.of({tp: offset - 1 for tp, offset in self.offsets.items() if offset > 0})
+
+
+def commit_task(
+    commit: Commit,
+    stores: Sequence[OpenStore],
+    outbox: Outbox,
+    guarantee: ProcessingGuarantee,
+    settle: Settle,
+) -> None:
+    """Run the steps above. `settle` asks the log whether an unanswered commit went through (E4).
+
+    Errors before step 3 leave nothing committed: abort, roll back, go on from the last commit.
+    """
+    reach(CrashPoint.COMMIT_BEGIN)
+    for opened in stores:
+        _log_changes(opened, outbox, commit.stamp)
+    reach(CrashPoint.COMMIT_RECORDS_SENT)
+    exactly_once = guarantee is ProcessingGuarantee.EXACTLY_ONCE
+    if exactly_once:
+        outbox.send_offsets(commit.offsets, commit.stamp.text())
+    reach(CrashPoint.COMMIT_OFFSETS_SENT)
+    ends = _commit_log(outbox, commit, settle)
+    reach(CrashPoint.COMMIT_LOG_DONE)
+    for opened in stores:
+        tp = opened.changelog
+        offsets = {tp: ends[tp]} if tp in ends else {}
+        opened.store.staged.commit(offsets, commit.position())
+        reach(CrashPoint.COMMIT_STORE_WRITTEN)
+    if not exactly_once:
+        outbox.send_offsets(commit.offsets, commit.stamp.text())
+    reach(CrashPoint.COMMIT_DONE)
+
+
+def _log_changes(opened: OpenStore, outbox: Outbox, stamp: CommitStamp) -> None:
+    """Every pending write, once per key with its last value."""
+    changes = opened.store.staged.overlay("data").entries
+    if changes:
+        outbox.send(
+            opened.changelog.topic,
+            list(changes),
+            list(changes.values()),
+            [stamp.stream_time_ms or 0] * len(changes),
+            partition=opened.changelog.partition,
+            tracked=True,
+        )
+
+
+def _commit_log(outbox: Outbox, commit: Commit, settle: Settle) -> Mapping[TopicPartition, int]:
+    """Commit the log; the ends of the changelogs written. CommitUnknown: it did not happen."""
+    for _ in range(_ANSWER_ATTEMPTS):
+        try:
+            outbox.commit()
+        except CommitUnknown:
+            continue
+        except Fenced:
+            ends = settle(commit)
+            if ends is None:
+                raise
+            return ends
+        return outbox.ends()
+    ends = settle(commit)
+    if ends is None:
+        raise CommitUnknown("the log says that it did not commit: the transaction is repeated")
+    return ends

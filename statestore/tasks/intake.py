@@ -1,0 +1,131 @@
+"""The order in which a stream task sees its inputs (SEMANTICS T2).
+
+One input: batches pass straight through. Several: the record with the smallest timestamp first, ties by
+declaration, partition, offset; runs of one input are handed on as one batch. In a bounded run nothing is handed on
+until every input has a record waiting or stands at its planned end.
+"""
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from statestore.model import Batch, TopicPartition
+from statestore.topology.graph import TimestampExtractor
+
+
+class Chunk(NamedTuple):
+    """Records of one input, and the input offset after them."""
+
+    tp: TopicPartition
+    batch: Batch
+    offset_next: int
+
+
+class Intake:
+    """Buffers what was polled; hands on ordered chunks up to the planned ends."""
+
+    def __init__(
+        self,
+        inputs: Sequence[TopicPartition],
+        extractors: Mapping[str, TimestampExtractor],
+        ends: Mapping[TopicPartition, int] | None,
+    ) -> None:
+        """`inputs` in order of declaration; `ends` None: no planned end, wait for nobody."""
+        self._waiting: dict[TopicPartition, deque[Batch]] = {tp: deque() for tp in inputs}
+        self._extractors = extractors
+        self._ends = ends
+        self._read: dict[TopicPartition, int] = {}
+        self._cut: set[TopicPartition] = set()
+
+    def add(self, batch: Batch, position: int) -> None:
+        """Take a polled batch; `position` is the source's next offset after it."""
+        assert batch.topic is not None
+        assert batch.partition is not None
+        tp = TopicPartition(batch.topic, batch.partition)
+        self._read[tp] = position
+        end = None if self._ends is None else self._ends.get(tp, 0)
+        if end is not None and batch.offsets and batch.offsets[-1] >= end:
+            batch = batch.slice(0, bisect_left(batch.offsets, end))
+            self._cut.add(tp)
+        extract = self._extractors.get(tp.topic)
+        if extract is not None and len(batch):
+            batch.timestamps = [extract(record) for record in batch.records()]
+        if len(batch):
+            self._waiting[tp].append(batch)
+
+    def at(self, tp: TopicPartition, position: int) -> None:
+        """The source stands at `position` without new records (end of log, control records)."""
+        self._read[tp] = max(position, self._read.get(tp, 0))
+
+    def waiting(self) -> int:
+        """Records buffered."""
+        return sum(len(batch) for queue in self._waiting.values() for batch in queue)
+
+    def paused(self, limit: int) -> set[TopicPartition]:
+        """Inputs not to be polled: read to their end, or with `limit` records buffered."""
+        return {
+            tp
+            for tp, queue in self._waiting.items()
+            if sum(map(len, queue)) >= limit or (self._ends is not None and self._at_end(tp))
+        }
+
+    def finished(self) -> bool:
+        """Whether every input was read to its planned end and nothing is buffered."""
+        return self._ends is not None and all(
+            self._at_end(tp) and not queue for tp, queue in self._waiting.items()
+        )
+
+    def reached(self, tp: TopicPartition) -> int | None:
+        """The input offset to commit once everything handed on is processed; None before any news.
+
+        Past control records, but never past a record that was not handed on.
+        """
+        queue = self._waiting[tp]
+        if queue:
+            offsets = queue[0].offsets
+            assert offsets is not None
+            return offsets[0]
+        if self._ends is not None and tp in self._cut:
+            return self._ends[tp]
+        return self._read.get(tp)
+
+    def next_chunk(self) -> Chunk | None:
+        """The next records in order; None when an input must be waited for or nothing is left."""
+        heads = {tp: queue[0] for tp, queue in self._waiting.items() if queue}
+        if not heads:
+            return None
+        if self._ends is not None and any(
+            tp not in heads and not self._at_end(tp) for tp in self._waiting
+        ):
+            return None
+        if len(heads) == 1:
+            tp = next(iter(heads))
+            return self._taken(tp, len(heads[tp]))
+        order = {tp: i for i, tp in enumerate(self._waiting)}
+        ranked = sorted(heads, key=lambda tp: (heads[tp].timestamps[0], order[tp]))
+        first, second = ranked[0], ranked[1]
+        limit = heads[second].timestamps[0]
+        ties_ours = order[first] < order[second]
+        times = heads[first].timestamps
+        stop = 1
+        while stop < len(times) and (times[stop] < limit or (ties_ours and times[stop] == limit)):
+            stop += 1
+        return self._taken(first, stop)
+
+    def put_back(self, chunk: Chunk) -> None:
+        """Return the rest of a chunk to the front of its input."""
+        self._waiting[chunk.tp].appendleft(chunk.batch)
+
+    def _taken(self, tp: TopicPartition, count: int) -> Chunk:
+        queue = self._waiting[tp]
+        batch = queue.popleft()
+        if count < len(batch):
+            queue.appendleft(batch.slice(count, len(batch)))
+            batch = batch.slice(0, count)
+        assert batch.offsets is not None
+        return Chunk(tp, batch, batch.offsets[-1] + 1)
+
+    def _at_end(self, tp: TopicPartition) -> bool:
+        assert self._ends is not None
+        return self._read.get(tp, -1) >= self._ends.get(tp, 0)

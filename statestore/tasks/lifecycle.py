@@ -1,0 +1,404 @@
+"""The life of one stream task: claim, settle, restore, process, commit, release (SEMANTICS E3).
+
+    start()   claim the folder          claim.locked, claim.owned
+              open the stores           start.stores-open
+              fence the last owner      start.producer-ready
+              committed input offsets   start.offsets-known
+              restore                   restore.batch-written, restore.done
+    step()    poll, process, commit when due
+    close()   release without committing what is pending; a clean end commits first
+
+One thread. A retriable failure before the log committed rewinds to the last commit and goes on; nothing is wiped.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from statestore import layout as folders
+from statestore.errors import (
+    CommitUnknown,
+    Fenced,
+    StateStoreError,
+    Unavailable,
+)
+from statestore.faults import CrashPoint, reach
+from statestore.layout import Claim, StateLayout
+from statestore.model import TaskId, TopicPartition
+from statestore.ports import Changelog, Clock, Cluster, Outbox, Source
+from statestore.settings import Settings
+from statestore.stores.specs import StoreSpec
+from statestore.tasks import budget
+from statestore.tasks.commit import Commit, CommitStamp, commit_task
+from statestore.tasks.context import TaskContext
+from statestore.tasks.intake import Chunk, Intake
+from statestore.tasks.stores import OpenStoreAt, TaskStores
+from statestore.topology.graph import Push, SubTopology
+
+_log = logging.getLogger(__name__)
+_REWINDS_IN_A_ROW = 3
+
+
+@dataclass(frozen=True)
+class TaskEdges:
+    """The world of one stream task."""
+
+    source: Source
+    outbox: Outbox
+    changelog: Changelog
+    cluster: Cluster
+    clock: Clock
+    open_store: OpenStoreAt
+
+
+@dataclass(frozen=True)
+class TaskPlan:
+    """Which stream task, on which part of the topology, up to which input offsets (None: no end)."""
+
+    task_id: TaskId
+    part: SubTopology
+    specs: Mapping[str, StoreSpec]
+    inputs: tuple[TopicPartition, ...]
+    ends: Mapping[TopicPartition, int] | None
+    slots: int = 1
+    accept_empty_changelog: bool = False
+
+
+@dataclass
+class TaskReport:
+    """What one stream task did, for the commit reports and the summary."""
+
+    stream_task: str
+    records_in: int = 0
+    records_out: int = 0
+    commits: int = 0
+    rewinds: int = 0
+    restored_records: int = 0
+    restore_seconds: float = 0.0
+    poll_seconds: float = 0.0
+    process_seconds: float = 0.0
+    commit_seconds: float = 0.0
+    bytes_written: int = 0
+    quarantined: list[str] = field(default_factory=list)
+    caught_up: bool = False
+
+
+class StreamTask:
+    """One stream task from claim to release; use `with`, or start() and close()."""
+
+    def __init__(
+        self, plan: TaskPlan, edges: TaskEdges, settings: Settings, layout: StateLayout
+    ) -> None:
+        self.report = TaskReport(str(plan.task_id))
+        self._plan = plan
+        self._edges = edges
+        self._settings = settings
+        self._layout = layout
+        self._share = budget.Share.of_slot(
+            settings.uncommitted_max_bytes, settings.uncommitted_max_records, plan.slots
+        )
+        self._claim: Claim | None = None
+        self._stores = TaskStores(
+            plan.task_id,
+            layout,
+            edges.open_store,
+            edges.changelog,
+            edges.clock,
+            accept_empty_changelog=plan.accept_empty_changelog,
+        )
+        self._context: TaskContext | None = None
+        self._pushes: dict[str, Push] = {}
+        self._intake = self._new_intake()
+        self._committed: dict[TopicPartition, int] = {}
+        self._stamp = CommitStamp(0, None)
+        self._begun = False
+        self._last_commit_s = edges.clock.monotonic()
+        self._since_commit = 0
+        self._growth = (0.0, 0.0)
+        self._failures = 0
+
+    def start(self) -> None:
+        """Claim, fence, restore. Locked, Unavailable, HostFailure leave everything as it was."""
+        plan, edges = self._plan, self._edges
+        folder = self._layout.task_dir(plan.task_id)
+        self._layout.create(folder)
+        self._claim = folders.claim(
+            folder,
+            what=f"task {plan.task_id}",
+            wait_ms=self._settings.lock_wait_ms,
+            clock=edges.clock,
+        )
+        for name in plan.part.stores:
+            self._stores.open(plan.specs[name])
+        reach(CrashPoint.START_STORES_OPEN)
+        edges.outbox.open()
+        reach(CrashPoint.START_PRODUCER_READY)
+        self._read_committed()
+        reach(CrashPoint.START_OFFSETS_KNOWN)
+        self._restore()
+        self._stores.write_checkpoint()
+        self._begin_reading()
+
+    def step(self, timeout_ms: int) -> int:
+        """Poll for up to `timeout_ms`, process, commit if due; returns the records processed."""
+        try:
+            processed = self._step(timeout_ms)
+        except (Unavailable, CommitUnknown) as error:
+            self._rewind(error)
+            return 0
+        except Fenced as error:
+            # The same answer for an expired transaction and for a newer owner: lock and epoch tell (E5).
+            if self._claim is None or not self._claim.still_ours():
+                raise
+            self._rewind(error)
+            return 0
+        self._failures = 0
+        return processed
+
+    def finished(self) -> bool:
+        """Whether every input was processed and committed up to its planned end."""
+        return self._intake.finished() and not self._uncommitted_inputs() and not self._since_commit
+
+    def finish(self) -> None:
+        """Commit what was processed; the clean end of a bounded run or of a stop."""
+        if self._since_commit or self._uncommitted_inputs():
+            self.step_commit()
+        self.report.caught_up = self._intake.finished()
+
+    def step_commit(self) -> None:
+        """Commit now; a retriable failure rewinds, and the records are processed again."""
+        try:
+            self._commit()
+        except (Unavailable, CommitUnknown) as error:
+            self._rewind(error)
+
+    def close(self) -> None:
+        """Drop what is pending, close the stores, release. Never raises over an earlier error's head."""
+        steps: list[Callable[[], None]] = [self._edges.source.close]
+        if self._context is not None:
+            steps.append(self._context.close)
+        steps += [self._abort, self._edges.outbox.close]
+        steps += [opened.store.staged.close for opened in self._stores.opened.values()]
+        for step in steps:
+            try:
+                step()
+            except StateStoreError:
+                _log.warning("task %s: while closing", self._plan.task_id, exc_info=True)
+        if self._claim is not None:
+            if self._context is not None:
+                self._stores.write_checkpoint()
+            reach(CrashPoint.CLOSE_STORES_CLOSED)
+            self._claim.release()
+            reach(CrashPoint.CLOSE_RELEASED)
+        self._claim = None
+
+    def __enter__(self) -> "StreamTask":
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    # Start.
+
+    def _read_committed(self) -> None:
+        cluster, inputs = self._edges.cluster, self._plan.inputs
+        committed = cluster.group_offsets(inputs)
+        fresh = [tp for tp in inputs if tp not in committed]
+        bounds = cluster.bounds(fresh) if fresh else {}
+        self._committed = {
+            tp: committed[tp].offset if tp in committed else bounds[tp].start for tp in inputs
+        }
+        self._stamp = CommitStamp.latest(committed)
+
+    def _restore(self) -> None:
+        done = self._stores.restore()
+        self.report.restored_records += done.records
+        self.report.restore_seconds += done.seconds
+        self.report.quarantined = list(self._stores.quarantined)
+
+    def _begin_reading(self) -> None:
+        if self._context is not None:
+            self._context.close()
+        self._context = TaskContext(
+            self._plan.task_id,
+            self._stores.opened,
+            self._edges.outbox,
+            application_id=self._settings.application_id,
+            stream_time_ms=self._stamp.stream_time_ms,
+        )
+        self._pushes = self._context.wire(self._plan.part)
+        self._intake = self._new_intake()
+        self._edges.source.start(self._committed)
+        for tp, offset in self._committed.items():
+            self._intake.at(tp, offset)
+        self._since_commit = 0
+
+    def _new_intake(self) -> Intake:
+        application_id = self._settings.application_id
+        extractors = {
+            topic.full(application_id): node.timestamp_extractor
+            for node in self._plan.part.sources
+            for topic in node.topics
+            if node.timestamp_extractor is not None
+        }
+        return Intake(self._plan.inputs, extractors, self._plan.ends)
+
+    # Process.
+
+    def _step(self, timeout_ms: int) -> int:
+        clock, limit = self._edges.clock, self._settings.batch_max_records
+        started = clock.monotonic()
+        self._poll(limit, timeout_ms)
+        polled = clock.monotonic()
+        self.report.poll_seconds += polled - started
+        processed = 0
+        while (chunk := self._intake.next_chunk()) is not None:
+            processed += self._process_within_share(chunk)
+        self.report.process_seconds += clock.monotonic() - polled
+        if self._commit_due():
+            self._commit()
+        self._stores.maintain()
+        return processed
+
+    def _poll(self, limit: int, timeout_ms: int) -> None:
+        source, intake, inputs = self._edges.source, self._intake, self._plan.inputs
+        paused = intake.paused(limit)
+        if len(paused) < len(inputs):
+            source.pause(sorted(paused))
+            for batch in source.poll(limit, timeout_ms):
+                assert batch.topic is not None
+                assert batch.partition is not None
+                tp = TopicPartition(batch.topic, batch.partition)
+                intake.add(batch, source.position(tp))
+            source.resume(sorted(paused))
+        for tp in inputs:
+            intake.at(tp, source.position(tp))
+
+    def _process_within_share(self, chunk: Chunk) -> int:
+        waiting = len(chunk.batch)
+        step = budget.plan_step(self._stores.usage(), self._growth, waiting, self._share)
+        if step.commit_first and self._since_commit:
+            self._intake.put_back(chunk)
+            self._commit()
+            return 0
+        if step.take < waiting:
+            rest = chunk._replace(batch=chunk.batch.slice(step.take, waiting))
+            self._intake.put_back(rest)
+            chunk = chunk._replace(batch=chunk.batch.slice(0, step.take))
+        self._process(chunk)
+        if budget.reached(self._stores.usage(), self._share):
+            self._commit()
+        return len(chunk.batch)
+
+    def _process(self, chunk: Chunk) -> None:
+        context, batch = self._context, chunk.batch
+        assert context is not None
+        before = self._stores.usage()
+        self._begin()
+        self._pushes[chunk.tp.topic](batch)
+        latest = max(batch.timestamps)
+        if context.stream_time_ms is None or latest > context.stream_time_ms:
+            context.stream_time_ms = latest
+        after = self._stores.usage()
+        count = len(batch)
+        self._growth = (
+            (after.size_bytes - before.size_bytes) / count,
+            (after.records - before.records) / count,
+        )
+        self._since_commit += count
+
+    # Commit.
+
+    def _commit_due(self) -> bool:
+        assert self._context is not None
+        if not self._since_commit:
+            return self._intake.finished() and self._uncommitted_inputs()
+        interval_s = self._settings.effective_commit_interval_ms / 1000
+        return (
+            self._context.commit_requested
+            or self._intake.finished()
+            or self._edges.clock.monotonic() - self._last_commit_s >= interval_s
+        )
+
+    def _uncommitted_inputs(self) -> bool:
+        return any(self._intake.reached(tp) != at for tp, at in self._committed.items())
+
+    def _begin(self) -> None:
+        if not self._begun:
+            self._edges.outbox.begin()
+            self._begun = True
+
+    def _commit(self) -> None:
+        context, clock = self._context, self._edges.clock
+        assert context is not None
+        started = clock.monotonic()
+        offsets = {tp: self._intake.reached(tp) for tp in self._plan.inputs}
+        moved = {tp: offset for tp, offset in offsets.items() if offset is not None}
+        stamp = CommitStamp(self._stamp.number + 1, context.stream_time_ms)
+        size = self._stores.usage().size_bytes
+        self._begin()
+        commit_task(
+            Commit(moved, stamp),
+            list(self._stores.opened.values()),
+            self._edges.outbox,
+            self._settings.processing_guarantee,
+            self._settle,
+        )
+        self._begun = False
+        self._stamp = stamp
+        self._committed = moved
+        context.commit_requested = False
+        self._last_commit_s = clock.monotonic()
+        report = self.report
+        report.commits += 1
+        report.records_in += self._since_commit
+        report.records_out += context.records_out
+        report.bytes_written += size
+        report.commit_seconds += self._last_commit_s - started
+        self._since_commit = context.records_out = 0
+
+    def _settle(self, commit: Commit) -> Mapping[TopicPartition, int] | None:
+        """Ask the log about an unanswered commit, while lock and epoch are ours (SEMANTICS E4)."""
+        if self._claim is None or not self._claim.still_ours():
+            return None
+        self._edges.outbox.open()
+        found = CommitStamp.latest(self._edges.cluster.group_offsets(self._plan.inputs))
+        if found.number != commit.stamp.number:
+            return None
+        logs = [opened.changelog for opened in self._stores.opened.values()]
+        bounds = self._edges.changelog.bounds(logs) if logs else {}
+        return {tp: bound.end for tp, bound in bounds.items()}
+
+    def _rewind(self, error: Exception) -> None:
+        """Drop everything since the last commit and read again from there."""
+        self._failures += 1
+        if self._failures > _REWINDS_IN_A_ROW:
+            raise error
+        _log.warning(
+            "task %s: %s; going back to the last commit (%d of %d)",
+            self._plan.task_id,
+            error,
+            self._failures,
+            _REWINDS_IN_A_ROW,
+        )
+        self.report.rewinds += 1
+        if isinstance(error, Fenced | CommitUnknown):
+            self._edges.outbox.open()
+            self._begun = False
+        self._abort()
+        self._stores.rollback()
+        self._read_committed()
+        if not self._settings.exactly_once:
+            # The changelog already holds the dropped writes (SEMANTICS E6).
+            self._restore()
+        self._begin_reading()
+
+    def _abort(self) -> None:
+        if self._begun:
+            self._begun = False
+            self._edges.outbox.abort()
