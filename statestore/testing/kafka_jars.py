@@ -1,0 +1,132 @@
+"""The programs a local broker needs: Java, and Kafka's jars fetched once by Maven.
+
+The jars are those of docker/local/pom.xml. They land in `<scratch>/kafka-<version>/libs`, whole or
+not at all, once for all processes. Scratch: `$STATESTORE_SCRATCH`, else `.scratch` in the checkout.
+"""
+
+import hashlib
+import logging
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import filelock
+
+from statestore.errors import HostFailure, Locked, Unavailable
+
+SCRATCH_VARIABLE = "STATESTORE_SCRATCH"
+INSTALL = "apt-get install openjdk-17-jre-headless maven"
+
+_CHECKOUT = Path(__file__).resolve().parents[2]
+_POM = _CHECKOUT / "docker" / "local" / "pom.xml"
+_MARKER = "pom.sha256"
+_TEMPORARY = "kafka-jars-"
+_FETCH_S = 900
+
+_log = logging.getLogger(__name__)
+
+
+def scratch_dir() -> Path:
+    """The folder for everything that may be thrown away; made when missing."""
+    named = os.environ.get(SCRATCH_VARIABLE)
+    scratch = Path(named).resolve() if named else _CHECKOUT / ".scratch"
+    try:
+        scratch.mkdir(parents=True, exist_ok=True)
+    except OSError as failure:
+        raise HostFailure(
+            f"cannot make the scratch folder {scratch} ({failure.strerror}): "
+            f"set {SCRATCH_VARIABLE} to a folder that can be written"
+        ) from failure
+    return scratch
+
+
+def java() -> str:
+    """The Java to run: that of JAVA_HOME if set, else the one on the PATH."""
+    home = os.environ.get("JAVA_HOME")
+    return _program(str(Path(home) / "bin" / "java") if home else "java", "run a local broker")
+
+
+def kafka_libs() -> Path:
+    """The folder with the broker's jars, fetched first if it is missing or of another pom.xml."""
+    pom = _read_pom()
+    found = re.search(r"<kafka\.version>([^<]+)</kafka\.version>", pom.decode())
+    assert found, f"{_POM} has no kafka.version"
+    home = scratch_dir() / f"kafka-{found[1]}"
+    checksum = hashlib.sha256(pom).hexdigest()
+    if not _is_complete(home, checksum):
+        lock = filelock.FileLock(home.with_name("kafka-jars.lock"), timeout=_FETCH_S)
+        try:
+            with lock:
+                if not _is_complete(home, checksum):
+                    _fetch(home, checksum)
+        except filelock.Timeout as failure:
+            raise Locked(
+                f"another process has been fetching Kafka's jars for {_FETCH_S} s: end it, "
+                f"the lock is {lock.lock_file}"
+            ) from failure
+    return home / "libs"
+
+
+def _read_pom() -> bytes:
+    try:
+        return _POM.read_bytes()
+    except OSError as failure:
+        raise HostFailure(
+            f"{_POM} cannot be read: a local broker needs a checkout of the repository "
+            "(an editable install), not only the installed package"
+        ) from failure
+
+
+def _is_complete(home: Path, checksum: str) -> bool:
+    marker = home / "libs" / _MARKER
+    return marker.is_file() and marker.read_text() == checksum
+
+
+def _fetch(home: Path, checksum: str) -> None:
+    """Fetch into a temporary sibling, then rename: a reader sees all jars or none."""
+    for left_over in home.parent.glob(f"{_TEMPORARY}*"):
+        shutil.rmtree(left_over, ignore_errors=True)
+    _log.info("fetching the jars of %s with Maven, once", home.name)
+    with tempfile.TemporaryDirectory(
+        prefix=_TEMPORARY, dir=home.parent, ignore_cleanup_errors=True
+    ) as temporary:
+        fresh = Path(temporary) / "new"
+        _run_maven(fresh / "libs")
+        (fresh / "libs" / _MARKER).write_text(checksum)
+        if home.exists():
+            home.rename(Path(temporary) / "old")
+        fresh.rename(home)
+
+
+def _run_maven(libs: Path) -> None:
+    command = [_program("mvn", "fetch Kafka's jars"), "--quiet", "--batch-mode"]
+    command += ["-Dstyle.color=never", "--file", str(_POM), "dependency:copy-dependencies"]
+    command += [f"-DoutputDirectory={libs}", "-DincludeScope=runtime"]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_FETCH_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as failure:
+        raise Unavailable(f"Maven did not fetch Kafka's jars within {_FETCH_S} s") from failure
+    if done.returncode != 0 or not any(libs.glob("kafka_*.jar")):
+        tail = "\n".join(done.stdout.splitlines()[-15:])
+        raise Unavailable(
+            f"Maven could not fetch the jars of {_POM} (exit code {done.returncode}); look at the "
+            f"network and at Maven's settings, then try again:\n{tail}"
+        )
+
+
+def _program(name: str, purpose: str) -> str:
+    path = shutil.which(name)
+    if path is None:
+        raise HostFailure(f"'{name}' was not found, which is needed to {purpose}: {INSTALL}")
+    return path

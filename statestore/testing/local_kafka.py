@@ -1,0 +1,227 @@
+"""LocalKafka: a real Kafka cluster as child processes, for tests and benchmarks.
+
+It needs Java 17 and, once, Maven; no Docker. It ends with the process that made it, even if that is
+killed with SIGKILL (on Linux with setpriv), and leaves no files but the jars; what a killed process
+left is removed by the next one.
+"""
+
+import shutil
+import subprocess
+import uuid
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+from typing import Self
+
+import filelock
+import psutil
+
+from statestore.errors import Misuse, Unavailable
+from statestore.kafka.admin import TopicPlan, admin, create_topics
+from statestore.testing.kafka_jars import kafka_libs, scratch_dir
+from statestore.testing.kafka_node import (
+    BrokerConfig,
+    Lifetime,
+    Node,
+    await_ready,
+    end,
+    launch,
+    new_cluster_id,
+    prepare,
+    reserved_ports,
+)
+
+_READY_MS = 60_000
+_TOPIC_MS = 30_000
+_STOP_S = 30.0
+_LOCK_S = 60
+
+
+class LocalKafka:
+    """A cluster of `brokers` nodes, ready inside `with`, gone after it.
+
+    `config` is merged into every broker's properties. With `data_dir` the topics are kept there and
+    a later LocalKafka of as many brokers goes on with them, on other ports. Enter it in a thread
+    that lives as long as the cluster. Brokers are counted from 0.
+    """
+
+    def __init__(
+        self,
+        brokers: int = 1,
+        *,
+        config: BrokerConfig | None = None,
+        data_dir: Path | str | None = None,
+        ready_timeout_ms: int = _READY_MS,
+    ) -> None:
+        if brokers < 1:
+            raise Misuse(f"a cluster needs at least one broker, not {brokers}")
+        self._count = brokers
+        self._config = dict(config or {})
+        self._data_dir = None if data_dir is None else Path(data_dir).resolve()
+        self._ready_timeout_ms = ready_timeout_ms
+        self._nodes: tuple[Node, ...] = ()
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._cleanup = ExitStack()
+
+    def __enter__(self) -> Self:
+        assert not self._nodes, "a LocalKafka is entered once at a time"
+        with ExitStack() as stack:
+            self._start(stack)
+            self._cleanup = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._cleanup.close()
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """All brokers, stopped ones too, as clients want it."""
+        self._check_entered()
+        return ",".join(node.address for node in self._nodes)
+
+    def create_topic(
+        self, name: str, partitions: int = 4, config: Mapping[str, object] | None = None
+    ) -> None:
+        """Create a topic and return when every partition has a leader."""
+        plan = TopicPlan(
+            name, partitions, config={key: str(it) for key, it in (config or {}).items()}
+        )
+        create_topics(admin(self.bootstrap_servers), [plan], timeout_ms=_TOPIC_MS)
+
+    def stop_broker(self, index: int) -> None:
+        """Stop one broker in order: it hands over its leaderships and closes its logs."""
+        if not end([self._running(index)], grace_s=_STOP_S):
+            raise Unavailable(
+                f"broker {index} did not stop within {_STOP_S:g} s and was killed; "
+                f"the end of its log:\n{self._nodes[index].log_tail()}"
+            )
+        self._processes.pop(index).wait()
+
+    def kill_broker(self, index: int) -> None:
+        """Kill one broker with SIGKILL; what it had not yet synced stays in the page cache."""
+        end([self._running(index)], grace_s=0)
+        self._processes.pop(index).wait()
+
+    def start_broker(self, index: int) -> None:
+        """Start a stopped or killed broker on its old port and data, and wait until it is ready."""
+        node = self._node(index)
+        if index in self._processes:
+            raise Misuse(f"broker {index} runs already")
+        self._processes[index] = launch(node, Lifetime.PARENT)
+        await_ready(node, self._processes[index], timeout_ms=self._ready_timeout_ms)
+
+    def pid(self, index: int = 0) -> int:
+        """The process id of a running broker."""
+        return self._running(index).pid
+
+    def _start(self, stack: ExitStack) -> None:
+        kafka_libs()  # before any deadline runs
+        scratch = scratch_dir()
+        run_dir = stack.enter_context(_run_dir(scratch / "local-kafka"))
+        ports = stack.enter_context(reserved_ports(2 * self._count, scratch / "ports"))
+        data_dir = self._data_dir or run_dir
+        self._nodes = tuple(
+            Node(
+                node_id=index,
+                port=ports[2 * index],
+                controller_port=ports[2 * index + 1],
+                folder=run_dir / f"node-{index}",
+                data=data_dir / f"node-{index}" / "data",
+            )
+            for index in range(self._count)
+        )
+        stack.callback(self._end_all)
+        cluster_id = _cluster_id(data_dir)
+        # Formatting is a short Java run, done side by side. Launching stays in this thread, as
+        # brokers end with theirs.
+        with ThreadPoolExecutor(self._count) as pool:
+            prepared = [
+                pool.submit(prepare, node, self._nodes, self._config, cluster_id)
+                for node in self._nodes
+            ]
+        for future in prepared:
+            future.result()
+        deadline = monotonic() + self._ready_timeout_ms / 1000
+        for index, node in enumerate(self._nodes):
+            self._processes[index] = launch(node, Lifetime.PARENT)
+        for index, node in enumerate(self._nodes):
+            left_ms = max(1, int((deadline - monotonic()) * 1000))
+            await_ready(node, self._processes[index], timeout_ms=left_ms)
+
+    def _end_all(self) -> None:
+        """Kept data is closed in order; data about to be removed is not worth the wait."""
+        alive = [process for process in self._processes.values() if process.poll() is None]
+        grace_s = _STOP_S if self._data_dir else 0
+        end([psutil.Process(process.pid) for process in alive], grace_s=grace_s)
+        for process in alive:
+            process.wait()
+        self._processes.clear()
+        self._nodes = ()
+
+    def _check_entered(self) -> None:
+        if not self._nodes:
+            raise Misuse("the cluster runs only inside `with LocalKafka() as kafka:`")
+
+    def _node(self, index: int) -> Node:
+        self._check_entered()
+        if not 0 <= index < self._count:
+            raise Misuse(
+                f"there is no broker {index}: they are counted from 0 to {self._count - 1}"
+            )
+        return self._nodes[index]
+
+    def _running(self, index: int) -> psutil.Process:
+        self._node(index)
+        process = self._processes.get(index)
+        if process is None or process.poll() is not None:
+            raise Misuse(f"broker {index} does not run")
+        return psutil.Process(process.pid)
+
+
+def _cluster_id(data_dir: Path) -> str:
+    """The id all nodes of the data are formatted with, made at the first start."""
+    data_dir.mkdir(parents=True, exist_ok=True)
+    file = data_dir / "cluster-id"
+    if not file.exists():
+        file.write_text(new_cluster_id())
+    return file.read_text()
+
+
+@contextmanager
+def _run_dir(parent: Path) -> Iterator[Path]:
+    """A new folder, removed at the end; those of owners that died are removed at the beginning."""
+    parent.mkdir(parents=True, exist_ok=True)
+    folder = parent / uuid.uuid4().hex[:12]
+    own = filelock.FileLock(folder.with_suffix(".lock"), thread_local=False)
+    # One at a time: nobody sweeps a lock file between its making and its locking.
+    with filelock.FileLock(parent / "sweep.lock", timeout=_LOCK_S):
+        for lock_file in parent.glob("*.lock"):
+            if lock_file.name != "sweep.lock":
+                _sweep(lock_file)
+        own.acquire(timeout=0)
+        folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        Path(own.lock_file).unlink(missing_ok=True)
+        own.release()
+
+
+def _sweep(lock_file: Path) -> None:
+    owner = filelock.FileLock(lock_file)
+    try:
+        owner.acquire(timeout=0)
+    except filelock.Timeout:
+        return
+    shutil.rmtree(lock_file.with_suffix(""), ignore_errors=True)
+    lock_file.unlink(missing_ok=True)
+    owner.release()
