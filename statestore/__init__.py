@@ -1,0 +1,57 @@
+"""statestore: exactly-once, stateful stream processing for people who run Kafka, Spark and Airflow.
+
+The public names (INTERFACE). Importing this module opens nothing and imports no client: each name is
+loaded when first used (PEP 562).
+"""
+
+import importlib
+from typing import Any
+
+_HOMES = {
+    "statestore.assembly": ("open_store", "run"),
+    "statestore.model": (
+        "EmitStrategy",
+        "IsolationLevel",
+        "OnError",
+        "Position",
+        "PositionBound",
+        "ProcessingGuarantee",
+        "PunctuationType",
+        "PutResult",
+        "Record",
+        "Serde",
+        "TaskId",
+        "TopicPartition",
+        "VersionedRecord",
+        "Windowed",
+    ),
+    "statestore.operations.run": ("RunSummary",),
+    "statestore.settings": ("Settings",),
+    "statestore.stores.contracts": ("KeyValueStore", "ReadOnlyKeyValueStore", "StateStore"),
+    "statestore.stores.specs": (
+        "KeyValueSpec",
+        "in_memory_key_value_store",
+        "persistent_key_value_store",
+    ),
+    "statestore.topology.builder": ("StreamsBuilder",),
+    "statestore.topology.collector": ("Materialized",),
+    "statestore.topology.graph": ("Topology",),
+    "statestore.topology.operators": ("BatchProcessor", "Processor", "ProcessorContext"),
+    "statestore.topology.streams": ("KGroupedStream", "KStream", "KTable"),
+}
+_MODULES = {"errors": "statestore.errors", "serdes": "statestore.stores.serdes"}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = sorted([*_HOME_OF, *_MODULES])  # noqa: PLE0605  # computed from the table above
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
+    if name in _HOME_OF:
+        return getattr(importlib.import_module(_HOME_OF[name]), name)
+    raise AttributeError(f"module 'statestore' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

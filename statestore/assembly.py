@@ -1,0 +1,273 @@
+"""Settings in, ready things out: stores, stream tasks, runs. The only module that names concrete edges.
+
+`open_store` and `run` are public. A Spark job uses `start_run` in the driver and `serve_planned` in its workers;
+`run` does both in this process: same lock, same guarantees.
+"""
+
+import importlib
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from statestore.engines.memory import MemoryEngine
+from statestore.engines.rocks import RocksMemory, RocksTuning, open_rocks
+from statestore.errors import Action, Misuse, PipelineNotFound, StateStoreError
+from statestore.kafka.changelog import KafkaChangelog
+from statestore.kafka.outbox import PlainOutbox, TransactionalOutbox
+from statestore.kafka.source import KafkaSource
+from statestore.kafka.topics import KafkaCluster
+from statestore.layout import StateLayout
+from statestore.model import IsolationLevel, Span, Time, span_ms, to_ms
+from statestore.operations.run import PlannedTask, Run, RunRequest, RunSummary, check_shared
+from statestore.ports import Clock, Engine
+from statestore.settings import Settings, expand
+from statestore.stores import keyvalue, offsets
+from statestore.stores.keyvalue import TransactionalKeyValueStore
+from statestore.stores.specs import KeyValueSpec
+from statestore.stores.transaction import LagLimits, StagedEngine
+from statestore.tasks.lifecycle import StreamTask, TaskEdges, TaskPlan, TaskReport
+from statestore.tasks.slot import serve
+from statestore.topology.graph import Topology
+
+K = TypeVar("K")
+V = TypeVar("V")
+LATEST: Literal["latest"] = "latest"
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+
+def open_store(
+    spec: KeyValueSpec[K, V],
+    directory: str | Path | None = None,
+    *,
+    isolation_level: IsolationLevel | str | None = None,
+    settings: Settings | Mapping[str, object] | None = None,
+) -> TransactionalKeyValueStore[K, V]:
+    """Open a store on its own, in `<directory>/<name>`; it has no changelog, so RocksDB's log is on.
+
+    Raises Locked while another process has it open, TaskCorrupted if its files are not a whole store.
+    """
+    known = Settings.of(settings)
+    level = known.effective_isolation_level if isolation_level is None else isolation_level
+    if spec.persistent and directory is None:
+        raise Misuse(f"store {spec.name!r} is persistent: pass the directory it lives in")
+    path = None if directory is None else Path(directory) / spec.name
+    wal = known.write_ahead_log is not False
+    return _open(spec, path, known, SystemClock(), slots=1, wal=wal, level=IsolationLevel(level))
+
+
+def run(
+    topology: Topology,
+    settings: Settings | Mapping[str, object],
+    *,
+    until: Literal["latest"] | Time = LATEST,
+    run_for: Span | None = None,
+    stop: threading.Event | None = None,
+) -> RunSummary:
+    """Process what the input topics hold, in this process, exactly as a Spark run would.
+
+    `until`: up to the log's end at the start of each wave, or the first record at or after that time;
+    `run_for`: go on for that span instead. Raises what errors.py lists; nothing is half done.
+    """
+    known = Settings.of(settings)
+    summary = RunSummary(known.application_id)
+    stop = stop or threading.Event()
+    request = run_request(until=until, run_for=run_for)
+    with start_run(topology, known, request) as started:
+        for wave in started.waves():
+            if stop.is_set():
+                summary.caught_up = False
+                break
+            summary.add(serve_planned(topology, known, wave, request, slots=1, stop=stop))
+    return summary
+
+
+def run_request(
+    *,
+    until: Literal["latest"] | Time = LATEST,
+    run_for: Span | None = None,
+    accept_new_topology: bool = False,
+    accept_empty_changelog: bool = False,
+) -> RunRequest:
+    """The request of a run from public types."""
+    if until != LATEST and run_for is not None:
+        raise Misuse("until and run_for exclude each other: a continuous run has no planned end")
+    return RunRequest(
+        until_ms=None if isinstance(until, str) else to_ms(until),
+        run_for_ms=None if run_for is None else span_ms(run_for),
+        accept_new_topology=accept_new_topology,
+        accept_empty_changelog=accept_empty_changelog,
+    )
+
+
+def start_run(topology: Topology, settings: Settings, request: RunRequest) -> Run:
+    """The driver's side of a run: enter it, and it holds the application lock."""
+    settings.require("application.id", "bootstrap.servers", "state.dir")
+    return Run(
+        topology, settings, _layout(settings), KafkaCluster(settings), SystemClock(), request
+    )
+
+
+def serve_planned(
+    topology: Topology,
+    settings: Settings,
+    planned: Sequence[PlannedTask],
+    request: RunRequest,
+    *,
+    slots: int,
+    stop: threading.Event,
+) -> list[TaskReport]:
+    """The worker's side: run these stream tasks here. `slots`: how many slots share this host's memory."""
+    clock, layout = SystemClock(), _layout(settings)
+    for task in planned:
+        check_shared(layout, task)
+    tasks = [
+        StreamTask(
+            _task_plan(topology, task, request, slots),
+            _edges(settings, task, clock, slots),
+            settings,
+            layout,
+        )
+        for task in planned
+    ]
+    return serve(tasks, run_for_ms=request.run_for_ms, stop=stop, clock=clock)
+
+
+def load_pipeline(path: str) -> Topology:
+    """The topology of `module:function`; PipelineNotFound says what could not be found."""
+    module_name, _, function_name = path.partition(":")
+    if not module_name or not function_name:
+        raise PipelineNotFound(f"pipeline {path!r}: want module:function, such as shop.orders:topology")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise PipelineNotFound(
+            f"pipeline {path!r}: cannot import {module_name!r} ({error}): "
+            "is it on PYTHONPATH of driver and workers?"
+        ) from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise PipelineNotFound(f"pipeline {path!r}: {module_name} has no function {function_name!r}")
+    topology = function()
+    if not isinstance(topology, Topology):
+        raise PipelineNotFound(
+            f"pipeline {path!r} returned {type(topology).__name__}, not a Topology: return b.build()"
+        )
+    return topology
+
+
+def failure(error: BaseException) -> dict[str, object]:
+    """An error as the JSON line and the summary file carry it."""
+    known = isinstance(error, StateStoreError)
+    return {
+        "class": type(error).__name__,
+        "message": str(error),
+        "exit_code": error.exit_code if isinstance(error, StateStoreError) else 1,
+        "action": str(error.action if isinstance(error, StateStoreError) else Action.RETRY),
+        "foreseen": known,
+    }
+
+
+def summary_fields(summary: RunSummary) -> dict[str, Any]:
+    """The summary as JSON-ready fields."""
+    return asdict(summary)
+
+
+def _task_plan(
+    topology: Topology, planned: PlannedTask, request: RunRequest, slots: int
+) -> TaskPlan:
+    ends = planned.ends()
+    return TaskPlan(
+        planned.task_id,
+        topology.sub_topologies[planned.task_id.sub_topology],
+        topology.stores,
+        tuple(ends),
+        ends if planned.bounded else None,
+        slots,
+        accept_empty_changelog=request.accept_empty_changelog,
+    )
+
+
+def _edges(settings: Settings, planned: PlannedTask, clock: Clock, slots: int) -> TaskEdges:
+    group_id = settings.application_id
+    outbox = (
+        TransactionalOutbox(
+            settings, transactional_id=f"{group_id}-{planned.task}", group_id=group_id
+        )
+        if settings.exactly_once
+        else PlainOutbox(settings, group_id=group_id)
+    )
+
+    def open_task_store(
+        spec: KeyValueSpec[Any, Any], path: Path
+    ) -> TransactionalKeyValueStore[Any, Any]:
+        level = settings.effective_isolation_level
+        wal = settings.write_ahead_log is True
+        return _open(spec, path, settings, clock, slots=slots, wal=wal, level=level, task=planned.task)
+
+    return TaskEdges(
+        KafkaSource(settings, group_id=group_id),
+        outbox,
+        KafkaChangelog(settings),
+        KafkaCluster(settings),
+        clock,
+        open_task_store,
+    )
+
+
+def _open(
+    spec: KeyValueSpec[K, V],
+    path: Path | None,
+    settings: Settings,
+    clock: Clock,
+    *,
+    slots: int,
+    wal: bool,
+    level: IsolationLevel,
+    task: str | None = None,
+) -> TransactionalKeyValueStore[K, V]:
+    tables = (keyvalue.TABLE, offsets.TABLE)
+    engine: Engine
+    if spec.persistent and path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        memory = RocksMemory.of_bytes(settings.memory_bytes // slots)
+        engine = open_rocks(
+            path, tables=tables, tuning=RocksTuning(write_ahead_log=wal, memory=memory)
+        )
+        where = str(path)
+    else:
+        engine, where = MemoryEngine(tables), f"in-memory store {spec.name!r}"
+    limits = LagLimits(
+        settings.flush_lag_max_bytes, settings.flush_lag_max_records, settings.flush_lag_max_ms
+    )
+    try:
+        staged = StagedEngine(
+            engine,
+            kind=keyvalue.KIND,
+            name=spec.name,
+            where=where,
+            tables=(keyvalue.TABLE,),
+            limits=limits,
+            clock=clock,
+        )
+    except BaseException:
+        engine.close()
+        raise
+    return TransactionalKeyValueStore(
+        staged, spec, isolation_level=level, owned_by_task=task is not None
+    )
+
+
+def _layout(settings: Settings) -> StateLayout:
+    return StateLayout(Path(expand(settings.state_dir, "state.dir")), settings.application_id)

@@ -1,0 +1,296 @@
+"""One run of an application: checks, lock, internal topics, waves with their planned ends, summary.
+
+The driver holds the application lock from enter to exit. It plans END offsets only, wave by wave, just before each:
+every stream task finds its own start (SEMANTICS E3). Nothing is written anywhere before all checks have passed.
+"""
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import msgspec
+
+from statestore import layout as folders
+from statestore.errors import (
+    HostFailure,
+    InvalidTopology,
+    NotCopartitioned,
+    StateDirNotShared,
+    TopicMissing,
+    TopologyMismatch,
+)
+from statestore.layout import Claim, StateLayout
+from statestore.model import TaskId, TopicPartition
+from statestore.ports import Clock, Cluster, TopicSpec
+from statestore.settings import Settings
+from statestore.tasks.lifecycle import TaskReport
+from statestore.topology.graph import SubTopology, TopicName, Topology, Wave
+
+_WEEK_MS = 7 * 86_400_000
+
+
+class PlannedTask(msgspec.Struct, frozen=True):
+    """One stream task of a wave, as it travels to whoever runs it. Carries no settings and no secret."""
+
+    task: str
+    inputs: list[tuple[str, int, int]]
+    bounded: bool
+    nonce: str
+
+    @property
+    def task_id(self) -> TaskId:
+        return TaskId.parse(self.task)
+
+    def ends(self) -> dict[TopicPartition, int]:
+        """Input partitions, in order of declaration, and their planned ends."""
+        return {TopicPartition(topic, p): end for topic, p, end in self.inputs}
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What a run is asked to do. `until_ms` None: the latest; `run_for_ms` None: bounded."""
+
+    until_ms: int | None = None
+    run_for_ms: int | None = None
+    accept_new_topology: bool = False
+    accept_empty_changelog: bool = False
+
+
+@dataclass
+class RunSummary:
+    """What a run did; the fields of the JSON line (INTERFACE)."""
+
+    application_id: str
+    stream_tasks: int = 0
+    records_in: int = 0
+    records_out: int = 0
+    commits: int = 0
+    restored_records: int = 0
+    restore_seconds: float = 0.0
+    caught_up: bool = True
+    error: dict[str, object] | None = None
+
+    def add(self, reports: Sequence[TaskReport]) -> None:
+        """Sum up the reports of a wave."""
+        for report in reports:
+            self.stream_tasks += 1
+            self.records_in += report.records_in
+            self.records_out += report.records_out
+            self.commits += report.commits
+            self.restored_records += report.restored_records
+            self.restore_seconds = max(self.restore_seconds, report.restore_seconds)
+            self.caught_up = self.caught_up and report.caught_up
+
+
+class Run:
+    """A run, from the application lock to its release; use `with`."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        settings: Settings,
+        layout: StateLayout,
+        cluster: Cluster,
+        clock: Clock,
+        request: RunRequest,
+    ) -> None:
+        self.topology = topology
+        self._settings = settings
+        self._layout = layout
+        self._cluster = cluster
+        self._clock = clock
+        self._request = request
+        self._application_id = settings.application_id
+        self._nonce = secrets.token_hex(16)
+        self._counts: dict[TopicName, int] = {}
+        self._claim: Claim | None = None
+
+    def __enter__(self) -> Self:
+        """Check, lock, prepare. Every refusal comes before anything is written."""
+        if self._settings.explicit_naming and self.topology.unnamed:
+            raise InvalidTopology(
+                f"no name of their own: {', '.join(self.topology.unnamed)}; relocation goes by name: "
+                "name them, or set ensure.explicit.internal.resource.naming=false"
+            )
+        self._cluster.check()
+        self._check_topics()
+        check_placement(self.topology, self._layout, self._request)
+        folder = self._layout.application_dir
+        self._layout.create(folder)
+        self._claim = folders.claim(
+            folder,
+            what=f"application {self._application_id}",
+            wait_ms=self._settings.lock_wait_ms,
+            clock=self._clock,
+        )
+        try:
+            self._create_internal_topics()
+            folders.publish(self._layout.nonce_file, self._nonce.encode())
+            folders.publish(
+                self._layout.topology_file, msgspec.json.encode(self.topology.deployed())
+            )
+        except BaseException:
+            self._claim.release()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_exc: object) -> None:
+        assert self._claim is not None
+        try:
+            if kind is None:
+                self._purge_repartitions()
+        finally:
+            self._claim.release()
+
+    def waves(self) -> Iterator[list[PlannedTask]]:
+        """The tasks of each wave, planned when asked for; a cycle repeats until nothing moves."""
+        if self._request.run_for_ms is not None:
+            yield [task for wave in self.topology.waves for task in self._plan(wave)]
+            return
+        for wave in self.topology.waves:
+            before: Mapping[TopicPartition, int] | None = None
+            while True:
+                planned = self._plan(wave)
+                ends = {tp: end for task in planned for tp, end in task.ends().items()}
+                if ends == before:
+                    break
+                yield planned
+                if not wave.repeat:
+                    break
+                before = ends
+
+    def _plan(self, wave: Wave) -> list[PlannedTask]:
+        tasks = self.topology.tasks(self._counts)
+        planned = []
+        for ordinal in wave.ordinals:
+            part = self.topology.sub_topologies[ordinal]
+            ends = self._ends(part)
+            for task in tasks[ordinal]:
+                inputs = [
+                    (topic, p, end) for (topic, p), end in ends.items() if p == task.partition
+                ]
+                planned.append(
+                    PlannedTask(
+                        str(task), inputs, self._request.run_for_ms is None, self._nonce
+                    )
+                )
+        return planned
+
+    def _ends(self, part: SubTopology) -> dict[TopicPartition, int]:
+        inputs = [
+            TopicPartition(topic.full(self._application_id), p)
+            for topic in part.source_topics
+            for p in range(self._counts[topic])
+        ]
+        bounds = self._cluster.bounds(inputs)
+        ends = {tp: bounds[tp].end for tp in inputs}
+        until_ms = self._request.until_ms
+        if until_ms is not None:
+            internal = {t.full(self._application_id) for t in part.source_topics if t.internal}
+            timed = [tp for tp in inputs if tp.topic not in internal]
+            found = self._cluster.offsets_at(timed, until_ms) if timed else {}
+            ends |= {tp: min(offset, ends[tp]) for tp, offset in found.items()}
+        return ends
+
+    def _check_topics(self) -> None:
+        read, written = self.topology.topics()
+        existing = self._cluster.partitions(sorted(read | written))
+        missing = sorted((read | written) - existing.keys())
+        if missing:
+            raise TopicMissing(
+                f"topics that do not exist: {', '.join(missing)}; create them, then start again"
+            )
+        self._counts = self.topology.partition_counts(existing)
+
+    def _create_internal_topics(self) -> None:
+        specs = internal_topics(self.topology, self._counts, self._application_id)
+        existing = self._cluster.partitions([spec.name for spec in specs])
+        for spec in specs:
+            found = existing.get(spec.name, spec.partitions)
+            if found != spec.partitions:
+                raise NotCopartitioned(
+                    f"internal topic {spec.name} has {found} partitions, the topology needs "
+                    f"{spec.partitions}: the input's partition count changed; reset the application "
+                    "or bring the old count back"
+                )
+        self._cluster.create([spec for spec in specs if spec.name not in existing])
+
+    def _purge_repartitions(self) -> None:
+        """Records below the committed offsets have served; the topics keep nothing else (SEMANTICS T3)."""
+        tps = [
+            TopicPartition(topic.full(self._application_id), p)
+            for topic, count in self._counts.items()
+            if topic.internal
+            for p in range(count)
+        ]
+        if tps:
+            committed = self._cluster.group_offsets(tps)
+            self._cluster.delete_before({tp: at.offset for tp, at in committed.items()})
+
+
+def internal_topics(
+    topology: Topology, counts: Mapping[TopicName, int], application_id: str
+) -> list[TopicSpec]:
+    """The repartition and changelog topics a topology needs (SEMANTICS T1, T3)."""
+    specs = [
+        TopicSpec(
+            topic.full(application_id),
+            count,
+            {"cleanup.policy": "delete", "retention.ms": "-1", "message.timestamp.type": "CreateTime"},
+        )
+        for topic, count in counts.items()
+        if topic.internal
+    ]
+    tasks = topology.tasks(counts)
+    for part in topology.sub_topologies:
+        for store in part.stores:
+            config = {
+                "cleanup.policy": "compact",
+                "delete.retention.ms": str(_WEEK_MS),
+                "message.timestamp.type": "CreateTime",
+            }
+            config |= topology.stores[store].changelog_config
+            name = f"{application_id}-{store}-changelog"
+            specs.append(TopicSpec(name, len(tasks[part.ordinal]), config))
+    return specs
+
+
+def check_placement(topology: Topology, layout: StateLayout, request: RunRequest) -> None:
+    """TopologyMismatch if state on disk lies where this topology would not look for it."""
+    wanted = {store: part.ordinal for part in topology.sub_topologies for store in part.stores}
+    on_disk = [(task, store) for task in layout.tasks() for store in layout.stores(task)]
+    if not on_disk:
+        return
+    misplaced = [
+        f"{store}: in {task}, should be in {wanted[store]}_{task.partition}"
+        for task, store in on_disk
+        if store in wanted and wanted[store] != task.sub_topology
+    ]
+    if misplaced:
+        raise TopologyMismatch(
+            f"{layout.application_dir}: the topology changed and stores lie elsewhere: "
+            f"{'; '.join(misplaced)}"
+        )
+    if not request.accept_new_topology and not any(store in wanted for _, store in on_disk):
+        found = ", ".join(sorted({store for _, store in on_disk}))
+        raise TopologyMismatch(
+            f"{layout.application_dir} holds {found}, none of which this pipeline has: "
+            "another application's state dir? Pass --accept-new-topology if it is right"
+        )
+
+
+def check_shared(layout: StateLayout, planned: PlannedTask) -> None:
+    """StateDirNotShared unless this process reads the driver's nonce (SEMANTICS T5)."""
+    path = layout.nonce_file
+    try:
+        found = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        found = ""
+    except OSError as error:
+        raise HostFailure(f"cannot read {path}: {error.strerror}") from error
+    if found != planned.nonce:
+        raise StateDirNotShared(
+            f"{path} is not what the driver wrote: every worker must see the same state dir; "
+            "mount the driver's volume there"
+        )

@@ -1,0 +1,129 @@
+"""Where the DSL's nodes gather: names, stores and repartition topics of a topology being written.
+
+Used by `builder` and `streams` only. Generated names are Kafka Streams'.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from statestore.errors import InvalidTopology, Misuse
+from statestore.layout import check_store_name
+from statestore.model import Serde
+from statestore.stores.specs import StoreSpec
+from statestore.topology.graph import (
+    Build,
+    Node,
+    OperatorNode,
+    Repartition,
+    SinkNode,
+    SourceNode,
+    TopicName,
+    Topology,
+    check_names,
+)
+
+
+@dataclass(frozen=True)
+class Materialized:
+    """How an aggregate or table keeps its state; `caching=False` emits every update (INTERFACE rule 6)."""
+
+    store: str | StoreSpec
+    caching: bool = True
+    changelog_config: Mapping[str, str] = field(default_factory=dict)
+    key_serde: Serde[Any] | None = None
+    value_serde: Serde[Any] | None = None
+
+
+class Collector:
+    """The nodes so far; `key_serde` and `value_serde` serve every node that names none."""
+
+    def __init__(self, key_serde: Serde[Any], value_serde: Serde[Any]) -> None:
+        self.key_serde = key_serde
+        self.value_serde = value_serde
+        self._nodes: list[Node] = []
+        self._stores: dict[str, StoreSpec] = {}
+        self._repartitions: dict[str, Repartition] = {}
+        self._unnamed: list[str] = []
+        self._counter = 0
+
+    def build(self) -> Topology:
+        """The topology; InvalidTopology names what is wrong."""
+        check_names(self._nodes)
+        return Topology(
+            tuple(self._nodes), dict(self._stores), dict(self._repartitions), tuple(self._unnamed)
+        )
+
+    def add(self, node: Node) -> None:
+        """Append a node."""
+        self._nodes.append(node)
+
+    def node(
+        self,
+        kind: str,
+        name: str | None,
+        parents: tuple[str, ...],
+        make: Callable[[str], Build],
+        stores: tuple[str, ...] = (),
+    ) -> str:
+        """Add an operator, named or numbered; returns its name."""
+        chosen = name or self.number(kind)
+        self.add(OperatorNode(chosen, parents, make(chosen), stores))
+        return chosen
+
+    def declare(self, spec: StoreSpec) -> None:
+        """Make a store known; the same spec may come twice, a different one of that name is refused."""
+        if self._stores.setdefault(spec.name, spec) != spec:
+            raise InvalidTopology(f"two different stores are named {spec.name!r}: name them apart")
+
+    def store_name(self, kind: str) -> str:
+        """A generated store name, noted as one (KIP-1111)."""
+        name = f"{kind}-STATE-STORE-{self._counter:010d}"
+        self._counter += 1
+        self._unnamed.append(f"store {name}")
+        return name
+
+    def repartition(
+        self,
+        parent: str,
+        name: str,
+        *,
+        explicit: bool,
+        key_serde: Serde[Any],
+        value_serde: Serde[Any],
+        partitions: int | None,
+    ) -> str:
+        """A sink and a source with an internal topic between them; returns the source's name."""
+        check_store_name(name)
+        if name in self._repartitions:
+            raise InvalidTopology(f"two repartition topics are named {name!r}: name them apart")
+        if not explicit:
+            self._unnamed.append(f"repartition topic {name}")
+        self._repartitions[name] = Repartition(name, partitions, explicit)
+        topic = TopicName(name, internal=True)
+        self.add(SinkNode(self.number("KSTREAM-SINK"), (parent,), topic, key_serde, value_serde))
+        source = SourceNode(self.number("KSTREAM-SOURCE"), (topic,), key_serde, value_serde)
+        self.add(source)
+        return source.name
+
+    def number(self, kind: str) -> str:
+        """A generated node name."""
+        name = f"{kind}-{self._counter:010d}"
+        self._counter += 1
+        return name
+
+
+def check_arity(where: str, function: Callable[..., Any], count: int) -> None:
+    """Misuse unless `function` can be called with `count` positional arguments."""
+    if not callable(function):
+        raise Misuse(f"{where}: want a function of {count} arguments, got {function!r}")
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except TypeError as error:
+        raise Misuse(
+            f"{where}: {getattr(function, '__name__', function)!r} cannot take "
+            f"{count} arguments ({error})"
+        ) from error
+    except ValueError:
+        return  # A builtin without a signature: called as it is.
