@@ -111,9 +111,13 @@ class LocalKafka:
         self._processes.pop(index).wait()
 
     def start_broker(self, index: int) -> None:
-        """Start a stopped or killed broker on its old port and data, and wait until it is ready."""
+        """Start a stopped or killed broker on its old port and data, and wait until it is ready.
+
+        After a kill that takes 3 s at least: the old session has to run out first.
+        """
         node = self._node(index)
-        if index in self._processes:
+        process = self._processes.get(index)
+        if process is not None and process.poll() is None:
             raise Misuse(f"broker {index} runs already")
         self._processes[index] = launch(node, Lifetime.PARENT)
         await_ready(node, self._processes[index], timeout_ms=self._ready_timeout_ms)

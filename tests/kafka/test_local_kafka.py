@@ -153,6 +153,8 @@ def test_killed_and_stopped_broker_comes_back_on_its_port_with_its_data(tmp_path
         with pytest.raises(Misuse, match="broker 0 does not run"):
             kafka.stop_broker(0)
         kafka.start_broker(0)
+        with pytest.raises(Misuse, match="broker 0 runs already"):
+            kafka.start_broker(0)
         produce(kafka, "kept", [b"after kill"])
         kafka.stop_broker(0)
         kafka.start_broker(0)
