@@ -1,0 +1,1 @@
+"""What the DAG files share; imports Airflow and the standard library only."""

@@ -1,0 +1,64 @@
+"""The applications file as the DAGs see it: names and schedules, never settings.
+
+The job reads the rest of the file itself (`--application-id`, `--config`), so nothing secret passes
+through Airflow.
+"""
+
+import os
+import tomllib
+from pathlib import Path
+from typing import NamedTuple
+
+PROJECT_DIR = Path(__file__).resolve().parents[2]
+SAMPLE_ID = "flights"
+
+
+class Application(NamedTuple):
+    """One `[applications.<id>]`: what a DAG needs to be made for it."""
+
+    application_id: str
+    pipeline: str
+    schedule: str | None
+    config: Path
+
+    def dag_id(self, verb: str) -> str:
+        """`micro_batches` for the sample application, `micro_batches__<id>` for any other."""
+        return verb if self.application_id == SAMPLE_ID else f"{verb}__{self.application_id}"
+
+    @property
+    def asset_uri(self) -> str:
+        """The committed state of this application, as an Airflow asset."""
+        return f"statestore://{self.application_id}/state"
+
+
+def applications_file() -> Path:
+    """`STATESTORE_CONFIG`, else `statestore.toml` beside the `dags` folder."""
+    configured = os.environ.get("STATESTORE_CONFIG")
+    return Path(configured).resolve() if configured else PROJECT_DIR / "statestore.toml"
+
+
+def load_applications() -> tuple[Application, ...]:
+    """Every application of the file, in its order; ValueError names the file and the field."""
+    path = applications_file()
+    try:
+        sections = tomllib.loads(path.read_text(encoding="utf-8")).get("applications", {})
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(
+            f"cannot read applications file {path}: {error}; set STATESTORE_CONFIG to another"
+        ) from error
+    return tuple(
+        Application(
+            application_id=application_id,
+            pipeline=_text(section, "pipeline", application_id, path) or "given by the job's flags",
+            schedule=_text(section, "schedule", application_id, path),
+            config=path,
+        )
+        for application_id, section in sections.items()
+    )
+
+
+def _text(section: dict[str, object], field: str, application_id: str, path: Path) -> str | None:
+    value = section.get(field)
+    if value is None or isinstance(value, str):
+        return value
+    raise ValueError(f"{path}: {field} of [applications.{application_id}] must be text")

@@ -1,0 +1,238 @@
+"""`StateStoreJobOperator`: one submission of jobs/process.py to Spark.
+
+The job's summary file decides what happens next, because spark-submit hides exit codes:
+
+    summary says           raised                 Airflow does
+    success                nothing                success, asset event with the summary
+    error, fail            AirflowFailException   fails at once
+    error, retry           JobFailed              retries after the task's own delay
+    error, retry_later     ApplicationLocked      retries after RETRY_LATER_DELAY
+    nothing at all         JobFailed              retries: the job was killed or never started
+"""
+
+import contextlib
+import json
+import os
+import re
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, NoReturn
+
+import psutil
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk import Asset, Context, ExceptionRetryPolicy, RetryAction, RetryRule
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from statestore_airflow.applications import PROJECT_DIR, Application
+
+SUMMARY_KEY = "summary"
+RETRY_LATER_DELAY = timedelta(minutes=5)
+KILL_GRACE_S = 3.0
+"""Airflow kills the task itself 5 s after asking it to stop: the job must be gone before."""
+
+_MARK = "STATESTORE_SUBMISSION"
+_RUN_TIME = re.compile(r"\{\{\s*(data_interval_start|data_interval_end|logical_date)\s*\}\}")
+
+
+class JobFailed(AirflowException):
+    """The job did not finish, but the same run may succeed: nothing it committed is lost."""
+
+
+class ApplicationLocked(JobFailed):
+    """Another process owns the application: time helps, another attempt at once does not."""
+
+
+RETRY_POLICY = ExceptionRetryPolicy(
+    rules=[
+        RetryRule(
+            exception=ApplicationLocked,
+            action=RetryAction.RETRY,
+            retry_delay=RETRY_LATER_DELAY,
+            reason="another process owns the application",
+        ),
+        RetryRule(exception=JobFailed, action=RetryAction.RETRY, reason="a rerun may succeed"),
+    ]
+)
+
+
+class StateStoreJobOperator(SparkSubmitOperator):
+    """Run one application up to `until`, or continuously for `run_for`.
+
+    `until` is "latest", a time, or one of the run's own times such as "{{ data_interval_end }}".
+    The summary goes to XCom (key "summary") after success and failure, and into the asset's event
+    after success. With STATESTORE_SUMMARY_FILE set it is also left in that file. Stopping the task
+    ends every process of the job on this host.
+    """
+
+    template_fields: Sequence[str] = (*SparkSubmitOperator.template_fields, "until", "run_for")
+    ui_color: str = "#cfe8dc"
+
+    def __init__(
+        self,
+        *,
+        target: Application,
+        until: str = "latest",
+        run_for: str = "",
+        script: str = "jobs/process.py",
+        **kwargs: Any,
+    ) -> None:
+        self._asset = Asset(name=f"{target.application_id}_state", uri=target.asset_uri)
+        kwargs.setdefault("spark_binary", str(Path(sys.executable).with_name("spark-submit")))
+        kwargs.setdefault("name", f"statestore-{target.application_id}")
+        kwargs.setdefault("retry_policy", RETRY_POLICY)
+        super().__init__(
+            application=str(PROJECT_DIR / script),
+            conf={"spark.executorEnv.PYTHONPATH": str(PROJECT_DIR)},
+            outlets=[self._asset],
+            **kwargs,
+        )
+        self.application_id = target.application_id
+        self.config_file = str(target.config)
+        self.until = until
+        self.run_for = run_for
+        self._submission = ""
+
+    def execute(self, context: Context) -> None:
+        """Submit, then act on the summary (table above)."""
+        self._submission = uuid.uuid4().hex
+        self.env_vars = _job_environment() | (self.env_vars or {}) | {_MARK: self._submission}
+        failure: Exception | None = None
+        with _summary_file() as summary_file:
+            self.application_args = self._arguments(context, summary_file)
+            try:
+                # Relative paths of the applications file start at its folder.
+                with contextlib.chdir(Path(self.config_file).parent):
+                    super().execute(context)
+            except (AirflowException, OSError) as error:
+                failure = error
+            summary = _read_summary(summary_file)
+        if summary is None:
+            self._raise_without_summary(failure)
+        context["ti"].xcom_push(key=SUMMARY_KEY, value=summary)
+        if summary.get("error"):
+            self._raise_from_error(summary["error"], failure)
+        if failure is not None:
+            message = f"{self.application_id}: finished and committed, then spark-submit failed"
+            self.log.error("%s; the retry goes on from the committed offsets", message)
+            raise JobFailed(message) from failure
+        context["outlet_events"][self._asset].extra = {SUMMARY_KEY: summary}
+        self.log.info("%s: %s", self.application_id, _figures(summary))
+
+    def on_kill(self) -> None:
+        """End driver JVM, Python driver, daemon and workers, politely first."""
+        if self._submission:
+            end_marked_processes(self._submission, grace_s=KILL_GRACE_S)
+        if self._hook is not None:
+            super().on_kill()
+
+    def _arguments(self, context: Context, summary_file: Path) -> list[str]:
+        arguments = ["--application-id", self.application_id, "--config", self.config_file]
+        if self.run_for:
+            if self.until != "latest":
+                raise AirflowFailException(
+                    f"{self.application_id}: until={self.until!r} and run_for={self.run_for!r} "
+                    "exclude each other; trigger again with one of them"
+                )
+            arguments += ["--run-for", self.run_for]
+        else:
+            arguments += ["--until", self._resolved_until(context)]
+        return [*arguments, "--summary-file", str(summary_file)]
+
+    def _resolved_until(self, context: Context) -> str:
+        match = _RUN_TIME.fullmatch(self.until.strip())
+        if match is None:
+            return self.until
+        moment = dict(context).get(match[1])
+        if not isinstance(moment, datetime):
+            raise AirflowFailException(
+                f"{self.application_id}: until={self.until!r}, but this run has no {match[1]}; "
+                "trigger it with a logical date, or give a time"
+            )
+        return moment.isoformat()
+
+    def _raise_without_summary(self, failure: Exception | None) -> NoReturn:
+        # A driver ended by SIGTERM lets spark-submit exit with 0: the exit code decides nothing.
+        message = f"{self.application_id}: ended without a summary (killed, never started, or "
+        message += "driven from another host: deploy mode must be client)"
+        self.log.error("%s; the retry goes on from the committed offsets", message)
+        raise JobFailed(message) from failure
+
+    def _raise_from_error(self, error: Mapping[str, Any], failure: Exception | None) -> NoReturn:
+        message = f"{self.application_id}: {error.get('class')}: {error.get('message')}"
+        message += f" (exit code {error.get('exit_code')})"
+        match error.get("action"):
+            case "fail":
+                self.log.error("%s; not retried", message)
+                raise AirflowFailException(message) from failure
+            case "retry_later":
+                self.log.error("%s; retried in %s", message, RETRY_LATER_DELAY)
+                raise ApplicationLocked(message) from failure
+            case _:
+                self.log.error("%s; retried", message)
+                raise JobFailed(message) from failure
+
+
+def end_marked_processes(mark: str, *, grace_s: float) -> None:
+    """Terminate, then after `grace_s` kill, every process started by that submission.
+
+    Found by an environment variable, as pyspark's daemon leaves the process group and orphans leave
+    the process tree.
+    """
+    for finish in (psutil.Process.terminate, psutil.Process.kill):
+        alive = list(_marked(mark))
+        for process in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                finish(process)
+        psutil.wait_procs(alive, timeout=grace_s)
+
+
+def _marked(mark: str) -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(_MARK) == mark:
+                yield process
+
+
+@contextlib.contextmanager
+def _summary_file() -> Iterator[Path]:
+    """Where the job writes its summary: STATESTORE_SUMMARY_FILE, else a temporary file."""
+    kept = os.environ.get("STATESTORE_SUMMARY_FILE")
+    if kept:
+        path = Path(kept).resolve()
+        path.unlink(missing_ok=True)
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="statestore-") as folder:
+        yield Path(folder) / "summary.json"
+
+
+def _read_summary(path: Path) -> dict[str, Any] | None:
+    """None if the job left none, or died while writing it."""
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return summary if isinstance(summary, dict) else None
+
+
+def _figures(summary: Mapping[str, Any]) -> str:
+    return (
+        f"{summary.get('records_in')} records in, {summary.get('records_out')} out, "
+        f"{summary.get('commits')} commits by {summary.get('stream_tasks')} stream tasks; "
+        f"restored {summary.get('restored_records')} in {summary.get('restore_seconds')} s; "
+        f"{'caught up' if summary.get('caught_up') else 'stopped before the end'}"
+    )
+
+
+def _job_environment() -> dict[str, Any]:
+    """Driver and workers run this interpreter and import this project."""
+    inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    rest = [entry for entry in inherited if entry and entry != str(PROJECT_DIR)]
+    return {
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYTHONPATH": os.pathsep.join([str(PROJECT_DIR), *rest]),
+    }
