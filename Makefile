@@ -2,11 +2,12 @@
 
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup run up down fmt check test test-fast test-all lock clean
+CHECKS := check-types check-layers check-format check-lint check-spelling check-tidy
+.PHONY: help setup run up down fmt check $(CHECKS) test test-fast test-all lock clean
 
 BIN := .venv/bin
-CODE := $(wildcard statestore jobs dags tests)
-PYTEST = SET_UP_SECONDS=$$(cat .scratch/set-up-seconds) $(BIN)/python -m pytest
+CODE := $(wildcard statestore jobs dags scripts tests)
+PYTEST = SET_UP_SECONDS=$$(cat .venv/.set-up-seconds) $(BIN)/python -m pytest
 
 help:
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -31,16 +32,29 @@ fmt: setup ## format the code and fix what can be fixed safely
 	@$(BIN)/ruff check --fix-only --quiet $(CODE)
 	@$(BIN)/ruff format $(CODE)
 
-check: setup ## format, lint, types, layers, spelling, tidiness
-	@$(BIN)/ruff format --check $(CODE)
-	@$(BIN)/ruff check $(CODE)
+check: setup ## format, lint, types, layers, spelling, tidiness: every fault at once
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync $(CHECKS)
+
+check-format:
+	@$(BIN)/ruff format --check --output-format=concise $(CODE)
+
+check-lint:
+	@$(BIN)/ruff check --output-format=concise $(CODE)
+
+check-types:
 	@$(BIN)/mypy $(CODE)
+
+check-layers:
 	@$(BIN)/lint-imports --no-logo
+
+check-spelling:
 	@git ls-files -z | xargs -0 $(BIN)/codespell
+
+check-tidy:
 	@$(BIN)/python -m pytest --quiet --no-header --durations=0 tests/test_tidy.py
 
 lock: setup ## resolve requirements/lock.txt anew from pyproject.toml
-	@$(BIN)/uv pip compile --python-version 3.11 --generate-hashes --no-header --all-extras \
+	@$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-header --all-extras \
 	  pyproject.toml -o requirements/lock.txt
 
 clean: down ## remove caches and scratch files; .venv stays

@@ -8,7 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly VENV=.venv
 readonly MARKER=$VENV/.set-up
-readonly SECONDS_FILE=.scratch/set-up-seconds
+readonly SECONDS_FILE=$VENV/.set-up-seconds
 readonly DECISIVE=(requirements/lock.txt requirements/uv.txt pyproject.toml docker/local/pom.xml scripts/setup.sh)
 readonly JAVA_LEAST=17
 
@@ -28,14 +28,13 @@ main() {
     local wanted
     wanted=$(fingerprint)
     if [[ -x $VENV/bin/python && $(cat "$MARKER" 2>/dev/null) == "$wanted" ]]; then
-        echo 0 >"$SECONDS_FILE"
         say "nothing to do"
         return
     fi
     rm -f "$MARKER"
     install_environment
-    echo "$wanted" >"$MARKER"
     echo $((SECONDS - began)) >"$SECONDS_FILE"
+    echo "$wanted" >"$MARKER"
     say "took $((SECONDS - began)) s"
 }
 

@@ -19,16 +19,17 @@ FUNCTION_LINES_MAX = 70
 
 # Written so that this file does not match itself.
 OF_ONE_MACHINE = {
-    "a path of one machine": re.compile(r"(?<![\w.}])/(?:wor[k]|roo[t]|hom[e]|User[s])/"),
+    "a path of one machine": re.compile(r"(?<![\w.}])/(?:[w]ork|[r]oot|[h]ome|[U]sers)/"),
     "a registry's host": re.compile(
-        r"pyp[i]\.|pythonhoste[d]|mave[n]\.(?:org|apache)|repo1?\.mave[n]|npmj[s]|artifactor[y]",
+        r"[p]ypi\.|[p]ythonhosted|[n]pmjs|[a]rtifactory|repo1?\.[m]aven"
+        r"|[m]aven\.(?:org|apache\.org(?!/(?:POM|xsd)))",
         re.IGNORECASE,
     ),
     "how the text came about, not what it says": re.compile(
-        r"\b(?:assistan[t]|helpe[r]|subagen[t])s?\b", re.IGNORECASE
+        r"\b(?:[a]ssistant|[h]elper|[s]ubagent)s?\b", re.IGNORECASE
     ),
 }
-LEFTOVER = re.compile(r"\b(?:TOD[O]|FIXM[E]|XX[X])\b")
+LEFTOVER = re.compile(r"\b(?:[T]ODO|[F]IXME|[X]XX)\b")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
