@@ -96,11 +96,11 @@ class Run:
         request: RunRequest,
     ) -> None:
         self.topology = topology
+        self.request = request
         self._settings = settings
         self._layout = layout
         self._cluster = cluster
         self._clock = clock
-        self._request = request
         self._application_id = settings.application_id
         self._nonce = secrets.token_hex(16)
         self._counts: dict[TopicName, int] = {}
@@ -115,7 +115,7 @@ class Run:
             )
         self._cluster.check()
         self._check_topics()
-        check_placement(self.topology, self._layout, self._request)
+        check_placement(self.topology, self._layout, self.request)
         folder = self._layout.application_dir
         self._layout.create(folder)
         self._claim = folders.claim(
@@ -145,7 +145,7 @@ class Run:
 
     def waves(self) -> Iterator[list[PlannedTask]]:
         """The tasks of each wave, planned when asked for; a cycle repeats until nothing moves."""
-        if self._request.run_for_ms is not None:
+        if self.request.run_for_ms is not None:
             yield [task for wave in self.topology.waves for task in self._plan(wave)]
             return
         for wave in self.topology.waves:
@@ -172,7 +172,7 @@ class Run:
                 ]
                 planned.append(
                     PlannedTask(
-                        str(task), inputs, self._request.run_for_ms is None, self._nonce
+                        str(task), inputs, self.request.run_for_ms is None, self._nonce
                     )
                 )
         return planned
@@ -185,7 +185,7 @@ class Run:
         ]
         bounds = self._cluster.bounds(inputs)
         ends = {tp: bounds[tp].end for tp in inputs}
-        until_ms = self._request.until_ms
+        until_ms = self.request.until_ms
         if until_ms is not None:
             internal = {t.full(self._application_id) for t in part.source_topics if t.internal}
             timed = [tp for tp in inputs if tp.topic not in internal]

@@ -1,0 +1,94 @@
+"""The Spark task: plan rows in, one report row per stream task out.
+
+Runs in a Python worker. A failure worth repeating is raised, so that Spark tries the task again from the committed
+offsets; any other comes back as a row and ends the run with its own exit code.
+"""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict
+
+import msgspec
+import pyarrow as pa
+from pyspark import TaskContext
+
+from statestore.arguments import RunArguments
+from statestore.assembly import failure, load_pipeline, run_request, serve_planned
+from statestore.errors import Action, StateStoreError
+from statestore.faults import arm
+from statestore.operations.run import PlannedTask
+from statestore.tasks.lifecycle import TaskReport
+
+REPORT_SCHEMA = pa.schema(
+    [
+        ("stream_task", pa.string()),
+        ("records_in", pa.int64()),
+        ("records_out", pa.int64()),
+        ("commits", pa.int64()),
+        ("rewinds", pa.int64()),
+        ("restored_records", pa.int64()),
+        ("restore_seconds", pa.float64()),
+        ("poll_seconds", pa.float64()),
+        ("process_seconds", pa.float64()),
+        ("commit_seconds", pa.float64()),
+        ("bytes_written", pa.int64()),
+        ("quarantined", pa.list_(pa.string())),
+        ("caught_up", pa.bool_()),
+        ("error", pa.string()),
+    ]
+)
+
+
+class PlanRow(msgspec.Struct, frozen=True):
+    """What one slot is to serve. Carries where settings are found, never a secret."""
+
+    arguments: RunArguments
+    tasks: list[PlannedTask]
+    slots: int
+    crash_at: str | None = None
+
+
+def serve_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """For mapInArrow: serve each plan row of this partition."""
+    for batch in batches:
+        for text in batch.column("plan").to_pylist():
+            yield _rows(_serve(msgspec.json.decode(text, type=PlanRow)))
+
+
+def _serve(row: PlanRow) -> list[tuple[TaskReport, str | None]]:
+    arm(row.crash_at)
+    arguments = row.arguments
+    request = run_request(
+        until=arguments.until_time(),  # type: ignore[arg-type]  # "latest" or a time
+        run_for=arguments.run_for_ms,
+        accept_new_topology=arguments.accept_new_topology,
+        accept_empty_changelog=arguments.accept_empty_changelog,
+    )
+    try:
+        reports = serve_planned(
+            load_pipeline(arguments.pipeline),
+            arguments.settings(),
+            row.tasks,
+            request,
+            slots=row.slots,
+            stop=threading.Event(),
+        )
+    except StateStoreError as error:
+        if error.action is Action.RETRY and not _last_attempt():
+            raise
+        text = msgspec.json.encode(failure(error)).decode()
+        return [(TaskReport(task.task), text) for task in row.tasks]
+    return [(report, None) for report in reports]
+
+
+def _last_attempt() -> bool:
+    context = TaskContext.get()
+    if context is None:
+        return True
+    allowed = int(context.getLocalProperty("statestore.task.maxFailures") or "1")
+    return context.attemptNumber() + 1 >= allowed
+
+
+def _rows(reports: list[tuple[TaskReport, str | None]]) -> pa.RecordBatch:
+    rows = [asdict(report) | {"error": error} for report, error in reports]
+    return pa.RecordBatch.from_pylist(rows, schema=REPORT_SCHEMA)

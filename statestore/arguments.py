@@ -1,0 +1,159 @@
+"""The arguments of a run, shared by `statestore run` and jobs/process.py: flags, variables, applications file.
+
+Precedence: flag, then `STATESTORE_<FLAG>`, then the applications file, then the default (INTERFACE rule 9). What travels to a
+worker is where to look (file, application id) and what was overridden, never a secret.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from statestore.errors import InvalidSetting, Misuse
+from statestore.model import Time
+from statestore.settings import Application, Settings, expand, is_secret
+
+F = TypeVar("F", bound=Callable[..., Any])
+_SPAN_UNITS = {"ms": 1, "": 1000, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+DEFAULT_CONFIG = "statestore.toml"
+
+
+class RunArguments(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked for; `settings()` and `pipeline` are the merged result."""
+
+    application_id: str
+    pipeline: str
+    config: str | None = None
+    overrides: dict[str, str] = {}
+    until: str = "latest"
+    run_for_ms: int | None = None
+    accept_new_topology: bool = False
+    accept_empty_changelog: bool = False
+
+    def settings(self) -> Settings:
+        """The applications file's section with the overrides on top."""
+        return Settings.from_mapping(_section(self.config, self.application_id) | self.overrides)
+
+    def until_time(self) -> str | Time:
+        """`latest`, or the time in ms or as an aware datetime."""
+        return self.until if self.until == "latest" else parse_time(self.until)
+
+    def for_workers(self) -> "RunArguments":
+        """The same with paths absolute and addresses expanded, as a worker's folder and variables differ."""
+        settings = self.settings()
+        fixed = {
+            "bootstrap.servers": expand(settings.bootstrap_servers, "bootstrap.servers"),
+            "state.dir": str(Path(expand(settings.state_dir, "state.dir")).resolve()),
+        }
+        config = None if self.config is None else str(Path(self.config).resolve())
+        return msgspec.structs.replace(self, config=config, overrides=self.overrides | fixed)
+
+
+def run_options(command: F) -> F:
+    """The options of INTERFACE's command line, each also STATESTORE_<FLAG>."""
+    options = [
+        _option("--pipeline", help="module:function that returns the topology."),
+        _option("--application-id", help="Names state, topics, group and transactions."),
+        _option("--bootstrap-servers", help="Kafka brokers, host:port,…"),
+        _option("--state-dir", help="Root of all state, on a volume every worker sees."),
+        _option("--processing-guarantee", help="at_least_once or exactly_once."),
+        _option("--until", default="latest", show_default=True, help="latest, or a time."),
+        _option("--run-for", help="Go on for this span instead: 300, 300s, 5m."),
+        click.option("--set", "pairs", multiple=True, metavar="K=V", help="Any setting."),
+        _option("--config", help=f"Applications file; {DEFAULT_CONFIG} if there is one."),
+        _option("--summary-file", help="Also write the JSON line here, on failure too."),
+        click.option("--accept-new-topology", is_flag=True, help="State dir of other stores is meant."),
+        click.option("--accept-empty-changelog", is_flag=True, help="Restore from an empty changelog."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def parse_run(flags: Mapping[str, Any]) -> RunArguments:
+    """Flags as click gives them, merged with the applications file; Misuse names what is missing."""
+    config = flags["config"] or (DEFAULT_CONFIG if Path(DEFAULT_CONFIG).is_file() else None)
+    application_id = flags["application_id"]
+    if not application_id:
+        raise Misuse("which application? pass --application-id, or set STATESTORE_APPLICATION_ID")
+    known = _known_in(config, application_id) if flags["config"] is None else True
+    overrides = _pairs(flags["pairs"])
+    for flag in ("bootstrap_servers", "state_dir", "processing_guarantee"):
+        if flags[flag]:
+            overrides[flag.replace("_", ".")] = flags[flag]
+    overrides["application.id"] = application_id
+    pipeline = flags["pipeline"]
+    if pipeline is None and config is not None and known:
+        pipeline = Application.load(config, application_id).pipeline
+    if not pipeline:
+        raise Misuse("which pipeline? pass --pipeline module:function, or name it in statestore.toml")
+    run_for = flags["run_for"]
+    return RunArguments(
+        application_id=application_id,
+        pipeline=pipeline,
+        config=config if known else None,
+        overrides=overrides,
+        until=flags["until"],
+        run_for_ms=parse_span(run_for) if run_for else None,
+        accept_new_topology=flags["accept_new_topology"],
+        accept_empty_changelog=flags["accept_empty_changelog"],
+    )
+
+
+def parse_span(text: str) -> int:
+    """Milliseconds from `300` (seconds), `300s`, `5m`, `1500ms`."""
+    match = re.fullmatch(r"(\d+)(ms|s|m|h|d|)", text.strip())
+    if match is None:
+        raise Misuse(f"span {text!r}: want a number with ms, s, m, h or d, such as 5m")
+    return int(match[1]) * _SPAN_UNITS[match[2]]
+
+
+def parse_time(text: str) -> Time:
+    """Epoch milliseconds, or ISO-8601 with a time zone."""
+    if re.fullmatch(r"-?\d+", text.strip()):
+        return int(text)
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError as error:
+        raise Misuse(f"time {text!r}: want ISO-8601 with a zone, or epoch ms ({error})") from error
+
+
+def _option(flag: str, **details: Any) -> Callable[[F], F]:
+    variable = "STATESTORE_" + flag.removeprefix("--").replace("-", "_").upper()
+    return click.option(flag, envvar=variable, **details)
+
+
+def _section(config: str | None, application_id: str) -> dict[str, object]:
+    return {} if config is None else Application.load(config, application_id).mapping()
+
+
+def _known_in(config: str | None, application_id: str) -> bool:
+    """Whether a file found by default speaks of this application; one named by flag must."""
+    if config is None:
+        return False
+    try:
+        Application.load(config, application_id)
+    except InvalidSetting as error:
+        if f"[applications.{application_id}]" in str(error) and "no [" in str(error):
+            return False
+        raise
+    return True
+
+
+def _pairs(pairs: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not separator:
+            raise Misuse(f"--set {pair!r}: want key=value")
+        if is_secret(key) and not value.startswith("${"):
+            raise Misuse(
+                f"--set {key}=…: a secret on the command line is seen by every process listing; "
+                "put it in the applications file or pass --set 'key=${VARIABLE}'"
+            )
+        found[key] = value
+    return found
