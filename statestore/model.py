@@ -147,6 +147,38 @@ class Serde(Generic[T]):
         return f"Serde({self.name})"
 
 
+class Rows(Sequence[T]):
+    """One field of a client's records, read out when asked for: what nobody asks for is free."""
+
+    __slots__ = ("_all", "_read", "_rows")
+
+    def __init__(self, rows: "list[Any]", read: "Callable[[Any], T]") -> None:
+        self._rows = rows
+        self._read = read
+        self._all: list[T] | None = None
+
+    def all(self) -> list[T]:
+        """The field of every record, read once."""
+        if self._all is None:
+            self._all = list(map(self._read, self._rows))
+        return self._all
+
+    def take(self, indices: Sequence[int]) -> "Rows[T]":
+        """The rows at `indices`."""
+        return Rows([self._rows[i] for i in indices], self._read)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return Rows(self._rows[index], self._read)
+        return self._read(self._rows[index]) if self._all is None else self._all[index]
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self.all())
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
 class Column:
     """One column of a batch: the stored bytes, the decoded values, or both once both were needed."""
 
@@ -155,7 +187,7 @@ class Column:
     def __init__(
         self,
         *,
-        raw: "list[bytes | None] | None" = None,
+        raw: "list[bytes | None] | Rows[bytes | None] | None" = None,
         objects: "list[Any] | None" = None,
         serde: "Serde[Any] | None" = None,
     ) -> None:
@@ -171,8 +203,7 @@ class Column:
     def objects(self) -> list[Any]:
         """The decoded values; a plain bytes column decodes to itself."""
         if self._objects is None:
-            raw = self._raw
-            assert raw is not None
+            raw = self._bytes()
             if self._serde is None or self._serde.name == "BYTES":
                 self._objects = raw
             else:
@@ -183,7 +214,7 @@ class Column:
     def encoded(self, serde: "Serde[Any]") -> "list[bytes | None]":
         """The bytes under `serde`; free where the column arrived as bytes of that serde."""
         if self._raw is not None and (self._serde is serde or self._serde is None):
-            return self._raw
+            return self._bytes()
         if serde.name == "BYTES":
             return self.objects
         encode = serde.serialize
@@ -198,7 +229,7 @@ class Column:
         """The rows at `indices`."""
         raw, objects = self._raw, self._objects
         return Column(
-            raw=None if raw is None else [raw[i] for i in indices],
+            raw=None if raw is None else _taken(raw, indices),
             objects=None if objects is None else [objects[i] for i in indices],
             serde=self._serde,
         )
@@ -212,21 +243,26 @@ class Column:
             serde=self._serde,
         )
 
+    def _bytes(self) -> "list[bytes | None]":
+        raw = self._raw
+        assert raw is not None
+        return raw.all() if isinstance(raw, Rows) else raw
+
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Records in order, as columns of equal length; from one topic partition while `topic` is not None.
+    """Records in order, as columns of equal length; of one topic partition where `topic` is set.
 
-    `headers` is None where no record carries any. `offsets` is None once an operator made new records.
+    `headers`: None, or per record, maybe empty. `offsets`: None once an operator made new records.
     """
 
     keys: Column
     values: Column
     timestamps: list[int]
-    headers: list[tuple[Header, ...]] | None = None
+    headers: Sequence[tuple[Header, ...]] | None = None
     topic: str | None = None
     partition: int | None = None
-    offsets: list[int] | None = None
+    offsets: Sequence[int] | None = None
 
     def __len__(self) -> int:
         return len(self.timestamps)
@@ -237,10 +273,10 @@ class Batch:
             keys=self.keys.take(indices),
             values=self.values.take(indices),
             timestamps=[self.timestamps[i] for i in indices],
-            headers=None if self.headers is None else [self.headers[i] for i in indices],
+            headers=None if self.headers is None else _taken(self.headers, indices),
             topic=self.topic,
             partition=self.partition,
-            offsets=None if self.offsets is None else [self.offsets[i] for i in indices],
+            offsets=None if self.offsets is None else _taken(self.offsets, indices),
         )
 
     def slice(self, start: int, stop: int) -> "Batch":
@@ -353,6 +389,10 @@ def to_ms(time: Time) -> int:
             raise Misuse(f"time {time.isoformat()} has no time zone: pass an aware datetime or ms")
         return (time - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
     return time
+
+
+def _taken(column: Sequence[T], indices: Sequence[int]) -> "list[T] | Rows[T]":
+    return column.take(indices) if isinstance(column, Rows) else [column[i] for i in indices]
 
 
 def span_ms(span: Span) -> int:
