@@ -1,0 +1,287 @@
+"""A run that is killed, started again and audited: input, output, changelog, store and oracle must agree.
+
+Nothing here uses the code under test to judge it: topics are read with a plain consumer, stores through raw rows.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    Producer,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+import statestore as ss
+from statestore.testing.local_kafka import LocalKafka
+from tests.crash.pipeline import COUNTS, PREFIX_VARIABLE
+
+PARTITIONS = 2
+STATESTORE = Path(sys.executable).with_name("statestore")
+
+
+@dataclass(frozen=True)
+class Kill:
+    """What a kill met: it counts only if commits came before it and writes were open at it."""
+
+    died: bool
+    commits_before: bool
+    writes_open: bool
+
+    @property
+    def counts(self) -> bool:
+        return self.died and self.commits_before and self.writes_open
+
+
+@dataclass
+class Rig:
+    """One application on one broker, with its input and what must come out."""
+
+    kafka: LocalKafka
+    state_dir: Path
+    guarantee: str = "exactly_once"
+    application_id: str = "kill"
+    topic_prefix: str = "kill"
+    settings: Mapping[str, object] = field(default_factory=dict)
+    produced: int = 0
+    expected: Counter[str] = field(default_factory=Counter)
+
+    def create_topics(self) -> None:
+        for name in ("in", "passed", "counts"):
+            self.kafka.create_topic(f"{self.topic_prefix}-{name}", partitions=PARTITIONS)
+
+    def produce(self, count: int) -> None:
+        """Append `count` records with increasing numbers."""
+        producer = Producer(
+            {"bootstrap.servers": self.kafka.bootstrap_servers, "linger.ms": 5}
+        )
+        for number in range(self.produced, self.produced + count):
+            producer.produce(
+                f"{self.topic_prefix}-in",
+                key=f"k{number}",
+                value=str(number),
+                timestamp=1_700_000_000_000 + number,
+            )
+            self.expected[f"user-{number % 17}"] += 1
+            if number % 1000 == 0:
+                producer.poll(0)
+        assert producer.flush(30) == 0
+        self.produced += count
+
+    def command(self, summary: Path | None = None) -> list[str]:
+        settings = {
+            "statestore.batch.max.records": 400,
+            "commit.interval.ms": 20,
+            "statestore.lock.wait.ms": 20_000,
+            **self.settings,
+        }
+        pairs = [f"--set={key}={value}" for key, value in settings.items()]
+        return [
+            "--pipeline=tests.crash.pipeline:topology",
+            f"--application-id={self.application_id}",
+            f"--bootstrap-servers={self.kafka.bootstrap_servers}",
+            f"--state-dir={self.state_dir}",
+            f"--processing-guarantee={self.guarantee}",
+            *([f"--summary-file={summary}"] if summary else []),
+            *pairs,
+        ]
+
+    def start(self, crash_at: str | None = None) -> "subprocess.Popen[str]":
+        """A run in a child process; `crash_at` as in STATESTORE_CRASH_AT."""
+        environment = dict(os.environ)
+        environment.pop("STATESTORE_CRASH_AT", None)
+        if crash_at:
+            environment["STATESTORE_CRASH_AT"] = crash_at
+        root = Path(__file__).resolve().parents[2]
+        environment["PYTHONPATH"] = str(root)
+        environment[PREFIX_VARIABLE] = self.topic_prefix
+        return subprocess.Popen(
+            [str(STATESTORE), "run", "--json", *self.command()],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self) -> dict[str, Any]:
+        """A run to the end; its summary."""
+        process = self.start()
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err[-4000:]
+        summary: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
+        return summary
+
+    def run_until_crash(self, crash_at: str) -> Kill:
+        """A run that dies at a crash point."""
+        before = self.committed()
+        process = self.start(crash_at)
+        _, err = process.communicate(timeout=120)
+        if process.returncode != -signal.SIGKILL:
+            assert process.returncode == 0, err[-4000:]
+            return Kill(died=False, commits_before=False, writes_open=False)
+        return Kill(True, bool(before) or bool(self.committed()), self.writes_open())
+
+    def run_until_killed(self, rng: random.Random) -> Kill:
+        """A run killed at a random moment after its first commit."""
+        before = self.committed()
+        process = self.start()
+        running = psutil.Process(process.pid)
+        span_s = rng.uniform(0.0, 0.4)
+        deadline = _Deadline(60)
+        while process.poll() is None and self.committed() == before:
+            deadline.check("no commit")
+        try:
+            process.wait(timeout=span_s)
+        except subprocess.TimeoutExpired:
+            running.kill()
+        process.communicate(timeout=30)
+        died = process.returncode == -signal.SIGKILL
+        return Kill(died, self.committed() != before, died and self.writes_open())
+
+    # What the log says.
+
+    def committed(self) -> dict[tuple[str, int], int]:
+        """The group's committed input offsets."""
+        admin = self._admin()
+        request = ConsumerGroupTopicPartitions(self.application_id)
+        future = admin.list_consumer_group_offsets([request])[self.application_id]
+        result = future.result(timeout=30)
+        return {(tp.topic, tp.partition): tp.offset for tp in result.topic_partitions or []}
+
+    def writes_open(self) -> bool:
+        """Whether some topic holds records past its last stable offset: written, not committed."""
+        topics = [
+            f"{self.topic_prefix}-passed",
+            f"{self.topic_prefix}-counts",
+            f"{self.application_id}-by-user-repartition",
+            f"{self.application_id}-counts-changelog",
+        ]
+        tps = [TopicPartition(topic, p) for topic in topics for p in range(PARTITIONS)]
+        return self._ends(tps, IsolationLevel.READ_COMMITTED) != self._ends(
+            tps, IsolationLevel.READ_UNCOMMITTED
+        )
+
+    def read(self, topic: str) -> list[tuple[int, bytes | None, bytes | None]]:
+        """(partition, key, value) of every committed record, in order per partition."""
+        tps = [TopicPartition(topic, p, 0) for p in range(PARTITIONS)]
+        ends = self._ends(tps, IsolationLevel.READ_COMMITTED)
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.kafka.bootstrap_servers,
+                "group.id": "audit",
+                "enable.auto.commit": False,
+                "isolation.level": "read_committed",
+                "enable.partition.eof": True,
+                "auto.offset.reset": "earliest",
+            }
+        )
+        consumer.assign(tps)
+        rows: list[tuple[int, bytes | None, bytes | None]] = []
+        done = {p for p in range(PARTITIONS) if ends[(topic, p)] == 0}
+        deadline = _Deadline(60)
+        while len(done) < PARTITIONS:
+            deadline.check(f"reading {topic}")
+            for message in consumer.consume(1000, 0.2):
+                if message.error():
+                    done.add(message.partition())
+                else:
+                    rows.append((message.partition(), message.key(), message.value()))
+        consumer.close()
+        return rows
+
+    def findings(self) -> list[str]:
+        """Every duplicate, loss and disagreement; empty is what exactly-once means."""
+        found: list[str] = []
+        passed = [(p, tuple(json.loads(value or b"[]"))) for p, _, value in self.read(f"{self.topic_prefix}-passed")]
+        seen = Counter(origin for _, origin in passed)
+        duplicates = {origin: n for origin, n in seen.items() if n > 1}
+        if duplicates:
+            found.append(f"passed: {len(duplicates)} records more than once, e.g. {_some(duplicates)}")
+        source = f"{self.topic_prefix}-in"
+        inputs = self._ends(
+            [TopicPartition(source, p) for p in range(PARTITIONS)], IsolationLevel.READ_COMMITTED
+        )
+        wanted = {(source, p, offset) for (_, p), end in inputs.items() for offset in range(end)}
+        if missing := wanted - seen.keys():
+            found.append(f"passed: {len(missing)} records lost, e.g. {_some(missing)}")
+        for partition in range(PARTITIONS):
+            order = [origin for p, origin in passed if p == partition]
+            for read_from in range(PARTITIONS):
+                offsets = [origin[2] for origin in order if origin[1] == read_from]
+                if offsets != sorted(offsets):
+                    found.append(f"passed-{partition}: input {read_from} is out of order")
+        found += self._count_findings()
+        return found
+
+    def _count_findings(self) -> list[str]:
+        found = []
+        updates: dict[str, list[int]] = defaultdict(list)
+        for _, key, value in self.read(f"{self.topic_prefix}-counts"):
+            updates[(key or b"").decode()].append(int.from_bytes(value or b""))
+        for user, total in self.expected.items():
+            if updates[user] != list(range(1, total + 1)):
+                found.append(f"counts: {user} reads {_gaps(updates[user])}, want 1..{total}")
+        folded: dict[str, int] = {}
+        for _, key, value in self.read(f"{self.application_id}-counts-changelog"):
+            folded[(key or b"").decode()] = int.from_bytes(value or b"")
+        if folded != dict(self.expected):
+            found.append(f"changelog fold differs: {_difference(folded, self.expected)}")
+        if (rows := self.store_rows()) != dict(self.expected):
+            found.append(f"store differs: {_difference(rows, self.expected)}")
+        return found
+
+    def store_rows(self) -> dict[str, int]:
+        """Every row of the store, over all partitions."""
+        rows: dict[str, int] = {}
+        for partition in range(PARTITIONS):
+            folder = self.state_dir / self.application_id / f"1_{partition}" / "rocksdb"
+            with ss.open_store(COUNTS, folder) as store, store.all() as pairs:
+                rows |= dict(pairs)
+        return rows
+
+    def _admin(self) -> AdminClient:
+        return AdminClient({"bootstrap.servers": self.kafka.bootstrap_servers})
+
+    def _ends(
+        self, tps: list[TopicPartition], level: IsolationLevel
+    ) -> dict[tuple[str, int], int]:
+        existing = self._admin().list_topics(timeout=30).topics
+        asked = {tp: OffsetSpec.latest() for tp in tps if tp.topic in existing}
+        futures = self._admin().list_offsets(asked, isolation_level=level, request_timeout=30)
+        return {(tp.topic, tp.partition): f.result().offset for tp, f in futures.items()}
+
+
+class _Deadline:
+    def __init__(self, seconds: float) -> None:
+        self._clock = time.monotonic
+        self._until = self._clock() + seconds
+
+    def check(self, what: str) -> None:
+        assert self._clock() < self._until, f"deadline: {what}"
+
+
+def _some(items: Any) -> list[Any]:
+    return sorted(items)[:3]
+
+
+def _gaps(numbers: list[int]) -> str:
+    wrong = [(i + 1, n) for i, n in enumerate(numbers) if n != i + 1]
+    return f"{len(numbers)} updates, first wrong (place, value) {wrong[0] if wrong else None}"
+
+
+def _difference(found: Mapping[str, int], wanted: Mapping[str, int]) -> list[tuple[str, int | None, int]]:
+    return [(k, found.get(k), wanted[k]) for k in sorted(wanted) if found.get(k) != wanted[k]][:3]

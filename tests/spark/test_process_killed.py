@@ -1,0 +1,178 @@
+"""SIGKILL of a Spark run: the whole tree of processes by pid, and in a second variant the worker alone.
+
+The same input, output and audit as tests/crash, with Spark in between.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from pyspark.sql import SparkSession
+
+from jobs.process import run_on_spark
+from jobs.session import spark_session
+from statestore.cli import report_run
+from statestore.faults import VARIABLE, CrashPoint
+from statestore.testing.local_kafka import LocalKafka
+from tests.crash.kill_harness import Rig
+from tests.crash.pipeline import PREFIX_VARIABLE
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+ROOT = Path(__file__).resolve().parents[2]
+SPARK_SUBMIT = Path(sys.executable).with_name("spark-submit")
+MASTER = "local[2,4]"
+SEED = 336_776
+ELSEWHERE = {CrashPoint.QUARANTINE_RENAMED}
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[LocalKafka]:
+    with LocalKafka() as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    os.environ["PYSPARK_SUBMIT_ARGS"] = f"--master {MASTER} pyspark-shell"
+    session = spark_session("kill tests")
+    yield session
+    session.stop()
+
+
+def rig_on(kafka: LocalKafka, folder: Path, name: str) -> Rig:
+    rig = Rig(kafka, folder, application_id=name, topic_prefix=name)
+    rig.create_topics()
+    return rig
+
+
+def flags(rig: Rig) -> dict[str, object]:
+    """The command line of a rig as parsed flags."""
+    found: dict[str, object] = {"pairs": ()}
+    for argument in rig.command():
+        name, _, value = argument.removeprefix("--").partition("=")
+        if name == "set":
+            found["pairs"] = (*found["pairs"], value)  # type: ignore[misc]  # a tuple of strings
+        else:
+            found[name.replace("-", "_")] = value
+    absent = ("until", "run_for", "config", "summary_file")
+    defaults = dict.fromkeys(absent) | {"until": "latest"}
+    switches = {"accept_new_topology": False, "accept_empty_changelog": False}
+    return defaults | switches | found
+
+
+def run_in_session(rig: Rig, monkeypatch: pytest.MonkeyPatch, crash_at: str | None) -> None:
+    monkeypatch.setenv(PREFIX_VARIABLE, rig.topic_prefix)
+    if crash_at is None:
+        monkeypatch.delenv(VARIABLE, raising=False)
+    else:
+        monkeypatch.setenv(VARIABLE, crash_at)
+    summary = report_run(flags(rig), run_on_spark)
+    assert summary.error is None
+    assert summary.caught_up
+
+
+def test_a_killed_worker_is_retried_by_spark_and_nothing_is_seen_twice(
+    kafka: LocalKafka, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = rig_on(kafka, tmp_path / "state", "workers")
+    rig.produce(3000)
+    run_in_session(rig, monkeypatch, None)
+    for number, point in enumerate(p for p in CrashPoint if p not in ELSEWHERE):
+        rig.produce(3000)
+        nth = 4 if point.value.startswith("commit.") else 1
+        token = tmp_path / f"token-{number}"
+        run_in_session(rig, monkeypatch, f"{point}:{nth}:{token}")
+        assert token.exists(), f"{point} was not reached: it proves nothing"
+    assert rig.findings() == []
+
+
+def submit(rig: Rig, crash_at: str | None, log: Path) -> "subprocess.Popen[bytes]":
+    environment = {**os.environ, PREFIX_VARIABLE: rig.topic_prefix, "PYTHONPATH": str(ROOT)}
+    environment.pop(VARIABLE, None)
+    if crash_at:
+        environment[VARIABLE] = crash_at
+    command = [str(SPARK_SUBMIT), "--master", MASTER, "jobs/process.py", *rig.command()]
+    with log.open("ab") as file:
+        return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=file)
+
+
+def kill_tree(root: "subprocess.Popen[bytes]") -> list[str]:
+    """SIGKILL driver JVM, driver Python, daemon and workers, each by pid; their names."""
+    parent = psutil.Process(root.pid)
+    tree = [parent, *parent.children(recursive=True)]
+    names = [process.name() for process in tree]
+    for process in tree:
+        os.kill(process.pid, signal.SIGKILL)
+    root.wait(timeout=30)
+    psutil.wait_procs(tree, timeout=30)
+    return names
+
+
+def killed_run(rig: Rig, tmp_path: Path, *, point: CrashPoint | None, span_s: float) -> bool:
+    """One spark-submit killed whole: when a worker meets `point`, or `span_s` after its first commit."""
+    token = tmp_path / f"token-{time.monotonic_ns()}"
+    before = rig.committed()
+    process = submit(rig, f"{point}:4:{token}" if point else None, tmp_path / "submit.log")
+    until = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < until:
+        if point is not None and token.exists():
+            break
+        if point is None and rig.committed() != before:
+            try:
+                process.wait(timeout=span_s)
+            except subprocess.TimeoutExpired:
+                break
+    if process.poll() is not None:
+        return False
+    names = kill_tree(process)
+    print(f"killed {names}; commits before: {rig.committed() != before or bool(before)}; "
+          f"writes open: {rig.writes_open()}")
+    return True
+
+
+def finish(rig: Rig, tmp_path: Path) -> None:
+    log = tmp_path / "submit.log"
+    process = submit(rig, None, log)
+    assert process.wait(timeout=180) == 0, log.read_text(errors="replace")[-4000:]
+
+
+def test_a_spark_run_killed_whole_goes_on_from_the_last_commit(
+    kafka: LocalKafka, tmp_path: Path
+) -> None:
+    rng = random.Random(SEED)
+    rig = rig_on(kafka, tmp_path / "state", "tree")
+    rig.produce(40_000)
+    assert killed_run(rig, tmp_path, point=CrashPoint.COMMIT_OFFSETS_SENT, span_s=0)
+    rig.produce(40_000)
+    killed_run(rig, tmp_path, point=None, span_s=rng.uniform(0, 0.5))
+    finish(rig, tmp_path)
+    assert rig.findings() == [], f"seed {SEED}"
+
+
+@pytest.mark.slow
+def test_a_spark_run_killed_whole_at_every_point_and_ten_moments(
+    kafka: LocalKafka, tmp_path: Path
+) -> None:
+    rng = random.Random(SEED)
+    rig = rig_on(kafka, tmp_path / "state", "tree-all")
+    rig.produce(10_000)
+    finish(rig, tmp_path)
+    for point in (p for p in CrashPoint if p.value.startswith("commit.")):
+        rig.produce(20_000)
+        assert killed_run(rig, tmp_path, point=point, span_s=0), point
+    moments = 0
+    for _ in range(30):
+        rig.produce(40_000)
+        moments += killed_run(rig, tmp_path, point=None, span_s=rng.uniform(0, 1.0))
+        if moments == 10:
+            break
+    assert moments == 10, f"seed {SEED}"
+    finish(rig, tmp_path)
+    assert rig.findings() == [], f"seed {SEED}"
