@@ -1,8 +1,9 @@
 """Process what the input topics hold: the main job, submitted by path to any Spark master.
 
-    spark-submit jobs/process.py --pipeline M:F --application-id A --bootstrap-servers H:P --state-dir D …
+    spark-submit jobs/process.py --pipeline M:F --application-id A --bootstrap-servers H:P …
 
-Prints one JSON line at the end, writes the same into --summary-file (on failure too), exits with the codes of errors.py.
+Prints one JSON line at the end, writes the same into --summary-file (on failure too), exits with
+the codes of errors.py.
 """
 
 import logging
@@ -55,7 +56,10 @@ def run_on_spark(arguments: RunArguments, started: Run) -> RunSummary:
 def commit_reports(
     spark: SparkSession, arguments: RunArguments, planned: list[PlannedTask], slots: int
 ) -> DataFrame:
-    """One row per stream task, computed by its Spark task: one stage, one Spark partition per slot's share."""
+    """One row per stream task, computed by its Spark task.
+
+    One stage; one Spark partition per slot's share.
+    """
     if arguments.run_for_ms is None:
         shares = [[task] for task in planned]
     else:

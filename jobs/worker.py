@@ -1,7 +1,7 @@
 """The Spark task: plan rows in, one report row per stream task out.
 
-Runs in a Python worker. A failure worth repeating is raised, so that Spark tries the task again from the committed
-offsets; any other comes back as a row and ends the run with its own exit code.
+Runs in a Python worker. A failure worth repeating is raised, so that Spark tries the task again
+from the committed offsets; any other comes back as a row and ends the run with its own exit code.
 """
 
 import threading

@@ -1,7 +1,10 @@
-"""The arguments of a run, shared by `statestore run` and jobs/process.py: flags, variables, applications file.
+"""The arguments of a run: flags, variables, applications file.
 
-Precedence: flag, then `STATESTORE_<FLAG>`, then the applications file, then the default (INTERFACE rule 9). What travels to a
-worker is where to look (file, application id) and what was overridden, never a secret.
+Shared by `statestore run` and jobs/process.py.
+
+Precedence: flag, then `STATESTORE_<FLAG>`, then the applications file, then the default (INTERFACE
+rule 9). What travels to a worker is where to look (file, application id) and what was overridden,
+never a secret.
 """
 
 import re
@@ -43,7 +46,7 @@ class RunArguments(msgspec.Struct, frozen=True, kw_only=True):
         return self.until if self.until == "latest" else parse_time(self.until)
 
     def for_workers(self) -> "RunArguments":
-        """The same with paths absolute and addresses expanded, as a worker's folder and variables differ."""
+        """The same with paths absolute and addresses expanded: a worker's surroundings differ."""
         settings = self.settings()
         fixed = {
             "bootstrap.servers": expand(settings.bootstrap_servers, "bootstrap.servers"),
@@ -66,8 +69,12 @@ def run_options(command: F) -> F:
         click.option("--set", "pairs", multiple=True, metavar="K=V", help="Any setting."),
         _option("--config", help=f"Applications file; {DEFAULT_CONFIG} if there is one."),
         _option("--summary-file", help="Also write the JSON line here, on failure too."),
-        click.option("--accept-new-topology", is_flag=True, help="State dir of other stores is meant."),
-        click.option("--accept-empty-changelog", is_flag=True, help="Restore from an empty changelog."),
+        click.option(
+            "--accept-new-topology", is_flag=True, help="State dir of other stores is meant."
+        ),
+        click.option(
+            "--accept-empty-changelog", is_flag=True, help="Restore from an empty changelog."
+        ),
     ]
     for option in reversed(options):
         command = option(command)
@@ -75,7 +82,10 @@ def run_options(command: F) -> F:
 
 
 def parse_run(flags: Mapping[str, Any]) -> RunArguments:
-    """Flags as click gives them, merged with the applications file; Misuse names what is missing."""
+    """Flags as click gives them, merged with the applications file.
+
+    Misuse names what is missing.
+    """
     config = flags["config"] or (DEFAULT_CONFIG if Path(DEFAULT_CONFIG).is_file() else None)
     application_id = flags["application_id"]
     if not application_id:
@@ -90,7 +100,9 @@ def parse_run(flags: Mapping[str, Any]) -> RunArguments:
     if pipeline is None and config is not None and known:
         pipeline = Application.load(config, application_id).pipeline
     if not pipeline:
-        raise Misuse("which pipeline? pass --pipeline module:function, or name it in statestore.toml")
+        raise Misuse(
+            "which pipeline? pass --pipeline module:function, or name it in statestore.toml"
+        )
     run_for = flags["run_for"]
     return RunArguments(
         application_id=application_id,

@@ -1,7 +1,9 @@
-"""Settings in, ready things out: stores, stream tasks, runs. The only module that names concrete edges.
+"""Settings in, ready things out: stores, stream tasks, runs.
 
-`open_store` and `run` are public. A Spark job uses `start_run` in the driver and `serve_planned` in its workers;
-`run` does both in this process: same lock, same guarantees.
+The only module that names concrete edges.
+
+`open_store` and `run` are public. A Spark job uses `start_run` in the driver and `serve_planned` in
+its workers; `run` does both in this process: same lock, same guarantees.
 """
 
 import importlib
@@ -54,9 +56,12 @@ def open_store(
     isolation_level: IsolationLevel | str | None = None,
     settings: Settings | Mapping[str, object] | None = None,
 ) -> TransactionalKeyValueStore[K, V]:
-    """Open a store on its own, in `<directory>/<name>`; it has no changelog, so RocksDB's log is on.
+    """Open a store on its own, in `<directory>/<name>`.
 
-    Raises Locked while another process has it open, TaskCorrupted if its files are not a whole store.
+    It has no changelog, so RocksDB's log is on.
+
+    Raises Locked while another process has it open, TaskCorrupted if its files are not a whole
+    store.
     """
     known = Settings.of(settings)
     level = known.effective_isolation_level if isolation_level is None else isolation_level
@@ -77,8 +82,8 @@ def run(
 ) -> RunSummary:
     """Process what the input topics hold, in this process, exactly as a Spark run would.
 
-    `until`: up to the log's end at the start of each wave, or the first record at or after that time;
-    `run_for`: go on for that span instead. Raises what errors.py lists; nothing is half done.
+    `until`: up to the log's end at the start of each wave, or the first record at or after that
+    time; `run_for`: go on for that span instead. Raises what errors.py lists; nothing is half done.
     """
     known = Settings.of(settings)
     summary = RunSummary(known.application_id)
@@ -128,7 +133,10 @@ def serve_planned(
     slots: int,
     stop: threading.Event,
 ) -> list[TaskReport]:
-    """The worker's side: run these stream tasks here. `slots`: how many slots share this host's memory."""
+    """The worker's side: run these stream tasks here.
+
+    `slots`: how many slots share this host's memory.
+    """
     clock, layout = SystemClock(), _layout(settings)
     for task in planned:
         check_shared(layout, task)
@@ -148,7 +156,9 @@ def load_pipeline(path: str) -> Topology:
     """The topology of `module:function`; PipelineNotFound says what could not be found."""
     module_name, _, function_name = path.partition(":")
     if not module_name or not function_name:
-        raise PipelineNotFound(f"pipeline {path!r}: want module:function, such as shop.orders:topology")
+        raise PipelineNotFound(
+            f"pipeline {path!r}: want module:function, such as shop.orders:topology"
+        )
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
@@ -158,11 +168,14 @@ def load_pipeline(path: str) -> Topology:
         ) from error
     function = getattr(module, function_name, None)
     if not callable(function):
-        raise PipelineNotFound(f"pipeline {path!r}: {module_name} has no function {function_name!r}")
+        raise PipelineNotFound(
+            f"pipeline {path!r}: {module_name} has no function {function_name!r}"
+        )
     topology = function()
     if not isinstance(topology, Topology):
         raise PipelineNotFound(
-            f"pipeline {path!r} returned {type(topology).__name__}, not a Topology: return b.build()"
+            f"pipeline {path!r} returned {type(topology).__name__}, not a Topology: "
+            "return b.build()"
         )
     return topology
 
@@ -214,7 +227,9 @@ def _edges(settings: Settings, planned: PlannedTask, clock: Clock, slots: int) -
     ) -> TransactionalKeyValueStore[Any, Any]:
         level = settings.effective_isolation_level
         wal = settings.write_ahead_log is True
-        return _open(spec, path, settings, clock, slots=slots, wal=wal, level=level, task=planned.task)
+        return _open(
+            spec, path, settings, clock, slots=slots, wal=wal, level=level, task=planned.task
+        )
 
     return TaskEdges(
         KafkaSource(settings, group_id=group_id),

@@ -1,6 +1,7 @@
 """The `statestore` command.
 
-Exit codes are those of errors.py. Logs go to stderr, results to stdout; `--json` prints one JSON line.
+Exit codes are those of errors.py. Logs go to stderr, results to stdout; `--json` prints one JSON
+line.
 """
 
 import logging

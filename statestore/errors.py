@@ -1,29 +1,29 @@
 """Every error of statestore: a class says what the caller does next.
 
     StateStoreError                      exit  Airflow      meaning
-    ├── Misuse (also ValueError)            2  fail         the call, flag, setting or pipeline is wrong: change it
+    ├── Misuse (also ValueError)            2  fail         a flag, setting or pipeline is wrong
     │   ├── InvalidSetting                                  a key or value of the settings
-    │   ├── InvalidTopology                                 the graph cannot run: missing source, duplicate name
-    │   ├── NotCopartitioned                                joined or merged inputs differ in partition count
+    │   ├── InvalidTopology                                 the graph cannot run
+    │   ├── NotCopartitioned                                joined inputs differ in partitions
     │   ├── PipelineNotFound                                "module:function" cannot be imported
     │   ├── TopicMissing                                    a source or sink topic does not exist
-    │   ├── BrokerTooOld                                    transactions need transaction.version 2 (Kafka 4.0)
+    │   ├── BrokerTooOld                                    Kafka before 4.0
     │   ├── SerdeMismatch                                   a value does not fit its serde
     │   ├── StoreClosed                                     use after close
     │   ├── UncommittedWrites                               `with` left cleanly with pending writes
     │   ├── UnknownStore (also LookupError)                 no store of that name
     │   ├── CommitInsideProcessor                           a processor called store.commit
     │   └── FormatTooNew                                    written by a newer statestore
-    ├── TopologyMismatch                    3  fail         state on disk belongs to another topology
-    ├── Fenced                              4  fail         a newer owner took over: stop without writing
-    ├── RecordFailed                        5  fail         one record cannot be decoded, processed or produced
-    ├── Locked                              6  retry later  another process owns the folder or application
+    ├── TopologyMismatch                    3  fail         state on disk is of another topology
+    ├── Fenced                              4  fail         a newer owner took over
+    ├── RecordFailed                        5  fail         a record cannot be processed
+    ├── Locked                              6  retry later  another process owns it
     ├── Unavailable                         7  retry        a broker or peer did not answer in time
-    ├── HostFailure                         8  retry        this machine: disk full, read-only, Java missing
-    │   └── StateDirNotShared                               workers do not see the driver's state dir
-    ├── NotUpToBound                        9  retry        a reader's copy is behind its PositionBound
-    ├── TaskCorrupted                      10  retry        handled inside: quarantine that store, restore it
-    └── CommitUnknown                      11  retry        resolved inside: ask the log what happened (SEMANTICS E4)
+    ├── HostFailure                         8  retry        this machine: disk, program missing
+    │   └── StateDirNotShared                               workers lack the driver's state dir
+    ├── NotUpToBound                        9  retry        a copy is behind its PositionBound
+    ├── TaskCorrupted                      10  retry        handled inside: restore that store
+    └── CommitUnknown                      11  retry        resolved inside: ask the log (E4)
 
 Messages say what, where and the way out. An error nobody foresaw exits with 1 and is retried.
 """
@@ -137,7 +137,7 @@ class Unavailable(StateStoreError):
 
 
 class HostFailure(StateStoreError):
-    """This machine failed: disk full, read-only volume, missing program. Files are kept as they are."""
+    """This machine failed: disk full, read-only volume, missing program. Files are kept."""
 
     exit_code = 8
 

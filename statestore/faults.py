@@ -1,8 +1,9 @@
 """Named crash points: where a drill or a crash test may kill the process, free when unarmed.
 
 The one list of points is `CrashPoint`; code calls `reach(point)` there. `arm` (or the variable
-`STATESTORE_CRASH_AT=<point>[:<nth>[:<token file>]]`) makes the nth visit die by SIGKILL, never by an exception.
-With a token file the death happens once: whoever creates the file dies, later visitors live.
+`STATESTORE_CRASH_AT=<point>[:<nth>[:<token file>]]`) makes the nth visit die by SIGKILL, never by
+an exception. With a token file the death happens once: whoever creates the file dies, later
+visitors live.
 """
 
 import json

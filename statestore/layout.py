@@ -4,8 +4,9 @@
                                  <task id>/.lock owner.json .checkpoint rocksdb/<store>/
                                  quarantine/<store>-<time>-<reason>/
 
-A folder belongs to whoever holds its `.lock`; `owner.json` says who that is and carries an epoch that rises with
-every claim (SEMANTICS E10). Nothing is ever deleted here: what cannot be trusted is renamed to quarantine (S16).
+A folder belongs to whoever holds its `.lock`; `owner.json` says who that is and carries an epoch
+that rises with every claim (SEMANTICS E10). Nothing is ever deleted here: what cannot be trusted is
+renamed to quarantine (S16).
 """
 
 import os
@@ -60,7 +61,9 @@ class StateLayout:
         """The tasks that have a folder, in order."""
         if self.application_dir.is_dir():
             names = (path.name for path in self.application_dir.iterdir() if path.is_dir())
-            yield from sorted(TaskId.parse(name) for name in names if re.fullmatch(r"\d+_\d+", name))
+            yield from sorted(
+                TaskId.parse(name) for name in names if re.fullmatch(r"\d+_\d+", name)
+            )
 
     def stores(self, task: TaskId) -> list[str]:
         """The stores that have a folder under `task`."""
@@ -91,9 +94,7 @@ class StateLayout:
 def check_store_name(name: str) -> str:
     """The name itself, or Misuse: names are folder and topic names (SEMANTICS T1)."""
     if not STORE_NAME.fullmatch(name):
-        raise Misuse(
-            f"store name {name!r}: want 1 to 200 of A-Z a-z 0-9 . _ - and no dot in front"
-        )
+        raise Misuse(f"store name {name!r}: want 1 to 200 of A-Z a-z 0-9 . _ - and no dot in front")
     return name
 
 
@@ -133,7 +134,10 @@ class Claim:
     _lock: filelock.BaseFileLock = field(repr=False)
 
     def still_ours(self) -> bool:
-        """Whether nobody claimed a higher epoch since: tells an expired transaction from a fence (E5)."""
+        """Whether nobody claimed a higher epoch since.
+
+        Only this tells an expired transaction from a fence (E5).
+        """
         current = read_owner(self.folder)
         return current is not None and current.epoch == self.owner.epoch
 
@@ -147,7 +151,10 @@ class Claim:
 
 
 def claim(folder: Path, *, what: str, wait_ms: int, clock: Clock) -> Claim:
-    """Take `folder`, waiting up to `wait_ms`; Locked names the owner. Crash points claim.locked, claim.owned."""
+    """Take `folder`, waiting up to `wait_ms`.
+
+    Locked names the owner. Crash points claim.locked, claim.owned.
+    """
     lock = filelock.FileLock(folder / ".lock", timeout=wait_ms / 1000)
     try:
         lock.acquire(poll_interval=min(0.05, max(wait_ms / 1000, 0.001)))
@@ -202,11 +209,16 @@ def publish(path: Path, data: bytes) -> None:
         temporary.replace(path)
         _sync_folder(path.parent)
     except OSError as error:
-        raise HostFailure(f"cannot write {path}: {error.strerror}; free space or fix the volume") from error
+        raise HostFailure(
+            f"cannot write {path}: {error.strerror}; free space or fix the volume"
+        ) from error
 
 
 def write_checkpoint(task_dir: Path, offsets: dict[TopicPartition, int]) -> None:
-    """The `.checkpoint` file, version 0: version, count, then `topic partition offset` (SEMANTICS S5)."""
+    """The `.checkpoint` file, version 0.
+
+    A version line, a count line, then `topic partition offset` (SEMANTICS S5).
+    """
     lines = [str(_CHECKPOINT_VERSION), str(len(offsets))]
     lines += [f"{tp.topic} {tp.partition} {offset}" for tp, offset in sorted(offsets.items())]
     publish(task_dir / ".checkpoint", ("\n".join(lines) + "\n").encode())

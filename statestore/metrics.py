@@ -1,6 +1,9 @@
-"""What is counted: per commit, never per record; as a dict always, as OpenTelemetry instruments when somebody listens.
+"""What is counted: per commit, never per record.
 
-Without an OpenTelemetry SDK the instruments are no-ops; the numbers behind `metrics()` are plain integers.
+As a dict always, as OpenTelemetry instruments when somebody listens.
+
+Without an OpenTelemetry SDK the instruments are no-ops; the numbers behind `metrics()` are plain
+integers.
 """
 
 from dataclasses import dataclass, field
@@ -12,8 +15,12 @@ _commits = _meter.create_counter("statestore.commits", unit="1", description="St
 _commit_seconds = _meter.create_histogram(
     "statestore.commit.duration", unit="s", description="Time of a store commit"
 )
-_written = _meter.create_counter("statestore.records.written", unit="1", description="Rows committed")
-_restored = _meter.create_counter("statestore.records.restored", unit="1", description="Rows restored")
+_written = _meter.create_counter(
+    "statestore.records.written", unit="1", description="Rows committed"
+)
+_restored = _meter.create_counter(
+    "statestore.records.restored", unit="1", description="Rows restored"
+)
 _quarantined = _meter.create_counter(
     "statestore.stores.quarantined", unit="1", description="Stores renamed out of the way"
 )

@@ -1,7 +1,8 @@
 """One run of an application: checks, lock, internal topics, waves with their planned ends, summary.
 
-The driver holds the application lock from enter to exit. It plans END offsets only, wave by wave, just before each:
-every stream task finds its own start (SEMANTICS E3). Nothing is written anywhere before all checks have passed.
+The driver holds the application lock from enter to exit. It plans END offsets only, wave by wave,
+just before each: every stream task finds its own start (SEMANTICS E3). Nothing is written anywhere
+before all checks have passed.
 """
 
 import secrets
@@ -31,7 +32,10 @@ _WEEK_MS = 7 * 86_400_000
 
 
 class PlannedTask(msgspec.Struct, frozen=True):
-    """One stream task of a wave, as it travels to whoever runs it. Carries no settings and no secret."""
+    """One stream task of a wave, as it travels to whoever runs it.
+
+    Carries no settings and no secret.
+    """
 
     task: str
     inputs: list[tuple[str, int, int]]
@@ -110,8 +114,8 @@ class Run:
         """Check, lock, prepare. Every refusal comes before anything is written."""
         if self._settings.explicit_naming and self.topology.unnamed:
             raise InvalidTopology(
-                f"no name of their own: {', '.join(self.topology.unnamed)}; relocation goes by name: "
-                "name them, or set ensure.explicit.internal.resource.naming=false"
+                f"no name of their own: {', '.join(self.topology.unnamed)}; relocation goes by "
+                "name: name them, or set ensure.explicit.internal.resource.naming=false"
             )
         self._cluster.check()
         self._check_topics()
@@ -171,9 +175,7 @@ class Run:
                     (topic, p, end) for (topic, p), end in ends.items() if p == task.partition
                 ]
                 planned.append(
-                    PlannedTask(
-                        str(task), inputs, self.request.run_for_ms is None, self._nonce
-                    )
+                    PlannedTask(str(task), inputs, self.request.run_for_ms is None, self._nonce)
                 )
         return planned
 
@@ -211,13 +213,16 @@ class Run:
             if found != spec.partitions:
                 raise NotCopartitioned(
                     f"internal topic {spec.name} has {found} partitions, the topology needs "
-                    f"{spec.partitions}: the input's partition count changed; reset the application "
-                    "or bring the old count back"
+                    f"{spec.partitions}: the input's partition count changed; reset the "
+                    "application or bring the old count back"
                 )
         self._cluster.create([spec for spec in specs if spec.name not in existing])
 
     def _purge_repartitions(self) -> None:
-        """Records below the committed offsets have served; the topics keep nothing else (SEMANTICS T3)."""
+        """Records below the committed offsets have served.
+
+        The topics keep nothing else (SEMANTICS T3).
+        """
         tps = [
             TopicPartition(topic.full(self._application_id), p)
             for topic, count in self._counts.items()
@@ -237,7 +242,11 @@ def internal_topics(
         TopicSpec(
             topic.full(application_id),
             count,
-            {"cleanup.policy": "delete", "retention.ms": "-1", "message.timestamp.type": "CreateTime"},
+            {
+                "cleanup.policy": "delete",
+                "retention.ms": "-1",
+                "message.timestamp.type": "CreateTime",
+            },
         )
         for topic, count in counts.items()
         if topic.internal

@@ -21,7 +21,10 @@ V_co = TypeVar("V_co", covariant=True)
 
 
 class Scan(Iterator[V_co], Protocol[V_co]):
-    """An iterator over a snapshot; close it, or use `with`. After the store's close it raises StoreClosed."""
+    """An iterator over a snapshot; close it, or use `with`.
+
+    After the store's close it raises StoreClosed.
+    """
 
     def close(self) -> None: ...
     def __enter__(self) -> Self: ...
@@ -53,7 +56,10 @@ class StateStore(Protocol):
         *,
         position: Position | None = None,
     ) -> None:
-        """Pending writes, changelog offsets (NEXT to read; None clears) and position in one atomic batch (S3)."""
+        """Pending writes, changelog offsets (NEXT to read.
+
+        None clears) and position in one atomic batch (S3).
+        """
 
     def rollback(self) -> None:
         """Drop the pending writes and nothing else."""

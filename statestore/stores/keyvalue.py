@@ -1,7 +1,7 @@
 """Transactional key-value stores (KIP-892): the owner's store and the readers of other threads.
 
-The owner thread writes; any thread may read through `reader()`. Readers never block the owner and are
-blocked by it for no longer than one engine batch.
+The owner thread writes; any thread may read through `reader()`. Readers never block the owner and
+are blocked by it for no longer than one engine batch.
 """
 
 import logging
@@ -109,7 +109,10 @@ class PairScan(Generic[K, V]):
 
 
 class TransactionalKeyValueStore(Generic[K, V]):
-    """The built-in KeyValueStore, persistent or in memory; see `contracts.KeyValueStore` for the promises."""
+    """The built-in KeyValueStore, persistent or in memory.
+
+    See `contracts.KeyValueStore` for the promises.
+    """
 
     def __init__(
         self,
@@ -231,7 +234,10 @@ class TransactionalKeyValueStore(Generic[K, V]):
         self.staged.rollback()
 
     def transaction(self) -> AbstractContextManager[None]:
-        """A savepoint: merged at normal exit, undone on an exception; not a commit (SEMANTICS S8)."""
+        """A savepoint: merged at normal exit, undone on an exception.
+
+        Not a commit (SEMANTICS S8).
+        """
         return self.staged.savepoint()
 
     def committed_offset(self, tp: TopicPartition) -> int | None:
@@ -280,7 +286,9 @@ class TransactionalKeyValueStore(Generic[K, V]):
         self._refuse_inside_task("close")
         pending = self.staged.uncommitted_entries()
         if pending:
-            _log.warning("store %r closed with %d writes not committed: dropped", self.name, pending)
+            _log.warning(
+                "store %r closed with %d writes not committed: dropped", self.name, pending
+            )
         self.staged.close()
 
     def __enter__(self) -> Self:

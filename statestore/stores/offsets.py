@@ -1,10 +1,13 @@
-"""The rows of the `offsets` table: changelog offsets, input position, format version, commit by commit.
+"""The rows of the `offsets` table: changelog offsets, input position, format version.
 
-    o <topic> 0x00 <partition, 4 bytes big-endian>   changelog offset, 8 bytes   the NEXT one to read
-    p <topic> 0x00 <partition, 4 bytes big-endian>   input offset, 8 bytes       the LAST one processed
-    f                                                format: kind and version
+    o <topic> 0x00 <partition, 4 bytes>   changelog offset, 8 bytes   the NEXT one to read
+    p <topic> 0x00 <partition, 4 bytes>   input offset, 8 bytes       the LAST one processed
+    f                                     format: kind and version
 
-They share the engine batch of the data they speak of and no table with it, so no scan of data ever meets them.
+Integers are big-endian and signed.
+
+They share the engine batch of the data they speak of and no table with it, so no scan of data ever
+meets them.
 """
 
 import struct
@@ -58,7 +61,7 @@ def format_rows(kind: str) -> dict[bytes, bytes | None]:
 
 
 def check_format(table: Table, kind: str, where: str) -> bool:
-    """Whether a format is recorded; FormatTooNew or TaskCorrupted if it is not one this code reads."""
+    """Whether a format is recorded; FormatTooNew or TaskCorrupted if not one read here."""
     data = table.get(_FORMAT_KEY)
     if data is None:
         return False

@@ -1,7 +1,7 @@
 """The pending writes of one table: a dict over the engine, with savepoints and ordered slices.
 
-Written by the owner thread only. Other threads may call `get` and `snapshot`: a dict read and a dict copy are
-atomic under the interpreter lock, so they see each write whole.
+Written by the owner thread only. Other threads may call `get` and `snapshot`: a dict read and a
+dict copy are atomic under the interpreter lock, so they see each write whole.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,10 @@ Entries = dict[bytes, bytes | None]
 
 
 class Overlay:
-    """Pending puts and deletes (None). `entries` stays the same object for the life of the overlay."""
+    """Pending puts and deletes (None).
+
+    `entries` stays the same object for the life of the overlay.
+    """
 
     __slots__ = ("_fresh", "_sorted", "_undo", "entries", "size_bytes")
 
@@ -75,7 +78,9 @@ class Overlay:
         self._undo = []
         self.size_bytes = 0
 
-    def between(self, lo: bytes | None, hi: bytes | None, *, reverse: bool) -> list[tuple[bytes, bytes | None]]:
+    def between(
+        self, lo: bytes | None, hi: bytes | None, *, reverse: bool
+    ) -> list[tuple[bytes, bytes | None]]:
         """The pending writes with lo <= key <= hi, in order, as they are now."""
         if self._fresh:
             self._sorted.update(self._fresh)
@@ -111,7 +116,9 @@ class Overlay:
         self._fresh = list(self.entries)
 
 
-def slice_of(entries: Entries, lo: bytes | None, hi: bytes | None, *, reverse: bool) -> list[tuple[bytes, bytes | None]]:
+def slice_of(
+    entries: Entries, lo: bytes | None, hi: bytes | None, *, reverse: bool
+) -> list[tuple[bytes, bytes | None]]:
     """The same slice of a copied overlay: for readers on other threads."""
     return sorted(
         (

@@ -1,6 +1,7 @@
 """The serdes that come with statestore, and what turns their failures into SerdeMismatch.
 
-A user's own is `Serde(name, serialize, deserialize, ordered)`; register it with `register` so that tools find it by name.
+A user's own is `Serde(name, serialize, deserialize, ordered)`; register it with `register` so that
+tools find it by name.
 """
 
 import struct

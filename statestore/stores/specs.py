@@ -36,4 +36,6 @@ def in_memory_key_value_store(
     name: str, *, key_serde: Serde[Any] | None = None, value_serde: Serde[Any] | None = None
 ) -> KeyValueSpec[Any, Any]:
     """A key-value store in memory, restored from its changelog at every start (SEMANTICS S15)."""
-    return KeyValueSpec(name, key_serde or serdes.BYTES, value_serde or serdes.BYTES, persistent=False)
+    return KeyValueSpec(
+        name, key_serde or serdes.BYTES, value_serde or serdes.BYTES, persistent=False
+    )

@@ -1,6 +1,9 @@
-"""One table as its owner sees it: pending writes over committed rows, in bytes. What operators work on, in batches.
+"""One table as its owner sees it: pending writes over committed rows, in bytes.
 
-Owner thread only. The get path is one dict look-up and one engine call: nothing else may stand in it.
+What operators work on, in batches.
+
+Owner thread only. The get path is one dict look-up and one engine call: nothing else may stand in
+it.
 """
 
 import heapq
@@ -75,7 +78,10 @@ class StagedTable:
 
 
 class TableScan:
-    """An iterator over a snapshot of committed rows overlaid by pending ones; StoreClosed after close."""
+    """An iterator over a snapshot of committed rows overlaid by pending ones.
+
+    StoreClosed after close.
+    """
 
     __slots__ = ("_cursor", "_next", "_staged")
 

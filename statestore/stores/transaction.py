@@ -1,8 +1,9 @@
-"""An engine with pending writes in front: one commit moves all tables, offsets and position at once.
+"""An engine with pending writes in front: one commit moves all tables and offsets at once.
 
-Owned by one store, written by one thread. Promises (SEMANTICS S1-S4, S8, S10): pending writes are nowhere but in
-memory until `commit`; a commit is one atomic engine batch; after a crash the engine holds some past commit whole,
-with that commit's offsets. Committed but not yet durable writes are bounded by `LagLimits`.
+Owned by one store, written by one thread. Promises (SEMANTICS S1-S4, S8, S10): pending writes are
+nowhere but in memory until `commit`; a commit is one atomic engine batch; after a crash the engine
+holds some past commit whole, with that commit's offsets. Committed but not yet durable writes are
+bounded by `LagLimits`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -48,7 +49,7 @@ class StagedEngine:
         limits: LagLimits,
         clock: Clock,
     ) -> None:
-        """Open over `engine`; TaskCorrupted or FormatTooNew if what it holds is not a `kind` store."""
+        """Open over `engine`; TaskCorrupted or FormatTooNew if it holds no `kind` store."""
         self.name = name
         self.where = where
         self.commits = 0
@@ -87,7 +88,10 @@ class StagedEngine:
             raise StoreClosed(f"store {self.name!r} is closed: open it again to use it")
 
     def failure(self, error: Exception) -> Exception:
-        """What to raise for an engine's error, naming the store; other errors come back as they are."""
+        """What to raise for an engine's error, naming the store.
+
+        Other errors come back as they are.
+        """
         if isinstance(error, StateStoreError):
             return error
         if not self._open:
@@ -110,7 +114,7 @@ class StagedEngine:
         size = self.uncommitted_bytes()
         if meta:
             writes[rows.TABLE] = meta
-        # Before the batch: a reader that sees the same number twice read on one side of this commit.
+        # Before the batch: a reader that sees one number twice read on one side of a commit.
         self.commits += 1
         if writes:
             self._write(writes)
@@ -123,7 +127,7 @@ class StagedEngine:
         self._count_lag(size, count)
 
     def restore(self, table: str, writes: Writes, offsets: Mapping[TopicPartition, int]) -> None:
-        """Write changelog rows past the overlay, with the offsets they reach, in one batch (SEMANTICS E8)."""
+        """Changelog rows past the overlay, with the offsets they reach, in one batch (E8)."""
         self.check_open()
         self._write({table: writes, rows.TABLE: rows.offset_rows(offsets, Position())})
         self._note(offsets)
@@ -139,7 +143,7 @@ class StagedEngine:
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """A nested unit: merged at normal exit, undone on an exception, harmless after close (S8)."""
+        """A nested unit: merged at normal exit, undone on an exception (S8)."""
         self.check_open()
         commits = self.commits
         overlays = tuple(self._overlays.values())

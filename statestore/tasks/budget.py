@@ -29,7 +29,7 @@ class Share(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What to do with the next batch: commit before it or not, and how many of its records to take."""
+    """The next batch: whether to commit before it, and how many of its records to take."""
 
     commit_first: bool
     take: int

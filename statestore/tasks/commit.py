@@ -5,7 +5,7 @@ Under exactly_once (SEMANTICS E2), a crash point between any two steps:
     1 changelog records join the outputs in the open transaction      commit.records-sent
     2 input offsets join it, with {commit number, stream time}        commit.offsets-sent
     3 the log commits                                                 commit.log-done
-    4 one engine batch per store, with its changelog's offset         commit.store-written (after each)
+    4 one engine batch per store, with its changelog's offset         commit.store-written
     5 pending has become committed                                    commit.done
 Under at_least_once (E6) step 3 is a flush of the producer and the input offsets follow the stores.
 """
@@ -46,7 +46,7 @@ class CommitStamp(msgspec.Struct, frozen=True):
 
 
 Settle = Callable[["Commit"], Mapping[TopicPartition, int] | None]
-"""Asks the log about a commit without an answer: the changelogs' ends if it went through, else None."""
+"""Asks the log about an unanswered commit: the changelogs' ends if it went through."""
 
 
 @dataclass(frozen=True)

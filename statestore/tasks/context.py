@@ -1,7 +1,9 @@
-"""What the nodes of a stream task work with: its stores, its clock, its way out; and how they are wired.
+"""What the nodes of a stream task work with: its stores, its clock, its way out.
 
-One TaskContext per start of a task; a rewind makes a new one, so that nothing a processor kept in memory
-survives records that were not committed.
+And how they are wired.
+
+One TaskContext per start of a task; a rewind makes a new one, so that nothing a processor kept in
+memory survives records that were not committed.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,8 +1,8 @@
 """The order in which a stream task sees its inputs (SEMANTICS T2).
 
-One input: batches pass straight through. Several: the record with the smallest timestamp first, ties by
-declaration, partition, offset; runs of one input are handed on as one batch. In a bounded run nothing is handed on
-until every input has a record waiting or stands at its planned end.
+One input: batches pass straight through. Several: the record with the smallest timestamp first,
+ties by declaration, partition, offset; runs of one input are handed on as one batch. In a bounded
+run nothing is handed on until every input has a record waiting or stands at its planned end.
 """
 
 from bisect import bisect_left

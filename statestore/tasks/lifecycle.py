@@ -8,7 +8,8 @@
     step()    poll, process, commit when due
     close()   release without committing what is pending; a clean end commits first
 
-One thread. A retriable failure before the log committed rewinds to the last commit and goes on; nothing is wiped.
+One thread. A retriable failure before the log committed rewinds to the last commit and goes on;
+nothing is wiped.
 """
 
 import logging
@@ -53,7 +54,7 @@ class TaskEdges:
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """Which stream task, on which part of the topology, up to which input offsets (None: no end)."""
+    """Which stream task, on which part of the topology, up to which offsets (None: no end)."""
 
     task_id: TaskId
     part: SubTopology
@@ -147,7 +148,7 @@ class StreamTask:
             self._rewind(error)
             return 0
         except Fenced as error:
-            # The same answer for an expired transaction and for a newer owner: lock and epoch tell (E5).
+            # An expired transaction and a newer owner answer alike: lock and epoch tell (E5).
             if self._claim is None or not self._claim.still_ours():
                 raise
             self._rewind(error)
@@ -173,7 +174,10 @@ class StreamTask:
             self._rewind(error)
 
     def close(self) -> None:
-        """Drop what is pending, close the stores, release. Never raises over an earlier error's head."""
+        """Drop what is pending, close the stores, release.
+
+        Never raises over an earlier error's head.
+        """
         steps: list[Callable[[], None]] = [self._edges.source.close]
         if self._context is not None:
             steps.append(self._context.close)

@@ -1,4 +1,4 @@
-"""Bring a task's stores up to their changelogs: from the store's own offset to the last stable offset (SEMANTICS E8).
+"""Bring a task's stores up to their changelogs: from their own offset to the last stable one (E8).
 
 Batches go straight into the engine with the offset they reach, so a killed restore goes on where it
 stopped. Nothing is processed before it ends.
@@ -38,7 +38,7 @@ class StoreCorrupted(TaskCorrupted):
 def restore(
     task: TaskId, stores: Sequence[OpenStore], changelog: Changelog, clock: Clock
 ) -> Restored:
-    """Restore all stores; StoreCorrupted names the one whose offset the log cannot continue from."""
+    """Restore all stores; StoreCorrupted names one whose offset the log cannot go on from."""
     started = clock.monotonic()
     bounds = changelog.bounds([opened.changelog for opened in stores]) if stores else {}
     records = sum(

@@ -1,7 +1,7 @@
-"""What one slot does: serve stream tasks one after the other to their ends, or in turn for a span of time.
+"""What one slot does: serve stream tasks, each to its end or all in turn for a while.
 
-A slot is one Spark task, or this process under `statestore run`. The garbage collector is off while records move:
-batches make no cycles, and its pauses grow with the records alive.
+A slot is one Spark task, or this process under `statestore run`. The garbage collector is off while
+records move: batches make no cycles, and its pauses grow with the records alive.
 """
 
 import gc
@@ -19,7 +19,10 @@ _STEPS_PER_COLLECTION = 200
 def serve(
     tasks: Sequence[StreamTask], *, run_for_ms: int | None, stop: threading.Event, clock: Clock
 ) -> list[TaskReport]:
-    """Run the tasks; `run_for_ms` None: each to its planned ends. `stop`: finish the commit, release, return."""
+    """Run the tasks; `run_for_ms` None: each to its planned ends.
+
+    `stop`: finish the commit, release, return.
+    """
     with _collector_off():
         if run_for_ms is None:
             for task in tasks:

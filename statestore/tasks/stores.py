@@ -1,7 +1,9 @@
-"""The stores of one stream task together: opened, restored, rolled back, closed; a broken one is replaced.
+"""The stores of one stream task together: opened, restored, rolled back, closed.
 
-What cannot be trusted is renamed to quarantine and restored from its changelog (SEMANTICS E5, S16); the other
-stores of the task are not touched.
+A broken one is replaced.
+
+What cannot be trusted is renamed to quarantine and restored from its changelog (SEMANTICS E5, S16);
+the other stores of the task are not touched.
 """
 
 import logging
@@ -57,7 +59,7 @@ class TaskStores:
         self.opened[spec.name] = OpenStore(store, TopicPartition(topic, self._task_id.partition))
 
     def restore(self) -> Restored:
-        """Bring all up to their changelogs, replacing those whose offset the log cannot continue from."""
+        """Bring all up to their changelogs, replacing those that cannot go on from them."""
         while True:
             try:
                 return restore(

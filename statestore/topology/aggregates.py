@@ -1,6 +1,7 @@
 """The stateful operators: count, reduce, aggregate, table.
 
-One get_many and one put_all per batch; updates are stamped and placed at the key's last record in the batch.
+One get_many and one put_all per batch; updates are stamped and placed at the key's last record in
+the batch.
 """
 
 from collections import Counter
@@ -85,7 +86,10 @@ def aggregated(
     *,
     every_update: bool,
 ) -> Build:
-    """A fold per key; `step(key, value, old)`; without `initial` the first value stands as it is (reduce)."""
+    """A fold per key; `step(key, value, old)`.
+
+    Without `initial` the first value stands as it is (reduce).
+    """
     encode, decode = spec.value_serde.serialize, spec.value_serde.deserialize
 
     def build(context: NodeContext, forward: Forward) -> Push:

@@ -27,7 +27,10 @@ from statestore.topology.graph import (
 
 @dataclass(frozen=True)
 class Materialized:
-    """How an aggregate or table keeps its state; `caching=False` emits every update (INTERFACE rule 6)."""
+    """How an aggregate or table keeps its state.
+
+    `caching=False` emits every update (INTERFACE rule 6).
+    """
 
     store: str | StoreSpec
     caching: bool = True
@@ -73,7 +76,7 @@ class Collector:
         return chosen
 
     def declare(self, spec: StoreSpec) -> None:
-        """Make a store known; the same spec may come twice, a different one of that name is refused."""
+        """Make a store known; a different one of the same name is refused."""
         if self._stores.setdefault(spec.name, spec) != spec:
             raise InvalidTopology(f"two different stores are named {spec.name!r}: name them apart")
 

@@ -1,8 +1,8 @@
 """A topology as data: nodes, stores, internal topics, and what follows from them.
 
-Pure: sub-topologies, task ids, waves, description and fingerprint are computed, nothing is opened. Sub-topologies
-are the connected components over nodes, shared stores and shared source topics; ordinals go by the first node
-added (SEMANTICS T1).
+Pure: sub-topologies, task ids, waves, description and fingerprint are computed, nothing is opened.
+Sub-topologies are the connected components over nodes, shared stores and shared source topics;
+ordinals go by the first node added (SEMANTICS T1).
 """
 
 import hashlib
@@ -74,7 +74,7 @@ class SourceNode:
 
 @dataclass(frozen=True)
 class OperatorNode:
-    """Turns batches into batches. `build(context, forward)` makes the function for one stream task."""
+    """Turns batches into batches; `build` makes the function for one stream task."""
 
     name: str
     parents: tuple[str, ...]
@@ -100,7 +100,10 @@ Node = SourceNode | OperatorNode | SinkNode
 
 @dataclass(frozen=True)
 class Repartition:
-    """An internal topic between two sub-topologies; `partitions` None: as many as its writers' tasks."""
+    """An internal topic between two sub-topologies.
+
+    `partitions` None: as many as its writers' tasks.
+    """
 
     name: str
     partitions: int | None
@@ -133,7 +136,10 @@ class SubTopology:
 
 @dataclass(frozen=True)
 class Wave:
-    """Sub-topologies that run side by side; `repeat`: they feed each other, so run until nothing moves."""
+    """Sub-topologies that run side by side.
+
+    `repeat`: they feed each other, so run until nothing moves.
+    """
 
     ordinals: tuple[int, ...]
     repeat: bool = False
@@ -213,7 +219,8 @@ class Topology:
     def partition_counts(self, existing: Mapping[str, int]) -> dict[TopicName, int]:
         """Partitions of every source topic, internal ones worked out from their writers.
 
-        TopicMissing if a user's topic is not in `existing`; NotCopartitioned if joined inputs differ.
+        TopicMissing if a user's topic is not in `existing`; NotCopartitioned if joined inputs
+        differ.
         """
         counts: dict[TopicName, int] = {}
         for wave in self.waves:
@@ -279,7 +286,7 @@ class Topology:
         }
 
     def fingerprint(self) -> str:
-        """A hash of the description and the serdes: differs when a deployed topology must be compared."""
+        """A hash of the description and the serdes: what is deployed, in short."""
         serdes = {n: (s.key_serde.name, s.value_serde.name) for n, s in self.stores.items()}
         text = self.describe() + json.dumps(serdes, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,7 +1,8 @@
 """The operators: functions that build, for one stream task, a push function over whole batches.
 
-Each `…(…)` here returns a `build(context, forward)`. Batch-shaped inside: one pass, one get_many, one put_all per
-batch; keys and values are decoded only where the user's function needs them (INTERFACE rule 6).
+Each `…(…)` here returns a `build(context, forward)`. Batch-shaped inside: one pass, one get_many,
+one put_all per batch; keys and values are decoded only where the user's function needs them
+(INTERFACE rule 6).
 """
 
 from collections.abc import Callable, Iterable, Sequence

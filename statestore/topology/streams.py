@@ -1,7 +1,7 @@
 """KStream, KGroupedStream, KTable: what a pipeline is written with.
 
-Nothing runs here. Wrong callables are refused with the operator's name. Keys and values keep their serdes until an
-operator changes them, then the builder's default holds (INTERFACE rules 3, 4, 8).
+Nothing runs here. Wrong callables are refused with the operator's name. Keys and values keep their
+serdes until an operator changes them, then the builder's default holds (INTERFACE rules 3, 4, 8).
 """
 
 from collections.abc import Callable, Iterable
@@ -103,7 +103,10 @@ class KStream:
     def branch(
         self, *predicates: Callable[[Any, Any], object], name: str | None = None
     ) -> "tuple[KStream, ...]":
-        """One stream per predicate(key, value), each record in the first that holds; the last is the rest."""
+        """One stream per predicate(key, value), each record in the first that holds.
+
+        The last is the rest.
+        """
         for predicate in predicates:
             check_arity("branch", predicate, 2)
         chosen = name or self._builder.number("KSTREAM-BRANCH")
