@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import pendulum
 from airflow.sdk import DAG, Param
+
 from statestore_airflow.applications import Application, load_applications
 from statestore_airflow.operator import StateStoreJobOperator
 
@@ -12,8 +13,8 @@ UNTIL = Param(
     "latest",
     type="string",
     title="Until",
-    description='Where to stop: "latest", a time in ISO-8601 or epoch milliseconds, or a time of this '
-    'run: "{{ data_interval_end }}". Records at or after it wait for the next run.',
+    description='Where to stop: "latest", a time in ISO-8601 or epoch milliseconds, or a time of '
+    'this run: "{{ data_interval_end }}". Records at or after it wait for the next run.',
     pattern=r"^(latest|\d{1,15}"
     r"|\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?(Z|[+-]\d{2}:?\d{2})?)?"
     r"|\{\{\s*(data_interval_start|data_interval_end|logical_date)\s*\}\})$",
@@ -29,21 +30,22 @@ RUN_FOR = Param(
 DOC = """
 # Micro-batches of `{application_id}`
 
-Submits `jobs/process.py` to Spark for the pipeline `{pipeline}`. The run reads every input partition
-from its committed offset to the end (or to **Until**), and commits state, changelog, output and offsets
-as one. Repeating a run gives nothing twice; a run after a crash goes on from the last commit.
+Submits `jobs/process.py` to Spark for the pipeline `{pipeline}`. The run reads every input
+partition from its committed offset to the end (or to **Until**), and commits state, changelog,
+output and offsets as one. Repeating a run gives nothing twice; a run after a crash goes on from
+the last commit.
 
-* **Exclusion** is the application's lock. `max_active_runs=1` and the pool `statestore_slots` (one slot
-  per Spark slot) only keep Airflow from queueing what would wait.
-* **Retries** go by the error's class: a wrong setting, topology or record fails at once; an unreachable
-  broker or a full disk is retried; a locked application is retried after five minutes.
-* **Results**: XCom `summary` of the task, after failures too; the asset `{asset_uri}` carries it to DAGs
-  scheduled on it.
+* **Exclusion** is the application's lock. `max_active_runs=1` and the pool `statestore_slots` (one
+  slot per Spark slot) only keep Airflow from starting what would wait.
+* **Retries** go by the error's class: a wrong setting, topology or record fails at once; an
+  unreachable broker or a full disk is retried; a locked application after five minutes.
+* **Results**: XCom `summary` of the task, after failures too; the asset `{asset_uri}` carries it to
+  DAGs scheduled on it.
 """
 
 
-def micro_batches(application: Application) -> DAG:
-    """The DAG of one application."""
+def micro_batches(application: Application) -> None:
+    """The DAG of one application; Airflow registers what is made while this file loads."""
     with DAG(
         dag_id=application.dag_id("micro_batches"),
         description=f"Process {application.application_id} up to the end of its inputs",
@@ -61,7 +63,7 @@ def micro_batches(application: Application) -> DAG:
             "retry_exponential_backoff": 2.0,
             "max_retry_delay": timedelta(minutes=10),
         },
-    ) as dag:
+    ):
         StateStoreJobOperator(
             task_id="process",
             target=application,
@@ -70,8 +72,7 @@ def micro_batches(application: Application) -> DAG:
             pool="statestore_slots",
             doc_md="One Spark application: waves of stream tasks, exactly once.",
         )
-    return dag
 
 
 for _application in load_applications():
-    globals()[_application.dag_id("micro_batches")] = micro_batches(_application)
+    micro_batches(_application)

@@ -1,7 +1,7 @@
 """A local Airflow for this repository: `run` one DAG, or bring the whole of it `up` and `down`.
 
-Everything it writes lies in `.scratch/airflow`: database, logs, generated secrets, pid file. Nothing
-here imports Airflow, as its settings are read from the environment at import.
+Everything it writes lies in `.scratch/airflow`: database, logs, generated secrets, pid file.
+Nothing here imports Airflow, as its settings are read from the environment at import.
 """
 
 import json
@@ -141,7 +141,7 @@ def status() -> None:
 def airflow(arguments: tuple[str, ...]) -> None:
     """Any airflow command, with this Airflow's environment."""
     env = environment()
-    os.execvpe("airflow", ["airflow", *arguments], env)  # noqa: S606, S607 — found on the PATH above
+    os.execvpe("airflow", ["airflow", *arguments], env)  # noqa: S606 — no shell is wanted
 
 
 def environment() -> dict[str, str]:

@@ -26,6 +26,7 @@ import psutil
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import Asset, Context, ExceptionRetryPolicy, RetryAction, RetryRule
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
 from statestore_airflow.applications import PROJECT_DIR, Application
 
 SUMMARY_KEY = "summary"

@@ -1,0 +1,201 @@
+"""The DAG files, as Airflow loads them."""
+
+import copy
+import json
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.dag_processing.dagbag import DagBag
+from airflow.sdk import DAG
+from airflow.sdk.definitions.param import Param
+from airflow.sdk.exceptions import ParamValidationError
+from airflow.serialization.serialized_objects import DagSerialization
+
+from statestore_airflow.applications import load_applications
+from statestore_airflow.operator import StateStoreJobOperator
+
+pytestmark = pytest.mark.airflow
+
+ROOT = Path(__file__).resolve().parents[2]
+DAGS = ROOT / "dags"
+PARSE_SECONDS_MAX = 5.0
+TWO_APPLICATIONS = """
+[applications.flights]
+pipeline = "jobs.pipelines.flights:topology"
+schedule = "*/5 * * * *"
+
+[applications.orders]
+pipeline = "shop.orders:topology"
+"""
+
+
+@pytest.fixture(scope="module")
+def bag() -> DagBag:
+    return DagBag(str(DAGS))
+
+
+@pytest.fixture
+def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DagBag:
+    config = tmp_path / "statestore.toml"
+    config.write_text(TWO_APPLICATIONS, encoding="utf-8")
+    monkeypatch.setenv("STATESTORE_CONFIG", str(config))
+    return DagBag(str(DAGS))
+
+
+def process(dag: DAG) -> StateStoreJobOperator:
+    task = dag.get_task("process")
+    assert isinstance(task, StateStoreJobOperator)
+    return task
+
+
+def test_every_dag_file_loads_without_error(bag: DagBag) -> None:
+    assert bag.import_errors == {}
+    assert bag.captured_warnings == {}
+
+
+def test_the_sample_application_has_the_dag_micro_batches(bag: DagBag) -> None:
+    assert list(bag.dags) == ["micro_batches"]
+    assert bag.dags["micro_batches"].task_ids == ["process"]
+
+
+def test_every_application_gets_a_dag_of_its_own(two: DagBag) -> None:
+    assert two.import_errors == {}
+    assert set(two.dags) == {"micro_batches", "micro_batches__orders"}
+    assert {process(dag).application_id for dag in two.dags.values()} == {"flights", "orders"}
+
+
+def test_the_schedule_is_the_one_in_the_applications_file(two: DagBag) -> None:
+    schedules: dict[str, object] = {dag_id: dag.schedule for dag_id, dag in two.dags.items()}
+    assert schedules == {"micro_batches": "*/5 * * * *", "micro_batches__orders": None}
+
+
+def test_every_dag_is_documented_tagged_and_owned(bag: DagBag) -> None:
+    for dag in bag.dags.values():
+        assert dag.description
+        assert dag.doc_md
+        assert "statestore" in dag.tags
+        assert dag.owner == "statestore"
+        assert all(task.doc_md for task in dag.tasks)
+
+
+def test_runs_neither_overlap_nor_catch_up(bag: DagBag) -> None:
+    for dag in bag.dags.values():
+        assert dag.max_active_runs == 1
+        assert not dag.catchup
+
+
+def test_the_job_runs_in_the_pool_of_spark_slots(bag: DagBag) -> None:
+    task = process(bag.dags["micro_batches"])
+    assert task.pool == "statestore_slots"
+    assert task.retries == 3
+    assert task.retry_delay == timedelta(seconds=30)
+    assert task.retry_policy is not None
+
+
+def test_later_dags_can_be_scheduled_on_the_committed_state(bag: DagBag) -> None:
+    uris = [getattr(outlet, "uri", None) for outlet in process(bag.dags["micro_batches"]).outlets]
+    assert uris == ["statestore://flights/state"]
+
+
+@pytest.mark.parametrize(
+    "until",
+    [
+        "latest",
+        "1357016400000",
+        "2013-07-01",
+        "2013-07-01T06:00",
+        "2013-07-01 06:00:00.5+02:00",
+        "2013-07-01T06:00:00Z",
+        "{{ data_interval_end }}",
+        "{{logical_date}}",
+    ],
+)
+def test_until_accepts_latest_a_time_and_a_time_of_the_run(bag: DagBag, until: str) -> None:
+    assert param(bag, "until").resolve(until) == until
+
+
+@pytest.mark.parametrize("until", ["", "now", "-1", "yesterday", "{{ var.value.secret }}", None])
+def test_until_refuses_what_the_job_would_refuse(bag: DagBag, until: str | None) -> None:
+    with pytest.raises(ParamValidationError):
+        param(bag, "until").resolve(until)
+
+
+@pytest.mark.parametrize("run_for", [None, "300", "300s", "5m", "250ms", "1h"])
+def test_run_for_accepts_nothing_or_a_span(bag: DagBag, run_for: str | None) -> None:
+    assert param(bag, "run_for").resolve(run_for) == run_for
+
+
+@pytest.mark.parametrize("run_for", ["", "0", "5 minutes", "-5m", 300])
+def test_run_for_refuses_what_is_no_span(bag: DagBag, run_for: object) -> None:
+    with pytest.raises(ParamValidationError):
+        param(bag, "run_for").resolve(run_for)
+
+
+def test_params_explain_themselves_in_the_trigger_form(bag: DagBag) -> None:
+    for name in ("until", "run_for"):
+        assert param(bag, name).description
+        assert param(bag, name).schema["title"]
+
+
+def test_parsing_twice_gives_one_version_of_the_dag(bag: DagBag) -> None:
+    again = DagBag(str(DAGS))
+    for dag_id, dag in bag.dags.items():
+        first, second = (DagSerialization.to_dict(each) for each in (dag, again.dags[dag_id]))
+        assert first == second
+
+
+def test_a_broken_applications_file_is_named_with_a_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "broken.toml"
+    config.write_text("[applications.", encoding="utf-8")
+    monkeypatch.setenv("STATESTORE_CONFIG", str(config))
+    with pytest.raises(ValueError, match=r"broken\.toml.*set STATESTORE_CONFIG"):
+        load_applications()
+
+
+def test_a_schedule_that_is_no_text_names_file_and_application(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "statestore.toml"
+    config.write_text("[applications.orders]\nschedule = 5\n", encoding="utf-8")
+    monkeypatch.setenv("STATESTORE_CONFIG", str(config))
+    with pytest.raises(ValueError, match=r"statestore\.toml: schedule of \[applications\.orders\]"):
+        load_applications()
+
+
+def test_parsing_is_quick_and_imports_neither_the_library_nor_what_it_drives() -> None:
+    parsed = parse_in_a_fresh_interpreter(
+        "statestore", "jobs", "pyspark", "great_expectations", "rocksdict", "confluent_kafka"
+    )
+    assert parsed["dags"] == ["micro_batches"]
+    assert parsed["imported"] == []
+    assert parsed["seconds"] < PARSE_SECONDS_MAX
+
+
+def param(bag: DagBag, name: str) -> Param:
+    found = bag.dags["micro_batches"].params.get_param(name)
+    assert isinstance(found, Param)
+    return copy.copy(found)  # resolving a value keeps it
+
+
+def parse_in_a_fresh_interpreter(*banned: str) -> dict[str, Any]:
+    """What parsing dags/ imported of the banned packages, and its time without Airflow's own."""
+    code = f"""
+import json, sys
+from pathlib import Path
+from airflow.dag_processing.dagbag import BundleDagBag
+bag = BundleDagBag({str(DAGS)!r}, bundle_path=Path({str(DAGS)!r}), bundle_name="dags-folder")
+imported = [name for name in {banned!r} if name in sys.modules]
+seconds = sum(stat.duration.total_seconds() for stat in bag.dagbag_stats)
+print(json.dumps(dict(dags=sorted(bag.dags), imported=imported, seconds=seconds)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer

@@ -1,0 +1,338 @@
+"""StateStoreJobOperator against a program that stands where spark-submit stands."""
+
+import json
+import os
+import stat
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import psutil
+import pytest
+from airflow.sdk import Context
+from airflow.sdk.definitions.retry_policy import RetryAction
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk.execution_time.context import OutletEventAccessors
+from tenacity import Retrying, retry_if_not_result, stop_after_delay, wait_fixed
+
+from statestore_airflow.applications import PROJECT_DIR, Application
+from statestore_airflow.operator import (
+    RETRY_LATER_DELAY,
+    ApplicationLocked,
+    JobFailed,
+    StateStoreJobOperator,
+)
+
+pytestmark = pytest.mark.airflow
+
+DEADLINE_S = 20
+TASKS: list[StateStoreJobOperator] = []
+NO_SUMMARY = "none"
+DONE = {
+    "application_id": "flights",
+    "stream_tasks": 8,
+    "records_in": 336_776,
+    "records_out": 5_000,
+    "commits": 40,
+    "restored_records": 0,
+    "restore_seconds": 0.0,
+    "caught_up": True,
+    "error": None,
+}
+
+# It keeps what it was given, writes the summary it was told to write, and ends as it was told to.
+SUBMIT = """\
+#!{python}
+import json, os, sys
+from pathlib import Path
+here = Path(__file__).parent
+told = json.loads((here / "told.json").read_text())
+given = dict(argv=sys.argv[1:], cwd=os.getcwd(), env=dict(os.environ))
+(here / "given.json").write_text(json.dumps(given))
+print("a line of the job", flush=True)
+if told["summary"] != "none":
+    path = Path(sys.argv[sys.argv.index("--summary-file") + 1])
+    path.write_text(told["summary"])
+sys.exit(told["exit_code"])
+"""
+
+# A grandchild in a session of its own that ignores SIGTERM, as a stuck worker might.
+STUBBORN = """\
+#!{python}
+import subprocess, sys
+from pathlib import Path
+here = Path(__file__).parent
+code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True);"
+code += "signal.pause()"
+child = subprocess.Popen(
+    [sys.executable, "-c", code], start_new_session=True, stdout=subprocess.PIPE
+)
+child.stdout.readline()
+(here / "child.tmp").write_text(str(child.pid))
+(here / "child.tmp").rename(here / "child.pid")
+child.wait()
+"""
+
+
+class TaskInstance:
+    """The part of Airflow's task instance an operator sees here: XCom."""
+
+    def __init__(self) -> None:
+        self.pushed: dict[str, Any] = {}
+
+    def xcom_push(self, key: str, value: Any) -> None:
+        self.pushed[key] = value
+
+
+class Run(NamedTuple):
+    """What one execution saw and left."""
+
+    raised: Exception | None
+    pushed: Mapping[str, Any]
+    event: Mapping[str, Any]
+    given: Mapping[str, Any]
+
+    @property
+    def arguments(self) -> list[str]:
+        argv = self.given["argv"]
+        return list(argv[argv.index(str(PROJECT_DIR / "jobs/process.py")) + 1 :])
+
+
+@pytest.fixture(autouse=True)
+def connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_SPARK_DEFAULT",
+        json.dumps(
+            {"conn_type": "spark", "host": "local[2,4]", "extra": {"deploy-mode": "client"}}
+        ),
+    )
+    monkeypatch.delenv("STATESTORE_SUMMARY_FILE", raising=False)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Application:
+    return Application("flights", "m:f", None, tmp_path / "statestore.toml")
+
+
+@pytest.fixture(autouse=True)
+def pipes() -> Iterator[None]:
+    """Close what the provider leaves open until its process ends."""
+    yield
+    while TASKS:
+        hook = TASKS.pop()._hook
+        if hook is not None and hook._submit_sp is not None:
+            hook._submit_sp.stdout.close()
+
+
+def operator(target: Application, program: str = SUBMIT, **fields: Any) -> StateStoreJobOperator:
+    binary = target.config.parent / "spark-submit"
+    binary.write_text(program.format(python=sys.executable), encoding="utf-8")
+    binary.chmod(binary.stat().st_mode | stat.S_IXUSR)
+    fields = {"task_id": "process", "spark_binary": str(binary)} | fields
+    TASKS.append(StateStoreJobOperator(target=target, **fields))
+    return TASKS[-1]
+
+
+@pytest.fixture
+def run(target: Application) -> Callable[..., Run]:
+    def run(
+        summary: Mapping[str, Any] | str = DONE,
+        exit_code: int = 0,
+        times: Mapping[str, datetime] | None = None,
+        **fields: Any,
+    ) -> Run:
+        folder = target.config.parent
+        text = summary if isinstance(summary, str) else json.dumps(summary)
+        told = {"summary": text, "exit_code": exit_code}
+        (folder / "told.json").write_text(json.dumps(told), encoding="utf-8")
+        task = operator(target, **fields)
+        instance, events = TaskInstance(), OutletEventAccessors()
+        context = {"ti": instance, "outlet_events": events, **(times or {})}
+        raised: Exception | None = None
+        try:
+            task.execute(cast("Context", context))
+        except AirflowException as error:
+            raised = error
+        given = folder / "given.json"
+        return Run(
+            raised,
+            instance.pushed,
+            events[task.outlets[0]].extra,
+            json.loads(given.read_text(encoding="utf-8")) if given.exists() else {},
+        )
+
+    return run
+
+
+def failed(action: str, exit_code: int = 6) -> dict[str, Any]:
+    error = {"class": "Locked", "message": "held by host b", "exit_code": exit_code}
+    return {**DONE, "error": {**error, "action": action}}
+
+
+def test_success_gives_the_summary_to_xcom_and_to_the_assets_event(run: Callable[..., Run]) -> None:
+    done = run()
+    assert done.raised is None
+    assert done.pushed == {"summary": DONE}
+    assert done.event == {"summary": DONE}
+
+
+@pytest.mark.parametrize(
+    ("action", "raised"),
+    [
+        ("fail", AirflowFailException),
+        ("retry", JobFailed),
+        ("retry_later", ApplicationLocked),
+        ("an action of a later version", JobFailed),
+    ],
+)
+@pytest.mark.parametrize("exit_code", [0, 6])
+def test_the_summarys_action_decides_whatever_spark_submit_returned(
+    run: Callable[..., Run], action: str, raised: type[Exception], exit_code: int
+) -> None:
+    done = run(failed(action), exit_code)
+    assert type(done.raised) is raised
+    assert str(done.raised) == "flights: Locked: held by host b (exit code 6)"
+    assert done.pushed == {"summary": failed(action)}
+    assert done.event == {}
+
+
+@pytest.mark.parametrize("exit_code", [0, 1, 137])
+@pytest.mark.parametrize("left", [NO_SUMMARY, "", '{"records_in": 3', "[1]"])
+def test_a_job_killed_without_a_whole_summary_is_retried(
+    run: Callable[..., Run], left: str, exit_code: int
+) -> None:
+    done = run(left, exit_code)
+    assert type(done.raised) is JobFailed
+    assert "ended without a summary" in str(done.raised)
+    assert done.pushed == {}
+
+
+def test_spark_submit_failing_after_a_good_summary_is_retried(run: Callable[..., Run]) -> None:
+    done = run(DONE, exit_code=1)
+    assert type(done.raised) is JobFailed
+    assert "finished and committed" in str(done.raised)
+    assert done.event == {}
+
+
+def test_a_missing_spark_submit_is_retried_and_named(run: Callable[..., Run]) -> None:
+    done = run(spark_binary="/nowhere/spark-submit")
+    assert type(done.raised) is JobFailed
+    assert "/nowhere/spark-submit" in str(done.raised.__cause__)
+
+
+def test_retries_wait_longer_for_a_locked_application(target: Application) -> None:
+    policy = operator(target).retry_policy
+    assert policy is not None
+    locked, failure = (
+        policy.evaluate(error, 1, 3) for error in (ApplicationLocked("held"), JobFailed("gone"))
+    )
+    assert (locked.action, locked.retry_delay) == (RetryAction.RETRY, RETRY_LATER_DELAY)
+    assert (failure.action, failure.retry_delay) == (RetryAction.RETRY, None)
+
+
+def test_the_job_is_submitted_by_path_with_the_flags_of_the_interface(
+    run: Callable[..., Run], target: Application
+) -> None:
+    done = run()
+    flags = dict(zip(done.arguments[::2], done.arguments[1::2], strict=True))
+    assert flags.pop("--summary-file")
+    assert flags == {
+        "--application-id": "flights",
+        "--config": str(target.config),
+        "--until": "latest",
+    }
+
+
+def test_run_for_takes_the_place_of_until(run: Callable[..., Run]) -> None:
+    arguments = run(run_for="5m").arguments
+    assert arguments[4:6] == ["--run-for", "5m"]
+    assert "--until" not in arguments
+
+
+def test_until_and_run_for_together_fail_before_anything_starts(run: Callable[..., Run]) -> None:
+    done = run(until="2013-07-01", run_for="5m")
+    assert type(done.raised) is AirflowFailException
+    assert "exclude each other" in str(done.raised)
+    assert done.given == {}
+
+
+def test_until_may_be_a_time_of_the_run(run: Callable[..., Run]) -> None:
+    end = datetime(2013, 7, 1, 6, tzinfo=UTC)
+    arguments = run(until="{{ data_interval_end }}", times={"data_interval_end": end}).arguments
+    assert arguments[4:6] == ["--until", "2013-07-01T06:00:00+00:00"]
+
+
+def test_a_time_the_run_does_not_have_fails_with_the_way_out(run: Callable[..., Run]) -> None:
+    done = run(until="{{ logical_date }}")
+    assert type(done.raised) is AirflowFailException
+    assert "has no logical_date; trigger it with a logical date" in str(done.raised)
+
+
+def test_the_job_runs_this_interpreter_and_project_beside_its_applications_file(
+    run: Callable[..., Run], target: Application
+) -> None:
+    given = run().given
+    assert given["cwd"] == str(target.config.parent)
+    assert given["env"]["PYSPARK_PYTHON"] == given["env"]["PYSPARK_DRIVER_PYTHON"] == sys.executable
+    assert given["env"]["PYTHONPATH"].split(os.pathsep)[0] == str(PROJECT_DIR)
+    assert given["argv"][:2] == ["--master", "local[2,4]"]
+
+
+def test_nothing_stays_behind_of_a_temporary_summary(run: Callable[..., Run]) -> None:
+    summary_file = Path(run().arguments[-1])
+    assert not summary_file.parent.exists()
+
+
+def test_a_named_summary_file_is_kept_and_never_an_old_one_read(
+    run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "kept.json"
+    monkeypatch.setenv("STATESTORE_SUMMARY_FILE", str(kept))
+    assert run().raised is None
+    assert json.loads(kept.read_text(encoding="utf-8")) == DONE
+    assert type(run(NO_SUMMARY).raised) is JobFailed
+
+
+def test_the_jobs_output_is_in_the_tasks_log_with_one_line_of_figures(
+    run: Callable[..., Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run()
+    log = capsys.readouterr().out
+    assert "a line of the job" in log
+    assert "flights: 336776 records in, 5000 out, 40 commits by 8 stream tasks" in log
+
+
+def test_stopping_the_task_ends_every_process_of_the_job(target: Application) -> None:
+    task = operator(target, STUBBORN)
+    raised: list[Exception] = []
+
+    def execute() -> None:
+        context = {"ti": TaskInstance(), "outlet_events": OutletEventAccessors()}
+        try:
+            task.execute(cast("Context", context))
+        except AirflowException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=execute)
+    thread.start()
+    pid_file = target.config.parent / "child.pid"
+    wait_until(pid_file.exists)
+    worker = psutil.Process(int(pid_file.read_text(encoding="utf-8")))
+    task.on_kill()
+    thread.join(DEADLINE_S)
+    assert not thread.is_alive()
+    assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
+    assert [type(error) for error in raised] == [JobFailed]
+
+
+def test_stopping_a_task_that_has_not_begun_does_nothing(target: Application) -> None:
+    operator(target).on_kill()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    Retrying(
+        retry=retry_if_not_result(bool), stop=stop_after_delay(DEADLINE_S), wait=wait_fixed(0.05)
+    )(condition)
