@@ -1,0 +1,1 @@
+"""Databases behind `ports.Engine`: RocksDB on disk, and memory."""

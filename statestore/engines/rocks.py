@@ -1,0 +1,342 @@
+"""RocksDB through rocksdict: one folder, all native handles on it, none of which leaves `engines`.
+
+A handle that outlives `close` keeps the folder locked, so one object owns them. Point reads are
+rocksdict's own bound method and raise its errors (`failure` translates them); all else raises ours.
+
+What the libraries get wrong, and this module does not: `Rdict.flush` and the destructor flush one
+family, so that offsets become durable without their data; `compact_range` is silent when its flush
+fails; a lost CURRENT makes an empty database out of a full one.
+"""
+
+import atexit
+import logging
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from rocksdict import (
+    AccessType,
+    Checkpoint,
+    ColumnFamily,
+    CompactOptions,
+    Options,
+    Rdict,
+    WriteBatch,
+)
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
+
+from statestore.engines.rocks_cursor import Cursors, RocksCursor
+from statestore.engines.rocks_errors import translate
+from statestore.engines.rocks_tuning import RocksMemory, RocksTuning, options, write_options
+from statestore.errors import HostFailure, Misuse, StateStoreError, StoreClosed, TaskCorrupted
+from statestore.ports import Writes
+
+__all__ = ["RocksEngine", "RocksMemory", "RocksTable", "RocksTuning", "open_rocks", "stored_tables"]
+
+T = TypeVar("T")
+
+_LOG = logging.getLogger(__name__)
+
+# How long `close` waits for a list-get that another thread still runs.
+_READS_WAIT_S = 60
+
+# RocksDB reads keys fastest in lists of some hundred, and many keys of one table in key order.
+_LIST_MAX = 256
+_SORT_MIN = 20_000
+
+_UNFLUSHED = ("rocksdb.num-entries-active-mem-table", "rocksdb.num-immutable-mem-table")
+
+
+def open_rocks(path: Path, *, tables: Sequence[str], tuning: RocksTuning) -> "RocksEngine":
+    """Open the database in `path`: tables it lacks are created, tables beyond `tables` are Misuse.
+
+    Locked if it is open elsewhere, TaskCorrupted if files are missing or unreadable, HostFailure if
+    the volume is at fault. Read-only takes no lock: it is for folders nobody writes, as a live owner
+    deletes files while they are being opened, which looks like corruption. Even so rocksdict writes
+    a small configuration file there.
+    """
+    _check_folder(path, tuning)
+    families = {name: options(tuning) for name in ("default", *tables)}
+    access = AccessType.read_only() if tuning.read_only else AccessType.read_write()
+    try:
+        db = Rdict(str(path), options(tuning), families, access)
+    except Exception as error:
+        raise translate(error, path) or error from error
+    db.set_write_options(write_options(tuning))
+    return RocksEngine(path, db, tables, read_only=tuning.read_only)
+
+
+def stored_tables(path: Path) -> list[str]:
+    """The tables on disk, sorted, without opening them; none where there is no database."""
+    if not (path / "CURRENT").exists():
+        return []
+    try:
+        return sorted(Rdict.list_cf(str(path), Options(raw_mode=True)))
+    except Exception as error:
+        raise translate(error, path) or error from error
+
+
+class RocksTable:
+    """One family. `get` is rocksdict's own: nothing stands between it and the caller."""
+
+    __slots__ = ("_cursors", "_family", "_get_list", "_where", "get")
+
+    def __init__(self, family: Rdict, cursors: Cursors, where: Path) -> None:
+        self._family = family
+        self._cursors = cursors
+        self._where = where
+        self.get: Callable[[bytes], bytes | None] = family.get
+        self._get_list: Callable[[list[bytes]], list[bytes | None]] = family.get  # type: ignore[assignment]  # takes a list too
+
+    def get_many(self, keys: list[bytes], /) -> list[bytes | None]:
+        """One value per key, in the order of `keys`; the owner may write in between."""
+        if len(keys) <= _LIST_MAX:
+            return self._get_list(keys)
+        if len(keys) < _SORT_MIN:
+            return self._get_lists(keys)
+        ordered = sorted(keys)
+        found = dict(zip(ordered, self._get_lists(ordered), strict=True))
+        return list(map(found.__getitem__, keys))
+
+    def scan(
+        self, lo: bytes | None = None, hi: bytes | None = None, *, reverse: bool = False
+    ) -> RocksCursor:
+        """Pairs with lo <= key <= hi in byte order, as of now; None is unbounded."""
+        return self._cursors.open(self._family, lo, hi, reverse=reverse)
+
+    def approximate_count(self) -> int:
+        """RocksDB's estimate: entries less deletions."""
+        try:
+            return self._family.property_int_value("rocksdb.estimate-num-keys") or 0
+        except Exception as error:
+            raise translate(error, self._where) or error from error
+
+    def refuse_lists(self) -> None:
+        """Begin no more list-gets: `close` waits for those under way."""
+        self._get_list = self._closed
+
+    def _get_lists(self, keys: list[bytes]) -> list[bytes | None]:
+        values: list[bytes | None] = []
+        for start in range(0, len(keys), _LIST_MAX):
+            values += self._get_list(keys[start : start + _LIST_MAX])
+        return values
+
+    def _closed(self, _keys: list[bytes]) -> list[bytes | None]:
+        raise StoreClosed(f"{self._where}: the database is closed: open it again")
+
+
+class RocksEngine:
+    """An Engine over one folder; one left open is closed when it is dropped and at exit.
+
+    Writes, flushes, checkpoints and close exclude each other; reads run beside them.
+    """
+
+    def __init__(self, path: Path, db: Rdict, tables: Sequence[str], *, read_only: bool) -> None:
+        self._path = path
+        self._db = db
+        self._read_only = read_only
+        self._families = {name: db.get_column_family(name) for name in tables}
+        self._handles: dict[str, ColumnFamily] = {
+            name: db.get_column_family_handle(name) for name in tables
+        }
+        self._cursors = Cursors(path)
+        self._tables = {
+            name: RocksTable(family, self._cursors, path) for name, family in self._families.items()
+        }
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._open = True
+        _engines.add(self)
+
+    def table(self, name: str) -> RocksTable:
+        """The table of that name."""
+        return self._named(self._tables, name)
+
+    def write(
+        self,
+        writes: Mapping[str, Writes],
+        *,
+        ranges: Mapping[str, Sequence[tuple[bytes, bytes]]] | None = None,
+    ) -> None:
+        """One batch, range deletes first; durable at the next flush, with the log at once."""
+        with self._call(writing=True):
+            batch = WriteBatch(raw_mode=True)
+            try:
+                for name, spans in (ranges or {}).items():
+                    for start, end in spans:
+                        if start < end:
+                            batch.delete_range(start, end, self._named(self._handles, name))
+                for name, rows in writes.items():
+                    batch.set_default_column_family(self._named(self._handles, name))
+                    _fill(batch, rows)
+                self._db.write(batch)
+            finally:
+                # A traceback keeps the batch: it must not keep the family, and the folder locked.
+                batch.set_default_column_family(None)
+
+    def flush(self) -> None:
+        """Make every completed write durable, all tables at once; HostFailure if it cannot."""
+        with self._call(writing=False):
+            self._flush()
+
+    def checkpoint(self, target: Path) -> None:
+        """A consistent copy, unflushed writes included, in the new folder `target`: hard links."""
+        with self._call(writing=True):
+            if target.exists() or not target.parent.is_dir():
+                raise Misuse(f"checkpoint: {target} must be a new folder in an existing one")
+            Checkpoint(self._db).create_checkpoint(str(target))
+
+    def persistent(self) -> bool:
+        """Always True."""
+        return True
+
+    def failure(self, error: Exception) -> StateStoreError | None:
+        """RocksDB's or rocksdict's error as one of ours; None if it is neither's."""
+        return translate(error, self._path)
+
+    def close(self) -> None:
+        """Flush, close all cursors, release the folder: that also where the flush fails."""
+        with self._lock:
+            if not self._open:
+                return
+            self._open = False
+            for table in self._tables.values():
+                table.refuse_lists()
+            self._cursors.close()
+            try:
+                with self._errors():
+                    self._flush()
+            finally:
+                self._release()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_open"):
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Close what its owner left open: rocksdict's destructors would flush family by family."""
+        # A forked child inherits the object, but neither the lock nor RocksDB's threads.
+        if not self._open or os.getpid() != self._pid:
+            return
+        _LOG.warning("%s: the database was not closed by its owner: closing it", self._path)
+        try:
+            self.close()
+        except StateStoreError:
+            _LOG.exception("%s: could not close the database", self._path)
+
+    def _flush(self) -> None:
+        if self._read_only:
+            return
+        # With atomic flush any manual compaction first flushes all families; this one then finds
+        # nothing to compact, as no key is below b"".
+        settings = CompactOptions()
+        settings.set_exclusive_manual_compaction(False)
+        self._db.compact_range(None, b"", settings)
+        if any(
+            family.property_int_value(name)
+            for family in self._families.values()
+            for name in _UNFLUSHED
+        ):
+            self._db.write(WriteBatch(raw_mode=True))  # raises what stopped the flush
+            raise HostFailure(f"{self._path}: RocksDB did not flush: the file LOG there says why")
+
+    def _release(self) -> None:
+        """After this nothing keeps the folder locked; a bound `get` raises DbClosedError."""
+        self._handles.clear()
+        if not self._read_only:
+            # From here on no family can be flushed alone, which `Rdict.close` tries.
+            self._db.cancel_all_background(True)
+        try:
+            for handle in (*self._families.values(), self._db):
+                _close_when_idle(handle)
+        except RuntimeError as error:
+            raise HostFailure(
+                f"{self._path}: a read has been running for {_READS_WAIT_S} s and keeps the folder"
+                " locked: end this process"
+            ) from error
+
+    def _named(self, things: Mapping[str, T], name: str) -> T:
+        if name not in things:
+            known = ", ".join(self._tables)
+            raise Misuse(f"{self._path}: opened without a table {name!r}; there is {known}")
+        return things[name]
+
+    @contextmanager
+    def _call(self, *, writing: bool) -> Iterator[None]:
+        with self._lock:
+            if not self._open:
+                raise StoreClosed(f"{self._path}: the database is closed: open it again")
+            if writing and self._read_only:
+                raise Misuse(f"{self._path}: the database is open read-only")
+            with self._errors():
+                yield
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            ours = translate(error, self._path)
+            if ours is None:
+                raise
+            raise ours from error
+
+
+_engines: weakref.WeakSet[RocksEngine] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for engine in list(_engines):
+        engine.abandon()
+
+
+@retry(
+    retry=retry_if_exception_type(RuntimeError),
+    wait=wait_fixed(0.001),
+    stop=stop_after_delay(_READS_WAIT_S),
+    reraise=True,
+)
+def _close_when_idle(handle: Rdict) -> None:
+    """Close one handle; RuntimeError ("already borrowed") while a list-get runs on it."""
+    try:
+        handle.close()
+    except RuntimeError:
+        raise
+    except Exception as error:
+        # Its own flush fails, as it should: background work has ended.
+        if "Shutdown in progress" not in str(error):
+            raise
+
+
+def _fill(batch: WriteBatch, rows: Writes) -> None:
+    """Puts and deletes, in key order as RocksDB inserts that several times faster.
+
+    `map` into a deque of length 0 runs the loop in C.
+    """
+    keys = sorted(rows)
+    values = list(map(rows.__getitem__, keys))
+    if None in values:
+        deque(map(batch.__delitem__, [key for key in keys if rows[key] is None]), 0)
+        keys = [key for key in keys if rows[key] is not None]
+        values = list(map(rows.__getitem__, keys))
+    deque(map(batch.__setitem__, keys, values), 0)
+
+
+def _check_folder(path: Path, tuning: RocksTuning) -> None:
+    """Refuse what RocksDB would turn into an empty database; else make the folder."""
+    try:
+        if (path / "CURRENT").exists():
+            return
+        if any(path.glob("*.sst")) or any(path.glob("*.blob")) or any(path.glob("*.log")):
+            raise TaskCorrupted(f"{path}: data files without the file CURRENT")
+        if tuning.read_only or not tuning.create_if_missing:
+            raise TaskCorrupted(f"{path}: no database here: the file CURRENT is missing")
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise translate(error, path) or error from error
