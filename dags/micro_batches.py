@@ -13,10 +13,10 @@ UNTIL = Param(
     "latest",
     type="string",
     title="Until",
-    description='Where to stop: "latest", a time in ISO-8601 or epoch milliseconds, or a time of '
-    'this run: "{{ data_interval_end }}". Records at or after it wait for the next run.',
+    description='Where to stop: "latest", a time in ISO-8601 with its zone or in epoch '
+    'milliseconds, or a time of this run: "{{ data_interval_end }}". Records at or after it wait.',
     pattern=r"^(latest|\d{1,15}"
-    r"|\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?(Z|[+-]\d{2}:?\d{2})?)?"
+    r"|\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?(Z|[+-]\d{2}:?\d{2})"
     r"|\{\{\s*(data_interval_start|data_interval_end|logical_date)\s*\}\})$",
 )
 RUN_FOR = Param(
@@ -24,7 +24,7 @@ RUN_FOR = Param(
     type=["null", "string"],
     title="Run for",
     description="Run continuously for this long instead: 300, 300s, 5m. Excludes Until.",
-    pattern=r"^[1-9]\d*(ms|s|m|h)?$",
+    pattern=r"^[1-9]\d*(ms|s|m|h|d)?$",
 )
 
 DOC = """

@@ -120,7 +120,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 def test_run_submits_the_job_and_records_its_summary(project: Path) -> None:
     summary = tell(project, None)
-    done = local(project, "run", "--until", "2013-07-01")
+    done = local(project, "run", "--until", "2013-07-01T00:00Z")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the job runs" in done.stdout
     kept = project / ".scratch" / "airflow" / "last-run.json"

@@ -106,8 +106,7 @@ def test_later_dags_can_be_scheduled_on_the_committed_state(bag: DagBag) -> None
     [
         "latest",
         "1357016400000",
-        "2013-07-01",
-        "2013-07-01T06:00",
+        "2013-07-01T06:00Z",
         "2013-07-01 06:00:00.5+02:00",
         "2013-07-01T06:00:00Z",
         "{{ data_interval_end }}",
@@ -118,13 +117,15 @@ def test_until_accepts_latest_a_time_and_a_time_of_the_run(bag: DagBag, until: s
     assert param(bag, "until").resolve(until) == until
 
 
-@pytest.mark.parametrize("until", ["", "now", "-1", "yesterday", "{{ var.value.secret }}", None])
+@pytest.mark.parametrize(
+    "until", ["", "now", "-1", "2013-07-01", "2013-07-01T06:00", "{{ var.value.secret }}", None]
+)
 def test_until_refuses_what_the_job_would_refuse(bag: DagBag, until: str | None) -> None:
     with pytest.raises(ParamValidationError):
         param(bag, "until").resolve(until)
 
 
-@pytest.mark.parametrize("run_for", [None, "300", "300s", "5m", "250ms", "1h"])
+@pytest.mark.parametrize("run_for", [None, "300", "300s", "5m", "250ms", "1h", "2d"])
 def test_run_for_accepts_nothing_or_a_span(bag: DagBag, run_for: str | None) -> None:
     assert param(bag, "run_for").resolve(run_for) == run_for
 
