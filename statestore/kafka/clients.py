@@ -1,0 +1,125 @@
+"""Kafka clients made from settings: what is tuned, what a user may change, what is fixed.
+
+Defaults give way to the user's `consumer.*`, `producer.*` and `admin.*`; what correctness rests on
+does not, and setting it is refused. The clients' own log goes to the logger `statestore.kafka`,
+never to stderr: what matters is raised, once, as one clear error.
+"""
+
+# ruff: noqa: SLF001 - librdkafka's local codes are public, underscored by convention
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+
+from statestore.errors import InvalidSetting, Unavailable
+from statestore.kafka.errors import translated
+from statestore.settings import Settings
+
+_log = logging.getLogger("statestore.kafka")
+_log.addHandler(logging.NullHandler())
+
+Properties = Mapping[str, str | int | float | bool]
+
+# librdkafka's defaults starve a consumer that is faster than its queue: it then waits a second
+# before the next fetch. Fetches stay small because they are counted compressed: ten times the
+# bytes may lie in memory, and the first record comes the later.
+_CONSUMER: Properties = {
+    "fetch.queue.backoff.ms": 5,
+    "fetch.wait.max.ms": 10,
+    "queued.min.messages": 200_000,
+    "queued.max.messages.kbytes": 65_536,
+    "topic.metadata.propagation.max.ms": 3_000,
+}
+_CONSUMER_FIXED: Properties = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "isolation.level": "read_committed",
+    "enable.partition.eof": True,
+    "auto.offset.reset": "error",
+}
+# Small enough to bound memory: a full queue makes the sender wait, nothing is lost.
+_PRODUCER: Properties = {
+    "queue.buffering.max.messages": 1_000_000,
+    "queue.buffering.max.kbytes": 262_144,
+    "linger.ms": 5,
+    "compression.type": "lz4",
+}
+_PRODUCER_FIXED: Properties = {"enable.idempotence": True}
+
+
+class Trouble:
+    """What a client last said about its connections: it says so aside, not to who waits."""
+
+    def __init__(self) -> None:
+        self._text = ""
+
+    def __call__(self, error: KafkaError) -> None:
+        # That all are down says less than why one is.
+        if not self._text or error.code() != KafkaError._ALL_BROKERS_DOWN:
+            self._text = error.str()
+
+    def __str__(self) -> str:
+        return f" ({self._text})" if self._text else ""
+
+
+def consumer(settings: Settings, group_id: str, trouble: Trouble) -> Consumer:
+    """A consumer that commits nothing by itself and sees committed records only."""
+    fixed = {**_CONSUMER_FIXED, "group.id": group_id}
+    config = _config(settings, "consumer", _CONSUMER, fixed, trouble)
+    try:
+        return Consumer(config)
+    except (KafkaException, ValueError, TypeError) as failure:
+        raise translated(failure, "make a consumer") from failure
+
+
+def producer(settings: Settings, extra: Properties, trouble: Trouble) -> Producer:
+    """An idempotent producer; `extra` is fixed too."""
+    defaults = {**_PRODUCER, "partitioner": settings.partitioner}
+    fixed = {**_PRODUCER_FIXED, **extra}
+    config = _config(settings, "producer", defaults, fixed, trouble)
+    try:
+        return Producer(config)
+    except (KafkaException, ValueError, TypeError) as failure:
+        raise translated(failure, "make a producer") from failure
+
+
+def admin_client(settings: Settings, trouble: Trouble) -> AdminClient:
+    """An administration client; it connects on first use."""
+    config = _config(settings, "admin", {}, {}, trouble)
+    try:
+        return AdminClient(config)
+    except (KafkaException, ValueError, TypeError) as failure:
+        raise translated(failure, "make an admin client") from failure
+
+
+def unanswered(
+    settings: Settings, trouble: Trouble, doing: str, *, timeout_s: float | None = None
+) -> Unavailable:
+    """The error for a call that ended with its timeout, by default that of the settings."""
+    seconds = settings.request_timeout_ms / 1000 if timeout_s is None else timeout_s
+    return Unavailable(
+        f"could not {doing}: {settings.bootstrap_servers} did not answer within {seconds:g} s"
+        f"{trouble}: are the brokers up and reachable?"
+    )
+
+
+def _config(
+    settings: Settings,
+    role: Literal["consumer", "producer", "admin"],
+    defaults: Properties,
+    fixed: Properties,
+    trouble: Trouble,
+) -> dict[str, Any]:
+    settings.require("bootstrap.servers")
+    chosen = settings.client_config(role)
+    for key in fixed:
+        if key in chosen:
+            raise InvalidSetting(
+                f"{role}.{key} = {chosen[key]!r}: the guarantees rest on {fixed[key]!r}: "
+                "drop the setting"
+            )
+    named = {"client.id": settings.application_id} if settings.application_id else {}
+    return {**defaults, **named, **chosen, **fixed, "error_cb": trouble, "logger": _log}

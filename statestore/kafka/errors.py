@@ -1,0 +1,124 @@
+"""Kafka's error codes as errors of statestore, once for all clients.
+
+A code decides the class, and the class what the caller does next; whatever is not in the table may
+pass and is `Unavailable`. Only codes that mean the same in every call stand here: what an offset
+out of range means depends on who asked (a task's input or a store's changelog), so they say it.
+"""
+
+# ruff: noqa: SLF001 - librdkafka's local codes are public, underscored by convention
+
+from typing import NamedTuple
+
+from confluent_kafka import KafkaError, KafkaException
+
+from statestore.errors import (
+    BrokerTooOld,
+    Fenced,
+    InvalidSetting,
+    Misuse,
+    RecordFailed,
+    StateStoreError,
+    TopicMissing,
+    Unavailable,
+)
+
+
+class _Meaning(NamedTuple):
+    kind: type[StateStoreError]
+    way_out: str
+    codes: tuple[int, ...]
+
+
+_MEANINGS = (
+    _Meaning(
+        Fenced,
+        "a newer owner opened the same transactional id, or the transaction outlived "
+        "transaction.timeout.ms",
+        (
+            KafkaError._FENCED,
+            KafkaError.PRODUCER_FENCED,
+            KafkaError.INVALID_PRODUCER_EPOCH,
+            KafkaError.INVALID_PRODUCER_ID_MAPPING,
+            KafkaError.TRANSACTION_COORDINATOR_FENCED,
+        ),
+    ),
+    _Meaning(
+        RecordFailed,
+        "the same record would fail again: change the record, the topic's limits, or set "
+        "production.exception.handler",
+        (
+            KafkaError.MSG_SIZE_TOO_LARGE,
+            KafkaError.RECORD_LIST_TOO_LARGE,
+            KafkaError.INVALID_RECORD,
+            KafkaError.INVALID_TIMESTAMP,
+        ),
+    ),
+    _Meaning(
+        TopicMissing,
+        "create the topic or correct its name and partition count",
+        (
+            KafkaError.UNKNOWN_TOPIC_OR_PART,
+            KafkaError._UNKNOWN_TOPIC,
+            KafkaError._UNKNOWN_PARTITION,
+        ),
+    ),
+    _Meaning(
+        BrokerTooOld,
+        "upgrade the brokers to Kafka 4.0 or newer",
+        (KafkaError.UNSUPPORTED_VERSION, KafkaError._UNSUPPORTED_FEATURE),
+    ),
+    _Meaning(
+        InvalidSetting,
+        "correct the client settings (consumer.*, producer.*, admin.*, sasl.*, ssl.*)",
+        (
+            KafkaError._INVALID_ARG,
+            KafkaError._AUTHENTICATION,
+            KafkaError._SSL,
+            KafkaError.SASL_AUTHENTICATION_FAILED,
+            KafkaError.UNSUPPORTED_SASL_MECHANISM,
+            KafkaError.INVALID_TRANSACTION_TIMEOUT,
+        ),
+    ),
+    _Meaning(
+        Misuse,
+        "asked again unchanged, the brokers would refuse again",
+        (
+            KafkaError.TOPIC_ALREADY_EXISTS,
+            KafkaError.TOPIC_EXCEPTION,
+            KafkaError.TOPIC_AUTHORIZATION_FAILED,
+            KafkaError.GROUP_AUTHORIZATION_FAILED,
+            KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+            KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+            KafkaError.INVALID_CONFIG,
+            KafkaError.INVALID_PARTITIONS,
+            KafkaError.INVALID_REPLICATION_FACTOR,
+            KafkaError.INVALID_REPLICA_ASSIGNMENT,
+            KafkaError.INVALID_REQUEST,
+            KafkaError.POLICY_VIOLATION,
+            KafkaError.OFFSET_METADATA_TOO_LARGE,
+        ),
+    ),
+)
+_BY_CODE = {code: meaning for meaning in _MEANINGS for code in meaning.codes}
+_PASSING = _Meaning(Unavailable, "are the brokers up and reachable?", ())
+
+
+def kafka_error(failure: Exception) -> KafkaError | None:
+    """The broker's or client's error inside an exception, if it carries one."""
+    error = failure.args[0] if isinstance(failure, KafkaException) and failure.args else None
+    return error if isinstance(error, KafkaError) else None
+
+
+def error_for(error: KafkaError, doing: str) -> StateStoreError:
+    """The error to raise for `error` met while `doing` something."""
+    meaning = _BY_CODE.get(error.code(), _PASSING)
+    return meaning.kind(f"could not {doing}: {error.str()} ({error.name()}): {meaning.way_out}")
+
+
+def translated(failure: Exception, doing: str) -> StateStoreError:
+    """The error to raise from an exception a client raised while `doing` something."""
+    error = kafka_error(failure)
+    if error is not None:
+        return error_for(error, doing)
+    # Without a code it is the client's own check of its arguments.
+    return Misuse(f"could not {doing}: {failure}")

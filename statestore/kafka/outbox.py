@@ -1,0 +1,289 @@
+"""Writes outputs, changelog records and input offsets: in transactions, or plainly.
+
+How records reach the client is `sender.py`. One thread.
+"""
+
+# ruff: noqa: SLF001 - librdkafka's local codes are public, underscored by convention
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import TopicPartition as KafkaPartition
+
+from statestore.errors import CommitUnknown, Fenced, StateStoreError, Unavailable
+from statestore.kafka.clients import Properties, Trouble, consumer, unanswered
+from statestore.kafka.errors import error_for, kafka_error, translated
+from statestore.kafka.sender import Sender, records_of
+from statestore.model import Header, TopicPartition
+from statestore.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+_CLOSE_S = 5.0
+
+
+class TransactionalOutbox:
+    """`ports.Outbox` under exactly_once: one Kafka transaction from begin to commit.
+
+    After Fenced only `open` helps; after any other error `abort` does, except CommitUnknown:
+    `commit` again. A record a broker refused (rather than the client) may cost the next
+    transaction too: the client then has to ask for a new epoch, and says Unavailable once.
+    """
+
+    def __init__(self, settings: Settings, *, transactional_id: str, group_id: str) -> None:
+        self._settings = settings
+        self._id = transactional_id
+        self._group_id = group_id
+        self._trouble = Trouble()
+        self._sender: Sender | None = None
+        self._group: Any = None
+        self._open_transaction = False
+
+    def open(self) -> None:
+        """Fence the last owner of this id and abort what it left open."""
+        self._discard()
+        if self._group is None:
+            self._group = _group_metadata(self._settings, self._group_id)
+        properties: Properties = {
+            "transactional.id": self._id,
+            "transaction.timeout.ms": self._settings.transaction_timeout_ms,
+        }
+        sender = self._sender = Sender(self._settings, properties, self._trouble)
+        try:
+            sender.client.init_transactions(self._timeout_s)
+        except KafkaException as failure:
+            sender.client.poll(0)
+            raise self._error(failure, "open") from failure
+
+    def begin(self) -> None:
+        """Begin a transaction; the broker learns of it with the first record or offset."""
+        sender = self._ready()
+        sender.forget()
+        try:
+            sender.client.begin_transaction()
+        except KafkaException as failure:
+            raise self._error(failure, "begin") from failure
+        self._open_transaction = True
+
+    def send(
+        self,
+        topic: str,
+        keys: Sequence[bytes | None],
+        values: Sequence[bytes | None],
+        timestamps: Sequence[int],
+        *,
+        partition: int | None = None,
+        headers: Sequence[tuple[Header, ...]] | None = None,
+        tracked: bool = False,
+    ) -> None:
+        """See `ports.Outbox`. RecordFailed, TopicMissing: abort; other records may be queued."""
+        sender = self._ready()
+        # Any record's failure fails the commit; the last one's report tells of a missing topic.
+        report = sender.on_tracked if tracked else sender.on_report
+        records = records_of(topic, (keys, values, timestamps), partition, headers)
+        try:
+            sender.send(records, each=None, last=report)
+        except KafkaException as failure:
+            raise self._reason(failure, f"send to {topic}") from failure
+
+    def send_offsets(self, offsets: Mapping[TopicPartition, int], metadata: str) -> None:
+        """The group's input offsets join the transaction."""
+        sender = self._ready()
+        try:
+            sender.client.send_offsets_to_transaction(
+                [KafkaPartition(*tp, at, metadata) for tp, at in offsets.items()],
+                self._group,
+                self._timeout_s,
+            )
+        except KafkaException as failure:
+            raise self._reason(failure, "send input offsets") from failure
+
+    def flush(self) -> None:
+        """Wait until every record sent is acknowledged; a failed one shows here or at commit."""
+        sender = self._ready()
+        sender.flush()
+        sender.raise_failure()
+
+    def commit(self) -> None:
+        """All or nothing; CommitUnknown: not answered in time, call again to go on waiting."""
+        sender = self._ready()
+        try:
+            sender.client.commit_transaction(self._timeout_s)
+        except KafkaException as failure:
+            error = kafka_error(failure)
+            if error and error.retriable() and not error.fatal() and not error.txn_requires_abort():
+                raise CommitUnknown(
+                    f"the commit of {self._id} was not answered within {self._timeout_s:g} s"
+                    f"{self._trouble}: it may or may not have happened: commit again to learn which"
+                ) from failure
+            sender.raise_failure()
+            raise self._error(failure, "commit") from failure
+        self._open_transaction = False
+
+    def abort(self) -> None:
+        """Drop what was sent since begin; without an open transaction nothing happens."""
+        sender = self._ready()
+        if not self._open_transaction:
+            return
+        try:
+            sender.client.abort_transaction(self._timeout_s)
+        except KafkaException as failure:
+            raise self._error(failure, "abort") from failure
+        self._open_transaction = False
+
+    def ends(self) -> dict[TopicPartition, int]:
+        """Per tracked partition written since begin: the offset after its last record."""
+        return dict(self._ready().ends)
+
+    def close(self) -> None:
+        """Abort what is open, as far as the broker answers soon, and let go."""
+        sender, was_open = self._sender, self._open_transaction
+        if sender is not None and was_open:
+            try:
+                sender.client.abort_transaction(_CLOSE_S)
+            except KafkaException as failure:
+                _log.info("transaction of %s left for its next owner: %s", self._id, failure)
+        self._discard()
+
+    @property
+    def _timeout_s(self) -> float:
+        return self._settings.request_timeout_ms / 1000
+
+    def _ready(self) -> Sender:
+        assert self._sender is not None, "open comes first"
+        return self._sender
+
+    def _discard(self) -> None:
+        sender, self._sender, self._open_transaction = self._sender, None, False
+        if sender is not None:
+            sender.close()
+
+    def _reason(self, failure: KafkaException, doing: str) -> StateStoreError:
+        """Why the client refuses; it says so only when asked to begin anew."""
+        error = kafka_error(failure)
+        spoiled = error is not None and error.code() in {KafkaError._STATE, KafkaError._FATAL}
+        if not spoiled or not self._open_transaction:
+            return self._error(failure, doing)
+        try:
+            self._ready().client.begin_transaction()
+        except KafkaException as reason:
+            return self._error(reason, doing)
+        raise AssertionError("a second transaction began inside the first") from failure
+
+    def _error(self, failure: KafkaException, doing: str) -> StateStoreError:
+        doing = f"{doing} ({self._id})"
+        error = kafka_error(failure)
+        if error is not None and error.code() in {KafkaError._TIMED_OUT, KafkaError._TRANSPORT}:
+            return unanswered(self._settings, self._trouble, doing)
+        found = translated(failure, doing)
+        if error is not None and error.fatal() and not isinstance(found, Fenced):
+            return Fenced(f"{found}; the producer of this id is of no more use: open it again")
+        return found
+
+
+class PlainOutbox:
+    """`ports.Outbox` under at_least_once: no transaction; what was sent stays, whatever happens.
+
+    Commit waits for every acknowledgement and raises if one record failed; `send_offsets` commits
+    to the group at once, so it comes last (SEMANTICS E6).
+    """
+
+    def __init__(self, settings: Settings, *, group_id: str) -> None:
+        self._settings = settings
+        self._group_id = group_id
+        self._trouble = Trouble()
+        self._sender: Sender | None = None
+        self._committer: Consumer | None = None
+
+    def open(self) -> None:
+        """Make the producer; nobody is fenced in this mode."""
+        self.close()
+        self._sender = Sender(self._settings, {}, self._trouble)
+
+    def begin(self) -> None:
+        """Forget the last unit's ends and failures."""
+        self._ready().forget()
+
+    def send(
+        self,
+        topic: str,
+        keys: Sequence[bytes | None],
+        values: Sequence[bytes | None],
+        timestamps: Sequence[int],
+        *,
+        partition: int | None = None,
+        headers: Sequence[tuple[Header, ...]] | None = None,
+        tracked: bool = False,
+    ) -> None:
+        """See `ports.Outbox`."""
+        sender = self._ready()
+        # No transaction tells of a failed record, so each one reports.
+        report = sender.on_tracked if tracked else sender.on_report
+        records = records_of(topic, (keys, values, timestamps), partition, headers)
+        try:
+            sender.send(records, each=report, last=report)
+        except KafkaException as failure:
+            raise translated(failure, f"send to {topic}") from failure
+
+    def send_offsets(self, offsets: Mapping[TopicPartition, int], metadata: str) -> None:
+        """Commit the group's input offsets, now."""
+        if self._committer is None:
+            self._committer = consumer(self._settings, self._group_id, self._trouble)
+        wanted = [KafkaPartition(*tp, at, metadata) for tp, at in offsets.items()]
+        doing = f"commit input offsets of group {self._group_id}"
+        try:
+            done = self._committer.commit(offsets=wanted, asynchronous=False)
+        except KafkaException as failure:
+            raise translated(failure, doing) from failure
+        for tp in done or ():
+            if tp.error is not None:
+                raise error_for(tp.error, doing)
+
+    def flush(self) -> None:
+        """Wait until every record sent is acknowledged."""
+        sender = self._ready()
+        sender.flush()
+        sender.raise_failure()
+
+    def commit(self) -> None:
+        """The same as flush: the input offsets follow the stores."""
+        self.flush()
+
+    def abort(self) -> None:
+        """Let what was sent arrive, so that the log's end holds still for the restore after it."""
+        sender = self._ready()
+        try:
+            sender.flush()
+        except Unavailable:
+            sender.client.purge()
+            raise
+        finally:
+            sender.forget()
+
+    def ends(self) -> dict[TopicPartition, int]:
+        """Per tracked partition written since begin: the offset after its last record."""
+        return dict(self._ready().ends)
+
+    def close(self) -> None:
+        """Let go; records not yet acknowledged may be lost, as they were not committed."""
+        sender, self._sender = self._sender, None
+        committer, self._committer = self._committer, None
+        if sender is not None:
+            sender.close()
+        if committer is not None:
+            committer.close()
+
+    def _ready(self) -> Sender:
+        assert self._sender is not None, "open comes first"
+        return self._sender
+
+
+def _group_metadata(settings: Settings, group_id: str) -> Any:
+    """What a transaction needs to commit offsets for a group nobody is a member of."""
+    client = consumer(settings, group_id, Trouble())
+    try:
+        return client.consumer_group_metadata()
+    finally:
+        client.close()

@@ -1,0 +1,216 @@
+"""Reads the input partitions of a stream task: assigned, never subscribed; committed records only.
+
+The client fetches in the background; `poll` hands on what has arrived. Per record it runs C code
+only, and not even that for fields nobody asks for: keys, values, offsets and headers stay inside
+the client's messages until an operator wants them (`model.Rows`). One thread.
+"""
+
+# ruff: noqa: SLF001 - librdkafka's local codes are public, underscored by convention
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
+from time import monotonic
+from typing import Any, cast
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message
+from confluent_kafka import TopicPartition as KafkaPartition
+
+from statestore.errors import RecordFailed, Unavailable
+from statestore.kafka.clients import Trouble, consumer
+from statestore.kafka.errors import error_for, translated
+from statestore.model import Batch, Column, Header, Rows, TopicPartition
+from statestore.settings import Settings
+
+# Messages of one call into the client: enough to make the call cheap, few enough to stay in cache.
+_CHUNK = 1000
+
+_time_of: Callable[[tuple[int, int]], int] = itemgetter(1)
+# None only for messages a program made itself.
+_offset_of = cast("Callable[[Message], int]", Message.offset)
+
+
+class KafkaSource:
+    """`ports.Source` on a real broker.
+
+    An offset the log no longer holds is reported by the `poll` that meets it: RecordFailed, as
+    input was lost and going on would hide it.
+    """
+
+    def __init__(self, settings: Settings, *, group_id: str) -> None:
+        self._settings = settings
+        self._group_id = group_id
+        self._trouble = Trouble()
+        self._consumer: Consumer | None = None
+        self._positions: dict[TopicPartition, int] = {}
+        self._log_ends: dict[TopicPartition, int] = {}
+        self._paused_wanted: set[TopicPartition] = set()
+        self._paused: set[TopicPartition] = set()
+        self._named: dict[Any, TopicPartition] = {}
+        self._name_of: Callable[[Message], Any] = Message.topic
+        self._heard_s = 0.0
+
+    def start(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Read from these offsets on; a second start drops what was fetched and goes there."""
+        if self._consumer is None:
+            self._consumer = consumer(self._settings, self._group_id, self._trouble)
+        self._positions = dict(positions)
+        self._log_ends.clear()
+        self._paused_wanted.clear()
+        self._paused.clear()
+        self._name_partitions()
+        self._heard_s = monotonic()
+        try:
+            self._consumer.assign([KafkaPartition(*tp, at) for tp, at in positions.items()])
+        except KafkaException as failure:
+            raise translated(failure, f"read {_names(positions)}") from failure
+
+    def poll(self, max_records: int, timeout_ms: int) -> list[Batch]:
+        """See `ports.Source`. It waits for the first news only, not for `max_records`."""
+        client = self._consumer
+        assert client is not None, "start comes before poll"
+        self._apply_pauses(client)
+        deadline = monotonic() + timeout_ms / 1000
+        arrived: dict[TopicPartition, list[Message]] = {}
+        room, news = max_records, False
+        while room > 0:
+            messages = client.consume(min(room, _CHUNK), 0)
+            if not messages:
+                left_s = deadline - monotonic()
+                if (news and self._at_log_ends()) or left_s <= 0:
+                    break
+                messages = client.consume(1, left_s)
+                if not messages:
+                    break
+            news = True
+            messages = self._records_of(messages)
+            if messages:
+                room -= len(messages)
+                self._sort(messages, arrived)
+        self._check_alive(news=news)
+        return [_batch(tp, messages) for tp, messages in arrived.items()]
+
+    def position(self, tp: TopicPartition) -> int:
+        """The next offset to be returned for `tp`, control records passed over."""
+        return self._positions[tp]
+
+    def pause(self, tps: Sequence[TopicPartition]) -> None:
+        """Poll without these until resumed; what was fetched of them is fetched again then."""
+        self._paused_wanted.update(tps)
+
+    def resume(self, tps: Sequence[TopicPartition]) -> None:
+        """Poll with these again; pausing them anew before the next poll costs nothing."""
+        self._paused_wanted.difference_update(tps)
+
+    def close(self) -> None:
+        """Stop fetching. Closing twice is harmless."""
+        client, self._consumer = self._consumer, None
+        if client is not None:
+            client.close()
+
+    def _name_partitions(self) -> None:
+        """What tells the assigned partitions apart, as cheaply as possible."""
+        tps = list(self._positions)
+        if len({tp.topic for tp in tps}) == len(tps):
+            self._name_of, self._named = Message.topic, {tp.topic: tp for tp in tps}
+        elif len({tp.partition for tp in tps}) == len(tps):
+            self._name_of, self._named = Message.partition, {tp.partition: tp for tp in tps}
+        else:
+            self._name_of, self._named = _full_name, {tuple(tp): tp for tp in tps}
+
+    def _apply_pauses(self, client: Consumer) -> None:
+        # The client drops what it fetched of a paused partition: change only what changed.
+        pause, resume = self._paused_wanted - self._paused, self._paused - self._paused_wanted
+        if pause:
+            client.pause([KafkaPartition(*tp) for tp in pause])
+        if resume:
+            client.resume([KafkaPartition(*tp) for tp in resume])
+        self._paused = set(self._paused_wanted)
+
+    def _records_of(self, messages: list[Message]) -> list[Message]:
+        """The records among what the client returned; its events are taken in or raised."""
+        errors = list(map(Message.error, messages))
+        if errors.count(None) == len(messages):
+            return messages
+        for message, error in zip(messages, errors, strict=True):
+            if error is not None:
+                self._take_in(message, error)
+        return [message for message, error in zip(messages, errors, strict=True) if error is None]
+
+    def _take_in(self, event: Message, error: KafkaError) -> None:
+        topic, partition = event.topic(), event.partition()
+        if topic is None or partition is None:
+            if error.fatal():
+                raise error_for(error, f"read {_names(self._positions)}")
+            return
+        tp = TopicPartition(topic, partition)
+        match error.code():
+            case KafkaError._PARTITION_EOF:
+                end = self._log_ends[tp] = _offset_of(event)
+                self._positions[tp] = max(end, self._positions[tp])
+            case KafkaError._AUTO_OFFSET_RESET | KafkaError.OFFSET_OUT_OF_RANGE:
+                raise RecordFailed(
+                    f"input {tp} holds no record at offset {self._positions[tp]}, where the last "
+                    "commit ended: the topic was purged, truncated or made anew, so input is lost: "
+                    "reset the group's offsets to go on without it"
+                )
+            case _:
+                raise error_for(error, f"read {tp} from offset {self._positions[tp]}")
+
+    def _sort(self, messages: list[Message], arrived: dict[TopicPartition, list[Message]]) -> None:
+        """Add a chunk to what arrived, by partition; chunks of a single one are the rule."""
+        name_of, named = self._name_of, self._named
+        if len(named) == 1:
+            runs = [(next(iter(named)), messages)]
+        else:
+            names = list(map(name_of, messages))
+            if names.count(names[0]) == len(names):
+                runs = [(names[0], messages)]
+            else:
+                runs = [(name, list(run)) for name, run in groupby(messages, name_of)]
+        for name, run in runs:
+            tp = named[name]
+            arrived.setdefault(tp, []).extend(run)
+            self._positions[tp] = max(_offset_of(run[-1]) + 1, self._positions[tp])
+
+    def _at_log_ends(self) -> bool:
+        """Whether every partition not paused was last seen at the end of its log."""
+        return all(
+            self._log_ends.get(tp, -1) >= position
+            for tp, position in self._positions.items()
+            if tp not in self._paused
+        )
+
+    def _check_alive(self, *, news: bool) -> None:
+        if news or self._at_log_ends():
+            self._heard_s = monotonic()
+        elif monotonic() - self._heard_s > self._settings.request_timeout_ms / 1000:
+            raise Unavailable(
+                f"{self._settings.bootstrap_servers} sent no news of {_names(self._positions)} "
+                f"for {self._settings.request_timeout_ms / 1000:g} s{self._trouble}: "
+                "are the brokers up?"
+            )
+
+
+def _batch(tp: TopicPartition, messages: list[Message]) -> Batch:
+    return Batch(
+        keys=Column(raw=Rows(messages, Message.key)),
+        values=Column(raw=Rows(messages, Message.value)),
+        timestamps=list(map(_time_of, map(Message.timestamp, messages))),
+        headers=Rows(messages, _headers),
+        topic=tp.topic,
+        partition=tp.partition,
+        offsets=Rows(messages, _offset_of),
+    )
+
+
+def _headers(message: Message) -> tuple[Header, ...]:
+    return tuple(cast("list[Header] | None", message.headers()) or ())
+
+
+def _full_name(message: Message) -> tuple[str | None, int | None]:
+    return message.topic(), message.partition()
+
+
+def _names(tps: Mapping[TopicPartition, int]) -> str:
+    return ", ".join(map(str, tps))

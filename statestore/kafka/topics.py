@@ -1,0 +1,284 @@
+"""What a driver asks a cluster: is it there, which topics and offsets, create and purge."""
+
+# ruff: noqa: SLF001 - librdkafka's local codes are public, underscored by convention
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import tenacity
+from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+)
+from confluent_kafka import TopicPartition as KafkaPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import ConfigResource
+from confluent_kafka.admin._listoffsets import OffsetSpec
+from confluent_kafka.admin._resource import ResourceType
+from confluent_kafka.cimpl import NewTopic
+
+from statestore.errors import BrokerTooOld, NotCopartitioned, Unavailable
+from statestore.kafka.clients import Trouble, admin_client, unanswered
+from statestore.kafka.errors import error_for, kafka_error, translated
+from statestore.model import TopicPartition
+from statestore.ports import Bounds, GroupOffset, TopicSpec
+from statestore.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# A cluster that is there answers at once: do not let a wrong address cost the whole timeout.
+_CHECK_MS = 10_000
+_PAUSE_S = 0.03
+_EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # library gap
+_LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # library gap
+_DROPPED_IN_4_0 = "inter.broker.protocol.version"
+_NO_ANSWER = frozenset({KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._TIMED_OUT_QUEUE})
+
+
+class Admin:
+    """An admin client that connects on first use; every request waits, and fails translated."""
+
+    def __init__(self, settings: Settings, *, timeout_ms: int | None = None) -> None:
+        self._settings = settings
+        self._trouble = Trouble()
+        self._client: AdminClient | None = None
+        self.timeout_s = (timeout_ms or settings.request_timeout_ms) / 1000
+
+    @property
+    def client(self) -> AdminClient:
+        """The client itself, made when first asked for."""
+        if self._client is None:
+            self._client = admin_client(self._settings, self._trouble)
+        return self._client
+
+    def answer(self, pending: "Future[T]", doing: str) -> T:
+        """The result of a request."""
+        try:
+            return pending.result()
+        except (KafkaException, ValueError) as failure:
+            error = kafka_error(failure)
+            if error is not None and error.code() in _NO_ANSWER:
+                self.client.poll(0)
+                raise unanswered(
+                    self._settings, self._trouble, doing, timeout_s=self.timeout_s
+                ) from failure
+            raise translated(failure, doing) from failure
+
+    def offsets(
+        self, tps: Sequence[TopicPartition], spec: OffsetSpec, doing: str
+    ) -> dict[TopicPartition, int]:
+        """One request for the offset `spec` describes, of committed records; -1 where none is."""
+        if not tps:
+            return {}
+        pending = self.client.list_offsets(
+            {KafkaPartition(*tp): spec for tp in tps},
+            isolation_level=IsolationLevel.READ_COMMITTED,
+            request_timeout=self.timeout_s,
+        )
+        return {
+            TopicPartition(tp.topic, tp.partition): self.answer(
+                future, f"{doing} of {tp.topic}"
+            ).offset
+            for tp, future in pending.items()
+        }
+
+    def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
+        """Log start and last stable offset of each: one request for either."""
+        starts = self.offsets(tps, _EARLIEST, "read the log start")
+        ends = self.offsets(tps, _LATEST, "read the last stable offset")
+        return {tp: Bounds(starts[tp], ends[tp]) for tp in tps}
+
+    def close(self) -> None:
+        """Let go; it comes back when asked for."""
+        self._client = None
+
+
+class KafkaCluster:
+    """`ports.Cluster` on a real cluster; the group is the application's."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._admin = Admin(settings)
+
+    def partitions(self, topics: Sequence[str]) -> dict[str, int]:
+        """Partition counts of those that exist; the missing are absent."""
+        if not topics:
+            return {}
+        pending = self._admin.client.describe_topics(
+            TopicCollection(list(topics)), request_timeout=self._admin.timeout_s
+        )
+        found = {}
+        for name, future in pending.items():
+            if not _failed_with(future, KafkaError.UNKNOWN_TOPIC_OR_PART):
+                found[name] = len(self._admin.answer(future, f"describe topic {name}").partitions)
+        return found
+
+    def create(self, topics: Sequence[TopicSpec]) -> None:
+        """Create what is missing and wait until it can be used; NotCopartitioned: other counts."""
+        existing = self.partitions([spec.name for spec in topics])
+        missing = [spec for spec in topics if spec.name not in existing]
+        if missing:
+            self._create_missing(missing)
+            existing |= self._await_partitions(missing)
+        for spec in topics:
+            if existing[spec.name] != spec.partitions:
+                raise NotCopartitioned(
+                    f"topic {spec.name} has {existing[spec.name]} partitions, "
+                    f"not {spec.partitions} as its inputs: existing topics are never altered; "
+                    "delete it if its records are not needed, or give the inputs as many partitions"
+                )
+
+    def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
+        """Log start and last stable offset of each."""
+        return self._admin.bounds(tps)
+
+    def offsets_at(self, tps: Sequence[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
+        """Per partition the first offset at or after that time, else its last stable offset."""
+        # Times below zero have meanings of their own in the request.
+        spec = OffsetSpec.for_timestamp(max(time_ms, 0))
+        found = self._admin.offsets(tps, spec, "find an offset by time")
+        ends = self._admin.offsets(tps, _LATEST, "read the last stable offset")
+        return {tp: end if found[tp] < 0 else min(found[tp], end) for tp, end in ends.items()}
+
+    def group_offsets(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, GroupOffset]:
+        """The group's committed offsets; Unavailable if a transaction holds one open too long."""
+        if not tps:
+            return {}
+        try:
+            found = tenacity.Retrying(
+                stop=tenacity.stop_after_delay(self._admin.timeout_s),
+                wait=tenacity.wait_fixed(_PAUSE_S),
+                retry=tenacity.retry_if_result(_any_unstable),
+            )(self._read_group_offsets, tps)
+        except tenacity.RetryError as late:
+            raise Unavailable(
+                f"a transaction with offsets of group {self._settings.application_id} stayed open "
+                f"for {self._admin.timeout_s:g} s: its owner still runs, or it ends by "
+                "transaction.timeout.ms"
+            ) from late
+        committed = {}
+        for tp in found:
+            if tp.error is not None:
+                raise error_for(tp.error, f"read the committed offset of {tp.topic}-{tp.partition}")
+            if tp.offset >= 0:
+                at = TopicPartition(tp.topic, tp.partition)
+                committed[at] = GroupOffset(tp.offset, tp.metadata or "")
+        return committed
+
+    def delete_before(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Purge records below these offsets."""
+        if not offsets:
+            return
+        pending = self._admin.client.delete_records(
+            [KafkaPartition(*tp, at) for tp, at in offsets.items()],
+            request_timeout=self._admin.timeout_s,
+        )
+        for tp, future in pending.items():
+            self._admin.answer(future, f"purge {tp.topic}-{tp.partition} below {tp.offset}")
+
+    def check(self) -> None:
+        """Unavailable if nobody answers soon; BrokerTooOld if exactly-once would not hold."""
+        timeout_ms = min(_CHECK_MS, self._settings.request_timeout_ms)
+        quick = Admin(self._settings, timeout_ms=timeout_ms)
+        pending = quick.client.describe_cluster(request_timeout=quick.timeout_s)
+        nodes = quick.answer(pending, "reach the cluster").nodes
+        if self._settings.exactly_once:
+            for node in nodes:
+                judge_protocol(_broker_setting_names(quick, node.id))
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._admin.close()
+
+    def _create_missing(self, topics: Sequence[TopicSpec]) -> None:
+        replication = self._settings.replication_factor
+        new = [
+            NewTopic(
+                spec.name,
+                num_partitions=spec.partitions,
+                replication_factor=replication,
+                config=dict(spec.config),
+            )
+            for spec in topics
+        ]
+        names = ", ".join(spec.name for spec in topics)
+        try:
+            pending = self._admin.client.create_topics(new, request_timeout=self._admin.timeout_s)
+        except (KafkaException, ValueError) as failure:
+            raise translated(failure, f"create topics {names}") from failure
+        for name, future in pending.items():
+            # Another driver may have been quicker; its partition count is compared like any other.
+            if not _failed_with(future, KafkaError.TOPIC_ALREADY_EXISTS):
+                self._admin.answer(future, f"create topic {name}")
+
+    def _await_partitions(self, topics: Sequence[TopicSpec]) -> dict[str, int]:
+        """A created topic reaches the brokers' own metadata a moment after the answer."""
+        names = [spec.name for spec in topics]
+        try:
+            return tenacity.Retrying(
+                stop=tenacity.stop_after_delay(self._admin.timeout_s),
+                wait=tenacity.wait_fixed(_PAUSE_S),
+                retry=tenacity.retry_if_result(lambda found: len(found) < len(names)),
+            )(self.partitions, names)
+        except tenacity.RetryError as late:
+            raise Unavailable(
+                f"topics {', '.join(names)} were created but did not appear within "
+                f"{self._admin.timeout_s:g} s: are all brokers up?"
+            ) from late
+
+    def _read_group_offsets(self, tps: Sequence[TopicPartition]) -> list[KafkaPartition]:
+        group_id = self._settings.application_id
+        request = ConsumerGroupTopicPartitions(group_id, [KafkaPartition(*tp) for tp in tps])
+        (pending,) = self._admin.client.list_consumer_group_offsets(
+            [request], require_stable=True, request_timeout=self._admin.timeout_s
+        ).values()
+        doing = f"read the committed offsets of group {group_id}"
+        found: list[KafkaPartition] = self._admin.answer(pending, doing).topic_partitions
+        return found
+
+
+def judge_protocol(broker_settings: Collection[str] | None) -> None:
+    """BrokerTooOld if a broker with settings of these names predates Kafka 4.0.
+
+    Kafka 4.0 brought the transaction protocol without torn transactions, and dropped the setting
+    this looks for. None: the settings could not be read, which is a warning only.
+    """
+    if broker_settings is None:
+        _log.warning(
+            "the brokers' settings may not be read, so their version is not known: "
+            "exactly-once needs Kafka 4.0 or newer"
+        )
+    elif _DROPPED_IN_4_0 in broker_settings:
+        raise BrokerTooOld(
+            "a broker is older than Kafka 4.0, whose transactions can be torn: upgrade it, or run "
+            "with processing.guarantee = at_least_once"
+        )
+
+
+def _broker_setting_names(admin: Admin, node_id: int) -> Collection[str] | None:
+    resource = ConfigResource(ResourceType.BROKER, str(node_id))
+    (pending,) = admin.client.describe_configs([resource], request_timeout=admin.timeout_s).values()
+    if _failed_with(pending, KafkaError.CLUSTER_AUTHORIZATION_FAILED):
+        return None
+    names: Collection[str] = admin.answer(pending, f"read the settings of broker {node_id}").keys()
+    return names
+
+
+def _any_unstable(found: Sequence[KafkaPartition]) -> bool:
+    return any(
+        tp.error is not None and tp.error.code() == KafkaError.UNSTABLE_OFFSET_COMMIT
+        for tp in found
+    )
+
+
+def _failed_with(pending: "Future[Any]", code: int) -> bool:
+    failure = pending.exception()
+    error = kafka_error(failure) if isinstance(failure, Exception) else None
+    return error is not None and error.code() == code

@@ -1,0 +1,253 @@
+"""A broker in memory behind the same ports as the real one: `MemoryBroker().source()` and so on.
+
+One contract suite runs on both. It is deterministic: no threads, no clock, nothing waits; a poll
+with nothing to read returns at once. Faults are asked for: `stop`, `expire`, `lose_answer`.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+
+from statestore.errors import (
+    NotCopartitioned,
+    RecordFailed,
+    TaskCorrupted,
+    Unavailable,
+)
+from statestore.model import Batch, Column, Record, TopicPartition
+from statestore.ports import Bounds, GroupOffset, Replayed, TopicSpec
+from statestore.testing.memory_log import BrokerState, Entry
+from statestore.testing.memory_outbox import MemoryOutbox, MemoryPlainOutbox
+
+_STRETCH_RECORDS = 50_000
+
+
+class MemoryBroker:
+    """Topics, groups and transactions shared by the ports made here."""
+
+    def __init__(self) -> None:
+        self.state = BrokerState()
+        self._lost_answers: dict[str, bool] = {}
+
+    def source(self) -> "MemorySource":
+        """A reader of inputs."""
+        return MemorySource(self.state)
+
+    def outbox(self, transactional_id: str, group_id: str) -> MemoryOutbox:
+        """A transactional writer."""
+        return MemoryOutbox(self.state, self._lost_answers, transactional_id, group_id)
+
+    def plain_outbox(self, group_id: str) -> MemoryPlainOutbox:
+        """A writer without transactions."""
+        return MemoryPlainOutbox(self.state, group_id)
+
+    def changelog(self) -> "MemoryChangelog":
+        """A reader of changelogs."""
+        return MemoryChangelog(self.state)
+
+    def cluster(self, group_id: str) -> "MemoryCluster":
+        """What a driver asks."""
+        return MemoryCluster(self.state, group_id)
+
+    def produce(self, tp: TopicPartition, record: Record[bytes | None, bytes | None]) -> int:
+        """Append one record, as somebody else's producer would; returns its offset."""
+        entry = Entry(-1, record.key, record.value, record.timestamp_ms, record.headers)
+        return self.state.append(tp, entry)
+
+    def records(self, topic: str) -> list[Record[bytes | None, bytes | None]]:
+        """All committed records of a topic, partition by partition."""
+        return [
+            Record(e.key, e.value, e.timestamp_ms, e.headers, topic, partition, e.offset)
+            for partition, log in enumerate(self.state.topics.get(topic, ()))
+            for e in log.read(log.start, log.last_stable)
+            if e.is_visible
+        ]
+
+    def compact(self, topic: str) -> None:
+        """Keep the last stable record of each key, as compaction may do at any time."""
+        for log in self.state.topics.get(topic, ()):
+            log.compact()
+
+    def stop(self) -> None:
+        """From now on nobody answers: every call raises Unavailable."""
+        self.state.is_up = False
+
+    def resume(self) -> None:
+        """Answer again; nothing was lost."""
+        self.state.is_up = True
+
+    def expire(self, transactional_id: str) -> None:
+        """Abort what the id has open, as the broker does by transaction.timeout.ms."""
+        self.state.fence(transactional_id)
+
+    def lose_answer(self, transactional_id: str, *, happened: bool) -> None:
+        """The id's next commit raises CommitUnknown, whether or not it happened."""
+        self._lost_answers[transactional_id] = happened
+
+
+class MemorySource:
+    """`ports.Source` in memory."""
+
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
+        self._positions: dict[TopicPartition, int] = {}
+        self._paused: set[TopicPartition] = set()
+        self._turn = 0
+
+    def start(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Read from these offsets on."""
+        self._positions = dict(positions)
+        self._paused.clear()
+
+    def poll(self, max_records: int, timeout_ms: int) -> list[Batch]:  # noqa: ARG002 - never waits
+        """What is there now; partitions take turns at being first."""
+        tps = list(self._positions)
+        self._turn = (self._turn + 1) % max(len(tps), 1)
+        batches, room = [], max_records
+        for tp in tps[self._turn :] + tps[: self._turn]:
+            if tp not in self._paused and room > 0:
+                entries = self._read(tp, room)
+                room -= len(entries)
+                if entries:
+                    batches.append(_batch(tp, entries))
+        return batches
+
+    def position(self, tp: TopicPartition) -> int:
+        """The next offset to be returned for `tp`, control records passed over."""
+        return self._positions[tp]
+
+    def pause(self, tps: Sequence[TopicPartition]) -> None:
+        """Poll without these until resumed."""
+        self._paused.update(tps)
+
+    def resume(self, tps: Sequence[TopicPartition]) -> None:
+        """Poll with these again."""
+        self._paused.difference_update(tps)
+
+    def close(self) -> None:
+        """Closing twice is harmless."""
+        self._positions = {}
+
+    def _read(self, tp: TopicPartition, room: int) -> list[Entry]:
+        log, position = self._state.log(tp), self._positions[tp]
+        if not log.holds(position):
+            raise RecordFailed(
+                f"input {tp} holds no record at offset {position}: the log goes from {log.start} "
+                f"to {log.end}"
+            )
+        entries: list[Entry] = []
+        for entry in log.read(position, log.last_stable):
+            if entry.is_visible:
+                if len(entries) == room:
+                    self._positions[tp] = entry.offset
+                    return entries
+                entries.append(entry)
+        self._positions[tp] = max(position, log.last_stable)
+        return entries
+
+
+class MemoryChangelog:
+    """`ports.Changelog` in memory."""
+
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
+
+    def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
+        """Log start and last stable offset of each."""
+        return _bounds(self._state, tps)
+
+    def replay(self, tp: TopicPartition, start: int, end: int) -> Iterator[Replayed]:
+        """All records in [start, end), in stretches."""
+        source = MemorySource(self._state)
+        source.start({tp: start})
+        at = start
+        while at < end:
+            try:
+                batches = source.poll(_STRETCH_RECORDS, 0)
+            except RecordFailed as gone:
+                raise TaskCorrupted(f"changelog {tp} holds no offset {at}") from gone
+            if source.position(tp) == at:
+                raise Unavailable(
+                    f"changelog {tp} stays at offset {at} and does not reach {end}: "
+                    "a transaction is open in it"
+                )
+            at = source.position(tp)
+            batch = batches[0] if batches else _batch(tp, [])
+            offsets = batch.offsets
+            assert offsets is not None
+            yield Replayed(batch.slice(0, bisect_left(offsets, end)), min(at, end))
+
+
+class MemoryCluster:
+    """`ports.Cluster` in memory."""
+
+    def __init__(self, state: BrokerState, group_id: str) -> None:
+        self._state = state
+        self._group_id = group_id
+
+    def partitions(self, topics: Sequence[str]) -> dict[str, int]:
+        """Partition counts of those that exist; the missing are absent."""
+        self._state.require_up()
+        known = self._state.topics
+        return {topic: len(known[topic]) for topic in topics if topic in known}
+
+    def create(self, topics: Sequence[TopicSpec]) -> None:
+        """Create what is missing; NotCopartitioned: it exists with another count."""
+        existing = self.partitions([spec.name for spec in topics])
+        for spec in topics:
+            if spec.name not in existing:
+                self._state.create(spec.name, spec.partitions, spec.config)
+            elif existing[spec.name] != spec.partitions:
+                raise NotCopartitioned(
+                    f"topic {spec.name} has {existing[spec.name]} partitions, not {spec.partitions}"
+                )
+
+    def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
+        """Log start and last stable offset of each."""
+        return _bounds(self._state, tps)
+
+    def offsets_at(self, tps: Sequence[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
+        """Per partition the first offset at or after that time, else its last stable offset."""
+        found = {}
+        for tp in tps:
+            log = self._state.log(tp)
+            later = (e.offset for e in log.read(0, log.last_stable) if e.timestamp_ms >= time_ms)
+            found[tp] = next(later, log.last_stable)
+        return found
+
+    def group_offsets(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, GroupOffset]:
+        """The group's committed offsets; Unavailable while a transaction holds one open."""
+        self._state.require_up()
+        for tp in tps:
+            if self._state.is_pending(self._group_id, tp):
+                raise Unavailable(f"a transaction with an offset of {tp} is open: end it first")
+        groups, group_id = self._state.groups, self._group_id
+        return {tp: groups[group_id, tp] for tp in tps if (group_id, tp) in groups}
+
+    def delete_before(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Purge records below these offsets."""
+        for tp, offset in offsets.items():
+            self._state.log(tp).delete_before(offset)
+
+    def check(self) -> None:
+        """Unavailable while stopped."""
+        self._state.require_up()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _bounds(state: BrokerState, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
+    logs = {tp: state.log(tp) for tp in tps}
+    return {tp: Bounds(log.start, log.last_stable) for tp, log in logs.items()}
+
+
+def _batch(tp: TopicPartition, entries: Sequence[Entry]) -> Batch:
+    return Batch(
+        keys=Column(raw=[entry.key for entry in entries]),
+        values=Column(raw=[entry.value for entry in entries]),
+        timestamps=[entry.timestamp_ms for entry in entries],
+        headers=[e.headers for e in entries] if any(e.headers for e in entries) else None,
+        topic=tp.topic,
+        partition=tp.partition,
+        offsets=[entry.offset for entry in entries],
+    )

@@ -1,0 +1,185 @@
+"""The writers of the in-memory broker, with transactions and without."""
+
+from collections.abc import Mapping, Sequence
+from itertools import repeat
+from typing import NamedTuple
+
+from statestore.errors import CommitUnknown, Fenced, Unavailable
+from statestore.model import Header, TopicPartition
+from statestore.ports import GroupOffset
+from statestore.testing.memory_log import BrokerState, Entry, Outcome, Transaction
+
+
+class MemoryOutbox:
+    """`ports.Outbox` in memory, transactional."""
+
+    def __init__(
+        self,
+        state: BrokerState,
+        lost_answers: dict[str, bool],
+        transactional_id: str,
+        group_id: str,
+    ) -> None:
+        self._state = state
+        self._lost_answers = lost_answers
+        self._id = transactional_id
+        self._group_id = group_id
+        self._epoch = 0
+        self._writer = _Writer(state)
+        self._is_open = False
+        self._unanswered: bool | None = None
+
+    def open(self) -> None:
+        """Fence the last owner of this id and abort what it left open."""
+        self._epoch = self._state.fence(self._id)
+        self._is_open, self._unanswered = False, None
+
+    def begin(self) -> None:
+        """Begin a transaction."""
+        self._state.begin(self._id, self._epoch)
+        self._writer.ends.clear()
+        self._is_open = True
+
+    def send(
+        self,
+        topic: str,
+        keys: Sequence[bytes | None],
+        values: Sequence[bytes | None],
+        timestamps: Sequence[int],
+        *,
+        partition: int | None = None,
+        headers: Sequence[tuple[Header, ...]] | None = None,
+        tracked: bool = False,
+    ) -> None:
+        """See `ports.Outbox`."""
+        transaction = self._state.transaction(self._id, self._epoch)
+        where = _Where(topic, partition, tracked)
+        self._writer.write(where, (keys, values, timestamps), headers, transaction)
+
+    def send_offsets(self, offsets: Mapping[TopicPartition, int], metadata: str) -> None:
+        """The group's input offsets join the transaction."""
+        transaction = self._state.transaction(self._id, self._epoch)
+        for tp, at in offsets.items():
+            transaction.group_offsets[self._group_id, tp] = GroupOffset(at, metadata)
+
+    def flush(self) -> None:
+        """Nothing waits here."""
+        self._state.require_up()
+
+    def commit(self) -> None:
+        """All or nothing; CommitUnknown if `lose_answer` asked for it: call again."""
+        if self._unanswered is None:
+            self._unanswered = self._lost_answers.pop(self._id, None)
+            if self._unanswered is not None:
+                if self._unanswered:
+                    self._state.end(self._id, self._epoch, Outcome.COMMITTED)
+                raise CommitUnknown(f"the commit of {self._id} was not answered: commit again")
+        happened, self._unanswered = self._unanswered, None
+        if not happened:
+            self._state.end(self._id, self._epoch, Outcome.COMMITTED)
+        self._is_open = False
+
+    def abort(self) -> None:
+        """Drop what was sent since begin; without an open transaction nothing happens."""
+        if self._is_open:
+            self._state.end(self._id, self._epoch, Outcome.ABORTED)
+            self._is_open = False
+
+    def ends(self) -> dict[TopicPartition, int]:
+        """Per tracked partition written since begin: the offset after its last record."""
+        return dict(self._writer.ends)
+
+    def close(self) -> None:
+        """Abort what is open, if this is still the owner."""
+        try:
+            self.abort()
+        except (Fenced, Unavailable):
+            self._is_open = False
+
+
+class MemoryPlainOutbox:
+    """`ports.Outbox` in memory, without transactions: what was sent stays."""
+
+    def __init__(self, state: BrokerState, group_id: str) -> None:
+        self._state = state
+        self._group_id = group_id
+        self._writer = _Writer(state)
+
+    def open(self) -> None:
+        """Nobody is fenced in this mode."""
+        self._state.require_up()
+
+    def begin(self) -> None:
+        """Forget the last unit's ends."""
+        self._writer.ends.clear()
+
+    def send(
+        self,
+        topic: str,
+        keys: Sequence[bytes | None],
+        values: Sequence[bytes | None],
+        timestamps: Sequence[int],
+        *,
+        partition: int | None = None,
+        headers: Sequence[tuple[Header, ...]] | None = None,
+        tracked: bool = False,
+    ) -> None:
+        """See `ports.Outbox`."""
+        where = _Where(topic, partition, tracked)
+        self._writer.write(where, (keys, values, timestamps), headers, None)
+
+    def send_offsets(self, offsets: Mapping[TopicPartition, int], metadata: str) -> None:
+        """Commit the group's input offsets, now."""
+        self._state.require_up()
+        for tp, at in offsets.items():
+            self._state.groups[self._group_id, tp] = GroupOffset(at, metadata)
+
+    def flush(self) -> None:
+        """Nothing waits here."""
+        self._state.require_up()
+
+    def commit(self) -> None:
+        """The same as flush."""
+        self.flush()
+
+    def abort(self) -> None:
+        """What was sent stays."""
+
+    def ends(self) -> dict[TopicPartition, int]:
+        """Per tracked partition written since begin: the offset after its last record."""
+        return dict(self._writer.ends)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class _Where(NamedTuple):
+    topic: str
+    partition: int | None
+    tracked: bool
+
+
+class _Writer:
+    """Appends columns, and knows the ends of what was tracked."""
+
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
+        self.ends: dict[TopicPartition, int] = {}
+
+    def write(
+        self,
+        where: _Where,
+        columns: tuple[Sequence[bytes | None], Sequence[bytes | None], Sequence[int]],
+        headers: Sequence[tuple[Header, ...]] | None,
+        transaction: Transaction | None,
+    ) -> None:
+        tails = repeat(()) if headers is None else headers
+        for (key, value, time_ms), tail in zip(zip(*columns, strict=True), tails, strict=False):
+            partition = where.partition
+            if partition is None:
+                partition = self._state.partition_for(where.topic, key)
+            tp = TopicPartition(where.topic, partition)
+            entry = Entry(-1, key, value, time_ms, tuple(tail), transaction)
+            offset = self._state.append(tp, entry)
+            if where.tracked:
+                self.ends[tp] = offset + 1
