@@ -12,7 +12,7 @@ DOCKER = ROOT / "docker"
 DOCKERFILE = (DOCKER / "Dockerfile").read_text(encoding="utf-8")
 COMPOSE: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text(encoding="utf-8"))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-ONE_SHOT = {"airflow-init"}
+ONE_SHOT = {"airflow-init", "sample"}
 
 each_service = pytest.mark.parametrize("name", sorted(SERVICES))
 
@@ -22,7 +22,7 @@ def test_the_system_is_whole() -> None:
         *("kafka-1", "kafka-2", "kafka-3"),
         *("spark-master", "spark-worker-1", "spark-worker-2"),
         *("airflow-init", "airflow-api-server", "airflow-scheduler"),
-        *("airflow-dag-processor", "airflow-triggerer", "postgres"),
+        *("airflow-dag-processor", "airflow-triggerer", "postgres", "sample"),
     }
 
 
