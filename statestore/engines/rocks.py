@@ -56,9 +56,9 @@ def open_rocks(path: Path, *, tables: Sequence[str], tuning: RocksTuning) -> "Ro
     """Open the database in `path`: tables it lacks are created, tables beyond `tables` are Misuse.
 
     Locked if it is open elsewhere, TaskCorrupted if files are missing or unreadable, HostFailure if
-    the volume is at fault. Read-only takes no lock: it is for folders nobody writes, as a live owner
-    deletes files while they are being opened, which looks like corruption. Even so rocksdict writes
-    a small configuration file there.
+    the volume is at fault. Read-only takes no lock: it is for folders nobody writes, as an owner at
+    work deletes files under the reader, which looks like corruption. Even so rocksdict writes a
+    small configuration file there.
     """
     _check_folder(path, tuning)
     families = {name: options(tuning) for name in ("default", *tables)}

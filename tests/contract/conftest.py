@@ -1,6 +1,6 @@
 """The engines under contract, each with a back door that reads what is there without the engine."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,21 @@ from rocksdict import AccessType, Options, Rdict
 from statestore.engines.memory import MemoryEngine
 from statestore.engines.rocks import RocksMemory, RocksTuning, open_rocks
 from statestore.ports import Engine
+from tests.contract.broker_worlds import kafka_world, real_broker, world
+
+__all__ = ["kafka_world", "real_broker", "world"]  # fixtures of the broker suite
 
 TABLES = ("data", "offsets")
 MEMORY = RocksMemory.of_bytes(16 << 20)
+
+
+def fails(engine: Engine, action: Callable[[], object]) -> Exception:
+    """What a store would raise: the engine's own errors pass through `failure`."""
+    try:
+        action()
+    except Exception as error:  # noqa: BLE001 - whatever it is, `failure` judges it
+        return engine.failure(error) or error
+    return AssertionError("nothing was raised")
 
 
 def rocks_rows(folder: Path, table: str) -> dict[bytes, bytes]:

@@ -3,7 +3,7 @@
 import random
 import tempfile
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from statestore.engines.rocks import RocksTuning, open_rocks
 from statestore.errors import Misuse, StoreClosed
 from statestore.ports import Engine
-from tests.contract.conftest import MEMORY, TABLES, EngineUnderTest
+from tests.contract.conftest import MEMORY, TABLES, EngineUnderTest, fails
 
 Pair = tuple[bytes, bytes]
 ROWS = {key: b"v-" + key for key in (b"a", b"b", b"key", b"key\x00", b"key2", b"z\xff")}
@@ -34,15 +34,6 @@ BOUNDS = [
     (b"key2", b"key", []),
     (b"z\xff", b"a", []),
 ]
-
-
-def fails(engine: Engine, action: Callable[[], object]) -> Exception:
-    """What a store would raise: the engine's own errors pass through `failure`."""
-    try:
-        action()
-    except Exception as error:  # noqa: BLE001 - whatever it is, `failure` judges it
-        return engine.failure(error) or error
-    return AssertionError("nothing was raised")
 
 
 def test_a_write_is_seen_in_every_table_by_every_kind_of_read(
