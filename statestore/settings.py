@@ -1,9 +1,9 @@
 """Every knob: Kafka Streams' key where it has one, default, limits, unit. Frozen once built.
 
-`Settings.from_mapping` takes string keys, `Settings.load` a section of an applications file (INTERFACE rule 9).
-An unknown key is an error that names the nearest known one. `consumer.*`, `producer.*`, `admin.*`, `sasl.*`, `ssl.*` and
-`security.protocol` go to the Kafka clients. `"${NAME}"` stands for an environment variable and is
-expanded only when a client is configured, so that secrets are in no repr, log, plan row or process list.
+`Settings.from_mapping` takes string keys, `Settings.load` a section of an applications file
+(INTERFACE rule 9). An unknown key is an error that names the nearest known one. `consumer.*`,
+`producer.*`, `admin.*`, `sasl.*`, `ssl.*` and `security.protocol` go to the Kafka clients; their
+`"${NAME}"`, an environment variable, is expanded only there: no repr, log or plan row has secrets.
 """
 
 import dataclasses
@@ -14,26 +14,27 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from statestore.errors import InvalidSetting
 from statestore.model import IsolationLevel, OnError, ProcessingGuarantee
 
 NO_LIMIT = -1
+_APPLICATION_ID = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,200}")
 _CLIENT_PREFIXES = ("consumer.", "producer.", "admin.", "sasl.", "ssl.")
 _SECRET = re.compile(r"password|secret|jaas|token|\.key(\.pem|string)?$|private", re.IGNORECASE)
 
 
-def _knob(
-    key: str, default: Any, unit: str, about: str, *, least: int | None = None
-) -> Any:
+def _knob(key: str, default: Any, unit: str, about: str, *, least: int | None = None) -> Any:
     """One setting: its Kafka-style key, default, unit, meaning and least allowed number."""
-    return field(default=default, metadata={"key": key, "unit": unit, "about": about, "least": least})
+    return field(
+        default=default, metadata={"key": key, "unit": unit, "about": about, "least": least}
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """All settings of one application. Numbers are in the unit named; -1 means no limit where allowed."""
+    """All settings of one application; -1 means no limit where it is allowed."""
 
     application_id: str = _knob(
         "application.id", "", "", "Names the state folder, topics, group and transactional ids."
@@ -86,13 +87,17 @@ class Settings:
         "statestore.flush.lag.max.records", 200_000, "records", "The same in records.", least=1
     )
     flush_lag_max_ms: int = _knob(
-        "statestore.flush.lag.max.ms", 300_000, "ms", "The same in time, on an idle store too.", least=1
+        "statestore.flush.lag.max.ms",
+        300_000,
+        "ms",
+        "The same in time, on an idle store too.",
+        least=1,
     )
     write_ahead_log: bool | None = _knob(
         "statestore.wal",
         None,
         "",
-        "RocksDB's log; unset: on for a standalone store, off inside a task (its changelog is the log).",
+        "RocksDB's log; unset: on for a standalone store, off in a task, whose changelog is it.",
     )
     memory_bytes: int = _knob(
         "statestore.memory.bytes",
@@ -105,7 +110,10 @@ class Settings:
         "statestore.lock.wait.ms", 60_000, "ms", "Wait for a folder's owner to let go.", least=0
     )
     volume_locks: bool = _knob(
-        "statestore.volume.locks", True, "", "Whether file locks work across hosts on the state volume."
+        "statestore.volume.locks",
+        True,
+        "",
+        "Whether file locks work across hosts on the state volume.",
     )
     quarantine_retention_ms: int = _knob(
         "statestore.quarantine.retention.ms",
@@ -133,7 +141,10 @@ class Settings:
         "Refuse stores and repartitions without a name of their own (KIP-1111).",
     )
     partitioner: str = _knob(
-        "partitioner", "murmur2_random", "", "How keys map to partitions; the default is Java Kafka's."
+        "partitioner",
+        "murmur2_random",
+        "",
+        "How keys map to partitions; the default is Java Kafka's.",
     )
     on_deserialization_error: OnError = _knob(
         "deserialization.exception.handler", OnError.FAIL, "", "fail, continue or dead_letter."
@@ -153,6 +164,9 @@ class Settings:
         for knob in _knobs():
             coerced = _coerce(knob, getattr(self, knob.name))
             object.__setattr__(self, knob.name, coerced)
+        if self.application_id and not _APPLICATION_ID.fullmatch(self.application_id):
+            what = "want 1 to 200 of A-Z a-z 0-9 . _ - and no dot in front: it names folders"
+            raise InvalidSetting(f"application.id {self.application_id!r}: {what}")
         if self.effective_commit_interval_ms >= self.transaction_timeout_ms and self.exactly_once:
             raise InvalidSetting(
                 f"commit.interval.ms {self.effective_commit_interval_ms} must be less than "
@@ -165,7 +179,7 @@ class Settings:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, object]) -> "Settings":
-        """From string keys; raises InvalidSetting naming the key, the value and the nearest known key."""
+        """From string keys; InvalidSetting names the key, the value and the nearest known key."""
         names = {knob.metadata["key"]: knob.name for knob in _knobs()}
         values: dict[str, Any] = {}
         clients: dict[str, str] = {}
@@ -219,7 +233,7 @@ class Settings:
         )
 
     def client_config(self, role: str) -> dict[str, str]:
-        """librdkafka properties for `consumer`, `producer` or `admin`, with `${…}` expanded."""
+        """Client properties for `consumer`, `producer` or `admin`, with `${…}` expanded."""
         config = {"bootstrap.servers": expand(self.bootstrap_servers, "bootstrap.servers")}
         for key, value in self.clients.items():
             prefix, _, rest = key.partition(".")
@@ -254,28 +268,33 @@ class Application:
         """Read it; InvalidSetting says which file, application or field is wrong."""
         try:
             document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, tomllib.TOMLDecodeError) as error:
+        except (OSError, ValueError) as error:
             raise InvalidSetting(f"cannot read applications file {path}: {error}") from error
-        applications = document.get("applications", {})
+        applications = _table(document.get("applications", {}), path, "[applications]")
         if application_id not in applications:
             known = ", ".join(sorted(applications)) or "none"
             raise InvalidSetting(f"{path}: no [applications.{application_id}]; it has: {known}")
-        section = dict(applications[application_id])
-        settings = section.pop("settings", {})
+        where = f"[applications.{application_id}]"
+        section = dict(_table(applications[application_id], path, where))
+        settings = _table(section.pop("settings", {}), path, where.replace("]", ".settings]"))
         allowed = ("bootstrap_servers", "state_dir", "processing_guarantee", "pipeline", "schedule")
-        for name in section:
+        for name, value in section.items():
             if name not in allowed:
                 raise InvalidSetting(
-                    f"{path}: unknown field {name!r} in [applications.{application_id}]"
-                    f"{_nearest(name, allowed)}"
+                    f"{path}: unknown field {name!r} in {where}{_nearest(name, allowed)}"
                 )
+            if not isinstance(value, str):
+                raise InvalidSetting(f"{path}: {name} in {where} is not a text")
         pipeline = section.pop("pipeline", None)
-        return cls(application_id, pipeline, section, settings)
+        named = None if pipeline is None else str(pipeline)
+        return cls(application_id, named, section, dict(_flat(settings)))
 
     def mapping(self) -> dict[str, object]:
         """Its settings by key."""
         named = {
-            name.replace("_", "."): value for name, value in self.fields.items() if name != "schedule"
+            name.replace("_", "."): value
+            for name, value in self.fields.items()
+            if name != "schedule"
         }
         return {"application.id": self.application_id} | named | dict(self.settings)
 
@@ -316,21 +335,15 @@ def _coerce(knob: "dataclasses.Field[Any]", value: object) -> object:
         return knob.default
     if isinstance(value, str):
         value = expand(value, key)
-    kind = cast("Callable[[object], object]", _KINDS.get(knob.name) or type(knob.default))
+    kind = type(knob.default)
     try:
-        coerced = _bool(value) if kind is bool else kind(value)
+        coerced = (_READERS.get(knob.name) or _READERS.get(kind, kind))(value)
     except (ValueError, TypeError) as error:
         raise InvalidSetting(f"{key} = {value!r}: {error}") from error
     least = knob.metadata["least"]
     if least is not None and isinstance(coerced, int) and coerced < least:
         raise InvalidSetting(f"{key} = {coerced}: the least allowed is {least}")
     return coerced
-
-
-_KINDS: dict[str, Callable[[Any], object]] = {
-    "isolation_level": lambda text: IsolationLevel(str(text).upper()),
-    "write_ahead_log": lambda value: _bool(value),
-}
 
 
 def _bool(value: object) -> bool:
@@ -340,6 +353,42 @@ def _bool(value: object) -> bool:
         case str() if value.lower() in {"true", "false"}:
             return value.lower() == "true"
     raise ValueError("want true or false")
+
+
+def _int(value: object) -> int:
+    if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
+        return int(value)
+    raise ValueError("want a whole number")
+
+
+def _str(value: object) -> str:
+    if isinstance(value, str | int | Path):
+        return str(value)
+    raise ValueError("want a text")
+
+
+_READERS: dict[type | str, Callable[[Any], object]] = {
+    "isolation_level": lambda text: IsolationLevel(str(text).upper()),
+    "write_ahead_log": _bool,
+    bool: _bool,
+    int: _int,
+    str: _str,
+}
+
+
+def _table(value: object, path: str | Path, where: str) -> Mapping[str, object]:
+    if not isinstance(value, Mapping):
+        raise InvalidSetting(f"{path}: {where} is not a table")
+    return value
+
+
+def _flat(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Dotted keys, quoted or not: TOML makes tables of those without quotes."""
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
 
 
 def _text(value: object) -> str:
