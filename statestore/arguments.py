@@ -69,12 +69,8 @@ def run_options(command: F) -> F:
         click.option("--set", "pairs", multiple=True, metavar="K=V", help="Any setting."),
         _option("--config", help=f"Applications file; {DEFAULT_CONFIG} if there is one."),
         _option("--summary-file", help="Also write the JSON line here, on failure too."),
-        click.option(
-            "--accept-new-topology", is_flag=True, help="State dir of other stores is meant."
-        ),
-        click.option(
-            "--accept-empty-changelog", is_flag=True, help="Restore from an empty changelog."
-        ),
+        _option("--accept-new-topology", is_flag=True, help="State dir of other stores is meant."),
+        _option("--accept-empty-changelog", is_flag=True, help="Restore from an empty changelog."),
     ]
     for option in reversed(options):
         command = option(command)
@@ -91,11 +87,12 @@ def parse_run(flags: Mapping[str, Any]) -> RunArguments:
     if not application_id:
         raise Misuse("which application? pass --application-id, or set STATESTORE_APPLICATION_ID")
     known = _known_in(config, application_id) if flags["config"] is None else True
-    overrides = _pairs(flags["pairs"])
+    overrides: dict[str, str] = {}
     for flag in ("bootstrap_servers", "state_dir", "processing_guarantee"):
         if flags[flag]:
             overrides[flag.replace("_", ".")] = flags[flag]
-    overrides["application.id"] = application_id
+    # Last: --set is a flag, and a flag beats the variable of another flag.
+    overrides |= _pairs(flags["pairs"]) | {"application.id": application_id}
     pipeline = flags["pipeline"]
     if pipeline is None and config is not None and known:
         pipeline = Application.load(config, application_id).pipeline
