@@ -1,7 +1,7 @@
 """The values everybody shares: names of partitions and tasks, records, batches, positions, modes.
 
 All are immutable. What exists once per record is a NamedTuple, so a plain tuple matches it.
-A `Batch` is the unit of work between the edges and the operators: columns, decoded when first asked for.
+A `Batch` is the unit of work between edges and operators: columns, decoded when first asked for.
 """
 
 import re
@@ -33,7 +33,7 @@ class TopicPartition(NamedTuple):
 
 
 class TaskId(NamedTuple):
-    """A stream task: `<sub-topology ordinal>_<partition>`, as Kafka Streams writes it (SEMANTICS T1)."""
+    """A stream task: `<sub-topology ordinal>_<partition>` (SEMANTICS T1)."""
 
     sub_topology: int
     partition: int
@@ -51,7 +51,7 @@ class TaskId(NamedTuple):
 
 
 class Record(NamedTuple, Generic[K, V]):
-    """One record as a processor sees it; topic, partition and offset are the input's, where there is one."""
+    """One record as a processor sees it; topic, partition and offset are the input's, if any."""
 
     key: K
     value: V
@@ -67,7 +67,7 @@ class Record(NamedTuple, Generic[K, V]):
 
 
 class VersionedRecord(NamedTuple, Generic[V]):
-    """A version: valid from `timestamp_ms` (inclusive) to `valid_to_ms` (exclusive); None: still valid (KIP-889)."""
+    """A version: from `timestamp_ms` to `valid_to_ms`, exclusive; None: still valid (KIP-889)."""
 
     value: V
     timestamp_ms: int
@@ -180,7 +180,7 @@ class Rows(Sequence[T]):
 
 
 class Column:
-    """One column of a batch: the stored bytes, the decoded values, or both once both were needed."""
+    """One column of a batch: stored bytes, decoded values, or both once both were needed."""
 
     __slots__ = ("_objects", "_raw", "_serde")
 
@@ -216,14 +216,9 @@ class Column:
         if self._raw is not None and (self._serde is serde or self._serde is None):
             return self._bytes()
         if serde.name == "BYTES":
-            return self.objects
+            return _all_bytes(self.objects)
         encode = serde.serialize
         return [None if item is None else encode(item) for item in self.objects]
-
-    @property
-    def arrived_as_bytes(self) -> bool:
-        """Whether the bytes are at hand, so that nothing needs encoding."""
-        return self._raw is not None
 
     def take(self, indices: Sequence[int]) -> "Column":
         """The rows at `indices`."""
@@ -244,9 +239,8 @@ class Column:
         )
 
     def _bytes(self) -> "list[bytes | None]":
-        raw = self._raw
-        assert raw is not None
-        return raw.all() if isinstance(raw, Rows) else raw
+        assert self._raw is not None
+        return self._raw.all() if isinstance(self._raw, Rows) else self._raw
 
 
 @dataclass(slots=True, eq=False)
@@ -380,6 +374,12 @@ class PositionBound:
     def at(cls, position: Position) -> "PositionBound":
         """A bound at `position`."""
         return cls(position)
+
+
+def _all_bytes(items: list[Any]) -> list[bytes | None]:
+    for kind in set(map(type, items)) - {bytes, type(None)}:
+        raise TypeError(f"want bytes, not {kind.__name__}")
+    return items
 
 
 def to_ms(time: Time) -> int:

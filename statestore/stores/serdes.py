@@ -23,6 +23,12 @@ def _same(data: bytes) -> bytes:
     return data
 
 
+def _bytes(value: bytes) -> bytes:
+    if not isinstance(value, bytes):
+        raise TypeError("want bytes")
+    return value
+
+
 def _string(data: bytes) -> str:
     return data.decode()
 
@@ -35,7 +41,7 @@ def _float64(data: bytes) -> float:
     return float(_FLOAT64.unpack(data)[0])
 
 
-BYTES: Serde[bytes] = Serde("BYTES", _same, _same, ordered=True)
+BYTES: Serde[bytes] = Serde("BYTES", _bytes, _same, ordered=True)
 STRING: Serde[str] = Serde("STRING", str.encode, _string, ordered=True)
 # Java's long: two's complement, so negative numbers sort after positive ones.
 INT64: Serde[int] = Serde("INT64", _INT64.pack, _int64)

@@ -125,9 +125,7 @@ class TaskContext:
 def _encoded(batch: Batch, node: SinkNode, side: str, serde: Serde[Any]) -> list[bytes | None]:
     column = batch.keys if side == "key" else batch.values
     try:
-        data = column.encoded(serde)
-        if serde.name == "BYTES" and not column.arrived_as_bytes and not _all_bytes(data):
-            raise TypeError("not bytes")
+        return column.encoded(serde)
     except Exception as error:
         value = next((item for item in column.objects if not _fits(item, serde)), None)
         raise serdes.mismatch(
@@ -138,11 +136,6 @@ def _encoded(batch: Batch, node: SinkNode, side: str, serde: Serde[Any]) -> list
             keyword=f"{side}_serde",
             cause=error,
         ) from error
-    return data
-
-
-def _all_bytes(items: list[bytes | None]) -> bool:
-    return all(item is None or isinstance(item, bytes) for item in items)
 
 
 def _fits(item: object, serde: Serde[Any]) -> bool:
