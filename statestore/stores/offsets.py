@@ -45,14 +45,14 @@ def offset_rows(
     return rows
 
 
-def read_offsets(table: Table) -> dict[TopicPartition, int]:
-    """All changelog offsets committed."""
-    return _read(table, b"o")
+def read_offsets(table: Table, where: str) -> dict[TopicPartition, int]:
+    """All changelog offsets committed; TaskCorrupted if a row is not readable."""
+    return _read(table, b"o", where)
 
 
-def read_position(table: Table) -> Position:
-    """The input position committed."""
-    return Position.of(_read(table, b"p"))
+def read_position(table: Table, where: str) -> Position:
+    """The input position committed; TaskCorrupted if a row is not readable."""
+    return Position.of(_read(table, b"p", where))
 
 
 def format_rows(kind: str) -> dict[bytes, bytes | None]:
@@ -80,14 +80,18 @@ def check_format(table: Table, kind: str, where: str) -> bool:
 
 
 def _key(kind: bytes, tp: TopicPartition) -> bytes:
-    return kind + tp.topic.encode() + b"\0" + _PARTITION.pack(tp.partition)
+    topic, partition = tp
+    return kind + topic.encode() + b"\0" + _PARTITION.pack(partition)
 
 
-def _read(table: Table, kind: bytes) -> dict[TopicPartition, int]:
+def _read(table: Table, kind: bytes, where: str) -> dict[TopicPartition, int]:
     found = {}
     cursor = table.scan(kind, kind + b"\xff")
     for key, value in cursor:
-        topic, partition = key[1:-5].decode(), _PARTITION.unpack(key[-4:])[0]
-        found[TopicPartition(topic, partition)] = _OFFSET.unpack(value)[0]
+        try:
+            topic, partition = key[1:-5].decode(), _PARTITION.unpack(key[-4:])[0]
+            found[TopicPartition(topic, partition)] = _OFFSET.unpack(value)[0]
+        except (struct.error, ValueError) as error:
+            raise TaskCorrupted(f"{where}: offset row {key!r} is not readable: {error}") from error
     cursor.close()
     return found

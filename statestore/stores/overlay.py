@@ -71,11 +71,11 @@ class Overlay:
         entries.update(writes)
 
     def clear(self) -> None:
-        """Forget everything pending."""
+        """Forget everything pending; savepoints stay open, and go back to here."""
         self.entries.clear()
         self._fresh = []
         self._sorted = SortedList()
-        self._undo = []
+        self._undo = [{} for _ in self._undo]
         self.size_bytes = 0
 
     def between(

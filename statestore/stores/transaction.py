@@ -63,9 +63,9 @@ class StagedEngine:
         self.metrics = StoreMetrics(name, clock.monotonic())
         meta = engine.table(rows.TABLE)
         self._adopt_format(meta)
-        self._offsets: dict[TopicPartition, int] = rows.read_offsets(meta)
+        self._offsets: dict[TopicPartition, int] = rows.read_offsets(meta, where)
         self._durable = dict(self._offsets)
-        self._position = rows.read_position(meta)
+        self._position = rows.read_position(meta, where)
         self._pending_position = self._position
 
     def overlay(self, table: str) -> Overlay:
@@ -132,7 +132,8 @@ class StagedEngine:
         self._write({table: writes, rows.TABLE: rows.offset_rows(offsets, Position())})
         self._note(offsets)
         self.metrics.restored(len(writes))
-        self._count_lag(sum(map(len, writes)), len(writes))
+        size = sum(len(key) + len(value or b"") for key, value in writes.items())
+        self._count_lag(size, len(writes))
 
     def rollback(self) -> None:
         """Drop everything pending."""
@@ -145,7 +146,6 @@ class StagedEngine:
     def savepoint(self) -> Iterator[None]:
         """A nested unit: merged at normal exit, undone on an exception (S8)."""
         self.check_open()
-        commits = self.commits
         overlays = tuple(self._overlays.values())
         for overlay in overlays:
             overlay.mark()
@@ -154,7 +154,7 @@ class StagedEngine:
             yield
             finish = Overlay.merge
         finally:
-            if self._open and self.commits == commits:
+            if self._open:
                 for overlay in overlays:
                     finish(overlay)
         self.check_open()
@@ -236,7 +236,7 @@ class StagedEngine:
             if offset is None:
                 self._offsets.pop(tp, None)
             else:
-                self._offsets[tp] = offset
+                self._offsets[TopicPartition(*tp)] = offset
 
     def _count_lag(self, size_bytes: int, records: int) -> None:
         lag = self._lag
@@ -246,3 +246,5 @@ class StagedEngine:
             lag.since_ms = self._clock.now_ms()
         if lag.size_bytes >= self._limits.max_bytes or lag.records >= self._limits.max_records:
             self.make_durable()
+        else:
+            self.maintain()
