@@ -1,0 +1,204 @@
+"""Values and small worlds for tests, with defaults that do not matter: say only what does."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from statestore.engines.memory import MemoryEngine
+from statestore.model import (
+    Batch,
+    Column,
+    IsolationLevel,
+    Record,
+    Serde,
+    TaskId,
+    TopicPartition,
+)
+from statestore.ports import Clock, Engine
+from statestore.stores import keyvalue, offsets, serdes
+from statestore.stores.keyvalue import TransactionalKeyValueStore
+from statestore.stores.specs import KeyValueSpec, in_memory_key_value_store
+from statestore.stores.staged_table import StagedTable
+from statestore.stores.transaction import LagLimits, StagedEngine
+from statestore.topology.graph import Build, Push
+
+ROOT = Path(__file__).resolve().parents[1]
+DEADLINE_S = 20.0
+NO_FLUSHES = LagLimits(max_bytes=1 << 40, max_records=1 << 40, max_ms=1 << 40)
+
+
+class ManualClock:
+    """A Clock that moves when told."""
+
+    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
+        self._now_ms = now_ms
+
+    def now_ms(self) -> int:
+        return self._now_ms
+
+    def monotonic(self) -> float:
+        return self._now_ms / 1000
+
+    def advance(self, ms: int) -> None:
+        self._now_ms += ms
+
+
+def eventually(holds: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
+    """Wait until it holds; an AssertionError says what did not come about."""
+    deadline = time.monotonic() + deadline_s
+    pause = threading.Event()
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {deadline_s} s: {what}"
+        pause.wait(0.002)
+
+
+def child(
+    code: str, *arguments: object, env: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """A Python process that runs `code`, the repository on its path; talk to it over its pipes."""
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        cwd=ROOT,
+        env={**os.environ, **(env or {})},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def staged_engine(
+    engine: Engine | None = None,
+    *,
+    clock: Clock | None = None,
+    limits: LagLimits = NO_FLUSHES,
+    name: str = "prices",
+) -> StagedEngine:
+    """The transactional core over `engine`, by default one in memory."""
+    return StagedEngine(
+        engine or MemoryEngine((keyvalue.TABLE, offsets.TABLE)),
+        kind=keyvalue.KIND,
+        name=name,
+        where=f"store {name!r} of a test",
+        tables=(keyvalue.TABLE,),
+        limits=limits,
+        clock=clock or ManualClock(),
+    )
+
+
+def memory_store(
+    spec: KeyValueSpec[Any, Any] | None = None,
+    *,
+    isolation_level: IsolationLevel = IsolationLevel.READ_COMMITTED,
+    owned_by_task: bool = False,
+) -> TransactionalKeyValueStore[Any, Any]:
+    """A store in memory; bytes unless its spec says otherwise."""
+    spec = spec or in_memory_key_value_store("prices")
+    return TransactionalKeyValueStore(
+        staged_engine(name=spec.name),
+        spec,
+        isolation_level=isolation_level,
+        owned_by_task=owned_by_task,
+    )
+
+
+def batch(
+    rows: Iterable[tuple[Any, Any] | tuple[Any, Any, int]],
+    *,
+    key_serde: Serde[Any] = serdes.STRING,
+    value_serde: Serde[Any] = serdes.STRING,
+    topic: str = "in",
+    partition: int = 0,
+    first_offset: int = 0,
+) -> Batch:
+    """Records (key, value[, timestamp]) as a source hands them on: encoded, with offsets."""
+    listed = list(rows)
+
+    def encoded(items: list[Any], serde: Serde[Any]) -> Column:
+        return Column(raw=[None if i is None else serde.serialize(i) for i in items], serde=serde)
+
+    return Batch(
+        keys=encoded([row[0] for row in listed], key_serde),
+        values=encoded([row[1] for row in listed], value_serde),
+        timestamps=[row[2] if len(row) == 3 else i for i, row in enumerate(listed)],
+        topic=topic,
+        partition=partition,
+        offsets=list(range(first_offset, first_offset + len(listed))),
+    )
+
+
+class NodeBench:
+    """One operator of one stream task, wired to nothing: push batches, look at what it forwards."""
+
+    def __init__(self, build: Build, *specs: KeyValueSpec[Any, Any]) -> None:
+        self.stores = {spec.name: memory_store(spec, owned_by_task=True) for spec in specs}
+        self.commits_requested = 0
+        self.stream_time_ms: int | None = None
+        self.forwarded: list[tuple[Batch, str | None]] = []
+        self._closers: list[Callable[[], None]] = []
+        self._push: Push = build(self, self._forward)
+
+    @property
+    def task_id(self) -> TaskId:
+        return TaskId(0, 0)
+
+    def stream_time(self) -> int | None:
+        return self.stream_time_ms
+
+    def table(self, store: str) -> StagedTable:
+        return self.stores[store].table
+
+    def store(self, name: str) -> Any:
+        return self.stores[name]
+
+    def request_commit(self) -> None:
+        self.commits_requested += 1
+
+    def on_close(self, action: Callable[[], None]) -> None:
+        self._closers.append(action)
+
+    def close(self) -> None:
+        for action in self._closers:
+            action()
+
+    def push(self, records: Batch) -> list[tuple[Any, Any, int]]:
+        """Process one batch; (key, value, timestamp) of what came out."""
+        before = len(self.forwarded)
+        self._push(records)
+        return [row for made, _ in self.forwarded[before:] for row in triples(made)]
+
+    def rows(self, store: str) -> list[tuple[Any, Any]]:
+        """What a store holds, pending writes included, in its spec's types."""
+        return list(self.stores[store].all())
+
+    def _forward(self, made: Batch, to: str | None) -> None:
+        self.forwarded.append((made, to))
+
+
+def triples(made: Batch) -> list[tuple[Any, Any, int]]:
+    """(key, value, timestamp) of each record."""
+    return [(record.key, record.value, record.timestamp_ms) for record in made.records()]
+
+
+def record(
+    key: Any = "k", value: Any = "v", timestamp_ms: int = 0, **fields: Any
+) -> Record[Any, Any]:
+    """A record."""
+    return Record(key, value, timestamp_ms, **fields)
+
+
+def partition_of(text: str) -> TopicPartition:
+    """`in-0` as a TopicPartition."""
+    topic, _, number = text.rpartition("-")
+    return TopicPartition(topic, int(number))
+
+
+def table_rows(text: str) -> list[list[str]]:
+    """The rows of a text table, cells between bars, without the heading."""
+    lines = [line.strip().strip("|") for line in text.splitlines() if "|" in line]
+    return [[cell.strip() for cell in line.split("|")] for line in lines[1:]]
