@@ -8,6 +8,7 @@ visitors live.
 
 import json
 import os
+import re
 import signal
 from dataclasses import dataclass
 from enum import StrEnum
@@ -59,12 +60,12 @@ def arm(text: str | None) -> None:
         return
     name, _, rest = text.partition(":")
     nth, _, token = rest.partition(":")
-    try:
-        point = CrashPoint(name)
-    except ValueError as error:
+    if name not in set(CrashPoint):
         known = ", ".join(CrashPoint)
-        raise Misuse(f"{VARIABLE}: no crash point {name!r}; known: {known}") from error
-    _armed = _Armed(point, int(nth or "1"), Path(token) if token else None)
+        raise Misuse(f"{VARIABLE}: no crash point {name!r}; known: {known}")
+    if not re.fullmatch(r"[1-9]\d*|", nth):
+        raise Misuse(f"{VARIABLE}: visit {nth!r} of {name}: want a number from 1")
+    _armed = _Armed(CrashPoint(name), int(nth or "1"), Path(token) if token else None)
 
 
 def arm_from_environment() -> None:

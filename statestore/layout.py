@@ -9,6 +9,7 @@ that rises with every claim (SEMANTICS E10). Nothing is ever deleted here: what 
 renamed to quarantine (S16).
 """
 
+import errno
 import os
 import re
 import socket
@@ -18,7 +19,6 @@ from pathlib import Path
 
 import filelock
 import msgspec
-import psutil
 
 from statestore import metrics
 from statestore.errors import HostFailure, Locked, Misuse
@@ -81,11 +81,24 @@ class StateLayout:
             ) from error
 
     def quarantine(self, path: Path, store: str, reason: str, clock: Clock) -> Path:
-        """Rename a store's folder out of the way; returns where it went."""
-        target = self.application_dir / "quarantine" / f"{store}-{clock.now_ms()}-{reason}"
-        self.create(target.parent)
-        path.rename(target)
-        _sync_folder(target.parent)
+        """Rename a store's folder out of the way, over nothing; returns where it went."""
+        folder = self.application_dir / "quarantine"
+        self.create(folder)
+        time_ms = clock.now_ms()
+        while True:
+            target = folder / f"{store}-{time_ms}-{reason}"
+            try:
+                path.rename(target)
+            except OSError as error:
+                if error.errno not in {errno.EEXIST, errno.ENOTEMPTY}:
+                    raise HostFailure(
+                        f"cannot move {path} to {target}: {error.strerror}; fix the volume"
+                    ) from error
+                # The same store of another partition went there in this millisecond.
+                time_ms += 1
+            else:
+                break
+        _sync_folder(folder)
         reach(CrashPoint.QUARANTINE_RENAMED)
         metrics.count_quarantine(store, reason)
         return target
@@ -106,7 +119,7 @@ class Owner(msgspec.Struct, frozen=True):
     boot_id: str
     pid: int
     since_ms: int
-    started_s: float
+    started_ticks: int
     released: bool = False
 
     def describe(self) -> str:
@@ -118,10 +131,7 @@ class Owner(msgspec.Struct, frozen=True):
             return True
         if (self.host, self.boot_id) != (socket.gethostname(), _boot_id()):
             return False
-        try:
-            return psutil.Process(self.pid).create_time() != self.started_s
-        except psutil.NoSuchProcess:
-            return True
+        return _started_ticks(self.pid) != self.started_ticks
 
 
 @dataclass
@@ -155,7 +165,8 @@ def claim(folder: Path, *, what: str, wait_ms: int, clock: Clock) -> Claim:
 
     Locked names the owner. Crash points claim.locked, claim.owned.
     """
-    lock = filelock.FileLock(folder / ".lock", timeout=wait_ms / 1000)
+    # Not of one thread: whoever closes a task lets go of it.
+    lock = filelock.FileLock(folder / ".lock", timeout=wait_ms / 1000, thread_local=False)
     try:
         lock.acquire(poll_interval=min(0.05, max(wait_ms / 1000, 0.001)))
     except filelock.Timeout as error:
@@ -178,7 +189,7 @@ def claim(folder: Path, *, what: str, wait_ms: int, clock: Clock) -> Claim:
             boot_id=_boot_id(),
             pid=os.getpid(),
             since_ms=clock.now_ms(),
-            started_s=psutil.Process().create_time(),
+            started_ticks=_started_ticks(os.getpid()) or 0,
         )
         publish(folder / "owner.json", msgspec.json.encode(owner))
     except BaseException:
@@ -229,19 +240,32 @@ def read_checkpoint(task_dir: Path) -> dict[TopicPartition, int]:
     path = task_dir / ".checkpoint"
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
-    except FileNotFoundError:
-        return {}
-    try:
         version, count = int(lines[0]), int(lines[1])
         rows = [line.split() for line in lines[2:] if line]
-        if version != _CHECKPOINT_VERSION or len(rows) != count:
-            raise ValueError(f"version {version}, {len(rows)} rows of {count}")
-        return {TopicPartition(topic, int(p)): int(offset) for topic, p, offset in rows}
+        offsets = {TopicPartition(topic, int(p)): int(offset) for topic, p, offset in rows}
+        if version != _CHECKPOINT_VERSION or not len(rows) == len(offsets) == count:
+            raise ValueError(f"version {version}, {len(offsets)} partitions of {count}")
+    except FileNotFoundError:
+        return {}
     except (ValueError, IndexError) as error:
         raise HostFailure(
             f"{path} is not a version {_CHECKPOINT_VERSION} checkpoint ({error}); "
             "remove it: stores that manage their offsets do not need it"
         ) from error
+    return offsets
+
+
+def _started_ticks(pid: int) -> int | None:
+    """When a living process began, in ticks since the boot; None if it is gone.
+
+    Not psutil's create_time: that moves when the machine's clock is set.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    state, *fields = stat.rpartition(")")[2].split()
+    return None if state in {"Z", "X"} else int(fields[18])
 
 
 def _boot_id() -> str:
