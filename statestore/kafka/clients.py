@@ -23,6 +23,12 @@ _log.addHandler(logging.NullHandler())
 
 Properties = Mapping[str, str | int | float | bool]
 
+_ALL: Properties = {
+    # Refused connections alone are some twenty lines a second; what matters is raised anyway.
+    "log_level": 2,
+    # How long a topic nobody knows may yet appear.
+    "topic.metadata.propagation.max.ms": 3_000,
+}
 # librdkafka's defaults starve a consumer that is faster than its queue: it then waits a second
 # before the next fetch. Fetches stay small because they are counted compressed: ten times the
 # bytes may lie in memory, and the first record comes the later.
@@ -31,7 +37,6 @@ _CONSUMER: Properties = {
     "fetch.wait.max.ms": 10,
     "queued.min.messages": 200_000,
     "queued.max.messages.kbytes": 65_536,
-    "topic.metadata.propagation.max.ms": 3_000,
 }
 _CONSUMER_FIXED: Properties = {
     "enable.auto.commit": False,
@@ -122,4 +127,4 @@ def _config(
                 "drop the setting"
             )
     named = {"client.id": settings.application_id} if settings.application_id else {}
-    return {**defaults, **named, **chosen, **fixed, "error_cb": trouble, "logger": _log}
+    return {**_ALL, **defaults, **named, **chosen, **fixed, "error_cb": trouble, "logger": _log}

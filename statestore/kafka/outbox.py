@@ -40,10 +40,12 @@ class TransactionalOutbox:
         self._sender: Sender | None = None
         self._group: Any = None
         self._open_transaction = False
+        self._fenced: Fenced | None = None
 
     def open(self) -> None:
         """Fence the last owner of this id and abort what it left open."""
         self._discard()
+        self._fenced = None
         if self._group is None:
             self._group = _group_metadata(self._settings, self._group_id)
         properties: Properties = {
@@ -103,7 +105,10 @@ class TransactionalOutbox:
     def flush(self) -> None:
         """Wait until every record sent is acknowledged; a failed one shows here or at commit."""
         sender = self._ready()
-        sender.flush()
+        try:
+            sender.flush()
+        except KafkaException as failure:
+            raise self._error(failure, "flush") from failure
         sender.raise_failure()
 
     def commit(self) -> None:
@@ -140,7 +145,7 @@ class TransactionalOutbox:
     def close(self) -> None:
         """Abort what is open, as far as the broker answers soon, and let go."""
         sender, was_open = self._sender, self._open_transaction
-        if sender is not None and was_open:
+        if sender is not None and was_open and self._fenced is None:
             try:
                 sender.client.abort_transaction(_CLOSE_S)
             except KafkaException as failure:
@@ -153,6 +158,8 @@ class TransactionalOutbox:
 
     def _ready(self) -> Sender:
         assert self._sender is not None, "open comes first"
+        if self._fenced is not None:
+            raise Fenced(str(self._fenced))
         return self._sender
 
     def _discard(self) -> None:
@@ -179,7 +186,10 @@ class TransactionalOutbox:
             return unanswered(self._settings, self._trouble, doing)
         found = translated(failure, doing)
         if error is not None and error.fatal() and not isinstance(found, Fenced):
-            return Fenced(f"{found}; the producer of this id is of no more use: open it again")
+            found = Fenced(f"{found}; the producer of this id is of no more use: open it again")
+        if isinstance(found, Fenced):
+            # The client forgets what it raised from a callback, and then answers by chance.
+            self._fenced = found
         return found
 
 

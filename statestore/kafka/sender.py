@@ -8,6 +8,7 @@ loop in C over the columns does it: no Python runs per record, and it is the fas
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import chain, repeat
 from operator import length_hint
 from time import monotonic
@@ -118,9 +119,16 @@ class Sender:
             raise error_for(error, f"write to {where}")
 
     def close(self) -> None:
-        """Drop what is queued; the client's own close would wait for it without end."""
+        """Drop what is queued, and the client.
+
+        Its own close aborts an open transaction and waits for that without end. Reports not yet
+        called back would keep it alive, so they are called first.
+        """
         self.client.purge()
-        self.client.close()
+        for _ in range(2):  # the first may raise a fatal error nobody has asked about yet
+            with suppress(KafkaException):
+                self.client.poll(0)
+        del self.client
 
     @property
     def _timeout_s(self) -> float:

@@ -24,6 +24,7 @@ from statestore.settings import Settings
 
 # Messages of one call into the client: enough to make the call cheap, few enough to stay in cache.
 _CHUNK = 1000
+_SILENCE_S = 2.0
 
 _time_of: Callable[[tuple[int, int]], int] = itemgetter(1)
 # None only for messages a program made itself.
@@ -48,7 +49,7 @@ class KafkaSource:
         self._paused: set[TopicPartition] = set()
         self._named: dict[Any, TopicPartition] = {}
         self._name_of: Callable[[Message], Any] = Message.topic
-        self._heard_s = 0.0
+        self._heard_s = self._asked_s = 0.0
 
     def start(self, positions: Mapping[TopicPartition, int]) -> None:
         """Read from these offsets on; a second start drops what was fetched and goes there."""
@@ -59,7 +60,7 @@ class KafkaSource:
         self._paused_wanted.clear()
         self._paused.clear()
         self._name_partitions()
-        self._heard_s = monotonic()
+        self._heard_s = self._asked_s = monotonic()
         try:
             self._consumer.assign([KafkaPartition(*tp, at) for tp, at in positions.items()])
         except KafkaException as failure:
@@ -87,7 +88,7 @@ class KafkaSource:
             if messages:
                 room -= len(messages)
                 self._sort(messages, arrived)
-        self._check_alive(news=news)
+        self._check_alive(client, news=news)
         return [_batch(tp, messages) for tp, messages in arrived.items()]
 
     def position(self, tp: TopicPartition) -> int:
@@ -130,7 +131,7 @@ class KafkaSource:
     def _records_of(self, messages: list[Message]) -> list[Message]:
         """The records among what the client returned; its events are taken in or raised."""
         errors = list(map(Message.error, messages))
-        if errors.count(None) == len(messages):
+        if not any(errors):
             return messages
         for message, error in zip(messages, errors, strict=True):
             if error is not None:
@@ -181,15 +182,30 @@ class KafkaSource:
             if tp not in self._paused
         )
 
-    def _check_alive(self, *, news: bool) -> None:
+    def _check_alive(self, client: Consumer, *, news: bool) -> None:
+        now_s = monotonic()
         if news or self._at_log_ends():
-            self._heard_s = monotonic()
-        elif monotonic() - self._heard_s > self._settings.request_timeout_ms / 1000:
+            self._heard_s = self._asked_s = now_s
+            return
+        if now_s - self._asked_s > _SILENCE_S:
+            self._asked_s = now_s
+            self._check_topics(client)
+        if now_s - self._heard_s > self._settings.request_timeout_ms / 1000:
             raise Unavailable(
                 f"{self._settings.bootstrap_servers} sent no news of {_names(self._positions)} "
                 f"for {self._settings.request_timeout_ms / 1000:g} s{self._trouble}: "
                 "are the brokers up?"
             )
+
+    def _check_topics(self, client: Consumer) -> None:
+        """An assigned consumer keeps silent about topics that do not exist."""
+        for tp in self._positions:
+            try:
+                known = client.list_topics(tp.topic, timeout=_SILENCE_S).topics[tp.topic]
+            except KafkaException:
+                return  # no answer: the deadline decides
+            if tp.partition not in known.partitions and known.error is not None:
+                raise error_for(known.error, f"read {tp}")
 
 
 def _batch(tp: TopicPartition, messages: list[Message]) -> Batch:

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import tenacity
 from confluent_kafka import (
-    ConsumerGroupTopicPartitions,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -22,8 +21,14 @@ from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewTopic
 
-from statestore.errors import BrokerTooOld, NotCopartitioned, Unavailable
-from statestore.kafka.clients import Trouble, admin_client, unanswered
+from statestore.errors import (
+    BrokerTooOld,
+    NotCopartitioned,
+    StateStoreError,
+    TopicMissing,
+    Unavailable,
+)
+from statestore.kafka.clients import Trouble, admin_client, consumer, unanswered
 from statestore.kafka.errors import error_for, kafka_error, translated
 from statestore.model import TopicPartition
 from statestore.ports import Bounds, GroupOffset, TopicSpec
@@ -39,6 +44,15 @@ _PAUSE_S = 0.03
 _EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # library gap
 _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # library gap
 _DROPPED_IN_4_0 = "inter.broker.protocol.version"
+_LOADING = frozenset(
+    {
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.UNSTABLE_OFFSET_COMMIT,
+        KafkaError._WAIT_COORD,
+    }
+)
 _NO_ANSWER = frozenset({KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._TIMED_OUT_QUEUE})
 
 
@@ -82,18 +96,40 @@ class Admin:
             isolation_level=IsolationLevel.READ_COMMITTED,
             request_timeout=self.timeout_s,
         )
-        return {
-            TopicPartition(tp.topic, tp.partition): self.answer(
-                future, f"{doing} of {tp.topic}"
-            ).offset
-            for tp, future in pending.items()
-        }
+        found = {}
+        for tp, future in pending.items():
+            if _failed_with(future, KafkaError._NOENT):
+                raise self._without_leader(tp.topic, doing)
+            answer = self.answer(future, f"{doing} of {tp.topic}-{tp.partition}")
+            found[TopicPartition(tp.topic, tp.partition)] = answer.offset
+        return found
+
+    def partitions(self, topics: Sequence[str]) -> dict[str, int]:
+        """Partition counts of those that exist."""
+        if not topics:
+            return {}
+        pending = self.client.describe_topics(
+            TopicCollection(list(topics)), request_timeout=self.timeout_s
+        )
+        found = {}
+        for name, future in pending.items():
+            if not _failed_with(future, KafkaError.UNKNOWN_TOPIC_OR_PART):
+                found[name] = len(self.answer(future, f"describe topic {name}").partitions)
+        return found
 
     def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
         """Log start and last stable offset of each: one request for either."""
         starts = self.offsets(tps, _EARLIEST, "read the log start")
         ends = self.offsets(tps, _LATEST, "read the last stable offset")
         return {tp: Bounds(starts[tp], ends[tp]) for tp in tps}
+
+    def _without_leader(self, topic: str, doing: str) -> StateStoreError:
+        """The client only says that it found no leader; missing topics have none either."""
+        if topic in self.partitions([topic]):
+            return Unavailable(
+                f"could not {doing}: a partition of {topic} has no leader: are all brokers up?"
+            )
+        return TopicMissing(f"could not {doing}: there is no topic {topic}: create it")
 
     def close(self) -> None:
         """Let go; it comes back when asked for."""
@@ -105,20 +141,12 @@ class KafkaCluster:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._trouble = Trouble()
         self._admin = Admin(settings)
 
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:
         """Partition counts of those that exist; the missing are absent."""
-        if not topics:
-            return {}
-        pending = self._admin.client.describe_topics(
-            TopicCollection(list(topics)), request_timeout=self._admin.timeout_s
-        )
-        found = {}
-        for name, future in pending.items():
-            if not _failed_with(future, KafkaError.UNKNOWN_TOPIC_OR_PART):
-                found[name] = len(self._admin.answer(future, f"describe topic {name}").partitions)
-        return found
+        return self._admin.partitions(topics)
 
     def create(self, topics: Sequence[TopicSpec]) -> None:
         """Create what is missing and wait until it can be used; NotCopartitioned: other counts."""
@@ -151,20 +179,8 @@ class KafkaCluster:
         """The group's committed offsets; Unavailable if a transaction holds one open too long."""
         if not tps:
             return {}
-        try:
-            found = tenacity.Retrying(
-                stop=tenacity.stop_after_delay(self._admin.timeout_s),
-                wait=tenacity.wait_fixed(_PAUSE_S),
-                retry=tenacity.retry_if_result(_any_unstable),
-            )(self._read_group_offsets, tps)
-        except tenacity.RetryError as late:
-            raise Unavailable(
-                f"a transaction with offsets of group {self._settings.application_id} stayed open "
-                f"for {self._admin.timeout_s:g} s: its owner still runs, or it ends by "
-                "transaction.timeout.ms"
-            ) from late
         committed = {}
-        for tp in found:
+        for tp in self._stable_offsets(tps):
             if tp.error is not None:
                 raise error_for(tp.error, f"read the committed offset of {tp.topic}-{tp.partition}")
             if tp.offset >= 0:
@@ -233,15 +249,38 @@ class KafkaCluster:
                 f"{self._admin.timeout_s:g} s: are all brokers up?"
             ) from late
 
-    def _read_group_offsets(self, tps: Sequence[TopicPartition]) -> list[KafkaPartition]:
+    def _stable_offsets(self, tps: Sequence[TopicPartition]) -> list[KafkaPartition]:
+        """Ask a consumer of the group, again while a transaction or a loading broker is in the way.
+
+        Not the admin client: its ListConsumerGroupOffsets crashes the process when the coordinator
+        is loading or moved (librdkafka 2.16: the error handler reaches for a consumer group that
+        an admin client does not have).
+        """
         group_id = self._settings.application_id
-        request = ConsumerGroupTopicPartitions(group_id, [KafkaPartition(*tp) for tp in tps])
-        (pending,) = self._admin.client.list_consumer_group_offsets(
-            [request], require_stable=True, request_timeout=self._admin.timeout_s
-        ).values()
-        doing = f"read the committed offsets of group {group_id}"
-        found: list[KafkaPartition] = self._admin.answer(pending, doing).topic_partitions
-        return found
+        client = consumer(self._settings, group_id, self._trouble)
+        try:
+            return tenacity.Retrying(
+                stop=tenacity.stop_after_delay(self._admin.timeout_s),
+                wait=tenacity.wait_fixed(_PAUSE_S),
+                retry=tenacity.retry_if_result(_any_unstable)
+                | tenacity.retry_if_exception(_is_passing),
+            )(client.committed, [KafkaPartition(*tp) for tp in tps], self._admin.timeout_s)
+        except tenacity.RetryError as late:
+            failure = late.last_attempt.exception()
+            if isinstance(failure, KafkaException):
+                doing = f"read the committed offsets of group {group_id}"
+                raise translated(failure, doing) from failure
+            raise Unavailable(
+                f"a transaction with offsets of group {group_id} stayed open for "
+                f"{self._admin.timeout_s:g} s: its owner still runs, or it ends by "
+                "transaction.timeout.ms"
+            ) from late
+        except KafkaException as failure:
+            raise translated(
+                failure, f"read the committed offsets of group {group_id}"
+            ) from failure
+        finally:
+            client.close()
 
 
 def judge_protocol(broker_settings: Collection[str] | None) -> None:
@@ -276,6 +315,11 @@ def _any_unstable(found: Sequence[KafkaPartition]) -> bool:
         tp.error is not None and tp.error.code() == KafkaError.UNSTABLE_OFFSET_COMMIT
         for tp in found
     )
+
+
+def _is_passing(failure: BaseException) -> bool:
+    error = kafka_error(failure) if isinstance(failure, Exception) else None
+    return error is not None and (error.retriable() or error.code() in _LOADING)
 
 
 def _failed_with(pending: "Future[Any]", code: int) -> bool:

@@ -1,0 +1,282 @@
+"""What the broker suite needs of a broker beside the ports: topics, a back door, faults."""
+
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, NamedTuple, Protocol, Self
+
+import psutil
+import pytest
+from confluent_kafka import Consumer, KafkaError, Message, Producer
+from confluent_kafka import TopicPartition as KafkaPartition
+
+from statestore.kafka.changelog import KafkaChangelog
+from statestore.kafka.outbox import PlainOutbox, TransactionalOutbox
+from statestore.kafka.source import KafkaSource
+from statestore.kafka.topics import KafkaCluster
+from statestore.model import Header, Record, TopicPartition
+from statestore.ports import Changelog, Cluster, Outbox, Source, TopicSpec
+from statestore.settings import Settings
+from statestore.testing.local_kafka import LocalKafka
+from statestore.testing.memory_broker import MemoryBroker
+
+DEADLINE_S = 30.0
+
+
+class Row(NamedTuple):
+    """A committed record as the back door shows it."""
+
+    key: bytes | None
+    value: bytes | None
+    timestamp_ms: int = 0
+    headers: tuple[Header, ...] = ()
+    partition: int = 0
+    offset: int = 0
+
+
+class World(Protocol):
+    """One broker and the ports to it; one group, named after the application."""
+
+    application_id: str
+
+    def topic(self, partitions: int = 1, config: Mapping[str, str] | None = None) -> str: ...
+    def source(self) -> Source: ...
+    def outbox(self, name: str = "0_0", **settings: int) -> Outbox: ...
+    def plain_outbox(self) -> Outbox: ...
+    def changelog(self) -> Changelog: ...
+    def cluster(self, **settings: int) -> Cluster: ...
+    def transactional_id(self, name: str = "0_0") -> str: ...
+    def rows(self, topic: str) -> list[Row]: ...
+    def produce(self, topic: str, rows: Sequence[Row]) -> None: ...
+    def expire(self, name: str) -> None: ...
+    def silent_commit(self, name: str) -> AbstractContextManager[None]: ...
+    def unreachable(self) -> "World": ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *exc: object) -> None: ...
+
+
+class MemoryWorld:
+    """The in-memory broker."""
+
+    def __init__(self) -> None:
+        self.application_id = "app"
+        self.broker = MemoryBroker()
+        self._topics = 0
+
+    def topic(self, partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
+        self._topics += 1
+        name = f"topic-{self._topics}"
+        self.cluster().create([TopicSpec(name, partitions, config or {})])
+        return name
+
+    def source(self) -> Source:
+        return self.broker.source()
+
+    def outbox(self, name: str = "0_0", **settings: int) -> Outbox:
+        return self.broker.outbox(self.transactional_id(name), self.application_id)
+
+    def plain_outbox(self) -> Outbox:
+        return self.broker.plain_outbox(self.application_id)
+
+    def changelog(self) -> Changelog:
+        return self.broker.changelog()
+
+    def cluster(self, **settings: int) -> Cluster:
+        return self.broker.cluster(self.application_id)
+
+    def transactional_id(self, name: str = "0_0") -> str:
+        return f"{self.application_id}-{name}"
+
+    def rows(self, topic: str) -> list[Row]:
+        return [
+            Row(r.key, r.value, r.timestamp_ms, r.headers, r.partition or 0, r.offset or 0)
+            for r in self.broker.records(topic)
+        ]
+
+    def produce(self, topic: str, rows: Sequence[Row]) -> None:
+        for row in rows:
+            record = Record(row.key, row.value, row.timestamp_ms, row.headers)
+            self.broker.produce(TopicPartition(topic, row.partition), record)
+
+    def expire(self, name: str) -> None:
+        self.broker.expire(self.transactional_id(name))
+
+    @contextmanager
+    def silent_commit(self, name: str) -> Iterator[None]:
+        self.broker.lose_answer(self.transactional_id(name), happened=False)
+        yield
+
+    def unreachable(self) -> World:
+        other = MemoryWorld()
+        other.broker.stop()
+        return other
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+
+class KafkaWorld:
+    """A real broker, looked at from behind with clients of its own."""
+
+    def __init__(self, kafka: LocalKafka, bootstrap_servers: str = "") -> None:
+        self.application_id = f"app-{uuid.uuid4().hex[:8]}"
+        self.kafka = kafka
+        self.bootstrap_servers = bootstrap_servers or kafka.bootstrap_servers
+        self._stack = ExitStack()
+
+    def settings(self, **settings: object) -> Settings:
+        clients = settings.pop("clients", {})
+        assert isinstance(clients, dict)
+        return Settings(
+            application_id=self.application_id,
+            bootstrap_servers=self.bootstrap_servers,
+            clients=clients,
+            **settings,  # type: ignore[arg-type] # Settings checks them
+        )
+
+    def topic(self, partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
+        name = f"topic-{uuid.uuid4().hex[:8]}"
+        kept = {"retention.ms": "-1"} | dict(config or {})
+        self.cluster().create([TopicSpec(name, partitions, kept)])
+        return name
+
+    def source(self, **settings: object) -> Source:
+        source = KafkaSource(self.settings(**settings), group_id=self.application_id)
+        self._stack.callback(source.close)
+        return source
+
+    def outbox(self, name: str = "0_0", **settings: object) -> Outbox:
+        outbox = TransactionalOutbox(
+            self.settings(**settings),
+            transactional_id=self.transactional_id(name),
+            group_id=self.application_id,
+        )
+        self._stack.callback(outbox.close)
+        return outbox
+
+    def plain_outbox(self, **settings: object) -> Outbox:
+        outbox = PlainOutbox(self.settings(**settings), group_id=self.application_id)
+        self._stack.callback(outbox.close)
+        return outbox
+
+    def changelog(self, **settings: object) -> Changelog:
+        return KafkaChangelog(self.settings(**settings))
+
+    def cluster(self, **settings: object) -> Cluster:
+        cluster = KafkaCluster(self.settings(**settings))
+        self._stack.callback(cluster.close)
+        return cluster
+
+    def transactional_id(self, name: str = "0_0") -> str:
+        return f"{self.application_id}-{name}"
+
+    def rows(self, topic: str) -> list[Row]:
+        config = {
+            "bootstrap.servers": self.bootstrap_servers,
+            "group.id": "back-door",
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+        }
+        found, deadline = [], time.monotonic() + DEADLINE_S
+        consumer = Consumer(config)
+        try:
+            count = len(consumer.list_topics(topic, timeout=DEADLINE_S).topics[topic].partitions)
+            consumer.assign([KafkaPartition(topic, p, 0) for p in range(count)])
+            while count:
+                assert time.monotonic() < deadline, "the back door met no end of log"
+                for message in consumer.consume(1000, 0.1):
+                    error = message.error()
+                    if error is not None:
+                        assert error.code() == KafkaError._PARTITION_EOF
+                        count -= 1
+                        continue
+                    found.append(_row(message))
+        finally:
+            consumer.close()
+        return sorted(found, key=lambda row: (row.partition, row.offset))
+
+    def produce(self, topic: str, rows: Sequence[Row]) -> None:
+        producer = Producer({"bootstrap.servers": self.bootstrap_servers})
+        for row in rows:
+            producer.produce(
+                topic,
+                row.value,
+                row.key,
+                row.partition,
+                timestamp=row.timestamp_ms,
+                headers=list(row.headers),
+            )
+        assert producer.flush(DEADLINE_S) == 0
+
+    def expire(self, name: str) -> None:
+        """The broker does it by itself, soon after transaction.timeout.ms."""
+
+    @contextmanager
+    def silent_commit(self, name: str) -> Iterator[None]:
+        processes = [psutil.Process(p.pid) for p in self.kafka._processes.values()]
+        for process in processes:
+            process.suspend()
+        deadline = time.monotonic() + DEADLINE_S
+        while not all(process.status() == psutil.STATUS_STOPPED for process in processes):
+            assert time.monotonic() < deadline, "the broker did not stop"
+        try:
+            yield
+        finally:
+            for process in processes:
+                process.resume()
+
+    def unreachable(self) -> World:
+        return UnreachableWorld(self.kafka)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+
+class UnreachableWorld(KafkaWorld):
+    """An address where nobody listens, and little patience."""
+
+    def __init__(self, kafka: LocalKafka) -> None:
+        super().__init__(kafka, "127.0.0.1:9")
+
+    def settings(self, **settings: object) -> Settings:
+        return super().settings(**{"request_timeout_ms": 1000} | settings)
+
+
+def _row(message: Message) -> Row:
+    partition, offset = message.partition(), message.offset()
+    assert partition is not None
+    assert offset is not None
+    headers: Any = message.headers() or ()
+    at = message.timestamp()[1]
+    return Row(message.key(), message.value(), at, tuple(headers), partition, offset)
+
+
+@pytest.fixture(scope="session")
+def real_broker() -> Iterator[LocalKafka]:
+    # An abandoned transaction is looked for every 10 s by default.
+    often = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 200}
+    with LocalKafka(config=often) as kafka:
+        yield kafka
+
+
+@pytest.fixture(params=["memory", pytest.param("kafka", marks=pytest.mark.kafka)])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    if request.param == "memory":
+        made: World = MemoryWorld()
+    else:
+        made = KafkaWorld(request.getfixturevalue("real_broker"))
+    with made:
+        yield made
+
+
+@pytest.fixture
+def kafka_world(real_broker: LocalKafka) -> Iterator[KafkaWorld]:
+    with KafkaWorld(real_broker) as made:
+        yield made

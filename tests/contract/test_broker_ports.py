@@ -1,0 +1,575 @@
+"""Source, Outbox, Changelog and Cluster: one suite for the real broker and the one in memory."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from statestore.errors import (
+    CommitUnknown,
+    Fenced,
+    NotCopartitioned,
+    RecordFailed,
+    TaskCorrupted,
+    TopicMissing,
+    Unavailable,
+)
+from statestore.kafka.partitioner import murmur2_partition
+from statestore.model import Batch, Record, TopicPartition
+from statestore.ports import GroupOffset, Outbox, Source, TopicSpec
+from tests.contract.broker_worlds import DEADLINE_S, Row, World
+
+YEAR_2013 = 1_357_034_400_000
+Records = list[Record[bytes | None, bytes | None]]
+
+
+def until(done: Callable[[], bool], what: str) -> None:
+    """Repeat a call that waits by itself until it succeeds."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not done():
+        assert time.monotonic() < deadline, f"not within {DEADLINE_S:g} s: {what}"
+
+
+def read(source: Source, ends: dict[TopicPartition, int], *, at_once: int = 1000) -> Records:
+    """Poll until every position is at its end."""
+    found: Records = []
+
+    def step() -> bool:
+        batches = source.poll(at_once, 100)
+        assert sum(map(len, batches)) <= at_once
+        for batch in batches:
+            found.extend(batch.records())
+        return all(source.position(tp) >= end for tp, end in ends.items())
+
+    until(step, f"positions {ends}")
+    return found
+
+
+def read_all(world: World, *tps: TopicPartition, at_once: int = 1000) -> Records:
+    bounds = world.cluster().bounds(tps)
+    source = world.source()
+    source.start({tp: bound.start for tp, bound in bounds.items()})
+    return read(source, {tp: bound.end for tp, bound in bounds.items()}, at_once=at_once)
+
+
+def values(records: Sequence[Record[bytes | None, bytes | None]]) -> list[bytes | None]:
+    return [record.value for record in records]
+
+
+def send(outbox: Outbox, topic: str, *texts: str, partition: int | None = 0) -> None:
+    data = [text.encode() for text in texts]
+    outbox.send(topic, data, data, [YEAR_2013] * len(data), partition=partition)
+
+
+def commit(outbox: Outbox, topic: str, *texts: str) -> None:
+    outbox.begin()
+    send(outbox, topic, *texts)
+    outbox.commit()
+
+
+def opened(world: World, name: str = "0_0", **settings: int) -> Outbox:
+    outbox = world.outbox(name, **settings)
+    outbox.open()
+    return outbox
+
+
+# Transactions and what readers see of them.
+
+
+def test_committed_records_are_read_and_aborted_ones_are_not(world: World) -> None:
+    topic = world.topic()
+    outbox = opened(world)
+    commit(outbox, topic, "a", "b")
+    outbox.begin()
+    send(outbox, topic, "dropped")
+    outbox.flush()
+    outbox.abort()
+    commit(outbox, topic, "c")
+    assert values(read_all(world, TopicPartition(topic, 0))) == [b"a", b"b", b"c"]
+    assert [row.value for row in world.rows(topic)] == [b"a", b"b", b"c"]
+
+
+def test_control_records_take_offsets_and_positions_pass_them(world: World) -> None:
+    topic = world.topic()
+    tp = TopicPartition(topic, 0)
+    outbox = opened(world)
+    commit(outbox, topic, "a", "b")
+    commit(outbox, topic, "c")
+    source = world.source()
+    source.start({tp: 0})
+    records = read(source, {tp: 5})
+    assert [record.offset for record in records] == [0, 1, 3]
+    assert source.position(tp) == 5
+    assert world.cluster().bounds([tp])[tp] == (0, 5)
+
+
+def test_an_open_transaction_holds_readers_at_the_last_stable_offset(world: World) -> None:
+    topic = world.topic()
+    tp = TopicPartition(topic, 0)
+    first, second = opened(world, "0_0"), opened(world, "0_1")
+    commit(first, topic, "a")
+    first.begin()
+    send(first, topic, "held")
+    first.flush()
+    commit(second, topic, "behind it")
+    assert world.cluster().bounds([tp])[tp] == (0, 2)
+    assert world.changelog().bounds([tp])[tp] == (0, 2)
+    source = world.source()
+    source.start({tp: 0})
+    assert values(read(source, {tp: 2})) == [b"a"]
+    assert source.poll(10, 200) == []
+    first.commit()
+    assert values(read(source, {tp: 6})) == [b"held", b"behind it"]
+
+
+def test_opening_an_id_again_aborts_what_its_last_owner_left(world: World) -> None:
+    topic = world.topic()
+    lost = opened(world)
+    lost.begin()
+    send(lost, topic, "lost")
+    lost.flush()
+    commit(opened(world), topic, "kept")
+    assert values(read_all(world, TopicPartition(topic, 0))) == [b"kept"]
+
+
+@pytest.mark.parametrize("step", ["send", "send_offsets", "commit", "begin"])
+def test_a_fenced_owner_cannot_go_on(world: World, step: str) -> None:
+    topic = world.topic()
+    tp = TopicPartition(topic, 0)
+    old = opened(world)
+    commit(old, topic, "before")
+    if step != "begin":
+        old.begin()
+        send(old, topic, "zombie")
+        old.flush()
+    new = opened(world)
+
+    def go_on() -> None:
+        match step:
+            case "send":
+                send(old, topic, "zombie")
+            case "send_offsets":
+                old.send_offsets({tp: 1}, "zombie")
+            case "begin":
+                old.begin()
+                send(old, topic, "zombie")
+        old.commit()
+
+    with pytest.raises(Fenced):
+        go_on()
+    with pytest.raises(Fenced):
+        old.begin()
+    old.close()
+    commit(new, topic, "after")
+    assert values(read_all(world, tp)) == [b"before", b"after"]
+
+
+def test_a_fenced_owner_that_opens_again_is_the_owner(world: World) -> None:
+    topic = world.topic()
+    outbox = opened(world)
+    opened(world)
+    with pytest.raises(Fenced):
+        commit(outbox, topic, "zombie")
+    outbox.open()
+    outbox.abort()
+    commit(outbox, topic, "owner")
+    assert values(read_all(world, TopicPartition(topic, 0))) == [b"owner"]
+
+
+def test_an_expired_transaction_looks_like_a_fence(world: World) -> None:
+    topic = world.topic()
+    tp = TopicPartition(topic, 0)
+    outbox = opened(world, transaction_timeout_ms=1000)
+    outbox.begin()
+    send(outbox, topic, "late")
+    outbox.flush()
+    world.expire("0_0")
+    cluster = world.cluster()
+    until(lambda: cluster.bounds([tp])[tp].end > 1, "the abort marker")
+    with pytest.raises(Fenced):
+        outbox.commit()
+    outbox.open()
+    commit(outbox, topic, "again")
+    assert values(read_all(world, tp)) == [b"again"]
+
+
+def test_an_unanswered_commit_goes_on_when_called_again(world: World) -> None:
+    topic = world.topic()
+    outbox = opened(world, request_timeout_ms=3000)
+    outbox.begin()
+    send(outbox, topic, "once")
+    outbox.flush()
+    with world.silent_commit("0_0"), pytest.raises(CommitUnknown):
+        outbox.commit()
+    outbox.commit()
+    commit(outbox, topic, "next")
+    assert values(read_all(world, TopicPartition(topic, 0))) == [b"once", b"next"]
+
+
+# Input offsets.
+
+
+def test_a_transaction_of_offsets_alone_commits_them_with_their_metadata(world: World) -> None:
+    topic = world.topic(partitions=3)
+    first, second, third = (TopicPartition(topic, p) for p in range(3))
+    outbox, cluster = opened(world), world.cluster()
+    assert cluster.group_offsets([first, second]) == {}
+    outbox.begin()
+    outbox.send_offsets({first: 7, second: 0}, '{"number":1,"stream_time_ms":null}')
+    outbox.commit()
+    outbox.begin()
+    outbox.send_offsets({first: 9}, "zwei")
+    outbox.commit()
+    assert cluster.group_offsets([first, second, third]) == {
+        first: GroupOffset(9, "zwei"),
+        second: GroupOffset(0, '{"number":1,"stream_time_ms":null}'),
+    }
+
+
+def test_offsets_of_an_aborted_transaction_are_not_committed(world: World) -> None:
+    tp = TopicPartition(world.topic(), 0)
+    outbox = opened(world)
+    outbox.begin()
+    outbox.send_offsets({tp: 7}, "")
+    outbox.abort()
+    assert world.cluster().group_offsets([tp]) == {}
+
+
+def test_pending_offsets_are_waited_for_never_overlooked(world: World) -> None:
+    tp = TopicPartition(world.topic(), 0)
+    outbox, impatient = opened(world), world.cluster(request_timeout_ms=500)
+    outbox.begin()
+    outbox.send_offsets({tp: 7}, "m")
+    with pytest.raises(Unavailable, match="open"):
+        impatient.group_offsets([tp])
+    outbox.commit()
+    assert world.cluster().group_offsets([tp]) == {tp: GroupOffset(7, "m")}
+
+
+# Records as they are.
+
+
+def test_tracked_ends_are_where_the_records_landed(world: World) -> None:
+    log, output = world.topic(partitions=2), world.topic()
+    outbox = opened(world)
+    commit(outbox, log, "earlier")
+    outbox.begin()
+    for count in (3, 2):
+        data: list[bytes | None] = [b"k"] * count
+        outbox.send(log, data, data, [1] * count, partition=1, tracked=True)
+    outbox.send(log, [b"k"], [b"v"], [1], partition=0, tracked=True)
+    send(outbox, output, "untracked")
+    outbox.commit()
+    ends = outbox.ends()
+    rows = world.rows(log)
+    assert ends == {
+        TopicPartition(log, p): max(row.offset for row in rows if row.partition == p) + 1
+        for p in range(2)
+    }
+    outbox.begin()
+    outbox.commit()
+    assert outbox.ends() == {}
+
+
+def test_nulls_empty_bytes_headers_and_old_times_survive(world: World) -> None:
+    topic = world.topic()
+    rows = [
+        Row(None, b"null key", YEAR_2013),
+        Row(b"null value", None, YEAR_2013 - 1),
+        Row(b"", b"", YEAR_2013),
+        Row(b"k", b"v", 1, (("h", b"1"), ("h", b""), ("none", None))),
+        Row(b"\x00\xff" * 50, b"\x00" * 100, YEAR_2013),
+    ]
+    outbox = opened(world)
+    outbox.begin()
+    outbox.send(
+        topic,
+        [row.key for row in rows],
+        [row.value for row in rows],
+        [row.timestamp_ms for row in rows],
+        partition=0,
+        headers=[row.headers for row in rows],
+    )
+    outbox.commit()
+    expected = [row._replace(offset=i) for i, row in enumerate(rows)]
+    assert world.rows(topic) == expected
+    assert read_all(world, TopicPartition(topic, 0)) == [
+        Record(row.key, row.value, row.timestamp_ms, row.headers, topic, 0, row.offset)
+        for row in expected
+    ]
+
+
+def test_records_without_a_partition_go_where_java_would_put_them(world: World) -> None:
+    topic = world.topic(partitions=7)
+    keys: list[bytes | None] = [bytes(range(200, 200 + n)) + b"%d" % n for n in range(40)]
+    keys += [b"", b"\xff", b"\x80" * 5, b"N14228", "Zürich".encode()]
+    outbox = opened(world)
+    outbox.begin()
+    outbox.send(topic, keys, keys, [YEAR_2013] * len(keys))
+    outbox.commit()
+    rows = world.rows(topic)
+    assert len(rows) == len(keys)
+    assert [row.partition for row in rows] == [murmur2_partition(row.key or b"", 7) for row in rows]
+
+
+def test_sends_are_kept_in_order_per_partition(world: World) -> None:
+    topic = world.topic(partitions=2)
+    outbox = opened(world)
+    outbox.begin()
+    for start in range(0, 3000, 500):
+        data: list[bytes | None] = [b"%d" % i for i in range(start, start + 500)]
+        for partition in range(2):
+            outbox.send(topic, data, data, [1] * 500, partition=partition)
+    outbox.commit()
+    for partition in range(2):
+        got = [int(row.value or b"") for row in world.rows(topic) if row.partition == partition]
+        assert got == list(range(3000))
+
+
+def test_a_record_too_large_fails_by_name_and_abort_lets_the_next_go_on(world: World) -> None:
+    topic = world.topic()
+    outbox = opened(world)
+    outbox.begin()
+    send(outbox, topic, "with it")
+    with pytest.raises(RecordFailed, match=topic):
+        outbox.send(topic, [b"k"], [b"x" * 2_000_000], [YEAR_2013], partition=0)
+    outbox.abort()
+    commit(outbox, topic, "after")
+    assert values(read_all(world, TopicPartition(topic, 0))) == [b"after"]
+
+
+def test_a_missing_topic_is_named(world: World) -> None:
+    missing = TopicPartition("no-such-topic", 0)
+    outbox, source = opened(world), world.source()
+    with pytest.raises(TopicMissing, match="no-such-topic"):
+        commit(outbox, missing.topic, "x")
+    outbox.abort()
+    with pytest.raises(TopicMissing, match="no-such-topic"):
+        world.changelog().bounds([missing])
+    source.start({missing: 0})
+    with pytest.raises(TopicMissing, match="no-such-topic"):
+        until(lambda: bool(source.poll(10, 500)), "an error")
+    assert world.cluster().partitions(["no-such-topic"]) == {}
+
+
+def test_an_unreachable_broker_is_unavailable_soon(
+    world: World, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tp = TopicPartition("t", 0)
+    with world.unreachable() as nobody:
+        began = time.monotonic()
+        for call in (
+            nobody.cluster().check,
+            nobody.outbox().open,
+            lambda: nobody.cluster().partitions(["t"]),
+            lambda: nobody.cluster().group_offsets([tp]),
+            lambda: nobody.changelog().bounds([tp]),
+        ):
+            with pytest.raises(Unavailable):
+                call()
+        assert time.monotonic() - began < 15
+    assert capfd.readouterr().err == ""
+
+
+# Without transactions.
+
+
+def test_a_plain_outbox_commits_records_first_and_offsets_when_told(world: World) -> None:
+    topic = world.topic()
+    tp = TopicPartition(topic, 0)
+    outbox, cluster = world.plain_outbox(), world.cluster()
+    outbox.open()
+    outbox.begin()
+    outbox.send(topic, [b"a", b"b"], [b"1", b"2"], [1, 2], partition=0, tracked=True)
+    outbox.commit()
+    assert [row.value for row in world.rows(topic)] == [b"1", b"2"]
+    assert outbox.ends() == {tp: 2}
+    assert cluster.group_offsets([tp]) == {}
+    outbox.send_offsets({tp: 5}, "meta")
+    assert cluster.group_offsets([tp]) == {tp: GroupOffset(5, "meta")}
+    outbox.begin()
+    assert outbox.ends() == {}
+    send(outbox, topic, "stays")
+    outbox.abort()
+    assert [row.value for row in world.rows(topic)] == [b"1", b"2", b"stays"]
+
+
+# Polling.
+
+
+def test_poll_keeps_to_its_limit_and_loses_nothing(world: World) -> None:
+    topic = world.topic(partitions=3)
+    world.produce(topic, [Row(b"k", b"%d" % i, 1, (), i % 3) for i in range(3000)])
+    tps = [TopicPartition(topic, p) for p in range(3)]
+    for at_once in (1, 7, 1000):
+        source = world.source()
+        source.start(dict.fromkeys(tps, 900))
+        got = read(source, dict.fromkeys(tps, 1000), at_once=at_once)
+        for tp in tps:
+            mine = [int(r.value or b"") for r in got if r.partition == tp.partition]
+            assert mine == list(range(2700 + tp.partition, 3000, 3))
+
+
+def test_poll_tells_apart_topics_with_equal_partitions(world: World) -> None:
+    one, two = world.topic(partitions=2), world.topic(partitions=2)
+    for topic in (one, two):
+        for p in range(2):
+            world.produce(topic, [Row(None, f"{topic}-{p}".encode(), 1, (), p)] * 20)
+    tps = [TopicPartition(topic, p) for topic in (one, two) for p in range(2)]
+    for chosen in (tps, [tps[0], tps[2]], [tps[0], tps[1]], [tps[3]]):
+        records = read_all(world, *chosen, at_once=15)
+        assert len(records) == 20 * len(chosen)
+        assert all(r.value == f"{r.topic}-{r.partition}".encode() for r in records)
+
+
+def test_paused_partitions_wait_and_lose_nothing(world: World) -> None:
+    topic = world.topic(partitions=2)
+    world.produce(topic, [Row(None, b"%d" % i, 1, (), i % 2) for i in range(400)])
+    kept, paused = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    source = world.source()
+    source.start({kept: 0, paused: 0})
+    first = read(source, {kept: 20}, at_once=20)
+    before = source.position(paused)
+    source.pause([paused])
+    rest = read(source, {kept: 200})
+    assert {record.partition for record in rest} == {0}
+    assert source.position(paused) == before
+    source.resume([paused])
+    rest += read(source, {paused: 200})
+    got = [int(r.value or b"") for r in first + rest]
+    assert sorted(got) == list(range(400))
+    assert [n for n in got if n % 2] == list(range(1, 400, 2))
+
+
+def test_poll_returns_early_at_the_end_of_the_log(world: World) -> None:
+    topic = world.topic()
+    tp = TopicPartition(topic, 0)
+    world.produce(topic, [Row(None, b"x", 1)])
+    source = world.source()
+    source.start({tp: 0})
+    began = time.monotonic()
+    read_patiently: list[Batch] = source.poll(1000, 20_000)
+    assert [len(batch) for batch in read_patiently] == [1]
+    assert time.monotonic() - began < 10
+
+
+def test_a_source_started_again_goes_back(world: World) -> None:
+    topic = world.topic(partitions=2)
+    world.produce(topic, [Row(None, b"%d" % i, 1, (), i % 2) for i in range(100)])
+    first, second = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    source = world.source()
+    source.start({first: 0, second: 0})
+    assert len(read(source, {first: 50, second: 50})) == 100
+    source.pause([second])
+    source.start({first: 10, second: 45})
+    assert len(read(source, {first: 50, second: 50})) == 45
+    source.start({second: 49})
+    assert values(read(source, {second: 50})) == [b"99"]
+
+
+@pytest.mark.parametrize("start", [2, 100])
+def test_input_that_is_gone_fails_instead_of_being_skipped(world: World, start: int) -> None:
+    topic = world.topic()
+    tp = TopicPartition(topic, 0)
+    world.produce(topic, [Row(None, b"%d" % i, 1) for i in range(10)])
+    world.cluster().delete_before({tp: 5})
+    source = world.source()
+    source.start({tp: start})
+    with pytest.raises(RecordFailed, match=f"{topic}-0"):
+        until(lambda: bool(source.poll(10, 500)), "an error")
+
+
+# Changelogs.
+
+
+def test_replay_gives_exactly_the_committed_records_between_its_bounds(world: World) -> None:
+    topic = world.topic()
+    tp = TopicPartition(topic, 0)
+    outbox = opened(world)
+    commit(outbox, topic, "a", "b")  # 0 1, marker 2
+    outbox.begin()
+    send(outbox, topic, "dropped")  # 3, marker 4
+    outbox.flush()
+    outbox.abort()
+    commit(outbox, topic, "c")  # 5, marker 6
+    changelog = world.changelog()
+    end = changelog.bounds([tp])[tp].end
+    assert end == 7
+    commit(outbox, topic, "later")
+
+    def replayed(start: int, stop: int) -> list[bytes | None]:
+        found: list[bytes | None] = []
+        reached = start
+        for stretch in changelog.replay(tp, start, stop):
+            found += stretch.batch.values.objects
+            assert reached < stretch.offset_next <= stop
+            reached = stretch.offset_next
+        assert reached == stop
+        return found
+
+    assert replayed(0, end) == [b"a", b"b", b"c"]
+    assert replayed(1, 6) == [b"b", b"c"]
+    assert replayed(2, 5) == []
+    assert replayed(0, 1) == [b"a"]
+    assert replayed(7, 7) == []
+    next(iter(changelog.replay(tp, 0, end)))  # abandoned
+
+
+def test_replay_of_offsets_the_log_does_not_hold_is_corruption(world: World) -> None:
+    topic = world.topic()
+    tp = TopicPartition(topic, 0)
+    world.produce(topic, [Row(b"k", b"%d" % i, 1) for i in range(10)])
+    world.cluster().delete_before({tp: 5})
+    changelog = world.changelog()
+    assert changelog.bounds([tp])[tp] == (5, 10)
+    for start, end in ((4, 10), (50, 60)):
+        with pytest.raises(TaskCorrupted, match=f"{topic}-0"):
+            list(changelog.replay(tp, start, end))
+
+
+# The cluster.
+
+
+def test_create_is_idempotent_and_alters_nothing(world: World) -> None:
+    cluster = world.cluster()
+    names = [f"{world.topic()}-x", f"{world.topic()}-y"]
+    specs = [TopicSpec(name, 3, {"cleanup.policy": "compact"}) for name in names]
+    cluster.create(specs[:1])
+    cluster.create(specs)
+    cluster.create(specs)
+    assert cluster.partitions([*names, "absent"]) == dict.fromkeys(names, 3)
+    with pytest.raises(NotCopartitioned, match=names[1]):
+        cluster.create([specs[0], specs[1]._replace(partitions=4)])
+    assert cluster.partitions(names) == dict.fromkeys(names, 3)
+
+
+def test_offsets_are_found_by_record_time(world: World) -> None:
+    topic = world.topic(partitions=2)
+    tp, empty = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    world.produce(topic, [Row(None, b"x", YEAR_2013 + 100 * i) for i in range(10)])
+    cluster = world.cluster()
+    for time_ms, offset in [
+        (0, 0),
+        (-5, 0),
+        (YEAR_2013, 0),
+        (YEAR_2013 + 1, 1),
+        (YEAR_2013 + 300, 3),
+        (YEAR_2013 + 901, 10),
+    ]:
+        assert cluster.offsets_at([tp, empty], time_ms) == {tp: offset, empty: 0}
+
+
+def test_purging_moves_the_log_start_only(world: World) -> None:
+    topic = world.topic()
+    tp = TopicPartition(topic, 0)
+    world.produce(topic, [Row(None, b"%d" % i, 1) for i in range(10)])
+    cluster = world.cluster()
+    cluster.delete_before({tp: 4})
+    cluster.delete_before({tp: 2})
+    cluster.delete_before({})
+    assert cluster.bounds([tp])[tp] == (4, 10)
+    assert values(read_all(world, tp)) == [b"%d" % i for i in range(4, 10)]
+
+
+def test_a_cluster_that_answers_passes_its_check(world: World) -> None:
+    world.cluster().check()
