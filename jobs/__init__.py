@@ -1,0 +1,1 @@
+"""Spark entry points, one verb each, and the sample pipelines."""

@@ -1,0 +1,1 @@
+"""Sample applications; the path of each is `jobs.pipelines.<name>:topology`."""
