@@ -1,0 +1,121 @@
+"""How much may stay uncommitted: text tables of the one pure function (SEMANTICS S6)."""
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from statestore.tasks.budget import Share, Step, Usage, plan_step, reached
+from tests.builders import table_rows
+
+STEPS = """
+    pending      | growth per record | waiting | share        | step
+    bytes/records| bytes/records     |         | bytes/records| what, and how many
+
+    0/0          | 0/0               | 100     | 1000/-1      | take 100
+    0/0          | 10/1              | 100     | -1/-1        | take 100
+    900/9        | 10/1              | 100     | -1/-1        | take 100
+    0/0          | 10/1              | 99      | 1000/-1      | take 99
+    0/0          | 10/1              | 100     | 1000/-1      | take 100
+    0/0          | 10/1              | 101     | 1000/-1      | take 100
+    0/0          | 10/1              | 250     | 1000/-1      | take 100
+    500/50       | 10/1              | 50      | 1000/-1      | take 50
+    500/50       | 10/1              | 51      | 1000/-1      | commit, take 51
+    500/50       | 10/1              | 250     | 1000/-1      | commit, take 100
+    1000/100     | 10/1              | 1       | 1000/-1      | commit, take 1
+    1500/100     | 10/1              | 1       | 1000/-1      | commit, take 1
+    0/0          | 5000/1            | 3       | 1000/-1      | take 1
+    10/1         | 5000/1            | 3       | 1000/-1      | commit, take 1
+    0/0          | 10/1              | 101     | -1/100       | take 100
+    500/50       | 10/1              | 51      | -1/100       | commit, take 51
+    500/50       | 10/1              | 50      | 1000/100     | take 50
+    500/50       | 10/1              | 51      | 2000/100     | commit, take 51
+    500/20       | 10/1              | 51      | 1000/100     | commit, take 51
+    0/0          | 10/4              | 100     | 1000/100     | take 25
+    0/0          | 40/1              | 100     | 1000/100     | take 25
+    900/90       | -5/0              | 100     | 1000/100     | take 100
+    900/90       | 0.5/0             | 200     | 1000/100     | take 200
+    900/90       | 0.5/0             | 201     | 1000/100     | commit, take 201
+    500/50       | 10/1              | 0       | 1000/-1      | take 0
+"""
+SHARES = """
+    max.bytes | max.records | slots | share
+    64        | -1          | 1     | 64/-1
+    64        | 10          | 4     | 16/2
+    -1        | -1          | 4     | -1/-1
+    -1        | 100         | 3     | -1/33
+    2         | 1           | 4     | 1/1
+"""
+REACHED = """
+    pending  | share    | commit is due
+    999/9    | 1000/10  | no
+    1000/9   | 1000/10  | yes
+    999/10   | 1000/10  | yes
+    5000/50  | -1/-1    | no
+    5000/50  | -1/50    | yes
+    0/0      | 1/1      | no
+"""
+LIMITS = st.just(-1) | st.integers(1, 1000)
+GROWTH = st.just(0.0) | st.floats(1e-6, 500)
+
+
+def pair(text: str) -> tuple[int, int]:
+    left, right = text.split("/")
+    return int(left), int(right)
+
+
+def of_step(text: str) -> Step:
+    return Step("commit" in text, int(text.rsplit(maxsplit=1)[-1]))
+
+
+@pytest.mark.parametrize("row", table_rows(STEPS)[1:], ids=" | ".join)
+def test_the_next_step_is_planned_as_tabled(row: list[str]) -> None:
+    pending, growth, waiting, share, step = row
+    per_record = (float(growth.split("/")[0]), float(growth.split("/")[1]))
+    planned = plan_step(Usage(*pair(pending)), per_record, int(waiting), Share(*pair(share)))
+    assert planned == of_step(step)
+
+
+@pytest.mark.parametrize("row", table_rows(SHARES), ids=" | ".join)
+def test_a_hosts_limits_are_divided_among_its_slots(row: list[str]) -> None:
+    max_bytes, max_records, slots, share = row
+    assert Share.of_slot(int(max_bytes), int(max_records), int(slots)) == Share(*pair(share))
+
+
+@pytest.mark.parametrize("row", table_rows(REACHED), ids=" | ".join)
+def test_a_commit_is_due_when_the_share_is_reached(row: list[str]) -> None:
+    pending, share, due = row
+    assert reached(Usage(*pair(pending)), Share(*pair(share))) is (due == "yes")
+
+
+@given(
+    pending=st.builds(Usage, st.integers(0, 2000), st.integers(0, 2000)),
+    growth=st.tuples(GROWTH, GROWTH),
+    waiting=st.integers(1, 5000),
+    share=st.builds(Share, LIMITS, LIMITS),
+)
+def test_what_is_taken_keeps_the_share_unless_one_record_alone_exceeds_it(
+    pending: Usage, growth: tuple[float, float], waiting: int, share: Share
+) -> None:
+    step = plan_step(pending, growth, waiting, share)
+    assert 1 <= step.take <= waiting
+    start = Usage(0, 0) if step.commit_first else pending
+    for used, per_record, limit in zip(start, growth, share, strict=True):
+        if limit != -1 and per_record > 0 and step.take > 1:
+            assert used + step.take * per_record <= limit * (1 + 1e-9)
+
+
+@given(
+    pending=st.builds(Usage, st.integers(0, 2000), st.integers(0, 2000)),
+    growth=st.tuples(GROWTH, GROWTH),
+    waiting=st.integers(1, 5000),
+    share=st.builds(Share, LIMITS, LIMITS),
+)
+def test_a_commit_comes_first_only_when_the_records_would_not_fit_otherwise(
+    pending: Usage, growth: tuple[float, float], waiting: int, share: Share
+) -> None:
+    assume(plan_step(pending, growth, waiting, share).commit_first)
+    assert pending != (0, 0)
+    assert any(
+        limit != -1 and used + waiting * per_record > limit * (1 - 1e-9)
+        for used, per_record, limit in zip(pending, growth, share, strict=True)
+    )

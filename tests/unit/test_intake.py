@@ -1,0 +1,272 @@
+"""The order in which a stream task sees its inputs: text tables, and a brute-force oracle (T2)."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from statestore.model import Record, TopicPartition
+from statestore.tasks.intake import Intake
+from tests.builders import batch, partition_of, table_rows
+
+A, B, C = TopicPartition("a", 0), TopicPartition("b", 0), TopicPartition("c", 0)
+
+# Each cell: offset@timestamp of the records that were polled, in order; `;` ends a batch. What is
+# handed on: chunks, as input and offsets. Inputs are declared in the order a, b, c.
+ORDERS = """
+    a                  | b              | c         | handed on
+    0@10 1@20 2@30     | 0@15 1@20      | 0@99      | a:0 b:0 a:1 b:1 a:2 c:0
+    0@10 1@11 2@12     | 0@50           | 0@60      | a:0-2 b:0 c:0
+    0@10 1@20 2@30     | 0@30           | 0@30      | a:0-2 b:0 c:0
+    0@30 1@40          | 0@10 1@30 2@31 | 0@30      | b:0 a:0 b:1 c:0 b:2 a:1
+    0@50               | 0@10 1@5 2@60  | 0@55      | b:0-1 a:0 c:0 b:2
+    0@9 1@1            | 0@8 1@2        | 0@7 1@3   | c:0-1 b:0-1 a:0-1
+    0@1 1@2 ; 2@3 3@4  | 0@9            | 0@9       | a:0-1 a:2-3 b:0 c:0
+    5@10 9@11          | 3@10           | 7@99      | a:5 b:3 a:9 c:7
+"""
+# Which inputs have records waiting (r), stand at their planned end (e), or neither (-).
+WAITS = """
+    a | b | c | bounded | handed on
+    r | r | r | yes     | a
+    r | r | - | yes     | nothing
+    r | - | e | yes     | nothing
+    - | r | r | yes     | nothing
+    r | e | e | yes     | a
+    e | r | e | yes     | b
+    e | e | r | yes     | c
+    e | e | e | yes     | nothing
+    - | - | - | yes     | nothing
+    r | - | - | no      | a
+    - | - | r | no      | c
+"""
+
+
+def polled(text: str) -> list[list[tuple[int, int]]]:
+    """(offset, timestamp) by batch."""
+    return [
+        [(int(offset), int(time)) for offset, time in (one.split("@") for one in part.split())]
+        for part in text.split(";")
+    ]
+
+
+def feed(intake: Intake, tp: TopicPartition, rows: Sequence[tuple[int, int]]) -> None:
+    """One polled batch of records at these (offset, timestamp)."""
+    polled_batch = batch([("k", "v", time) for _, time in rows], topic=tp.topic)
+    polled_batch.offsets = [offset for offset, _ in rows]
+    intake.add(polled_batch, rows[-1][0] + 1)
+
+
+def drain(intake: Intake) -> list[tuple[TopicPartition, list[int], int]]:
+    """All that is handed on: input, offsets, the offset after them."""
+    found = []
+    while (chunk := intake.next_chunk()) is not None:
+        found.append((chunk.tp, list(chunk.batch.offsets or ()), chunk.offset_next))
+    return found
+
+
+def shown(chunks: Sequence[tuple[TopicPartition, list[int], int]]) -> list[str]:
+    return [
+        f"{tp.topic}:{offset}"
+        for tp, offsets, _ in chunks
+        for offset in (
+            [f"{offsets[0]}-{offsets[-1]}"]
+            if len(offsets) > 1 and offsets == list(range(offsets[0], offsets[-1] + 1))
+            else map(str, offsets)
+        )
+    ]
+
+
+@pytest.mark.parametrize("row", table_rows(ORDERS), ids=" | ".join)
+def test_records_come_by_time_then_declaration_and_runs_as_one_batch(row: list[str]) -> None:
+    intake = Intake([A, B, C], {}, None)
+    for tp, cell in zip((A, B, C), row, strict=False):
+        for rows in polled(cell):
+            feed(intake, tp, rows)
+    assert shown(drain(intake)) == row[3].split()
+    assert intake.waiting() == 0
+
+
+def test_one_input_passes_straight_through_as_polled() -> None:
+    intake = Intake([A], {}, {A: 10})
+    feed(intake, A, [(0, 5), (1, 3)])
+    feed(intake, A, [(2, 1)])
+    assert drain(intake) == [(A, [0, 1], 2), (A, [2], 3)]
+
+
+@pytest.mark.parametrize("row", table_rows(WAITS), ids=" | ".join)
+def test_a_bounded_run_waits_for_each_input_a_continuous_one_for_none(row: list[str]) -> None:
+    *states, bounded, handed_on = row
+    inputs = (A, B, C)
+    intake = Intake(inputs, {}, dict.fromkeys(inputs, 10) if bounded == "yes" else None)
+    for tp, state in zip(inputs, states, strict=True):
+        if state == "r":
+            feed(intake, tp, [(0, 5)])
+        elif state == "e":
+            intake.at(tp, 10)
+    chunk = intake.next_chunk()
+    assert ("nothing" if chunk is None else chunk.tp.topic) == handed_on
+
+
+def test_an_input_planned_to_end_where_it_starts_is_waited_for_by_nobody() -> None:
+    intake = Intake([A, B], {}, {A: 5, B: 0})
+    intake.at(B, 0)
+    feed(intake, A, [(0, 1)])
+    assert shown(drain(intake)) == ["a:0"]
+
+
+def test_records_at_and_beyond_the_planned_end_are_not_handed_on() -> None:
+    intake = Intake([A], {}, {A: 3})
+    feed(intake, A, [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5)])
+    assert drain(intake) == [(A, [0, 1, 2], 3)]
+    assert (intake.reached(A), intake.finished()) == (3, True)
+    feed(intake, A, [(5, 6)])
+    assert drain(intake) == []
+    assert (intake.reached(A), intake.finished()) == (3, True)
+
+
+def test_a_planned_end_in_a_gap_of_offsets_cuts_at_the_next_record() -> None:
+    intake = Intake([A], {}, {A: 4})
+    feed(intake, A, [(0, 1), (2, 2), (7, 3)])
+    assert drain(intake) == [(A, [0, 2], 3)]
+    assert (intake.reached(A), intake.finished()) == (4, True)
+
+
+def test_a_batch_wholly_beyond_the_planned_end_finishes_the_input() -> None:
+    intake = Intake([A], {}, {A: 4})
+    assert not intake.finished()
+    feed(intake, A, [(5, 1), (6, 2)])
+    assert drain(intake) == []
+    assert (intake.reached(A), intake.finished()) == (4, True)
+
+
+# reached(): what may be committed
+
+
+def test_nothing_is_reached_before_there_was_news() -> None:
+    intake = Intake([A], {}, {A: 4})
+    assert intake.reached(A) is None
+    intake.at(A, 2)
+    assert intake.reached(A) == 2
+
+
+def test_control_records_are_passed_over_but_no_record_still_waiting() -> None:
+    intake = Intake([A, B], {}, None)
+    feed(intake, A, [(10, 1), (12, 5)])
+    feed(intake, B, [(3, 2)])
+    intake.at(A, 15)
+    assert (intake.reached(A), intake.reached(B)) == (10, 3)
+    first = intake.next_chunk()
+    assert first is not None
+    assert (first.tp, first.offset_next) == (A, 11)
+    assert intake.reached(A) == 12
+    assert shown(drain(intake)) == ["b:3", "a:12"]
+    assert (intake.reached(A), intake.reached(B)) == (15, 4)
+    intake.at(A, 11)
+    assert intake.reached(A) == 15
+
+
+def test_an_input_that_ends_in_control_records_is_finished_when_the_source_passed_them() -> None:
+    intake = Intake([A], {}, {A: 6})
+    feed(intake, A, [(3, 1)])
+    assert drain(intake) == [(A, [3], 4)]
+    assert not intake.finished()
+    intake.at(A, 6)
+    assert (intake.finished(), intake.reached(A)) == (True, 6)
+
+
+def test_a_chunk_put_back_is_handed_on_again_and_not_reached() -> None:
+    intake = Intake([A], {}, {A: 3})
+    feed(intake, A, [(0, 1), (1, 2), (2, 3)])
+    chunk = intake.next_chunk()
+    assert chunk is not None
+    intake.put_back(chunk._replace(batch=chunk.batch.slice(1, 3)))
+    assert (intake.reached(A), intake.waiting(), intake.finished()) == (1, 2, False)
+    assert shown(drain(intake)) == ["a:1-2"]
+    assert intake.finished()
+
+
+def test_a_continuous_run_is_never_finished() -> None:
+    intake = Intake([A], {}, None)
+    intake.at(A, 100)
+    assert not intake.finished()
+
+
+# Polling and timestamps
+
+
+def test_inputs_at_their_end_or_with_enough_buffered_are_not_polled() -> None:
+    intake = Intake([A, B, C], {}, {A: 2, B: 50, C: 50})
+    feed(intake, A, [(0, 1), (1, 1)])
+    feed(intake, B, [(0, 1), (1, 1), (2, 1)])
+    feed(intake, C, [(0, 1)])
+    assert intake.paused(3) == {A, B}
+    assert intake.paused(100) == {A}
+    assert Intake([A], {}, None).paused(1) == set()
+
+
+def test_an_extractor_replaces_the_timestamps_of_its_topic_only() -> None:
+    intake = Intake([A, B], {"a": lambda r: 1000 - r.timestamp_ms}, None)
+    feed(intake, A, [(0, 10), (1, 20)])
+    feed(intake, B, [(0, 985)])
+    chunks = [intake.next_chunk() for _ in range(2)]
+    assert [chunk.batch.timestamps for chunk in chunks if chunk] == [[985], [990, 980]]
+
+
+# The oracle: of all heads the smallest timestamp, ties by declaration.
+
+INPUTS = st.lists(st.lists(st.integers(0, 6), max_size=8), min_size=1, max_size=3)
+
+
+def ordered(inputs: Mapping[TopicPartition, list[int]]) -> list[tuple[TopicPartition, int]]:
+    at = dict.fromkeys(inputs, 0)
+    found = []
+    while left := [tp for tp in inputs if at[tp] < len(inputs[tp])]:
+        chosen = min(left, key=lambda tp: inputs[tp][at[tp]])
+        found.append((chosen, at[chosen]))
+        at[chosen] += 1
+    return found
+
+
+@given(INPUTS, st.lists(st.integers(0, 3), max_size=12))
+def test_any_inputs_in_any_batches_come_in_the_oracles_order(
+    times: list[list[int]], sizes: list[int]
+) -> None:
+    inputs = {TopicPartition(name, 0): ts for name, ts in zip("xab", times, strict=False)}
+    ends = {tp: len(ts) for tp, ts in inputs.items()}
+    intake = Intake(list(inputs), {}, ends)
+    fed = dict.fromkeys(inputs, 0)
+    found: list[tuple[TopicPartition, int]] = []
+    while not intake.finished():
+        for tp, ts in inputs.items():
+            start = fed[tp]
+            stop = min(start + (sizes.pop() if sizes else len(ts)), len(ts))
+            if stop > start:
+                feed(intake, tp, [(i, ts[i]) for i in range(start, stop)])
+            else:
+                intake.at(tp, start)
+            fed[tp] = stop
+        found += [(tp, offset) for tp, offsets, _ in drain(intake) for offset in offsets]
+    assert found == ordered(inputs)
+
+
+def test_partitions_of_one_topic_tie_by_partition_as_declared() -> None:
+    first, second = partition_of("in-0"), partition_of("in-1")
+    intake = Intake([first, second], {}, None)
+    for tp in (second, first):
+        made = batch([("k", "v", 5)], topic="in", partition=tp.partition)
+        intake.add(made, 1)
+    assert [tp for tp, _, _ in drain(intake)] == [first, second]
+
+
+def test_the_record_an_extractor_sees_says_where_it_came_from() -> None:
+    seen: list[Record[Any, Any]] = []
+
+    def extract(record: Record[Any, Any]) -> int:
+        seen.append(record)
+        return 0
+
+    intake = Intake([A], {"a": extract}, None)
+    feed(intake, A, [(7, 1)])
+    assert [(r.topic, r.partition, r.offset) for r in seen] == [("a", 0, 7)]
