@@ -9,11 +9,12 @@ from concurrent.futures import Future
 from typing import NamedTuple, TypeVar
 
 import tenacity
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from statestore.errors import Misuse, StateStoreError, Unavailable
+from statestore.errors import Unavailable
+from statestore.kafka.errors import translated
 
 T = TypeVar("T")
 
@@ -31,25 +32,6 @@ _IMPATIENT: ClientConfig = {
     "socket.connection.setup.timeout.ms": 2000,
     "log_level": 0,
 }
-
-# Answers that would be the same next time. Everything else is taken as passing. The underscored
-# ones are public: librdkafka's name for errors found on this side.
-_REFUSED = frozenset(
-    {
-        KafkaError.TOPIC_ALREADY_EXISTS,
-        KafkaError.TOPIC_EXCEPTION,
-        KafkaError.INVALID_CONFIG,
-        KafkaError.INVALID_PARTITIONS,
-        KafkaError.INVALID_REPLICATION_FACTOR,
-        KafkaError.INVALID_REPLICA_ASSIGNMENT,
-        KafkaError.INVALID_REQUEST,
-        KafkaError.POLICY_VIOLATION,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-        KafkaError._INVALID_ARG,  # noqa: SLF001 - see above
-        KafkaError._AUTHENTICATION,  # noqa: SLF001 - see above
-    }
-)
 
 
 class Broker(NamedTuple):
@@ -139,14 +121,6 @@ def create_topics(client: AdminClient, topics: Sequence[TopicPlan], *, timeout_m
         _result(future, f"create the topic '{name}'")
     for topic in topics:
         _wait_for_leaders(client, topic, timeout_ms=timeout_ms)
-
-
-def translated(failure: Exception, doing: str) -> StateStoreError:
-    """The error of our tree that says what a client's failure while `doing` something means."""
-    error = failure.args[0] if isinstance(failure, KafkaException) and failure.args else None
-    text = error.str() if isinstance(error, KafkaError) else str(failure)
-    refused = not isinstance(error, KafkaError) or error.code() in _REFUSED
-    return (Misuse if refused else Unavailable)(f"could not {doing}: {text}")
 
 
 def _result(pending: "Future[T]", doing: str) -> T:

@@ -1,0 +1,136 @@
+"""What only a real client can get wrong: full queues, a broker that refuses or keeps silent."""
+
+import random
+import time
+from collections.abc import Callable
+
+import pytest
+
+from statestore.errors import RecordFailed, StateStoreError, Unavailable
+from statestore.model import TopicPartition
+from tests.contract.broker_worlds import KafkaWorld, Row
+
+pytestmark = pytest.mark.kafka
+
+# Brokers weigh what is compressed.
+TOO_LARGE = random.Random(7).randbytes(5000)
+SMALL_QUEUE = {"producer.queue.buffering.max.messages": "500", "producer.linger.ms": "0"}
+
+
+@pytest.mark.parametrize("with_headers", [False, True])
+@pytest.mark.parametrize("transactional", [True, False])
+def test_a_full_queue_neither_loses_nor_doubles_nor_reorders(
+    kafka_world: KafkaWorld, transactional: bool, with_headers: bool
+) -> None:
+    topic = kafka_world.topic(partitions=2)
+    outbox = (
+        kafka_world.outbox(clients=SMALL_QUEUE)
+        if transactional
+        else kafka_world.plain_outbox(clients=SMALL_QUEUE)
+    )
+    outbox.open()
+    outbox.begin()
+    count = 20_000
+    data: list[bytes | None] = [b"%d" % i for i in range(count)]
+    times = list(range(1, count + 1))
+    headers = [(("n", b"%d" % i),) for i in range(count)] if with_headers else None
+    outbox.send(topic, data, data, times, partition=1, headers=headers, tracked=True)
+    outbox.commit()
+    assert outbox.ends() == {TopicPartition(topic, 1): count}
+    assert kafka_world.rows(topic) == [
+        Row(item, item, at, headers[i] if headers else (), 1, i)
+        for i, (item, at) in enumerate(zip(data, times, strict=True))
+    ]
+
+
+def until_committed(step: Callable[[], None], abort: Callable[[], None]) -> int:
+    """How often a unit of work had to be repeated."""
+    for failures in range(4):
+        try:
+            step()
+        except Unavailable:
+            abort()
+        else:
+            return failures
+    raise AssertionError("it never committed")
+
+
+def test_a_record_the_broker_refuses_is_named_and_the_next_unit_goes_on(
+    kafka_world: KafkaWorld,
+) -> None:
+    topic = kafka_world.topic(config={"max.message.bytes": "2000"})
+    outbox = kafka_world.outbox()
+    outbox.open()
+
+    def unit(value: bytes) -> None:
+        outbox.begin()
+        outbox.send(topic, [b"k"], [value], [1], partition=0, tracked=True)
+        outbox.flush()
+        outbox.send(topic, [b"k"], [b"after"], [1], partition=0)
+        outbox.commit()
+
+    with pytest.raises(RecordFailed, match=topic):
+        unit(TOO_LARGE)
+    outbox.abort()
+    # The client has to ask for a new epoch first, which may cost one more transaction.
+    assert until_committed(lambda: unit(b"small"), outbox.abort) <= 1
+    assert [row.value for row in kafka_world.rows(topic)] == [b"small", b"after"]
+
+
+def test_a_plain_commit_fails_if_any_record_did(kafka_world: KafkaWorld) -> None:
+    topic = kafka_world.topic(config={"max.message.bytes": "2000"})
+    outbox = kafka_world.plain_outbox(clients={"producer.batch.num.messages": "1"})
+    outbox.open()
+    outbox.begin()
+    values: list[bytes | None] = [b"a", TOO_LARGE, b"b"]
+    outbox.send(topic, values, values, [1, 1, 1], partition=0)
+    with pytest.raises(RecordFailed, match=topic):
+        outbox.commit()
+    outbox.begin()
+    outbox.commit()
+
+
+def test_time_zero_is_stamped_one_millisecond_late(kafka_world: KafkaWorld) -> None:
+    topic = kafka_world.topic()
+    outbox = kafka_world.outbox()
+    outbox.open()
+    outbox.begin()
+    outbox.send(topic, [b"a", b"b"], [b"a", b"b"], [0, 5], partition=0)
+    outbox.commit()
+    assert [row.timestamp_ms for row in kafka_world.rows(topic)] == [1, 5]
+
+
+def test_closing_does_not_wait_for_a_silent_broker(kafka_world: KafkaWorld) -> None:
+    topic = kafka_world.topic()
+    tp = TopicPartition(topic, 0)
+    outbox, plain, source = kafka_world.outbox(), kafka_world.plain_outbox(), kafka_world.source()
+    outbox.open()
+    outbox.begin()
+    outbox.send(topic, [b"k"], [b"v"], [1], partition=0)
+    outbox.flush()
+    plain.open()
+    source.start({tp: 0})
+    source.poll(1, 500)
+    with kafka_world.silent_commit("0_0"):
+        plain.send(topic, [b"k"], [b"v"], [1], partition=0)
+        began = time.monotonic()
+        outbox.close()
+        plain.close()
+        source.close()
+        assert time.monotonic() - began < 10
+
+
+def test_a_source_that_hears_nothing_says_so(kafka_world: KafkaWorld) -> None:
+    tp = TopicPartition(kafka_world.topic(), 0)
+    source = kafka_world.unreachable().source()
+    source.start({tp: 0})
+    heard: list[StateStoreError] = []
+    deadline = time.monotonic() + 20
+    while not heard:
+        assert time.monotonic() < deadline
+        try:
+            source.poll(10, 200)
+        except Unavailable as error:
+            heard.append(error)
+    assert "refused" in str(heard[0])
+    source.close()

@@ -1,0 +1,121 @@
+"""What of the Kafka edge needs no broker: decisions, hashes, error classes, client settings."""
+
+import logging
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from statestore.errors import (
+    BrokerTooOld,
+    Fenced,
+    InvalidSetting,
+    Misuse,
+    RecordFailed,
+    StateStoreError,
+    TopicMissing,
+    Unavailable,
+)
+from statestore.kafka.clients import Trouble, admin_client, consumer, producer
+from statestore.kafka.errors import translated
+from statestore.kafka.partitioner import crc32_partition, murmur2, murmur2_partition
+from statestore.kafka.topics import judge_protocol
+from statestore.settings import Settings
+
+# Digests of Java Kafka's Utils.murmur2, as signed 32-bit numbers.
+MURMUR2 = {
+    b"21": -973932308,
+    b"foobar": -790332482,
+    b"a-little-bit-long-string": -985981536,
+    b"a-little-bit-longer-string": -1486304829,
+    b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
+    b"abc": 479470107,
+}
+
+
+@pytest.mark.parametrize(("key", "digest"), MURMUR2.items())
+def test_murmur2_is_javas(key: bytes, digest: int) -> None:
+    assert murmur2(key) == digest & 0xFFFFFFFF
+    assert murmur2_partition(key, 11) == (digest & 0x7FFFFFFF) % 11
+
+
+def test_crc32_is_the_usual_one() -> None:
+    assert crc32_partition(b"123456789", 1 << 40) == 0xCBF43926
+
+
+def test_a_broker_with_the_old_protocol_setting_is_too_old() -> None:
+    with pytest.raises(BrokerTooOld, match=r"4\.0"):
+        judge_protocol(["log.dirs", "inter.broker.protocol.version"])
+
+
+def test_a_broker_without_it_is_new_enough(caplog: pytest.LogCaptureFixture) -> None:
+    judge_protocol(["log.dirs", "transaction.max.timeout.ms"])
+    assert not caplog.records
+
+
+def test_a_broker_whose_settings_may_not_be_read_is_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        judge_protocol(None)
+    assert "4.0" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (KafkaError._FENCED, Fenced),
+        (KafkaError.INVALID_PRODUCER_EPOCH, Fenced),
+        (KafkaError.MSG_SIZE_TOO_LARGE, RecordFailed),
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, TopicMissing),
+        (KafkaError._UNKNOWN_PARTITION, TopicMissing),
+        (KafkaError.SASL_AUTHENTICATION_FAILED, InvalidSetting),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, Misuse),
+        (KafkaError._TIMED_OUT, Unavailable),
+        (KafkaError.NOT_ENOUGH_REPLICAS, Unavailable),
+        (KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, Unavailable),
+    ],
+)
+def test_a_code_decides_the_class_and_the_message_says_where(
+    code: int, kind: type[StateStoreError]
+) -> None:
+    found = translated(KafkaException(KafkaError(code, "what the client said")), "send to flights")
+    assert type(found) is kind
+    assert "send to flights" in str(found)
+    assert "what the client said" in str(found)
+
+
+def settings(**clients: str) -> Settings:
+    named = {key.replace("__", "."): value for key, value in clients.items()}
+    return Settings(application_id="a", bootstrap_servers="127.0.0.1:9", clients=named)
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["consumer.isolation.level", "consumer.group.id", "consumer.enable.auto.commit"],
+)
+def test_what_the_guarantees_rest_on_cannot_be_set(key: str) -> None:
+    with pytest.raises(InvalidSetting, match=key):
+        consumer(settings(**{key: "x"}), "group", Trouble())
+    with pytest.raises(InvalidSetting, match=r"producer\.transactional\.id"):
+        producer(settings(producer__transactional__id="x"), {"transactional.id": "y"}, Trouble())
+
+
+def test_an_unknown_client_property_is_named() -> None:
+    for make in (
+        lambda s: consumer(s, "group", Trouble()),
+        lambda s: producer(s, {}, Trouble()),
+        lambda s: admin_client(s, Trouble()),
+    ):
+        with pytest.raises(InvalidSetting, match=r"no\.such\.property"):
+            make(
+                settings(
+                    consumer__no__such__property="1",
+                    producer__no__such__property="1",
+                    admin__no__such__property="1",
+                )
+            )
+
+
+def test_a_missing_address_is_named() -> None:
+    with pytest.raises(InvalidSetting, match=r"bootstrap\.servers"):
+        admin_client(Settings(application_id="a"), Trouble())
