@@ -157,6 +157,10 @@ class Topology:
     def __post_init__(self) -> None:
         if not any(isinstance(node, SourceNode) for node in self.nodes):
             raise InvalidTopology("the topology reads nothing: begin with stream() or table()")
+        names = {node.name for node in self.nodes}
+        for node in self.nodes:
+            for parent in set(node.parents) - names:
+                raise InvalidTopology(f"node {node.name!r} follows {parent!r}, which is not here")
         used = {store for node in self.nodes for store in node.stores}
         for name in used - self.stores.keys():
             raise InvalidTopology(f"a processor uses store {name!r}, which is not declared")
@@ -223,9 +227,13 @@ class Topology:
         differ.
         """
         counts: dict[TopicName, int] = {}
-        for wave in self.waves:
-            for ordinal in wave.ordinals:
-                self._count_part(self.sub_topologies[ordinal], existing, counts)
+        before: dict[TopicName, int] | None = None
+        # Again until nothing changes: in a cycle, writers may come after their readers.
+        while counts != before:
+            before = dict(counts)
+            for wave in self.waves:
+                for ordinal in wave.ordinals:
+                    self._count_part(self.sub_topologies[ordinal], existing, counts)
         for part in self.sub_topologies:
             self._check_copartitioned(part, counts)
         return counts
