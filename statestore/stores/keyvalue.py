@@ -292,6 +292,7 @@ class TransactionalKeyValueStore(Generic[K, V]):
         self.staged.close()
 
     def __enter__(self) -> Self:
+        self._refuse_inside_task("close")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_exc: object) -> None:

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from statestore.errors import UnknownStore
-from statestore.model import Batch, Serde, TaskId, TopicPartition
+from statestore.model import Batch, TaskId, TopicPartition
 from statestore.ports import Outbox
-from statestore.stores import serdes
 from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.stores.staged_table import StagedTable
 from statestore.topology.graph import (
@@ -24,6 +23,7 @@ from statestore.topology.graph import (
     SourceNode,
     SubTopology,
 )
+from statestore.topology.operators import encoded
 
 
 @dataclass(frozen=True)
@@ -114,35 +114,12 @@ class TaskContext:
         topic = node.topic.full(self._application_id)
 
         def push(batch: Batch) -> None:
-            keys = _encoded(batch, node, "key", node.key_serde)
-            values = _encoded(batch, node, "value", node.value_serde)
+            keys = encoded(node.name, batch, "key", node.key_serde)
+            values = encoded(node.name, batch, "value", node.value_serde)
             self._outbox.send(topic, keys, values, batch.timestamps, headers=batch.headers)
             self.records_out += len(batch)
 
         return push
-
-
-def _encoded(batch: Batch, node: SinkNode, side: str, serde: Serde[Any]) -> list[bytes | None]:
-    column = batch.keys if side == "key" else batch.values
-    try:
-        return column.encoded(serde)
-    except Exception as error:
-        value = next((item for item in column.objects if not _fits(item, serde)), None)
-        raise serdes.mismatch(
-            where=f"node {node.name}",
-            side=side,
-            value=value,
-            serde=serde,
-            keyword=f"{side}_serde",
-            cause=error,
-        ) from error
-
-
-def _fits(item: object, serde: Serde[Any]) -> bool:
-    try:
-        return item is None or isinstance(serde.serialize(item), bytes)
-    except Exception:  # noqa: BLE001  # whatever a user's serde raises: it does not fit
-        return False
 
 
 def _forwarding(name: str, children: Mapping[str, Push]) -> Forward:

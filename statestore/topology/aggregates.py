@@ -12,10 +12,12 @@ from statestore.model import Batch, Column, Serde
 from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec
 from statestore.topology.graph import Build, Forward, NodeContext, Push
-from statestore.topology.operators import failed
+from statestore.topology.operators import encoded, failed, mismatch
 
 
-def counted(spec: KeyValueSpec[Any, Any], key_serde: Serde[Any], *, every_update: bool) -> Build:
+def counted(
+    node: str, spec: KeyValueSpec[Any, Any], key_serde: Serde[Any], *, every_update: bool
+) -> Build:
     """Records per key. Touches keys only, and those as bytes."""
     pack, unpack = serdes.INT64.serialize, serdes.INT64.deserialize
 
@@ -23,7 +25,7 @@ def counted(spec: KeyValueSpec[Any, Any], key_serde: Serde[Any], *, every_update
         table = context.table(spec.name)
 
         def push(batch: Batch) -> None:
-            keys = batch.keys.encoded(key_serde)
+            keys = encoded(node, batch, "key", key_serde)
             added = Counter(keys)
             added.pop(None, None)
             known = [key for key in added if key is not None]
@@ -36,7 +38,7 @@ def counted(spec: KeyValueSpec[Any, Any], key_serde: Serde[Any], *, every_update
                 running = dict(zip(known, before, strict=True))
                 rows = _run(keys, running, pack)
             else:
-                rows = _last(batch, keys, after)
+                rows = _last(keys, after)
             forward(_updates(batch, rows, key_serde, serdes.INT64), None)
 
         return push
@@ -56,11 +58,11 @@ def _run(
 
 
 def _last(
-    batch: Batch, keys: list[bytes | None], after: dict[bytes, bytes]
+    keys: list[bytes | None], after: dict[bytes, bytes]
 ) -> list[tuple[int, bytes, bytes | None]]:
     """One update per key, placed and stamped at its last record."""
     place = {key: i for i, key in enumerate(keys)}
-    return [(place[key], key, value) for key, value in after.items()]
+    return sorted((place[key], key, value) for key, value in after.items())
 
 
 def _updates(
@@ -90,7 +92,13 @@ def aggregated(
 
     Without `initial` the first value stands as it is (reduce).
     """
-    encode, decode = spec.value_serde.serialize, spec.value_serde.deserialize
+    decode = spec.value_serde.deserialize
+
+    def encode(value: Any) -> bytes | None:
+        try:
+            return None if value is None else spec.value_serde.serialize(value)
+        except Exception as error:
+            raise mismatch(node, "value", value, spec.value_serde, error) from error
 
     def build(context: NodeContext, forward: Forward) -> Push:
         table = context.table(spec.name)
@@ -98,7 +106,7 @@ def aggregated(
         def fold(
             batch: Batch,
         ) -> tuple[dict[bytes, bytes | None], list[tuple[int, bytes, bytes | None]]]:
-            raw = batch.keys.encoded(key_serde)
+            raw = encoded(node, batch, "key", key_serde)
             rows = [
                 (i, data, value)
                 for i, (data, value) in enumerate(zip(raw, batch.values.objects, strict=True))
@@ -120,9 +128,9 @@ def aggregated(
                 state[data] = new
                 place[data] = i
                 if every_update:
-                    updates.append((i, data, None if new is None else encode(new)))
-            after = {d: None if new is None else encode(new) for d, new in state.items()}
-            return after, updates or [(i, data, after[data]) for data, i in place.items()]
+                    updates.append((i, data, encode(new)))
+            after = {data: encode(new) for data, new in state.items()}
+            return after, updates or sorted((i, data, after[data]) for data, i in place.items())
 
         def push(batch: Batch) -> None:
             try:
@@ -138,26 +146,23 @@ def aggregated(
     return build
 
 
-def tabled(spec: KeyValueSpec[Any, Any], key_serde: Serde[Any], value_serde: Serde[Any]) -> Build:
+def tabled(
+    node: str, spec: KeyValueSpec[Any, Any], key_serde: Serde[Any], value_serde: Serde[Any]
+) -> Build:
     """The latest value per key into a store; null keys are dropped, null values delete."""
 
     def build(context: NodeContext, forward: Forward) -> Push:
         table = context.table(spec.name)
 
         def push(batch: Batch) -> None:
-            keys = batch.keys.encoded(key_serde)
+            keys = encoded(node, batch, "key", key_serde)
             if None in keys:
                 batch = batch.take([i for i, key in enumerate(keys) if key is not None])
-                keys = batch.keys.encoded(key_serde)
+                keys = [key for key in keys if key is not None]
             if not keys:
                 return
-            table.put_all(
-                {
-                    k: v
-                    for k, v in zip(keys, batch.values.encoded(value_serde), strict=True)
-                    if k is not None
-                }
-            )
+            values = encoded(node, batch, "value", value_serde)
+            table.put_all({k: v for k, v in zip(keys, values, strict=True) if k is not None})
             forward(batch, None)
 
         return push

@@ -8,8 +8,9 @@ one put_all per batch; keys and values are decoded only where the user's functio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from statestore.errors import Misuse, RecordFailed, StateStoreError
-from statestore.model import Batch, Column, Record, TaskId
+from statestore.errors import RecordFailed, StateStoreError, UnknownStore
+from statestore.model import Batch, Column, Record, Serde, TaskId
+from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec
 from statestore.topology.graph import Build, Forward, NodeContext, Push
 
@@ -43,7 +44,7 @@ class ProcessorContext:
         """A store connected to this processor; UnknownStore names the connected ones."""
         name = spec if isinstance(spec, str) else spec.name
         if name not in self._stores:
-            raise Misuse(
+            raise UnknownStore(
                 f"store {name!r} is not connected to this processor; connected: "
                 f"{', '.join(self._stores) or 'none'}: pass it to process()"
             )
@@ -73,6 +74,33 @@ def failed(node: str, batch: Batch, error: Exception) -> StateStoreError:
         f"node {node}, {where}{span}: {type(error).__name__}: {error}; "
         "fix the pipeline or the record, or set processing.exception.handler"
     )
+
+
+def encoded(node: str, batch: Batch, side: str, serde: Serde[Any]) -> list[bytes | None]:
+    """The keys or values (`side`) of a batch under a serde; SerdeMismatch names the one unfit."""
+    column = batch.keys if side == "key" else batch.values
+    try:
+        return column.encoded(serde)
+    except Exception as error:
+        unfit = next((item for item in column.objects if not _fits(item, serde)), None)
+        raise mismatch(node, side, unfit, serde, error) from error
+
+
+def mismatch(
+    node: str, side: str, value: object, serde: Serde[Any], error: Exception
+) -> StateStoreError:
+    """The error for a key or value that does not fit its serde (INTERFACE rule 3)."""
+    where, keyword = f"node {node}", f"{side}_serde"
+    return serdes.mismatch(
+        where=where, side=side, value=value, serde=serde, keyword=keyword, cause=error
+    )
+
+
+def _fits(item: object, serde: Serde[Any]) -> bool:
+    try:
+        return item is None or isinstance(serde.serialize(item), bytes)
+    except Exception:  # noqa: BLE001  # whatever a user's serde raises: it does not fit
+        return False
 
 
 def guarded(node: str, transform: Callable[[Batch], Batch]) -> Build:

@@ -166,7 +166,7 @@ class KStream:
         node = source._add(
             "KSTREAM-TOTABLE",
             name,
-            lambda _: aggregates.tabled(spec, spec.key_serde, spec.value_serde),
+            lambda n: aggregates.tabled(n, spec, spec.key_serde, spec.value_serde),
             (spec.name,),
         )
         return KTable(self._builder, node, spec)
@@ -301,7 +301,9 @@ class KGroupedStream:
             materialized,
             serdes.INT64,
             name,
-            lambda _node, spec, every: aggregates.counted(spec, spec.key_serde, every_update=every),
+            lambda node, spec, every: aggregates.counted(
+                node, spec, spec.key_serde, every_update=every
+            ),
         )
 
     def reduce(
