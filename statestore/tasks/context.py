@@ -168,7 +168,7 @@ def _both(first: Push, second: Push | None) -> Push:
     other = second
 
     def push(batch: Batch) -> None:
-        other(batch)
         first(batch)
+        other(batch)
 
     return push

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from statestore.model import Batch, TopicPartition
-from statestore.topology.graph import TimestampExtractor
+from statestore.topology.graph import SourceNode
+from statestore.topology.operators import failed
 
 
 class Chunk(NamedTuple):
@@ -28,12 +29,15 @@ class Intake:
     def __init__(
         self,
         inputs: Sequence[TopicPartition],
-        extractors: Mapping[str, TimestampExtractor],
+        extracted: Mapping[str, SourceNode],
         ends: Mapping[TopicPartition, int] | None,
     ) -> None:
-        """`inputs` in order of declaration; `ends` None: no planned end, wait for nobody."""
+        """`inputs` in order of declaration; `ends` None: no planned end, wait for nobody.
+
+        `extracted`: by topic, the sources that have a timestamp extractor.
+        """
         self._waiting: dict[TopicPartition, deque[Batch]] = {tp: deque() for tp in inputs}
-        self._extractors = extractors
+        self._extracted = extracted
         self._ends = ends
         self._read: dict[TopicPartition, int] = {}
         self._cut: set[TopicPartition] = set()
@@ -48,9 +52,9 @@ class Intake:
         if end is not None and batch.offsets and batch.offsets[-1] >= end:
             batch = batch.slice(0, bisect_left(batch.offsets, end))
             self._cut.add(tp)
-        extract = self._extractors.get(tp.topic)
-        if extract is not None and len(batch):
-            batch.timestamps = [extract(record) for record in batch.records()]
+        source = self._extracted.get(tp.topic)
+        if source is not None and len(batch):
+            batch.timestamps = _extracted(source, batch)
         if len(batch):
             self._waiting[tp].append(batch)
 
@@ -129,3 +133,17 @@ class Intake:
     def _at_end(self, tp: TopicPartition) -> bool:
         assert self._ends is not None
         return self._read.get(tp, -1) >= self._ends.get(tp, 0)
+
+
+def _extracted(source: SourceNode, batch: Batch) -> list[int]:
+    """What the source's extractor makes of each record, decoded."""
+    extract = source.timestamp_extractor
+    assert extract is not None
+    decoded = batch.with_columns(
+        keys=batch.keys.with_serde(source.key_serde),
+        values=batch.values.with_serde(source.value_serde),
+    )
+    try:
+        return [extract(record) for record in decoded.records()]
+    except Exception as error:
+        raise failed(source.name, batch, error) from error

@@ -244,13 +244,13 @@ class StreamTask:
 
     def _new_intake(self) -> Intake:
         application_id = self._settings.application_id
-        extractors = {
-            topic.full(application_id): node.timestamp_extractor
+        extracted = {
+            topic.full(application_id): node
             for node in self._plan.part.sources
             for topic in node.topics
             if node.timestamp_extractor is not None
         }
-        return Intake(self._plan.inputs, extractors, self._plan.ends)
+        return Intake(self._plan.inputs, extracted, self._plan.ends)
 
     # Process.
 
