@@ -5,13 +5,14 @@ Used by `builder` and `streams` only. Generated names are Kafka Streams'.
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from statestore.errors import InvalidTopology, Misuse
 from statestore.layout import check_store_name
 from statestore.model import Serde
-from statestore.stores.specs import StoreSpec
+from statestore.stores import serdes
+from statestore.stores.specs import KeyValueSpec, StoreSpec
 from statestore.topology.graph import (
     Build,
     Node,
@@ -37,6 +38,27 @@ class Materialized:
     changelog_config: Mapping[str, str] = field(default_factory=dict)
     key_serde: Serde[Any] | None = None
     value_serde: Serde[Any] | None = None
+
+    def spec(self, key_serde: Serde[Any], value_serde: Serde[Any]) -> StoreSpec:
+        """The store: a named one has these serdes unless told, a spec its own unless told."""
+        own = self.store
+        if isinstance(own, str):
+            own = KeyValueSpec(own, key_serde, value_serde)
+        return replace(
+            own,
+            key_serde=self.key_serde or own.key_serde,
+            value_serde=self.value_serde or own.value_serde,
+            changelog_config={**own.changelog_config, **self.changelog_config},
+        )
+
+    def of_counts(self) -> "Materialized":
+        """The same with INT64 values, as count() writes; other values are refused."""
+        own = None if isinstance(self.store, str) else self.store.value_serde
+        told = self.value_serde or own or serdes.INT64
+        # A spec that names no serde has BYTES.
+        if told is not serdes.INT64 and (self.value_serde or own is not serdes.BYTES):
+            raise InvalidTopology(f"count() gives INT64, the store's values are {told.name}")
+        return replace(self, value_serde=serdes.INT64)
 
 
 class Collector:

@@ -7,9 +7,10 @@ serdes until an operator changes them, then the builder's default holds (INTERFA
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from statestore.errors import InvalidTopology
 from statestore.model import Serde
 from statestore.stores import serdes
-from statestore.stores.specs import KeyValueSpec, StoreSpec
+from statestore.stores.specs import StoreSpec
 from statestore.topology import aggregates
 from statestore.topology import operators as ops
 from statestore.topology.collector import Collector, Materialized, check_arity
@@ -95,6 +96,10 @@ class KStream:
 
     def merge(self, *others: "KStream", name: str | None = None) -> "KStream":
         """Records of this and the other streams; serdes are this one's."""
+        if any(other._builder is not self._builder for other in others):
+            raise InvalidTopology(
+                "merge: a stream of another builder: one topology has one builder"
+            )
         parents = (self._node, *(other._node for other in others))
         node = self._builder.node("KSTREAM-MERGE", name, parents, lambda _: ops.passed())
         rekeyed = self._rekeyed or any(other._rekeyed for other in others)
@@ -254,15 +259,7 @@ class KStream:
             wanted = self._builder.store_name(kind)
         if isinstance(wanted, str):
             wanted = Materialized(wanted)
-        if isinstance(wanted.store, str):
-            spec: StoreSpec = KeyValueSpec(
-                wanted.store,
-                wanted.key_serde or self._key_serde,
-                wanted.value_serde or value_serde,
-                changelog_config=dict(wanted.changelog_config),
-            )
-        else:
-            spec = wanted.store
+        spec = wanted.spec(self._key_serde, value_serde)
         self._builder.declare(spec)
         return spec, not wanted.caching
 
@@ -298,7 +295,7 @@ class KGroupedStream:
     ) -> "KTable":
         """Records per key, as INT64; records with a null key are dropped."""
         return self._aggregate(
-            materialized,
+            materialized.of_counts() if isinstance(materialized, Materialized) else materialized,
             serdes.INT64,
             name,
             lambda node, spec, every: aggregates.counted(
