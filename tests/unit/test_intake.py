@@ -7,8 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statestore.model import Record, TopicPartition
+from statestore.errors import RecordFailed
+from statestore.model import Column, Record, Serde, TopicPartition
+from statestore.stores import serdes
 from statestore.tasks.intake import Intake
+from statestore.topology.graph import SourceNode, TimestampExtractor, TopicName
 from tests.builders import batch, partition_of, table_rows
 
 A, B, C = TopicPartition("a", 0), TopicPartition("b", 0), TopicPartition("c", 0)
@@ -207,7 +210,8 @@ def test_inputs_at_their_end_or_with_enough_buffered_are_not_polled() -> None:
 
 
 def test_an_extractor_replaces_the_timestamps_of_its_topic_only() -> None:
-    intake = Intake([A, B], {"a": lambda r: 1000 - r.timestamp_ms}, None)
+    source = read_from_a(lambda r: 1000 - r.timestamp_ms, serdes.STRING)
+    intake = Intake([A, B], {"a": source}, None)
     feed(intake, A, [(0, 10), (1, 20)])
     feed(intake, B, [(0, 985)])
     chunks = [intake.next_chunk() for _ in range(2)]
@@ -260,13 +264,25 @@ def test_partitions_of_one_topic_tie_by_partition_as_declared() -> None:
     assert [tp for tp, _, _ in drain(intake)] == [first, second]
 
 
-def test_the_record_an_extractor_sees_says_where_it_came_from() -> None:
+def read_from_a(extract: TimestampExtractor, value_serde: Serde[Any] = serdes.INT64) -> SourceNode:
+    return SourceNode("source-a", (TopicName("a"),), serdes.STRING, value_serde, extract)
+
+
+def test_the_record_an_extractor_sees_is_decoded_and_says_where_it_came_from() -> None:
     seen: list[Record[Any, Any]] = []
 
     def extract(record: Record[Any, Any]) -> int:
         seen.append(record)
         return 0
 
-    intake = Intake([A], {"a": extract}, None)
-    feed(intake, A, [(7, 1)])
-    assert [(r.topic, r.partition, r.offset) for r in seen] == [("a", 0, 7)]
+    intake = Intake([A], {"a": read_from_a(extract)}, None)
+    rows = batch([("k", 41, 5)], value_serde=serdes.INT64, topic="a", first_offset=7)
+    intake.add(rows.with_columns(keys=Column(raw=[b"k"]), values=Column(raw=[bytes(7) + b")"])), 8)
+    assert seen == [Record("k", 41, 5, (), "a", 0, 7)]
+
+
+def test_an_extractor_that_fails_names_its_source_and_the_offsets() -> None:
+    intake = Intake([A], {"a": read_from_a(lambda r: r.value["time"])}, None)
+    rows = batch([("k", 41, 5)], value_serde=serdes.INT64, topic="a", first_offset=7)
+    with pytest.raises(RecordFailed, match=r"source-a, a-0 offsets 7 to 7: TypeError"):
+        intake.add(rows, 8)

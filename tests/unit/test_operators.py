@@ -164,7 +164,7 @@ def test_our_own_errors_pass_a_node_as_they_are() -> None:
     def raises(_value: Any) -> Any:
         raise SerdeMismatch("ours")
 
-    with pytest.raises(SerdeMismatch, match="^ours$"):
+    with pytest.raises(SerdeMismatch, match=r"^ours$"):
         pushed(ops.mapped_values("node-7", raises))
 
 
