@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import tenacity
 from confluent_kafka import (
     Consumer,
-    ConsumerGroupTopicPartitions,
     IsolationLevel,
+    KafkaException,
     Producer,
     TopicPartition,
 )
@@ -62,13 +63,16 @@ class Rig:
 
     def create_topics(self) -> None:
         for name in ("in", "passed", "counts"):
-            self.kafka.create_topic(f"{self.topic_prefix}-{name}", partitions=PARTITIONS)
+            # Records are stamped in the past, and retention goes by their stamps.
+            self.kafka.create_topic(
+                f"{self.topic_prefix}-{name}",
+                partitions=PARTITIONS,
+                config={"retention.ms": "-1"},
+            )
 
     def produce(self, count: int) -> None:
         """Append `count` records with increasing numbers."""
-        producer = Producer(
-            {"bootstrap.servers": self.kafka.bootstrap_servers, "linger.ms": 5}
-        )
+        producer = Producer({"bootstrap.servers": self.kafka.bootstrap_servers, "linger.ms": 5})
         for number in range(self.produced, self.produced + count):
             producer.produce(
                 f"{self.topic_prefix}-in",
@@ -87,6 +91,7 @@ class Rig:
             "statestore.batch.max.records": 400,
             "commit.interval.ms": 20,
             "statestore.lock.wait.ms": 20_000,
+            "statestore.flush.lag.max.records": 40,
             **self.settings,
         }
         pairs = [f"--set={key}={value}" for key, value in settings.items()]
@@ -156,11 +161,24 @@ class Rig:
 
     def committed(self) -> dict[tuple[str, int], int]:
         """The group's committed input offsets."""
-        admin = self._admin()
-        request = ConsumerGroupTopicPartitions(self.application_id)
-        future = admin.list_consumer_group_offsets([request])[self.application_id]
-        result = future.result(timeout=30)
-        return {(tp.topic, tp.partition): tp.offset for tp in result.topic_partitions or []}
+        # Not waiting for what a killed run left open: read_uncommitted asks for no stable offset.
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.kafka.bootstrap_servers,
+                "group.id": self.application_id,
+                "isolation.level": "read_uncommitted",
+            }
+        )
+        source = f"{self.topic_prefix}-in"
+        asked = [TopicPartition(source, p) for p in range(PARTITIONS)]
+        # A coordinator that loads or moves says so; nothing else is repeated.
+        found = tenacity.Retrying(
+            stop=tenacity.stop_after_delay(30),
+            wait=tenacity.wait_fixed(0.1),
+            retry=tenacity.retry_if_exception_type(KafkaException),
+        )(consumer.committed, asked, 30)
+        consumer.close()
+        return {(tp.topic, tp.partition): tp.offset for tp in found if tp.offset >= 0}
 
     def writes_open(self) -> bool:
         """Whether some topic holds records past its last stable offset: written, not committed."""
@@ -206,11 +224,16 @@ class Rig:
     def findings(self) -> list[str]:
         """Every duplicate, loss and disagreement; empty is what exactly-once means."""
         found: list[str] = []
-        passed = [(p, tuple(json.loads(value or b"[]"))) for p, _, value in self.read(f"{self.topic_prefix}-passed")]
+        passed = [
+            (p, tuple(json.loads(value or b"[]")))
+            for p, _, value in self.read(f"{self.topic_prefix}-passed")
+        ]
         seen = Counter(origin for _, origin in passed)
         duplicates = {origin: n for origin, n in seen.items() if n > 1}
         if duplicates:
-            found.append(f"passed: {len(duplicates)} records more than once, e.g. {_some(duplicates)}")
+            found.append(
+                f"passed: {len(duplicates)} records more than once, e.g. {_some(duplicates)}"
+            )
         source = f"{self.topic_prefix}-in"
         inputs = self._ends(
             [TopicPartition(source, p) for p in range(PARTITIONS)], IsolationLevel.READ_COMMITTED
@@ -253,15 +276,11 @@ class Rig:
                 rows |= dict(pairs)
         return rows
 
-    def _admin(self) -> AdminClient:
-        return AdminClient({"bootstrap.servers": self.kafka.bootstrap_servers})
-
-    def _ends(
-        self, tps: list[TopicPartition], level: IsolationLevel
-    ) -> dict[tuple[str, int], int]:
-        existing = self._admin().list_topics(timeout=30).topics
+    def _ends(self, tps: list[TopicPartition], level: IsolationLevel) -> dict[tuple[str, int], int]:
+        admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap_servers})
+        existing = admin.list_topics(timeout=30).topics
         asked = {tp: OffsetSpec.latest() for tp in tps if tp.topic in existing}
-        futures = self._admin().list_offsets(asked, isolation_level=level, request_timeout=30)
+        futures = admin.list_offsets(asked, isolation_level=level, request_timeout=30)
         return {(tp.topic, tp.partition): f.result().offset for tp, f in futures.items()}
 
 
@@ -283,5 +302,7 @@ def _gaps(numbers: list[int]) -> str:
     return f"{len(numbers)} updates, first wrong (place, value) {wrong[0] if wrong else None}"
 
 
-def _difference(found: Mapping[str, int], wanted: Mapping[str, int]) -> list[tuple[str, int | None, int]]:
+def _difference(
+    found: Mapping[str, int], wanted: Mapping[str, int]
+) -> list[tuple[str, int | None, int]]:
     return [(k, found.get(k), wanted[k]) for k in sorted(wanted) if found.get(k) != wanted[k]][:3]

@@ -11,9 +11,7 @@ from statestore import serdes
 from statestore.topology.operators import ProcessorContext
 
 PREFIX_VARIABLE = "KILL_TOPICS"
-COUNTS = ss.persistent_key_value_store(
-    "counts", key_serde=serdes.STRING, value_serde=serdes.INT64
-)
+COUNTS = ss.persistent_key_value_store("counts", key_serde=serdes.STRING, value_serde=serdes.INT64)
 
 
 class Pass:

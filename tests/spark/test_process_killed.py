@@ -132,8 +132,10 @@ def killed_run(rig: Rig, tmp_path: Path, *, point: CrashPoint | None, span_s: fl
     if process.poll() is not None:
         return False
     names = kill_tree(process)
-    print(f"killed {names}; commits before: {rig.committed() != before or bool(before)}; "
-          f"writes open: {rig.writes_open()}")
+    print(
+        f"killed {names}; commits before: {rig.committed() != before or bool(before)}; "
+        f"writes open: {rig.writes_open()}"
+    )
     return True
 
 
