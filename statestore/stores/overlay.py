@@ -36,7 +36,7 @@ class Overlay:
         self.size_bytes = 0
         self._sorted: SortedList = SortedList()
         self._fresh: list[bytes] = []
-        self._undo: list[dict[bytes, bytes | None | Missing]] = []
+        self._undo: list[dict[bytes, bytes | Missing | None]] = []
 
     def put(self, key: bytes, value: bytes | None) -> None:
         """Stage one write."""

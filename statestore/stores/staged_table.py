@@ -97,11 +97,15 @@ class TableScan:
         return self
 
     def __next__(self) -> Pair:
+        if self._cursor is None or not self._staged.is_open():
+            self.check_open()
+        return self._next()
+
+    def check_open(self) -> None:
+        """StoreClosed after its own close or its store's."""
         if self._cursor is None:
             raise StoreClosed("this iterator is closed: open a new one")
-        if not self._staged.is_open():
-            self._staged.check_open()
-        return self._next()
+        self._staged.check_open()
 
     def close(self) -> None:
         """Release the snapshot. Closing twice is harmless."""

@@ -1,0 +1,100 @@
+"""Between a spec's types and bytes: keys, values, and the iterators that decode them."""
+
+from collections.abc import Iterator
+from typing import Any, Generic, Self
+
+from statestore.errors import Misuse
+from statestore.model import K, Serde, V
+from statestore.stores import serdes
+from statestore.stores.specs import KeyValueSpec
+from statestore.stores.staged_table import Pair, TableScan
+
+
+class Codec(Generic[K, V]):
+    """Between a spec's types and bytes, with errors that name store and side (INTERFACE rule 3)."""
+
+    def __init__(self, spec: KeyValueSpec[K, V]) -> None:
+        self._spec = spec
+        self._write_key = spec.key_serde.serialize
+        self._write_value = spec.value_serde.serialize
+        self._read_key = spec.key_serde.deserialize
+        self.read_value = spec.value_serde.deserialize
+        self.plain = spec.key_serde is serdes.BYTES and spec.value_serde is serdes.BYTES
+
+    def key(self, key: K) -> bytes:
+        try:
+            if key is not None:
+                return self._write_key(key)
+        except Exception as error:
+            raise self._mismatch("key", key, self._spec.key_serde, error) from error
+        raise Misuse(f"store {self._spec.name!r}: the key is None; every row needs a key")
+
+    def value(self, value: V | None) -> bytes | None:
+        try:
+            return None if value is None else self._write_value(value)
+        except Exception as error:
+            raise self._mismatch("value", value, self._spec.value_serde, error) from error
+
+    def optional_key(self, key: K | None) -> bytes | None:
+        return None if key is None else self.key(key)
+
+    def pairs(self, scan: TableScan, exclude: bytes | None) -> Iterator[tuple[Any, Any]]:
+        source: Iterator[Pair] = scan
+        if exclude is not None:
+            source = (pair for pair in scan if pair[0] != exclude)
+        if self.plain:
+            return source
+        read_key, read_value = self._read_key, self.read_value
+        return ((read_key(key), read_value(value)) for key, value in source)
+
+    def prefix(self, prefix: K) -> tuple[bytes, bytes | None]:
+        if not self._spec.key_serde.ordered:
+            raise Misuse(
+                f"store {self._spec.name!r}: prefix_scan needs an ordered key serde, "
+                f"not {self._spec.key_serde.name}"
+            )
+        low = self.key(prefix)
+        return low, after_prefix(low)
+
+    def _mismatch(self, side: str, item: object, serde: Serde[Any], error: Exception) -> Exception:
+        where = f"store {self._spec.name!r}"
+        return serdes.mismatch(
+            where=where, side=side, value=item, serde=serde, keyword=f"{side}_serde", cause=error
+        )
+
+
+class PairScan(Generic[K, V]):
+    """An iterator of (key, value) over a snapshot; `with` or close() releases it."""
+
+    __slots__ = ("_pairs", "_scan")
+
+    def __init__(self, scan: TableScan, pairs: Iterator[tuple[K, V]]) -> None:
+        self._scan = scan
+        self._pairs = pairs
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> tuple[K, V]:
+        try:
+            return next(self._pairs)
+        except StopIteration:
+            # A generator that raised once ends: say again why.
+            self._scan.check_open()
+            raise
+
+    def close(self) -> None:
+        """Release the snapshot. Closing twice is harmless."""
+        self._scan.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+
+def after_prefix(prefix: bytes) -> bytes | None:
+    """The first key above every key with this prefix; None if there is none."""
+    stripped = prefix.rstrip(b"\xff")
+    return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
