@@ -16,13 +16,13 @@ help:
 
 ##@ Try it
 run: setup ## set up, load the sample data, process it once, show the results
-	@scripts/demo.sh run
+	@$(BIN)/python scripts/demo.py run
 
 up: setup ## start Kafka and Airflow and leave them up
-	@scripts/demo.sh up
+	@$(BIN)/python scripts/demo.py up
 
 down: ## stop what `make up` started
-	@scripts/demo.sh down
+	@test ! -x $(BIN)/python || $(BIN)/python scripts/demo.py down
 
 ##@ Work on it
 setup: ## check Python, Java and Maven; install the locked environment into .venv

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from jobs.session import slots_per_host, spark_session
-from jobs.worker import REPORT_SCHEMA, PlanRow, serve_partition
+from jobs.worker import REPORT_SCHEMA, PlanRow, serving
 from statestore import errors
 from statestore.arguments import RunArguments, run_options
 from statestore.cli import guarded, report_run, set_up_logging, summary_line
@@ -56,23 +56,20 @@ def run_on_spark(arguments: RunArguments, started: Run) -> RunSummary:
 def commit_reports(
     spark: SparkSession, arguments: RunArguments, planned: list[PlannedTask], slots: int
 ) -> DataFrame:
-    """One row per stream task, computed by its Spark task.
-
-    One stage; one Spark partition per slot's share.
-    """
+    """One row per stream task, computed by its Spark task; one stage, a partition per share."""
     if arguments.run_for_ms is None:
         shares = [[task] for task in planned]
     else:
         width = min(len(planned), spark.sparkContext.defaultParallelism)
         shares = [planned[i::width] for i in range(width)]
-    rows = [
-        (msgspec.json.encode(PlanRow(arguments, share, slots, os.environ.get(VARIABLE))).decode(),)
+    plans = [
+        msgspec.json.encode(PlanRow(arguments, share, slots, os.environ.get(VARIABLE))).decode()
         for share in shares
     ]
-    context = spark.sparkContext
-    context.setLocalProperty("statestore.task.maxFailures", str(_max_failures(spark)))
-    frame = spark.createDataFrame(context.parallelize(rows, len(rows)), "plan string")
-    return frame.mapInArrow(serve_partition, from_arrow_schema(REPORT_SCHEMA))
+    spark.sparkContext.setLocalProperty("statestore.task.maxFailures", str(_max_failures(spark)))
+    # Numbered rows made by the JVM: a DataFrame of the plans would cost a second Python stage.
+    frame = spark.range(0, len(plans), 1, len(plans))
+    return frame.mapInArrow(serving(plans), from_arrow_schema(REPORT_SCHEMA))
 
 
 def _max_failures(spark: SparkSession) -> int:

@@ -5,7 +5,7 @@ from the committed offsets; any other comes back as a row and ends the run with 
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
 import msgspec
@@ -48,11 +48,17 @@ class PlanRow(msgspec.Struct, frozen=True):
     crash_at: str | None = None
 
 
-def serve_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """For mapInArrow: serve each plan row of this partition."""
-    for batch in batches:
-        for text in batch.column("plan").to_pylist():
-            yield _rows(_serve(msgspec.json.decode(text, type=PlanRow)))
+def serving(
+    plans: list[str],
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """For mapInArrow over a column `id` of row numbers: serve the plan of each."""
+
+    def serve_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column("id").to_pylist():
+                yield _rows(_serve(msgspec.json.decode(plans[number], type=PlanRow)))
+
+    return serve_partition
 
 
 def _serve(row: PlanRow) -> list[tuple[TaskReport, str | None]]:

@@ -92,6 +92,8 @@ class Rig:
             "commit.interval.ms": 20,
             "statestore.lock.wait.ms": 20_000,
             "statestore.flush.lag.max.records": 40,
+            # Records leave at once, so that a kill meets them in the log, not in the client.
+            "producer.linger.ms": 0,
             **self.settings,
         }
         pairs = [f"--set={key}={value}" for key, value in settings.items()]

@@ -21,7 +21,7 @@ from jobs.session import spark_session
 from statestore.cli import report_run
 from statestore.faults import VARIABLE, CrashPoint
 from statestore.testing.local_kafka import LocalKafka
-from tests.crash.kill_harness import Rig
+from tests.crash.kill_harness import Kill, Rig
 from tests.crash.pipeline import PREFIX_VARIABLE
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
@@ -40,14 +40,18 @@ def kafka() -> Iterator[LocalKafka]:
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    os.environ["PYSPARK_SUBMIT_ARGS"] = f"--master {MASTER} pyspark-shell"
-    session = spark_session("kill tests")
-    yield session
-    session.stop()
+    # The workers inherit the environment of the session's start.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_SUBMIT_ARGS", f"--master {MASTER} pyspark-shell")
+        patch.setenv(PREFIX_VARIABLE, "workers")
+        session = spark_session("kill tests")
+        yield session
+        session.stop()
 
 
 def rig_on(kafka: LocalKafka, folder: Path, name: str) -> Rig:
-    rig = Rig(kafka, folder, application_id=name, topic_prefix=name)
+    settings = {"commit.interval.ms": 1}
+    rig = Rig(kafka, folder, application_id=name, topic_prefix=name, settings=settings)
     rig.create_topics()
     return rig
 
@@ -68,7 +72,6 @@ def flags(rig: Rig) -> dict[str, object]:
 
 
 def run_in_session(rig: Rig, monkeypatch: pytest.MonkeyPatch, crash_at: str | None) -> None:
-    monkeypatch.setenv(PREFIX_VARIABLE, rig.topic_prefix)
     if crash_at is None:
         monkeypatch.delenv(VARIABLE, raising=False)
     else:
@@ -85,8 +88,8 @@ def test_a_killed_worker_is_retried_by_spark_and_nothing_is_seen_twice(
     rig.produce(3000)
     run_in_session(rig, monkeypatch, None)
     for number, point in enumerate(p for p in CrashPoint if p not in ELSEWHERE):
-        rig.produce(3000)
-        nth = 4 if point.value.startswith("commit.") else 1
+        rig.produce(4000)
+        nth = 2 if point.value.startswith("commit.") else 1
         token = tmp_path / f"token-{number}"
         run_in_session(rig, monkeypatch, f"{point}:{nth}:{token}")
         assert token.exists(), f"{point} was not reached: it proves nothing"
@@ -115,7 +118,7 @@ def kill_tree(root: "subprocess.Popen[bytes]") -> list[str]:
     return names
 
 
-def killed_run(rig: Rig, tmp_path: Path, *, point: CrashPoint | None, span_s: float) -> bool:
+def killed_run(rig: Rig, tmp_path: Path, *, point: CrashPoint | None, span_s: float) -> Kill:
     """One spark-submit killed whole: when a worker meets `point`, or `span_s` after its first commit."""
     token = tmp_path / f"token-{time.monotonic_ns()}"
     before = rig.committed()
@@ -130,13 +133,12 @@ def killed_run(rig: Rig, tmp_path: Path, *, point: CrashPoint | None, span_s: fl
             except subprocess.TimeoutExpired:
                 break
     if process.poll() is not None:
-        return False
+        return Kill(died=False, commits_before=False, writes_open=False)
     names = kill_tree(process)
-    print(
-        f"killed {names}; commits before: {rig.committed() != before or bool(before)}; "
-        f"writes open: {rig.writes_open()}"
-    )
-    return True
+    commits = bool(before) or rig.committed() != before
+    kill = Kill(died=True, commits_before=commits, writes_open=rig.writes_open())
+    print(f"killed {names}: {kill}")
+    return kill
 
 
 def finish(rig: Rig, tmp_path: Path) -> None:
@@ -148,14 +150,11 @@ def finish(rig: Rig, tmp_path: Path) -> None:
 def test_a_spark_run_killed_whole_goes_on_from_the_last_commit(
     kafka: LocalKafka, tmp_path: Path
 ) -> None:
-    rng = random.Random(SEED)
     rig = rig_on(kafka, tmp_path / "state", "tree")
     rig.produce(40_000)
-    assert killed_run(rig, tmp_path, point=CrashPoint.COMMIT_OFFSETS_SENT, span_s=0)
-    rig.produce(40_000)
-    killed_run(rig, tmp_path, point=None, span_s=rng.uniform(0, 0.5))
+    assert killed_run(rig, tmp_path, point=CrashPoint.COMMIT_OFFSETS_SENT, span_s=0).counts
     finish(rig, tmp_path)
-    assert rig.findings() == [], f"seed {SEED}"
+    assert rig.findings() == []
 
 
 @pytest.mark.slow
@@ -168,11 +167,11 @@ def test_a_spark_run_killed_whole_at_every_point_and_ten_moments(
     finish(rig, tmp_path)
     for point in (p for p in CrashPoint if p.value.startswith("commit.")):
         rig.produce(20_000)
-        assert killed_run(rig, tmp_path, point=point, span_s=0), point
+        assert killed_run(rig, tmp_path, point=point, span_s=0).died, point
     moments = 0
     for _ in range(30):
         rig.produce(40_000)
-        moments += killed_run(rig, tmp_path, point=None, span_s=rng.uniform(0, 1.0))
+        moments += killed_run(rig, tmp_path, point=None, span_s=rng.uniform(0, 1.0)).counts
         if moments == 10:
             break
     assert moments == 10, f"seed {SEED}"
