@@ -116,6 +116,6 @@ class KeyValueStore(StateStore, ReadOnlyKeyValueStore[K, V], Protocol):
     def delete_prefix(self, prefix: K) -> None: ...
     def reader(
         self,
-        isolation_level: IsolationLevel | None = None,
+        isolation_level: IsolationLevel | str | None = None,
         position_bound: PositionBound | None = None,
     ) -> ReadOnlyKeyValueStore[K, V]: ...

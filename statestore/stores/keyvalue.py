@@ -128,7 +128,7 @@ class TransactionalKeyValueStore(Generic[K, V]):
 
     def reader(
         self,
-        isolation_level: IsolationLevel | None = None,
+        isolation_level: IsolationLevel | str | None = None,
         position_bound: PositionBound | None = None,
     ) -> "KeyValueReader[K, V]":
         """A reader for any thread; its level defaults to the store's setting (SEMANTICS S9)."""

@@ -92,10 +92,10 @@ class StagedEngine:
 
         Other errors come back as they are.
         """
-        if isinstance(error, StateStoreError):
-            return error
         if not self._open:
             return StoreClosed(f"store {self.name!r} is closed: open it again to use it")
+        if isinstance(error, StateStoreError):
+            return error
         return self._engine.failure(error) or error
 
     def commit(
