@@ -26,6 +26,10 @@ Properties = Mapping[str, str | int | float | bool]
 _ALL: Properties = {
     # Refused connections alone are some twenty lines a second; what matters is raised anyway.
     "log_level": 2,
+    # A commit right after another is told to try again, and by default does so 100 ms later.
+    "retry.backoff.ms": 5,
+    # The first connection, to a bootstrap address, is given up for one to the broker behind it.
+    "reconnect.backoff.ms": 10,
     # How long a topic nobody knows may yet appear.
     "topic.metadata.propagation.max.ms": 3_000,
 }
@@ -65,6 +69,9 @@ class Trouble:
         # That all are down says less than why one is.
         if not self._text or error.code() != KafkaError._ALL_BROKERS_DOWN:
             self._text = error.str()
+
+    def __bool__(self) -> bool:
+        return bool(self._text)
 
     def __str__(self) -> str:
         return f" ({self._text})" if self._text else ""

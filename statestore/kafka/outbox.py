@@ -22,6 +22,8 @@ from statestore.settings import Settings
 _log = logging.getLogger(__name__)
 
 _CLOSE_S = 5.0
+# A topic that is there or that the broker makes itself; asking for another might create it.
+_TRANSACTION_LOG = "__transaction_state"
 
 
 class TransactionalOutbox:
@@ -54,6 +56,10 @@ class TransactionalOutbox:
         }
         sender = self._sender = Sender(self._settings, properties, self._trouble)
         try:
+            # Without a live connection the client looks for its coordinator half a second later.
+            # The first answer may come over the bootstrap connection, which is then given up.
+            for _ in range(2):
+                sender.client.list_topics(_TRANSACTION_LOG, self._timeout_s)
             sender.client.init_transactions(self._timeout_s)
         except KafkaException as failure:
             sender.client.poll(0)

@@ -152,8 +152,8 @@ class KafkaSource:
             case KafkaError._AUTO_OFFSET_RESET | KafkaError.OFFSET_OUT_OF_RANGE:
                 raise RecordFailed(
                     f"input {tp} holds no record at offset {self._positions[tp]}, where the last "
-                    "commit ended: the topic was purged, truncated or made anew, so input is lost: "
-                    "reset the group's offsets to go on without it"
+                    f"commit ended ({error.str()}): the topic was purged, truncated or made anew, "
+                    "so input is lost: reset the group's offsets to go on without it"
                 )
             case _:
                 raise error_for(error, f"read {tp} from offset {self._positions[tp]}")

@@ -3,7 +3,7 @@
 # ruff: noqa: SLF001 - librdkafka's local codes are public, underscored by convention
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -36,6 +36,7 @@ from statestore.settings import Settings
 
 _log = logging.getLogger(__name__)
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 # A cluster that is there answers at once: do not let a wrong address cost the whole timeout.
@@ -44,12 +45,18 @@ _PAUSE_S = 0.03
 _EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # library gap
 _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # library gap
 _DROPPED_IN_4_0 = "inter.broker.protocol.version"
-_LOADING = frozenset(
+# A broker is starting, or a partition or coordinator moves: the same question is answered soon.
+_PASSING = frozenset(
     {
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
         KafkaError.COORDINATOR_NOT_AVAILABLE,
         KafkaError.NOT_COORDINATOR,
         KafkaError.UNSTABLE_OFFSET_COMMIT,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
         KafkaError._WAIT_COORD,
     }
 )
@@ -77,8 +84,7 @@ class Admin:
         try:
             return pending.result()
         except (KafkaException, ValueError) as failure:
-            error = kafka_error(failure)
-            if error is not None and error.code() in _NO_ANSWER:
+            if _is_silence(failure):
                 self.client.poll(0)
                 raise unanswered(
                     self._settings, self._trouble, doing, timeout_s=self.timeout_s
@@ -91,13 +97,17 @@ class Admin:
         """One request for the offset `spec` describes, of committed records; -1 where none is."""
         if not tps:
             return {}
-        pending = self.client.list_offsets(
-            {KafkaPartition(*tp): spec for tp in tps},
-            isolation_level=IsolationLevel.READ_COMMITTED,
-            request_timeout=self.timeout_s,
-        )
+        asked = {KafkaPartition(*tp): spec for tp in tps}
+
+        def request() -> dict[KafkaPartition, Future[Any]]:
+            return self.client.list_offsets(
+                asked,
+                isolation_level=IsolationLevel.READ_COMMITTED,
+                request_timeout=self.timeout_s,
+            )
+
         found = {}
-        for tp, future in pending.items():
+        for tp, future in self._settled(request).items():
             if _failed_with(future, KafkaError._NOENT):
                 raise self._without_leader(tp.topic, doing)
             answer = self.answer(future, f"{doing} of {tp.topic}-{tp.partition}")
@@ -123,6 +133,15 @@ class Admin:
         ends = self.offsets(tps, _LATEST, "read the last stable offset")
         return {tp: Bounds(starts[tp], ends[tp]) for tp in tps}
 
+    def _settled(self, request: Callable[[], dict[K, "Future[Any]"]]) -> dict[K, "Future[Any]"]:
+        """The answers, asked for again while one failed for a passing reason."""
+        return tenacity.Retrying(
+            stop=tenacity.stop_after_delay(self.timeout_s),
+            wait=tenacity.wait_fixed(_PAUSE_S),
+            retry=tenacity.retry_if_result(_any_passing),
+            retry_error_callback=_last_result,
+        )(request)
+
     def _without_leader(self, topic: str, doing: str) -> StateStoreError:
         """The client only says that it found no leader; missing topics have none either."""
         if topic in self.partitions([topic]):
@@ -141,7 +160,6 @@ class KafkaCluster:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._trouble = Trouble()
         self._admin = Admin(settings)
 
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:
@@ -257,27 +275,27 @@ class KafkaCluster:
         an admin client does not have).
         """
         group_id = self._settings.application_id
-        client = consumer(self._settings, group_id, self._trouble)
+        doing = f"read the committed offsets of group {group_id}"
+        trouble = Trouble()
+        client = consumer(self._settings, group_id, trouble)
         try:
             return tenacity.Retrying(
                 stop=tenacity.stop_after_delay(self._admin.timeout_s),
                 wait=tenacity.wait_fixed(_PAUSE_S),
                 retry=tenacity.retry_if_result(_any_unstable)
                 | tenacity.retry_if_exception(_is_passing),
+                retry_error_callback=_last_result,
             )(client.committed, [KafkaPartition(*tp) for tp in tps], self._admin.timeout_s)
-        except tenacity.RetryError as late:
-            failure = late.last_attempt.exception()
-            if isinstance(failure, KafkaException):
-                doing = f"read the committed offsets of group {group_id}"
+        except KafkaException as failure:
+            if not _is_passing(failure) and not _is_silence(failure):
                 raise translated(failure, doing) from failure
+            client.poll(0)
+            if trouble:
+                raise unanswered(self._settings, trouble, doing) from failure
             raise Unavailable(
-                f"a transaction with offsets of group {group_id} stayed open for "
+                f"could not {doing}: a transaction that carries some stayed open for "
                 f"{self._admin.timeout_s:g} s: its owner still runs, or it ends by "
                 "transaction.timeout.ms"
-            ) from late
-        except KafkaException as failure:
-            raise translated(
-                failure, f"read the committed offsets of group {group_id}"
             ) from failure
         finally:
             client.close()
@@ -317,9 +335,23 @@ def _any_unstable(found: Sequence[KafkaPartition]) -> bool:
     )
 
 
-def _is_passing(failure: BaseException) -> bool:
+def _is_passing(failure: BaseException | None) -> bool:
     error = kafka_error(failure) if isinstance(failure, Exception) else None
-    return error is not None and (error.retriable() or error.code() in _LOADING)
+    return error is not None and (error.retriable() or error.code() in _PASSING)
+
+
+def _is_silence(failure: Exception) -> bool:
+    error = kafka_error(failure)
+    return error is not None and error.code() in _NO_ANSWER
+
+
+def _any_passing(pending: Mapping[Any, "Future[Any]"]) -> bool:
+    return any(_is_passing(future.exception()) for future in pending.values())
+
+
+def _last_result(state: tenacity.RetryCallState) -> Any:
+    assert state.outcome is not None
+    return state.outcome.result()
 
 
 def _failed_with(pending: "Future[Any]", code: int) -> bool:
