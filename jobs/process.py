@@ -23,7 +23,7 @@ from statestore.arguments import RunArguments, run_options
 from statestore.cli import guarded, report_run, set_up_logging, summary_line
 from statestore.faults import VARIABLE
 from statestore.operations.run import PlannedTask, Run, RunSummary
-from statestore.tasks.lifecycle import TaskReport
+from statestore.tasks.plan import TaskReport
 
 _log = logging.getLogger("statestore.process")
 

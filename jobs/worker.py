@@ -17,7 +17,7 @@ from statestore.assembly import failure, load_pipeline, run_request, serve_plann
 from statestore.errors import Action, StateStoreError
 from statestore.faults import arm
 from statestore.operations.run import PlannedTask
-from statestore.tasks.lifecycle import TaskReport
+from statestore.tasks.plan import TaskReport
 
 REPORT_SCHEMA = pa.schema(
     [

@@ -30,7 +30,8 @@ from statestore.stores import keyvalue, offsets
 from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.stores.specs import KeyValueSpec
 from statestore.stores.transaction import LagLimits, StagedEngine
-from statestore.tasks.lifecycle import StreamTask, TaskEdges, TaskPlan, TaskReport
+from statestore.tasks.lifecycle import StreamTask
+from statestore.tasks.plan import TaskEdges, TaskPlan, TaskReport
 from statestore.tasks.slot import serve
 from statestore.topology.graph import Topology
 

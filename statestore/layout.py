@@ -159,6 +159,10 @@ class Claim:
                 publish(self.folder / "owner.json", msgspec.json.encode(released))
             self._lock.release()
 
+    def abandon(self) -> None:
+        """Let go without a word, as a dead process does."""
+        self._lock.release()
+
 
 def claim(folder: Path, *, what: str, wait_ms: int, clock: Clock) -> Claim:
     """Take `folder`, waiting up to `wait_ms`.

@@ -25,7 +25,7 @@ from statestore.layout import Claim, StateLayout
 from statestore.model import TaskId, TopicPartition
 from statestore.ports import Clock, Cluster, TopicSpec
 from statestore.settings import Settings
-from statestore.tasks.lifecycle import TaskReport
+from statestore.tasks.plan import TaskReport
 from statestore.topology.graph import SubTopology, TopicName, Topology, Wave
 
 _WEEK_MS = 7 * 86_400_000

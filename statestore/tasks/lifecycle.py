@@ -14,7 +14,6 @@ nothing is wiped.
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 from statestore import layout as folders
 from statestore.errors import (
@@ -25,63 +24,18 @@ from statestore.errors import (
 )
 from statestore.faults import CrashPoint, reach
 from statestore.layout import Claim, StateLayout
-from statestore.model import TaskId, TopicPartition
-from statestore.ports import Changelog, Clock, Cluster, Outbox, Source
+from statestore.model import TopicPartition
 from statestore.settings import Settings
-from statestore.stores.specs import StoreSpec
 from statestore.tasks import budget
 from statestore.tasks.commit import Commit, CommitStamp, commit_task
 from statestore.tasks.context import TaskContext
 from statestore.tasks.intake import Chunk, Intake
-from statestore.tasks.stores import OpenStoreAt, TaskStores
-from statestore.topology.graph import Push, SubTopology
+from statestore.tasks.plan import TaskEdges, TaskPlan, TaskReport
+from statestore.tasks.stores import TaskStores
+from statestore.topology.graph import Push
 
 _log = logging.getLogger(__name__)
 _REWINDS_IN_A_ROW = 3
-
-
-@dataclass(frozen=True)
-class TaskEdges:
-    """The world of one stream task."""
-
-    source: Source
-    outbox: Outbox
-    changelog: Changelog
-    cluster: Cluster
-    clock: Clock
-    open_store: OpenStoreAt
-
-
-@dataclass(frozen=True)
-class TaskPlan:
-    """Which stream task, on which part of the topology, up to which offsets (None: no end)."""
-
-    task_id: TaskId
-    part: SubTopology
-    specs: Mapping[str, StoreSpec]
-    inputs: tuple[TopicPartition, ...]
-    ends: Mapping[TopicPartition, int] | None
-    slots: int = 1
-    accept_empty_changelog: bool = False
-
-
-@dataclass
-class TaskReport:
-    """What one stream task did, for the commit reports and the summary."""
-
-    stream_task: str
-    records_in: int = 0
-    records_out: int = 0
-    commits: int = 0
-    rewinds: int = 0
-    restored_records: int = 0
-    restore_seconds: float = 0.0
-    poll_seconds: float = 0.0
-    process_seconds: float = 0.0
-    commit_seconds: float = 0.0
-    bytes_written: int = 0
-    quarantined: list[str] = field(default_factory=list)
-    caught_up: bool = False
 
 
 class StreamTask:
@@ -172,6 +126,16 @@ class StreamTask:
             self._commit()
         except (Unavailable, CommitUnknown) as error:
             self._rewind(error)
+
+    def store(self, name: str) -> object:
+        """A store as the task's processors see it."""
+        return self._stores.opened[name].store
+
+    def abandon(self) -> None:
+        """Let go of the folder as a dead process would: no rollback, no abort, no checkpoint."""
+        if self._claim is not None:
+            self._claim.abandon()
+            self._claim = None
 
     def close(self) -> None:
         """Drop what is pending, close the stores, release.

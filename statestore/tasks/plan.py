@@ -1,0 +1,54 @@
+"""What a stream task is given, and what it reports: its edges, its plan, its report."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from statestore.model import TaskId, TopicPartition
+from statestore.ports import Changelog, Clock, Cluster, Outbox, Source
+from statestore.stores.specs import StoreSpec
+from statestore.tasks.stores import OpenStoreAt
+from statestore.topology.graph import SubTopology
+
+
+@dataclass(frozen=True)
+class TaskEdges:
+    """The world of one stream task."""
+
+    source: Source
+    outbox: Outbox
+    changelog: Changelog
+    cluster: Cluster
+    clock: Clock
+    open_store: OpenStoreAt
+
+
+@dataclass(frozen=True)
+class TaskPlan:
+    """Which stream task, on which part of the topology, up to which offsets (None: no end)."""
+
+    task_id: TaskId
+    part: SubTopology
+    specs: Mapping[str, StoreSpec]
+    inputs: tuple[TopicPartition, ...]
+    ends: Mapping[TopicPartition, int] | None
+    slots: int = 1
+    accept_empty_changelog: bool = False
+
+
+@dataclass
+class TaskReport:
+    """What one stream task did, for the commit reports and the summary."""
+
+    stream_task: str
+    records_in: int = 0
+    records_out: int = 0
+    commits: int = 0
+    rewinds: int = 0
+    restored_records: int = 0
+    restore_seconds: float = 0.0
+    poll_seconds: float = 0.0
+    process_seconds: float = 0.0
+    commit_seconds: float = 0.0
+    bytes_written: int = 0
+    quarantined: list[str] = field(default_factory=list)
+    caught_up: bool = False

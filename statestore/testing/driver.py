@@ -1,0 +1,261 @@
+"""TopologyTestDriver: a topology under test in this process, without Kafka and without RocksDB.
+
+The very stream tasks of production run on a broker and stores in memory, exactly once; only locks and
+checkpoint files need a scratch folder, removed at close. Deterministic: time stands still until told.
+"""
+
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from statestore.engines.memory import MemoryEngine
+from statestore.errors import Misuse, UnknownStore
+from statestore.layout import StateLayout
+from statestore.model import (
+    Header,
+    Record,
+    Serde,
+    Span,
+    TaskId,
+    Time,
+    TopicPartition,
+    span_ms,
+    to_ms,
+)
+from statestore.operations.run import internal_topics
+from statestore.ports import TopicSpec
+from statestore.settings import Settings
+from statestore.stores import keyvalue, offsets
+from statestore.stores.keyvalue import TransactionalKeyValueStore
+from statestore.stores.specs import StoreSpec
+from statestore.stores.transaction import LagLimits, StagedEngine
+from statestore.tasks.lifecycle import StreamTask
+from statestore.tasks.plan import TaskEdges, TaskPlan
+from statestore.testing.memory_broker import MemoryBroker
+from statestore.topology.graph import SinkNode, SourceNode, TopicName, Topology
+
+_DEFAULTS = {
+    "application.id": "topology-test",
+    "bootstrap.servers": "memory",
+    "processing.guarantee": "exactly_once",
+    "statestore.lock.wait.ms": 0,
+}
+_NO_FLUSH = LagLimits(max_bytes=1 << 62, max_records=1 << 62, max_ms=1 << 62)
+
+
+class ManualClock:
+    """A clock that moves only when told."""
+
+    def __init__(self) -> None:
+        self._now_ms = 0
+
+    def now_ms(self) -> int:
+        return self._now_ms
+
+    def monotonic(self) -> float:
+        return self._now_ms / 1000
+
+    def advance(self, span: int) -> None:
+        """Go `span` ms on."""
+        self._now_ms += span
+
+
+class TopologyTestDriver:
+    """Pipe records in, read records out; use `with`, or close()."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        settings: Settings | Mapping[str, object] | None = None,
+        *,
+        partitions: int = 1,
+    ) -> None:
+        """`partitions`: of every topic of the user's."""
+        given = settings.to_mapping() if isinstance(settings, Settings) else (settings or {})
+        self._scratch = tempfile.TemporaryDirectory(prefix="topology-test-")
+        self._settings = Settings.from_mapping(
+            _DEFAULTS | {"state.dir": self._scratch.name} | dict(given)
+        )
+        self._topology = topology
+        self._layout = StateLayout(Path(self._scratch.name), self._settings.application_id)
+        self._broker = MemoryBroker()
+        self._clock = ManualClock()
+        self._read: dict[str, int] = {}
+        self._counts = self._create_topics(partitions)
+        self._tasks: dict[TaskId, StreamTask] = {}
+        self._start()
+
+    def pipe(
+        self,
+        topic: str,
+        key: Any,
+        value: Any,
+        timestamp_ms: Time | None = None,
+        partition: int = 0,
+        *,
+        headers: Sequence[Header] = (),
+    ) -> None:
+        """One record, processed to the end and committed; its time defaults to the wall clock."""
+        time_ms = self._clock.now_ms() if timestamp_ms is None else to_ms(timestamp_ms)
+        record = Record(key, value, time_ms, tuple(headers), partition=partition)
+        self.pipe_all(topic, [record])
+
+    def pipe_all(self, topic: str, records: Iterable[Record[Any, Any]]) -> None:
+        """Several records in one commit; a record's `partition` says where, 0 if it names none."""
+        node = self._source(topic)
+        for record in records:
+            encoded = record.replace(
+                key=_encode(node.key_serde, record.key),
+                value=_encode(node.value_serde, record.value),
+            )
+            self._broker.produce(TopicPartition(topic, record.partition or 0), encoded)
+        self._drain()
+
+    def read(self, topic: str) -> list[Record[Any, Any]]:
+        """The committed records of a topic not read before, decoded, partition by partition."""
+        key_serde, value_serde = self._serdes(topic)
+        rows = self._broker.records(topic)
+        fresh = rows[self._read.get(topic, 0) :]
+        self._read[topic] = len(rows)
+        return [
+            row.replace(key=_decode(key_serde, row.key), value=_decode(value_serde, row.value))
+            for row in fresh
+        ]
+
+    def store(self, name: str, partition: int = 0) -> Any:
+        """A store of a stream task, as its processors see it."""
+        for part in self._topology.sub_topologies:
+            if name in part.stores:
+                return self._tasks[TaskId(part.ordinal, partition)].store(name)
+        raise UnknownStore(
+            f"no store {name!r}; the topology has: {', '.join(self._topology.stores)}"
+        )
+
+    def advance_wall_clock(self, ms: Span) -> None:
+        """Let time pass."""
+        self._clock.advance(span_ms(ms))
+        self._drain()
+
+    def commit(self) -> None:
+        """Commit every stream task now."""
+        for task in self._tasks.values():
+            task.finish()
+
+    def crash(self) -> None:
+        """Every process dies without a word and starts again: what was not committed is gone."""
+        for task in self._tasks.values():
+            task.abandon()
+        self._start()
+
+    def close(self) -> None:
+        """Close all stream tasks. Closing twice is harmless."""
+        for task in self._tasks.values():
+            task.close()
+        self._tasks = {}
+        self._scratch.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def _create_topics(self, partitions: int) -> dict[TopicName, int]:
+        read, written = self._topology.topics()
+        names = sorted(read | written)
+        counts = self._topology.partition_counts(dict.fromkeys(names, partitions))
+        internal = internal_topics(self._topology, counts, self._settings.application_id)
+        cluster = self._broker.cluster(self._settings.application_id)
+        cluster.create([TopicSpec(name, partitions, {}) for name in names] + internal)
+        return counts
+
+    def _start(self) -> None:
+        tasks = self._topology.tasks(self._counts)
+        self._tasks = {}
+        for wave in self._topology.waves:
+            for ordinal in wave.ordinals:
+                for task_id in tasks[ordinal]:
+                    task = StreamTask(
+                        self._plan(task_id), self._edges(task_id), self._settings, self._layout
+                    )
+                    task.start()
+                    self._tasks[task_id] = task
+
+    def _plan(self, task_id: TaskId) -> TaskPlan:
+        part = self._topology.sub_topologies[task_id.sub_topology]
+        inputs = tuple(
+            TopicPartition(topic.full(self._settings.application_id), task_id.partition)
+            for topic in part.source_topics
+            if task_id.partition < self._counts[topic]
+        )
+        return TaskPlan(task_id, part, self._topology.stores, inputs, ends=None)
+
+    def _edges(self, task_id: TaskId) -> TaskEdges:
+        group_id = self._settings.application_id
+        outbox = (
+            self._broker.outbox(f"{group_id}-{task_id}", group_id)
+            if self._settings.exactly_once
+            else self._broker.plain_outbox(group_id)
+        )
+        return TaskEdges(
+            self._broker.source(),
+            outbox,
+            self._broker.changelog(),
+            self._broker.cluster(group_id),
+            self._clock,
+            self._open_store,
+        )
+
+    def _open_store(
+        self, spec: StoreSpec, _path: Path
+    ) -> TransactionalKeyValueStore[object, object]:
+        staged = StagedEngine(
+            MemoryEngine((keyvalue.TABLE, offsets.TABLE)),
+            kind=keyvalue.KIND,
+            name=spec.name,
+            where=f"in-memory store {spec.name!r}",
+            tables=(keyvalue.TABLE,),
+            limits=_NO_FLUSH,
+            clock=self._clock,
+        )
+        level = self._settings.effective_isolation_level
+        return TransactionalKeyValueStore(staged, spec, isolation_level=level, owned_by_task=True)
+
+    def _drain(self) -> None:
+        """Step all tasks until none has anything left, internal topics included."""
+        moved = True
+        while moved:
+            moved = False
+            for task in self._tasks.values():
+                moved = task.step(0) > 0 or moved
+                task.finish()
+
+    def _source(self, topic: str) -> SourceNode:
+        for node in self._topology.nodes:
+            if isinstance(node, SourceNode) and TopicName(topic) in node.topics:
+                return node
+        read, _ = self._topology.topics()
+        raise Misuse(f"the topology does not read {topic!r}; it reads: {', '.join(sorted(read))}")
+
+    def _serdes(self, topic: str) -> tuple[Serde[Any], Serde[Any]]:
+        for node in self._topology.nodes:
+            if isinstance(node, SinkNode) and (
+                node.topic.full(self._settings.application_id) == topic
+            ):
+                return node.key_serde, node.value_serde
+        for spec in self._topology.stores.values():
+            if topic == f"{self._settings.application_id}-{spec.name}-changelog":
+                return spec.key_serde, spec.value_serde
+        _, written = self._topology.topics()
+        raise Misuse(
+            f"the topology does not write {topic!r}; it writes: {', '.join(sorted(written))}"
+        )
+
+
+def _encode(serde: Serde[Any], item: Any) -> bytes | None:
+    return None if item is None else serde.serialize(item)
+
+
+def _decode(serde: Serde[Any], data: bytes | None) -> Any:
+    return None if data is None else serde.deserialize(data)
