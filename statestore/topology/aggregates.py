@@ -27,7 +27,6 @@ def counted(
         def push(batch: Batch) -> None:
             keys = encoded(node, batch, "key", key_serde)
             added = Counter(keys)
-            added.pop(None, None)
             known = [key for key in added if key is not None]
             if not known:
                 return
