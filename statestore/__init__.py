@@ -1,7 +1,7 @@
 """statestore: exactly-once, stateful stream processing for people who run Kafka, Spark and Airflow.
 
-The public names (INTERFACE). Importing this module opens nothing and imports no client: each name is
-loaded when first used (PEP 562).
+The public names (INTERFACE). Importing this module opens nothing and imports no client: each name
+is loaded when first used (PEP 562).
 """
 
 import importlib

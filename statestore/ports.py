@@ -1,7 +1,7 @@
 """All seams to the world on one page: what the inside needs, as Protocols; edges implement them.
 
-`engines/` implements Engine; `kafka/` implements Source, Outbox, Changelog and Cluster; `testing/` implements the
-last four in memory. One contract suite per port runs on every implementation.
+`engines/` implements Engine; `kafka/` implements Source, Outbox, Changelog and Cluster; `testing/`
+implements the last four in memory. One contract suite per port runs on every implementation.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ Writes = Mapping[bytes, bytes | None]
 
 
 class Cursor(Protocol):
-    """An ordered walk over a snapshot of one table: raises StoreClosed after close or after its engine's close."""
+    """An ordered walk over a snapshot of one table; after its or the engine's close StoreClosed."""
 
     def __iter__(self) -> "Cursor": ...
     def __next__(self) -> tuple[bytes, bytes]: ...
@@ -23,10 +23,10 @@ class Cursor(Protocol):
 
 
 class Table(Protocol):
-    """One column family. Point reads see every completed `Engine.write`. Safe to read from any thread."""
+    """One column family; reads see every completed `Engine.write`, from any thread."""
 
     def get(self, key: bytes, /) -> bytes | None:
-        """The value, or None. May raise the engine's own error type: pass it to `Engine.failure`."""
+        """The value, or None. Its errors may be the engine's own: see `Engine.failure`."""
 
     def get_many(self, keys: list[bytes], /) -> list[bytes | None]:
         """One value per key, in the order of `keys`. Errors as `get`."""
@@ -52,16 +52,17 @@ class Engine(Protocol):
         *,
         ranges: Mapping[str, Sequence[tuple[bytes, bytes]]] | None = None,
     ) -> None:
-        """Apply per-table puts and deletes (None) and range deletes [from, to) first, all at once or not at all.
+        """Range deletes [from, to), then puts and deletes (None): all at once or not at all.
 
-        Atomic for readers and over a crash; durable at the next flush (at once where the WAL is on).
+        Atomic for readers and over a crash; durable at the next flush (at once where the WAL is
+        on).
         """
 
     def flush(self) -> None:
         """Make every completed write durable, all tables atomically."""
 
     def checkpoint(self, target: Path) -> None:
-        """A consistent copy of all completed writes in the new folder `target`; cheap (hard links)."""
+        """A consistent copy of all completed writes in the new folder `target`: hard links."""
 
     def persistent(self) -> bool:
         """Whether data outlives close."""
@@ -77,7 +78,7 @@ class Source(Protocol):
     """Reads input partitions, committed records only, in the background."""
 
     def start(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Read from these offsets on; an offset the log no longer holds raises TaskCorrupted or RecordFailed."""
+        """Read from these offsets on; the poll that finds one gone raises RecordFailed."""
 
     def poll(self, max_records: int, timeout_ms: int) -> list[Batch]:
         """What has arrived, one batch per partition with news, at most about `max_records` in all.
@@ -94,10 +95,11 @@ class Source(Protocol):
 
 
 class Outbox(Protocol):
-    """Writes outputs, changelog records and input offsets; one transaction at a time where it is transactional.
+    """Writes outputs, changelog records and input offsets, one transaction at a time.
 
-    Order of use: begin, send…, send_offsets, commit; or abort. Errors: Fenced (another owner opened the same
-    id, or the transaction expired: only lock and epoch tell, SEMANTICS E5), CommitUnknown, Unavailable.
+    Order of use: begin, send…, send_offsets, commit; or abort. Errors: Fenced (another owner opened
+    the same id, or the transaction expired: only lock and epoch tell, SEMANTICS E5), CommitUnknown,
+    Unavailable.
     """
 
     def open(self) -> None:
@@ -116,7 +118,7 @@ class Outbox(Protocol):
         headers: Sequence[tuple[tuple[str, bytes | None], ...]] | None = None,
         tracked: bool = False,
     ) -> None:
-        """Append records; `partition` None: by key, Kafka's murmur2. Tracked: its end is known after commit."""
+        """Append records; `partition` None: by key. Tracked: `ends` knows where they end."""
 
     def send_offsets(self, offsets: Mapping[TopicPartition, int], metadata: str) -> None:
         """Input offsets (next to read) of the group, each carrying `metadata`."""
@@ -130,13 +132,13 @@ class Outbox(Protocol):
     def abort(self) -> None: ...
 
     def ends(self) -> dict[TopicPartition, int]:
-        """Per tracked partition written since `begin`: the offset after its last record. Valid after commit."""
+        """After commit, per tracked partition written: the offset after its last record."""
 
     def close(self) -> None: ...
 
 
 class Bounds(NamedTuple):
-    """Offsets a log partition holds: `start` is the first, `end` the last stable offset (both NEXT-style)."""
+    """What a log partition holds: from `start` up to `end`, the last stable offset, exclusive."""
 
     start: int
     end: int
@@ -155,7 +157,7 @@ class Changelog(Protocol):
     def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]: ...
 
     def replay(self, tp: TopicPartition, start: int, end: int) -> Iterator[Replayed]:
-        """All records in [start, end); the last stretch has `offset_next` >= end. Offsets gone: TaskCorrupted."""
+        """All records in [start, end), the last stretch beyond it; offsets gone: TaskCorrupted."""
 
 
 class GroupOffset(NamedTuple):
@@ -186,16 +188,16 @@ class Cluster(Protocol):
         """Log start and last stable offset of each."""
 
     def offsets_at(self, tps: Sequence[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
-        """Per partition the first offset at or after that record time, else its last stable offset."""
+        """Per partition the first offset at or after that time, else its last stable offset."""
 
     def group_offsets(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, GroupOffset]:
-        """The group's committed offsets; partitions without one are absent. Waits out pending transactions."""
+        """The group's committed offsets, pending transactions waited out; some may be absent."""
 
     def delete_before(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Purge records below these offsets."""
 
     def check(self) -> None:
-        """Unavailable if it does not answer, BrokerTooOld if its transaction protocol is too old."""
+        """Unavailable if it does not answer, BrokerTooOld if its transactions can be torn."""
 
     def close(self) -> None: ...
 

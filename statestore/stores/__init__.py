@@ -1,0 +1,1 @@
+"""What a processor holds: transactional stores, their serdes and specs."""

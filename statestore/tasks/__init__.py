@@ -1,0 +1,1 @@
+"""The life of one stream task: intake, budget, restore, commit."""

@@ -14,6 +14,7 @@ nothing is wiped.
 
 import logging
 from collections.abc import Callable, Mapping
+from typing import Self
 
 from statestore import layout as folders
 from statestore.errors import (
@@ -160,7 +161,7 @@ class StreamTask:
             reach(CrashPoint.CLOSE_RELEASED)
         self._claim = None
 
-    def __enter__(self) -> "StreamTask":
+    def __enter__(self) -> Self:
         try:
             self.start()
         except BaseException:

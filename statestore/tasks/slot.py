@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from statestore.ports import Clock
-from statestore.tasks.lifecycle import StreamTask, TaskReport
+from statestore.tasks.lifecycle import StreamTask
+from statestore.tasks.plan import TaskReport
 
 _POLL_MS = 200
 _STEPS_PER_COLLECTION = 200

@@ -1,0 +1,1 @@
+"""What a pipeline is: the DSL, the graph it makes, the operators that run."""

@@ -1,7 +1,8 @@
 """The pipeline of the kill tests: nothing in it forgives a record seen twice or never.
 
-`passed` carries each input record's topic, partition and offset through; `counts` emits every single update, so its
-output per key must read 1, 2, 3 …; both sub-topologies, a repartition topic and a store take part.
+`passed` carries each input record's topic, partition and offset through; `counts` emits every
+single update, so its output per key must read 1, 2, 3 …; both sub-topologies, a repartition topic
+and a store take part.
 """
 
 import os

@@ -1,6 +1,8 @@
+# ruff: noqa: T201 - what each kill met is part of the result
 """SIGKILL of a run at every crash point and at random moments: nothing seen twice, nothing lost.
 
-One application goes through all points in a chain, each run finishing what the killed one before it left behind.
+One application goes through all points in a chain, each run finishing what the killed one before it
+left behind.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""SIGKILL of a Spark run: the whole tree of processes by pid, and in a second variant the worker alone.
+"""SIGKILL of a Spark run: of the whole tree of processes, and of the worker alone.
 
 The same input, output and audit as tests/crash, with Spark in between.
 """
@@ -119,7 +119,7 @@ def kill_tree(root: "subprocess.Popen[bytes]") -> list[str]:
 
 
 def killed_run(rig: Rig, tmp_path: Path, *, point: CrashPoint | None, span_s: float) -> Kill:
-    """One spark-submit killed whole: when a worker meets `point`, or `span_s` after its first commit."""
+    """One spark-submit killed whole: at `point`, or `span_s` after its first commit."""
     token = tmp_path / f"token-{time.monotonic_ns()}"
     before = rig.committed()
     process = submit(rig, f"{point}:4:{token}" if point else None, tmp_path / "submit.log")
@@ -137,7 +137,7 @@ def killed_run(rig: Rig, tmp_path: Path, *, point: CrashPoint | None, span_s: fl
     names = kill_tree(process)
     commits = bool(before) or rig.committed() != before
     kill = Kill(died=True, commits_before=commits, writes_open=rig.writes_open())
-    print(f"killed {names}: {kill}")
+    print(f"killed {names}: {kill}")  # noqa: T201 - what the kill met is part of the result
     return kill
 
 
