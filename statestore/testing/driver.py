@@ -1,7 +1,8 @@
 """TopologyTestDriver: a topology under test in this process, without Kafka and without RocksDB.
 
-The very stream tasks of production run on a broker and stores in memory, exactly once; only locks and
-checkpoint files need a scratch folder, removed at close. Deterministic: time stands still until told.
+The very stream tasks of production run on a broker and stores in memory, exactly once; only locks
+and checkpoint files need a scratch folder, removed at close. Deterministic: time stands still until
+told.
 """
 
 import tempfile
