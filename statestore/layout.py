@@ -59,16 +59,12 @@ class StateLayout:
 
     def tasks(self) -> Iterator[TaskId]:
         """The tasks that have a folder, in order."""
-        if self.application_dir.is_dir():
-            names = (path.name for path in self.application_dir.iterdir() if path.is_dir())
-            yield from sorted(
-                TaskId.parse(name) for name in names if re.fullmatch(r"\d+_\d+", name)
-            )
+        names = _folders_in(self.application_dir)
+        yield from sorted(TaskId.parse(name) for name in names if re.fullmatch(r"\d+_\d+", name))
 
     def stores(self, task: TaskId) -> list[str]:
         """The stores that have a folder under `task`."""
-        folder = self.task_dir(task) / "rocksdb"
-        return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+        return sorted(_folders_in(self.task_dir(task) / "rocksdb"))
 
     def create(self, folder: Path) -> None:
         """Make `folder`; HostFailure says why it cannot be written."""
@@ -257,6 +253,19 @@ def read_checkpoint(task_dir: Path) -> dict[TopicPartition, int]:
             "remove it: stores that manage their offsets do not need it"
         ) from error
     return offsets
+
+
+def _folders_in(folder: Path) -> list[str]:
+    """The names of its folders; none if it is not there."""
+    try:
+        return [path.name for path in folder.iterdir() if path.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise HostFailure(
+            f"cannot look into {folder}: {error.strerror}; "
+            "make it readable and writable or pass another --state-dir"
+        ) from error
 
 
 def _started_ticks(pid: int) -> int | None:
