@@ -9,6 +9,7 @@ its workers; `run` does both in this process: same lock, same guarantees.
 import importlib
 import threading
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +19,7 @@ from statestore.engines.memory import MemoryEngine
 from statestore.engines.rocks import RocksMemory, RocksTuning, open_rocks
 from statestore.errors import Action, Misuse, PipelineNotFound, StateStoreError
 from statestore.kafka.changelog import KafkaChangelog
+from statestore.kafka.clients import Trouble, consumer, producer
 from statestore.kafka.outbox import PlainOutbox, TransactionalOutbox
 from statestore.kafka.source import KafkaSource
 from statestore.kafka.topics import KafkaCluster
@@ -120,6 +122,7 @@ def run_request(
 def start_run(topology: Topology, settings: Settings, request: RunRequest) -> Run:
     """The driver's side of a run: enter it, and it holds the application lock."""
     settings.require("application.id", "bootstrap.servers", "state.dir")
+    _check_client_settings(settings)
     return Run(
         topology, settings, _layout(settings), KafkaCluster(settings), SystemClock(), request
     )
@@ -167,12 +170,21 @@ def load_pipeline(path: str) -> Topology:
             f"pipeline {path!r}: cannot import {module_name!r} ({error}): "
             "is it on PYTHONPATH of driver and workers?"
         ) from error
+    except StateStoreError:
+        raise
+    except Exception as error:
+        raise _broken_pipeline(path, f"importing {module_name!r}", error) from error
     function = getattr(module, function_name, None)
     if not callable(function):
         raise PipelineNotFound(
             f"pipeline {path!r}: {module_name} has no function {function_name!r}"
         )
-    topology = function()
+    try:
+        topology = function()
+    except StateStoreError:
+        raise
+    except Exception as error:
+        raise _broken_pipeline(path, f"calling {function_name!r}", error) from error
     if not isinstance(topology, Topology):
         raise PipelineNotFound(
             f"pipeline {path!r} returned {type(topology).__name__}, not a Topology: "
@@ -196,6 +208,20 @@ def failure(error: BaseException) -> dict[str, object]:
 def summary_fields(summary: RunSummary) -> dict[str, Any]:
     """The summary as JSON-ready fields."""
     return asdict(summary)
+
+
+def _check_client_settings(settings: Settings) -> None:
+    """What the clients would refuse later, in a worker, is refused before anything starts."""
+    consumer(settings, settings.application_id, Trouble()).close()
+    producer(settings, {}, Trouble())
+
+
+def _broken_pipeline(path: str, doing: str, error: Exception) -> PipelineNotFound:
+    *_, last = traceback.extract_tb(error.__traceback__)
+    return PipelineNotFound(
+        f"pipeline {path!r}: {doing} raised {type(error).__name__}: {error} "
+        f"({last.filename}, line {last.lineno}): correct the pipeline"
+    )
 
 
 def _task_plan(

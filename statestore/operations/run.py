@@ -129,7 +129,8 @@ class Run:
             clock=self._clock,
         )
         try:
-            self._create_internal_topics()
+            # Asked again: another driver may have created them before it let go.
+            self._cluster.create(self._missing_internal_topics())
             folders.publish(self._layout.nonce_file, self._nonce.encode())
             folders.publish(
                 self._layout.topology_file, msgspec.json.encode(self.topology.deployed())
@@ -204,8 +205,10 @@ class Run:
                 f"topics that do not exist: {', '.join(missing)}; create them, then start again"
             )
         self._counts = self.topology.partition_counts(existing)
+        self._missing_internal_topics()
 
-    def _create_internal_topics(self) -> None:
+    def _missing_internal_topics(self) -> list[TopicSpec]:
+        """Those to create; NotCopartitioned if one that is there has another partition count."""
         specs = internal_topics(self.topology, self._counts, self._application_id)
         existing = self._cluster.partitions([spec.name for spec in specs])
         for spec in specs:
@@ -213,10 +216,10 @@ class Run:
             if found != spec.partitions:
                 raise NotCopartitioned(
                     f"internal topic {spec.name} has {found} partitions, the topology needs "
-                    f"{spec.partitions}: the input's partition count changed; reset the "
-                    "application or bring the old count back"
+                    f"{spec.partitions}: the input's partition count changed; bring the old "
+                    "count back, or start under another application id"
                 )
-        self._cluster.create([spec for spec in specs if spec.name not in existing])
+        return [spec for spec in specs if spec.name not in existing]
 
     def _purge_repartitions(self) -> None:
         """Records below the committed offsets have served.
@@ -279,7 +282,8 @@ def check_placement(topology: Topology, layout: StateLayout, request: RunRequest
     if misplaced:
         raise TopologyMismatch(
             f"{layout.application_dir}: the topology changed and stores lie elsewhere: "
-            f"{'; '.join(misplaced)}"
+            f"{'; '.join(misplaced)}; bring the old topology back, or start under another "
+            "application id"
         )
     if not request.accept_new_topology and not any(store in wanted for _, store in on_disk):
         found = ", ".join(sorted({store for _, store in on_disk}))
