@@ -90,4 +90,4 @@ def _raise_first_error(texts: list[str | None]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(lambda: main.main(standalone_mode=False)))
+    sys.exit(guarded(main))

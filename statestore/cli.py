@@ -5,10 +5,12 @@ line.
 """
 
 import logging
+import os
 import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from statestore.assembly import (
     start_run,
     summary_fields,
 )
-from statestore.errors import StateStoreError
+from statestore.errors import HostFailure, StateStoreError
 from statestore.faults import arm_from_environment
 from statestore.kafka.topics import KafkaCluster
 from statestore.model import TaskId
@@ -87,6 +89,7 @@ def report_run(
     """Run `work` between lock and release; the summary file is written on failure too."""
     summary_file = flags["summary_file"]
     try:
+        check_summary_file(summary_file)
         arguments = parse_run(flags)
         request = run_request(
             until=arguments.until_time(),  # type: ignore[arg-type]  # "latest" or a time
@@ -97,13 +100,14 @@ def report_run(
         topology = load_pipeline(arguments.pipeline)
         with start_run(topology, arguments.settings(), request) as started:
             summary = work(arguments, started)
+        write_summary(summary_file, summary)
     except Exception as error:
         application_id = flags["application_id"] or ""
         failed = RunSummary(application_id, caught_up=False, error=failure(error))
-        write_summary(summary_file, failed)
         click.echo(summary_line(failed))
+        with suppress(HostFailure):  # the first error is the one to tell
+            write_summary(summary_file, failed)
         raise
-    write_summary(summary_file, summary)
     return summary
 
 
@@ -114,8 +118,21 @@ def summary_line(summary: RunSummary) -> str:
 
 def write_summary(path: str | None, summary: RunSummary) -> None:
     """The JSON line into `path`, if one was asked for."""
-    if path is not None:
+    if path is None:
+        return
+    try:
         Path(path).write_text(summary_line(summary) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise _unwritable(path, error.strerror) from error
+
+
+def check_summary_file(path: str | None) -> None:
+    """HostFailure if the summary could not be written: better before a run than after it."""
+    if path is None:
+        return
+    file = Path(path)
+    if not os.access(file if file.exists() else file.absolute().parent, os.W_OK):
+        raise _unwritable(path, "its folder is not there or not writable")
 
 
 def stop_on_sigterm() -> threading.Event:
@@ -145,8 +162,16 @@ def guarded(command: Callable[[], object]) -> int:
         command()
     except StateStoreError as error:
         click.echo(f"statestore: {type(error).__name__}: {error}", err=True)
+        _log.debug("where it came from", exc_info=True)
         return error.exit_code
     return 0
+
+
+def _unwritable(path: str, reason: str | None) -> HostFailure:
+    return HostFailure(
+        f"cannot write the summary file {path}: {reason}; make it writable or pass another "
+        "--summary-file"
+    )
 
 
 def _serve_here(arguments: RunArguments, started: Run, stop: threading.Event) -> RunSummary:
