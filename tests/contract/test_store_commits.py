@@ -210,8 +210,9 @@ def test_units_nest(world: StoreWorld) -> None:
 def test_an_outer_exception_undoes_inner_units_that_ended_well(world: StoreWorld) -> None:
     store = world.holding("a=1")
     with pytest.raises(KeyError), store.transaction():  # noqa: PT012  # the block is the point
+        store.put_all(world.pairs("a=2 b=2"))
         with store.transaction():
-            store.put_all(world.pairs("a=2 b=2"))
+            store.put_all(world.pairs("a=3 b=3 c=3"))
         raise KeyError
     assert world.shown(store.all()) == "a=1"
     assert store.approximate_num_uncommitted_entries() == 0
