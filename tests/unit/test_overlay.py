@@ -95,7 +95,7 @@ class OverlayMachine(RuleBasedStateMachine):
 
 
 TestOverlay = OverlayMachine.TestCase
-TestOverlay.settings = settings(max_examples=60, stateful_step_count=40)
+TestOverlay.settings = settings(max_examples=120, stateful_step_count=30)
 
 
 def test_a_pending_delete_is_not_the_same_as_nothing_pending() -> None:
