@@ -2,18 +2,22 @@
 
     <state.dir>/<application id>/.lock owner.json nonce topology.json
                                  <task id>/.lock owner.json .checkpoint rocksdb/<store>/
-                                 quarantine/<store>-<time>-<reason>/
+                                 <task id>/<store>.position     left by Kafka Streams
+                                 quarantine/<store>-<time>-<reason>/.quarantined.json
 
 A folder belongs to whoever holds its `.lock`; `owner.json` says who that is and carries an epoch
-that rises with every claim (SEMANTICS E10). Nothing is ever deleted here: what cannot be trusted is
-renamed to quarantine (S16).
+that rises with every claim (SEMANTICS E10). What cannot be trusted is renamed to quarantine, and
+removed some days after the store restored in its place has committed (S16); nothing else is ever
+deleted here. `.checkpoint` and `.position` have Kafka Streams' format.
 """
 
 import errno
 import os
 import re
+import shutil
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,7 +31,22 @@ from statestore.model import TaskId, TopicPartition
 from statestore.ports import Clock
 
 STORE_NAME = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,200}")
+_TASK = re.compile(r"\d+_\d+")
 _CHECKPOINT_VERSION = 0
+_QUARANTINE_RECORD = ".quarantined.json"
+
+
+class Quarantined(msgspec.Struct, frozen=True):
+    """Why a store was moved away; `restored_ms`: when the one in its place first committed.
+
+    Known by partition, not by task: a topology change may give the task another number.
+    """
+
+    store: str
+    partition: int
+    reason: str
+    since_ms: int
+    restored_ms: int | None = None
 
 
 @dataclass(frozen=True)
@@ -60,7 +79,7 @@ class StateLayout:
     def tasks(self) -> Iterator[TaskId]:
         """The tasks that have a folder, in order."""
         names = _folders_in(self.application_dir)
-        yield from sorted(TaskId.parse(name) for name in names if re.fullmatch(r"\d+_\d+", name))
+        yield from sorted(TaskId.parse(name) for name in names if _TASK.fullmatch(name))
 
     def stores(self, task: TaskId) -> list[str]:
         """The stores that have a folder under `task`."""
@@ -76,11 +95,22 @@ class StateLayout:
                 "make it writable or pass another --state-dir"
             ) from error
 
+    def position_files(self, task: TaskId, store: str) -> tuple[Path, Path]:
+        """Where a `.position` file may lie: as Kafka Streams has it, as KIP-892 puts it."""
+        beside = self.task_dir(task) / f"{store}.position"
+        return beside, self.store_dir(task, store) / ".position"
+
     def quarantine(self, path: Path, store: str, reason: str, clock: Clock) -> Path:
         """Rename a store's folder out of the way, over nothing; returns where it went."""
         folder = self.application_dir / "quarantine"
         self.create(folder)
         time_ms = clock.now_ms()
+        task = path.parents[1].name
+        # On a full volume the folder is still moved; without a record it is only never removed.
+        with suppress(HostFailure):
+            partition = TaskId.parse(task).partition if _TASK.fullmatch(task) else -1
+            record = Quarantined(store, partition, reason, time_ms)
+            publish(path / _QUARANTINE_RECORD, msgspec.json.encode(record))
         while True:
             target = folder / f"{store}-{time_ms}-{reason}"
             try:
@@ -98,6 +128,36 @@ class StateLayout:
         reach(CrashPoint.QUARANTINE_RENAMED)
         metrics.count_quarantine(store, reason)
         return target
+
+    def quarantined(self) -> Iterator[tuple[Path, Quarantined]]:
+        """The folders in quarantine that have a readable record, in order of name."""
+        for path in sorted((self.application_dir / "quarantine").glob(f"*/{_QUARANTINE_RECORD}")):
+            with suppress(FileNotFoundError, msgspec.DecodeError):
+                yield path.parent, msgspec.json.decode(path.read_bytes(), type=Quarantined)
+
+    def mark_restored(self, folder: Path, record: Quarantined, now_ms: int) -> None:
+        """The store restored in place of the one in `folder` has committed: the days count."""
+        marked = msgspec.structs.replace(record, restored_ms=now_ms)
+        publish(folder / _QUARANTINE_RECORD, msgspec.json.encode(marked))
+
+    def sweep_quarantine(self, retention_ms: int, now_ms: int) -> list[Path]:
+        """Remove what was restored and committed to longer ago than that; returns the folders."""
+        due = [
+            folder
+            for folder, record in self.quarantined()
+            if record.restored_ms is not None and record.restored_ms + retention_ms <= now_ms
+        ]
+        for folder in due:
+            try:
+                for path in folder.iterdir():
+                    # The record goes last, so that a sweep cut short is taken up by the next.
+                    if path.name != _QUARANTINE_RECORD:
+                        shutil.rmtree(path) if path.is_dir() else path.unlink()
+                (folder / _QUARANTINE_RECORD).unlink()
+                folder.rmdir()
+            except OSError as error:
+                raise HostFailure(f"cannot remove {folder}: {error.strerror}") from error
+        return due
 
 
 def check_store_name(name: str) -> str:
@@ -165,21 +225,7 @@ def claim(folder: Path, *, what: str, wait_ms: int, clock: Clock) -> Claim:
 
     Locked names the owner. Crash points claim.locked, claim.owned.
     """
-    # Not of one thread: whoever closes a task lets go of it.
-    lock = filelock.FileLock(folder / ".lock", timeout=wait_ms / 1000, thread_local=False)
-    try:
-        lock.acquire(poll_interval=min(0.05, max(wait_ms / 1000, 0.001)))
-    except filelock.Timeout as error:
-        owner = read_owner(folder)
-        who = "another process" if owner is None else owner.describe()
-        raise Locked(
-            f"{what} ({folder}) is owned by {who}; waited {wait_ms} ms: "
-            "let it finish or stop it, then start again"
-        ) from error
-    except OSError as error:
-        raise HostFailure(
-            f"{what}: cannot lock {folder / '.lock'}: {error.strerror}; make the folder writable"
-        ) from error
+    lock = _lock(folder, what, wait_ms)
     reach(CrashPoint.CLAIM_LOCKED)
     try:
         previous = read_owner(folder)
@@ -197,6 +243,38 @@ def claim(folder: Path, *, what: str, wait_ms: int, clock: Clock) -> Claim:
         raise
     reach(CrashPoint.CLAIM_OWNED)
     return Claim(folder, owner, previous, lock)
+
+
+@contextmanager
+def at_rest(folder: Path, *, what: str, wait_ms: int) -> Iterator[None]:
+    """Keep owners out of `folder` while somebody looks at it; Locked names the one in it.
+
+    No claim: `owner.json` goes on telling how the last owner left.
+    """
+    lock = _lock(folder, what, wait_ms)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _lock(folder: Path, what: str, wait_ms: int) -> filelock.BaseFileLock:
+    # Not of one thread: whoever closes a task lets go of it.
+    lock = filelock.FileLock(folder / ".lock", timeout=wait_ms / 1000, thread_local=False)
+    try:
+        lock.acquire(poll_interval=min(0.05, max(wait_ms / 1000, 0.001)))
+    except filelock.Timeout as error:
+        owner = read_owner(folder)
+        who = "another process" if owner is None else owner.describe()
+        raise Locked(
+            f"{what} ({folder}) is owned by {who}; waited {wait_ms} ms: "
+            "let it finish or stop it, then start again"
+        ) from error
+    except OSError as error:
+        raise HostFailure(
+            f"{what}: cannot lock {folder / '.lock'}: {error.strerror}; make the folder writable"
+        ) from error
+    return lock
 
 
 def read_owner(folder: Path) -> Owner | None:
@@ -236,8 +314,15 @@ def write_checkpoint(task_dir: Path, offsets: dict[TopicPartition, int]) -> None
 
 
 def read_checkpoint(task_dir: Path) -> dict[TopicPartition, int]:
-    """The offsets in `.checkpoint`, {} if there is none; HostFailure if it is not one."""
-    path = task_dir / ".checkpoint"
+    """The offsets in `.checkpoint`, {} if there is none; HostFailure if it is not one.
+
+    Negative ones are Kafka Streams' ways to say that it knows none.
+    """
+    return read_offsets(task_dir / ".checkpoint")
+
+
+def read_offsets(path: Path) -> dict[TopicPartition, int]:
+    """The offsets in a file of that format, `.checkpoint` or `.position`."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
         version, count = int(lines[0]), int(lines[1])
