@@ -3,13 +3,14 @@
 The one list of points is `CrashPoint`; code calls `reach(point)` there. `arm` (or the variable
 `STATESTORE_CRASH_AT=<point>[:<nth>[:<token file>]]`) makes the nth visit die by SIGKILL, never by
 an exception. With a token file the death happens once: whoever creates the file dies, later
-visitors live.
+visitors live. A simulation, which dies in its own way, takes all visits with `on_reach`.
 """
 
 import json
 import os
 import re
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -42,21 +43,14 @@ class CrashPoint(StrEnum):
     CLOSE_RELEASED = "close.released"
 
 
-@dataclass(slots=True)
-class _Armed:
-    point: CrashPoint
-    visits_left: int
-    token: Path | None
-
-
-_armed: _Armed | None = None
+_action: Callable[[CrashPoint], None] | None = None
 
 
 def arm(text: str | None) -> None:
     """Arm one point, `<point>[:<nth>[:<token file>]]`; None disarms. An unknown point is Misuse."""
-    global _armed
+    global _action
     if not text:
-        _armed = None
+        _action = None
         return
     name, _, rest = text.partition(":")
     nth, _, token = rest.partition(":")
@@ -65,7 +59,7 @@ def arm(text: str | None) -> None:
         raise Misuse(f"{VARIABLE}: no crash point {name!r}; known: {known}")
     if not re.fullmatch(r"[1-9]\d*|", nth):
         raise Misuse(f"{VARIABLE}: visit {nth!r} of {name}: want a number from 1")
-    _armed = _Armed(CrashPoint(name), int(nth or "1"), Path(token) if token else None)
+    _action = _Armed(CrashPoint(name), int(nth or "1"), Path(token) if token else None).visit
 
 
 def arm_from_environment() -> None:
@@ -73,13 +67,30 @@ def arm_from_environment() -> None:
     arm(os.environ.get(VARIABLE))
 
 
+def on_reach(action: Callable[[CrashPoint], None] | None) -> None:
+    """Call `action` at every visit of every point, in place of what was armed; None disarms."""
+    global _action
+    _action = action
+
+
 def reach(point: CrashPoint) -> None:
     """Die here if `point` is armed and this is the armed visit."""
-    if _armed is None or _armed.point is not point:
-        return
-    _armed.visits_left -= 1
-    if _armed.visits_left == 0 and _claim(_armed):
-        os.kill(os.getpid(), signal.SIGKILL)
+    if _action is not None:
+        _action(point)
+
+
+@dataclass(slots=True)
+class _Armed:
+    point: CrashPoint
+    visits_left: int
+    token: Path | None
+
+    def visit(self, point: CrashPoint) -> None:
+        if point is not self.point:
+            return
+        self.visits_left -= 1
+        if self.visits_left == 0 and _claim(self):
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _claim(armed: _Armed) -> bool:

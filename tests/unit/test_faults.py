@@ -73,6 +73,17 @@ def test_arming_nothing_disarms() -> None:
     faults.reach(CrashPoint.STORE_FLUSH)
 
 
+def test_a_simulation_takes_every_visit_until_it_lets_go() -> None:
+    visited: list[CrashPoint] = []
+    faults.arm("store.flush")
+    faults.on_reach(visited.append)
+    faults.reach(CrashPoint.STORE_FLUSH)
+    faults.reach(CrashPoint.COMMIT_DONE)
+    faults.on_reach(None)
+    faults.reach(CrashPoint.STORE_FLUSH)
+    assert visited == [CrashPoint.STORE_FLUSH, CrashPoint.COMMIT_DONE]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
