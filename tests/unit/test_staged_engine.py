@@ -25,6 +25,7 @@ class FullDisk(MemoryEngine):
     def __init__(self) -> None:
         super().__init__(TABLES)
         self.full = False
+        self.batches: list[list[str]] = []
 
     def persistent(self) -> bool:
         return True
@@ -32,6 +33,7 @@ class FullDisk(MemoryEngine):
     def write(self, writes: Mapping[str, Writes], *, ranges: Ranges | None = None) -> None:
         if self.full:
             raise HostFailure("no space left")
+        self.batches.append(sorted(name for name, rows in writes.items() if rows))
         super().write(writes, ranges=ranges)
 
 
@@ -111,6 +113,36 @@ def test_the_lag_in_time_starts_with_the_first_commit_after_a_flush() -> None:
     staged.maintain()
     staged.maintain()
     assert staged.metrics.engine_flushes == 1
+
+
+# One batch (S3).
+
+
+def test_writes_offsets_and_position_of_a_commit_are_one_engine_batch() -> None:
+    engine = FullDisk()
+    staged = staged_engine(engine)
+    table = StagedTable(staged, keyvalue.TABLE)
+    engine.batches.clear()
+    table.put_all({b"a": b"1", b"b": None})
+    staged.commit({TP: 1}, Position.of({"in": {0: 0}}))
+    staged.restore(keyvalue.TABLE, {b"c": b"1"}, {TP: 2})
+    assert engine.batches == [[keyvalue.TABLE, offsets.TABLE]] * 2
+    assert dict(engine.table(offsets.TABLE).scan()).keys() >= {
+        b"oshop-prices-changelog\0\0\0\0\0",
+        b"pin\0\0\0\0\0",
+    }
+
+
+def test_nothing_is_written_while_writes_are_pending() -> None:
+    engine = FullDisk()
+    staged = staged_engine(engine)
+    table = StagedTable(staged, keyvalue.TABLE)
+    engine.batches.clear()
+    table.put_all({b"%d" % number: b"v" for number in range(100)})
+    with staged.savepoint():
+        table.put(b"k", b"v")
+    staged.rollback()
+    assert engine.batches == []
 
 
 # A write that fails.
