@@ -42,6 +42,8 @@ class TransactionalOutbox:
         self._sender: Sender | None = None
         self._group: Any = None
         self._open_transaction = False
+        self._sent: tuple[Mapping[TopicPartition, int], str] | None = None
+        self._committed: tuple[Mapping[TopicPartition, int], str] | None = None
         self._fenced: Fenced | None = None
 
     def open(self) -> None:
@@ -101,12 +103,11 @@ class TransactionalOutbox:
         sender = self._ready()
         try:
             sender.client.send_offsets_to_transaction(
-                [KafkaPartition(*tp, at, metadata) for tp, at in offsets.items()],
-                self._group,
-                self._timeout_s,
+                _with_metadata(offsets, metadata), self._group, self._timeout_s
             )
         except KafkaException as failure:
             raise self._reason(failure, "send input offsets") from failure
+        self._sent = offsets, metadata
 
     def flush(self) -> None:
         """Wait until every record sent is acknowledged; a failed one shows here or at commit."""
@@ -132,6 +133,7 @@ class TransactionalOutbox:
             sender.raise_failure()
             raise self._error(failure, "commit") from failure
         self._open_transaction = False
+        self._committed, self._sent = self._sent, None
 
     def abort(self) -> None:
         """Drop what was sent since begin; without an open transaction nothing happens."""
@@ -143,17 +145,30 @@ class TransactionalOutbox:
         except KafkaException as failure:
             raise self._error(failure, "abort") from failure
         self._open_transaction = False
+        self._sent = None
 
     def ends(self) -> dict[TopicPartition, int]:
         """Per tracked partition written since begin: the offset after its last record."""
         return dict(self._ready().ends)
 
     def close(self) -> None:
-        """Abort what is open, as far as the broker answers soon, and let go."""
-        sender, was_open = self._sender, self._open_transaction
-        if sender is not None and was_open and self._fenced is None:
+        """Abort what is open, wait until the last commit can be read, and let go.
+
+        As far as the broker answers soon. It answers a commit before the records are marked as
+        committed, which makes them readable, but takes nothing new into a transaction before that:
+        so one that changes nothing, then aborted, is the way to wait.
+        """
+        sender = self._sender
+        if sender is not None and self._fenced is None:
+            client = sender.client
             try:
-                sender.client.abort_transaction(_CLOSE_S)
+                if not self._open_transaction and self._committed is not None:
+                    offsets = _with_metadata(*self._committed)
+                    client.begin_transaction()
+                    self._open_transaction = True
+                    client.send_offsets_to_transaction(offsets, self._group, _CLOSE_S)
+                if self._open_transaction:
+                    client.abort_transaction(_CLOSE_S)
             except KafkaException as failure:
                 _log.info("transaction of %s left for its next owner: %s", self._id, failure)
         self._discard()
@@ -170,6 +185,7 @@ class TransactionalOutbox:
 
     def _discard(self) -> None:
         sender, self._sender, self._open_transaction = self._sender, None, False
+        self._sent = self._committed = None
         if sender is not None:
             sender.close()
 
@@ -247,7 +263,7 @@ class PlainOutbox:
         """Commit the group's input offsets, now."""
         if self._committer is None:
             self._committer = consumer(self._settings, self._group_id, self._trouble)
-        wanted = [KafkaPartition(*tp, at, metadata) for tp, at in offsets.items()]
+        wanted = _with_metadata(offsets, metadata)
         doing = f"commit input offsets of group {self._group_id}"
         try:
             done = self._committer.commit(offsets=wanted, asynchronous=False)
@@ -294,6 +310,10 @@ class PlainOutbox:
     def _ready(self) -> Sender:
         assert self._sender is not None, "open comes first"
         return self._sender
+
+
+def _with_metadata(offsets: Mapping[TopicPartition, int], metadata: str) -> list[KafkaPartition]:
+    return [KafkaPartition(*tp, at, metadata) for tp, at in offsets.items()]
 
 
 def _group_metadata(settings: Settings, group_id: str) -> Any:
