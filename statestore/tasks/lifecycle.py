@@ -30,6 +30,7 @@ from statestore.settings import Settings
 from statestore.tasks import budget
 from statestore.tasks.commit import Commit, CommitStamp, commit_task
 from statestore.tasks.context import TaskContext
+from statestore.tasks.inputs import committed_inputs
 from statestore.tasks.intake import Chunk, Intake
 from statestore.tasks.plan import TaskEdges, TaskPlan, TaskReport
 from statestore.tasks.stores import TaskStores
@@ -175,14 +176,11 @@ class StreamTask:
     # Start.
 
     def _read_committed(self) -> None:
-        cluster, inputs = self._edges.cluster, self._plan.inputs
-        committed = cluster.group_offsets(inputs)
-        fresh = [tp for tp in inputs if tp not in committed]
-        bounds = cluster.bounds(fresh) if fresh else {}
-        self._committed = {
-            tp: committed[tp].offset if tp in committed else bounds[tp].start for tp in inputs
-        }
-        self._stamp = CommitStamp.latest(committed)
+        # At least once, a store commits before the group does: nothing to be told by.
+        opened = self._stores.opened.values() if self._settings.exactly_once else ()
+        self._committed, self._stamp = committed_inputs(
+            self._plan, self._edges.cluster, [one.store for one in opened]
+        )
 
     def _restore(self) -> None:
         done = self._stores.restore()
