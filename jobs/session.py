@@ -1,5 +1,6 @@
 """The SparkSession of our jobs."""
 
+import logging
 import sys
 
 from pyspark.sql import SparkSession
@@ -10,6 +11,8 @@ def spark_session(name: str) -> SparkSession:
 
     No speculation: two attempts at one stream task would fight for one transactional id.
     """
+    # It logs every connection it closes, even after the streams are gone.
+    logging.getLogger("py4j").setLevel(logging.WARNING)
     return (
         SparkSession.builder.appName(name)
         .config("spark.speculation", "false")
