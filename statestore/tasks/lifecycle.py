@@ -77,6 +77,7 @@ class StreamTask:
     def start(self) -> None:
         """Claim, fence, restore. Locked, Unavailable, HostFailure leave everything as it was."""
         plan, edges = self._plan, self._edges
+        began = edges.clock.monotonic()
         folder = self._layout.task_dir(plan.task_id)
         self._layout.create(folder)
         self._claim = folders.claim(
@@ -95,6 +96,7 @@ class StreamTask:
         self._restore()
         self._stores.write_checkpoint()
         self._begin_reading()
+        self.report.start_seconds += edges.clock.monotonic() - began
 
     def step(self, timeout_ms: int) -> int:
         """Poll for up to `timeout_ms`, process, commit if due; returns the records processed."""
@@ -219,10 +221,12 @@ class StreamTask:
 
     def _step(self, timeout_ms: int) -> int:
         clock, limit = self._edges.clock, self._settings.batch_max_records
-        started = clock.monotonic()
+        began_ms, started = clock.now_ms(), clock.monotonic()
         self._poll(limit, timeout_ms)
         polled = clock.monotonic()
         self.report.poll_seconds += polled - started
+        if self.report.first_record_ms is None and self._intake.waiting():
+            self.report.first_record_ms = began_ms
         processed = 0
         while (chunk := self._intake.next_chunk()) is not None:
             processed += self._process_within_share(chunk)
@@ -327,6 +331,7 @@ class StreamTask:
         report.records_out += context.records_out
         report.bytes_written += size
         report.commit_seconds += self._last_commit_s - started
+        report.last_commit_ms = clock.now_ms()
         self._since_commit = context.records_out = 0
 
     def _settle(self, commit: Commit) -> Mapping[TopicPartition, int] | None:

@@ -37,7 +37,12 @@ class TaskPlan:
 
 @dataclass
 class TaskReport:
-    """What one stream task did, for the commit reports and the summary."""
+    """What one stream task did, for the commit reports and the summary.
+
+    `start_seconds` runs from the claim to the first poll, `restore_seconds` within it. By the wall
+    clock, so that reports of several processes can be laid side by side: when the poll began that
+    brought the first record, and when the last commit ended.
+    """
 
     stream_task: str
     records_in: int = 0
@@ -45,10 +50,13 @@ class TaskReport:
     commits: int = 0
     rewinds: int = 0
     restored_records: int = 0
+    start_seconds: float = 0.0
     restore_seconds: float = 0.0
     poll_seconds: float = 0.0
     process_seconds: float = 0.0
     commit_seconds: float = 0.0
     bytes_written: int = 0
+    first_record_ms: int | None = None
+    last_commit_ms: int | None = None
     quarantined: list[str] = field(default_factory=list)
     caught_up: bool = False
