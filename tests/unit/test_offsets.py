@@ -93,7 +93,7 @@ def test_a_format_this_code_does_not_read_is_refused_never_guessed(
 
 @pytest.mark.parametrize(
     "row",
-    [{b"ot\0\0\0\0\0": b"short"}, {b"o\xfe\0\0\0\0\0": bytes(8)}, {b"o": bytes(8)}],
+    [{b"oz\0\0\0\0\0": b"short"}, {b"o\xfe\0\0\0\0\0": bytes(8)}, {b"o": bytes(8)}],
     ids=["value too short", "topic not text", "no partition"],
 )
 def test_an_offset_row_nobody_can_read_means_a_corrupted_store(

@@ -143,9 +143,9 @@ def test_settings_are_frozen() -> None:
 @pytest.mark.parametrize(
     ("given", "nearest"),
     [
-        ("commit.intervall.ms", "commit.interval.ms"),
+        ("commit.interval.millis", "commit.interval.ms"),
         ("commit_interval_ms", "commit.interval.ms"),
-        ("processing.guarante", "processing.guarantee"),
+        ("processing.guarantees", "processing.guarantee"),
         ("statestore.wall", "statestore.wal"),
     ],
 )

@@ -1,0 +1,221 @@
+"""Source, Changelog, Cluster: one suite for the real broker and the one in memory."""
+
+import time
+
+import pytest
+
+from statestore.errors import (
+    NotCopartitioned,
+    RecordFailed,
+    TaskCorrupted,
+)
+from statestore.model import Batch, TopicPartition
+from statestore.ports import GroupOffset, TopicSpec
+from tests.contract.broker_steps import commit, opened, read, read_all, send, until, values
+from tests.contract.broker_worlds import Row, World
+
+YEAR_2013 = 1_357_034_400_000
+
+
+# Without transactions.
+
+
+def test_a_plain_outbox_commits_records_first_and_offsets_when_told(world: World) -> None:
+    topic = world.topic()
+    tp = TopicPartition(topic, 0)
+    outbox, cluster = world.plain_outbox(), world.cluster()
+    outbox.open()
+    outbox.begin()
+    outbox.send(topic, [b"a", b"b"], [b"1", b"2"], [1, 2], partition=0, tracked=True)
+    outbox.commit()
+    assert [row.value for row in world.rows(topic)] == [b"1", b"2"]
+    assert outbox.ends() == {tp: 2}
+    assert cluster.group_offsets([tp]) == {}
+    outbox.send_offsets({tp: 5}, "meta")
+    assert cluster.group_offsets([tp]) == {tp: GroupOffset(5, "meta")}
+    outbox.begin()
+    assert outbox.ends() == {}
+    send(outbox, topic, "stays")
+    outbox.abort()
+    assert [row.value for row in world.rows(topic)] == [b"1", b"2", b"stays"]
+
+
+# Polling.
+
+
+def test_poll_keeps_to_its_limit_and_loses_nothing(world: World) -> None:
+    topic = world.topic(partitions=3)
+    world.produce(topic, [Row(b"k", b"%d" % i, 1, (), i % 3) for i in range(3000)])
+    tps = [TopicPartition(topic, p) for p in range(3)]
+    for at_once in (1, 7, 1000):
+        source = world.source()
+        source.start(dict.fromkeys(tps, 900))
+        got = read(source, dict.fromkeys(tps, 1000), at_once=at_once)
+        for tp in tps:
+            mine = [int(r.value or b"") for r in got if r.partition == tp.partition]
+            assert mine == list(range(2700 + tp.partition, 3000, 3))
+
+
+def test_poll_tells_apart_topics_with_equal_partitions(world: World) -> None:
+    one, two = world.topic(partitions=2), world.topic(partitions=2)
+    for topic in (one, two):
+        for p in range(2):
+            world.produce(topic, [Row(None, f"{topic}-{p}".encode(), 1, (), p)] * 20)
+    tps = [TopicPartition(topic, p) for topic in (one, two) for p in range(2)]
+    for chosen in (tps, [tps[0], tps[2]], [tps[0], tps[1]], [tps[3]]):
+        records = read_all(world, *chosen, at_once=15)
+        assert len(records) == 20 * len(chosen)
+        assert all(r.value == f"{r.topic}-{r.partition}".encode() for r in records)
+
+
+def test_paused_partitions_wait_and_lose_nothing(world: World) -> None:
+    topic = world.topic(partitions=2)
+    world.produce(topic, [Row(None, b"%d" % i, 1, (), i % 2) for i in range(400)])
+    kept, paused = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    source = world.source()
+    source.start({kept: 0, paused: 0})
+    first = read(source, {kept: 20}, at_once=20)
+    before = source.position(paused)
+    source.pause([paused])
+    rest = read(source, {kept: 200})
+    assert {record.partition for record in rest} == {0}
+    assert source.position(paused) == before
+    source.resume([paused])
+    rest += read(source, {paused: 200})
+    got = [int(r.value or b"") for r in first + rest]
+    assert sorted(got) == list(range(400))
+    assert [n for n in got if n % 2] == list(range(1, 400, 2))
+
+
+def test_poll_returns_early_at_the_end_of_the_log(world: World) -> None:
+    topic = world.topic()
+    tp = TopicPartition(topic, 0)
+    world.produce(topic, [Row(None, b"x", 1)])
+    source = world.source()
+    source.start({tp: 0})
+    began = time.monotonic()
+    read_patiently: list[Batch] = source.poll(1000, 20_000)
+    assert [len(batch) for batch in read_patiently] == [1]
+    assert time.monotonic() - began < 10
+
+
+def test_a_source_started_again_goes_back(world: World) -> None:
+    topic = world.topic(partitions=2)
+    world.produce(topic, [Row(None, b"%d" % i, 1, (), i % 2) for i in range(100)])
+    first, second = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    source = world.source()
+    source.start({first: 0, second: 0})
+    assert len(read(source, {first: 50, second: 50})) == 100
+    source.pause([second])
+    source.start({first: 10, second: 45})
+    assert len(read(source, {first: 50, second: 50})) == 45
+    source.start({second: 49})
+    assert values(read(source, {second: 50})) == [b"99"]
+
+
+@pytest.mark.parametrize("start", [2, 100])
+def test_input_that_is_gone_fails_instead_of_being_skipped(world: World, start: int) -> None:
+    topic = world.topic()
+    tp = TopicPartition(topic, 0)
+    world.produce(topic, [Row(None, b"%d" % i, 1) for i in range(10)])
+    world.cluster().delete_before({tp: 5})
+    source = world.source()
+    source.start({tp: start})
+    with pytest.raises(RecordFailed, match=f"{topic}-0"):
+        until(lambda: bool(source.poll(10, 500)), "an error")
+
+
+# Changelogs.
+
+
+def test_replay_gives_exactly_the_committed_records_between_its_bounds(world: World) -> None:
+    topic = world.topic()
+    tp = TopicPartition(topic, 0)
+    outbox = opened(world)
+    commit(outbox, topic, "a", "b")  # 0 1, marker 2
+    outbox.begin()
+    send(outbox, topic, "dropped")  # 3, marker 4
+    outbox.flush()
+    outbox.abort()
+    commit(outbox, topic, "c")  # 5, marker 6
+    changelog = world.changelog()
+    end = changelog.bounds([tp])[tp].end
+    assert end == 7
+    commit(outbox, topic, "later")
+
+    def replayed(start: int, stop: int) -> list[bytes | None]:
+        found: list[bytes | None] = []
+        reached = start
+        for stretch in changelog.replay(tp, start, stop):
+            found += stretch.batch.values.objects
+            assert reached < stretch.offset_next <= stop
+            reached = stretch.offset_next
+        assert reached == stop
+        return found
+
+    assert replayed(0, end) == [b"a", b"b", b"c"]
+    assert replayed(1, 6) == [b"b", b"c"]
+    assert replayed(2, 5) == []
+    assert replayed(0, 1) == [b"a"]
+    assert replayed(7, 7) == []
+    next(iter(changelog.replay(tp, 0, end)))  # abandoned
+
+
+def test_replay_of_offsets_the_log_does_not_hold_is_corruption(world: World) -> None:
+    topic = world.topic()
+    tp = TopicPartition(topic, 0)
+    world.produce(topic, [Row(b"k", b"%d" % i, 1) for i in range(10)])
+    world.cluster().delete_before({tp: 5})
+    changelog = world.changelog()
+    assert changelog.bounds([tp])[tp] == (5, 10)
+    for start, end in ((4, 10), (50, 60)):
+        with pytest.raises(TaskCorrupted, match=f"{topic}-0"):
+            list(changelog.replay(tp, start, end))
+
+
+# The cluster.
+
+
+def test_create_is_idempotent_and_alters_nothing(world: World) -> None:
+    cluster = world.cluster()
+    names = [f"{world.topic()}-x", f"{world.topic()}-y"]
+    specs = [TopicSpec(name, 3, {"cleanup.policy": "compact"}) for name in names]
+    cluster.create(specs[:1])
+    cluster.create(specs)
+    cluster.create(specs)
+    assert cluster.partitions([*names, "absent"]) == dict.fromkeys(names, 3)
+    with pytest.raises(NotCopartitioned, match=names[1]):
+        cluster.create([specs[0], specs[1]._replace(partitions=4)])
+    assert cluster.partitions(names) == dict.fromkeys(names, 3)
+
+
+def test_offsets_are_found_by_record_time(world: World) -> None:
+    topic = world.topic(partitions=2)
+    tp, empty = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    world.produce(topic, [Row(None, b"x", YEAR_2013 + 100 * i) for i in range(10)])
+    cluster = world.cluster()
+    for time_ms, offset in [
+        (0, 0),
+        (-5, 0),
+        (YEAR_2013, 0),
+        (YEAR_2013 + 1, 1),
+        (YEAR_2013 + 300, 3),
+        (YEAR_2013 + 901, 10),
+    ]:
+        assert cluster.offsets_at([tp, empty], time_ms) == {tp: offset, empty: 0}
+
+
+def test_purging_moves_the_log_start_only(world: World) -> None:
+    topic = world.topic()
+    tp = TopicPartition(topic, 0)
+    world.produce(topic, [Row(None, b"%d" % i, 1) for i in range(10)])
+    cluster = world.cluster()
+    cluster.delete_before({tp: 4})
+    cluster.delete_before({tp: 2})
+    cluster.delete_before({})
+    assert cluster.bounds([tp])[tp] == (4, 10)
+    assert values(read_all(world, tp)) == [b"%d" % i for i in range(4, 10)]
+
+
+def test_a_cluster_that_answers_passes_its_check(world: World) -> None:
+    world.cluster().check()
