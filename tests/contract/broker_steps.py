@@ -7,6 +7,7 @@ from statestore.model import Record, TopicPartition
 from statestore.ports import Outbox, Source
 from tests.contract.broker_worlds import DEADLINE_S, World
 
+YEAR_2013 = 1_357_034_400_000
 Records = list[Record[bytes | None, bytes | None]]
 
 

@@ -14,11 +14,17 @@ from statestore.errors import (
 from statestore.kafka.partitioner import murmur2_partition
 from statestore.model import Record, TopicPartition
 from statestore.ports import GroupOffset
-from tests.contract.broker_steps import commit, opened, read, read_all, send, until, values
+from tests.contract.broker_steps import (
+    YEAR_2013,
+    commit,
+    opened,
+    read,
+    read_all,
+    send,
+    until,
+    values,
+)
 from tests.contract.broker_worlds import Row, World
-
-YEAR_2013 = 1_357_034_400_000
-
 
 # Transactions and what readers see of them.
 

@@ -11,11 +11,17 @@ from statestore.errors import (
 )
 from statestore.model import Batch, TopicPartition
 from statestore.ports import GroupOffset, TopicSpec
-from tests.contract.broker_steps import commit, opened, read, read_all, send, until, values
+from tests.contract.broker_steps import (
+    YEAR_2013,
+    commit,
+    opened,
+    read,
+    read_all,
+    send,
+    until,
+    values,
+)
 from tests.contract.broker_worlds import Row, World
-
-YEAR_2013 = 1_357_034_400_000
-
 
 # Without transactions.
 
