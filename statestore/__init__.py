@@ -27,9 +27,15 @@ _HOMES = {
     ),
     "statestore.operations.run": ("RunSummary",),
     "statestore.settings": ("Settings",),
-    "statestore.stores.contracts": ("KeyValueStore", "ReadOnlyKeyValueStore", "StateStore"),
+    "statestore.stores.contracts": (
+        "KeyValueStore",
+        "ReadOnlyKeyValueStore",
+        "StateStore",
+        "StoreContext",
+    ),
     "statestore.stores.specs": (
         "KeyValueSpec",
+        "StoreSupplier",
         "in_memory_key_value_store",
         "persistent_key_value_store",
     ),

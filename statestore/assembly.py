@@ -15,8 +15,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from statestore.engines.memory import MemoryEngine
-from statestore.engines.rocks import RocksMemory, RocksTuning, open_rocks
 from statestore.errors import Action, Misuse, PipelineNotFound, StateStoreError
 from statestore.kafka.changelog import KafkaChangelog
 from statestore.kafka.clients import Trouble, consumer, producer
@@ -25,13 +23,13 @@ from statestore.kafka.source import KafkaSource
 from statestore.kafka.topics import KafkaCluster
 from statestore.layout import StateLayout
 from statestore.model import IsolationLevel, Span, Time, span_ms, to_ms
+from statestore.opening import open_key_value, options_hook
 from statestore.operations.run import PlannedTask, Run, RunRequest, RunSummary, check_shared
-from statestore.ports import Clock, Engine
+from statestore.ports import Clock
 from statestore.settings import Settings, expand
-from statestore.stores import keyvalue, offsets
 from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.stores.specs import KeyValueSpec
-from statestore.stores.transaction import LagLimits, StagedEngine
+from statestore.tasks.budget import Share, Slot
 from statestore.tasks.lifecycle import StreamTask
 from statestore.tasks.plan import TaskEdges, TaskPlan, TaskReport
 from statestore.tasks.slot import serve
@@ -72,7 +70,7 @@ def open_store(
         raise Misuse(f"store {spec.name!r} is persistent: pass the directory it lives in")
     path = None if directory is None else Path(directory) / spec.name
     wal = known.write_ahead_log is not False
-    return _open(spec, path, known, SystemClock(), slots=1, wal=wal, level=IsolationLevel(level))
+    return open_key_value(spec, path, known, SystemClock(), wal=wal, level=IsolationLevel(level))
 
 
 def run(
@@ -123,6 +121,7 @@ def start_run(topology: Topology, settings: Settings, request: RunRequest) -> Ru
     """The driver's side of a run: enter it, and it holds the application lock."""
     settings.require("application.id", "bootstrap.servers", "state.dir")
     _check_client_settings(settings)
+    options_hook(settings, "")
     return Run(
         topology, settings, _layout(settings), KafkaCluster(settings), SystemClock(), request
     )
@@ -144,12 +143,14 @@ def serve_planned(
     clock, layout = SystemClock(), _layout(settings)
     for task in planned:
         check_shared(layout, task)
+    slot = Slot(Share.of(settings, slots))
     tasks = [
         StreamTask(
             _task_plan(topology, task, request, slots),
             _edges(settings, task, clock, slots),
             settings,
             layout,
+            slot,
         )
         for task in planned
     ]
@@ -254,7 +255,7 @@ def _edges(settings: Settings, planned: PlannedTask, clock: Clock, slots: int) -
     ) -> TransactionalKeyValueStore[Any, Any]:
         level = settings.effective_isolation_level
         wal = settings.write_ahead_log is True
-        return _open(
+        return open_key_value(
             spec, path, settings, clock, slots=slots, wal=wal, level=level, task=planned.task
         )
 
@@ -265,49 +266,6 @@ def _edges(settings: Settings, planned: PlannedTask, clock: Clock, slots: int) -
         KafkaCluster(settings),
         clock,
         open_task_store,
-    )
-
-
-def _open(
-    spec: KeyValueSpec[K, V],
-    path: Path | None,
-    settings: Settings,
-    clock: Clock,
-    *,
-    slots: int,
-    wal: bool,
-    level: IsolationLevel,
-    task: str | None = None,
-) -> TransactionalKeyValueStore[K, V]:
-    tables = (keyvalue.TABLE, offsets.TABLE)
-    engine: Engine
-    if spec.persistent and path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        memory = RocksMemory.of_bytes(settings.memory_bytes // slots)
-        engine = open_rocks(
-            path, tables=tables, tuning=RocksTuning(write_ahead_log=wal, memory=memory)
-        )
-        where = str(path)
-    else:
-        engine, where = MemoryEngine(tables), f"in-memory store {spec.name!r}"
-    limits = LagLimits(
-        settings.flush_lag_max_bytes, settings.flush_lag_max_records, settings.flush_lag_max_ms
-    )
-    try:
-        staged = StagedEngine(
-            engine,
-            kind=keyvalue.KIND,
-            name=spec.name,
-            where=where,
-            tables=(keyvalue.TABLE,),
-            limits=limits,
-            clock=clock,
-        )
-    except BaseException:
-        engine.close()
-        raise
-    return TransactionalKeyValueStore(
-        staged, spec, isolation_level=level, owned_by_task=task is not None
     )
 
 

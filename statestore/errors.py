@@ -156,6 +156,8 @@ class TaskCorrupted(StateStoreError):
     """A store cannot be trusted: unreadable files, or offsets beyond the log (SEMANTICS E5)."""
 
     exit_code = 10
+    store: str | None = None
+    """Its name, as far as known where the error was met."""
 
 
 class CommitUnknown(StateStoreError):

@@ -94,10 +94,7 @@ class Settings:
         least=1,
     )
     write_ahead_log: bool | None = _knob(
-        "statestore.wal",
-        None,
-        "",
-        "RocksDB's log; unset: on for a standalone store, off in a task, whose changelog is it.",
+        "statestore.wal", None, "", "RocksDB's log; unset: on in a standalone store, off in a task."
     )
     memory_bytes: int = _knob(
         "statestore.memory.bytes",
@@ -105,6 +102,9 @@ class Settings:
         "bytes",
         "Block cache and write buffers of all stores of an executor host.",
         least=1 << 20,
+    )
+    config_setter: str = _knob(
+        "rocksdb.config.setter", "", "", "module:function, called with (store, Options) at open."
     )
     lock_wait_ms: int = _knob(
         "statestore.lock.wait.ms", 60_000, "ms", "Wait for a folder's owner to let go.", least=0

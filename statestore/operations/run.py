@@ -5,6 +5,7 @@ just before each: every stream task finds its own start (SEMANTICS E3). Nothing 
 before all checks have passed.
 """
 
+import logging
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from statestore.tasks.plan import TaskReport
 from statestore.topology.graph import SubTopology, TopicName, Topology, Wave
 
 _WEEK_MS = 7 * 86_400_000
+_log = logging.getLogger(__name__)
 
 
 class PlannedTask(msgspec.Struct, frozen=True):
@@ -135,6 +137,7 @@ class Run:
             folders.publish(
                 self._layout.topology_file, msgspec.json.encode(self.topology.deployed())
             )
+            self._sweep_quarantine()
         except BaseException:
             self._claim.release()
             raise
@@ -147,6 +150,15 @@ class Run:
                 self._purge_repartitions()
         finally:
             self._claim.release()
+
+    def _sweep_quarantine(self) -> None:
+        """Remove what a restored store has long replaced (SEMANTICS S16)."""
+        retention_ms = self._settings.quarantine_retention_ms
+        try:
+            for folder in self._layout.sweep_quarantine(retention_ms, self._clock.now_ms()):
+                _log.info("quarantine: removed %s, restored and committed to long ago", folder)
+        except HostFailure as error:
+            _log.warning("quarantine: %s; the next run tries again", error)
 
     def waves(self) -> Iterator[list[PlannedTask]]:
         """The tasks of each wave, planned when asked for; a cycle repeats until nothing moves."""

@@ -1,10 +1,13 @@
 """The public Protocols: what a store promises its users (INTERFACE; KIP-892).
 
-A store of a user's own implements `StateStore`; the task layer needs nothing beyond these names.
+A store of a user's own implements `StateStore`, and comes to a stream task by a
+`specs.StoreSupplier` (docs/adr/0006); the task layer needs nothing beyond these names.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
@@ -13,6 +16,7 @@ from statestore.model import (
     K,
     Position,
     PositionBound,
+    TaskId,
     TopicPartition,
     V,
 )
@@ -81,6 +85,20 @@ class StateStore(Protocol):
 
     def flush(self) -> None:
         """Deprecated, does nothing: durability is the store's business (S7)."""
+
+
+@dataclass(frozen=True)
+class StoreContext:
+    """What a stream task gives a store of a user's own when it opens it.
+
+    `directory` exists and is the store's alone. `log(key, value)` sends a change (None: a delete)
+    to `changelog` with the next commit, the last one of each key; a rollback forgets it.
+    """
+
+    task_id: TaskId
+    directory: Path
+    changelog: TopicPartition
+    log: Callable[[bytes, bytes | None], None]
 
 
 class ReadOnlyKeyValueStore(Protocol, Generic[K, V]):

@@ -1,16 +1,22 @@
 """Store specs: values that say which store to open, not stores (INTERFACE)."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic
+from typing import Any, ClassVar, Generic, TypeVar
 
 from statestore.layout import check_store_name
 from statestore.model import K, Serde, V
 from statestore.stores import serdes
+from statestore.stores.contracts import StateStore, StoreContext
+
+S = TypeVar("S", bound=StateStore)
 
 
 @dataclass(frozen=True)
 class KeyValueSpec(Generic[K, V]):
     """A key-value store: its name, serdes, and whether it outlives the process."""
+
+    kind: ClassVar[str] = "keyvalue"
 
     name: str
     key_serde: Serde[K]
@@ -22,7 +28,37 @@ class KeyValueSpec(Generic[K, V]):
         check_store_name(self.name)
 
 
-StoreSpec = KeyValueSpec[Any, Any]
+@dataclass(frozen=True)
+class StoreSupplier(Generic[S]):
+    """A store of the user's own class, for `process(factory, supplier)` (docs/adr/0006).
+
+    `open` makes it for one stream task. `restore` writes changelog rows into it, None deletes; the
+    task calls `commit` after it. `persistent` is what the store's own `persistent()` says.
+    """
+
+    kind: ClassVar[str] = "supplied"
+
+    name: str
+    open: Callable[[StoreContext], S]
+    restore: Callable[[S, Mapping[bytes, bytes | None]], None]
+    persistent: bool = True
+    changelog_config: dict[str, str] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        check_store_name(self.name)
+
+    @property
+    def key_serde(self) -> Serde[bytes]:
+        """Of the changelog: bytes, whatever the store's users see."""
+        return serdes.BYTES
+
+    @property
+    def value_serde(self) -> Serde[bytes]:
+        """Of the changelog: bytes, whatever the store's users see."""
+        return serdes.BYTES
+
+
+StoreSpec = KeyValueSpec[Any, Any] | StoreSupplier[Any]
 
 
 def persistent_key_value_store(

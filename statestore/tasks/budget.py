@@ -2,11 +2,13 @@
 
 from typing import NamedTuple
 
-from statestore.settings import NO_LIMIT
+from statestore.settings import NO_LIMIT, Settings
+
+_FIRST_TAKE = 1000
 
 
 class Usage(NamedTuple):
-    """Pending writes of all stores of a slot."""
+    """Pending writes: of a store, of a stream task, of all that a slot serves."""
 
     size_bytes: int
     records: int
@@ -19,6 +21,11 @@ class Share(NamedTuple):
     max_records: int
 
     @classmethod
+    def of(cls, settings: Settings, slots: int) -> "Share":
+        """The part of the settings' limits that is one slot's."""
+        return cls.of_slot(settings.uncommitted_max_bytes, settings.uncommitted_max_records, slots)
+
+    @classmethod
     def of_slot(cls, max_bytes: int, max_records: int, slots: int) -> "Share":
         """A host's limits divided among its slots."""
 
@@ -28,6 +35,44 @@ class Share(NamedTuple):
         return cls(part(max_bytes), part(max_records))
 
 
+class Slot:
+    """The share of one slot, and what each stream task it serves holds of it.
+
+    One thread. A task says what it holds; one that finds no room asks the fullest to commit.
+    """
+
+    def __init__(self, share: Share) -> None:
+        self.share = share
+        self._held: dict[str, Usage] = {}
+        self._asked: set[str] = set()
+        self._sum = Usage(0, 0)
+
+    def hold(self, task: str, usage: Usage) -> Usage:
+        """`task` holds this now; returns what all hold together."""
+        before = self._held.get(task, Usage(0, 0))
+        self._held[task] = usage
+        self._sum = Usage(
+            self._sum.size_bytes + usage.size_bytes - before.size_bytes,
+            self._sum.records + usage.records - before.records,
+        )
+        return self._sum
+
+    def make_room(self, task: str) -> bool:
+        """Whether `task` holds most, and so is to commit now; else the one that does is asked."""
+        fullest = max(self._held, key=lambda name: self._held[name], default=task)
+        if self._held.get(task) == self._held.get(fullest):
+            return True
+        self._asked.add(fullest)
+        return False
+
+    def take_request(self, task: str) -> bool:
+        """Whether `task` was asked to commit since it was last told so."""
+        if task not in self._asked:
+            return False
+        self._asked.remove(task)
+        return True
+
+
 class Step(NamedTuple):
     """The next batch: whether to commit before it, and how many of its records to take."""
 
@@ -35,12 +80,17 @@ class Step(NamedTuple):
     take: int
 
 
-def plan_step(pending: Usage, per_record: tuple[float, float], waiting: int, share: Share) -> Step:
+def plan_step(
+    pending: Usage, per_record: tuple[float, float] | None, waiting: int, share: Share
+) -> Step:
     """The next step when each input record is expected to add `per_record` (bytes, records).
 
     Commits first when all waiting records would cross the share and something is pending; takes at
-    least one record, at most what the share can hold.
+    least one record, at most what the share can hold. `per_record` None, nothing measured yet: few.
     """
+    if per_record is None:
+        limited = share != Share(NO_LIMIT, NO_LIMIT)
+        return Step(commit_first=False, take=min(waiting, _FIRST_TAKE) if limited else waiting)
     fits = waiting
     fits_empty = waiting
     for limit, used, growth in (

@@ -19,7 +19,7 @@ from statestore.errors import CommitUnknown, Fenced
 from statestore.faults import CrashPoint, reach
 from statestore.model import Position, ProcessingGuarantee, TopicPartition
 from statestore.ports import GroupOffset, Outbox
-from statestore.tasks.context import OpenStore
+from statestore.tasks.owned import OwnedStore
 
 _ANSWER_ATTEMPTS = 3
 
@@ -63,7 +63,7 @@ class Commit:
 
 def commit_task(
     commit: Commit,
-    stores: Sequence[OpenStore],
+    stores: Sequence[OwnedStore],
     outbox: Outbox,
     guarantee: ProcessingGuarantee,
     settle: Settle,
@@ -82,19 +82,18 @@ def commit_task(
     reach(CrashPoint.COMMIT_OFFSETS_SENT)
     ends = _commit_log(outbox, commit, settle)
     reach(CrashPoint.COMMIT_LOG_DONE)
+    position = commit.position()
     for opened in stores:
-        tp = opened.changelog
-        offsets = {tp: ends[tp]} if tp in ends else {}
-        opened.store.staged.commit(offsets, commit.position())
+        opened.commit(ends.get(opened.changelog), position)
         reach(CrashPoint.COMMIT_STORE_WRITTEN)
     if not exactly_once:
         outbox.send_offsets(commit.offsets, commit.stamp.text())
     reach(CrashPoint.COMMIT_DONE)
 
 
-def _log_changes(opened: OpenStore, outbox: Outbox, stamp: CommitStamp) -> None:
+def _log_changes(opened: OwnedStore, outbox: Outbox, stamp: CommitStamp) -> None:
     """Every pending write, once per key with its last value."""
-    changes = opened.store.staged.overlay("data").entries
+    changes = opened.changes()
     if changes:
         outbox.send(
             opened.changelog.topic,

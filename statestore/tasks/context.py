@@ -7,14 +7,13 @@ memory survives records that were not committed.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from statestore.errors import UnknownStore
-from statestore.model import Batch, TaskId, TopicPartition
+from statestore.model import Batch, TaskId
 from statestore.ports import Outbox
-from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.stores.staged_table import StagedTable
+from statestore.tasks.owned import OwnedStore
 from statestore.topology.graph import (
     Forward,
     OperatorNode,
@@ -26,21 +25,13 @@ from statestore.topology.graph import (
 from statestore.topology.operators import encoded
 
 
-@dataclass(frozen=True)
-class OpenStore:
-    """A store of a task, and the changelog partition that mirrors it."""
-
-    store: TransactionalKeyValueStore[Any, Any]
-    changelog: TopicPartition
-
-
 class TaskContext:
     """The NodeContext of one stream task."""
 
     def __init__(
         self,
         task_id: TaskId,
-        stores: Mapping[str, OpenStore],
+        stores: Mapping[str, OwnedStore],
         outbox: Outbox,
         *,
         application_id: str,
@@ -63,7 +54,7 @@ class TaskContext:
         return self.stream_time_ms
 
     def table(self, store: str) -> StagedTable:
-        return self._open(store).store.table
+        return self._open(store).table()
 
     def store(self, name: str) -> Any:
         return self._open(name).store
@@ -101,7 +92,7 @@ class TaskContext:
                         entries[full] = _both(push, entries.get(full))
         return entries
 
-    def _open(self, name: str) -> OpenStore:
+    def _open(self, name: str) -> OwnedStore:
         try:
             return self._stores[name]
         except KeyError:

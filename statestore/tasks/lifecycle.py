@@ -21,6 +21,7 @@ from statestore.errors import (
     CommitUnknown,
     Fenced,
     StateStoreError,
+    TaskCorrupted,
     Unavailable,
 )
 from statestore.faults import CrashPoint, reach
@@ -31,7 +32,7 @@ from statestore.tasks import budget
 from statestore.tasks.commit import Commit, CommitStamp, commit_task
 from statestore.tasks.context import TaskContext
 from statestore.tasks.inputs import committed_inputs
-from statestore.tasks.intake import Chunk, Intake
+from statestore.tasks.intake import Chunk
 from statestore.tasks.plan import TaskEdges, TaskPlan, TaskReport
 from statestore.tasks.stores import TaskStores
 from statestore.topology.graph import Push
@@ -44,16 +45,20 @@ class StreamTask:
     """One stream task from claim to release; use `with`, or start() and close()."""
 
     def __init__(
-        self, plan: TaskPlan, edges: TaskEdges, settings: Settings, layout: StateLayout
+        self,
+        plan: TaskPlan,
+        edges: TaskEdges,
+        settings: Settings,
+        layout: StateLayout,
+        slot: budget.Slot | None = None,
     ) -> None:
+        """`slot`: the share of memory of all tasks served in one thread; None: this one alone."""
         self.report = TaskReport(str(plan.task_id))
         self._plan = plan
         self._edges = edges
         self._settings = settings
         self._layout = layout
-        self._share = budget.Share.of_slot(
-            settings.uncommitted_max_bytes, settings.uncommitted_max_records, plan.slots
-        )
+        self._slot = slot or budget.Slot(budget.Share.of(settings, plan.slots))
         self._claim: Claim | None = None
         self._stores = TaskStores(
             plan.task_id,
@@ -61,17 +66,18 @@ class StreamTask:
             edges.open_store,
             edges.changelog,
             edges.clock,
+            exactly_once=settings.exactly_once,
             accept_empty_changelog=plan.accept_empty_changelog,
         )
         self._context: TaskContext | None = None
         self._pushes: dict[str, Push] = {}
-        self._intake = self._new_intake()
+        self._intake = plan.intake(settings.application_id)
         self._committed: dict[TopicPartition, int] = {}
         self._stamp = CommitStamp(0, None)
         self._begun = False
         self._last_commit_s = edges.clock.monotonic()
         self._since_commit = 0
-        self._growth = (0.0, 0.0)
+        self._growth: tuple[float, float] | None = None
         self._failures = 0
 
     def start(self) -> None:
@@ -100,19 +106,7 @@ class StreamTask:
 
     def step(self, timeout_ms: int) -> int:
         """Poll for up to `timeout_ms`, process, commit if due; returns the records processed."""
-        try:
-            processed = self._step(timeout_ms)
-        except (Unavailable, CommitUnknown) as error:
-            self._rewind(error)
-            return 0
-        except Fenced as error:
-            # An expired transaction and a newer owner answer alike: lock and epoch tell (E5).
-            if self._claim is None or not self._claim.still_ours():
-                raise
-            self._rewind(error)
-            return 0
-        self._failures = 0
-        return processed
+        return self._recovering(lambda: self._step(timeout_ms))
 
     def finished(self) -> bool:
         """Whether every input was processed and committed up to its planned end."""
@@ -126,10 +120,7 @@ class StreamTask:
 
     def step_commit(self) -> None:
         """Commit now; a retriable failure rewinds, and the records are processed again."""
-        try:
-            self._commit()
-        except (Unavailable, CommitUnknown) as error:
-            self._rewind(error)
+        self._recovering(self._commit)
 
     def store(self, name: str) -> object:
         """A store as the task's processors see it."""
@@ -142,23 +133,20 @@ class StreamTask:
             self._claim = None
 
     def close(self) -> None:
-        """Drop what is pending, close the stores, release.
-
-        Never raises over an earlier error's head.
-        """
+        """Drop what is pending, close the stores, release; hides no earlier error."""
         steps: list[Callable[[], None]] = [self._edges.source.close]
         if self._context is not None:
             steps.append(self._context.close)
-        steps += [self._abort, self._edges.outbox.close]
-        steps += [opened.store.staged.close for opened in self._stores.opened.values()]
+        steps += [self._abort, self._edges.outbox.close, self._stores.close]
+        if self._claim is not None:
+            steps.append(self._stores.write_checkpoint)
         for step in steps:
             try:
                 step()
             except StateStoreError:
                 _log.warning("task %s: while closing", self._plan.task_id, exc_info=True)
+        self._slot.hold(self.report.stream_task, budget.Usage(0, 0))
         if self._claim is not None:
-            if self._context is not None:
-                self._stores.write_checkpoint()
             reach(CrashPoint.CLOSE_STORES_CLOSED)
             self._claim.release()
             reach(CrashPoint.CLOSE_RELEASED)
@@ -175,6 +163,24 @@ class StreamTask:
     def __exit__(self, *_exc: object) -> None:
         self.close()
 
+    def _recovering(self, action: Callable[[], int | None]) -> int:
+        """What it returns; 0 after a failure that costs no more than to go back."""
+        try:
+            done = action()
+        except (Unavailable, CommitUnknown) as error:
+            self._rewind(error)
+        except Fenced as error:
+            # An expired transaction and a newer owner answer alike: lock and epoch tell (E5).
+            if self._claim is None or not self._claim.still_ours():
+                raise
+            self._rewind(error)
+        except TaskCorrupted as error:
+            self._repair(error)
+        else:
+            self._failures = 0
+            return done or 0
+        return 0
+
     # Start.
 
     def _read_committed(self) -> None:
@@ -185,7 +191,7 @@ class StreamTask:
         )
 
     def _restore(self) -> None:
-        done = self._stores.restore()
+        done = self._stores.restore(nothing_committed=self._stamp.number == 0)
         self.report.restored_records += done.records
         self.report.restore_seconds += done.seconds
         self.report.quarantined = list(self._stores.quarantined)
@@ -201,27 +207,19 @@ class StreamTask:
             stream_time_ms=self._stamp.stream_time_ms,
         )
         self._pushes = self._context.wire(self._plan.part)
-        self._intake = self._new_intake()
+        self._intake = self._plan.intake(self._settings.application_id)
         self._edges.source.start(self._committed)
         for tp, offset in self._committed.items():
             self._intake.at(tp, offset)
         self._since_commit = 0
-
-    def _new_intake(self) -> Intake:
-        application_id = self._settings.application_id
-        extracted = {
-            topic.full(application_id): node
-            for node in self._plan.part.sources
-            for topic in node.topics
-            if node.timestamp_extractor is not None
-        }
-        return Intake(self._plan.inputs, extracted, self._plan.ends)
 
     # Process.
 
     def _step(self, timeout_ms: int) -> int:
         clock, limit = self._edges.clock, self._settings.batch_max_records
         began_ms, started = clock.now_ms(), clock.monotonic()
+        if self._slot.take_request(self.report.stream_task) and self._since_commit:
+            self._commit()
         self._poll(limit, timeout_ms)
         polled = clock.monotonic()
         self.report.poll_seconds += polled - started
@@ -229,7 +227,10 @@ class StreamTask:
             self.report.first_record_ms = began_ms
         processed = 0
         while (chunk := self._intake.next_chunk()) is not None:
-            processed += self._process_within_share(chunk)
+            done = self._process_within_share(chunk)
+            if done is None:
+                break
+            processed += done
         self.report.process_seconds += clock.monotonic() - polled
         if self._commit_due():
             self._commit()
@@ -250,9 +251,14 @@ class StreamTask:
         for tp in inputs:
             intake.at(tp, source.position(tp))
 
-    def _process_within_share(self, chunk: Chunk) -> int:
-        waiting = len(chunk.batch)
-        step = budget.plan_step(self._stores.usage(), self._growth, waiting, self._share)
+    def _process_within_share(self, chunk: Chunk) -> int | None:
+        """The records processed; None: not before another task of the slot has committed."""
+        waiting, slot, name = len(chunk.batch), self._slot, self.report.stream_task
+        held = slot.hold(name, self._stores.usage())
+        step = budget.plan_step(held, self._growth, waiting, slot.share)
+        if step.commit_first and not slot.make_room(name):
+            self._intake.put_back(chunk)
+            return None
         if step.commit_first and self._since_commit:
             self._intake.put_back(chunk)
             self._commit()
@@ -262,7 +268,8 @@ class StreamTask:
             self._intake.put_back(rest)
             chunk = chunk._replace(batch=chunk.batch.slice(0, step.take))
         self._process(chunk)
-        if budget.reached(self._stores.usage(), self._share):
+        held = slot.hold(name, self._stores.usage())
+        if budget.reached(held, slot.share) and slot.make_room(name):
             self._commit()
         return len(chunk.batch)
 
@@ -301,6 +308,7 @@ class StreamTask:
 
     def _begin(self) -> None:
         if not self._begun:
+            self._stores.before_write()
             self._edges.outbox.begin()
             self._begun = True
 
@@ -323,6 +331,8 @@ class StreamTask:
         self._begun = False
         self._stamp = stamp
         self._committed = moved
+        self._stores.committed()
+        self._slot.hold(self.report.stream_task, budget.Usage(0, 0))
         context.commit_requested = False
         self._last_commit_s = clock.monotonic()
         report = self.report
@@ -358,15 +368,26 @@ class StreamTask:
             self._failures,
             _REWINDS_IN_A_ROW,
         )
-        self.report.rewinds += 1
         if isinstance(error, Fenced | CommitUnknown):
             self._edges.outbox.open()
             self._begun = False
         self._abort()
+        # At least once, the changelog already holds the dropped writes (SEMANTICS E6).
+        self._go_back(restore=self._stores.rollback() or not self._settings.exactly_once)
+
+    def _repair(self, error: TaskCorrupted) -> None:
+        """Replace the store found unreadable, whether or not the log has committed (E5)."""
+        self._edges.outbox.open()
+        self._begun = False
         self._stores.rollback()
+        self._stores.replace(error)
+        self._go_back(restore=True)
+
+    def _go_back(self, *, restore: bool) -> None:
+        self.report.rewinds += 1
+        self._slot.hold(self.report.stream_task, budget.Usage(0, 0))
         self._read_committed()
-        if not self._settings.exactly_once:
-            # The changelog already holds the dropped writes (SEMANTICS E6).
+        if restore:
             self._restore()
         self._begin_reading()
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from statestore.model import TaskId, TopicPartition
 from statestore.ports import Changelog, Clock, Cluster, Outbox, Source
 from statestore.stores.specs import StoreSpec
+from statestore.tasks.intake import Intake
 from statestore.tasks.stores import OpenStoreAt
 from statestore.topology.graph import SubTopology
 
@@ -33,6 +34,16 @@ class TaskPlan:
     ends: Mapping[TopicPartition, int] | None
     slots: int = 1
     accept_empty_changelog: bool = False
+
+    def intake(self, application_id: str) -> Intake:
+        """A new buffer for the inputs, up to the planned ends."""
+        extracted = {
+            topic.full(application_id): node
+            for node in self.part.sources
+            for topic in node.topics
+            if node.timestamp_extractor is not None
+        }
+        return Intake(self.inputs, extracted, self.ends)
 
 
 @dataclass

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 
 from statestore.errors import TaskCorrupted
 from statestore.faults import CrashPoint, reach
-from statestore.model import TaskId
+from statestore.model import Position, TaskId
 from statestore.ports import Bounds, Changelog, Clock
-from statestore.tasks.context import OpenStore
+from statestore.tasks.owned import OwnedStore
 
 _log = logging.getLogger(__name__)
 _REPORT_EVERY_S = 5.0
+UNCLEAN = "unclean"
+"""The reason of a store that does not manage its offsets and was not closed."""
 
 
 @dataclass(frozen=True)
@@ -32,28 +34,36 @@ class StoreCorrupted(TaskCorrupted):
     def __init__(self, store: str, reason: str, message: str) -> None:
         super().__init__(message)
         self.store = store
+        self.name = store
         self.reason = reason
 
 
 def restore(
-    task: TaskId, stores: Sequence[OpenStore], changelog: Changelog, clock: Clock
+    task: TaskId, stores: Sequence[OwnedStore], changelog: Changelog, clock: Clock
 ) -> Restored:
     """Restore all stores; StoreCorrupted names one whose offset the log cannot go on from."""
     started = clock.monotonic()
     bounds = changelog.bounds([opened.changelog for opened in stores]) if stores else {}
-    records = sum(
-        _restore_store(task, opened, bounds[opened.changelog], changelog, clock)
-        for opened in stores
-    )
+    records = 0
+    for opened in stores:
+        try:
+            records += _restore_store(task, opened, bounds[opened.changelog], changelog, clock)
+        except StoreCorrupted:
+            raise
+        except TaskCorrupted as error:
+            reason = "unreadable" if error.store else "offset-out-of-range"
+            raise StoreCorrupted(opened.name, reason, str(error)) from error
     reach(CrashPoint.RESTORE_DONE)
     return Restored(records, clock.monotonic() - started)
 
 
 def _restore_store(
-    task: TaskId, opened: OpenStore, bounds: Bounds, changelog: Changelog, clock: Clock
+    task: TaskId, opened: OwnedStore, bounds: Bounds, changelog: Changelog, clock: Clock
 ) -> int:
-    staged, tp = opened.store.staged, opened.changelog
+    tp = opened.changelog
     start = _start(opened, bounds)
+    if not opened.manages_offsets():
+        opened.adopt(start, Position())
     if start >= bounds.end:
         return 0
     began = last_report = clock.monotonic()
@@ -61,7 +71,7 @@ def _restore_store(
     for stretch in changelog.replay(tp, start, bounds.end):
         batch = stretch.batch
         keys, values = batch.keys.objects, batch.values.objects
-        staged.restore("data", dict(zip(keys, values, strict=True)), {tp: stretch.offset_next})
+        opened.restore(dict(zip(keys, values, strict=True)), stretch.offset_next)
         reach(CrashPoint.RESTORE_BATCH_WRITTEN)
         records += len(batch)
         now = clock.monotonic()
@@ -71,39 +81,38 @@ def _restore_store(
             _log.info(
                 "task %s restores %s: %d records, %.0f/s, %.0f s left",
                 task,
-                staged.name,
+                opened.name,
                 records,
                 records / (now - began),
                 (now - began) * (1 - done) / max(done, 1e-9),
             )
     why = "new here" if start == bounds.start else f"from offset {start}"
-    _log.info("task %s restored %s: %d records, %s", task, staged.name, records, why)
+    _log.info("task %s restored %s: %d records, %s", task, opened.name, records, why)
     return records
 
 
-def _start(opened: OpenStore, bounds: Bounds) -> int:
-    staged = opened.store.staged
-    offset = staged.committed_offsets().get(opened.changelog)
-    name, tp = staged.name, opened.changelog
+def _start(opened: OwnedStore, bounds: Bounds) -> int:
+    name, tp, where = opened.name, opened.changelog, opened.where
+    offset = opened.offset()
     if offset is None:
-        if staged.persistent() and not staged.empty():
-            raise StoreCorrupted(
-                name,
-                "no-offset",
-                f"{staged.where} has rows but no offset of {tp}: not a whole store",
-            )
+        if opened.persistent() and opened.occupied():
+            if opened.manages_offsets():
+                reason, what = "no-offset", f"has rows but no offset of {tp}: not a whole store"
+            else:
+                reason, what = UNCLEAN, f"was not closed by its last owner and knows no {tp} offset"
+            raise StoreCorrupted(name, reason, f"{where} {what}")
         return bounds.start
     if offset > bounds.end:
         raise StoreCorrupted(
             name,
             "offset-beyond-log",
-            f"{staged.where} stands at {offset} of {tp}, whose log ends at {bounds.end}: "
+            f"{where} stands at {offset} of {tp}, whose log ends at {bounds.end}: "
             "the topic was truncated or made anew",
         )
     if offset < bounds.start:
         raise StoreCorrupted(
             name,
             "offset-out-of-range",
-            f"{staged.where} stands at {offset} of {tp}, whose log begins at {bounds.start}",
+            f"{where} stands at {offset} of {tp}, whose log begins at {bounds.start}",
         )
     return offset

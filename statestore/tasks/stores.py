@@ -1,28 +1,28 @@
 """The stores of one stream task together: opened, restored, rolled back, closed.
 
-A broken one is replaced.
-
-What cannot be trusted is renamed to quarantine and restored from its changelog (SEMANTICS E5, S16);
-the other stores of the task are not touched.
+A broken one is replaced: what cannot be trusted is renamed to quarantine and restored from its
+changelog (SEMANTICS E5, S16); the other stores of the task are not touched. `.checkpoint` is
+written at start and at close, at commits only where a store does not manage its offsets (S5).
 """
 
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from statestore import layout as folders
-from statestore.errors import Misuse, TaskCorrupted
-from statestore.layout import StateLayout
-from statestore.model import TaskId, TopicPartition
+from statestore.errors import FormatTooNew, HostFailure, Misuse, TaskCorrupted
+from statestore.layout import Quarantined, StateLayout
+from statestore.model import Position, TaskId, TopicPartition
 from statestore.ports import Changelog, Clock
 from statestore.stores.keyvalue import TransactionalKeyValueStore
-from statestore.stores.specs import StoreSpec
+from statestore.stores.specs import KeyValueSpec, StoreSpec, StoreSupplier
 from statestore.tasks import budget
-from statestore.tasks.context import OpenStore
-from statestore.tasks.restore import Restored, StoreCorrupted, restore
+from statestore.tasks.owned import OpenStore, OwnedStore, SuppliedStore
+from statestore.tasks.restore import UNCLEAN, Restored, StoreCorrupted, restore
 
 _log = logging.getLogger(__name__)
-OpenStoreAt = Callable[[StoreSpec, Path], TransactionalKeyValueStore[object, object]]
+OpenStoreAt = Callable[[KeyValueSpec[Any, Any], Path], TransactionalKeyValueStore[Any, Any]]
 
 
 class TaskStores:
@@ -36,86 +36,212 @@ class TaskStores:
         changelog: Changelog,
         clock: Clock,
         *,
+        exactly_once: bool,
         accept_empty_changelog: bool,
     ) -> None:
-        self.opened: dict[str, OpenStore] = {}
+        self.opened: dict[str, OwnedStore] = {}
         self.quarantined: list[str] = []
         self._task_id = task_id
         self._layout = layout
         self._open_store = open_store
         self._changelog = changelog
         self._clock = clock
+        self._exactly_once = exactly_once
         self._accept_empty_changelog = accept_empty_changelog
+        self._entries: dict[TopicPartition, int] | None = None
+        self._written = False
+        self._clean: dict[str, bool] = {}
+        self._unmarked: list[tuple[Path, Quarantined]] = []
 
     def open(self, spec: StoreSpec) -> None:
         """Open one; if it is not readable, a new one in its place."""
         path = self._layout.store_dir(self._task_id, spec.name)
         try:
-            store = self._open_store(spec, path)
-        except TaskCorrupted as error:
-            self._quarantine(spec.name, "unreadable", error)
-            store = self._open_store(spec, path)
-        topic = f"{self._layout.application_id}-{spec.name}-changelog"
-        self.opened[spec.name] = OpenStore(store, TopicPartition(topic, self._task_id.partition))
+            opened = self._opened(spec, path)
+        except (TaskCorrupted, FormatTooNew) as error:
+            newer = isinstance(error, FormatTooNew)
+            if newer and not self._exactly_once:
+                raise
+            self._refuse_empty_changelog(self._changelog_of(spec.name), error)
+            self._quarantine(spec.name, "newer-format" if newer else "unreadable", error)
+            opened = self._opened(spec, path)
+        self.opened[spec.name] = opened
+        self._adopt(opened)
 
-    def restore(self) -> Restored:
-        """Bring all up to their changelogs, replacing those that cannot go on from them."""
-        while True:
+    def restore(self, *, nothing_committed: bool = False) -> Restored:
+        """Bring all up to their changelogs, replacing those that cannot go on from them.
+
+        `nothing_committed`: the application never committed, so an empty changelog is no loss to a
+        store whose writes were never committed either.
+        """
+        done: Restored | None = None
+        while done is None:
             try:
-                return restore(
+                done = restore(
                     self._task_id, list(self.opened.values()), self._changelog, self._clock
                 )
             except StoreCorrupted as error:
-                if error.store in self.quarantined:
+                if error.name in self.quarantined:
                     raise
-                self._replace(error)
+                self._replace(error, may_be_empty=nothing_committed and error.reason == UNCLEAN)
+        self._written = False
+        self._unmarked = [
+            (folder, record)
+            for folder, record in self._layout.quarantined()
+            if record.restored_ms is None
+            and record.partition == self._task_id.partition
+            and record.store in self.opened
+        ]
+        return done
+
+    def replace(self, error: TaskCorrupted) -> None:
+        """Put a new store in place of one found unreadable while in use; `error` if it was new."""
+        if error.store not in self.opened or error.store in self.quarantined:
+            raise error
+        self._replace(StoreCorrupted(error.store, "unreadable", str(error)))
 
     def usage(self) -> budget.Usage:
         """Pending writes of all."""
-        staged = [opened.store.staged for opened in self.opened.values()]
-        return budget.Usage(
-            sum(store.uncommitted_bytes() for store in staged),
-            sum(store.uncommitted_entries() for store in staged),
-        )
+        used = [opened.usage() for opened in self.opened.values()]
+        return budget.Usage(sum(u.size_bytes for u in used), sum(u.records for u in used))
 
-    def rollback(self) -> None:
-        """Drop what is pending in all."""
-        for opened in self.opened.values():
-            opened.store.staged.rollback()
+    def before_write(self) -> None:
+        """Under exactly_once, take back what `.checkpoint` says of stores about to differ (S5)."""
+        if not self._written:
+            self._written = True
+            if self._exactly_once and self._unmanaged():
+                self.write_checkpoint()
+
+    def committed(self) -> None:
+        """After each commit: what must be on disk then."""
+        if not self._exactly_once and self._unmanaged():
+            self.write_checkpoint()
+        while self._unmarked:
+            self._layout.mark_restored(*self._unmarked.pop(), self._clock.now_ms())
+
+    def rollback(self) -> bool:
+        """Drop what is pending in all; whether one could not and was replaced: restore then."""
+        replaced = False
+        for opened in list(self.opened.values()):
+            try:
+                opened.rollback()
+            except TaskCorrupted as error:
+                self._replace(StoreCorrupted(opened.name, "no-rollback", str(error)))
+                replaced = True
+        return replaced
 
     def maintain(self) -> None:
         """Keep the durable lag of idle stores bounded (SEMANTICS S10)."""
         for opened in self.opened.values():
-            opened.store.staged.maintain()
+            opened.maintain()
 
-    def close_one(self, name: str) -> None:
-        """Close one; what is pending is dropped."""
-        self.opened[name].store.staged.close()
+    def close(self) -> None:
+        """Close all; what is pending is dropped."""
+        for opened in self.opened.values():
+            try:
+                offset = opened.offset()
+            except Exception:  # noqa: BLE001 - of a user's class: the others must close
+                _log.warning("store %r: while closing", opened.name, exc_info=True)
+                offset = None
+            if offset is not None and self._entries is not None:
+                self._entries[opened.changelog] = offset
+            self._clean[opened.name] = opened.close() and offset is not None
 
     def write_checkpoint(self) -> None:
-        """The `.checkpoint` file: at start and at close (SEMANTICS S5)."""
-        offsets = {
-            opened.changelog: offset
-            for opened in self.opened.values()
-            if (offset := opened.store.committed_offset(opened.changelog)) is not None
-        }
+        """The `.checkpoint` file; what it says of other stores stays (SEMANTICS S5)."""
+        if not self.opened:
+            return
+        offsets = dict(self._entries or {})
+        for opened in self.opened.values():
+            offset = offsets.pop(opened.changelog, None)
+            if opened.name not in self._clean:
+                offset = opened.offset()
+            if opened.persistent() and offset is not None and self._vouched_for(opened):
+                offsets[opened.changelog] = offset
         folders.write_checkpoint(self._layout.task_dir(self._task_id), offsets)
 
-    def _replace(self, error: StoreCorrupted) -> None:
-        opened = self.opened[error.store]
-        bounds = self._changelog.bounds([opened.changelog])[opened.changelog]
+    def _vouched_for(self, opened: OwnedStore) -> bool:
+        if opened.manages_offsets() or not self._exactly_once:
+            return True
+        return self._clean.get(opened.name, not self._written)
+
+    def _unmanaged(self) -> bool:
+        return any(o.persistent() and not o.manages_offsets() for o in self.opened.values())
+
+    def _opened(self, spec: StoreSpec, path: Path) -> OwnedStore:
+        changelog = self._changelog_of(spec.name)
+        match spec:
+            case KeyValueSpec():
+                return OpenStore(self._open_store(spec, path), changelog)
+            case StoreSupplier():
+                return SuppliedStore(spec, path, self._task_id, changelog, self.before_write)
+
+    def _changelog_of(self, store: str) -> TopicPartition:
+        topic = f"{self._layout.application_id}-{store}-changelog"
+        return TopicPartition(topic, self._task_id.partition)
+
+    def _adopt(self, opened: OwnedStore) -> None:
+        """Take over what the files beside a store say and the store does not (S5).
+
+        Not into a store without rows: one that lost its files must not skip its changelog.
+        """
+        entry = self._entry(opened.changelog)
+        if not opened.persistent() or opened.offset() is not None or not opened.occupied():
+            entry = None
+        files = []
+        if opened.persistent() and opened.manages_offsets():
+            files = [
+                path
+                for path in self._layout.position_files(self._task_id, opened.name)
+                if path.is_file()
+            ]
+        position = Position()
+        for path in files:
+            position = position.merge(Position.of(self._read(path)))
+        if entry is not None or files:
+            opened.adopt(entry, position)
+            _log.info("task %s: %s adopted what its files said", self._task_id, opened.name)
+        for path in files:
+            path.unlink(missing_ok=True)
+
+    def _entry(self, tp: TopicPartition) -> int | None:
+        if self._entries is None:
+            self._entries = self._read(self._layout.task_dir(self._task_id) / ".checkpoint")
+        return self._entries.get(tp)
+
+    def _read(self, path: Path) -> dict[TopicPartition, int]:
+        """Offsets, without Kafka Streams' negative ones, which say that there is none."""
+        try:
+            read = folders.read_offsets(path)
+        except HostFailure as error:
+            _log.warning("task %s: %s; going on without it", self._task_id, error)
+            return {}
+        return {tp: offset for tp, offset in read.items() if offset >= 0}
+
+    def _replace(self, error: StoreCorrupted, *, may_be_empty: bool = False) -> None:
+        opened = self.opened[error.name]
+        if not may_be_empty:
+            self._refuse_empty_changelog(opened.changelog, error)
+        opened.close()
+        self._quarantine(error.name, error.reason, error)
+        self.open(opened.spec)
+
+    def _refuse_empty_changelog(self, tp: TopicPartition, error: Exception) -> None:
+        bounds = self._changelog.bounds([tp])[tp]
         if bounds.end == bounds.start and not self._accept_empty_changelog:
             raise Misuse(
-                f"{error}; the changelog {opened.changelog} is empty, so restoring would lose the "
+                f"{error}; the changelog {tp} is empty, so restoring would lose the "
                 "store's rows: bring the topic back, or pass --accept-empty-changelog"
             ) from error
-        self.close_one(error.store)
-        self._quarantine(error.store, error.reason, error)
-        self.open(opened.store.spec)
 
     def _quarantine(self, store: str, reason: str, error: Exception) -> None:
         path = self._layout.store_dir(self._task_id, store)
-        moved = self._layout.quarantine(path, store, reason, self._clock)
+        self._entry(self._changelog_of(store))
+        if self._entries is not None:
+            self._entries.pop(self._changelog_of(store), None)
+        moved = None
+        if path.is_dir():
+            moved = self._layout.quarantine(path, store, reason, self._clock)
         self.quarantined.append(store)
         _log.error(
             "task %s: %s; moved to %s, restoring from the changelog", self._task_id, error, moved

@@ -29,7 +29,7 @@ from statestore.ports import TopicSpec
 from statestore.settings import Settings
 from statestore.stores import keyvalue, offsets
 from statestore.stores.keyvalue import TransactionalKeyValueStore
-from statestore.stores.specs import StoreSpec
+from statestore.stores.specs import KeyValueSpec
 from statestore.stores.transaction import LagLimits, StagedEngine
 from statestore.tasks.lifecycle import StreamTask
 from statestore.tasks.plan import TaskEdges, TaskPlan
@@ -209,8 +209,8 @@ class TopologyTestDriver:
         )
 
     def _open_store(
-        self, spec: StoreSpec, _path: Path
-    ) -> TransactionalKeyValueStore[object, object]:
+        self, spec: KeyValueSpec[Any, Any], _path: Path
+    ) -> TransactionalKeyValueStore[Any, Any]:
         staged = StagedEngine(
             MemoryEngine((keyvalue.TABLE, offsets.TABLE)),
             kind=keyvalue.KIND,

@@ -33,13 +33,21 @@ class Materialized:
     `caching=False` emits every update (INTERFACE rule 6).
     """
 
-    store: str | StoreSpec
+    store: str | KeyValueSpec[Any, Any]
     caching: bool = True
     changelog_config: Mapping[str, str] = field(default_factory=dict)
     key_serde: Serde[Any] | None = None
     value_serde: Serde[Any] | None = None
 
-    def spec(self, key_serde: Serde[Any], value_serde: Serde[Any]) -> StoreSpec:
+    def __post_init__(self) -> None:
+        given: object = self.store
+        if not isinstance(given, str | KeyValueSpec):
+            raise Misuse(
+                f"Materialized wants a name or a key-value store, not {type(given).__name__}: "
+                "a store of your own goes to process()"
+            )
+
+    def spec(self, key_serde: Serde[Any], value_serde: Serde[Any]) -> KeyValueSpec[Any, Any]:
         """The store: a named one has these serdes unless told, a spec its own unless told."""
         own = self.store
         if isinstance(own, str):

@@ -283,6 +283,7 @@ class Topology:
             ],
             "stores": {
                 name: {
+                    "kind": spec.kind,
                     "sub_topology": where[name],
                     "key_serde": spec.key_serde.name,
                     "value_serde": spec.value_serde.name,

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from statestore.errors import RecordFailed, StateStoreError, UnknownStore
 from statestore.model import Batch, Column, Record, Serde, TaskId
 from statestore.stores import serdes
-from statestore.stores.specs import KeyValueSpec
+from statestore.stores.specs import StoreSpec
 from statestore.topology.graph import Build, Forward, NodeContext, Push
 
 
@@ -40,7 +40,7 @@ class ProcessorContext:
     def task_id(self) -> TaskId:
         return self._node.task_id
 
-    def store(self, spec: KeyValueSpec[Any, Any] | str) -> Any:
+    def store(self, spec: StoreSpec | str) -> Any:
         """A store connected to this processor; UnknownStore names the connected ones."""
         name = spec if isinstance(spec, str) else spec.name
         if name not in self._stores:

@@ -10,7 +10,7 @@ from typing import Any
 from statestore.errors import InvalidTopology
 from statestore.model import Serde
 from statestore.stores import serdes
-from statestore.stores.specs import StoreSpec
+from statestore.stores.specs import KeyValueSpec, StoreSpec
 from statestore.topology import aggregates
 from statestore.topology import operators as ops
 from statestore.topology.collector import Collector, Materialized, check_arity
@@ -252,7 +252,7 @@ class KStream:
 
     def _spec(
         self, materialized: Materialized | str | None, kind: str, value_serde: Serde[Any]
-    ) -> tuple[StoreSpec, bool]:
+    ) -> tuple[KeyValueSpec[Any, Any], bool]:
         """The store of an aggregate or table, declared, and whether every update is emitted."""
         wanted = materialized
         if wanted is None:
@@ -351,7 +351,7 @@ class KGroupedStream:
         materialized: Materialized | str | None,
         value_serde: Serde[Any],
         name: str | None,
-        make: Callable[[str, StoreSpec, bool], Build],
+        make: Callable[[str, KeyValueSpec[Any, Any], bool], Build],
     ) -> "KTable":
         stream = self._stream
         spec, every_update = stream._spec(materialized, "KSTREAM-AGGREGATE", value_serde)
@@ -367,7 +367,7 @@ class KGroupedStream:
 class KTable:
     """A table: the latest value per key, kept in a store."""
 
-    def __init__(self, builder: Collector, node: str, spec: StoreSpec) -> None:
+    def __init__(self, builder: Collector, node: str, spec: KeyValueSpec[Any, Any]) -> None:
         self._builder = builder
         self._node = node
         self._store = spec

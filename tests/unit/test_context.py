@@ -8,7 +8,9 @@ from statestore.errors import SerdeMismatch, UnknownStore
 from statestore.model import Record, TaskId, TopicPartition
 from statestore.ports import TopicSpec
 from statestore.stores import serdes
-from statestore.tasks.context import OpenStore, TaskContext
+from statestore.stores.specs import KeyValueSpec
+from statestore.tasks.context import TaskContext
+from statestore.tasks.owned import OpenStore
 from statestore.testing.memory_broker import MemoryBroker
 from statestore.topology.builder import StreamsBuilder
 from statestore.topology.operators import ProcessorContext
@@ -31,6 +33,7 @@ class Wired:
                 memory_store(spec, owned_by_task=True), TopicPartition(f"shop-{name}-changelog", 0)
             )
             for name, spec in topology.stores.items()
+            if isinstance(spec, KeyValueSpec)
         }
         self.context = TaskContext(
             TaskId(0, 0), stores, self.outbox, application_id="shop", stream_time_ms=None

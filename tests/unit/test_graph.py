@@ -322,6 +322,7 @@ def test_what_is_deployed_says_where_stores_live_and_how_to_decode_them() -> Non
     )
     deployed = made.deployed()
     assert deployed["stores"]["counts"] == {
+        "kind": "keyvalue",
         "sub_topology": 0,
         "key_serde": "STRING",
         "value_serde": "BYTES",

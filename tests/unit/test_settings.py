@@ -65,6 +65,7 @@ KEYS = [
     number("statestore.flush.lag.max.ms", 300_000, 1),
     Key("statestore.wal", None, "False", False, NOT_FLAGS),
     number("statestore.memory.bytes", 128 * 1024 * 1024, 1024 * 1024),
+    Key("rocksdb.config.setter", "", "shop.tuning:set", "shop.tuning:set", ([1],)),
     number("statestore.lock.wait.ms", 60_000, 0),
     Key("statestore.volume.locks", True, "false", False, NOT_FLAGS),
     number("statestore.quarantine.retention.ms", 7 * 24 * 3_600_000, 0),

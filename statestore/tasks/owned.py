@@ -1,0 +1,243 @@
+"""One store of a stream task as its task sees it: a built-in one, or one of the user's own.
+
+The task commits, restores and rolls back; processors only read and write (docs/adr/0006).
+"""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from statestore.errors import Misuse, StateStoreError, TaskCorrupted
+from statestore.model import Position, TaskId, TopicPartition
+from statestore.ports import Writes
+from statestore.stores.contracts import StateStore, StoreContext
+from statestore.stores.keyvalue import TABLE, TransactionalKeyValueStore
+from statestore.stores.overlay import Overlay
+from statestore.stores.specs import StoreSpec, StoreSupplier
+from statestore.stores.staged_table import StagedTable
+from statestore.tasks.budget import Usage
+
+_log = logging.getLogger(__name__)
+
+
+class OwnedStore(Protocol):
+    """A store of a task, and the changelog partition that mirrors it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def spec(self) -> StoreSpec: ...
+    @property
+    def store(self) -> Any:
+        """What processors get."""
+
+    @property
+    def changelog(self) -> TopicPartition: ...
+    @property
+    def where(self) -> str:
+        """Its folder, for messages."""
+
+    def table(self) -> StagedTable:
+        """Its bytes, for built-in operators; Misuse if it is the user's own."""
+
+    def persistent(self) -> bool: ...
+    def manages_offsets(self) -> bool: ...
+
+    def offset(self) -> int | None:
+        """The changelog offset it stands at, NEXT to read; None if it cannot say."""
+
+    def occupied(self) -> bool:
+        """Whether it may hold rows that were there when it was opened."""
+
+    def adopt(self, offset: int | None, position: Position) -> None:
+        """Take over what stood in files beside it, durably."""
+
+    def restore(self, rows: Writes, offset_next: int) -> None:
+        """Changelog rows and the offset they reach."""
+
+    def changes(self) -> Writes:
+        """What the next commit logs: once per key, its last value."""
+
+    def commit(self, offset: int | None, position: Position) -> None:
+        """Make what is pending committed; offset None: it wrote nothing to the changelog."""
+
+    def rollback(self) -> None:
+        """Drop what is pending; TaskCorrupted if it cannot."""
+
+    def usage(self) -> Usage: ...
+
+    def maintain(self) -> None:
+        """Keep its durable lag bounded while it is idle (SEMANTICS S10)."""
+
+    def close(self) -> bool:
+        """Drop what is pending, flush, release; whether it ended clean."""
+
+
+class OpenStore:
+    """A built-in store."""
+
+    def __init__(
+        self, store: TransactionalKeyValueStore[Any, Any], changelog: TopicPartition
+    ) -> None:
+        self.store = store
+        self.changelog = changelog
+        self.spec: StoreSpec = store.spec
+        self.name = store.name
+        self.where = store.staged.where
+        self._staged = store.staged
+
+    def table(self) -> StagedTable:
+        return self.store.table
+
+    def persistent(self) -> bool:
+        return self._staged.persistent()
+
+    def manages_offsets(self) -> bool:
+        return True
+
+    def offset(self) -> int | None:
+        # That of an in-memory store too: the store itself answers None for it (SEMANTICS S15).
+        return self._staged.committed_offsets().get(self.changelog)
+
+    def occupied(self) -> bool:
+        return not self._staged.empty()
+
+    def adopt(self, offset: int | None, position: Position) -> None:
+        self._staged.commit({} if offset is None else {self.changelog: offset}, position)
+        self._staged.make_durable()
+
+    def restore(self, rows: Writes, offset_next: int) -> None:
+        self._staged.restore(TABLE, rows, {self.changelog: offset_next})
+
+    def changes(self) -> Writes:
+        return self._staged.overlay(TABLE).entries
+
+    def commit(self, offset: int | None, position: Position) -> None:
+        self._staged.commit({} if offset is None else {self.changelog: offset}, position)
+
+    def rollback(self) -> None:
+        self._staged.rollback()
+
+    def usage(self) -> Usage:
+        return Usage(self._staged.uncommitted_bytes(), self._staged.uncommitted_entries())
+
+    def maintain(self) -> None:
+        self._staged.maintain()
+
+    def close(self) -> bool:
+        try:
+            self._staged.close()
+        except StateStoreError:
+            _log.warning("store %r: while closing", self.name, exc_info=True)
+            return False
+        return True
+
+
+class SuppliedStore:
+    """A store of the user's own class. What it logs waits here for the commit."""
+
+    def __init__(
+        self,
+        spec: StoreSupplier[Any],
+        folder: Path,
+        task_id: TaskId,
+        changelog: TopicPartition,
+        before_write: Callable[[], None],
+    ) -> None:
+        """`before_write` is called before the first change is logged, or oftener."""
+        self.spec: StoreSpec = spec
+        self.name = spec.name
+        self.changelog = changelog
+        self.where = str(folder)
+        self._supplier = spec
+        self._before_write = before_write
+        self._logged = Overlay()
+        self._found = folder.is_dir() and any(folder.iterdir())
+        self._offset: int | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+        self.store: StateStore = spec.open(StoreContext(task_id, folder, changelog, self._log))
+        if self.store.persistent() != spec.persistent:
+            said = self.store.persistent()
+            self.store.close()
+            raise Misuse(
+                f"store {spec.name!r}: its persistent() is {said}, its StoreSupplier says "
+                f"{spec.persistent}: make them agree"
+            )
+
+    def table(self) -> StagedTable:
+        raise Misuse(
+            f"store {self.name!r} is of a class of its own: only a processor can use it, "
+            "by context.store()"
+        )
+
+    def persistent(self) -> bool:
+        return self._supplier.persistent
+
+    def manages_offsets(self) -> bool:
+        return self.store.manages_offsets()
+
+    def offset(self) -> int | None:
+        if self.persistent() and self.manages_offsets():
+            return self.store.committed_offset(self.changelog)
+        return self._offset
+
+    def occupied(self) -> bool:
+        return self.persistent() and self._found
+
+    def adopt(self, offset: int | None, position: Position) -> None:
+        self._offset = offset
+        if self.manages_offsets():
+            offsets = {} if offset is None else {self.changelog: offset}
+            self.store.commit(offsets, position=position)
+
+    def restore(self, rows: Writes, offset_next: int) -> None:
+        self._before_write()
+        self._supplier.restore(self.store, rows)
+        self._committed(offset_next, Position())
+
+    def changes(self) -> Writes:
+        return self._logged.entries
+
+    def commit(self, offset: int | None, position: Position) -> None:
+        self._committed(offset, position)
+        self._logged.clear()
+
+    def rollback(self) -> None:
+        changed = bool(self._logged.entries)
+        self._logged.clear()
+        try:
+            self.store.rollback()
+        except Exception as error:
+            if changed:
+                corrupted = TaskCorrupted(f"{self.where}: cannot roll back: {error}")
+                corrupted.store = self.name
+                raise corrupted from error
+
+    def usage(self) -> Usage:
+        return Usage(
+            self.store.approximate_num_uncommitted_bytes() + self._logged.size_bytes,
+            max(self.store.approximate_num_uncommitted_entries(), len(self._logged.entries)),
+        )
+
+    def maintain(self) -> None:
+        """Durability is its own business."""
+
+    def close(self) -> bool:
+        clean = True
+        for step in (self.rollback, self.store.close):
+            try:
+                step()
+            except Exception:  # noqa: BLE001 - whatever a user's class raises
+                _log.warning("store %r: while closing", self.name, exc_info=True)
+                clean = False
+        return clean
+
+    def _committed(self, offset: int | None, position: Position) -> None:
+        self.store.commit({} if offset is None else {self.changelog: offset}, position=position)
+        if offset is not None:
+            self._offset = offset
+
+    def _log(self, key: bytes, value: bytes | None) -> None:
+        self._before_write()
+        self._logged.put(key, value)
