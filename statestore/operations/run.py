@@ -16,6 +16,7 @@ import msgspec
 from statestore import layout as folders
 from statestore.errors import (
     HostFailure,
+    InvalidSetting,
     InvalidTopology,
     NotCopartitioned,
     StateDirNotShared,
@@ -23,7 +24,7 @@ from statestore.errors import (
     TopologyMismatch,
 )
 from statestore.layout import Claim, StateLayout
-from statestore.model import TaskId, TopicPartition
+from statestore.model import OnError, TaskId, TopicPartition
 from statestore.ports import Clock, Cluster, TopicSpec
 from statestore.settings import Settings
 from statestore.tasks.plan import TaskReport
@@ -114,6 +115,7 @@ class Run:
 
     def __enter__(self) -> Self:
         """Check, lock, prepare. Every refusal comes before anything is written."""
+        check_supported(self._settings)
         if self._settings.explicit_naming and self.topology.unnamed:
             raise InvalidTopology(
                 f"no name of their own: {', '.join(self.topology.unnamed)}; relocation goes by "
@@ -247,6 +249,22 @@ class Run:
         if tps:
             committed = self._cluster.group_offsets(tps)
             self._cluster.delete_before({tp: at.offset for tp, at in committed.items()})
+
+
+def check_supported(settings: Settings) -> None:
+    """InvalidSetting for values a later version will honour and this one would ignore."""
+    wanted = {
+        "deserialization.exception.handler": settings.on_deserialization_error is OnError.FAIL,
+        "processing.exception.handler": settings.on_processing_error is OnError.FAIL,
+        "production.exception.handler": settings.on_production_error is OnError.FAIL,
+        "statestore.volume.locks": settings.volume_locks,
+        "max.task.idle.ms": settings.max_task_idle_ms == 0,
+    }
+    ignored = [key for key, is_default in wanted.items() if not is_default]
+    if ignored:
+        raise InvalidSetting(
+            f"this version knows only the defaults of {', '.join(ignored)}: leave them out"
+        )
 
 
 def internal_topics(

@@ -72,7 +72,7 @@ def failed(node: str, batch: Batch, error: Exception) -> StateStoreError:
     span = f" offsets {batch.offsets[0]} to {batch.offsets[-1]}" if batch.offsets else ""
     return RecordFailed(
         f"node {node}, {where}{span}: {type(error).__name__}: {error}; "
-        "fix the pipeline or the record, or set processing.exception.handler"
+        "fix the pipeline or the record, then start again: nothing of this batch was committed"
     )
 
 
