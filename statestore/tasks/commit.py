@@ -18,7 +18,7 @@ import msgspec
 from statestore.errors import CommitUnknown, Fenced
 from statestore.faults import CrashPoint, reach
 from statestore.model import Position, ProcessingGuarantee, TopicPartition
-from statestore.ports import GroupOffset, Outbox
+from statestore.ports import Changelog, Cluster, GroupOffset, Outbox
 from statestore.tasks.owned import OwnedStore
 
 _ANSWER_ATTEMPTS = 3
@@ -59,6 +59,22 @@ class Commit:
     def position(self) -> Position:
         """The last processed offsets."""
         return Position.of({tp: offset - 1 for tp, offset in self.offsets.items() if offset > 0})
+
+
+def settled(
+    commit: Commit, stores: Sequence[OwnedStore], cluster: Cluster, changelog: Changelog
+) -> Mapping[TopicPartition, int] | None:
+    """The changelogs' ends if the log holds this very commit, None if it does not.
+
+    Ask only after its transactional id was opened anew: then it cannot come about any more.
+    """
+    text = commit.stamp.text()
+    wanted = {tp: GroupOffset(offset, text) for tp, offset in commit.offsets.items()}
+    if cluster.group_offsets(list(wanted)) != wanted:
+        return None
+    logs = [opened.changelog for opened in stores]
+    bounds = changelog.bounds(logs) if logs else {}
+    return {tp: bound.end for tp, bound in bounds.items()}
 
 
 def commit_task(

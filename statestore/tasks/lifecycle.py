@@ -8,8 +8,9 @@
     step()    poll, process, commit when due
     close()   release without committing what is pending; a clean end commits first
 
-One thread. A retriable failure before the log committed rewinds to the last commit and goes on;
-nothing is wiped.
+One thread. A failure that another try may mend goes back to the last commit and begins anew from
+what the log says, as a start does; nothing is wiped. Once a newer owner has claimed the folder, any
+failure is Fenced.
 """
 
 import logging
@@ -17,28 +18,23 @@ from collections.abc import Callable, Mapping
 from typing import Self
 
 from statestore import layout as folders
-from statestore.errors import (
-    CommitUnknown,
-    Fenced,
-    StateStoreError,
-    TaskCorrupted,
-    Unavailable,
-)
+from statestore.errors import CommitUnknown, Fenced, StateStoreError, TaskCorrupted, Unavailable
 from statestore.faults import CrashPoint, reach
 from statestore.layout import Claim, StateLayout
 from statestore.model import TopicPartition
 from statestore.settings import Settings
 from statestore.tasks import budget
-from statestore.tasks.commit import Commit, CommitStamp, commit_task
+from statestore.tasks.commit import Commit, CommitStamp, commit_task, settled
 from statestore.tasks.context import TaskContext
 from statestore.tasks.inputs import committed_inputs
 from statestore.tasks.intake import Chunk
+from statestore.tasks.patience import Patience
 from statestore.tasks.plan import TaskEdges, TaskPlan, TaskReport
 from statestore.tasks.stores import TaskStores
 from statestore.topology.graph import Push
 
 _log = logging.getLogger(__name__)
-_REWINDS_IN_A_ROW = 3
+_MENDABLE = (Unavailable, CommitUnknown, Fenced, TaskCorrupted)
 
 
 class StreamTask:
@@ -78,7 +74,7 @@ class StreamTask:
         self._last_commit_s = edges.clock.monotonic()
         self._since_commit = 0
         self._growth: tuple[float, float] | None = None
-        self._failures = 0
+        self._patience = Patience(plan.task_id, settings, edges.clock)
 
     def start(self) -> None:
         """Claim, fence, restore. Locked, Unavailable, HostFailure leave everything as it was."""
@@ -95,7 +91,7 @@ class StreamTask:
         for name in plan.part.stores:
             self._stores.open(plan.specs[name])
         reach(CrashPoint.START_STORES_OPEN)
-        edges.outbox.open()
+        self._open_outbox()
         reach(CrashPoint.START_PRODUCER_READY)
         self._read_committed()
         reach(CrashPoint.START_OFFSETS_KNOWN)
@@ -166,22 +162,31 @@ class StreamTask:
     def _recovering(self, action: Callable[[], int | None]) -> int:
         """What it returns; 0 after a failure that costs no more than to go back."""
         try:
-            done = action()
-        except (Unavailable, CommitUnknown) as error:
-            self._rewind(error)
-        except Fenced as error:
-            # An expired transaction and a newer owner answer alike: lock and epoch tell (E5).
-            if self._claim is None or not self._claim.still_ours():
+            done = action() or 0
+        except StateStoreError as error:
+            self._check_ours(error)
+            if not isinstance(error, _MENDABLE):
                 raise
-            self._rewind(error)
-        except TaskCorrupted as error:
-            self._repair(error)
-        else:
-            self._failures = 0
-            return done or 0
-        return 0
+            self._go_back(error)
+            return 0
+        if not done and not self._since_commit:
+            self._patience.idle()
+        return done
+
+    def _check_ours(self, cause: StateStoreError | None = None) -> None:
+        """Fenced if a newer owner claimed the folder: epochs tell, Kafka's answers do not (E5)."""
+        if self._claim is None or not self._claim.still_ours():
+            raise Fenced(
+                f"task {self._plan.task_id}: a newer owner took over; what was not committed is "
+                "dropped, and this one must not start again"
+            ) from cause
 
     # Start.
+
+    def _open_outbox(self) -> None:
+        """Fence and settle what this id left open; a former owner would fence the newer one."""
+        self._check_ours()
+        self._edges.outbox.open()
 
     def _read_committed(self) -> None:
         # At least once, a store commits before the group does: nothing to be told by.
@@ -216,7 +221,7 @@ class StreamTask:
     # Process.
 
     def _step(self, timeout_ms: int) -> int:
-        clock, limit = self._edges.clock, self._settings.batch_max_records
+        clock, limit = self._edges.clock, self._patience.batch_max_records
         began_ms, started = clock.now_ms(), clock.monotonic()
         if self._slot.take_request(self.report.stream_task) and self._since_commit:
             self._commit()
@@ -321,6 +326,8 @@ class StreamTask:
         stamp = CommitStamp(self._stamp.number + 1, context.stream_time_ms)
         size = self._stores.usage().size_bytes
         self._begin()
+        if not self._settings.exactly_once:
+            self._check_ours()  # Kafka fences nobody in this mode (E6)
         commit_task(
             Commit(moved, stamp),
             list(self._stores.opened.values()),
@@ -335,6 +342,7 @@ class StreamTask:
         self._slot.hold(self.report.stream_task, budget.Usage(0, 0))
         context.commit_requested = False
         self._last_commit_s = clock.monotonic()
+        self._patience.committed()
         report = self.report
         report.commits += 1
         report.records_in += self._since_commit
@@ -345,50 +353,41 @@ class StreamTask:
         self._since_commit = context.records_out = 0
 
     def _settle(self, commit: Commit) -> Mapping[TopicPartition, int] | None:
-        """Ask the log about an unanswered commit, while lock and epoch are ours (SEMANTICS E4)."""
-        if self._claim is None or not self._claim.still_ours():
-            return None
-        self._edges.outbox.open()
-        found = CommitStamp.latest(self._edges.cluster.group_offsets(self._plan.inputs))
-        if found.number != commit.stamp.number:
-            return None
-        logs = [opened.changelog for opened in self._stores.opened.values()]
-        bounds = self._edges.changelog.bounds(logs) if logs else {}
-        return {tp: bound.end for tp, bound in bounds.items()}
+        """The changelogs' ends if the log holds an unanswered commit (SEMANTICS E4)."""
+        # A new epoch first: after it, nothing of the old one can arrive any more.
+        self._open_outbox()
+        edges, stores = self._edges, list(self._stores.opened.values())
+        return settled(commit, stores, edges.cluster, edges.changelog)
 
-    def _rewind(self, error: Exception) -> None:
-        """Drop everything since the last commit and read again from there."""
-        self._failures += 1
-        if self._failures > _REWINDS_IN_A_ROW:
-            raise error
-        _log.warning(
-            "task %s: %s; going back to the last commit (%d of %d)",
-            self._plan.task_id,
-            error,
-            self._failures,
-            _REWINDS_IN_A_ROW,
-        )
-        if isinstance(error, Fenced | CommitUnknown):
-            self._edges.outbox.open()
-            self._begun = False
-        self._abort()
-        # At least once, the changelog already holds the dropped writes (SEMANTICS E6).
-        self._go_back(restore=self._stores.rollback() or not self._settings.exactly_once)
+    def _go_back(self, error: StateStoreError) -> None:
+        """Drop everything since the last commit and begin anew; a failure of that counts too."""
+        cause: StateStoreError | None = error
+        while cause is not None:
+            self._patience.failed(cause)
+            self.report.rewinds += 1
+            try:
+                self._begin_anew(cause)
+                cause = None
+            except (Unavailable, CommitUnknown, Fenced) as another:
+                self._check_ours(another)
+                cause = another
 
-    def _repair(self, error: TaskCorrupted) -> None:
-        """Replace the store found unreadable, whether or not the log has committed (E5)."""
-        self._edges.outbox.open()
-        self._begun = False
-        self._stores.rollback()
-        self._stores.replace(error)
-        self._go_back(restore=True)
-
-    def _go_back(self, *, restore: bool) -> None:
-        self.report.rewinds += 1
+    def _begin_anew(self, cause: StateStoreError) -> None:
         self._slot.hold(self.report.stream_task, budget.Usage(0, 0))
+        if self._settings.exactly_once:
+            # The transaction may be open, expired, or committed without an answer: a new epoch
+            # ends it for good, then the log tells which.
+            self._begun = False
+            self._open_outbox()
+        else:
+            self._abort()
+        self._stores.rollback()
+        if isinstance(cause, TaskCorrupted):
+            self._stores.replace(cause)
         self._read_committed()
-        if restore:
-            self._restore()
+        # The changelog may hold more than the stores: the commit that got no answer, those of an
+        # owner that was late to notice (E10), and at least once all that was dropped here (E6).
+        self._restore()
         self._begin_reading()
 
     def _abort(self) -> None:
