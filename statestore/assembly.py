@@ -27,6 +27,7 @@ from statestore.opening import open_key_value, options_hook
 from statestore.operations.run import PlannedTask, Run, RunRequest, RunSummary, check_shared
 from statestore.ports import Clock
 from statestore.settings import Settings, expand
+from statestore.stores import idle
 from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.stores.specs import KeyValueSpec
 from statestore.tasks.budget import Share, Slot
@@ -70,7 +71,10 @@ def open_store(
         raise Misuse(f"store {spec.name!r} is persistent: pass the directory it lives in")
     path = None if directory is None else Path(directory) / spec.name
     wal = known.write_ahead_log is not False
-    return open_key_value(spec, path, known, SystemClock(), wal=wal, level=IsolationLevel(level))
+    store = open_key_value(spec, path, known, SystemClock(), wal=wal, level=IsolationLevel(level))
+    if spec.persistent and not wal:
+        idle.watch(store.staged)
+    return store
 
 
 def run(

@@ -1,14 +1,15 @@
-"""What is counted: per commit, never per record.
+"""What is counted: per commit or batch; as a dict, and as OpenTelemetry instruments.
 
-As a dict always, as OpenTelemetry instruments when somebody listens.
-
-Without an OpenTelemetry SDK the instruments are no-ops; the numbers behind `metrics()` are plain
-integers.
+A get adds one to a plain integer; instruments hear of it with the next commit, or at close. Without
+an OpenTelemetry SDK they are no-ops. Counts of reads on several threads may miss a few.
 """
 
+import weakref
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from opentelemetry import metrics as otel
+from opentelemetry.metrics import CallbackOptions, Observation
 
 _meter = otel.get_meter("statestore")
 _commits = _meter.create_counter("statestore.commits", unit="1", description="Store commits")
@@ -16,62 +17,121 @@ _commit_seconds = _meter.create_histogram(
     "statestore.commit.duration", unit="s", description="Time of a store commit"
 )
 _written = _meter.create_counter(
-    "statestore.records.written", unit="1", description="Rows committed"
+    "statestore.records.written", unit="1", description="Rows committed, deletes included"
 )
+_deleted = _meter.create_counter(
+    "statestore.records.deleted", unit="1", description="Deletes committed"
+)
+_read = _meter.create_counter("statestore.records.read", unit="1", description="Keys asked for")
+_scanned = _meter.create_counter("statestore.ranges", unit="1", description="Iterators opened")
 _restored = _meter.create_counter(
     "statestore.records.restored", unit="1", description="Rows restored"
 )
 _quarantined = _meter.create_counter(
     "statestore.stores.quarantined", unit="1", description="Stores renamed out of the way"
 )
+# KIP-892: store flushes are no more; the instrument stays for dashboards and records nothing.
+_flush_seconds = _meter.create_histogram(
+    "statestore.flush.duration", unit="s", description="Deprecated, records nothing"
+)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class StoreMetrics:
     """The counters of one open store (KIP-892: commit-rate, commit-latency-*; SEMANTICS S11)."""
 
     store: str
     opened_s: float
+    uncommitted_bytes: Callable[[], int] = int
+    task: str | None = None
     commits: int = 0
     commit_seconds: float = 0.0
     commit_seconds_max: float = 0.0
     rows_written: int = 0
+    rows_deleted: int = 0
     rows_restored: int = 0
+    gets: int = 0
+    ranges: int = 0
     engine_flushes: int = 0
+    _told_gets: int = 0
+    _told_ranges: int = 0
     _attributes: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._attributes = {"store": self.store}
+        if self.task is not None:
+            self._attributes["task"] = self.task
+        _open_stores.add(self)
 
-    def committed(self, seconds: float, rows: int) -> None:
-        """One commit of `rows` writes that took `seconds`."""
+    def committed(self, seconds: float, rows: int, deletes: int) -> None:
+        """One commit of `rows` writes, `deletes` of them deletes, that took `seconds`."""
         self.commits += 1
         self.commit_seconds += seconds
         self.commit_seconds_max = max(self.commit_seconds_max, seconds)
         self.rows_written += rows
+        self.rows_deleted += deletes
         _commits.add(1, self._attributes)
         _commit_seconds.record(seconds, self._attributes)
         _written.add(rows, self._attributes)
+        if deletes:
+            _deleted.add(deletes, self._attributes)
+        self._tell_reads()
 
     def restored(self, rows: int) -> None:
         """`rows` changelog records written by a restore."""
         self.rows_restored += rows
         _restored.add(rows, self._attributes)
 
-    def as_dict(self, now_s: float, uncommitted_bytes: int) -> dict[str, float]:
+    def closed(self) -> None:
+        """Nothing more comes."""
+        self._tell_reads()
+        _open_stores.discard(self)
+
+    def as_dict(self, now_s: float) -> dict[str, float]:
         """Kafka Streams' metric names; rates per second since open; latencies in milliseconds."""
         age_s = max(now_s - self.opened_s, 1e-9)
         return {
             "commit-rate": self.commits / age_s,
             "commit-latency-avg": 1000 * self.commit_seconds / max(self.commits, 1),
             "commit-latency-max": 1000 * self.commit_seconds_max,
-            "put-rate": self.rows_written / age_s,
+            "put-rate": (self.rows_written - self.rows_deleted) / age_s,
+            "delete-rate": self.rows_deleted / age_s,
+            "get-rate": self.gets / age_s,
+            "range-rate": self.ranges / age_s,
             "restore-rate": self.rows_restored / age_s,
-            "uncommitted-bytes": float(uncommitted_bytes),
+            "uncommitted-bytes": float(self.uncommitted_bytes()),
             "flush-rate": 0.0,
             "flush-latency-avg": 0.0,
             "flush-latency-max": 0.0,
         }
+
+    def observation(self) -> Observation:
+        """What is pending now."""
+        return Observation(self.uncommitted_bytes(), self._attributes)
+
+    def _tell_reads(self) -> None:
+        gets, ranges = self.gets, self.ranges
+        if gets != self._told_gets:
+            _read.add(gets - self._told_gets, self._attributes)
+            self._told_gets = gets
+        if ranges != self._told_ranges:
+            _scanned.add(ranges - self._told_ranges, self._attributes)
+            self._told_ranges = ranges
+
+
+_open_stores: weakref.WeakSet[StoreMetrics] = weakref.WeakSet()
+
+
+def _uncommitted(_options: CallbackOptions) -> Iterable[Observation]:
+    return [store.observation() for store in list(_open_stores)]
+
+
+_meter.create_observable_gauge(
+    "statestore.uncommitted",
+    callbacks=[_uncommitted],
+    unit="By",
+    description="Bytes written to a store and not committed",
+)
 
 
 def count_quarantine(store: str, reason: str) -> None:

@@ -66,6 +66,7 @@ def open_key_value(
             tables=(keyvalue.TABLE,),
             limits=limits,
             clock=clock,
+            task=task,
         )
     except BaseException:
         engine.close()

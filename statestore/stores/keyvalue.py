@@ -50,15 +50,18 @@ class TransactionalKeyValueStore(Generic[K, V]):
         self._isolation_level = isolation_level
         self._owned_by_task = owned_by_task
         self._codec = Codec(spec)
+        self._metrics = staged.metrics
 
     # Reads and writes, in the spec's types.
 
     def get(self, key: K, default: V | None = None) -> V | None:
         """The value, pending writes first, or `default`."""
+        self._metrics.gets += 1
         value = self.table.get(self._codec.key(key))
         return default if value is None else self._codec.read_value(value)
 
     def __contains__(self, key: K) -> bool:
+        self._metrics.gets += 1
         return self.table.get(self._codec.key(key)) is not None
 
     def get_many(self, keys: Iterable[K]) -> list[V | None]:
@@ -256,6 +259,7 @@ class KeyValueReader(Generic[K, V]):
     def get(self, key: K, default: V | None = None) -> V | None:
         """The value, or `default`."""
         self._check()
+        self._staged.metrics.gets += 1
         data = self._codec.key(key)
         value: bytes | Missing | None = MISSING
         if self._uncommitted:
@@ -274,6 +278,7 @@ class KeyValueReader(Generic[K, V]):
         """One value per key, in order, all of one moment."""
         self._check()
         asked = [self._codec.key(key) for key in keys]
+        self._staged.metrics.gets += len(asked)
         pending, committed = self._consistent(lambda: self._table.get_many(asked))
         values = [pending.get(key, value) for key, value in zip(asked, committed, strict=True)]
         return [None if value is None else self._codec.read_value(value) for value in values]
@@ -339,6 +344,7 @@ class KeyValueReader(Generic[K, V]):
         self, lo: bytes | None, hi: bytes | None, reverse: bool, exclude: bytes | None = None
     ) -> PairScan[K, V]:
         self._check()
+        self._staged.metrics.ranges += 1
         pending, cursor = self._consistent(lambda: self._table.scan(lo, hi, reverse=reverse))
         part = slice_of(pending, lo, hi, reverse=reverse)
         scan = TableScan(self._staged, cursor, part, reverse=reverse)

@@ -29,11 +29,12 @@ class Overlay:
     `entries` stays the same object for the life of the overlay.
     """
 
-    __slots__ = ("_fresh", "_sorted", "_undo", "entries", "size_bytes")
+    __slots__ = ("_fresh", "_sorted", "_undo", "deletes", "entries", "size_bytes")
 
     def __init__(self) -> None:
         self.entries: Entries = {}
         self.size_bytes = 0
+        self.deletes = 0
         self._sorted: SortedList = SortedList()
         self._fresh: list[bytes] = []
         self._undo: list[dict[bytes, bytes | Missing | None]] = []
@@ -49,8 +50,12 @@ class Overlay:
             self.size_bytes += len(key) + ENTRY_COST
         elif old is not None:
             self.size_bytes -= len(old)
+        else:
+            self.deletes -= 1
         if value is not None:
             self.size_bytes += len(value)
+        else:
+            self.deletes += 1
         entries[key] = value
 
     def put_all(self, writes: Writes) -> None:
@@ -63,10 +68,15 @@ class Overlay:
         known = entries.keys() & writes.keys()
         fresh = [key for key in writes if key not in known] if known else list(writes)
         self.size_bytes += sum(map(len, fresh)) + ENTRY_COST * len(fresh)
-        self.size_bytes += sum([len(value) for value in writes.values() if value is not None])
+        sizes = [len(value) for value in writes.values() if value is not None]
+        self.size_bytes += sum(sizes)
+        self.deletes += len(writes) - len(sizes)
         for key in known:
             old = entries[key]
-            self.size_bytes -= 0 if old is None else len(old)
+            if old is None:
+                self.deletes -= 1
+            else:
+                self.size_bytes -= len(old)
         self._fresh += fresh
         entries.update(writes)
 
@@ -77,6 +87,7 @@ class Overlay:
         self._sorted = SortedList()
         self._undo = [{} for _ in self._undo]
         self.size_bytes = 0
+        self.deletes = 0
 
     def between(
         self, lo: bytes | None, hi: bytes | None, *, reverse: bool
@@ -106,12 +117,14 @@ class Overlay:
         for key, old in self._undo.pop().items():
             current = self.entries[key]
             self.size_bytes -= 0 if current is None else len(current)
+            self.deletes -= current is None
             if isinstance(old, Missing):
                 del self.entries[key]
                 self.size_bytes -= len(key) + ENTRY_COST
             else:
                 self.entries[key] = old
                 self.size_bytes += 0 if old is None else len(old)
+                self.deletes += old is None
         self._sorted = SortedList()
         self._fresh = list(self.entries)
 

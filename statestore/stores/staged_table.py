@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Iterator
 from typing import Final, Self
 
-from statestore.errors import StoreClosed
+from statestore.errors import StoreClosed, TaskCorrupted
 from statestore.ports import Cursor, Writes
 from statestore.stores.overlay import MISSING, Missing
 from statestore.stores.transaction import StagedEngine
@@ -28,6 +28,7 @@ class StagedTable:
         self._entries: Final = self._overlay.entries
         self._table: Final = staged.table(name)
         self._get: Final = self._table.get
+        self._metrics: Final = staged.metrics
 
     def get(self, key: bytes, default: bytes | None = None) -> bytes | None:
         """The value, pending writes first, or `default`."""
@@ -42,6 +43,7 @@ class StagedTable:
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
         """One value per key, in order: one engine call for all keys not pending."""
         entries = self._entries
+        self._metrics.gets += len(keys)
         try:
             if not entries:
                 return self._table.get_many(keys)
@@ -67,6 +69,7 @@ class StagedTable:
     ) -> "TableScan":
         """Pairs with lo <= key <= hi in byte order, pending writes included, as of now."""
         self._staged.check_open()
+        self._metrics.ranges += 1
         cursor = self._table.scan(lo, hi, reverse=reverse)
         pending = self._overlay.between(lo, hi, reverse=reverse) if self._entries else []
         return TableScan(self._staged, cursor, pending, reverse=reverse)
@@ -99,7 +102,11 @@ class TableScan:
     def __next__(self) -> Pair:
         if self._cursor is None or not self._staged.is_open():
             self.check_open()
-        return self._next()
+        try:
+            return self._next()
+        except TaskCorrupted as error:
+            error.store = self._staged.name
+            raise
 
     def check_open(self) -> None:
         """StoreClosed after its own close or its store's."""

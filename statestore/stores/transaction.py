@@ -1,11 +1,12 @@
 """An engine with pending writes in front: one commit moves all tables and offsets at once.
 
-Owned by one store, written by one thread. Promises (SEMANTICS S1-S4, S8, S10): pending writes are
-nowhere but in memory until `commit`; a commit is one atomic engine batch; after a crash the engine
-holds some past commit whole, with that commit's offsets. Committed but not yet durable writes are
-bounded by `LagLimits`.
+Owned by one store, written by one thread; `maintain` may be called on another. Promises (SEMANTICS
+S1-S4, S8, S10): pending writes are nowhere but in memory until `commit`; a commit is one atomic
+engine batch; after a crash the engine holds some past commit whole, with that commit's offsets.
+Committed but not yet durable writes are bounded by `LagLimits`.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ class StagedEngine:
         tables: tuple[str, ...],
         limits: LagLimits,
         clock: Clock,
+        task: str | None = None,
     ) -> None:
         """Open over `engine`; TaskCorrupted or FormatTooNew if it holds no `kind` store."""
         self.name = name
@@ -60,13 +62,16 @@ class StagedEngine:
         self._overlays = {table: Overlay() for table in tables}
         self._open = True
         self._lag = _Lag()
-        self.metrics = StoreMetrics(name, clock.monotonic())
+        # Held while what is committed and what is durable are told apart: `maintain` may be called
+        # by a thread that watches over an idle store.
+        self._settling = threading.RLock()
         meta = engine.table(rows.TABLE)
         self._adopt_format(meta)
         self._offsets: dict[TopicPartition, int] = rows.read_offsets(meta, where)
         self._durable = dict(self._offsets)
         self._position = rows.read_position(meta, where)
         self._pending_position = self._position
+        self.metrics = StoreMetrics(name, clock.monotonic(), self.uncommitted_bytes, task)
 
     def overlay(self, table: str) -> Overlay:
         """The pending writes of one table; the object never changes."""
@@ -94,9 +99,12 @@ class StagedEngine:
         """
         if not self._open:
             return StoreClosed(f"store {self.name!r} is closed: open it again to use it")
-        if isinstance(error, StateStoreError):
-            return error
-        return self._engine.failure(error) or error
+        ours = error
+        if not isinstance(error, StateStoreError):
+            ours = self._engine.failure(error) or error
+        if isinstance(ours, TaskCorrupted):
+            ours.store = self.name
+        return ours
 
     def commit(
         self, offsets: Mapping[TopicPartition, int | None], position: Position | None = None
@@ -114,26 +122,29 @@ class StagedEngine:
         size = self.uncommitted_bytes()
         if meta:
             writes[rows.TABLE] = meta
+        deletes = sum(overlay.deletes for overlay in self._overlays.values())
         # Before the batch: a reader that sees one number twice read on one side of a commit.
         self.commits += 1
-        if writes:
-            self._write(writes)
-        self._position = self._pending_position
-        self._note(offsets)
-        # Readers on other threads look at the overlay first, then the engine: clear only now.
-        for overlay in self._overlays.values():
-            overlay.clear()
-        self.metrics.committed(self._clock.monotonic() - started, count)
-        self._count_lag(size, count)
+        with self._settling:
+            if writes:
+                self._write(writes)
+            self._position = self._pending_position
+            self._note(offsets)
+            # Readers on other threads look at the overlay first, then the engine: clear only now.
+            for overlay in self._overlays.values():
+                overlay.clear()
+            self.metrics.committed(self._clock.monotonic() - started, count, deletes)
+            self._count_lag(size, count)
 
     def restore(self, table: str, writes: Writes, offsets: Mapping[TopicPartition, int]) -> None:
         """Changelog rows past the overlay, with the offsets they reach, in one batch (E8)."""
         self.check_open()
-        self._write({table: writes, rows.TABLE: rows.offset_rows(offsets, Position())})
-        self._note(offsets)
-        self.metrics.restored(len(writes))
         size = sum(len(key) + len(value or b"") for key, value in writes.items())
-        self._count_lag(size, len(writes))
+        with self._settling:
+            self._write({table: writes, rows.TABLE: rows.offset_rows(offsets, Position())})
+            self._note(offsets)
+            self.metrics.restored(len(writes))
+            self._count_lag(size, len(writes))
 
     def rollback(self) -> None:
         """Drop everything pending."""
@@ -159,19 +170,30 @@ class StagedEngine:
                     finish(overlay)
         self.check_open()
 
-    def maintain(self) -> None:
-        """Flush if the lag is too old; called on idle stores too (SEMANTICS S10)."""
+    def maintain(self) -> int:
+        """Flush if the lag is too old; the ms until it may be, without further commits.
+
+        Called on idle stores too (SEMANTICS S10); harmless on a closed one.
+        """
         since = self._lag.since_ms
-        if since is not None and self._clock.now_ms() - since >= self._limits.max_ms:
-            self.make_durable()
+        if since is None:
+            return self._limits.max_ms
+        left = since + self._limits.max_ms - self._clock.now_ms()
+        if left > 0:
+            return left
+        with self._settling:
+            if self._open and self._lag.since_ms is not None:
+                self.make_durable()
+        return self._limits.max_ms
 
     def make_durable(self) -> None:
         """Flush all tables atomically."""
-        reach(CrashPoint.STORE_FLUSH)
-        self._guard(self._engine.flush)
-        self._durable = dict(self._offsets)
-        self._lag = _Lag()
-        self.metrics.engine_flushes += 1
+        with self._settling:
+            reach(CrashPoint.STORE_FLUSH)
+            self._guard(self._engine.flush)
+            self._durable = dict(self._offsets)
+            self._lag = _Lag()
+            self.metrics.engine_flushes += 1
 
     def committed_offset(self, tp: TopicPartition) -> int | None:
         return self._offsets.get(tp) if self.persistent() else None
@@ -203,7 +225,7 @@ class StagedEngine:
         return sum(len(overlay.entries) for overlay in self._overlays.values())
 
     def metrics_dict(self) -> dict[str, float]:
-        return self.metrics.as_dict(self._clock.monotonic(), self.uncommitted_bytes())
+        return self.metrics.as_dict(self._clock.monotonic())
 
     def close(self) -> None:
         """Drop what is pending, flush, release."""
@@ -211,9 +233,11 @@ class StagedEngine:
             return
         for overlay in self._overlays.values():
             overlay.clear()
-        self._open = False
-        reach(CrashPoint.STORE_CLOSE)
-        self._engine.close()
+        with self._settling:
+            self._open = False
+            self.metrics.closed()
+            reach(CrashPoint.STORE_CLOSE)
+            self._engine.close()
 
     def _adopt_format(self, meta: Table) -> None:
         if rows.check_format(meta, self._kind, self.where):
