@@ -77,16 +77,35 @@ def run_options(command: F) -> F:
     return command
 
 
+def state_options(command: F) -> F:
+    """The options of a command that looks at state, each also STATESTORE_<FLAG>."""
+    options = [
+        _option("--application-id", help="Names the folder in the state dir."),
+        _option("--state-dir", help="Root of all state."),
+        _option("--config", help=f"Applications file; {DEFAULT_CONFIG} if there is one."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def parse_state(flags: Mapping[str, Any]) -> Settings:
+    """Settings with application id and state dir; Misuse names what is missing."""
+    application_id, config = _application(flags)
+    overrides = {"application.id": application_id}
+    if flags["state_dir"]:
+        overrides["state.dir"] = flags["state_dir"]
+    settings = Settings.from_mapping(_section(config, application_id) | overrides)
+    settings.require("state.dir")
+    return settings
+
+
 def parse_run(flags: Mapping[str, Any]) -> RunArguments:
     """Flags as click gives them, merged with the applications file.
 
     Misuse names what is missing.
     """
-    config = flags["config"] or (DEFAULT_CONFIG if Path(DEFAULT_CONFIG).is_file() else None)
-    application_id = flags["application_id"]
-    if not application_id:
-        raise Misuse("which application? pass --application-id, or set STATESTORE_APPLICATION_ID")
-    known = _known_in(config, application_id) if flags["config"] is None else True
+    application_id, config = _application(flags)
     overrides: dict[str, str] = {}
     for flag in ("bootstrap_servers", "state_dir", "processing_guarantee"):
         if flags[flag]:
@@ -94,7 +113,7 @@ def parse_run(flags: Mapping[str, Any]) -> RunArguments:
     # Last: --set is a flag, and a flag beats the variable of another flag.
     overrides |= _pairs(flags["pairs"]) | {"application.id": application_id}
     pipeline = flags["pipeline"]
-    if pipeline is None and config is not None and known:
+    if pipeline is None and config is not None:
         pipeline = Application.load(config, application_id).pipeline
     if not pipeline:
         raise Misuse(
@@ -104,7 +123,7 @@ def parse_run(flags: Mapping[str, Any]) -> RunArguments:
     return RunArguments(
         application_id=application_id,
         pipeline=pipeline,
-        config=config if known else None,
+        config=config,
         overrides=overrides,
         until=flags["until"],
         run_for_ms=parse_span(run_for) if run_for else None,
@@ -134,6 +153,16 @@ def parse_time(text: str) -> Time:
 def _option(flag: str, **details: Any) -> Callable[[F], F]:
     variable = "STATESTORE_" + flag.removeprefix("--").replace("-", "_").upper()
     return click.option(flag, envvar=variable, **details)
+
+
+def _application(flags: Mapping[str, Any]) -> tuple[str, str | None]:
+    """Its id, and the applications file that speaks of it."""
+    config = flags["config"] or (DEFAULT_CONFIG if Path(DEFAULT_CONFIG).is_file() else None)
+    application_id = flags["application_id"]
+    if not application_id:
+        raise Misuse("which application? pass --application-id, or set STATESTORE_APPLICATION_ID")
+    known = _known_in(config, application_id) if flags["config"] is None else True
+    return application_id, config if known else None
 
 
 def _section(config: str | None, application_id: str) -> dict[str, object]:

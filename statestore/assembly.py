@@ -23,7 +23,8 @@ from statestore.kafka.source import KafkaSource
 from statestore.kafka.topics import KafkaCluster
 from statestore.layout import StateLayout
 from statestore.model import IsolationLevel, Span, Time, span_ms, to_ms
-from statestore.opening import open_key_value, options_hook
+from statestore.opening import open_files, open_key_value, options_hook
+from statestore.operations.at_rest import StoresAtRest
 from statestore.operations.run import PlannedTask, Run, RunRequest, RunSummary, check_shared
 from statestore.ports import Clock
 from statestore.settings import Settings, expand
@@ -159,6 +160,11 @@ def serve_planned(
         for task in planned
     ]
     return serve(tasks, run_for_ms=request.run_for_ms, stop=stop, clock=clock)
+
+
+def stores_at_rest(settings: Settings) -> StoresAtRest:
+    """The stores of an application, to look at while nobody owns them."""
+    return StoresAtRest(_layout(settings), open_files)
 
 
 def load_pipeline(path: str) -> Topology:

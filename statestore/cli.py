@@ -34,6 +34,7 @@ from statestore.kafka.topics import KafkaCluster
 from statestore.model import TaskId
 from statestore.operations.run import Run, RunSummary
 from statestore.settings import Settings
+from statestore.stores_command import offsets_command, stores
 from statestore.testing.kafka_command import kafka
 
 _log = logging.getLogger("statestore")
@@ -47,6 +48,8 @@ def cli(verbose: bool) -> None:
 
 
 cli.add_command(kafka)
+cli.add_command(stores)
+cli.add_command(offsets_command)
 
 
 @cli.command("run")

@@ -1,0 +1,196 @@
+"""Looks at the stores of an application while nobody owns them: rows, counts, offsets, sizes.
+
+Each look takes the stream task's lock, so that no owner comes in between, and opens the files
+read-only; `owner.json` stays as the last owner left it. Locked names the owner of a task in use.
+"""
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from statestore import layout as folders
+from statestore.errors import HostFailure, Misuse, StateStoreError, UnknownStore
+from statestore.layout import StateLayout
+from statestore.model import TaskId, TopicPartition
+from statestore.ports import Engine
+from statestore.stores import keyvalue, offsets
+
+
+class DeployedStore(msgspec.Struct, frozen=True):
+    """What the last deployed topology says of a store."""
+
+    sub_topology: int
+    key_serde: str
+    value_serde: str
+    persistent: bool
+    kind: str = keyvalue.KIND
+
+
+class Deployed(msgspec.Struct, frozen=True):
+    """The part of `topology.json` that says how to find and decode stores."""
+
+    stores: dict[str, DeployedStore] = {}
+
+
+class StoreFiles(NamedTuple):
+    """A store of one stream task, as it lies on disk."""
+
+    store: str
+    task: TaskId
+    size_bytes: int
+    deployed: DeployedStore | None
+
+
+class Row(NamedTuple):
+    """One row, in bytes."""
+
+    task: TaskId
+    key: bytes
+    value: bytes
+
+
+class Offsets(NamedTuple):
+    """Where a store stands: changelog offsets NEXT to read, input offsets LAST processed."""
+
+    store: str
+    task: TaskId
+    changelog: dict[TopicPartition, int]
+    position: dict[TopicPartition, int]
+
+
+class StoresAtRest:
+    """The stores of one application; opens nothing until asked."""
+
+    def __init__(self, layout: StateLayout, open_files: Callable[[Path], Engine]) -> None:
+        """Misuse if there is no such application."""
+        self._layout = layout
+        self._open_files = open_files
+        if not layout.application_dir.is_dir():
+            found = [path.name for path in layout.state_dir.glob("*/") if path.is_dir()]
+            raise Misuse(
+                f"no application {layout.application_id!r} in {layout.state_dir}; "
+                f"it has: {', '.join(sorted(found)) or 'none'}"
+            )
+        self.deployed = self._read_deployed()
+
+    def files(self) -> list[StoreFiles]:
+        """Every store of every stream task on disk, without opening any."""
+        return [
+            StoreFiles(
+                store,
+                task,
+                _size(self._layout.store_dir(task, store)),
+                self.deployed.stores.get(store),
+            )
+            for task in self._layout.tasks()
+            for store in self._layout.stores(task)
+        ]
+
+    def find(self, store: str, partition: int | None = None) -> list[TaskId]:
+        """The stream tasks that have it; UnknownStore or Misuse name what there is."""
+        found = [task for task in self._layout.tasks() if store in self._layout.stores(task)]
+        known = self.deployed.stores.get(store)
+        if known is not None and known.kind != keyvalue.KIND:
+            raise Misuse(f"store {store!r} is a {known.kind} one: this command cannot read it")
+        if not found and known is not None and not known.persistent:
+            raise Misuse(f"store {store!r} is in memory: at rest it has no files")
+        if not found:
+            names = {file.store for file in self.files()} | self.deployed.stores.keys()
+            raise UnknownStore(
+                f"no store {store!r} in {self._layout.application_dir}; "
+                f"it has: {', '.join(sorted(names)) or 'none'}"
+            )
+        chosen = [task for task in found if partition is None or task.partition == partition]
+        if not chosen:
+            raise Misuse(
+                f"store {store!r} has no partition {partition}; "
+                f"it is in stream tasks {', '.join(map(str, found))}"
+            )
+        return chosen
+
+    def get(self, store: str, key: bytes, partition: int | None = None) -> Row | None:
+        """The row of a key, in whichever partition it is."""
+        for task in self.find(store, partition):
+            with self._opened(task, store) as engine:
+                value = engine.table(keyvalue.TABLE).get(key)
+                if value is not None:
+                    return Row(task, key, value)
+        return None
+
+    def range(
+        self,
+        store: str,
+        lo: bytes | None = None,
+        hi: bytes | None = None,
+        *,
+        reverse: bool = False,
+        partition: int | None = None,
+    ) -> Generator[Row, None, None]:
+        """Rows with lo <= key <= hi, partition by partition, in key order within each."""
+        for task in self.find(store, partition):
+            with self._opened(task, store) as engine:
+                for key, value in engine.table(keyvalue.TABLE).scan(lo, hi, reverse=reverse):
+                    yield Row(task, key, value)
+
+    def counts(self, store: str, partition: int | None = None) -> dict[TaskId, int]:
+        """Exactly how many rows each stream task has: every one is read."""
+        found = {}
+        for task in self.find(store, partition):
+            with self._opened(task, store) as engine:
+                found[task] = sum(1 for _ in engine.table(keyvalue.TABLE).scan())
+        return found
+
+    def offsets(self, store: str | None = None) -> list[Offsets]:
+        """Where each store stands; all that can be read if `store` is None."""
+        found = []
+        for file in self.files():
+            readable = file.deployed is None or file.deployed.kind == keyvalue.KIND
+            if file.store == store or (store is None and readable):
+                with self._opened(file.task, file.store) as engine:
+                    table = engine.table(offsets.TABLE)
+                    where = str(self._layout.store_dir(file.task, file.store))
+                    found.append(
+                        Offsets(
+                            file.store,
+                            file.task,
+                            offsets.read_offsets(table, where),
+                            offsets.read_position(table, where).as_dict(),
+                        )
+                    )
+        if store is not None and not found:
+            self.find(store)
+        return found
+
+    @contextmanager
+    def _opened(self, task: TaskId, store: str) -> Iterator[Engine]:
+        what = f"task {task}"
+        with folders.at_rest(self._layout.task_dir(task), what=what, wait_ms=0):
+            path = self._layout.store_dir(task, store)
+            engine = self._open_files(path)
+            try:
+                offsets.check_format(engine.table(offsets.TABLE), keyvalue.KIND, str(path))
+                yield engine
+            except StateStoreError:
+                raise
+            except Exception as error:
+                raise engine.failure(error) or error from error
+            finally:
+                engine.close()
+
+    def _read_deployed(self) -> Deployed:
+        path = self._layout.topology_file
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Deployed)
+        except FileNotFoundError:
+            return Deployed()
+        except msgspec.DecodeError as error:
+            raise HostFailure(
+                f"{path} is not readable: {error}; the next run writes it anew"
+            ) from error
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

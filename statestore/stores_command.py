@@ -1,0 +1,283 @@
+r"""`statestore stores ls|get|range|count` and `statestore offsets`: stores at rest, for people.
+
+Keys and values go through the serdes the deployed topology names; `--raw` shows bytes, with what is
+no printable ASCII as `\xNN`, and takes a KEY written so.
+"""
+
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from statestore.arguments import parse_state, state_options
+from statestore.assembly import stores_at_rest
+from statestore.errors import Misuse
+from statestore.model import Serde
+from statestore.operations.at_rest import Row, StoresAtRest
+from statestore.stores import serdes
+from statestore.stores.codec import after_prefix
+
+_json_option = click.option("--json", "as_json", is_flag=True, help="JSON lines.")
+_raw_option = click.option("--raw", is_flag=True, help=r"Bytes, as text with \xNN.")
+_partition_option = click.option("--partition", type=int, help="Only this partition.")
+
+
+@click.group()
+def stores() -> None:
+    """Look into stores at rest: no run may be on."""
+
+
+@stores.command("ls")
+@state_options
+@_json_option
+def ls_command(*, as_json: bool, **flags: Any) -> None:
+    """The stores on disk: where, how big, how to decode them. Opens none, so a run may be on."""
+    at_rest = _at_rest(flags)
+    rows = []
+    for file in at_rest.files():
+        known = file.deployed
+        rows.append(
+            {
+                "store": file.store,
+                "stream_task": str(file.task),
+                "bytes": file.size_bytes,
+                "kind": known and known.kind,
+                "key_serde": known and known.key_serde,
+                "value_serde": known and known.value_serde,
+            }
+        )
+    _print(rows, as_json=as_json)
+
+
+@stores.command("get")
+@click.argument("store")
+@click.argument("key")
+@_partition_option
+@_raw_option
+@state_options
+@_json_option
+@click.pass_context
+def get_command(
+    context: click.Context,
+    /,
+    *,
+    store: str,
+    key: str,
+    partition: int | None,
+    raw: bool,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """The value of KEY in STORE. Exit code 1 if there is none."""
+    at_rest = _at_rest(flags)
+    face = _face(at_rest, store, raw=raw)
+    row = at_rest.get(store, face.key(key), partition)
+    if row is None:
+        click.echo(f"store {store!r} has no key {key}", err=True)
+        context.exit(1)
+    elif as_json:
+        _print([face.fields(row)], as_json=True)
+    else:
+        click.echo(_text(face.value_of(row)))
+
+
+@stores.command("range")
+@click.argument("store")
+@click.argument("lo", required=False)
+@click.argument("hi", required=False)
+@click.option("--prefix", help="Keys whose bytes begin with this one's.")
+@click.option("--reverse", is_flag=True, help="From the largest key down.")
+@click.option("--limit", default=100, show_default=True, help="At most so many rows; 0: all.")
+@_partition_option
+@_raw_option
+@state_options
+@_json_option
+def range_command(
+    *,
+    store: str,
+    lo: str | None,
+    hi: str | None,
+    prefix: str | None,
+    reverse: bool,
+    limit: int,
+    partition: int | None,
+    raw: bool,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Rows of STORE with LO <= key <= HI by bytes, partition by partition."""
+    at_rest = _at_rest(flags)
+    face = _face(at_rest, store, raw=raw)
+    low, high = (None if end is None else face.key(end) for end in (lo, hi))
+    beyond = None
+    if prefix is not None:
+        if lo is not None:
+            raise Misuse("pass LO and HI, or --prefix, not both")
+        low = face.key(prefix)
+        high = beyond = after_prefix(low)
+    found = at_rest.range(store, low, high, reverse=reverse, partition=partition)
+    with closing(found):
+        rows = (face.fields(row) for row in found if row.key != beyond)
+        _print(islice(rows, limit) if limit else rows, as_json=as_json)
+        if limit and next(rows, None) is not None:
+            click.echo(f"there are more than {limit} rows: pass --limit", err=True)
+
+
+@stores.command("count")
+@click.argument("store")
+@_partition_option
+@state_options
+@_json_option
+def count_command(*, store: str, partition: int | None, as_json: bool, **flags: Any) -> None:
+    """How many rows STORE has, exactly: every one is read."""
+    counts = _at_rest(flags).counts(store, partition)
+    total = sum(counts.values())
+    if as_json:
+        by_task = {str(task): count for task, count in counts.items()}
+        _print([{"store": store, "count": total, "stream_tasks": by_task}], as_json=True)
+    else:
+        click.echo(total)
+
+
+@click.command("offsets")
+@click.argument("store", required=False)
+@state_options
+@_json_option
+def offsets_command(*, store: str | None, as_json: bool, **flags: Any) -> None:
+    """Where stores at rest stand: changelog offsets next to read, input offsets last processed."""
+    rows = [
+        {
+            "store": found.store,
+            "stream_task": str(found.task),
+            "topic": tp.topic,
+            "partition": tp.partition,
+            "offset_next": offset if offsets is found.changelog else None,
+            "offset_last": offset if offsets is found.position else None,
+        }
+        for found in _at_rest(flags).offsets(store)
+        for offsets in (found.changelog, found.position)
+        for tp, offset in sorted(offsets.items())
+    ]
+    _print(rows, as_json=as_json)
+
+
+@dataclass(frozen=True)
+class _Face:
+    """How keys and values of one store are written and shown."""
+
+    store: str
+    key_serde: Serde[Any]
+    value_serde: Serde[Any]
+
+    def key(self, text: str) -> bytes:
+        """The bytes of a key given as text; Misuse says what was wanted."""
+        try:
+            return self.key_serde.serialize(_item(text, self.key_serde))
+        except Exception as error:
+            raise Misuse(
+                f"key {text!r} of store {self.store!r} is no {self.key_serde.name} ({error}): "
+                "write one, or pass --raw"
+            ) from error
+
+    def fields(self, row: Row) -> dict[str, Any]:
+        """The row as a line of JSON."""
+        key = self._shown("key", row.key, self.key_serde)
+        return {"stream_task": str(row.task), "key": key, "value": self.value_of(row)}
+
+    def value_of(self, row: Row) -> Any:
+        """The value, decoded."""
+        return self._shown("value", row.value, self.value_serde)
+
+    def _shown(self, side: str, data: bytes, serde: Serde[Any]) -> Any:
+        if serde is serdes.BYTES:
+            return _escaped(data)
+        try:
+            return serde.deserialize(data)
+        except Exception as error:
+            raise Misuse(
+                f"store {self.store!r}: the {side} {_escaped(data)} is no {serde.name} ({error}): "
+                "pass --raw"
+            ) from error
+
+
+def _at_rest(flags: dict[str, Any]) -> StoresAtRest:
+    return stores_at_rest(parse_state(flags))
+
+
+def _face(at_rest: StoresAtRest, store: str, *, raw: bool) -> _Face:
+    at_rest.find(store)
+    if raw:
+        return _Face(store, serdes.BYTES, serdes.BYTES)
+    known = at_rest.deployed.stores.get(store)
+    if known is None:
+        raise Misuse(
+            f"store {store!r} is not in the topology deployed last, so nothing says how to decode "
+            "it: pass --raw"
+        )
+    try:
+        return _Face(store, serdes.by_name(known.key_serde), serdes.by_name(known.value_serde))
+    except Misuse as error:
+        raise Misuse(f"store {store!r}: {error}; or pass --raw") from error
+
+
+def _item(text: str, serde: Serde[Any]) -> Any:
+    if serde is serdes.BYTES:
+        return _unescaped(text)
+    if serde is serdes.STRING:
+        return text
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+
+
+def _escaped(data: bytes) -> str:
+    r"""Printable ASCII as it is, all else, and the backslash, as \xNN."""
+    return "".join(
+        chr(byte) if 32 <= byte < 127 and byte != 92 else f"\\x{byte:02x}" for byte in data
+    )
+
+
+def _unescaped(text: str) -> bytes:
+    return re.sub(rb"\\x([0-9a-fA-F]{2})", lambda found: bytes([int(found[1], 16)]), text.encode())
+
+
+def _print(rows: Iterable[dict[str, Any]], *, as_json: bool) -> None:
+    """JSON lines; else a table on a terminal, columns with tabs between them elsewhere."""
+    if as_json:
+        for row in rows:
+            click.echo(msgspec.json.encode(row, enc_hook=str))
+        return
+    listed = list(rows)
+    columns = list(listed[0]) if listed else []
+    lines = [[_text(row[column]) for column in columns] for row in listed]
+    console = Console(file=sys.stdout)
+    if not console.is_terminal:
+        for line in lines:
+            click.echo("\t".join(line))
+        return
+    console.print(_table(columns, lines) if lines else "nothing")
+
+
+def _table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> Table:
+    table = Table()
+    for column in columns:
+        table.add_column(column.replace("_", " "))
+    for line in lines:
+        table.add_row(*map(Text, line))
+    return table
+
+
+def _text(item: Any) -> str:
+    if item is None:
+        return ""
+    return item if isinstance(item, str) else msgspec.json.encode(item, enc_hook=str).decode()
