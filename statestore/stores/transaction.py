@@ -66,10 +66,13 @@ class StagedEngine:
         # by a thread that watches over an idle store.
         self._settling = threading.RLock()
         meta = engine.table(rows.TABLE)
-        self._adopt_format(meta)
-        self._offsets: dict[TopicPartition, int] = rows.read_offsets(meta, where)
+        try:
+            self._adopt_format(meta)
+            self._offsets: dict[TopicPartition, int] = rows.read_offsets(meta, where)
+            self._position = rows.read_position(meta, where)
+        except Exception as error:
+            raise self.failure(error) from error
         self._durable = dict(self._offsets)
-        self._position = rows.read_position(meta, where)
         self._pending_position = self._position
         self.metrics = StoreMetrics(name, clock.monotonic(), self.uncommitted_bytes, task)
 
