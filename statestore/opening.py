@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from statestore.engines.memory import MemoryEngine
-from statestore.engines.rocks import RocksMemory, RocksTuning, open_rocks
+from statestore.engines.rocks import RocksMemory, RocksTuning, open_rocks, stored_tables
 from statestore.errors import InvalidSetting
 from statestore.model import IsolationLevel
 from statestore.ports import Clock, Engine
@@ -43,8 +43,10 @@ def open_key_value(
     `task`: the stream task that owns it, and alone may commit.
     """
     engine: Engine
+    made: set[str] = set()
     if spec.persistent and path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        made = set(_TABLES).difference(stored_tables(path))
         tuning = RocksTuning(
             write_ahead_log=wal,
             memory=_memory(os.getpid(), settings.memory_bytes // slots),
@@ -67,6 +69,7 @@ def open_key_value(
             limits=limits,
             clock=clock,
             task=task,
+            made=made,
         )
     except BaseException:
         engine.close()

@@ -7,7 +7,7 @@ Committed but not yet durable writes are bounded by `LagLimits`.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -50,8 +50,12 @@ class StagedEngine:
         limits: LagLimits,
         clock: Clock,
         task: str | None = None,
+        made: Collection[str] = (),
     ) -> None:
-        """Open over `engine`; TaskCorrupted or FormatTooNew if it holds no `kind` store."""
+        """Open over `engine`; TaskCorrupted or FormatTooNew if it holds no `kind` store.
+
+        `made`: the tables that were not there before the engine was opened.
+        """
         self.name = name
         self.where = where
         self.commits = 0
@@ -67,7 +71,7 @@ class StagedEngine:
         self._settling = threading.RLock()
         meta = engine.table(rows.TABLE)
         try:
-            self._adopt_format(meta)
+            self._adopt_format(meta, made)
             self._offsets: dict[TopicPartition, int] = rows.read_offsets(meta, where)
             self._position = rows.read_position(meta, where)
         except Exception as error:
@@ -242,8 +246,11 @@ class StagedEngine:
             reach(CrashPoint.STORE_CLOSE)
             self._engine.close()
 
-    def _adopt_format(self, meta: Table) -> None:
+    def _adopt_format(self, meta: Table, made: Collection[str]) -> None:
         if rows.check_format(meta, self._kind, self.where):
+            # The format is written when all tables are there, so one that is not has been lost.
+            for table in self._overlays.keys() & set(made):
+                raise TaskCorrupted(f"{self.where}: offsets without the table {table!r}")
             return
         if not self.empty():
             raise TaskCorrupted(f"{self.where}: data without a format row: not a whole store")

@@ -5,6 +5,7 @@ from typing import NamedTuple
 from statestore.settings import NO_LIMIT, Settings
 
 _FIRST_TAKE = 1000
+_GUESS = (1024.0, 1.0)
 
 
 class Usage(NamedTuple):
@@ -89,8 +90,10 @@ def plan_step(
     least one record, at most what the share can hold. `per_record` None, nothing measured yet: few.
     """
     if per_record is None:
-        limited = share != Share(NO_LIMIT, NO_LIMIT)
-        return Step(commit_first=False, take=min(waiting, _FIRST_TAKE) if limited else waiting)
+        if share == Share(NO_LIMIT, NO_LIMIT):
+            return Step(commit_first=False, take=waiting)
+        first = plan_step(pending, _GUESS, waiting, share)
+        return first._replace(take=min(first.take, _FIRST_TAKE))
     fits = waiting
     fits_empty = waiting
     for limit, used, growth in (

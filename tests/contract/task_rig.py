@@ -1,0 +1,178 @@
+"""A stream task over RocksDB on disk and a broker in memory: it runs, dies, and starts again.
+
+A death is taken from what lies on disk at that moment: the next start works in a copy of the state
+dir, as after a SIGKILL that came before anything in memory was flushed.
+"""
+
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from statestore.errors import StateStoreError
+from statestore.layout import StateLayout
+from statestore.model import Record, TaskId, TopicPartition
+from statestore.opening import open_key_value
+from statestore.operations.run import internal_topics
+from statestore.ports import TopicSpec
+from statestore.settings import Settings
+from statestore.stores.keyvalue import TransactionalKeyValueStore
+from statestore.stores.specs import KeyValueSpec
+from statestore.tasks.budget import Slot
+from statestore.tasks.lifecycle import StreamTask
+from statestore.tasks.plan import TaskEdges, TaskPlan
+from statestore.testing.memory_broker import MemoryBroker
+from statestore.topology.graph import Topology
+from tests.builders import ManualClock
+
+APPLICATION = "shop"
+TASK = TaskId(0, 0)
+
+
+@dataclass
+class TaskRig:
+    """Task 0_0 of a topology; `settings` go over what a test wants by default."""
+
+    topology: Topology
+    root: Path
+    guarantee: str = "exactly_once"
+    settings: Mapping[str, object] = field(default_factory=dict)
+    accept_empty_changelog: bool = False
+    clock: ManualClock = field(default_factory=ManualClock)
+    broker: MemoryBroker = field(default_factory=MemoryBroker)
+    slot: Slot | None = None
+    lives: int = 0
+    running: list[StreamTask] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        read, written = self.topology.topics()
+        counts = self.topology.partition_counts(dict.fromkeys(read | written, 1))
+        specs = [TopicSpec(name, 1, {}) for name in sorted(read | written)]
+        specs += internal_topics(self.topology, counts, APPLICATION)
+        self.broker.cluster(APPLICATION).create(specs)
+
+    @property
+    def layout(self) -> StateLayout:
+        """Of the present life."""
+        return StateLayout(self.root / f"life-{self.lives}", APPLICATION)
+
+    @property
+    def folder(self) -> Path:
+        return self.layout.task_dir(TASK)
+
+    def store_dir(self, store: str) -> Path:
+        return self.layout.store_dir(TASK, store)
+
+    def known(self) -> Settings:
+        return Settings.from_mapping(
+            {
+                "application.id": APPLICATION,
+                "bootstrap.servers": "memory",
+                "state.dir": str(self.layout.state_dir),
+                "processing.guarantee": self.guarantee,
+                "statestore.lock.wait.ms": 0,
+                "commit.interval.ms": 1000,
+                **self.settings,
+            }
+        )
+
+    def task(self) -> StreamTask:
+        """Not started."""
+        known, group = self.known(), APPLICATION
+        part = self.topology.sub_topologies[0]
+        inputs = tuple(TopicPartition(topic.full(group), 0) for topic in part.source_topics)
+        plan = TaskPlan(
+            TASK,
+            part,
+            self.topology.stores,
+            inputs,
+            ends=None,
+            accept_empty_changelog=self.accept_empty_changelog,
+        )
+        edges = TaskEdges(
+            self.broker.source(),
+            self.broker.outbox(f"{group}-{TASK}", group)
+            if known.exactly_once
+            else self.broker.plain_outbox(group),
+            self.broker.changelog(),
+            self.broker.cluster(group),
+            self.clock,
+            self._open_store,
+        )
+        return StreamTask(plan, edges, known, self.layout, self.slot)
+
+    def start(self) -> StreamTask:
+        """A started task; `end` or `crash` it."""
+        task = self.task()
+        try:
+            task.start()
+        except BaseException:
+            task.close()
+            raise
+        self.running.append(task)
+        return task
+
+    def send(self, topic: str, rows: Iterable[tuple[str, str | None]]) -> None:
+        """Input records."""
+        for key, value in rows:
+            data = None if value is None else value.encode()
+            record: Record[bytes | None, bytes | None] = Record(key.encode(), data, 0)
+            self.broker.produce(TopicPartition(topic, 0), record)
+
+    def crash(self) -> None:
+        """All die: what is on disk now is what the next life finds."""
+        before = self.layout.state_dir
+        self.lives += 1
+        if before.is_dir():
+            shutil.copytree(before, self.layout.state_dir)
+        for task in self.running:
+            task.abandon()
+            release(task)
+        self.running.clear()
+
+    def end(self) -> None:
+        """A clean end."""
+        for task in self.running:
+            task.finish()
+            task.close()
+        self.running.clear()
+
+    def changelog(self, store: str) -> dict[bytes, bytes]:
+        """The changelog folded by itself."""
+        rows: dict[bytes, bytes] = {}
+        for record in self.broker.records(f"{APPLICATION}-{store}-changelog"):
+            assert record.key is not None
+            if record.value is None:
+                rows.pop(record.key, None)
+            else:
+                rows[record.key] = record.value
+        return rows
+
+    def quarantine(self) -> list[str]:
+        """The reasons of what is in quarantine."""
+        return sorted(record.reason for _, record in self.layout.quarantined())
+
+    def _open_store(
+        self, spec: KeyValueSpec[Any, Any], path: Path
+    ) -> TransactionalKeyValueStore[Any, Any]:
+        known = self.known()
+        level = known.effective_isolation_level
+        return open_key_value(spec, path, known, self.clock, wal=False, level=level, task=str(TASK))
+
+
+def release(task: StreamTask) -> None:
+    """Let go of files in this process that a dead one would not hold."""
+    for opened in task._stores.opened.values():
+        if isinstance(opened.store, TransactionalKeyValueStore):
+            try:
+                opened.store.staged.close()
+            except StateStoreError:
+                continue
+
+
+def rows_of(task: StreamTask, store: str) -> dict[bytes, bytes]:
+    """What a built-in store of bytes holds, committed or not."""
+    found = task.store(store)
+    assert isinstance(found, TransactionalKeyValueStore)
+    return dict(found.table.scan())
