@@ -21,13 +21,14 @@ from statestore.settings import Settings
 _log = logging.getLogger("statestore.kafka")
 _log.addHandler(logging.NullHandler())
 
+# A topic that is there or that the brokers make themselves; asking for another might create it.
+TRANSACTION_LOG = "__transaction_state"
+
 Properties = Mapping[str, str | int | float | bool]
 
 _ALL: Properties = {
     # Refused connections alone are some twenty lines a second; what matters is raised anyway.
     "log_level": 2,
-    # A commit right after another is told to try again, and by default does so 100 ms later.
-    "retry.backoff.ms": 5,
     # The first connection, to a bootstrap address, is given up for one to the broker behind it.
     "reconnect.backoff.ms": 10,
     # How long a topic nobody knows may yet appear.
@@ -42,6 +43,8 @@ _CONSUMER: Properties = {
     "queued.min.messages": 200_000,
     "queued.max.messages.kbytes": 65_536,
 }
+# Asked about a topic before it is made, the client believes for this long that there is none.
+_ADMIN: Properties = {"topic.metadata.propagation.max.ms": 100}
 _CONSUMER_FIXED: Properties = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
@@ -54,6 +57,11 @@ _PRODUCER: Properties = {
     "queue.buffering.max.messages": 1_000_000,
     "queue.buffering.max.kbytes": 262_144,
     "linger.ms": 5,
+    # A commit right after another is told to try again, and by default does so 100 ms later.
+    "retry.backoff.ms": 10,
+    # A lookup of the group's coordinator that failed thrice waits for any connection to change
+    # before it is tried again: let idle ones change.
+    "connections.max.idle.ms": 30_000,
     "compression.type": "lz4",
 }
 _PRODUCER_FIXED: Properties = {"enable.idempotence": True}
@@ -100,11 +108,22 @@ def producer(settings: Settings, extra: Properties, trouble: Trouble) -> Produce
 
 def admin_client(settings: Settings, trouble: Trouble) -> AdminClient:
     """An administration client; it connects on first use."""
-    config = _config(settings, "admin", {}, {}, trouble)
+    config = _config(settings, "admin", _ADMIN, {}, trouble)
     try:
         return AdminClient(config)
     except (KafkaException, ValueError, TypeError) as failure:
         raise translated(failure, "make an admin client") from failure
+
+
+def connect(client: Producer | AdminClient, timeout_s: float) -> list[int]:
+    """Wait for a live connection that stays; the ids of the brokers known.
+
+    Without one, some requests (of coordinators, leaders, the controller) fail inside the client,
+    which repeats them seconds later. The first answer may still come over the connection to the
+    bootstrap address, which is then given up: hence two.
+    """
+    client.list_topics(TRANSACTION_LOG, timeout_s)
+    return sorted(client.list_topics(TRANSACTION_LOG, timeout_s).brokers)
 
 
 def unanswered(

@@ -44,8 +44,8 @@ _MEANINGS = (
     ),
     _Meaning(
         RecordFailed,
-        "the same record would fail again: change the record, the topic's limits, or set "
-        "production.exception.handler",
+        "the same record would fail again: change the record or the topic's limits, "
+        "then start again",
         (
             KafkaError.MSG_SIZE_TOO_LARGE,
             KafkaError.RECORD_LIST_TOO_LARGE,
@@ -100,10 +100,27 @@ _MEANINGS = (
     ),
 )
 _BY_CODE = {code: meaning for meaning in _MEANINGS for code in meaning.codes}
-_PASSING = _Meaning(Unavailable, "are the brokers up and reachable?", ())
+_OTHERWISE = _Meaning(Unavailable, "are the brokers up and reachable?", ())
+
+# A broker is starting, or a partition or coordinator moves: the same question is answered soon.
+_PASSING = frozenset(
+    {
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.UNSTABLE_OFFSET_COMMIT,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError._WAIT_COORD,
+    }
+)
+_NO_ANSWER = frozenset({KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._TIMED_OUT_QUEUE})
 
 
-def kafka_error(failure: Exception) -> KafkaError | None:
+def kafka_error(failure: BaseException | None) -> KafkaError | None:
     """The broker's or client's error inside an exception, if it carries one."""
     error = failure.args[0] if isinstance(failure, KafkaException) and failure.args else None
     return error if isinstance(error, KafkaError) else None
@@ -111,7 +128,7 @@ def kafka_error(failure: Exception) -> KafkaError | None:
 
 def error_for(error: KafkaError, doing: str) -> StateStoreError:
     """The error to raise for `error` met while `doing` something."""
-    meaning = _BY_CODE.get(error.code(), _PASSING)
+    meaning = _BY_CODE.get(error.code(), _OTHERWISE)
     return meaning.kind(f"could not {doing}: {error.str()} ({error.name()}): {meaning.way_out}")
 
 
@@ -122,3 +139,15 @@ def translated(failure: Exception, doing: str) -> StateStoreError:
         return error_for(error, doing)
     # Without a code it is the client's own check of its arguments.
     return Misuse(f"could not {doing}: {failure}")
+
+
+def is_passing(failure: BaseException | None) -> bool:
+    """Whether the same question is worth asking again soon."""
+    error = kafka_error(failure)
+    return error is not None and (error.retriable() or error.code() in _PASSING)
+
+
+def is_silence(failure: BaseException | None) -> bool:
+    """Whether nobody answered."""
+    error = kafka_error(failure)
+    return error is not None and error.code() in _NO_ANSWER

@@ -13,8 +13,16 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from statestore.errors import CommitUnknown, Fenced, StateStoreError, Unavailable
-from statestore.kafka.clients import Properties, Trouble, consumer, unanswered
+from statestore.kafka.clients import (
+    TRANSACTION_LOG,
+    Properties,
+    Trouble,
+    connect,
+    consumer,
+    unanswered,
+)
 from statestore.kafka.errors import error_for, kafka_error, translated
+from statestore.kafka.groups import read_group
 from statestore.kafka.sender import Sender, records_of
 from statestore.model import Header, TopicPartition
 from statestore.settings import Settings
@@ -22,8 +30,6 @@ from statestore.settings import Settings
 _log = logging.getLogger(__name__)
 
 _CLOSE_S = 5.0
-# A topic that is there or that the broker makes itself; asking for another might create it.
-_TRANSACTION_LOG = "__transaction_state"
 
 
 class TransactionalOutbox:
@@ -51,17 +57,17 @@ class TransactionalOutbox:
         self._discard()
         self._fenced = None
         if self._group is None:
-            self._group = _group_metadata(self._settings, self._group_id)
+            # A producer that looks for the group's coordinator in vain waits beyond its timeout:
+            # let a consumer find it first.
+            anything = [TopicPartition(TRANSACTION_LOG, 0)]
+            self._group = read_group(self._settings, self._group_id, anything).member
         properties: Properties = {
             "transactional.id": self._id,
             "transaction.timeout.ms": self._settings.transaction_timeout_ms,
         }
         sender = self._sender = Sender(self._settings, properties, self._trouble)
         try:
-            # Without a live connection the client looks for its coordinator half a second later.
-            # The first answer may come over the bootstrap connection, which is then given up.
-            for _ in range(2):
-                sender.client.list_topics(_TRANSACTION_LOG, self._timeout_s)
+            connect(sender.client, self._timeout_s)
             sender.client.init_transactions(self._timeout_s)
         except KafkaException as failure:
             sender.client.poll(0)
@@ -314,12 +320,3 @@ class PlainOutbox:
 
 def _with_metadata(offsets: Mapping[TopicPartition, int], metadata: str) -> list[KafkaPartition]:
     return [KafkaPartition(*tp, at, metadata) for tp, at in offsets.items()]
-
-
-def _group_metadata(settings: Settings, group_id: str) -> Any:
-    """What a transaction needs to commit offsets for a group nobody is a member of."""
-    client = consumer(settings, group_id, Trouble())
-    try:
-        return client.consumer_group_metadata()
-    finally:
-        client.close()

@@ -188,5 +188,5 @@ def _raise_too_large(failure: KafkaException, records: Records, at: int) -> None
     raise RecordFailed(
         f"a record for {records.topic}, key {(key or b'')[:40]!r}, has {len(value or b'')} bytes, "
         "more than producer.message.max.bytes (1 000 000 unless set): raise it and the topic's "
-        "max.message.bytes, or set production.exception.handler"
+        "max.message.bytes, then start again"
     ) from failure

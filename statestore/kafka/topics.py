@@ -28,8 +28,9 @@ from statestore.errors import (
     TopicMissing,
     Unavailable,
 )
-from statestore.kafka.clients import Trouble, admin_client, consumer, unanswered
-from statestore.kafka.errors import error_for, kafka_error, translated
+from statestore.kafka.clients import Trouble, admin_client, connect, unanswered
+from statestore.kafka.errors import error_for, is_passing, is_silence, kafka_error, translated
+from statestore.kafka.groups import last_result, read_group
 from statestore.model import TopicPartition
 from statestore.ports import Bounds, GroupOffset, TopicSpec
 from statestore.settings import Settings
@@ -38,29 +39,15 @@ _log = logging.getLogger(__name__)
 
 K = TypeVar("K")
 T = TypeVar("T")
+Answers = dict[K, "Future[Any]"]
 
 # A cluster that is there answers at once: do not let a wrong address cost the whole timeout.
 _CHECK_MS = 10_000
 _PAUSE_S = 0.03
+_CONTROLLER_S = 5.0
 _EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # library gap
 _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # library gap
 _DROPPED_IN_4_0 = "inter.broker.protocol.version"
-# A broker is starting, or a partition or coordinator moves: the same question is answered soon.
-_PASSING = frozenset(
-    {
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.NOT_COORDINATOR,
-        KafkaError.UNSTABLE_OFFSET_COMMIT,
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.OFFSET_NOT_AVAILABLE,
-        KafkaError.FENCED_LEADER_EPOCH,
-        KafkaError.UNKNOWN_LEADER_EPOCH,
-        KafkaError._WAIT_COORD,
-    }
-)
-_NO_ANSWER = frozenset({KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._TIMED_OUT_QUEUE})
 
 
 class Admin:
@@ -74,22 +61,26 @@ class Admin:
 
     @property
     def client(self) -> AdminClient:
-        """The client itself, made when first asked for."""
+        """The client itself, made and connected when first asked for."""
         if self._client is None:
-            self._client = admin_client(self._settings, self._trouble)
+            made = admin_client(self._settings, self._trouble)
+            self._client = made
+            self.connect()
         return self._client
+
+    def connect(self) -> list[int]:
+        """Have a live connection and news of the cluster; the ids of its brokers."""
+        try:
+            return connect(self.client, self.timeout_s)
+        except KafkaException as failure:
+            raise self._error(failure, "reach the cluster") from failure
 
     def answer(self, pending: "Future[T]", doing: str) -> T:
         """The result of a request."""
         try:
             return pending.result()
         except (KafkaException, ValueError) as failure:
-            if _is_silence(failure):
-                self.client.poll(0)
-                raise unanswered(
-                    self._settings, self._trouble, doing, timeout_s=self.timeout_s
-                ) from failure
-            raise translated(failure, doing) from failure
+            raise self._error(failure, doing) from failure
 
     def offsets(
         self, tps: Sequence[TopicPartition], spec: OffsetSpec, doing: str
@@ -99,7 +90,7 @@ class Admin:
             return {}
         asked = {KafkaPartition(*tp): spec for tp in tps}
 
-        def request() -> dict[KafkaPartition, Future[Any]]:
+        def request() -> Answers[KafkaPartition]:
             return self.client.list_offsets(
                 asked,
                 isolation_level=IsolationLevel.READ_COMMITTED,
@@ -107,9 +98,9 @@ class Admin:
             )
 
         found = {}
-        for tp, future in self._settled(request).items():
+        for tp, future in self.settled(request, self._leaders_move).items():
             if _failed_with(future, KafkaError._NOENT):
-                raise self._without_leader(tp.topic, doing)
+                raise self._leaderless(tps, doing)
             answer = self.answer(future, f"{doing} of {tp.topic}-{tp.partition}")
             found[TopicPartition(tp.topic, tp.partition)] = answer.offset
         return found
@@ -133,22 +124,45 @@ class Admin:
         ends = self.offsets(tps, _LATEST, "read the last stable offset")
         return {tp: Bounds(starts[tp], ends[tp]) for tp in tps}
 
-    def _settled(self, request: Callable[[], dict[K, "Future[Any]"]]) -> dict[K, "Future[Any]"]:
-        """The answers, asked for again while one failed for a passing reason."""
+    def settled(
+        self,
+        request: Callable[[], Answers[K]],
+        is_passing: Callable[[Answers[K]], bool],
+    ) -> Answers[K]:
+        """The answers, asked for again while some failed for a passing reason."""
         return tenacity.Retrying(
             stop=tenacity.stop_after_delay(self.timeout_s),
             wait=tenacity.wait_fixed(_PAUSE_S),
-            retry=tenacity.retry_if_result(_any_passing),
-            retry_error_callback=_last_result,
+            retry=tenacity.retry_if_result(is_passing),
+            retry_error_callback=last_result,
         )(request)
 
-    def _without_leader(self, topic: str, doing: str) -> StateStoreError:
-        """The client only says that it found no leader; missing topics have none either."""
-        if topic in self.partitions([topic]):
-            return Unavailable(
-                f"could not {doing}: a partition of {topic} has no leader: are all brokers up?"
+    def _leaders_move(self, pending: Answers[KafkaPartition]) -> bool:
+        if any(is_passing(future.exception()) for future in pending.values()):
+            return True
+        # New topics have no leader for a moment; those that do not exist never have.
+        leaderless = any(_failed_with(future, KafkaError._NOENT) for future in pending.values())
+        topics = {tp.topic for tp in pending}
+        return leaderless and len(self.partitions(sorted(topics))) == len(topics)
+
+    def _error(self, failure: Exception, doing: str) -> StateStoreError:
+        if not is_silence(failure):
+            return translated(failure, doing)
+        self.client.poll(0)
+        return unanswered(self._settings, self._trouble, doing, timeout_s=self.timeout_s)
+
+    def _leaderless(self, tps: Sequence[TopicPartition], doing: str) -> StateStoreError:
+        """The client only says that it found no leaders; missing topics have none either."""
+        topics = sorted({tp.topic for tp in tps})
+        missing = [topic for topic in topics if topic not in self.partitions(topics)]
+        if missing:
+            return TopicMissing(
+                f"could not {doing}: there is no topic {', '.join(missing)}: create it"
             )
-        return TopicMissing(f"could not {doing}: there is no topic {topic}: create it")
+        return Unavailable(
+            f"could not {doing} of {', '.join(topics)}: partitions have no leader: "
+            "are all brokers up?"
+        )
 
     def close(self) -> None:
         """Let go; it comes back when asked for."""
@@ -198,7 +212,7 @@ class KafkaCluster:
         if not tps:
             return {}
         committed = {}
-        for tp in self._stable_offsets(tps):
+        for tp in read_group(self._settings, self._settings.application_id, tps).offsets:
             if tp.error is not None:
                 raise error_for(tp.error, f"read the committed offset of {tp.topic}-{tp.partition}")
             if tp.offset >= 0:
@@ -221,11 +235,9 @@ class KafkaCluster:
         """Unavailable if nobody answers soon; BrokerTooOld if exactly-once would not hold."""
         timeout_ms = min(_CHECK_MS, self._settings.request_timeout_ms)
         quick = Admin(self._settings, timeout_ms=timeout_ms)
-        pending = quick.client.describe_cluster(request_timeout=quick.timeout_s)
-        nodes = quick.answer(pending, "reach the cluster").nodes
-        if self._settings.exactly_once:
-            for node in nodes:
-                judge_protocol(_broker_setting_names(quick, node.id))
+        for node_id in quick.connect():
+            if self._settings.exactly_once:
+                judge_protocol(_broker_setting_names(quick, node_id))
 
     def close(self) -> None:
         """Let go of the connections."""
@@ -243,9 +255,20 @@ class KafkaCluster:
             for spec in topics
         ]
         names = ", ".join(spec.name for spec in topics)
+
+        def request() -> Answers[str]:
+            # A client that does not know the controller waits for it in silence: let it ask anew.
+            self._admin.connect()
+            timeout_s = min(_CONTROLLER_S, self._admin.timeout_s)
+            return self._admin.client.create_topics(new, request_timeout=timeout_s)
+
+        def is_unheard(pending: Answers[str]) -> bool:
+            failures = [future.exception() for future in pending.values()]
+            return any(is_silence(failure) or is_passing(failure) for failure in failures)
+
         try:
-            pending = self._admin.client.create_topics(new, request_timeout=self._admin.timeout_s)
-        except (KafkaException, ValueError) as failure:
+            pending = self._admin.settled(request, is_unheard)
+        except KafkaException as failure:
             raise translated(failure, f"create topics {names}") from failure
         for name, future in pending.items():
             # Another driver may have been quicker; its partition count is compared like any other.
@@ -266,39 +289,6 @@ class KafkaCluster:
                 f"topics {', '.join(names)} were created but did not appear within "
                 f"{self._admin.timeout_s:g} s: are all brokers up?"
             ) from late
-
-    def _stable_offsets(self, tps: Sequence[TopicPartition]) -> list[KafkaPartition]:
-        """Ask a consumer of the group, again while a transaction or a loading broker is in the way.
-
-        Not the admin client: its ListConsumerGroupOffsets crashes the process when the coordinator
-        is loading or moved (librdkafka 2.16: the error handler reaches for a consumer group that
-        an admin client does not have).
-        """
-        group_id = self._settings.application_id
-        doing = f"read the committed offsets of group {group_id}"
-        trouble = Trouble()
-        client = consumer(self._settings, group_id, trouble)
-        try:
-            return tenacity.Retrying(
-                stop=tenacity.stop_after_delay(self._admin.timeout_s),
-                wait=tenacity.wait_fixed(_PAUSE_S),
-                retry=tenacity.retry_if_result(_any_unstable)
-                | tenacity.retry_if_exception(_is_passing),
-                retry_error_callback=_last_result,
-            )(client.committed, [KafkaPartition(*tp) for tp in tps], self._admin.timeout_s)
-        except KafkaException as failure:
-            if not _is_passing(failure) and not _is_silence(failure):
-                raise translated(failure, doing) from failure
-            client.poll(0)
-            if trouble:
-                raise unanswered(self._settings, trouble, doing) from failure
-            raise Unavailable(
-                f"could not {doing}: a transaction that carries some stayed open for "
-                f"{self._admin.timeout_s:g} s: its owner still runs, or it ends by "
-                "transaction.timeout.ms"
-            ) from failure
-        finally:
-            client.close()
 
 
 def judge_protocol(broker_settings: Collection[str] | None) -> None:
@@ -326,32 +316,6 @@ def _broker_setting_names(admin: Admin, node_id: int) -> Collection[str] | None:
         return None
     names: Collection[str] = admin.answer(pending, f"read the settings of broker {node_id}").keys()
     return names
-
-
-def _any_unstable(found: Sequence[KafkaPartition]) -> bool:
-    return any(
-        tp.error is not None and tp.error.code() == KafkaError.UNSTABLE_OFFSET_COMMIT
-        for tp in found
-    )
-
-
-def _is_passing(failure: BaseException | None) -> bool:
-    error = kafka_error(failure) if isinstance(failure, Exception) else None
-    return error is not None and (error.retriable() or error.code() in _PASSING)
-
-
-def _is_silence(failure: Exception) -> bool:
-    error = kafka_error(failure)
-    return error is not None and error.code() in _NO_ANSWER
-
-
-def _any_passing(pending: Mapping[Any, "Future[Any]"]) -> bool:
-    return any(_is_passing(future.exception()) for future in pending.values())
-
-
-def _last_result(state: tenacity.RetryCallState) -> Any:
-    assert state.outcome is not None
-    return state.outcome.result()
 
 
 def _failed_with(pending: "Future[Any]", code: int) -> bool:

@@ -34,6 +34,8 @@ def read(source: Source, ends: dict[TopicPartition, int], *, at_once: int = 1000
 
 
 def read_all(world: World, *tps: TopicPartition, at_once: int = 1000) -> Records:
+    for topic in {tp.topic for tp in tps}:
+        world.settle(topic)
     bounds = world.cluster().bounds(tps)
     source = world.source()
     source.start({tp: bound.start for tp, bound in bounds.items()})

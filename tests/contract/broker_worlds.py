@@ -3,13 +3,22 @@
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple, Protocol, Self
 
 import psutil
 import pytest
-from confluent_kafka import Consumer, KafkaError, Message, Producer
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+)
 from confluent_kafka import TopicPartition as KafkaPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._listoffsets import OffsetSpec
 
 from statestore.kafka.changelog import KafkaChangelog
 from statestore.kafka.outbox import PlainOutbox, TransactionalOutbox
@@ -48,6 +57,7 @@ class World(Protocol):
     def cluster(self, **settings: int) -> Cluster: ...
     def transactional_id(self, name: str = "0_0") -> str: ...
     def rows(self, topic: str) -> list[Row]: ...
+    def settle(self, topic: str) -> None: ...
     def produce(self, topic: str, rows: Sequence[Row]) -> None: ...
     def expire(self, name: str) -> None: ...
     def silent_commit(self, name: str) -> AbstractContextManager[None]: ...
@@ -93,6 +103,9 @@ class MemoryWorld:
             Row(r.key, r.value, r.timestamp_ms, r.headers, r.partition or 0, r.offset or 0)
             for r in self.broker.records(topic)
         ]
+
+    def settle(self, topic: str) -> None:
+        """A commit shows at once."""
 
     def produce(self, topic: str, rows: Sequence[Row]) -> None:
         for row in rows:
@@ -181,6 +194,7 @@ class KafkaWorld:
             "enable.partition.eof": True,
             "auto.offset.reset": "earliest",
         }
+        self.settle(topic)
         found, deadline = [], time.monotonic() + DEADLINE_S
         consumer = Consumer(config)
         try:
@@ -199,8 +213,30 @@ class KafkaWorld:
             consumer.close()
         return sorted(found, key=lambda row: (row.partition, row.offset))
 
+    def settle(self, topic: str) -> None:
+        """Brokers answer a commit before its records can be read: wait for that."""
+        admin = AdminClient({"bootstrap.servers": self.bootstrap_servers})
+        count = len(admin.list_topics(topic, timeout=DEADLINE_S).topics[topic].partitions)
+        latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # library gap
+        asked = {KafkaPartition(topic, p): latest for p in range(count)}
+        deadline = time.monotonic() + DEADLINE_S
+
+        def ends(level: IsolationLevel) -> dict[int, int]:
+            pending = admin.list_offsets(asked, isolation_level=level, request_timeout=DEADLINE_S)
+            return {tp.partition: future.result().offset for tp, future in pending.items()}
+
+        settled = False
+        while not settled:
+            assert time.monotonic() < deadline, f"a transaction stays open in {topic}"
+            with suppress(KafkaException):  # leaders move after a broker was silent
+                settled = ends(IsolationLevel.READ_COMMITTED) == ends(
+                    IsolationLevel.READ_UNCOMMITTED
+                )
+
     def produce(self, topic: str, rows: Sequence[Row]) -> None:
-        producer = Producer({"bootstrap.servers": self.bootstrap_servers})
+        # Without idempotence a retry, frequent on a new topic, changes the order.
+        config = {"bootstrap.servers": self.bootstrap_servers, "enable.idempotence": True}
+        producer = Producer(config)
         for row in rows:
             producer.produce(
                 topic,

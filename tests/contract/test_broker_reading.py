@@ -145,6 +145,7 @@ def test_replay_gives_exactly_the_committed_records_between_its_bounds(world: Wo
     outbox.abort()
     commit(outbox, topic, "c")  # 5, marker 6
     changelog = world.changelog()
+    world.settle(topic)
     end = changelog.bounds([tp])[tp].end
     assert end == 7
     commit(outbox, topic, "later")
