@@ -100,6 +100,8 @@ class RocksTable:
         if len(keys) < _SORT_MIN:
             return self._get_lists(keys)
         ordered = sorted(keys)
+        if ordered == keys:
+            return self._get_lists(keys)
         found = dict(zip(ordered, self._get_lists(ordered), strict=True))
         return list(map(found.__getitem__, keys))
 

@@ -4,9 +4,12 @@ One get_many and one put_all per batch; updates are stamped and placed at the ke
 the batch.
 """
 
+import struct
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from itertools import chain
+from operator import add
+from typing import Any, NamedTuple
 
 from statestore.model import Batch, Column, Serde
 from statestore.stores import serdes
@@ -14,12 +17,23 @@ from statestore.stores.specs import KeyValueSpec
 from statestore.topology.graph import Build, Forward, NodeContext, Push
 from statestore.topology.operators import encoded, failed, mismatch
 
+# INT64's bytes, taken in hand because `map` over a struct's own methods runs in C.
+_COUNT = struct.Struct(">q")
+_NO_COUNT = _COUNT.pack(0)
+
+
+class Updates(NamedTuple):
+    """What an operator hands on: places in the batch it answers, keys, values."""
+
+    places: list[int]
+    keys: list[bytes | None]
+    values: list[bytes | None]
+
 
 def counted(
     node: str, spec: KeyValueSpec[Any, Any], key_serde: Serde[Any], *, every_update: bool
 ) -> Build:
     """Records per key. Touches keys only, and those as bytes."""
-    pack, unpack = serdes.INT64.serialize, serdes.INT64.deserialize
 
     def build(context: NodeContext, forward: Forward) -> Push:
         table = context.table(spec.name)
@@ -27,54 +41,57 @@ def counted(
         def push(batch: Batch) -> None:
             keys = encoded(node, batch, "key", key_serde)
             added = Counter(keys)
-            known = [key for key in added if key is not None]
+            last = dict(zip(keys, range(len(keys)), strict=True))
+            added.pop(None, None)
+            last.pop(None, None)
+            # In key order, so that neither look-up nor commit has to sort.
+            known: list[bytes] = sorted(added)  # type: ignore[arg-type]  # None is out
             if not known:
                 return
-            before = [0 if old is None else unpack(old) for old in table.get_many(known)]
-            after = {key: pack(old + added[key]) for key, old in zip(known, before, strict=True)}
+            found = [_NO_COUNT if old is None else old for old in table.get_many(known)]
+            before = list(chain.from_iterable(map(_COUNT.unpack, found)))
+            counts = map(add, before, map(added.__getitem__, known))
+            after = dict(zip(known, map(_COUNT.pack, counts), strict=True))
             table.put_all(after)
             if every_update:
-                running = dict(zip(known, before, strict=True))
-                rows = _run(keys, running, pack)
+                rows = _run(keys, dict(zip(known, before, strict=True)))
             else:
-                rows = _last(keys, after)
-            forward(_updates(batch, rows, key_serde, serdes.INT64), None)
+                rows = _last_of(keys, last, after)
+            forward(_updated(batch, rows, key_serde, serdes.INT64), None)
 
         return push
 
     return build
 
 
-def _run(
-    keys: list[bytes | None], running: dict[bytes, int], pack: Callable[[int], bytes]
-) -> list[tuple[int, bytes, bytes | None]]:
-    rows: list[tuple[int, bytes, bytes | None]] = []
+def _last_of(
+    keys: list[bytes | None], last: Mapping[Any, int], after: Mapping[Any, bytes | None]
+) -> Updates:
+    """One update per key, placed and stamped at its last record."""
+    places = sorted(last.values())
+    unique = [keys[i] for i in places]
+    return Updates(places, unique, list(map(after.__getitem__, unique)))
+
+
+def _run(keys: list[bytes | None], running: dict[bytes, int]) -> "Updates":
+    """One update per record."""
+    rows = Updates([], [], [])
     for i, key in enumerate(keys):
         if key is not None:
             running[key] += 1
-            rows.append((i, key, pack(running[key])))
+            rows.places.append(i)
+            rows.keys.append(key)
+            rows.values.append(_COUNT.pack(running[key]))
     return rows
 
 
-def _last(
-    keys: list[bytes | None], after: dict[bytes, bytes]
-) -> list[tuple[int, bytes, bytes | None]]:
-    """One update per key, placed and stamped at its last record."""
-    place = {key: i for i, key in enumerate(keys)}
-    return sorted((place[key], key, value) for key, value in after.items())
-
-
-def _updates(
-    batch: Batch,
-    rows: list[tuple[int, bytes, bytes | None]],
-    key_serde: Serde[Any],
-    value_serde: Serde[Any],
+def _updated(
+    batch: Batch, rows: Updates, key_serde: Serde[Any], value_serde: Serde[Any]
 ) -> Batch:
-    times = batch.timestamps
     return Batch(
-        keys=Column(raw=[key for _, key, _ in rows], serde=key_serde),
-        values=Column(raw=[value for _, _, value in rows], serde=value_serde),
-        timestamps=[times[i] for i, _, _ in rows],
+        keys=Column(raw=rows.keys, serde=key_serde),
+        values=Column(raw=rows.values, serde=value_serde),
+        timestamps=list(map(batch.timestamps.__getitem__, rows.places)),
     )
 
 
@@ -102,9 +119,7 @@ def aggregated(
     def build(context: NodeContext, forward: Forward) -> Push:
         table = context.table(spec.name)
 
-        def fold(
-            batch: Batch,
-        ) -> tuple[dict[bytes, bytes | None], list[tuple[int, bytes, bytes | None]]]:
+        def fold(batch: Batch) -> tuple[dict[bytes, bytes | None], Updates]:
             raw = encoded(node, batch, "key", key_serde)
             rows = [
                 (i, data, value)
@@ -115,8 +130,8 @@ def aggregated(
             stored = zip(unique, table.get_many(unique), strict=True)
             state = {data: None if old is None else decode(old) for data, old in stored}
             names = {data: key_serde.deserialize(data) for data in unique}
-            place: dict[bytes, int] = {}
-            updates: list[tuple[int, bytes, bytes | None]] = []
+            last: dict[bytes, int] = {}
+            every = Updates([], [], [])
             for i, data, value in rows:
                 old = state[data]
                 if old is None and initial is None:
@@ -125,11 +140,13 @@ def aggregated(
                     start = initial() if old is None and initial is not None else old
                     new = step(names[data], value, start)
                 state[data] = new
-                place[data] = i
+                last[data] = i
                 if every_update:
-                    updates.append((i, data, encode(new)))
+                    every.places.append(i)
+                    every.keys.append(data)
+                    every.values.append(encode(new))
             after = {data: encode(new) for data, new in state.items()}
-            return after, updates or sorted((i, data, after[data]) for data, i in place.items())
+            return after, every if every_update else _last_of(raw, last, after)
 
         def push(batch: Batch) -> None:
             try:
@@ -138,7 +155,7 @@ def aggregated(
                 raise failed(node, batch, error) from error
             if after:
                 table.put_all(after)
-                forward(_updates(batch, updates, key_serde, spec.value_serde), None)
+                forward(_updated(batch, updates, key_serde, spec.value_serde), None)
 
         return push
 
