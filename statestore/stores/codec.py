@@ -39,9 +39,9 @@ class Codec(Generic[K, V]):
         return None if key is None else self.key(key)
 
     def pairs(self, scan: TableScan, exclude: bytes | None) -> Iterator[tuple[Any, Any]]:
-        source: Iterator[Pair] = scan
+        source: Iterator[Pair] = iter(scan)
         if exclude is not None:
-            source = (pair for pair in scan if pair[0] != exclude)
+            source = (pair for pair in source if pair[0] != exclude)
         if self.plain:
             return source
         read_key, read_value = self._read_key, self.read_value
@@ -72,16 +72,15 @@ class PairScan(Generic[K, V]):
         self._scan = scan
         self._pairs = pairs
 
-    def __iter__(self) -> Self:
-        return self
+    def __iter__(self) -> Iterator[tuple[K, V]]:
+        """The pairs not yet taken: a loop over them runs without a call in Python for each."""
+        self._scan.check_open()
+        return self._pairs
 
     def __next__(self) -> tuple[K, V]:
-        try:
-            return next(self._pairs)
-        except StopIteration:
-            # A generator that raised once ends: say again why.
-            self._scan.check_open()
-            raise
+        # First, and every time: a generator that raised once ends.
+        self._scan.check_open()
+        return next(self._pairs)
 
     def close(self) -> None:
         """Release the snapshot. Closing twice is harmless."""

@@ -68,9 +68,8 @@ class Overlay:
         known = entries.keys() & writes.keys()
         fresh = [key for key in writes if key not in known] if known else list(writes)
         self.size_bytes += sum(map(len, fresh)) + ENTRY_COST * len(fresh)
-        sizes = [len(value) for value in writes.values() if value is not None]
-        self.size_bytes += sum(sizes)
-        self.deletes += len(writes) - len(sizes)
+        self.size_bytes += sum(map(len, filter(None, writes.values())))
+        self.deletes += list(writes.values()).count(None)
         for key in known:
             old = entries[key]
             if old is None:

@@ -85,9 +85,7 @@ def _run(keys: list[bytes | None], running: dict[bytes, int]) -> "Updates":
     return rows
 
 
-def _updated(
-    batch: Batch, rows: Updates, key_serde: Serde[Any], value_serde: Serde[Any]
-) -> Batch:
+def _updated(batch: Batch, rows: Updates, key_serde: Serde[Any], value_serde: Serde[Any]) -> Batch:
     return Batch(
         keys=Column(raw=rows.keys, serde=key_serde),
         values=Column(raw=rows.values, serde=value_serde),
