@@ -32,7 +32,7 @@ TASK = TaskId(0, 0)
 
 @dataclass
 class TaskRig:
-    """Task 0_0 of a topology; `settings` go over what a test wants by default."""
+    """One task, 0_0, of a topology; `settings` go over what a test wants by default."""
 
     topology: Topology
     root: Path
@@ -42,6 +42,7 @@ class TaskRig:
     clock: ManualClock = field(default_factory=ManualClock)
     broker: MemoryBroker = field(default_factory=MemoryBroker)
     slot: Slot | None = None
+    task_id: TaskId = TASK
     lives: int = 0
     running: list[StreamTask] = field(default_factory=list)
 
@@ -59,10 +60,10 @@ class TaskRig:
 
     @property
     def folder(self) -> Path:
-        return self.layout.task_dir(TASK)
+        return self.layout.task_dir(self.task_id)
 
     def store_dir(self, store: str) -> Path:
-        return self.layout.store_dir(TASK, store)
+        return self.layout.store_dir(self.task_id, store)
 
     def known(self) -> Settings:
         return Settings.from_mapping(
@@ -80,10 +81,10 @@ class TaskRig:
     def task(self) -> StreamTask:
         """Not started."""
         known, group = self.known(), APPLICATION
-        part = self.topology.sub_topologies[0]
+        part = self.topology.sub_topologies[self.task_id.sub_topology]
         inputs = tuple(TopicPartition(topic.full(group), 0) for topic in part.source_topics)
         plan = TaskPlan(
-            TASK,
+            self.task_id,
             part,
             self.topology.stores,
             inputs,
@@ -92,7 +93,7 @@ class TaskRig:
         )
         edges = TaskEdges(
             self.broker.source(),
-            self.broker.outbox(f"{group}-{TASK}", group)
+            self.broker.outbox(f"{group}-{self.task_id}", group)
             if known.exactly_once
             else self.broker.plain_outbox(group),
             self.broker.changelog(),
@@ -158,7 +159,9 @@ class TaskRig:
     ) -> TransactionalKeyValueStore[Any, Any]:
         known = self.known()
         level = known.effective_isolation_level
-        return open_key_value(spec, path, known, self.clock, wal=False, level=level, task=str(TASK))
+        return open_key_value(
+            spec, path, known, self.clock, wal=False, level=level, task=str(self.task_id)
+        )
 
 
 def release(task: StreamTask) -> None:
