@@ -1,0 +1,166 @@
+"""Pipelines of the run tests, sound ones and faulty ones; their topics begin with a prefix.
+
+A child process has the prefix from its environment.
+"""
+
+import os
+from dataclasses import replace
+
+import statestore as ss
+from statestore import serdes
+from statestore.topology.graph import OperatorNode
+from statestore.topology.operators import ProcessorContext
+
+PREFIX_VARIABLE = "RUN_TOPICS"
+COUNTS = "counts"
+# What a wrong pipeline path may lead to.
+no_function = "text"
+
+
+def prefix() -> str:
+    return os.environ[PREFIX_VARIABLE]
+
+
+def builder() -> ss.StreamsBuilder:
+    return ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
+
+
+def counts() -> ss.Topology:
+    """Two sub-topologies: `in` by user through a repartition topic, counted into `out`."""
+    b = builder()
+    (
+        b.stream(f"{prefix()}-in")
+        .group_by(lambda _key, value: value["user"], name="by-user")
+        .count(ss.Materialized(COUNTS, caching=False))
+        .to_stream()
+        .to(f"{prefix()}-out")
+    )
+    return b.build()
+
+
+def counts_by_key() -> ss.Topology:
+    """The same store in the first sub-topology."""
+    b = builder()
+    b.stream(f"{prefix()}-in").group_by_key().count(COUNTS).to_stream().to(f"{prefix()}-out")
+    return b.build()
+
+
+def counts_in_memory() -> ss.Topology:
+    b = builder()
+    store = ss.in_memory_key_value_store(COUNTS, key_serde=serdes.STRING)
+    (
+        b.stream(f"{prefix()}-in")
+        .group_by(lambda _key, value: value["user"], name="by-user")
+        .count(ss.Materialized(store, caching=False))
+        .to_stream()
+        .to(f"{prefix()}-out")
+    )
+    return b.build()
+
+
+def latest() -> ss.Topology:
+    """The latest value per key."""
+    b = builder()
+    b.table(f"{prefix()}-in", materialized="rows")
+    return b.build()
+
+
+class Where:
+    """Forwards which record of which input this was."""
+
+    def __init__(self, context: ProcessorContext) -> None:
+        self._context = context
+
+    def process(self, record: "ss.Record[str, dict[str, int]]") -> None:
+        origin = [record.topic, record.partition, record.value["number"]]
+        self._context.forward(record.replace(value=origin))
+
+
+def merged() -> ss.Topology:
+    """Two topics as one stream."""
+    b = builder()
+    left, right = b.stream(f"{prefix()}-in"), b.stream(f"{prefix()}-other")
+    left.merge(right).process(Where).to(f"{prefix()}-out")
+    return b.build()
+
+
+def other_stores() -> ss.Topology:
+    b = builder()
+    b.stream(f"{prefix()}-in").group_by_key().count("others").to_stream().to(f"{prefix()}-out")
+    return b.build()
+
+
+def unnamed() -> ss.Topology:
+    b = builder()
+    b.stream(f"{prefix()}-in").group_by(lambda _key, value: value["user"]).count()
+    return b.build()
+
+
+def joined() -> ss.Topology:
+    """Two topics whose records meet by key: they must have equal partition counts."""
+    b = builder()
+    left, right = b.stream(f"{prefix()}-in"), b.stream(f"{prefix()}-other")
+    left.merge(right, name="meet").to(f"{prefix()}-out")
+    topology = b.build()
+    nodes = [
+        replace(node, copartitioned=True)
+        if isinstance(node, OperatorNode) and node.name == "meet"
+        else node
+        for node in topology.nodes
+    ]
+    return replace(topology, nodes=tuple(nodes))
+
+
+def missing_topics() -> ss.Topology:
+    b = builder()
+    b.stream(f"{prefix()}-nowhere").to(f"{prefix()}-nobody")
+    return b.build()
+
+
+def raising() -> ss.Topology:
+    raise ZeroDivisionError("no such luck")
+
+
+def wrong_arguments(_needed: str) -> ss.Topology:
+    return counts()
+
+
+def refused_by_the_builder() -> ss.Topology:
+    return builder().build()
+
+
+def no_topology() -> str:
+    return "a text"
+
+
+class Failing:
+    def __init__(self, _context: ProcessorContext) -> None:
+        pass
+
+    def process(self, record: "ss.Record[str, dict[str, int]]") -> None:
+        if record.value["number"] == 7:
+            raise KeyError("seven")
+
+
+def failing_processor() -> ss.Topology:
+    b = builder()
+    b.stream(f"{prefix()}-in").process(Failing, name="picky").to(f"{prefix()}-out")
+    return b.build()
+
+
+def failing_start() -> ss.Topology:
+    """A processor that cannot even be made: nobody foresees such an error."""
+
+    def factory(_context: ProcessorContext) -> Failing:
+        raise ZeroDivisionError("at start")
+
+    b = builder()
+    b.stream(f"{prefix()}-in").process(factory, name="stillborn")
+    return b.build()
+
+
+def unfit() -> ss.Topology:
+    b = builder()
+    stream = b.stream(f"{prefix()}-in").map_values(lambda value: value["number"])
+    stream.to(f"{prefix()}-out", value_serde=serdes.STRING, name="texts")
+    return b.build()
