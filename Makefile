@@ -3,7 +3,7 @@
 SHELL := bash
 .DEFAULT_GOAL := help
 CHECKS := check-types check-layers check-format check-lint check-spelling check-tidy
-.PHONY: help setup run up down fmt check $(CHECKS) test test-fast test-all lock clean
+.PHONY: help setup run up down fmt check $(CHECKS) test test-fast test-all bench lock clean
 
 BIN := .venv/bin
 CODE := $(wildcard statestore jobs dags scripts tests)
@@ -52,6 +52,10 @@ check-spelling:
 
 check-tidy:
 	@$(BIN)/python -m pytest --quiet --no-header --durations=0 tests/test_tidy.py
+
+bench: setup ## measure stores and tasks; figures go to .scratch/bench
+	@$(BIN)/python -m tests.bench.bench_stores
+	@$(BIN)/python -m tests.bench.bench_tasks
 
 lock: setup ## resolve requirements/lock.txt anew from pyproject.toml
 	@$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-header --all-extras \

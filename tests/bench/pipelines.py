@@ -1,0 +1,68 @@
+"""The pipelines the task benchmark runs; their topics come from the environment."""
+
+import os
+
+import statestore as ss
+from statestore import serdes
+from statestore.stores.keyvalue import TransactionalKeyValueStore
+from statestore.topology.operators import ProcessorContext
+
+INPUT_VARIABLE = "BENCH_INPUT"
+OUTPUT_VARIABLE = "BENCH_OUTPUT"
+
+COUNTS = ss.persistent_key_value_store("counts", value_serde=serdes.INT64)
+TOTALS = ss.persistent_key_value_store("totals", value_serde=serdes.INT64)
+
+
+def counting() -> ss.Topology:
+    """Count by key, every updated count to the output topic."""
+    builder = ss.StreamsBuilder()
+    (
+        builder.stream(os.environ[INPUT_VARIABLE], name="records")
+        .group_by_key(name="by-key")
+        .count(ss.Materialized(COUNTS), name="count")
+        .to_stream(name="updates")
+        .to(os.environ[OUTPUT_VARIABLE], name="counts-out")
+    )
+    return builder.build()
+
+
+class Total:
+    """One get, one put, one forward for each record."""
+
+    def __init__(self, context: ProcessorContext) -> None:
+        self._forward = context.forward
+        self._store: TransactionalKeyValueStore[bytes, int] = context.store(TOTALS)
+
+    def process(self, record: "ss.Record[bytes, bytes]") -> None:
+        total = self._store.get(record.key, 0) + len(record.value)  # type: ignore[operator]  # 0 is no None
+        self._store.put(record.key, total)
+        self._forward(record.replace(value=total))
+
+
+class TotalOnly(Total):
+    """One get, one put."""
+
+    def process(self, record: "ss.Record[bytes, bytes]") -> None:
+        total = self._store.get(record.key, 0) + len(record.value)  # type: ignore[operator]  # 0 is no None
+        self._store.put(record.key, total)
+
+
+def per_record() -> ss.Topology:
+    """A processor called record by record, its result to the output topic."""
+    builder = ss.StreamsBuilder()
+    (
+        builder.stream(os.environ[INPUT_VARIABLE], name="records")
+        .process(Total, TOTALS, name="total")
+        .to(os.environ[OUTPUT_VARIABLE], value_serde=serdes.INT64, name="totals-out")
+    )
+    return builder.build()
+
+
+def per_record_silent() -> ss.Topology:
+    """A processor called record by record, its store and changelog only."""
+    builder = ss.StreamsBuilder()
+    builder.stream(os.environ[INPUT_VARIABLE], name="records").process(
+        TotalOnly, TOTALS, name="total"
+    )
+    return builder.build()
