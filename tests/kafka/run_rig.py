@@ -259,9 +259,9 @@ class App:
     def end_children(self) -> None:
         """End what a failed test left running."""
         for child in self.children:
-            if child.poll() is None:
-                child.kill()
-                child.communicate()
+            with child:
+                if child.poll() is None:
+                    child.kill()
 
     def run(self, *more: str, **how: Any) -> Ended:
         """`statestore run` to its end."""
@@ -374,3 +374,13 @@ def _row(message: Message, partition: int) -> Row:
 
 def _fingerprint(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
+
+
+def assert_refused(ended: Ended, code: int, error: str, *says: str) -> None:
+    """Exit code, JSON line and the line on stderr agree, and say what they must."""
+    assert ended.code == code, ended.err[-4000:]
+    found = ended.summary["error"]
+    assert (found["class"], found["exit_code"], found["foreseen"]) == (error, code, True)
+    assert ended.message == f"statestore: {error}: {found['message']}"
+    assert [text for text in says if text not in ended.message] == [], ended.message
+    assert "Traceback" not in ended.err

@@ -20,13 +20,11 @@ from statestore.testing.kafka_jars import SCRATCH_VARIABLE, kafka_libs
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import ROOT, ManualClock
 from tests.kafka.run_rig import (
-    START_MS,
     STATESTORE,
     App,
-    Ended,
+    assert_refused,
     counted,
     end_of,
-    name_of,
     running,
     updates_in_order,
 )
@@ -37,16 +35,6 @@ NOBODY_THERE = "127.0.0.1:1"
 SECRET = "hunter2-of-tests"
 # Root may write anywhere; without these capabilities it is stopped by file modes like others.
 NO_PRIVILEGE = ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
-
-
-def assert_refused(ended: Ended, code: int, error: str, *says: str) -> None:
-    """Exit code, JSON line and the line on stderr agree, and say what they must."""
-    assert ended.code == code, ended.err[-4000:]
-    found = ended.summary["error"]
-    assert (found["class"], found["exit_code"], found["foreseen"]) == (error, code, True)
-    assert ended.message == f"statestore: {error}: {found['message']}"
-    assert [text for text in says if text not in ended.message] == [], ended.message
-    assert "Traceback" not in ended.err
 
 
 @pytest.fixture(scope="module")
@@ -63,15 +51,6 @@ def shared(kafka: LocalKafka, tmp_path_factory: pytest.TempPathFactory) -> App:
     (folder / "garbled.py").write_text("def topology(:\n")
     (folder / "imports.py").write_text("import no_such_library\n")
     return App(kafka, "shared", folder / "state").create_topics(other=3)
-
-
-@pytest.fixture
-def app(kafka: LocalKafka, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[App]:
-    """An application of the test's own, with 20 records of input."""
-    made = App(kafka, name_of(request.node.name), tmp_path / "state").create_topics()
-    made.produce(range(20))
-    yield made
-    made.end_children()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -302,74 +281,6 @@ def test_an_emptied_changelog_is_refused_until_its_loss_is_accepted(app: App) ->
     app.drained("--accept-empty-changelog", pipeline="counts_by_key")
     assert app.stored(ordinal=0) == {}
     assert len(list((app.state_dir / app.name / "quarantine").iterdir())) == 2
-
-
-# Input.
-
-
-@pytest.mark.parametrize("how", [(), ("--run-for=20s",)], ids=["bounded", "continuous"])
-def test_an_input_that_ends_before_the_last_commit_is_refused(app: App, how: list[str]) -> None:
-    app.drained()
-    app.commit_offset(0, 1000)
-    before = app.stored()
-    says = (f"{app.name}-in-0", "1000", "truncated or made anew", "reset the group's offsets")
-    assert_refused(app.run(*how), 5, "RecordFailed", *says)
-    assert app.stored() == before
-
-
-def test_an_input_made_anew_is_not_counted_into_the_old_state(app: App) -> None:
-    app.drained(pipeline="counts_by_key")
-    app.delete_topic(f"{app.name}-in")
-    app.kafka.create_topic(f"{app.name}-in", 2, {"retention.ms": -1})
-    app.produce(range(20))
-    says = (f"no offset of input {app.name}-in-0", "made anew", "set the group's offset")
-    assert_refused(app.run(pipeline="counts_by_key"), 5, "RecordFailed", *says)
-    assert app.stored(ordinal=0) == {f"k{n}": 1 for n in range(20)}
-
-
-@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
-def test_a_record_that_cannot_be_decoded_stops_the_run_before_its_batch_is_committed(
-    app: App, guarantee: str
-) -> None:
-    app.produce_raw([("k", b"{not json", START_MS)], partition=1)
-    offset = app.bounds(f"{app.name}-in")[1][1] - 1
-    for _ in range(2):
-        ended = app.run(f"--processing-guarantee={guarantee}")
-        where = (
-            f"{app.name}-in-1",
-            f"to {offset}",
-            "DecodeError",
-            "fix the pipeline or the record",
-        )
-        assert_refused(ended, 5, "RecordFailed", *where)
-        assert 1 not in app.committed()
-        assert app.read() == []
-
-
-def test_a_processor_that_raises_stops_the_run_before_its_batch_is_committed(app: App) -> None:
-    ended = app.run(pipeline="failing_processor")
-    says = ("node picky", f"{app.name}-in-", "KeyError: 'seven'", "fix the pipeline")
-    assert_refused(ended, 5, "RecordFailed", *says)
-    assert 7 not in [row.value["number"] for row in app.read()]
-
-
-def test_a_value_that_does_not_fit_its_sink_names_node_side_serde_and_keyword(app: App) -> None:
-    ended = app.run(pipeline="unfit")
-    says = ("node texts", "the value is int", "serde is STRING", "pass value_serde=")
-    assert_refused(ended, 2, "SerdeMismatch", *says)
-    assert app.read() == []
-    assert app.committed() == {}
-
-
-def test_an_error_nobody_foresaw_exits_1_with_the_json_line_and_its_traceback(app: App) -> None:
-    ended = app.run(pipeline="failing_start")
-    assert ended.code == 1
-    error = ended.summary["error"]
-    assert (error["class"], error["exit_code"]) == ("ZeroDivisionError", 1)
-    assert (error["foreseen"], error["action"]) == (False, "retry")
-    assert "Traceback" in ended.err
-    assert ended.message == "ZeroDivisionError: at start"
-    assert app.drained()["records_in"] == 2 * 20, "the failed run left nothing in the way"
 
 
 # The Spark job, and a broker that is not there.
