@@ -22,6 +22,7 @@ from tests.builders import ROOT, ManualClock
 from tests.kafka.run_rig import (
     STATESTORE,
     App,
+    Ended,
     assert_refused,
     counted,
     end_of,
