@@ -66,9 +66,7 @@ class TransactionalKeyValueStore(Generic[K, V]):
 
     def get_many(self, keys: Iterable[K]) -> list[V | None]:
         """One value per key, in order."""
-        encode, decode = self._codec.key, self._codec.read_value
-        values = self.table.get_many([encode(key) for key in keys])
-        return [None if value is None else decode(value) for value in values]
+        return self._codec.read_values(self.table.get_many(self._codec.keys(keys)))
 
     def put(self, key: K, value: V | None) -> None:
         """Stage one write; None deletes."""
@@ -76,8 +74,7 @@ class TransactionalKeyValueStore(Generic[K, V]):
 
     def put_all(self, pairs: Iterable[tuple[K, V | None]]) -> None:
         """Stage many writes; the last of a key wins; all or none if one does not fit its serde."""
-        codec = self._codec
-        self.table.put_all({codec.key(key): codec.value(value) for key, value in pairs})
+        self.table.put_all(self._codec.writes(pairs))
 
     def put_if_absent(self, key: K, value: V) -> V | None:
         """The value there was, else None after writing."""
@@ -277,11 +274,12 @@ class KeyValueReader(Generic[K, V]):
     def get_many(self, keys: Iterable[K]) -> list[V | None]:
         """One value per key, in order, all of one moment."""
         self._check()
-        asked = [self._codec.key(key) for key in keys]
+        asked = self._codec.keys(keys)
         self._staged.metrics.gets += len(asked)
-        pending, committed = self._consistent(lambda: self._table.get_many(asked))
-        values = [pending.get(key, value) for key, value in zip(asked, committed, strict=True)]
-        return [None if value is None else self._codec.read_value(value) for value in values]
+        pending, values = self._consistent(lambda: self._table.get_many(asked))
+        if pending:
+            values = list(map(pending.get, asked, values))
+        return self._codec.read_values(values)
 
     def range(
         self, lo: K | None = None, hi: K | None = None, reverse: bool = False

@@ -7,6 +7,7 @@ it.
 """
 
 from collections.abc import Iterator
+from itertools import repeat
 from operator import gt, lt
 from typing import Final, Self
 
@@ -48,8 +49,10 @@ class StagedTable:
         try:
             if not entries:
                 return self._table.get_many(keys)
-            found = [entries.get(key, MISSING) for key in keys]
+            found = list(map(entries.get, keys, repeat(MISSING)))
             asked = [key for key, value in zip(keys, found, strict=True) if value is MISSING]
+            if len(asked) == len(keys):
+                return self._table.get_many(keys)
             committed = iter(self._table.get_many(asked) if asked else ())
         except Exception as error:
             raise self._staged.failure(error) from error
