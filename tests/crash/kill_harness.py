@@ -60,6 +60,7 @@ class Rig:
     guarantee: str = "exactly_once"
     application_id: str = "kill"
     topic_prefix: str = "kill"
+    pipeline: str = "tests.crash.pipeline:topology"
     settings: Mapping[str, object] = field(default_factory=dict)
     produced: int = 0
     expected: Counter[str] = field(default_factory=Counter)
@@ -101,7 +102,7 @@ class Rig:
         }
         pairs = [f"--set={key}={value}" for key, value in settings.items()]
         return [
-            "--pipeline=tests.crash.pipeline:topology",
+            f"--pipeline={self.pipeline}",
             f"--application-id={self.application_id}",
             f"--bootstrap-servers={self.kafka.bootstrap_servers}",
             f"--state-dir={self.state_dir}",

@@ -27,8 +27,17 @@ class Pass:
 
 
 def topology() -> ss.Topology:
+    return over(os.environ.get(PREFIX_VARIABLE, "kill"))
+
+
+def worker_moments() -> ss.Topology:
+    """For a Spark session whose workers already run: their environment does not change."""
+    return over("worker-moments")
+
+
+def over(prefix: str) -> ss.Topology:
+    """The pipeline over the topics of that prefix."""
     builder = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
-    prefix = os.environ.get(PREFIX_VARIABLE, "kill")
     source = builder.stream(f"{prefix}-in")
     source.process(Pass, name="pass").to(f"{prefix}-passed")
     (

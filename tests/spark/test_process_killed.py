@@ -8,8 +8,10 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -96,6 +98,58 @@ def test_a_killed_worker_is_retried_by_spark_and_nothing_is_seen_twice(
     assert rig.findings() == []
 
 
+def kill_a_worker(rig: Rig, span_s: float, done: threading.Event) -> Kill:
+    """SIGKILL one Python worker of this process's Spark, `span_s` after the run's first commit."""
+    before = rig.committed()
+    while not done.is_set() and rig.committed() == before:
+        done.wait(0.02)
+    if done.wait(span_s):
+        return Kill(died=False, commits_before=False, writes_open=False)
+    daemons = [p for p in psutil.Process().children(recursive=True) if "daemon" in _command(p)]
+    workers = [p for daemon in daemons for p in daemon.children()]
+    if not workers:
+        return Kill(died=False, commits_before=False, writes_open=False)
+    os.kill(workers[0].pid, signal.SIGKILL)
+    return Kill(died=True, commits_before=True, writes_open=rig.writes_open())
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
+
+
+@pytest.mark.slow
+def test_workers_killed_at_ten_random_moments_are_retried_and_nothing_is_seen_twice(
+    kafka: LocalKafka, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(SEED)
+    rig = Rig(
+        kafka,
+        tmp_path / "state",
+        application_id="worker-moments",
+        topic_prefix="worker-moments",
+        pipeline="tests.crash.pipeline:worker_moments",
+        settings={"commit.interval.ms": 100, "statestore.batch.max.records": 200},
+    )
+    rig.create_topics()
+    kills = []
+    for _ in range(40):
+        rig.produce(20_000)
+        done = threading.Event()
+        with ThreadPoolExecutor(1) as pool:
+            killed = pool.submit(kill_a_worker, rig, rng.uniform(0, 0.6), done)
+            run_in_session(rig, monkeypatch, None)
+            done.set()
+            kills.append(killed.result())
+        if sum(kill.counts for kill in kills) == 10:
+            break
+    print(f"seed {SEED}: {kills}")  # noqa: T201 - what the kills met is part of the result
+    assert sum(kill.counts for kill in kills) == 10, f"seed {SEED}"
+    assert rig.findings() == [], f"seed {SEED}"
+
+
 def submit(rig: Rig, crash_at: str | None, log: Path) -> "subprocess.Popen[bytes]":
     environment = {**os.environ, PREFIX_VARIABLE: rig.topic_prefix, "PYTHONPATH": str(ROOT)}
     environment.pop(VARIABLE, None)
@@ -122,7 +176,8 @@ def killed_run(rig: Rig, tmp_path: Path, *, point: CrashPoint | None, span_s: fl
     """One spark-submit killed whole: at `point`, or `span_s` after its first commit."""
     token = tmp_path / f"token-{time.monotonic_ns()}"
     before = rig.committed()
-    process = submit(rig, f"{point}:4:{token}" if point else None, tmp_path / "submit.log")
+    nth = 4 if point is not None and point.value.startswith("commit.") else 1
+    process = submit(rig, f"{point}:{nth}:{token}" if point else None, tmp_path / "submit.log")
     until = time.monotonic() + 120
     while process.poll() is None and time.monotonic() < until:
         if point is not None and token.exists():
@@ -165,7 +220,7 @@ def test_a_spark_run_killed_whole_at_every_point_and_ten_moments(
     rig = rig_on(kafka, tmp_path / "state", "tree-all")
     rig.produce(10_000)
     finish(rig, tmp_path)
-    for point in (p for p in CrashPoint if p.value.startswith("commit.")):
+    for point in (p for p in CrashPoint if p not in ELSEWHERE):
         rig.produce(20_000)
         assert killed_run(rig, tmp_path, point=point, span_s=0).died, point
     moments = 0
