@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from statestore.engines.memory import MemoryEngine
 from statestore.engines.rocks import RocksMemory, RocksTuning, open_rocks, stored_tables
-from statestore.errors import InvalidSetting
+from statestore.errors import InvalidSetting, TaskCorrupted
 from statestore.model import IsolationLevel
 from statestore.ports import Clock, Engine
 from statestore.settings import Settings
@@ -81,6 +81,9 @@ def open_key_value(
 
 def open_files(path: Path) -> Engine:
     """The database of a key-value store as it lies there, read-only; keep owners out meanwhile."""
+    missing = set(_TABLES).difference(stored_tables(path))
+    if missing:
+        raise TaskCorrupted(f"{path}: no table {', '.join(sorted(missing))}: not a whole store")
     memory = _memory(os.getpid(), 32 << 20)
     return open_rocks(path, tables=_TABLES, tuning=RocksTuning(memory=memory, read_only=True))
 
