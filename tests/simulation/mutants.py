@@ -1,0 +1,144 @@
+"""The library with a fault planted in its commit code: what the simulation is there to find."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+
+from statestore.model import ProcessingGuarantee, TopicPartition
+from statestore.ports import Outbox
+from statestore.tasks import commit as commits
+from statestore.tasks import lifecycle
+from statestore.tasks.commit import Commit, Settle
+from statestore.tasks.lifecycle import StreamTask
+from statestore.tasks.owned import OpenStore, OwnedStore
+from statestore.tasks.restore import Restored
+from statestore.tasks.stores import TaskStores
+from tests.simulation.schedule import Simulation
+from tests.simulation.stage import APPLICATION
+
+Mutant = Callable[[pytest.MonkeyPatch, Simulation], None]
+_commit_task = commits.commit_task
+_settle = StreamTask._settle
+
+
+def offsets_before_the_log(patch: pytest.MonkeyPatch, simulation: Simulation) -> None:
+    """The input offsets are committed on their own, before the log commits."""
+    plain = simulation.broker.plain_outbox(APPLICATION)
+
+    def mutated(
+        commit: Commit,
+        stores: Sequence[OwnedStore],
+        outbox: Outbox,
+        guarantee: ProcessingGuarantee,
+        settle: Settle,
+    ) -> None:
+        plain.send_offsets(commit.offsets, commit.stamp.text())
+        _commit_task(commit, stores, outbox, guarantee, settle)
+
+    patch.setattr(lifecycle, "commit_task", mutated)
+
+
+def offsets_after_the_log(patch: pytest.MonkeyPatch, simulation: Simulation) -> None:
+    """The input offsets are no part of the transaction: they follow it."""
+
+    def mutated(
+        commit: Commit,
+        stores: Sequence[OwnedStore],
+        outbox: Outbox,
+        _guarantee: ProcessingGuarantee,
+        settle: Settle,
+    ) -> None:
+        _commit_task(commit, stores, outbox, ProcessingGuarantee.AT_LEAST_ONCE, settle)
+
+    patch.setattr(lifecycle, "commit_task", mutated)
+    plain = simulation.broker.plain_outbox(APPLICATION)
+
+    def send_offsets(_outbox: object, offsets: Mapping[TopicPartition, int], metadata: str) -> None:
+        plain.send_offsets(offsets, metadata)
+
+    patch.setattr("tests.simulation.wires.SimulatedOutbox.send_offsets", send_offsets)
+
+
+def stores_before_the_log(patch: pytest.MonkeyPatch, _simulation: Simulation) -> None:
+    """The stores commit first, the log after them."""
+
+    def mutated(
+        commit: Commit,
+        stores: Sequence[OwnedStore],
+        outbox: Outbox,
+        _guarantee: ProcessingGuarantee,
+        settle: Settle,
+    ) -> None:
+        for opened in stores:
+            commits._log_changes(opened, outbox, commit.stamp)
+        outbox.send_offsets(commit.offsets, commit.stamp.text())
+        ends = outbox.ends()
+        for opened in stores:
+            opened.commit(ends.get(opened.changelog), commit.position())
+        commits._commit_log(outbox, commit, settle)
+
+    patch.setattr(lifecycle, "commit_task", mutated)
+
+
+def unanswered_is_taken_for_lost(patch: pytest.MonkeyPatch, _simulation: Simulation) -> None:
+    """A commit without an answer is simply done again, by the same records."""
+
+    def mutated(task: StreamTask, _commit: Commit) -> None:
+        task._open_outbox()
+        task._begun = False
+
+    patch.setattr(StreamTask, "_settle", mutated)
+    patch.setattr(StreamTask, "_read_committed", _only_at_start(StreamTask._read_committed))
+
+
+def unanswered_is_taken_for_done(patch: pytest.MonkeyPatch, _simulation: Simulation) -> None:
+    """A commit without an answer is thought to have happened."""
+
+    def mutated(task: StreamTask, _commit: Commit) -> dict[TopicPartition, int]:
+        task._open_outbox()
+        logs = [opened.changelog for opened in task._stores.opened.values()]
+        return {tp: at.end for tp, at in task._edges.changelog.bounds(logs).items()}
+
+    patch.setattr(StreamTask, "_settle", mutated)
+
+
+def going_back_without_a_restore(patch: pytest.MonkeyPatch, _simulation: Simulation) -> None:
+    """After a failure the stores are not brought up to what the log committed."""
+    patch.setattr(StreamTask, "_restore", _only_at_start(StreamTask._restore))
+
+
+def going_back_with_pending_writes(patch: pytest.MonkeyPatch, _simulation: Simulation) -> None:
+    """A failure does not drop what is pending."""
+    patch.setattr(TaskStores, "rollback", lambda _stores: False)
+
+
+def restore_forgets(patch: pytest.MonkeyPatch, _simulation: Simulation) -> None:
+    """A task starts with its stores as they are on disk."""
+    patch.setattr("statestore.tasks.stores.restore", lambda *_arguments: Restored(0, 0.0))
+
+
+def _only_at_start(step: Callable[[StreamTask], None]) -> Callable[[StreamTask], None]:
+    def mutated(task: StreamTask) -> None:
+        if task._context is None:
+            step(task)
+
+    return mutated
+
+
+def stores_without_offsets_of_their_log(patch: pytest.MonkeyPatch, _simulation: Simulation) -> None:
+    """The store's batch does not carry where its changelog stands."""
+    whole = OpenStore.commit
+    patch.setattr(OpenStore, "commit", lambda store, _end, position: whole(store, None, position))
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    offsets_before_the_log,
+    offsets_after_the_log,
+    stores_before_the_log,
+    unanswered_is_taken_for_lost,
+    unanswered_is_taken_for_done,
+    going_back_without_a_restore,
+    going_back_with_pending_writes,
+    restore_forgets,
+    stores_without_offsets_of_their_log,
+)

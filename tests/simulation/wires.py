@@ -1,0 +1,226 @@
+"""The ports of a simulated process: the broker's in memory, with calls that fail or get no answer.
+
+A commit without an answer happened, was lost, or is on its way and arrives when it likes, unless
+its epoch is gone by then.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from statestore.errors import CommitUnknown, Fenced, Unavailable
+from statestore.model import Batch, TopicPartition
+from statestore.ports import Bounds, Cluster, GroupOffset, Outbox, Replayed, Source, TopicSpec
+from statestore.testing.memory_broker import MemoryBroker
+from tests.simulation.world import Process
+
+
+@dataclass
+class _Transaction:
+    """One transaction of one client: whether its commit was asked for, and has arrived."""
+
+    client: Outbox
+    asked: bool = False
+    arrived: bool = False
+
+    @property
+    def undecided(self) -> bool:
+        return self.asked and not self.arrived
+
+    def arrive(self) -> None:
+        if not self.arrived:
+            self.client.commit()
+            self.arrived = True
+
+
+class SimulatedOutbox:
+    """`ports.Outbox`: the broker's, with calls that fail and commits that are not answered."""
+
+    def __init__(self, make: Callable[[], Outbox], process: Process) -> None:
+        self._make = make
+        self._process = process
+        self._client: Outbox | None = None
+        self._transaction: _Transaction | None = None
+
+    def open(self) -> None:
+        self._client = self._transaction = None
+        client = self._make()
+        self._process.ask("outbox.open")
+        client.open()
+        self._process.ask("outbox.open answered")
+        self._client = client
+
+    def begin(self) -> None:
+        self._process.visit("outbox.begin")
+        client = self._opened()
+        client.begin()
+        self._transaction = _Transaction(client)
+
+    def send(
+        self,
+        topic: str,
+        keys: Sequence[bytes | None],
+        values: Sequence[bytes | None],
+        timestamps: Sequence[int],
+        *,
+        partition: int | None = None,
+        headers: Sequence[tuple[tuple[str, bytes | None], ...]] | None = None,
+        tracked: bool = False,
+    ) -> None:
+        self._process.ask(f"outbox.send {len(keys)} to {topic}")
+        self._opened().send(
+            topic, keys, values, timestamps, partition=partition, headers=headers, tracked=tracked
+        )
+
+    def send_offsets(self, offsets: Mapping[TopicPartition, int], metadata: str) -> None:
+        self._process.ask(f"outbox.send_offsets {_told(offsets)} {metadata}")
+        self._opened().send_offsets(offsets, metadata)
+
+    def flush(self) -> None:
+        self._process.ask("outbox.flush")
+        self._opened().flush()
+
+    def commit(self) -> None:
+        self._process.visit("outbox.commit")
+        self._opened()
+        transaction, fate = self._transaction, self._process.fate
+        assert transaction is not None, "begin comes before commit"
+        transaction.asked = True
+        if not fate.happens(fate.odds.unanswered):
+            transaction.arrive()
+            return
+        self._process.trouble = 8
+        outcome = fate.rng.choice(("happens", "is lost", "is late"))
+        fate.note(self._process.name, f"outbox.commit unanswered: it {outcome}")
+        match outcome:
+            case "happens":
+                transaction.arrive()
+            case "is late":
+                fate.late.append(lambda: self._arrive_late(transaction))
+        raise CommitUnknown("the commit was not answered: commit again")
+
+    def abort(self) -> None:
+        self._process.ask("outbox.abort")
+        if self._client is None:
+            return
+        if self._transaction is not None and self._transaction.undecided:
+            raise Unavailable("a commit is under way: it cannot be aborted")
+        self._client.abort()
+
+    def ends(self) -> dict[TopicPartition, int]:
+        return self._opened().ends()
+
+    def close(self) -> None:
+        self._process.visit("outbox.close")
+        undecided = self._transaction is not None and self._transaction.undecided
+        if self._client is not None and not undecided:
+            self._client.close()
+        self._client = self._transaction = None
+
+    def _opened(self) -> Outbox:
+        if self._client is None:
+            raise Unavailable("the producer has no epoch: open it again")
+        return self._client
+
+    def _arrive_late(self, transaction: _Transaction) -> None:
+        """The broker takes it, unless its epoch is gone meanwhile."""
+        if transaction.arrived:
+            return
+        try:
+            transaction.arrive()
+        except (Fenced, Unavailable):
+            return
+        self._process.fate.note(self._process.name, "a late commit arrives and happens")
+
+
+class SimulatedSource:
+    """`ports.Source`: the broker's, where records take their time."""
+
+    def __init__(self, source: Source, process: Process) -> None:
+        self._source = source
+        self._process = process
+
+    def start(self, positions: Mapping[TopicPartition, int]) -> None:
+        self._process.ask(f"source.start {_told(positions)}")
+        self._source.start(positions)
+
+    def poll(self, max_records: int, timeout_ms: int) -> list[Batch]:
+        self._process.ask("source.poll")
+        fate = self._process.fate
+        if fate.happens(fate.odds.nothing_yet):
+            return []
+        return self._source.poll(fate.rng.randint(1, max_records), timeout_ms)
+
+    def position(self, tp: TopicPartition) -> int:
+        return self._source.position(tp)
+
+    def pause(self, tps: Sequence[TopicPartition]) -> None:
+        self._source.pause(tps)
+
+    def resume(self, tps: Sequence[TopicPartition]) -> None:
+        self._source.resume(tps)
+
+    def close(self) -> None:
+        self._source.close()
+
+
+class SimulatedChangelog:
+    """`ports.Changelog`: the broker's, a few offsets at a time."""
+
+    def __init__(self, broker: MemoryBroker, process: Process) -> None:
+        self._changelog = broker.changelog()
+        self._process = process
+
+    def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
+        self._process.ask("changelog.bounds")
+        return self._changelog.bounds(tps)
+
+    def replay(self, tp: TopicPartition, start: int, end: int) -> Iterator[Replayed]:
+        at = start
+        while at < end:
+            self._process.ask(f"changelog.replay {tp.topic}-{tp.partition}@{at}")
+            upto = min(end, at + self._process.fate.rng.randint(1, 12))
+            yield from self._changelog.replay(tp, at, upto)
+            at = upto
+
+
+class SimulatedCluster:
+    """`ports.Cluster`: the broker's."""
+
+    def __init__(self, cluster: Cluster, process: Process) -> None:
+        self._cluster = cluster
+        self._process = process
+
+    def partitions(self, topics: Sequence[str]) -> dict[str, int]:
+        self._process.ask("cluster.partitions")
+        return self._cluster.partitions(topics)
+
+    def create(self, topics: Sequence[TopicSpec]) -> None:
+        self._process.ask("cluster.create")
+        self._cluster.create(topics)
+
+    def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
+        self._process.ask("cluster.bounds")
+        return self._cluster.bounds(tps)
+
+    def offsets_at(self, tps: Sequence[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
+        self._process.ask("cluster.offsets_at")
+        return self._cluster.offsets_at(tps, time_ms)
+
+    def group_offsets(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, GroupOffset]:
+        self._process.ask("cluster.group_offsets")
+        return self._cluster.group_offsets(tps)
+
+    def delete_before(self, offsets: Mapping[TopicPartition, int]) -> None:
+        self._process.ask("cluster.delete_before")
+        self._cluster.delete_before(offsets)
+
+    def check(self) -> None:
+        self._process.ask("cluster.check")
+        self._cluster.check()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _told(offsets: Mapping[TopicPartition, int]) -> str:
+    return ", ".join(f"{topic}-{p}@{at}" for (topic, p), at in offsets.items())
