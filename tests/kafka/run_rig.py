@@ -203,6 +203,12 @@ class App:
         consumer.commit(offsets=[tp], asynchronous=False)
         consumer.close()
 
+    def forget_offsets(self) -> None:
+        """Drop the group's offsets, as the broker does a week after the last commit."""
+        admin = self._admin()
+        (pending,) = admin.delete_consumer_groups([self.name]).values()
+        pending.result()
+
     # Runs.
 
     def run_settings(self, **more: object) -> dict[str, object]:
