@@ -1,7 +1,6 @@
 """The repository's own rules, those no linter knows. Only tracked files count."""
 
 import ast
-import dataclasses
 import re
 import subprocess
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from statestore.faults import CrashPoint
-from statestore.settings import Settings
+from statestore.settings import describe_settings
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULE_LINES_MAX = 400
@@ -198,9 +197,23 @@ def test_the_documented_crash_points_are_those_of_the_library() -> None:
 
 
 def test_the_documented_settings_are_those_of_the_library() -> None:
-    documented = first_cells((ROOT / "docs" / "settings.md").read_text(encoding="utf-8"))
-    keys = {field.metadata["key"] for field in dataclasses.fields(Settings) if field.metadata}
-    assert sorted(documented) == sorted(keys)
+    lines = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8").splitlines()
+    documented = [line for line in lines if line.startswith("| `")]
+    assert documented == [
+        f"| `{key}` | {default} | {unit} | {about} |"
+        for key, default, unit, about in describe_settings()
+    ]
+
+
+def test_the_tests_named_in_the_documentation_exist() -> None:
+    defined = {node.name for _, node in nodes("tests") if isinstance(node, FUNCTIONS)}
+    named = {
+        test
+        for name, text in texts().items()
+        if name.startswith("docs/")
+        for test in re.findall(r"`(test_\w+)`", text)
+    }
+    assert sorted(named - defined) == []
 
 
 def test_decision_records_are_numbered_without_a_gap() -> None:
