@@ -114,7 +114,7 @@ def test_a_pipeline_that_cannot_run_is_refused_before_anything_is_done(
 
 FLAGS: dict[str, tuple[list[str], str, *tuple[str, ...]]] = {
     "unknown setting": (
-        ["--set=commit.intervall.ms=3"],
+        ["--set=commit.intervals.ms=3"],
         "InvalidSetting",
         "did you mean 'commit.interval.ms'",
     ),
