@@ -55,10 +55,10 @@ class KafkaSource:
         """Read from these offsets on; a second start drops what was fetched and goes there."""
         if self._consumer is None:
             self._consumer = consumer(self._settings, self._group_id, self._trouble)
+        self._paused_wanted.clear()
+        self._apply_pauses(self._consumer)  # the client keeps a partition paused over an assignment
         self._positions = dict(positions)
         self._log_ends.clear()
-        self._paused_wanted.clear()
-        self._paused.clear()
         self._name_partitions()
         self._heard_s = self._asked_s = monotonic()
         try:
