@@ -16,9 +16,10 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
+from statestore.applications import Application
 from statestore.errors import InvalidSetting, Misuse
 from statestore.model import Time
-from statestore.settings import Application, Settings, expand, is_secret
+from statestore.settings import Settings, expand, is_secret
 
 F = TypeVar("F", bound=Callable[..., Any])
 _SPAN_UNITS = {"ms": 1, "": 1000, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}

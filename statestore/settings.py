@@ -7,15 +7,14 @@
 """
 
 import dataclasses
-import difflib
 import os
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from statestore.applications import Application, nearest
 from statestore.errors import InvalidSetting
 from statestore.model import IsolationLevel, OnError, ProcessingGuarantee
 
@@ -189,7 +188,7 @@ class Settings:
             elif key.startswith(_CLIENT_PREFIXES) or key == "security.protocol":
                 clients[key] = _text(value)
             else:
-                raise InvalidSetting(f"unknown setting {key!r}{_nearest(key, names)}")
+                raise InvalidSetting(f"unknown setting {key!r}{nearest(key, names)}")
         return cls(**values, clients=clients)
 
     @classmethod
@@ -252,51 +251,6 @@ class Settings:
 
     def _handlers(self) -> tuple[OnError, ...]:
         return (self.on_deserialization_error, self.on_processing_error, self.on_production_error)
-
-
-@dataclass(frozen=True)
-class Application:
-    """One `[applications.<id>]` of an applications file."""
-
-    application_id: str
-    pipeline: str | None
-    fields: Mapping[str, object]
-    settings: Mapping[str, object] = field(repr=False)
-
-    @classmethod
-    def load(cls, path: str | Path, application_id: str) -> "Application":
-        """Read it; InvalidSetting says which file, application or field is wrong."""
-        try:
-            document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise InvalidSetting(f"cannot read applications file {path}: {error}") from error
-        applications = _table(document.get("applications", {}), path, "[applications]")
-        if application_id not in applications:
-            known = ", ".join(sorted(applications)) or "none"
-            raise InvalidSetting(f"{path}: no [applications.{application_id}]; it has: {known}")
-        where = f"[applications.{application_id}]"
-        section = dict(_table(applications[application_id], path, where))
-        settings = _table(section.pop("settings", {}), path, where.replace("]", ".settings]"))
-        allowed = ("bootstrap_servers", "state_dir", "processing_guarantee", "pipeline", "schedule")
-        for name, value in section.items():
-            if name not in allowed:
-                raise InvalidSetting(
-                    f"{path}: unknown field {name!r} in {where}{_nearest(name, allowed)}"
-                )
-            if not isinstance(value, str):
-                raise InvalidSetting(f"{path}: {name} in {where} is not a text")
-        pipeline = section.pop("pipeline", None)
-        named = None if pipeline is None else str(pipeline)
-        return cls(application_id, named, section, dict(_flat(settings)))
-
-    def mapping(self) -> dict[str, object]:
-        """Its settings by key."""
-        named = {
-            name.replace("_", "."): value
-            for name, value in self.fields.items()
-            if name != "schedule"
-        }
-        return {"application.id": self.application_id} | named | dict(self.settings)
 
 
 def expand(text: str, key: str) -> str:
@@ -376,25 +330,5 @@ _READERS: dict[type | str, Callable[[Any], object]] = {
 }
 
 
-def _table(value: object, path: str | Path, where: str) -> Mapping[str, object]:
-    if not isinstance(value, Mapping):
-        raise InvalidSetting(f"{path}: {where} is not a table")
-    return value
-
-
-def _flat(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Dotted keys, quoted or not: TOML makes tables of those without quotes."""
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
-
-
 def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _nearest(key: str, known: Mapping[str, object] | tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(key, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else "; see docs/settings.md"

@@ -14,7 +14,7 @@ failure is Fenced.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Self
 
 from statestore import layout as folders
@@ -24,9 +24,8 @@ from statestore.layout import Claim, StateLayout
 from statestore.model import TopicPartition
 from statestore.settings import Settings
 from statestore.tasks import budget
-from statestore.tasks.commit import Commit, CommitStamp, commit_task, settled
+from statestore.tasks.committer import Committer
 from statestore.tasks.context import TaskContext
-from statestore.tasks.inputs import committed_inputs
 from statestore.tasks.intake import Chunk
 from statestore.tasks.patience import Patience
 from statestore.tasks.plan import TaskEdges, TaskPlan, TaskReport
@@ -68,9 +67,7 @@ class StreamTask:
         self._context: TaskContext | None = None
         self._pushes: dict[str, Push] = {}
         self._intake = plan.intake(settings.application_id)
-        self._committed: dict[TopicPartition, int] = {}
-        self._stamp = CommitStamp(0, None)
-        self._begun = False
+        self._committer = Committer(plan, edges, settings, self._stores, self._check_ours)
         self._last_commit_s = edges.clock.monotonic()
         self._since_commit = 0
         self._growth: tuple[float, float] | None = None
@@ -91,9 +88,9 @@ class StreamTask:
         for name in plan.part.stores:
             self._stores.open(plan.specs[name])
         reach(CrashPoint.START_STORES_OPEN)
-        self._open_outbox()
+        self._committer.fence()
         reach(CrashPoint.START_PRODUCER_READY)
-        self._read_committed()
+        self._committer.read_committed()
         reach(CrashPoint.START_OFFSETS_KNOWN)
         self._restore()
         self._stores.write_checkpoint()
@@ -133,7 +130,7 @@ class StreamTask:
         steps: list[Callable[[], None]] = [self._edges.source.close]
         if self._context is not None:
             steps.append(self._context.close)
-        steps += [self._abort, self._edges.outbox.close, self._stores.close]
+        steps += [self._committer.abort, self._edges.outbox.close, self._stores.close]
         if self._claim is not None:
             steps.append(self._stores.write_checkpoint)
         for step in steps:
@@ -183,20 +180,8 @@ class StreamTask:
 
     # Start.
 
-    def _open_outbox(self) -> None:
-        """Fence and settle what this id left open; a former owner would fence the newer one."""
-        self._check_ours()
-        self._edges.outbox.open()
-
-    def _read_committed(self) -> None:
-        # At least once, a store commits before the group does: nothing to be told by.
-        opened = self._stores.opened.values() if self._settings.exactly_once else ()
-        self._committed, self._stamp = committed_inputs(
-            self._plan, self._edges.cluster, [one.store for one in opened]
-        )
-
     def _restore(self) -> None:
-        done = self._stores.restore(nothing_committed=self._stamp.number == 0)
+        done = self._stores.restore(nothing_committed=self._committer.stamp.number == 0)
         self.report.restored_records += done.records
         self.report.restore_seconds += done.seconds
         self.report.quarantined = list(self._stores.quarantined)
@@ -209,12 +194,12 @@ class StreamTask:
             self._stores.opened,
             self._edges.outbox,
             application_id=self._settings.application_id,
-            stream_time_ms=self._stamp.stream_time_ms,
+            stream_time_ms=self._committer.stamp.stream_time_ms,
         )
         self._pushes = self._context.wire(self._plan.part)
         self._intake = self._plan.intake(self._settings.application_id)
-        self._edges.source.start(self._committed)
-        for tp, offset in self._committed.items():
+        self._edges.source.start(self._committer.offsets)
+        for tp, offset in self._committer.offsets.items():
             self._intake.at(tp, offset)
         self._since_commit = 0
 
@@ -282,7 +267,7 @@ class StreamTask:
         context, batch = self._context, chunk.batch
         assert context is not None
         before = self._stores.usage()
-        self._begin()
+        self._committer.begin()
         self._pushes[chunk.tp.topic](batch)
         latest = max(batch.timestamps)
         if context.stream_time_ms is None or latest > context.stream_time_ms:
@@ -309,13 +294,7 @@ class StreamTask:
         )
 
     def _uncommitted_inputs(self) -> bool:
-        return any(self._intake.reached(tp) != at for tp, at in self._committed.items())
-
-    def _begin(self) -> None:
-        if not self._begun:
-            self._stores.before_write()
-            self._edges.outbox.begin()
-            self._begun = True
+        return any(self._intake.reached(tp) != at for tp, at in self._committer.offsets.items())
 
     def _commit(self) -> None:
         context, clock = self._context, self._edges.clock
@@ -323,22 +302,8 @@ class StreamTask:
         started = clock.monotonic()
         offsets = {tp: self._intake.reached(tp) for tp in self._plan.inputs}
         moved = {tp: offset for tp, offset in offsets.items() if offset is not None}
-        stamp = CommitStamp(self._stamp.number + 1, context.stream_time_ms)
         size = self._stores.usage().size_bytes
-        self._begin()
-        if not self._settings.exactly_once:
-            self._check_ours()  # Kafka fences nobody in this mode (E6)
-        commit_task(
-            Commit(moved, stamp),
-            list(self._stores.opened.values()),
-            self._edges.outbox,
-            self._settings.processing_guarantee,
-            self._settle,
-        )
-        self._begun = False
-        self._stamp = stamp
-        self._committed = moved
-        self._stores.committed()
+        self._committer.commit(moved, context.stream_time_ms)
         self._slot.hold(self.report.stream_task, budget.Usage(0, 0))
         context.commit_requested = False
         self._last_commit_s = clock.monotonic()
@@ -351,13 +316,6 @@ class StreamTask:
         report.commit_seconds += self._last_commit_s - started
         report.last_commit_ms = clock.now_ms()
         self._since_commit = context.records_out = 0
-
-    def _settle(self, commit: Commit) -> Mapping[TopicPartition, int] | None:
-        """The changelogs' ends if the log holds an unanswered commit (SEMANTICS E4)."""
-        # A new epoch first: after it, nothing of the old one can arrive any more.
-        self._open_outbox()
-        edges, stores = self._edges, list(self._stores.opened.values())
-        return settled(commit, stores, edges.cluster, edges.changelog)
 
     def _go_back(self, error: StateStoreError) -> None:
         """Drop everything since the last commit and begin anew; a failure of that counts too."""
@@ -374,23 +332,11 @@ class StreamTask:
 
     def _begin_anew(self, cause: StateStoreError) -> None:
         self._slot.hold(self.report.stream_task, budget.Usage(0, 0))
-        if self._settings.exactly_once:
-            # The transaction may be open, expired, or committed without an answer: a new epoch
-            # ends it for good, then the log tells which.
-            self._begun = False
-            self._open_outbox()
-        else:
-            self._abort()
-        self._stores.rollback()
+        self._committer.drop()
         if isinstance(cause, TaskCorrupted):
             self._stores.replace(cause)
-        self._read_committed()
+        self._committer.read_committed()
         # The changelog may hold more than the stores: the commit that got no answer, those of an
         # owner that was late to notice (E10), and at least once all that was dropped here (E6).
         self._restore()
         self._begin_reading()
-
-    def _abort(self) -> None:
-        if self._begun:
-            self._begun = False
-            self._edges.outbox.abort()

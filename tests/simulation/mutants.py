@@ -7,8 +7,9 @@ import pytest
 from statestore.model import ProcessingGuarantee, TopicPartition
 from statestore.ports import Outbox
 from statestore.tasks import commit as commits
-from statestore.tasks import lifecycle
+from statestore.tasks import committer as committers
 from statestore.tasks.commit import Commit, Settle
+from statestore.tasks.committer import Committer
 from statestore.tasks.lifecycle import StreamTask
 from statestore.tasks.owned import OpenStore, OwnedStore
 from statestore.tasks.restore import Restored
@@ -18,7 +19,7 @@ from tests.simulation.stage import APPLICATION
 
 Mutant = Callable[[pytest.MonkeyPatch, Simulation], None]
 _commit_task = commits.commit_task
-_settle = StreamTask._settle
+_read_committed = Committer.read_committed
 
 
 def offsets_before_the_log(patch: pytest.MonkeyPatch, simulation: Simulation) -> None:
@@ -35,7 +36,7 @@ def offsets_before_the_log(patch: pytest.MonkeyPatch, simulation: Simulation) ->
         plain.send_offsets(commit.offsets, commit.stamp.text())
         _commit_task(commit, stores, outbox, guarantee, settle)
 
-    patch.setattr(lifecycle, "commit_task", mutated)
+    patch.setattr(committers, "commit_task", mutated)
 
 
 def offsets_after_the_log(patch: pytest.MonkeyPatch, simulation: Simulation) -> None:
@@ -50,7 +51,7 @@ def offsets_after_the_log(patch: pytest.MonkeyPatch, simulation: Simulation) -> 
     ) -> None:
         _commit_task(commit, stores, outbox, ProcessingGuarantee.AT_LEAST_ONCE, settle)
 
-    patch.setattr(lifecycle, "commit_task", mutated)
+    patch.setattr(committers, "commit_task", mutated)
     plain = simulation.broker.plain_outbox(APPLICATION)
 
     def send_offsets(_outbox: object, offsets: Mapping[TopicPartition, int], metadata: str) -> None:
@@ -77,29 +78,32 @@ def stores_before_the_log(patch: pytest.MonkeyPatch, _simulation: Simulation) ->
             opened.commit(ends.get(opened.changelog), commit.position())
         commits._commit_log(outbox, commit, settle)
 
-    patch.setattr(lifecycle, "commit_task", mutated)
+    patch.setattr(committers, "commit_task", mutated)
 
 
 def unanswered_is_taken_for_lost(patch: pytest.MonkeyPatch, _simulation: Simulation) -> None:
     """A commit without an answer is simply done again, by the same records."""
 
-    def mutated(task: StreamTask, _commit: Commit) -> None:
-        task._open_outbox()
-        task._begun = False
+    def mutated(committer: Committer, _commit: Commit) -> None:
+        committer.fence()
 
-    patch.setattr(StreamTask, "_settle", mutated)
-    patch.setattr(StreamTask, "_read_committed", _only_at_start(StreamTask._read_committed))
+    def read_at_start_only(committer: Committer) -> None:
+        if not committer.offsets:
+            _read_committed(committer)
+
+    patch.setattr(Committer, "_settle", mutated)
+    patch.setattr(Committer, "read_committed", read_at_start_only)
 
 
 def unanswered_is_taken_for_done(patch: pytest.MonkeyPatch, _simulation: Simulation) -> None:
     """A commit without an answer is thought to have happened."""
 
-    def mutated(task: StreamTask, _commit: Commit) -> dict[TopicPartition, int]:
-        task._open_outbox()
-        logs = [opened.changelog for opened in task._stores.opened.values()]
-        return {tp: at.end for tp, at in task._edges.changelog.bounds(logs).items()}
+    def mutated(committer: Committer, _commit: Commit) -> dict[TopicPartition, int]:
+        committer.fence()
+        logs = [opened.changelog for opened in committer._stores.opened.values()]
+        return {tp: at.end for tp, at in committer._edges.changelog.bounds(logs).items()}
 
-    patch.setattr(StreamTask, "_settle", mutated)
+    patch.setattr(Committer, "_settle", mutated)
 
 
 def going_back_without_a_restore(patch: pytest.MonkeyPatch, _simulation: Simulation) -> None:

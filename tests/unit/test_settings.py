@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from statestore.applications import Application
 from statestore.errors import InvalidSetting
 from statestore.model import IsolationLevel, OnError, ProcessingGuarantee
 from statestore.settings import (
-    Application,
     Settings,
     describe_settings,
     expand,

@@ -1,0 +1,78 @@
+"""The applications file, `statestore.toml`: what users name once and start by its id.
+
+INTERFACE rule 9. Nothing is expanded or coerced here: that is the settings' business.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from statestore.errors import InvalidSetting
+
+
+@dataclass(frozen=True)
+class Application:
+    """One `[applications.<id>]` of an applications file."""
+
+    application_id: str
+    pipeline: str | None
+    fields: Mapping[str, object]
+    settings: Mapping[str, object] = field(repr=False)
+
+    @classmethod
+    def load(cls, path: str | Path, application_id: str) -> "Application":
+        """Read it; InvalidSetting says which file, application or field is wrong."""
+        try:
+            document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InvalidSetting(f"cannot read applications file {path}: {error}") from error
+        applications = _table(document.get("applications", {}), path, "[applications]")
+        if application_id not in applications:
+            known = ", ".join(sorted(applications)) or "none"
+            raise InvalidSetting(f"{path}: no [applications.{application_id}]; it has: {known}")
+        where = f"[applications.{application_id}]"
+        section = dict(_table(applications[application_id], path, where))
+        settings = _table(section.pop("settings", {}), path, where.replace("]", ".settings]"))
+        allowed = ("bootstrap_servers", "state_dir", "processing_guarantee", "pipeline", "schedule")
+        for name, value in section.items():
+            if name not in allowed:
+                raise InvalidSetting(
+                    f"{path}: unknown field {name!r} in {where}{nearest(name, allowed)}"
+                )
+            if not isinstance(value, str):
+                raise InvalidSetting(f"{path}: {name} in {where} is not a text")
+        pipeline = section.pop("pipeline", None)
+        named = None if pipeline is None else str(pipeline)
+        return cls(application_id, named, section, dict(_flat(settings)))
+
+    def mapping(self) -> dict[str, object]:
+        """Its settings by key."""
+        named = {
+            name.replace("_", "."): value
+            for name, value in self.fields.items()
+            if name != "schedule"
+        }
+        return {"application.id": self.application_id} | named | dict(self.settings)
+
+
+def nearest(key: str, known: Mapping[str, object] | tuple[str, ...]) -> str:
+    """The end of a message about an unknown name: the one that was meant, or where to look."""
+    near = difflib.get_close_matches(key, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else "; see docs/settings.md"
+
+
+def _table(value: object, path: str | Path, where: str) -> Mapping[str, object]:
+    if not isinstance(value, Mapping):
+        raise InvalidSetting(f"{path}: {where} is not a table")
+    return value
+
+
+def _flat(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Dotted keys, quoted or not: TOML makes tables of those without quotes."""
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
