@@ -31,7 +31,7 @@ from jobs.pipelines.flights_data import airlines
 from statestore.assembly import open_store
 from statestore.cli import guarded
 from statestore.errors import HostFailure
-from statestore.layout import StateLayout
+from statestore.layout.folders import StateLayout
 from statestore.settings import Settings
 from statestore.testing.kafka_command import DEFAULT_PORT
 from statestore.testing.kafka_node import is_free

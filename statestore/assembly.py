@@ -21,7 +21,7 @@ from statestore.kafka.clients import Trouble, consumer, producer
 from statestore.kafka.outbox import PlainOutbox, TransactionalOutbox
 from statestore.kafka.source import KafkaSource
 from statestore.kafka.topics import KafkaCluster
-from statestore.layout import StateLayout
+from statestore.layout.folders import StateLayout
 from statestore.model import IsolationLevel, Span, Time, span_ms, to_ms
 from statestore.opening import open_files, open_key_value, options_hook
 from statestore.operations.at_rest import StoresAtRest

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from statestore import layout as folders
 from statestore.errors import HostFailure, Misuse, StateStoreError, UnknownStore
-from statestore.layout import StateLayout
+from statestore.layout import owners
+from statestore.layout.folders import StateLayout
 from statestore.model import TaskId, TopicPartition
 from statestore.ports import Engine
 from statestore.stores import keyvalue, offsets
@@ -167,7 +167,7 @@ class StoresAtRest:
     @contextmanager
     def _opened(self, task: TaskId, store: str) -> Iterator[Engine]:
         what = f"task {task}"
-        with folders.at_rest(self._layout.task_dir(task), what=what, wait_ms=0):
+        with owners.at_rest(self._layout.task_dir(task), what=what, wait_ms=0):
             path = self._layout.store_dir(task, store)
             engine = self._open_files(path)
             try:

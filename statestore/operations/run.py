@@ -13,7 +13,6 @@ from typing import Self
 
 import msgspec
 
-from statestore import layout as folders
 from statestore.errors import (
     HostFailure,
     InvalidSetting,
@@ -23,7 +22,9 @@ from statestore.errors import (
     TopicMissing,
     TopologyMismatch,
 )
-from statestore.layout import Claim, StateLayout
+from statestore.layout import files, owners
+from statestore.layout.folders import StateLayout
+from statestore.layout.owners import Claim
 from statestore.model import OnError, TaskId, TopicPartition
 from statestore.ports import Clock, Cluster, TopicSpec
 from statestore.settings import Settings
@@ -126,7 +127,7 @@ class Run:
         check_placement(self.topology, self._layout, self.request)
         folder = self._layout.application_dir
         self._layout.create(folder)
-        self._claim = folders.claim(
+        self._claim = owners.claim(
             folder,
             what=f"application {self._application_id}",
             wait_ms=self._settings.lock_wait_ms,
@@ -135,10 +136,8 @@ class Run:
         try:
             # Asked again: another driver may have created them before it let go.
             self._cluster.create(self._missing_internal_topics())
-            folders.publish(self._layout.nonce_file, self._nonce.encode())
-            folders.publish(
-                self._layout.topology_file, msgspec.json.encode(self.topology.deployed())
-            )
+            files.publish(self._layout.nonce_file, self._nonce.encode())
+            files.publish(self._layout.topology_file, msgspec.json.encode(self.topology.deployed()))
             self._sweep_quarantine()
         except BaseException:
             self._claim.release()

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
-from statestore.layout import check_store_name
+from statestore.layout.folders import check_store_name
 from statestore.model import K, Serde, V
 from statestore.stores import serdes
 from statestore.stores.contracts import StateStore, StoreContext

@@ -17,10 +17,11 @@ import logging
 from collections.abc import Callable
 from typing import Self
 
-from statestore import layout as folders
 from statestore.errors import CommitUnknown, Fenced, StateStoreError, TaskCorrupted, Unavailable
 from statestore.faults import CrashPoint, reach
-from statestore.layout import Claim, StateLayout
+from statestore.layout import owners
+from statestore.layout.folders import StateLayout
+from statestore.layout.owners import Claim
 from statestore.model import TopicPartition
 from statestore.settings import Settings
 from statestore.tasks import budget
@@ -79,7 +80,7 @@ class StreamTask:
         began = edges.clock.monotonic()
         folder = self._layout.task_dir(plan.task_id)
         self._layout.create(folder)
-        self._claim = folders.claim(
+        self._claim = owners.claim(
             folder,
             what=f"task {plan.task_id}",
             wait_ms=self._settings.lock_wait_ms,

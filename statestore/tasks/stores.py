@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from statestore import layout as folders
 from statestore.errors import FormatTooNew, HostFailure, Misuse, TaskCorrupted
-from statestore.layout import Quarantined, StateLayout
+from statestore.layout import files
+from statestore.layout.folders import Quarantined, StateLayout
 from statestore.model import Position, TaskId, TopicPartition
 from statestore.ports import Changelog, Clock
 from statestore.stores.keyvalue import TransactionalKeyValueStore
@@ -158,7 +158,7 @@ class TaskStores:
                 offset = opened.offset()
             if opened.persistent() and offset is not None and self._vouched_for(opened):
                 offsets[opened.changelog] = offset
-        folders.write_checkpoint(self._layout.task_dir(self._task_id), offsets)
+        files.write_checkpoint(self._layout.task_dir(self._task_id), offsets)
 
     def _vouched_for(self, opened: OwnedStore) -> bool:
         if opened.manages_offsets() or not self._exactly_once:
@@ -212,7 +212,7 @@ class TaskStores:
     def _read(self, path: Path) -> dict[TopicPartition, int]:
         """Offsets, without Kafka Streams' negative ones, which say that there is none."""
         try:
-            read = folders.read_offsets(path)
+            read = files.read_offsets(path)
         except HostFailure as error:
             _log.warning("task %s: %s; going on without it", self._task_id, error)
             return {}

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from statestore.engines.memory import MemoryEngine
 from statestore.errors import Misuse, UnknownStore
-from statestore.layout import StateLayout
+from statestore.layout.folders import StateLayout
 from statestore.model import (
     Header,
     Record,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from statestore.errors import InvalidTopology, Misuse
-from statestore.layout import check_store_name
+from statestore.layout.folders import check_store_name
 from statestore.model import Serde
 from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec, StoreSpec

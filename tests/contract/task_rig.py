@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from statestore.errors import StateStoreError
-from statestore.layout import StateLayout
+from statestore.layout.folders import StateLayout
 from statestore.model import Record, TaskId, TopicPartition
 from statestore.opening import open_key_value
 from statestore.operations.run import internal_topics

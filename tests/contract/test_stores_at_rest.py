@@ -17,7 +17,8 @@ import statestore as ss
 from statestore import serdes
 from statestore.cli import cli
 from statestore.errors import Locked, StateStoreError
-from statestore.layout import StateLayout, claim, read_owner
+from statestore.layout.folders import StateLayout
+from statestore.layout.owners import claim, read_owner
 from statestore.model import Position, TaskId, TopicPartition
 from tests.builders import DEADLINE_S, ManualClock
 from tests.contract.test_store_damage import drop

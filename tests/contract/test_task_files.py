@@ -9,7 +9,7 @@ import pytest
 
 import statestore as ss
 from statestore.errors import FormatTooNew
-from statestore.layout import read_checkpoint, write_checkpoint
+from statestore.layout.files import read_checkpoint, write_checkpoint
 from statestore.model import Position, TopicPartition
 from statestore.operations.run import Run, RunRequest
 from statestore.stores.keyvalue import TransactionalKeyValueStore

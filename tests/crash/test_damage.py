@@ -7,7 +7,7 @@ import pytest
 from rocksdict import AccessType, Options, Rdict
 
 from statestore.faults import CrashPoint
-from statestore.layout import StateLayout
+from statestore.layout.folders import StateLayout
 from statestore.testing.local_kafka import LocalKafka
 from tests.crash.kill_harness import Rig
 

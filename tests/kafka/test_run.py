@@ -14,7 +14,7 @@ import statestore as ss
 from statestore.assembly import run_request, serve_planned, start_run
 from statestore.kafka.outbox import TransactionalOutbox
 from statestore.kafka.topics import KafkaCluster
-from statestore.layout import read_owner
+from statestore.layout.owners import read_owner
 from statestore.model import TopicPartition
 from statestore.settings import Settings
 from statestore.tasks.plan import TaskReport

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from statestore import layout as folders
+from statestore.layout import owners
 from statestore.testing.kafka_jars import SCRATCH_VARIABLE, kafka_libs
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import ROOT, ManualClock
@@ -235,7 +235,7 @@ def test_an_application_that_runs_elsewhere_is_locked_until_its_owner_is_gone(ap
 def test_a_task_folder_held_by_another_process_is_locked_until_it_lets_go(app: App) -> None:
     folder = app.state_dir / app.name / "0_1"
     folder.mkdir(parents=True)
-    held = folders.claim(folder, what="held by a test", wait_ms=0, clock=ManualClock())
+    held = owners.claim(folder, what="held by a test", wait_ms=0, clock=ManualClock())
     owner = f"process {os.getpid()} on {socket.gethostname()}"
     assert_refused(app.run(), 6, "Locked", "task 0_1", owner, "then start again")
     held.release()

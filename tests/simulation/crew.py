@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from statestore.errors import CommitUnknown, Fenced, Locked, Unavailable
-from statestore.layout import read_owner
+from statestore.layout.owners import read_owner
 from statestore.operations.run import PlannedTask
 from statestore.tasks.lifecycle import StreamTask
 from tests.simulation.stage import Stage

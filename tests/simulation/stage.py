@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from statestore import faults
-from statestore.layout import StateLayout
+from statestore.layout.folders import StateLayout
 from statestore.operations.run import PlannedTask
 from statestore.ports import Outbox, TopicSpec
 from statestore.settings import Settings

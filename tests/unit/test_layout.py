@@ -9,13 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statestore.errors import HostFailure, Misuse
-from statestore.layout import (
-    StateLayout,
-    check_store_name,
-    publish,
-    read_checkpoint,
-    write_checkpoint,
-)
+from statestore.layout.files import publish, read_checkpoint, write_checkpoint
+from statestore.layout.folders import StateLayout, check_store_name
 from statestore.model import TaskId, TopicPartition
 from tests.builders import ManualClock, child
 
@@ -99,7 +94,7 @@ def test_a_published_file_is_seen_whole_by_readers_at_any_time(tmp_path: Path) -
 PUBLISHING = """
 import itertools, json, sys
 from pathlib import Path
-from statestore.layout import publish
+from statestore.layout.files import publish
 for number in itertools.count():
     publish(Path(sys.argv[1]), json.dumps({"number": number, "pad": "x" * 20_000}).encode())
     print(number, flush=True)

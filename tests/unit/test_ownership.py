@@ -14,13 +14,13 @@ import psutil
 import pytest
 
 from statestore.errors import HostFailure, Locked
-from statestore.layout import Claim, claim, read_owner
+from statestore.layout.owners import Claim, claim, read_owner
 from tests.builders import DEADLINE_S, ManualClock, child, eventually
 
 OWNING = """
 import sys
 from pathlib import Path
-from statestore.layout import claim
+from statestore.layout.owners import claim
 from tests.builders import ManualClock
 held = claim(Path(sys.argv[1]), what="task 0_0", wait_ms=int(sys.argv[2]), clock=ManualClock())
 print(held.owner.epoch, flush=True)
@@ -32,7 +32,7 @@ sys.stdin.readline()
 CONTENDING = """
 import sys
 from pathlib import Path
-from statestore.layout import claim
+from statestore.layout.owners import claim
 from tests.builders import ManualClock
 folder = Path(sys.argv[1])
 for _ in range(int(sys.argv[2])):
