@@ -8,6 +8,8 @@ CHECKS := check-types check-layers check-format check-lint check-spelling check-
 BIN := .venv/bin
 CODE := $(wildcard statestore jobs dags scripts tests)
 PYTEST = SET_UP_SECONDS=$$(cat .venv/.set-up-seconds) $(BIN)/python -m pytest
+# A module stays in one process, as its tests share a broker.
+SIDE_BY_SIDE = --numprocesses=logical --maxprocesses=4 --dist=loadgroup --no-loadscope-reorder
 
 help:
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -68,10 +70,10 @@ clean: down ## remove caches and scratch files; .venv stays
 
 ##@ Test it
 test: setup ## everything but the long profiles, on a real broker, Spark and Airflow
-	@REQUIRE_KAFKA=1 $(PYTEST) -m "not slow"
+	@REQUIRE_KAFKA=1 $(PYTEST) $(SIDE_BY_SIDE) -m "not slow"
 
 test-fast: setup ## what needs no broker, no Spark and no Airflow
-	@$(PYTEST) -m "not kafka and not spark and not airflow and not slow"
+	@$(PYTEST) $(SIDE_BY_SIDE) -m "not kafka and not spark and not airflow and not slow"
 
 test-all: setup ## everything, with the long profiles
 	@REQUIRE_KAFKA=1 HYPOTHESIS_PROFILE=long $(PYTEST) -o faulthandler_timeout=3600

@@ -33,11 +33,30 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give each test the longest limit its markers allow, unless it sets its own."""
+    """Time limits by marker; what shares a broker or a database stays in one process.
+
+    Where there are several processes, the longest groups begin first.
+    """
+    limits: dict[str, int] = {}
     for item in items:
-        allowed = [limit for name, limit in TIMEOUT_S.items() if item.get_closest_marker(name)]
-        if allowed and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(max(allowed)))
+        if own := item.get_closest_marker("timeout"):
+            limit = own.args[0]
+        else:
+            limit = max(
+                (s for name, s in TIMEOUT_S.items() if item.get_closest_marker(name)), default=0
+            )
+            if limit:
+                item.add_marker(pytest.mark.timeout(limit))
+        group = _group(item)
+        limits[group] = max(limits.get(group, 0), limit)
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: -limits[_group(item)])
+
+
+def _group(item: pytest.Item) -> str:
+    """The module; all of dags/ shares one Airflow home."""
+    path = item.path.relative_to(ROOT)
+    return "dags" if path.parts[:2] == ("tests", "dags") else str(path)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -35,8 +35,8 @@ MISFITS = [
     (serdes.INT64, 3.5),
     (serdes.INT64, 2**63),
     (serdes.FLOAT64, "3"),
-    (serdes.JSON, object()),
-    (serdes.MSGPACK, object()),
+    (serdes.JSON, 1 + 2j),
+    (serdes.MSGPACK, 1 + 2j),
 ]
 
 
