@@ -210,7 +210,7 @@ def test_a_spark_run_killed_whole_goes_on_from_the_last_commit(
     kafka: LocalKafka, tmp_path: Path
 ) -> None:
     rig = rig_on(kafka, tmp_path / "state", "tree")
-    kills = []
+    kills: list[Kill] = []
     # The client sends records on its own: the offsets may be in the log before the first of them.
     while not any(kill.counts for kill in kills):
         rig.produce(20_000)
