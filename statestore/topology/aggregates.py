@@ -5,11 +5,13 @@ the batch.
 """
 
 import struct
-from collections import Counter
 from collections.abc import Callable, Mapping
-from itertools import chain
-from operator import add
 from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+from numpy.typing import NDArray
 
 from statestore.model import Batch, Column, Serde
 from statestore.stores import serdes
@@ -17,9 +19,10 @@ from statestore.stores.specs import KeyValueSpec
 from statestore.topology.graph import Build, Forward, NodeContext, Push
 from statestore.topology.operators import encoded, failed, mismatch
 
-# INT64's bytes, taken in hand because `map` over a struct's own methods runs in C.
+# INT64's bytes, one by one and as arrays.
 _COUNT = struct.Struct(">q")
 _NO_COUNT = _COUNT.pack(0)
+_COUNTS, _COUNT_BYTES = np.dtype(">i8"), np.dtype("V8")
 
 
 class Updates(NamedTuple):
@@ -40,28 +43,65 @@ def counted(
 
         def push(batch: Batch) -> None:
             keys = encoded(node, batch, "key", key_serde)
-            added = Counter(keys)
-            last = dict(zip(keys, range(len(keys)), strict=True))
-            added.pop(None, None)
-            last.pop(None, None)
-            # In key order, so that neither look-up nor commit has to sort.
-            known: list[bytes] = sorted(added)  # type: ignore[arg-type]  # None is out
-            if not known:
+            found = _distinct(keys)
+            if not found.keys:
                 return
-            found = [_NO_COUNT if old is None else old for old in table.get_many(known)]
-            before = list(chain.from_iterable(map(_COUNT.unpack, found)))
-            counts = map(add, before, map(added.__getitem__, known))
-            after = dict(zip(known, map(_COUNT.pack, counts), strict=True))
-            table.put_all(after)
+            stored = table.get_many(found.keys)
+            rows = b"".join([_NO_COUNT if count is None else count for count in stored])
+            before = np.frombuffer(rows, _COUNTS)
+            after = (before + found.counts).astype(_COUNTS).view(_COUNT_BYTES).tolist()
+            table.put_all(dict(zip(found.keys, after, strict=True)))
             if every_update:
-                rows = _run(keys, dict(zip(known, before, strict=True)))
+                updates = _run(keys, dict(zip(found.keys, before.tolist(), strict=True)))
             else:
-                rows = _last_of(keys, last, after)
-            forward(_updated(batch, rows, key_serde, serdes.INT64), None)
+                order = np.argsort(found.last)
+                updates = Updates(
+                    found.last[order].tolist(),
+                    list(map(found.keys.__getitem__, order)),
+                    list(map(after.__getitem__, order)),
+                )
+            forward(_updated(batch, updates, key_serde, serdes.INT64), None)
 
         return push
 
     return build
+
+
+class _Distinct(NamedTuple):
+    """The keys of a batch in byte order, how often each is there, and where last."""
+
+    keys: list[bytes]
+    counts: NDArray[np.int64]
+    last: NDArray[np.int64]
+
+
+def _distinct(keys: list[bytes | None]) -> _Distinct:
+    """Null keys left out. In key order, so that neither look-up nor commit has to sort.
+
+    Buffers are handed over as they are: Arrow's own conversions would import pandas, for seconds.
+    """
+    places = np.arange(len(keys))
+    known = [key for key in keys if key is not None]
+    if len(known) < len(keys):
+        places = np.array([i for i, key in enumerate(keys) if key is not None], np.int64)
+    column = _binary(known).dictionary_encode()
+    indices = np.frombuffer(column.indices.buffers()[1], np.int32, len(known))
+    size = len(column.dictionary)
+    last = np.empty(size, np.int64)
+    last[indices] = np.arange(len(known))  # of equal indices the last assignment stays
+    sorted_places = pyarrow.compute.sort_indices(column.dictionary)
+    order = np.frombuffer(sorted_places.buffers()[1], np.uint64, size)
+    last = last[order]
+    counts = np.bincount(indices, minlength=size)[order]
+    return _Distinct(list(map(known.__getitem__, last)), counts, places[last])
+
+
+def _binary(rows: list[bytes]) -> pa.LargeBinaryArray:
+    """The rows as Arrow has them."""
+    ends = np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)))
+    starts = np.concatenate((np.zeros(1, np.int64), ends))
+    buffers = [None, pa.py_buffer(starts), pa.py_buffer(b"".join(rows))]
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(rows), buffers)
 
 
 def _last_of(

@@ -221,18 +221,27 @@ def test_a_spark_run_killed_whole_goes_on_from_the_last_commit(
 
 
 @pytest.mark.slow
-def test_a_spark_run_killed_whole_at_every_point_and_ten_moments(
+def test_a_spark_run_killed_whole_at_every_point_goes_on_from_the_last_commit(
     kafka: LocalKafka, tmp_path: Path
 ) -> None:
-    rng = random.Random(SEED)
-    rig = rig_on(kafka, tmp_path / "state", "tree-all")
+    rig = rig_on(kafka, tmp_path / "state", "tree-points")
     rig.produce(10_000)
     finish(rig, tmp_path)
     for point in (p for p in CrashPoint if p not in ELSEWHERE):
         rig.produce(20_000)
         assert killed_run(rig, tmp_path, point=point, span_s=0).died, point
+    finish(rig, tmp_path)
+    assert rig.findings() == []
+
+
+@pytest.mark.slow
+def test_a_spark_run_killed_whole_at_ten_random_moments_goes_on_from_the_last_commit(
+    kafka: LocalKafka, tmp_path: Path
+) -> None:
+    rng = random.Random(SEED)
+    rig = rig_on(kafka, tmp_path / "state", "tree-moments")
     moments = 0
-    for _ in range(30):
+    for _ in range(40):
         rig.produce(40_000)
         moments += killed_run(rig, tmp_path, point=None, span_s=rng.uniform(0, 1.0)).counts
         if moments == 10:
