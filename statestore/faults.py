@@ -36,6 +36,7 @@ class CrashPoint(StrEnum):
     COMMIT_LOG_DONE = "commit.log-done"
     COMMIT_STORE_WRITTEN = "commit.store-written"
     COMMIT_DONE = "commit.done"
+    INPUTS_MARKED = "inputs.marked"
     STORE_FLUSH = "store.flush"
     STORE_CLOSE = "store.close"
     QUARANTINE_RENAMED = "quarantine.renamed"

@@ -1,7 +1,7 @@
 """The folder grammar of the state dir, and the quarantine.
 
     <state.dir>/<application id>/.lock owner.json nonce topology.json
-                                 <task id>/.lock owner.json .checkpoint rocksdb/<store>/
+                                 <task id>/.lock owner.json inputs.json .checkpoint rocksdb/<store>/
                                  <task id>/<store>.position     left by Kafka Streams
                                  quarantine/<store>-<time>-<reason>/.quarantined.json
 

@@ -10,6 +10,7 @@ from statestore.model import TopicPartition
 from statestore.settings import Settings
 from statestore.tasks.commit import Commit, CommitStamp, commit_task, settled
 from statestore.tasks.inputs import committed_inputs
+from statestore.tasks.mark import InputMark
 from statestore.tasks.plan import TaskEdges, TaskPlan
 from statestore.tasks.stores import TaskStores
 
@@ -23,6 +24,7 @@ class Committer:
         edges: TaskEdges,
         settings: Settings,
         stores: TaskStores,
+        mark: InputMark,
         check_ours: Callable[[], None],
     ) -> None:
         """`check_ours` raises Fenced once a newer owner has claimed the task."""
@@ -32,6 +34,7 @@ class Committer:
         self._edges = edges
         self._settings = settings
         self._stores = stores
+        self._mark = mark
         self._check_ours = check_ours
         self._begun = False
 
@@ -45,9 +48,10 @@ class Committer:
         """Ask the log where the inputs stand: what `offsets` and `stamp` say from here on."""
         # At least once, a store commits before the group does: nothing to be told by.
         opened = self._stores.opened.values() if self._settings.exactly_once else ()
-        self.offsets, self.stamp = committed_inputs(
-            self._plan, self._edges.cluster, [one.store for one in opened]
+        self.offsets, self.stamp, group = committed_inputs(
+            self._plan, self._edges.cluster, [one.store for one in opened], self._mark.read()
         )
+        self._mark.seen(group)
 
     def begin(self) -> None:
         """Before the first write of a transaction, or oftener."""
@@ -73,6 +77,7 @@ class Committer:
         self.stamp = stamp
         self.offsets = offsets
         self._stores.committed()
+        self._mark.committed(offsets)
 
     def drop(self) -> None:
         """Nothing since the last commit happened."""

@@ -1,27 +1,39 @@
 """Where a stream task's inputs go on: at the group's offsets, never past input that is gone.
 
 The broker drops a group's offsets with their topic, and when none was committed for a week
-(offsets.retention.minutes). What the stores say they have processed tells such an input from a new
-one.
+(offsets.retention.minutes). The task's mark, and what the stores say they have processed, tell such
+an input from a new one.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from statestore.errors import RecordFailed
-from statestore.model import TopicPartition
+from statestore.model import Position, TopicPartition
 from statestore.ports import Cluster
 from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.tasks.commit import CommitStamp
 from statestore.tasks.plan import TaskPlan
 
 
-def committed_inputs(
-    plan: TaskPlan, cluster: Cluster, stores: Iterable[object]
-) -> tuple[dict[TopicPartition, int], CommitStamp]:
-    """The next offset of each input, and the stamp of the last commit.
+class CommittedInputs(NamedTuple):
+    """The NEXT offset of each input, the last commit's stamp, and what the group itself has."""
 
-    `stores`: those whose positions the group's offsets cannot be behind. RecordFailed: an input was
-    truncated, made anew or forgotten.
+    offsets: dict[TopicPartition, int]
+    stamp: CommitStamp
+    group: dict[TopicPartition, int]
+
+
+def committed_inputs(
+    plan: TaskPlan,
+    cluster: Cluster,
+    stores: Iterable[object],
+    marked: Mapping[TopicPartition, int],
+) -> CommittedInputs:
+    """Where the inputs go on.
+
+    `stores`: those whose positions the group's offsets cannot be behind. `marked`: the task's
+    mark. RecordFailed: an input was truncated, made anew or forgotten.
     """
     committed = cluster.group_offsets(plan.inputs)
     fresh = [tp for tp in plan.inputs if tp not in committed]
@@ -36,21 +48,22 @@ def committed_inputs(
                 f"{committed[tp].offset}: the topic was truncated or made anew, so input is lost: "
                 "reset the group's offsets to go on without it"
             )
-    known = {
-        tp: last
-        for store in stores
-        if isinstance(store, TransactionalKeyValueStore)
-        for tp, last in store.position().as_dict().items()
-    }
+    done = Position.of({tp: offset - 1 for tp, offset in marked.items()})
+    for store in stores:
+        if isinstance(store, TransactionalKeyValueStore):
+            done = done.merge(store.position())
+    known = done.as_dict()
     for tp in fresh:
         if tp in known:
             raise RecordFailed(
                 f"the group has no offset of input {tp}, but task {plan.task_id} has processed it "
                 f"up to {known[tp]}: the topic was made anew, or the offset expired on the broker "
                 f"(offsets.retention.minutes): set the group's offset, to {known[tp] + 1} to go "
-                "on, or to the topic's start to process it from there"
+                "on (further if the last run was killed), or to the topic's start to process it "
+                "from there"
             )
     offsets = {
         tp: committed[tp].offset if tp in committed else bounds[tp].start for tp in plan.inputs
     }
-    return offsets, CommitStamp.latest(committed)
+    group = {tp: at.offset for tp, at in committed.items()}
+    return CommittedInputs(offsets, CommitStamp.latest(committed), group)

@@ -28,6 +28,7 @@ from statestore.tasks import budget
 from statestore.tasks.committer import Committer
 from statestore.tasks.context import TaskContext
 from statestore.tasks.intake import Chunk
+from statestore.tasks.mark import InputMark
 from statestore.tasks.patience import Patience
 from statestore.tasks.plan import TaskEdges, TaskPlan, TaskReport
 from statestore.tasks.stores import TaskStores
@@ -68,7 +69,10 @@ class StreamTask:
         self._context: TaskContext | None = None
         self._pushes: dict[str, Push] = {}
         self._intake = plan.intake(settings.application_id)
-        self._committer = Committer(plan, edges, settings, self._stores, self._check_ours)
+        self._mark = InputMark(layout.task_dir(plan.task_id), edges.clock)
+        self._committer = Committer(
+            plan, edges, settings, self._stores, self._mark, self._check_ours
+        )
         self._last_commit_s = edges.clock.monotonic()
         self._since_commit = 0
         self._growth: tuple[float, float] | None = None
@@ -108,7 +112,7 @@ class StreamTask:
 
     def finish(self) -> None:
         """Commit what was processed; the clean end of a bounded run or of a stop."""
-        if self._since_commit or self._uncommitted_inputs():
+        if self._since_commit or self._uncommitted_inputs() or self._mark.is_old():
             self.step_commit()
         self.report.caught_up = self._intake.finished()
 
@@ -133,7 +137,7 @@ class StreamTask:
             steps.append(self._context.close)
         steps += [self._committer.abort, self._edges.outbox.close, self._stores.close]
         if self._claim is not None:
-            steps.append(self._stores.write_checkpoint)
+            steps += [self._stores.write_checkpoint, self._mark.write]
         for step in steps:
             try:
                 step()
@@ -286,7 +290,8 @@ class StreamTask:
     def _commit_due(self) -> bool:
         assert self._context is not None
         if not self._since_commit:
-            return self._intake.finished() and self._uncommitted_inputs()
+            moved = self._intake.finished() and self._uncommitted_inputs()
+            return moved or self._mark.is_old()
         interval_s = self._settings.effective_commit_interval_ms / 1000
         return (
             self._context.commit_requested

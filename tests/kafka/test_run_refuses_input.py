@@ -50,20 +50,14 @@ def test_offsets_that_expired_are_not_taken_for_new_inputs_where_a_store_knows_b
     assert app.stored(ordinal=0) == {f"k{n}": 1 for n in range(20)}
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="A stream task without stores cannot tell offsets that expired from a new input: it "
-    "reads the input again from its start into the repartition topic, and the tasks behind it "
-    "count it twice. It needs a mark of its own beside its lock, and a commit now and then while "
-    "nothing moves, as offsets expire by partition, 7 days after their last commit.",
-)
 def test_offsets_that_expired_are_not_taken_for_new_inputs_by_a_task_without_stores(
     app: App,
 ) -> None:
     app.drained()
     before = app.bounds(f"{app.name}-by-user-repartition")
     app.forget_offsets()
-    app.run()
+    says = (f"no offset of input {app.name}-in-", "offsets.retention.minutes", "to go on")
+    assert_refused(app.run(), 5, "RecordFailed", *says)
     assert app.bounds(f"{app.name}-by-user-repartition") == before
 
 

@@ -38,11 +38,14 @@ def store_at(*processed: tuple[TopicPartition, int]) -> TransactionalKeyValueSto
 
 
 def asked(
-    broker: MemoryBroker, *stores: object, end: int | None = None
+    broker: MemoryBroker,
+    *stores: object,
+    end: int | None = None,
+    marked: dict[TopicPartition, int] | None = None,
 ) -> tuple[dict[TopicPartition, int], CommitStamp]:
     ends = None if end is None else {OLD: end, NEW: end}
     plan = TaskPlan(TaskId(0, 0), SubTopology(0, ()), {}, (OLD, NEW), ends)
-    return committed_inputs(plan, broker.cluster("app"), stores)
+    return committed_inputs(plan, broker.cluster("app"), stores, marked or {})[:2]
 
 
 def test_inputs_go_on_at_the_groups_offset_and_new_ones_at_the_start_of_their_log() -> None:
@@ -67,5 +70,10 @@ def test_an_input_the_stores_have_processed_and_the_group_forgot_is_refused() ->
         asked(broker_with(10), store_at((OLD, 3)), end=10)
 
 
-def test_without_stores_there_is_nothing_to_be_told_by() -> None:
+def test_an_input_the_mark_knows_and_the_group_forgot_is_refused() -> None:
+    with pytest.raises(RecordFailed, match=r"no offset of input old-0, .* up to 3: .* to 4 to go"):
+        asked(broker_with(10), store_at((OLD, 1)), end=10, marked={OLD: 4})
+
+
+def test_without_stores_and_mark_every_input_is_new() -> None:
     assert asked(broker_with(10), end=10) == ({OLD: 0, NEW: 0}, CommitStamp(0, None))
