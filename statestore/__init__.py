@@ -43,7 +43,8 @@ _HOMES = {
     "statestore.topology.collector": ("Materialized",),
     "statestore.topology.graph": ("Topology",),
     "statestore.topology.operators": ("BatchProcessor", "Processor", "ProcessorContext"),
-    "statestore.topology.streams": ("KGroupedStream", "KStream", "KTable"),
+    "statestore.topology.grouped": ("KGroupedStream",),
+    "statestore.topology.streams": ("KStream", "KTable"),
 }
 _MODULES = {"errors": "statestore.errors", "serdes": "statestore.stores.serdes"}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

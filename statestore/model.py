@@ -248,6 +248,7 @@ class Batch:
     """Records in order, as columns of equal length; of one topic partition where `topic` is set.
 
     `headers`: None, or per record, maybe empty. `offsets`: None once an operator made new records.
+    `before`: the values a table's updates replace, where a table below asked; not taken along.
     """
 
     keys: Column
@@ -257,6 +258,7 @@ class Batch:
     topic: str | None = None
     partition: int | None = None
     offsets: Sequence[int] | None = None
+    before: Column | None = None
 
     def __len__(self) -> int:
         return len(self.timestamps)
@@ -299,8 +301,7 @@ class Batch:
 
     def records(self) -> Iterator[Record[Any, Any]]:
         """The records one by one: for a user's per-record code, not for hot paths."""
-        headers = self.headers
-        offsets = self.offsets
+        headers, offsets = self.headers, self.offsets
         for i, (key, value, time_ms) in enumerate(
             zip(self.keys.objects, self.values.objects, self.timestamps, strict=True)
         ):
@@ -318,12 +319,11 @@ class Batch:
     def of(cls, records: Iterable[Record[Any, Any]]) -> "Batch":
         """A batch of decoded records."""
         rows = list(records)
-        any_headers = any(row.headers for row in rows)
         return cls(
             keys=Column(objects=[row.key for row in rows]),
             values=Column(objects=[row.value for row in rows]),
             timestamps=[row.timestamp_ms for row in rows],
-            headers=[row.headers for row in rows] if any_headers else None,
+            headers=[r.headers for r in rows] if any(r.headers for r in rows) else None,
         )
 
 

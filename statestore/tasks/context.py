@@ -23,6 +23,7 @@ from statestore.topology.graph import (
     SubTopology,
 )
 from statestore.topology.operators import encoded
+from statestore.topology.paths import meeting_again
 
 
 class TaskContext:
@@ -90,6 +91,9 @@ class TaskContext:
                     for topic in node.topics:
                         full = topic.full(self._application_id)
                         entries[full] = _both(push, entries.get(full))
+        for topic in meeting_again(part):
+            full = topic.full(self._application_id)
+            entries[full] = _one_by_one(entries[full])
         return entries
 
     def _open(self, name: str) -> OwnedStore:
@@ -151,6 +155,14 @@ def _source(node: SourceNode, forward: Forward) -> Push:
         )
 
     return push
+
+
+def _one_by_one(push: Push) -> Push:
+    def push_each(batch: Batch) -> None:
+        for i in range(len(batch)):
+            push(batch.slice(i, i + 1))
+
+    return push_each
 
 
 def _both(first: Push, second: Push | None) -> Push:

@@ -1,12 +1,13 @@
 """The stateful operators: count, reduce, aggregate, table.
 
 One get_many and one put_all per batch; updates are stamped and placed at the key's last record in
-the batch.
+the batch. What is a row of the store is the `Keying`'s business: a key, or a key in a window.
 """
 
 import struct
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -25,42 +26,103 @@ _NO_COUNT = _COUNT.pack(0)
 _COUNTS, _COUNT_BYTES = np.dtype(">i8"), np.dtype("V8")
 
 
+@dataclass(slots=True)
+class Before:
+    """Whether a table's updates carry the values they replace: somebody below `wanted` them."""
+
+    wanted: bool = False
+
+    def want(self) -> None:
+        """Ask for them, before the topology is built."""
+        self.wanted = True
+
+
+class Keying(Protocol):
+    """Between the records of a batch and the rows of a store."""
+
+    def rows(self, batch: Batch) -> list[bytes | None]:
+        """The row each record counts in; None: in none."""
+
+    def column(self, rows: list[bytes]) -> Column:
+        """The keys of updates of these rows."""
+
+    def names(self, rows: Iterable[bytes]) -> dict[bytes, Any]:
+        """The key a user's function is given for each row."""
+
+
+KeyingOf = Callable[[str, KeyValueSpec[Any, Any], NodeContext], Keying]
+
+
+class ByKey:
+    """One row per key."""
+
+    def __init__(self, node: str, spec: KeyValueSpec[Any, Any], _context: NodeContext) -> None:
+        self._node = node
+        self._serde: Serde[Any] = spec.key_serde
+
+    def rows(self, batch: Batch) -> list[bytes | None]:
+        return encoded(self._node, batch, "key", self._serde)
+
+    def column(self, rows: list[bytes]) -> Column:
+        return Column(raw=rows, serde=self._serde)  # type: ignore[arg-type]  # read, not written
+
+    def names(self, rows: Iterable[bytes]) -> dict[bytes, Any]:
+        read = self._serde.deserialize
+        return {row: read(row) for row in rows}
+
+
 class Updates(NamedTuple):
-    """What an operator hands on: places in the batch it answers, keys, values."""
+    """What an operator hands on: places in the batch it answers, rows, values, values before."""
 
     places: list[int]
-    keys: list[bytes | None]
+    rows: list[bytes]
     values: list[bytes | None]
+    before: list[bytes | None]
+
+    def add(self, place: int, row: bytes, value: bytes | None, before: bytes | None) -> None:
+        """One more."""
+        self.places.append(place)
+        self.rows.append(row)
+        self.values.append(value)
+        self.before.append(before)
 
 
 def counted(
-    node: str, spec: KeyValueSpec[Any, Any], key_serde: Serde[Any], *, every_update: bool
+    node: str,
+    spec: KeyValueSpec[Any, Any],
+    *,
+    every_update: bool,
+    before: Before | None = None,
+    keying: KeyingOf = ByKey,
 ) -> Build:
-    """Records per key. Touches keys only, and those as bytes."""
+    """Records per row. Touches keys only, and those as bytes."""
 
     def build(context: NodeContext, forward: Forward) -> Push:
         table = context.table(spec.name)
+        key = keying(node, spec, context)
 
         def push(batch: Batch) -> None:
-            keys = encoded(node, batch, "key", key_serde)
-            found = _distinct(keys)
-            if not found.keys:
+            rows = key.rows(batch)
+            found = _distinct(rows)
+            if not found.rows:
                 return
-            stored = table.get_many(found.keys)
-            rows = b"".join([_NO_COUNT if count is None else count for count in stored])
-            before = np.frombuffer(rows, _COUNTS)
-            after = (before + found.counts).astype(_COUNTS).view(_COUNT_BYTES).tolist()
-            table.put_all(dict(zip(found.keys, after, strict=True)))
+            stored = table.get_many(found.rows)
+            joined = b"".join([_NO_COUNT if count is None else count for count in stored])
+            counts = np.frombuffer(joined, _COUNTS)
+            after = (counts + found.counts).astype(_COUNTS).view(_COUNT_BYTES).tolist()
+            table.put_all(dict(zip(found.rows, after, strict=True)))
             if every_update:
-                updates = _run(keys, dict(zip(found.keys, before.tolist(), strict=True)))
+                running = dict(zip(found.rows, counts.tolist(), strict=True))
+                updates = _run(rows, running, dict(zip(found.rows, stored, strict=True)))
             else:
                 order = np.argsort(found.last)
                 updates = Updates(
                     found.last[order].tolist(),
-                    list(map(found.keys.__getitem__, order)),
+                    list(map(found.rows.__getitem__, order)),
                     list(map(after.__getitem__, order)),
+                    list(map(stored.__getitem__, order)),
                 )
-            forward(_updated(batch, updates, key_serde, serdes.INT64), None)
+            forward(_updated(batch, updates, key, serdes.INT64, before), None)
 
         return push
 
@@ -68,22 +130,22 @@ def counted(
 
 
 class _Distinct(NamedTuple):
-    """The keys of a batch in byte order, how often each is there, and where last."""
+    """The rows of a batch in byte order, how often each is there, and where last."""
 
-    keys: list[bytes]
+    rows: list[bytes]
     counts: NDArray[np.int64]
     last: NDArray[np.int64]
 
 
-def _distinct(keys: list[bytes | None]) -> _Distinct:
-    """Null keys left out. In key order, so that neither look-up nor commit has to sort.
+def _distinct(rows: list[bytes | None]) -> _Distinct:
+    """None left out. In byte order, so that neither look-up nor commit has to sort.
 
     Buffers are handed over as they are: Arrow's own conversions would import pandas, for seconds.
     """
-    places = np.arange(len(keys))
-    known = [key for key in keys if key is not None]
-    if len(known) < len(keys):
-        places = np.array([i for i, key in enumerate(keys) if key is not None], np.int64)
+    places = np.arange(len(rows))
+    known = [row for row in rows if row is not None]
+    if len(known) < len(rows):
+        places = np.array([i for i, row in enumerate(rows) if row is not None], np.int64)
     column = _binary(known).dictionary_encode()
     indices = np.frombuffer(column.indices.buffers()[1], np.int32, len(known))
     size = len(column.dictionary)
@@ -105,44 +167,58 @@ def _binary(rows: list[bytes]) -> pa.LargeBinaryArray:
 
 
 def _last_of(
-    keys: list[bytes | None], last: Mapping[Any, int], after: Mapping[Any, bytes | None]
+    last: Mapping[bytes, int],
+    after: Mapping[bytes, bytes | None],
+    before: Mapping[bytes, bytes | None],
 ) -> Updates:
-    """One update per key, placed and stamped at its last record."""
-    places = sorted(last.values())
-    unique = [keys[i] for i in places]
-    return Updates(places, unique, list(map(after.__getitem__, unique)))
+    """One update per row, placed and stamped at its last record."""
+    placed = sorted(zip(last.values(), last, strict=True))
+    rows = [row for _, row in placed]
+    return Updates(
+        [place for place, _ in placed],
+        rows,
+        list(map(after.__getitem__, rows)),
+        list(map(before.__getitem__, rows)),
+    )
 
 
-def _run(keys: list[bytes | None], running: dict[bytes, int]) -> "Updates":
+def _run(
+    rows: list[bytes | None], running: dict[bytes, int], old: dict[bytes, bytes | None]
+) -> Updates:
     """One update per record."""
-    rows = Updates([], [], [])
-    for i, key in enumerate(keys):
-        if key is not None:
-            running[key] += 1
-            rows.places.append(i)
-            rows.keys.append(key)
-            rows.values.append(_COUNT.pack(running[key]))
-    return rows
+    updates = Updates([], [], [], [])
+    for i, row in enumerate(rows):
+        if row is not None:
+            running[row] += 1
+            value = _COUNT.pack(running[row])
+            updates.add(i, row, value, old[row])
+            old[row] = value
+    return updates
 
 
-def _updated(batch: Batch, rows: Updates, key_serde: Serde[Any], value_serde: Serde[Any]) -> Batch:
+def _updated(
+    batch: Batch, updates: Updates, key: Keying, value_serde: Serde[Any], before: Before | None
+) -> Batch:
+    wanted = before is not None and before.wanted
     return Batch(
-        keys=Column(raw=rows.keys, serde=key_serde),
-        values=Column(raw=rows.values, serde=value_serde),
-        timestamps=list(map(batch.timestamps.__getitem__, rows.places)),
+        keys=key.column(updates.rows),
+        values=Column(raw=updates.values, serde=value_serde),
+        timestamps=list(map(batch.timestamps.__getitem__, updates.places)),
+        before=Column(raw=updates.before, serde=value_serde) if wanted else None,
     )
 
 
 def aggregated(
     node: str,
     spec: KeyValueSpec[Any, Any],
-    key_serde: Serde[Any],
     step: Callable[[Any, Any, Any], Any],
     initial: Callable[[], Any] | None,
     *,
     every_update: bool,
+    before: Before | None = None,
+    keying: KeyingOf = ByKey,
 ) -> Build:
-    """A fold per key; `step(key, value, old)`.
+    """A fold per row; `step(key, value, old)`.
 
     Without `initial` the first value stands as it is (reduce).
     """
@@ -156,35 +232,38 @@ def aggregated(
 
     def build(context: NodeContext, forward: Forward) -> Push:
         table = context.table(spec.name)
+        key = keying(node, spec, context)
 
         def fold(batch: Batch) -> tuple[dict[bytes, bytes | None], Updates]:
-            raw = encoded(node, batch, "key", key_serde)
-            rows = [
-                (i, data, value)
-                for i, (data, value) in enumerate(zip(raw, batch.values.objects, strict=True))
-                if data is not None and value is not None
+            found = [
+                (i, row, value)
+                for i, (row, value) in enumerate(
+                    zip(key.rows(batch), batch.values.objects, strict=True)
+                )
+                if row is not None and value is not None
             ]
-            unique = list(dict.fromkeys(data for _, data, _ in rows))
-            stored = zip(unique, table.get_many(unique), strict=True)
-            state = {data: None if old is None else decode(old) for data, old in stored}
-            names = {data: key_serde.deserialize(data) for data in unique}
+            unique = sorted({row for _, row, _ in found})
+            stored = dict(zip(unique, table.get_many(unique), strict=True))
+            state = {row: None if old is None else decode(old) for row, old in stored.items()}
+            names = key.names(unique)
             last: dict[bytes, int] = {}
-            every = Updates([], [], [])
-            for i, data, value in rows:
-                old = state[data]
+            every = Updates([], [], [], [])
+            running = dict(stored) if every_update else {}
+            for i, row, value in found:
+                old = state[row]
                 if old is None and initial is None:
                     new = value
                 else:
                     start = initial() if old is None and initial is not None else old
-                    new = step(names[data], value, start)
-                state[data] = new
-                last[data] = i
+                    new = step(names[row], value, start)
+                state[row] = new
+                last[row] = i
                 if every_update:
-                    every.places.append(i)
-                    every.keys.append(data)
-                    every.values.append(encode(new))
-            after = {data: encode(new) for data, new in state.items()}
-            return after, every if every_update else _last_of(raw, last, after)
+                    data = encode(new)
+                    every.add(i, row, data, running[row])
+                    running[row] = data
+            after = running or {row: encode(new) for row, new in state.items()}
+            return after, every if every_update else _last_of(last, after, stored)
 
         def push(batch: Batch) -> None:
             try:
@@ -193,32 +272,45 @@ def aggregated(
                 raise failed(node, batch, error) from error
             if after:
                 table.put_all(after)
-                forward(_updated(batch, updates, key_serde, spec.value_serde), None)
+                forward(_updated(batch, updates, key, spec.value_serde, before), None)
 
         return push
 
     return build
 
 
-def tabled(
-    node: str, spec: KeyValueSpec[Any, Any], key_serde: Serde[Any], value_serde: Serde[Any]
-) -> Build:
+def tabled(node: str, spec: KeyValueSpec[Any, Any], *, before: Before | None = None) -> Build:
     """The latest value per key into a store; null keys are dropped, null values delete."""
 
     def build(context: NodeContext, forward: Forward) -> Push:
         table = context.table(spec.name)
+        wanted = before is not None and before.wanted
 
         def push(batch: Batch) -> None:
-            keys = encoded(node, batch, "key", key_serde)
+            keys = encoded(node, batch, "key", spec.key_serde)
             if None in keys:
                 batch = batch.take([i for i, key in enumerate(keys) if key is not None])
                 keys = [key for key in keys if key is not None]
             if not keys:
                 return
-            values = encoded(node, batch, "value", value_serde)
-            table.put_all({k: v for k, v in zip(keys, values, strict=True) if k is not None})
+            values = encoded(node, batch, "value", spec.value_serde)
+            writes: dict[Any, bytes | None] = dict(zip(keys, values, strict=True))
+            if wanted:
+                known = sorted(writes)
+                old = dict(zip(known, table.get_many(known), strict=True))
+                replaced = [_swapped(old, key, new) for key, new in zip(keys, values, strict=True)]
+                batch = batch.with_columns()
+                batch.before = Column(raw=replaced, serde=spec.value_serde)
+            table.put_all(writes)
             forward(batch, None)
 
         return push
 
     return build
+
+
+def _swapped(held: dict[Any, bytes | None], key: Any, new: bytes | None) -> bytes | None:
+    """What is held for `key`; `new` is held from here on."""
+    old = held[key]
+    held[key] = new
+    return old

@@ -7,6 +7,7 @@ from statestore.errors import InvalidTopology
 from statestore.model import Serde
 from statestore.stores import serdes
 from statestore.topology.collector import Collector, Materialized
+from statestore.topology.flows import Flow
 from statestore.topology.graph import SourceNode, TimestampExtractor, TopicName, Topology
 from statestore.topology.streams import KStream, KTable
 
@@ -43,7 +44,7 @@ class StreamsBuilder:
             timestamp_extractor,
         )
         self._nodes.add(node)
-        return KStream(self._nodes, node.name, node.key_serde, node.value_serde)
+        return KStream(Flow(self._nodes, node.name, node.key_serde, node.value_serde))
 
     def table(
         self,

@@ -99,10 +99,12 @@ class Collector:
         parents: tuple[str, ...],
         make: Callable[[str], Build],
         stores: tuple[str, ...] = (),
+        *,
+        copartitioned: bool = False,
     ) -> str:
         """Add an operator, named or numbered; returns its name."""
         chosen = name or self.number(kind)
-        self.add(OperatorNode(chosen, parents, make(chosen), stores))
+        self.add(OperatorNode(chosen, parents, make(chosen), stores, copartitioned))
         return chosen
 
     def declare(self, spec: StoreSpec) -> None:
@@ -147,8 +149,11 @@ class Collector:
         return name
 
 
-def check_arity(where: str, function: Callable[..., Any], count: int) -> None:
+def check_arity(
+    verb: str, function: Callable[..., Any], count: int, name: str | None = None
+) -> None:
     """Misuse unless `function` can be called with `count` positional arguments."""
+    where = verb if name is None else f"{verb} {name!r}"
     if not callable(function):
         raise Misuse(f"{where}: want a function of {count} arguments, got {function!r}")
     try:

@@ -228,14 +228,17 @@ class Topology:
         """
         counts: dict[TopicName, int] = {}
         before: dict[TopicName, int] | None = None
+        told = self._told(existing)
         # Again until nothing changes: in a cycle, writers may come after their readers.
         while counts != before:
             before = dict(counts)
             for wave in self.waves:
                 for ordinal in wave.ordinals:
-                    self._count_part(self.sub_topologies[ordinal], existing, counts)
-        for part in self.sub_topologies:
-            self._check_copartitioned(part, counts)
+                    self._count_part(self.sub_topologies[ordinal], existing, told, counts)
+            for _, topics in self.joined:
+                widest = max(counts.get(topic, 0) for topic in topics)
+                counts |= {t: widest for t in topics if t.internal and t not in told}
+        self._check_copartitioned(counts)
         return counts
 
     def tasks(self, counts: Mapping[TopicName, int]) -> dict[int, list[TaskId]]:
@@ -300,14 +303,51 @@ class Topology:
         text = self.describe() + json.dumps(serdes, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
+    @cached_property
+    def joined(self) -> tuple[tuple[str, tuple[TopicName, ...]], ...]:
+        """Each node that joins, with the topics whose keys meet in it: equally partitioned ones."""
+        by_name = {node.name: node for node in self.nodes}
+        found = []
+        for node in self.nodes:
+            if isinstance(node, OperatorNode) and node.copartitioned:
+                shared = set(node.stores)
+                left = [n.name for n in self.nodes if n is node or shared.intersection(n.stores)]
+                above: dict[str, None] = {}
+                while left:
+                    name = left.pop()
+                    if name not in above:
+                        above[name] = None
+                        left += by_name[name].parents
+                sources = [n for n in self.nodes if isinstance(n, SourceNode) and n.name in above]
+                topics = dict.fromkeys(topic for source in sources for topic in source.topics)
+                found.append((node.name, tuple(topics)))
+        return tuple(found)
+
+    def _told(self, existing: Mapping[str, int]) -> dict[TopicName, int]:
+        """Internal topics whose partitions are declared, or those of what they are joined with."""
+        declared = {name: made.partitions for name, made in self.repartitions.items()}
+        told = {TopicName(n, internal=True): count for n, count in declared.items() if count}
+        for _, topics in self.joined:
+            fixed = [
+                told[t] if t.internal else existing.get(t.name, 0)
+                for t in topics
+                if not t.internal or t in told
+            ]
+            if fixed:
+                told |= {t: max(fixed) for t in topics if t.internal and t not in told}
+        return told
+
     def _count_part(
-        self, part: SubTopology, existing: Mapping[str, int], counts: dict[TopicName, int]
+        self,
+        part: SubTopology,
+        existing: Mapping[str, int],
+        told: Mapping[TopicName, int],
+        counts: dict[TopicName, int],
     ) -> None:
         for topic in part.source_topics:
             if topic.internal:
-                declared = self.repartitions[topic.name].partitions
-                if declared is not None:
-                    counts[topic] = declared
+                if topic in told:
+                    counts[topic] = told[topic]
             elif topic.name not in existing:
                 raise TopicMissing(
                     f"topic {topic.name!r} does not exist: create it, then start again"
@@ -316,19 +356,18 @@ class Topology:
                 counts[topic] = existing[topic.name]
         tasks = max((counts[t] for t in part.source_topics if t in counts), default=0)
         for sink in part.sinks:
-            if sink.topic.internal and self.repartitions[sink.topic.name].partitions is None:
+            if sink.topic.internal and sink.topic not in told:
                 counts[sink.topic] = max(tasks, counts.get(sink.topic, 0))
 
-    def _check_copartitioned(self, part: SubTopology, counts: Mapping[TopicName, int]) -> None:
-        if not any(isinstance(node, OperatorNode) and node.copartitioned for node in part.nodes):
-            return
-        found = {_plain(topic): counts[topic] for topic in part.source_topics}
-        if len(set(found.values())) > 1:
-            listed = ", ".join(f"{name}: {count}" for name, count in found.items())
-            raise NotCopartitioned(
-                f"sub-topology {part.ordinal} joins topics with different partition counts "
-                f"({listed}): repartition() one side or recreate the topic"
-            )
+    def _check_copartitioned(self, counts: Mapping[TopicName, int]) -> None:
+        for node, topics in self.joined:
+            found = {_plain(topic): counts[topic] for topic in topics}
+            if len(set(found.values())) > 1:
+                listed = ", ".join(f"{name}: {count}" for name, count in found.items())
+                raise NotCopartitioned(
+                    f"{node} joins topics with different partition counts ({listed}): "
+                    "repartition() one side or recreate the topic"
+                )
 
 
 def check_names(nodes: Iterable[Node]) -> None:

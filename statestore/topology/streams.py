@@ -1,62 +1,52 @@
-"""KStream, KGroupedStream, KTable: what a pipeline is written with.
+"""KStream and KTable: what a pipeline is written with.
 
 Nothing runs here. Wrong callables are refused with the operator's name. Keys and values keep their
 serdes until an operator changes them, then the builder's default holds (INTERFACE rules 3, 4, 8).
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
-from statestore.errors import InvalidTopology
-from statestore.model import Serde
-from statestore.stores import serdes
-from statestore.stores.specs import KeyValueSpec, StoreSpec
-from statestore.topology import aggregates
+from statestore.errors import InvalidTopology, Misuse
+from statestore.model import Serde, Span, span_ms
+from statestore.stores.specs import StoreSpec
+from statestore.topology import joins, views
 from statestore.topology import operators as ops
-from statestore.topology.collector import Collector, Materialized, check_arity
+from statestore.topology.collector import Materialized, check_arity
+from statestore.topology.flows import Flow, Table
 from statestore.topology.graph import Build, SinkNode, TopicName
+from statestore.topology.grouped import KGroupedStream
+
+Grouped = KGroupedStream["KTable"]
 
 
 class KStream:
     """A stream of records. Every method returns a new stream; the old one stays usable."""
 
-    def __init__(
-        self,
-        builder: Collector,
-        node: str,
-        key_serde: Serde[Any],
-        value_serde: Serde[Any],
-        *,
-        rekeyed: bool = False,
-    ) -> None:
-        self._builder = builder
-        self._node = node
-        self._key_serde = key_serde
-        self._value_serde = value_serde
-        self._rekeyed = rekeyed
+    def __init__(self, flow: Flow) -> None:
+        self._flow = flow
 
     def filter(
         self, predicate: Callable[[Any, Any], object], *, name: str | None = None
     ) -> "KStream":
         """Keep records for which predicate(key, value) holds."""
-        check_arity("filter", predicate, 2)
-        return self._same(self._add("KSTREAM-FILTER", name, lambda n: ops.filtered(n, predicate)))
+        check_arity("filter", predicate, 2, name)
+        return self._same("KSTREAM-FILTER", name, lambda n: ops.filtered(n, predicate))
 
     def map(
         self, function: Callable[[Any, Any], tuple[Any, Any]], *, name: str | None = None
     ) -> "KStream":
         """function(key, value) -> (key, value)."""
-        check_arity("map", function, 2)
-        node = self._add("KSTREAM-MAP", name, lambda n: ops.mapped(n, function))
-        return KStream(
-            self._builder, node, self._builder.key_serde, self._builder.value_serde, rekeyed=True
-        )
+        check_arity("map", function, 2, name)
+        node = self._flow.add("KSTREAM-MAP", name, lambda n: ops.mapped(n, function))
+        return KStream(self._flow.keyed_anew(node))
 
     def map_values(self, function: Callable[[Any], Any], *, name: str | None = None) -> "KStream":
         """function(value) -> value; the key stays."""
-        check_arity("map_values", function, 1)
-        node = self._add("KSTREAM-MAPVALUES", name, lambda n: ops.mapped_values(n, function))
-        return self._revalued(node)
+        check_arity("map_values", function, 1, name)
+        node = self._flow.add("KSTREAM-MAPVALUES", name, lambda n: ops.mapped_values(n, function))
+        return KStream(self._flow.revalued(node))
 
     def flat_map(
         self,
@@ -65,45 +55,44 @@ class KStream:
         name: str | None = None,
     ) -> "KStream":
         """function(key, value) -> any number of (key, value)."""
-        check_arity("flat_map", function, 2)
-        node = self._add("KSTREAM-FLATMAP", name, lambda n: ops.flattened(n, function))
-        return KStream(
-            self._builder, node, self._builder.key_serde, self._builder.value_serde, rekeyed=True
-        )
+        check_arity("flat_map", function, 2, name)
+        node = self._flow.add("KSTREAM-FLATMAP", name, lambda n: ops.flattened(n, function))
+        return KStream(self._flow.keyed_anew(node))
 
     def flat_map_values(
         self, function: Callable[[Any], Iterable[Any]], *, name: str | None = None
     ) -> "KStream":
         """function(value) -> any number of values; the key stays."""
-        check_arity("flat_map_values", function, 1)
-        node = self._add("KSTREAM-FLATMAPVALUES", name, lambda n: ops.flattened_values(n, function))
-        return self._revalued(node)
+        check_arity("flat_map_values", function, 1, name)
+        node = self._flow.add(
+            "KSTREAM-FLATMAPVALUES", name, lambda n: ops.flattened_values(n, function)
+        )
+        return KStream(self._flow.revalued(node))
 
     def select_key(
         self, function: Callable[[Any, Any], Any], *, name: str | None = None
     ) -> "KStream":
         """function(key, value) -> key; the value stays."""
-        check_arity("select_key", function, 2)
-        node = self._add("KSTREAM-KEY-SELECT", name, lambda n: ops.keyed(n, function))
-        return KStream(
-            self._builder, node, self._builder.key_serde, self._value_serde, rekeyed=True
-        )
+        check_arity("select_key", function, 2, name)
+        node = self._flow.add("KSTREAM-KEY-SELECT", name, lambda n: ops.keyed(n, function))
+        return KStream(self._flow.keyed_anew(node, value_serde=self._flow.value_serde))
 
     def peek(self, function: Callable[[Any, Any], object], *, name: str | None = None) -> "KStream":
         """Call function(key, value) for each record; nothing changes."""
-        check_arity("peek", function, 2)
-        return self._same(self._add("KSTREAM-PEEK", name, lambda n: ops.peeked(n, function)))
+        check_arity("peek", function, 2, name)
+        return self._same("KSTREAM-PEEK", name, lambda n: ops.peeked(n, function))
 
     def merge(self, *others: "KStream", name: str | None = None) -> "KStream":
         """Records of this and the other streams; serdes are this one's."""
-        if any(other._builder is not self._builder for other in others):
+        flow, flows = self._flow, [other._flow for other in others]
+        if any(other.builder is not flow.builder for other in flows):
             raise InvalidTopology(
                 "merge: a stream of another builder: one topology has one builder"
             )
-        parents = (self._node, *(other._node for other in others))
-        node = self._builder.node("KSTREAM-MERGE", name, parents, lambda _: ops.passed())
-        rekeyed = self._rekeyed or any(other._rekeyed for other in others)
-        return KStream(self._builder, node, self._key_serde, self._value_serde, rekeyed=rekeyed)
+        parents = (flow.node, *(other.node for other in flows))
+        node = flow.builder.node("KSTREAM-MERGE", name, parents, lambda _: ops.passed())
+        rekeyed = flow.rekeyed or any(other.rekeyed for other in flows)
+        return KStream(replace(flow, node=node, rekeyed=rekeyed))
 
     def branch(
         self, *predicates: Callable[[Any, Any], object], name: str | None = None
@@ -113,15 +102,14 @@ class KStream:
         The last is the rest.
         """
         for predicate in predicates:
-            check_arity("branch", predicate, 2)
-        chosen = name or self._builder.number("KSTREAM-BRANCH")
+            check_arity("branch", predicate, 2, name)
+        flow = self._flow
+        chosen = name or flow.builder.number("KSTREAM-BRANCH")
         children = [f"{chosen}-{i + 1}" for i in range(len(predicates))] + [f"{chosen}-rest"]
-        self._builder.node(
-            "", chosen, (self._node,), lambda n: ops.branched(n, predicates, children)
-        )
+        flow.add("", chosen, lambda n: ops.branched(n, predicates, children))
         for child in children:
-            self._builder.node("", child, (chosen,), lambda _: ops.passed())
-        return tuple(self._same(child) for child in children)
+            flow.builder.node("", child, (chosen,), lambda _: ops.passed())
+        return tuple(KStream(flow.same(child)) for child in children)
 
     def repartition(
         self,
@@ -132,16 +120,15 @@ class KStream:
         partitions: int | None = None,
     ) -> "KStream":
         """Through the internal topic `<application id>-<name>-repartition`, keyed anew."""
-        key, value = key_serde or self._key_serde, value_serde or self._value_serde
-        source = self._builder.repartition(
-            self._node,
+        flow = self._flow.repartitioned(
             name,
             explicit=True,
-            key_serde=key,
-            value_serde=value,
+            forced=True,
+            key_serde=key_serde,
+            value_serde=value_serde,
             partitions=partitions,
         )
-        return KStream(self._builder, source, key, value)
+        return KStream(flow)
 
     def to(
         self,
@@ -152,13 +139,14 @@ class KStream:
         name: str | None = None,
     ) -> None:
         """Write to a topic."""
-        self._builder.add(
+        flow = self._flow
+        flow.builder.add(
             SinkNode(
-                name or self._builder.number("KSTREAM-SINK"),
-                (self._node,),
+                name or flow.builder.number("KSTREAM-SINK"),
+                (flow.node,),
                 TopicName(topic),
-                key_serde or self._key_serde,
-                value_serde or self._value_serde,
+                key_serde or flow.key_serde,
+                value_serde or flow.value_serde,
             )
         )
 
@@ -166,19 +154,37 @@ class KStream:
         self, materialized: Materialized | str | None = None, *, name: str | None = None
     ) -> "KTable":
         """The latest value per key."""
-        source = self._repartitioned(name or "to-table", explicit=name is not None)
-        spec, _ = source._spec(materialized, "KSTREAM-TOTABLE", source._value_serde)
-        node = source._add(
-            "KSTREAM-TOTABLE",
-            name,
-            lambda n: aggregates.tabled(n, spec, spec.key_serde, spec.value_serde),
-            (spec.name,),
-        )
-        return KTable(self._builder, node, spec)
+        return KTable(self._flow.tabled(materialized, name))
 
-    def group_by_key(self, *, name: str | None = None) -> "KGroupedStream":
+    def join(
+        self,
+        table: "KTable",
+        function: Callable[[Any, Any], Any],
+        *,
+        grace_ms: Span = 0,
+        name: str | None = None,
+    ) -> "KStream":
+        """function(left, right) for each record whose key the table has when it is processed.
+
+        Records without key or value join nothing. A stream whose keys changed goes through a
+        repartition topic named after `name`.
+        """
+        return self._joined("join", table, function, grace_ms, name, left=False)
+
+    def left_join(
+        self,
+        table: "KTable",
+        function: Callable[[Any, Any], Any],
+        *,
+        grace_ms: Span = 0,
+        name: str | None = None,
+    ) -> "KStream":
+        """As join, but function(left, None) where the table has no such key, or there is none."""
+        return self._joined("left_join", table, function, grace_ms, name, left=True)
+
+    def group_by_key(self, *, name: str | None = None) -> Grouped:
         """Group by the key there is; repartitioned only if an operator changed it."""
-        return KGroupedStream(self, name)
+        return KGroupedStream(self._flow, name, KTable)
 
     def group_by(
         self,
@@ -187,13 +193,16 @@ class KStream:
         key_serde: Serde[Any] | None = None,
         value_serde: Serde[Any] | None = None,
         name: str | None = None,
-    ) -> "KGroupedStream":
+    ) -> Grouped:
         """Group by function(key, value), through a repartition topic."""
-        check_arity("group_by", function, 2)
-        selected = self.select_key(function)
-        selected._key_serde = key_serde or self._builder.key_serde
-        selected._value_serde = value_serde or self._value_serde
-        return KGroupedStream(selected, name)
+        check_arity("group_by", function, 2, name)
+        flow = self.select_key(function)._flow
+        keyed = replace(
+            flow,
+            key_serde=key_serde or flow.key_serde,
+            value_serde=value_serde or flow.value_serde,
+        )
+        return KGroupedStream(keyed, name, KTable)
 
     def process(
         self,
@@ -222,162 +231,145 @@ class KStream:
         *,
         per_record: bool,
     ) -> "KStream":
-        check_arity(verb, factory, 1)
+        check_arity(verb, factory, 1, name)
         names = tuple(store if isinstance(store, str) else store.name for store in stores)
         for store in stores:
             if not isinstance(store, str):
-                self._builder.declare(store)
-        node = self._add(
+                self._flow.builder.declare(store)
+        node = self._flow.add(
             "KSTREAM-PROCESSOR",
             name,
             lambda n: ops.processed(n, factory, names, per_record=per_record),
             names,
         )
-        return KStream(
-            self._builder, node, self._builder.key_serde, self._builder.value_serde, rekeyed=True
-        )
+        return KStream(self._flow.keyed_anew(node))
 
-    def _repartitioned(self, name: str, *, explicit: bool) -> "KStream":
-        if not self._rekeyed:
-            return self
-        source = self._builder.repartition(
-            self._node,
-            name,
-            explicit=explicit,
-            key_serde=self._key_serde,
-            value_serde=self._value_serde,
-            partitions=None,
-        )
-        return KStream(self._builder, source, self._key_serde, self._value_serde)
-
-    def _spec(
-        self, materialized: Materialized | str | None, kind: str, value_serde: Serde[Any]
-    ) -> tuple[KeyValueSpec[Any, Any], bool]:
-        """The store of an aggregate or table, declared, and whether every update is emitted."""
-        wanted = materialized
-        if wanted is None:
-            wanted = self._builder.store_name(kind)
-        if isinstance(wanted, str):
-            wanted = Materialized(wanted)
-        spec = wanted.spec(self._key_serde, value_serde)
-        self._builder.declare(spec)
-        return spec, not wanted.caching
-
-    def _add(
+    def _joined(
         self,
-        kind: str,
+        verb: str,
+        table: "KTable",
+        function: Callable[[Any, Any], Any],
+        grace_ms: Span,
         name: str | None,
-        make: Callable[[str], Build],
-        stores: tuple[str, ...] = (),
-    ) -> str:
-        return self._builder.node(kind, name, (self._node,), make, stores)
-
-    def _same(self, node: str) -> "KStream":
-        return KStream(
-            self._builder, node, self._key_serde, self._value_serde, rekeyed=self._rekeyed
+        *,
+        left: bool,
+    ) -> "KStream":
+        check_arity(verb, function, 2, name)
+        other = _table_of(verb, table, self._flow)
+        if span_ms(grace_ms):
+            raise Misuse(
+                f"{verb}: grace_ms needs a table with history: "
+                "materialize the table with history_retention_ms, or leave grace_ms out"
+            )
+        kind = "KSTREAM-LEFTJOIN" if left else "KSTREAM-JOIN"
+        chosen = name or self._flow.builder.number(kind)
+        flow = self._flow.repartitioned(
+            chosen, explicit=name is not None, key_serde=other.key_serde
         )
-
-    def _revalued(self, node: str) -> "KStream":
-        return KStream(
-            self._builder, node, self._key_serde, self._builder.value_serde, rekeyed=self._rekeyed
+        other.check_keys(verb, flow.key_serde, "the stream")
+        node = flow.add(
+            kind,
+            chosen,
+            lambda n: joins.stream_table(n, other, function, left=left),
+            other.stores,
+            copartitioned=True,
         )
+        return KStream(flow.revalued(node))
+
+    def _same(self, kind: str, name: str | None, make: Callable[[str], Build]) -> "KStream":
+        return KStream(self._flow.same(self._flow.add(kind, name, make)))
 
 
-class KGroupedStream:
-    """Records grouped by key; the repartition topic is named after `name`, else after the store."""
+class KTable:
+    """A table: the latest value per key, in a store of its own or computed from other tables.
 
-    def __init__(self, stream: KStream, name: str | None) -> None:
-        self._stream = stream
-        self._name = name
+    What filter, map_values and the joins make has a store only if `materialized` names one.
+    """
 
-    def count(
-        self, materialized: Materialized | str | None = None, *, name: str | None = None
-    ) -> "KTable":
-        """Records per key, as INT64; records with a null key are dropped."""
-        return self._aggregate(
-            materialized.of_counts() if isinstance(materialized, Materialized) else materialized,
-            serdes.INT64,
-            name,
-            lambda node, spec, every: aggregates.counted(
-                node, spec, spec.key_serde, every_update=every
-            ),
-        )
+    def __init__(self, table: Table) -> None:
+        self._table = table
 
-    def reduce(
+    @property
+    def store(self) -> str | None:
+        """The name of the store behind it; None if it is computed from other tables."""
+        return self._table.store
+
+    def filter(
         self,
+        predicate: Callable[[Any, Any], object],
+        materialized: Materialized | str | None = None,
+        *,
+        name: str | None = None,
+    ) -> "KTable":
+        """The rows for which predicate(key, value) holds."""
+        check_arity("filter", predicate, 2, name)
+        kept = self._table.keep(materialized, self._table.value_serde)
+        return KTable(views.filter_table(self._table, predicate, kept=kept, name=name))
+
+    def map_values(
+        self,
+        function: Callable[[Any], Any],
+        materialized: Materialized | str | None = None,
+        *,
+        name: str | None = None,
+    ) -> "KTable":
+        """function(value) for every row; it may be called again whenever a row is looked up."""
+        check_arity("map_values", function, 1, name)
+        kept = self._table.keep(materialized, self._table.builder.value_serde)
+        return KTable(views.map_table(self._table, function, kept=kept, name=name))
+
+    def join(
+        self,
+        table: "KTable",
         function: Callable[[Any, Any], Any],
         materialized: Materialized | str | None = None,
         *,
         name: str | None = None,
     ) -> "KTable":
-        """function(old, new) per key; the first value stands as it is."""
-        check_arity("reduce", function, 2)
-        return self._aggregate(
-            materialized,
-            self._stream._value_serde,
-            name,
-            lambda node, spec, every: aggregates.aggregated(
-                node,
-                spec,
-                spec.key_serde,
-                lambda _key, value, old: function(old, value),
-                None,
-                every_update=every,
-            ),
-        )
+        """function(left, right) for every key both tables have; updated when either changes."""
+        return self._joined("join", table, function, materialized, name, left=False)
 
-    def aggregate(
+    def left_join(
         self,
-        initial: Callable[[], Any],
-        function: Callable[[Any, Any, Any], Any],
+        table: "KTable",
+        function: Callable[[Any, Any], Any],
         materialized: Materialized | str | None = None,
         *,
         name: str | None = None,
     ) -> "KTable":
-        """function(key, value, aggregate) from initial(); None deletes the key."""
-        check_arity("aggregate initial", initial, 0)
-        check_arity("aggregate", function, 3)
-        return self._aggregate(
-            materialized,
-            self._stream._builder.value_serde,
-            name,
-            lambda node, spec, every: aggregates.aggregated(
-                node, spec, spec.key_serde, function, initial, every_update=every
-            ),
-        )
-
-    def _aggregate(
-        self,
-        materialized: Materialized | str | None,
-        value_serde: Serde[Any],
-        name: str | None,
-        make: Callable[[str, KeyValueSpec[Any, Any], bool], Build],
-    ) -> "KTable":
-        stream = self._stream
-        spec, every_update = stream._spec(materialized, "KSTREAM-AGGREGATE", value_serde)
-        topic = self._name or spec.name
-        explicit = self._name is not None or materialized is not None
-        source = stream._repartitioned(topic, explicit=explicit)
-        node = source._add(
-            "KSTREAM-AGGREGATE", name, lambda n: make(n, spec, every_update), (spec.name,)
-        )
-        return KTable(stream._builder, node, spec)
-
-
-class KTable:
-    """A table: the latest value per key, kept in a store."""
-
-    def __init__(self, builder: Collector, node: str, spec: KeyValueSpec[Any, Any]) -> None:
-        self._builder = builder
-        self._node = node
-        self._store = spec
-
-    @property
-    def store(self) -> str:
-        """The name of the store behind it."""
-        return self._store.name
+        """As join, but function(left, None) where the other table has no such key."""
+        return self._joined("left_join", table, function, materialized, name, left=True)
 
     def to_stream(self, *, name: str | None = None) -> KStream:
         """Its updates as a stream; a null value is a delete."""
-        node = self._builder.node("KTABLE-TOSTREAM", name, (self._node,), lambda _: ops.passed())
-        return KStream(self._builder, node, self._store.key_serde, self._store.value_serde)
+        table = self._table
+        node = table.builder.node("KTABLE-TOSTREAM", name, (table.node,), lambda _: ops.passed())
+        return KStream(Flow(table.builder, node, table.key_serde, table.value_serde))
+
+    def _joined(
+        self,
+        verb: str,
+        table: "KTable",
+        function: Callable[[Any, Any], Any],
+        materialized: Materialized | str | None,
+        name: str | None,
+        *,
+        left: bool,
+    ) -> "KTable":
+        check_arity(verb, function, 2, name)
+        this = self._table
+        other = _table_of(verb, table, this)
+        other.check_keys(verb, this.key_serde, "the first table")
+        kept = this.keep(materialized, this.builder.value_serde)
+        return KTable(joins.tables(this, other, function, left=left, kept=kept, name=name))
+
+
+def _table_of(verb: str, table: KTable, ours: Flow | Table) -> Table:
+    given: object = table
+    if not isinstance(given, KTable):
+        raise Misuse(
+            f"{verb}: want a KTable, not {type(given).__name__}: a stream becomes one by to_table()"
+        )
+    if table._table.builder is not ours.builder:
+        raise InvalidTopology(f"{verb}: a table of another builder: one topology has one builder")
+    return table._table

@@ -25,7 +25,7 @@ def spec(value_serde: Serde[Any], key_serde: Serde[Any] = serdes.STRING) -> KeyV
 
 def counting(*, every_update: bool = False, of: KeyValueSpec[Any, Any] | None = None) -> NodeBench:
     of = of or spec(serdes.INT64)
-    return NodeBench(aggregates.counted("n", of, of.key_serde, every_update=every_update), of)
+    return NodeBench(aggregates.counted("n", of, every_update=every_update), of)
 
 
 def folding(
@@ -36,9 +36,7 @@ def folding(
     value_serde: Serde[Any] = serdes.JSON,
 ) -> NodeBench:
     of = spec(value_serde)
-    return NodeBench(
-        aggregates.aggregated("n", of, of.key_serde, step, initial, every_update=every_update), of
-    )
+    return NodeBench(aggregates.aggregated("n", of, step, initial, every_update=every_update), of)
 
 
 def joining(*, every_update: bool = False) -> NodeBench:
@@ -171,7 +169,7 @@ def test_a_failing_step_leaves_the_store_as_it_was(every_update: bool) -> None:
 
 def test_a_table_keeps_the_latest_value_drops_null_keys_and_deletes_by_null_values() -> None:
     of = spec(serdes.STRING)
-    bench = NodeBench(aggregates.tabled("n", of, of.key_serde, of.value_serde), of)
+    bench = NodeBench(aggregates.tabled("n", of), of)
     out = bench.push(
         batch([("a", "1", 1), (None, "2", 2), ("b", "3", 3), ("a", "4", 4), ("b", None, 5)])
     )
@@ -199,7 +197,7 @@ def test_an_aggregate_that_does_not_fit_the_stores_serde_names_node_side_and_key
 
 def test_a_tables_value_that_does_not_fit_names_node_side_and_keyword() -> None:
     of = spec(serdes.FLOAT64)
-    bench = NodeBench(aggregates.tabled("n", of, of.key_serde, of.value_serde), of)
+    bench = NodeBench(aggregates.tabled("n", of), of)
     with pytest.raises(SerdeMismatch, match=r"node n.*value is str.*FLOAT64.*value_serde="):
         bench.push(batch([("a", "1")]))
 

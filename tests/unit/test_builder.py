@@ -1,28 +1,16 @@
 """The DSL: serdes that are inherited, repartitions where keys changed, names, refusals."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from statestore.errors import InvalidTopology, Misuse
 from statestore.stores import serdes
 from statestore.stores.specs import in_memory_key_value_store, persistent_key_value_store
 from statestore.topology.builder import StreamsBuilder
 from statestore.topology.collector import Materialized
 from statestore.topology.graph import SinkNode, SourceNode, Topology
 from statestore.topology.streams import KStream
-
-KEY, VALUE = serdes.STRING, serdes.JSON  # the builder's
-OWN_KEY, OWN_VALUE = serdes.INT64, serdes.FLOAT64  # the source's
-
-
-def builder() -> StreamsBuilder:
-    return StreamsBuilder(key_serde=KEY, value_serde=VALUE)
-
-
-def typed(b: StreamsBuilder, topic: str = "in") -> KStream:
-    return b.stream(topic, key_serde=OWN_KEY, value_serde=OWN_VALUE)
+from tests.unit.pipelines import KEY, OWN_VALUE, VALUE, builder, pair, right, typed
 
 
 def sink_serdes(topology: Topology) -> list[str]:
@@ -70,6 +58,28 @@ INHERITED: dict[str, tuple[Callable[[KStream], KStream], str, str]] = {
         "INT64",
         "MSGPACK",
     ),
+    "join": (lambda s: s.join(right(s), pair), "INT64", "JSON"),
+    "left join": (lambda s: s.left_join(right(s), pair), "INT64", "JSON"),
+    "table filter": (
+        lambda s: s.to_table("t").filter(lambda k, v: True).to_stream(),
+        "INT64",
+        "FLOAT64",
+    ),
+    "table map_values": (
+        lambda s: s.to_table("t").map_values(lambda v: v).to_stream(),
+        "INT64",
+        "JSON",
+    ),
+    "table map_values told": (
+        lambda s: (
+            s.to_table("t")
+            .map_values(lambda v: v, Materialized("m", value_serde=serdes.MSGPACK))
+            .to_stream()
+        ),
+        "INT64",
+        "MSGPACK",
+    ),
+    "table join": (lambda s: s.to_table("t").join(right(s), pair).to_stream(), "INT64", "JSON"),
     "group_by": (lambda s: s.group_by(lambda k, v: v).count("c").to_stream(), "STRING", "INT64"),
     "group_by told": (
         lambda s: s.group_by(lambda k, v: v, key_serde=OWN_VALUE).count("c").to_stream(),
@@ -162,6 +172,15 @@ REPARTITIONED: dict[str, tuple[Callable[[KStream], object], list[str]]] = {
         lambda s: s.map(lambda k, v: (k, v)).repartition("mine").group_by_key().count("c"),
         ["mine"],
     ),
+    "joined": (lambda s: s.join(right(s), pair), []),
+    "mapped, then joined": (
+        lambda s: s.map(lambda k, v: (k, v)).join(right(s), pair, name="j"),
+        ["j"],
+    ),
+    "key selected, then left-joined": (
+        lambda s: s.select_key(lambda k, v: k).left_join(right(s), pair, name="j"),
+        ["j"],
+    ),
     "to a table": (lambda s: s.to_table("t"), []),
     "mapped to a table": (lambda s: s.map(lambda k, v: (k, v)).to_table("t", name="x"), ["x"]),
 }
@@ -247,125 +266,6 @@ def test_a_store_keeps_its_changelog_settings() -> None:
     config = {"min.compaction.lag.ms": "1"}
     b.stream("in").group_by_key().count(Materialized("c", changelog_config=config))
     assert b.build().stores["c"].changelog_config == config
-
-
-# Refusals.
-
-
-def duplicate_nodes(b: StreamsBuilder) -> object:
-    return b.stream("in", name="n").filter(lambda k, v: True, name="n")
-
-
-def duplicate_stores(b: StreamsBuilder) -> object:
-    b.stream("in").group_by_key().count("c")
-    return b.stream("other").group_by_key().reduce(max, "c")
-
-
-def duplicate_repartitions(b: StreamsBuilder) -> object:
-    return b.stream("in").repartition("r"), b.stream("other").repartition("r")
-
-
-def merged_across_builders(b: StreamsBuilder) -> object:
-    return b.stream("in").merge(StreamsBuilder().stream("other"))
-
-
-def counts_as_text(b: StreamsBuilder) -> object:
-    return b.stream("in").group_by_key().count(Materialized("c", value_serde=serdes.STRING))
-
-
-def undeclared_store(b: StreamsBuilder) -> object:
-    return b.stream("in").process(lambda c: object(), "ghost")  # type: ignore[arg-type, return-value]  # never made
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (duplicate_nodes, "two nodes are named 'n'"),
-        (duplicate_stores, "two different stores are named 'c'"),
-        (duplicate_repartitions, "two repartition topics are named 'r'"),
-        (merged_across_builders, "another builder"),
-        (undeclared_store, "'ghost', which is not declared"),
-        (lambda b: b.stream([]), "at least one topic"),
-        (counts_as_text, r"count\(\) gives INT64, the store's values are STRING"),
-        (lambda b: None, "reads nothing"),
-    ],
-    ids=lambda item: item if isinstance(item, str) else "",
-)
-def test_a_topology_that_cannot_run_is_refused_at_build(
-    wrong: Callable[[StreamsBuilder], object], message: str
-) -> None:
-    b = builder()
-    with pytest.raises(InvalidTopology, match=message):  # noqa: PT012  # either may refuse
-        wrong(b)
-        b.build()
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        lambda s: s.group_by_key().count("no/slash"),
-        lambda s: s.repartition(".hidden"),
-        lambda s: s.group_by_key().count(Materialized("x" * 201)),
-    ],
-    ids=["a slash", "a dot in front", "too long"],
-)
-def test_names_that_are_no_folder_or_topic_names_are_refused(
-    wrong: Callable[[KStream], object],
-) -> None:
-    with pytest.raises(Misuse, match="1 to 200"):
-        wrong(builder().stream("in"))
-
-
-def takes_one(_a: Any) -> Any:
-    raise AssertionError
-
-
-def takes_three(_a: Any, _b: Any, _c: Any) -> Any:
-    raise AssertionError
-
-
-def takes_four(_a: Any, _b: Any, _c: Any, _d: Any) -> Any:
-    raise AssertionError
-
-
-ARITIES: list[tuple[str, Callable[[KStream, Callable[..., Any]], object], int]] = [
-    ("filter", lambda s, f: s.filter(f), 2),
-    ("map", lambda s, f: s.map(f), 2),
-    ("map_values", lambda s, f: s.map_values(f), 1),
-    ("flat_map", lambda s, f: s.flat_map(f), 2),
-    ("flat_map_values", lambda s, f: s.flat_map_values(f), 1),
-    ("select_key", lambda s, f: s.select_key(f), 2),
-    ("peek", lambda s, f: s.peek(f), 2),
-    ("branch", lambda s, f: s.branch(f), 2),
-    ("group_by", lambda s, f: s.group_by(f), 2),
-    ("process", lambda s, f: s.process(f), 1),
-    ("process_batch", lambda s, f: s.process_batch(f), 1),
-    ("reduce", lambda s, f: s.group_by_key().reduce(f, "c"), 2),
-    ("aggregate", lambda s, f: s.group_by_key().aggregate(dict, f, "c"), 3),
-    ("aggregate initial", lambda s, f: s.group_by_key().aggregate(f, takes_three, "c"), 0),
-]
-
-
-@pytest.mark.parametrize(("operator", "call", "count"), ARITIES, ids=[row[0] for row in ARITIES])
-def test_a_function_of_the_wrong_arity_is_refused_naming_the_operator(
-    operator: str, call: Callable[[KStream, Callable[..., Any]], object], count: int
-) -> None:
-    for wrong in (takes_four, takes_one if count != 1 else takes_three):
-        with pytest.raises(Misuse, match=rf"^{operator}.* {count} arguments"):
-            call(builder().stream("in"), wrong)
-    with pytest.raises(Misuse, match=rf"^{operator}.*want a function of {count} arguments"):
-        call(builder().stream("in"), "not callable")  # type: ignore[arg-type]  # the point of the test
-
-
-def with_default(value: Any, other: int = 3) -> Any:
-    raise AssertionError
-
-
-def test_functions_with_defaults_or_any_arguments_are_welcome() -> None:
-    b = builder()
-    b.stream("in").filter(lambda *args: True).map_values(with_default).map_values(str)
-    b.stream("other").map_values(int)
-    assert len(b.build().nodes) == 6
 
 
 def test_a_stream_stays_usable_after_each_call() -> None:

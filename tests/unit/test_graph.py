@@ -1,6 +1,5 @@
 """What follows from a topology: sub-topologies, tasks, waves, partition counts, description."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from statestore.topology.graph import (
     Node,
     OperatorNode,
     Repartition,
-    SinkNode,
     SourceNode,
     SubTopology,
     TopicName,
@@ -22,35 +20,7 @@ from statestore.topology.graph import (
     check_names,
 )
 from statestore.topology.operators import passed
-
-
-def topic(name: str) -> TopicName:
-    """`r*` is internal, as a repartition topic."""
-    return TopicName(name, internal=name.startswith("r*"))
-
-
-def source(name: str, *topics: str) -> SourceNode:
-    return SourceNode(name, tuple(map(topic, topics or (name,))), serdes.BYTES, serdes.BYTES)
-
-
-def operator(
-    name: str, *parents: str, stores: tuple[str, ...] = (), copartitioned: bool = False
-) -> OperatorNode:
-    return OperatorNode(name, parents, passed(), stores, copartitioned)
-
-
-def sink(name: str, parent: str, to: str) -> SinkNode:
-    return SinkNode(name, (parent,), topic(to), serdes.BYTES, serdes.BYTES)
-
-
-def topology(*nodes: Node, partitions: Mapping[str, int | None] | None = None) -> Topology:
-    stores = {store for node in nodes for store in node.stores}
-    internal = {t.name for n in nodes if isinstance(n, SourceNode) for t in n.topics if t.internal}
-    return Topology(
-        nodes,
-        {name: persistent_key_value_store(name) for name in sorted(stores)},
-        {name: Repartition(name, (partitions or {}).get(name), True) for name in internal},
-    )
+from tests.unit.graphs import operator, sink, source, topic, topology
 
 
 def names(part: SubTopology) -> list[str]:
@@ -244,7 +214,7 @@ def joined(*sources: SourceNode) -> Topology:
 def test_joined_topics_of_different_partition_counts_are_refused_with_their_counts() -> None:
     made = joined(source("a"), source("b"))
     assert counts(made, a=4, b=4) == {"a": 4, "b": 4}
-    with pytest.raises(NotCopartitioned, match=r"sub-topology 0 .*a: 4, b: 3.*repartition\(\)"):
+    with pytest.raises(NotCopartitioned, match=r"join joins .*a: 4, b: 3.*repartition\(\)"):
         made.partition_counts({"a": 4, "b": 3})
 
 
@@ -264,6 +234,46 @@ def test_a_repartition_topic_told_another_width_than_its_partner_is_refused() ->
     )
     with pytest.raises(NotCopartitioned, match=r"r\*x-repartition: 2, b: 3"):
         made.partition_counts({"in": 4, "b": 3})
+
+
+def test_a_repartition_topic_is_as_wide_as_what_it_is_joined_with() -> None:
+    nodes: tuple[Node, ...] = (
+        source("in"),
+        sink("s", "in", "r*x"),
+        source("r*x"),
+        source("table"),
+        operator("keeps", "table", stores=("t",)),
+        OperatorNode("join", ("r*x",), passed(), ("t",), True),
+    )
+    made = topology(*nodes)
+    assert made.joined == (("join", (topic("r*x"), topic("table"))),)
+    for width in (2, 8):
+        found = counts(made, **{"in": 4, "table": width})
+        assert found == {"in": 4, "table": width, "r*x": width}
+
+
+def test_two_repartition_topics_that_are_joined_are_as_wide_as_the_wider_writer() -> None:
+    made = topology(
+        source("a"),
+        sink("s", "a", "r*a"),
+        source("b"),
+        sink("t", "b", "r*b"),
+        source("r*a"),
+        source("r*b"),
+        operator("join", "r*a", "r*b", copartitioned=True),
+    )
+    assert counts(made, a=2, b=5) == {"a": 2, "b": 5, "r*a": 5, "r*b": 5}
+
+
+def test_only_what_meets_in_a_join_must_be_equally_partitioned() -> None:
+    made = topology(
+        source("a"),
+        source("b"),
+        operator("join", "a", "b", copartitioned=True),
+        source("c"),
+        operator("merge", "join", "c"),
+    )
+    assert counts(made, a=4, b=4, c=3) == {"a": 4, "b": 4, "c": 3}
 
 
 # Names, description, fingerprint.

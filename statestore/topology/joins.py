@@ -1,0 +1,190 @@
+"""Joins: a stream with a table, a table with a table. Both sides lie in the same stream task.
+
+Keys meet as bytes under the table's key serde, each looked up once per batch. Nulls as Kafka
+Streams treats them: a stream record without a value joins nothing, one without a key only in a left
+join, with None; a table's null is a delete.
+"""
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+from statestore.model import Batch, Column
+from statestore.stores.specs import KeyValueSpec
+from statestore.topology.aggregates import Before
+from statestore.topology.flows import Look, Table
+from statestore.topology.graph import Build, Forward, NodeContext, Push
+from statestore.topology.operators import encoded, failed
+from statestore.topology.views import merged, updates
+
+Joiner = Callable[[Any, Any], Any]
+
+
+class Side(Enum):
+    """Whose updates a half of a table-table join answers, and which join it is of."""
+
+    INNER = "either side of an inner join"
+    LEFT = "the left side of a left join"
+    RIGHT = "the right side of a left join"
+
+
+def stream_table(node: str, table: Table, function: Joiner, *, left: bool) -> Build:
+    """function(left, right) for each stream record, with the table's row as it is then."""
+
+    def build(context: NodeContext, forward: Forward) -> Push:
+        look = table.look(context)
+
+        def joined(batch: Batch) -> Batch:
+            keys = encoded(node, batch, "key", table.key_serde)
+            rows = rows_of(look, keys)
+            ours = batch.values.objects
+            theirs = list(map(rows.get, keys))
+            places = [
+                i
+                for i, (mine, other) in enumerate(zip(ours, theirs, strict=True))
+                if mine is not None and (left or other is not None)
+            ]
+            chosen = batch if len(places) == len(batch) else batch.take(places)
+            made = [function(ours[i], theirs[i]) for i in places]
+            return chosen.with_columns(values=Column(objects=made))
+
+        def push(batch: Batch) -> None:
+            try:
+                made = joined(batch)
+            except Exception as error:
+                raise failed(node, batch, error) from error
+            if len(made):
+                forward(made, None)
+
+        return push
+
+    return build
+
+
+def table_half(node: str, other: Table, function: Joiner, side: Side, before: Before) -> Build:
+    """One side's updates, `function(this, other)` with the row of the other side.
+
+    Parents of a left side carry what they replace; so do those of both if `before` is wanted.
+    """
+
+    def build(context: NodeContext, forward: Forward) -> Push:
+        look = other.look(context)
+
+        def joined(batch: Batch) -> Batch:
+            keys = encoded(node, batch, "key", other.key_serde)
+            rows = rows_of(look, keys)
+            theirs = list(map(rows.get, keys))
+            new = batch.values.objects
+            old = [None] * len(new) if batch.before is None else batch.before.objects
+            triples = list(zip(new, old, theirs, strict=True))
+            if side is Side.LEFT:
+                places = [i for i, t in enumerate(triples) if any(x is not None for x in t)]
+            else:
+                places = [i for i, (_, _, row) in enumerate(triples) if row is not None]
+
+            def made(value: Any, row: Any) -> Any:
+                gone = value is None and side is not Side.RIGHT
+                return None if gone else function(value, row)
+
+            chosen = [triples[i] for i in places]
+            after = [made(value, row) for value, _, row in chosen]
+            replaced = [made(value, row) for _, value, row in chosen] if before.wanted else None
+            return updates(batch, places, after, replaced)
+
+        def push(batch: Batch) -> None:
+            try:
+                done = joined(batch)
+            except Exception as error:
+                raise failed(node, batch, error) from error
+            if len(done):
+                forward(done, None)
+
+        return push
+
+    return build
+
+
+def rows_of(look: Look, keys: list[bytes | None]) -> dict[bytes | None, Any]:
+    """Each key's row, looked up once."""
+    wanted = sorted({key for key in keys if key is not None})
+    return dict(zip(wanted, look(wanted), strict=True))
+
+
+def look_joined(this: Table, other: Table, function: Joiner, *, left: bool) -> Callable[..., Look]:
+    """Rows as a join of tables without a store of its own shows them."""
+
+    def make(context: NodeContext) -> Look:
+        mine, theirs = this.look(context), other.look(context)
+
+        def look(keys: list[bytes]) -> list[Any]:
+            return [
+                function(a, b) if a is not None and (left or b is not None) else None
+                for a, b in zip(mine(keys), theirs(keys), strict=True)
+            ]
+
+        return look
+
+    return make
+
+
+def tables(
+    this: Table,
+    other: Table,
+    function: Joiner,
+    *,
+    left: bool,
+    kept: KeyValueSpec[Any, Any] | None,
+    name: str | None,
+) -> Table:
+    """Add the join of two tables: a node for the updates of each side, and where they meet."""
+    builder, before = this.builder, Before()
+    mine = Side.LEFT if left else Side.INNER
+    theirs = Side.RIGHT if left else Side.INNER
+
+    def reversed_function(value: Any, row: Any) -> Any:
+        return function(row, value)
+
+    halves = (
+        builder.node(
+            "KTABLE-JOINTHIS",
+            name and f"{name}-join-this",
+            (this.node,),
+            lambda node: table_half(node, other, function, mine, before),
+            other.stores,
+            copartitioned=True,
+        ),
+        builder.node(
+            "KTABLE-JOINOTHER",
+            name and f"{name}-join-other",
+            (other.node,),
+            lambda node: table_half(node, this, reversed_function, theirs, before),
+            this.stores,
+            copartitioned=True,
+        ),
+    )
+    node = builder.node(
+        "KTABLE-MERGE",
+        name,
+        halves,
+        lambda node: merged(node, kept),
+        () if kept is None else (kept.name,),
+    )
+
+    def want_before() -> None:
+        before.want()
+        this.want_before()
+        other.want_before()
+
+    if left:
+        this.want_before()
+    value_serde = builder.value_serde if kept is None else kept.value_serde
+    made = Table(
+        builder,
+        node,
+        this.key_serde,
+        value_serde,
+        tuple(dict.fromkeys((*this.stores, *other.stores))),
+        look_joined(this, other, function, left=left),
+        want_before,
+    )
+    return made if kept is None else made.kept_in(kept)

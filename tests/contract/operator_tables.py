@@ -1,0 +1,117 @@
+"""Operators as text tables: one input record a row on the left, what comes out on the right.
+
+A record is `[topic:]key value time`, several with `;` between them, `-` is null. The topic is `in`
+on the left and `out` on the right unless named. Topics carry the case's name before them, so all
+cases make one topology too.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+
+import statestore as ss
+from statestore.topology.builder import StreamsBuilder
+from statestore.topology.streams import KStream, KTable
+from tests.builders import table_rows
+
+
+class Seen(NamedTuple):
+    """A record of a topic, as a table writes it."""
+
+    topic: str
+    key: Any
+    value: Any
+    timestamp_ms: int
+
+
+class Case:
+    """The topics of one case, and the builder all share."""
+
+    def __init__(self, builder: StreamsBuilder, name: str) -> None:
+        self.builder = builder
+        self.name = name
+
+    def stream(self, topic: str = "in", **options: Any) -> KStream:
+        return self.builder.stream(self.of(topic), **options)
+
+    def table(self, topic: str) -> KTable:
+        kept = ss.Materialized(self.of(topic), caching=False)
+        return self.builder.table(self.of(topic), materialized=kept)
+
+    def kept(self, store: str = "kept") -> ss.Materialized:
+        """A store of its own, every update emitted."""
+        return ss.Materialized(self.of(store), caching=False)
+
+    def out(self, stream: KStream, topic: str = "out") -> None:
+        stream.to(self.of(topic))
+
+    def of(self, thing: str) -> str:
+        return f"{self.name}.{thing}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A case: what it builds, and its rows."""
+
+    build: Callable[[Case], None]
+    text: str
+
+    def rows(self) -> list[tuple[Seen, list[Seen]]]:
+        parsed = table_rows(self.text)
+        return [(_record(left, "in"), list(_records(right))) for left, right in parsed]
+
+
+Register = Callable[[Callable[[Case], None]], Callable[[Case], None]]
+
+
+def collection() -> tuple[dict[str, Table], Callable[[str], Register]]:
+    """The cases of a module by name, and what makes one of a table and the function below it."""
+    cases: dict[str, Table] = {}
+
+    def case(text: str) -> Register:
+        def register(build: Callable[[Case], None]) -> Callable[[Case], None]:
+            cases[build.__name__.strip("_").replace("_", "-")] = Table(build, text)
+            return build
+
+        return register
+
+    return cases, case
+
+
+def by_key(records: Iterable[Seen]) -> dict[tuple[str, Any], list[tuple[Any, int]]]:
+    """What each key of each topic showed, in order: what does not depend on partitions."""
+    found: dict[tuple[str, Any], list[tuple[Any, int]]] = defaultdict(list)
+    for seen in records:
+        found[(seen.topic, seen.key)].append((seen.value, seen.timestamp_ms))
+    return dict(found)
+
+
+def _records(cell: str) -> Iterable[Seen]:
+    return [_record(text, "out") for text in cell.split(";") if text.strip()]
+
+
+def _record(text: str, topic: str) -> Seen:
+    key, value, time = text.split()
+    head, colon, tail = key.partition(":")
+    if colon:
+        topic, key = head, tail
+    return Seen(topic, None if key == "-" else key, _value(value), int(time))
+
+
+def _value(text: str) -> Any:
+    if text == "-":
+        return None
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+
+
+def shown(key: Any) -> str | None:
+    """A key as the tables write it: `a@10-20` for one in a window."""
+    if isinstance(key, ss.Windowed):
+        return f"{key.key}@{key.start_ms}-{key.end_ms}"
+    return None if key is None else str(key)

@@ -1,0 +1,260 @@
+"""The operators of streams, each as a text table; see operator_tables."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import statestore as ss
+from statestore import serdes
+from statestore.topology.operators import ProcessorContext
+from tests.contract.operator_tables import Case, collection
+
+CASES, case = collection()
+
+# Without state.
+
+
+@case("""
+    | in       | out      |
+    | a 1 0    |          |
+    | a 2 1    | a 2 1    |
+    | - 3 2    | - 3 2    |
+    | b - 3    |          |
+""")
+def filter_(of: Case) -> None:
+    of.out(of.stream().filter(lambda _key, value: value is not None and value > 1))
+
+
+@case("""
+    | in       | out      |
+    | a 1 0    | 1 "a" 0  |
+    | b - 1    | - "b" 1  |
+""")
+def map_(of: Case) -> None:
+    of.out(of.stream().map(lambda key, value: (value and str(value), key)))
+
+
+@case("""
+    | in       | out      |
+    | a 1 0    | a 2 0    |
+    | - 2 1    | - 4 1    |
+    | b - 2    | b -1 2   |
+""")
+def map_values(of: Case) -> None:
+    of.out(of.stream().map_values(lambda value: -1 if value is None else value * 2))
+
+
+@case("""
+    | in       | out             |
+    | a 0 0    |                 |
+    | a 1 1    | x 0 1           |
+    | - 2 2    | x 0 2 ; x 1 2   |
+""")
+def flat_map(of: Case) -> None:
+    of.out(of.stream().flat_map(lambda _key, value: [("x", n) for n in range(value)]))
+
+
+@case("""
+    | in       | out             |
+    | a 0 0    |                 |
+    | a 2 1    | a 0 1 ; a 1 1   |
+""")
+def flat_map_values(of: Case) -> None:
+    of.out(of.stream().flat_map_values(range))
+
+
+@case("""
+    | in       | out      |
+    | a 1 0    | a1 1 0   |
+    | b - 1    | b- - 1   |
+""")
+def select_key(of: Case) -> None:
+    of.out(of.stream().select_key(lambda key, value: f"{key}{'-' if value is None else value}"))
+
+
+@case("""
+    | in       | out      |
+    | a 1 0    | a 1 0    |
+    | - - 1    | - - 1    |
+""")
+def peek(of: Case) -> None:
+    of.out(of.stream().peek(lambda _key, _value: None))
+
+
+@case("""
+    | in         | out        |
+    | a 1 0      | a 1 0      |
+    | other:a 2 1| a 2 1      |
+    | a 3 2      | a 3 2      |
+""")
+def merge(of: Case) -> None:
+    of.out(of.stream().merge(of.stream("other")))
+
+
+@case("""
+    | in       | out               |
+    | a 1 0    | a -1 0 ; a 1 0    |
+    | a 2 1    | a -2 1 ; a 2 1    |
+    | a 3 2    | a -3 2 ; a 3 2    |
+""")
+def merge_with_itself(of: Case) -> None:
+    stream = of.stream()
+    of.out(stream.merge(stream.map_values(lambda value: -value)))
+
+
+@case("""
+    | in       | out          |
+    | a 1 0    | odd:a 1 0    |
+    | a 9 1    | big:a 9 1    |
+    | a 2 2    | a 2 2        |
+""")
+def branch(of: Case) -> None:
+    big, odd, rest = of.stream().branch(lambda _k, v: v > 5, lambda _k, v: v % 2)
+    of.out(big, "big")
+    of.out(odd, "odd")
+    of.out(rest)
+
+
+@case("""
+    | in       | out      |
+    | a 1 0    | a 1 0    |
+    | - 2 1    | - 2 1    |
+    | a 3 2    | a 3 2    |
+""")
+def repartition(of: Case) -> None:
+    of.out(of.stream().repartition(of.of("again")))
+
+
+# Stores.
+
+
+@case("""
+    | in       | out      |
+    | a 1 0    | a 1 0    |
+    | b 1 1    | b 1 1    |
+    | - 1 2    |          |
+    | a - 3    | a 2 3    |
+    | a 1 1    | a 3 1    |
+""")
+def count(of: Case) -> None:
+    counts = of.stream().group_by_key().count(of.kept())
+    of.out(counts.to_stream())
+
+
+@case("""
+    | in       | out      |
+    | a 1 0    | 1 1 0    |
+    | b 1 1    | 1 2 1    |
+    | c 2 2    | 2 1 2    |
+    | - 1 3    | 1 3 3    |
+    | a - 4    |          |
+""")
+def group_by(of: Case) -> None:
+    grouped = of.stream().group_by(lambda _key, value: value and str(value), name=of.of("by"))
+    of.out(grouped.count(of.kept()).to_stream())
+
+
+@case("""
+    | in       | out      |
+    | a 1 0    | a 1 0    |
+    | a 4 1    | a 4 1    |
+    | a - 2    |          |
+    | a 3 3    | a 4 3    |
+    | - 9 4    |          |
+""")
+def reduce(of: Case) -> None:
+    of.out(of.stream().group_by_key().reduce(max, of.kept()).to_stream())
+
+
+@case("""
+    | in       | out      |
+    | a 1 0    | a [1] 0  |
+    | a 2 1    | a [1,2] 1|
+    | a 0 2    | a - 2    |
+    | a 3 3    | a [3] 3  |
+    | - 9 4    |          |
+    | a - 5    |          |
+""")
+def aggregate(of: Case) -> None:
+    def add(_key: str, value: int, numbers: list[int]) -> list[int] | None:
+        return [*numbers, value] if value else None
+
+    of.out(of.stream().group_by_key().aggregate(list, add, of.kept()).to_stream())
+
+
+@case("""
+    | in       | out      |
+    | a 1 0    | a 1 0    |
+    | a - 1    | a - 1    |
+    | - 5 2    |          |
+    | b 2 3    | b 2 3    |
+""")
+def to_table(of: Case) -> None:
+    of.out(of.stream().to_table(of.kept()).to_stream())
+
+
+class Latest:
+    """Forwards a record with the one before it under its key."""
+
+    def __init__(self, context: ProcessorContext, store: str) -> None:
+        self._forward, self._rows = context.forward, context.store(store)
+
+    def process(self, record: "ss.Record[str, int]") -> None:
+        before = self._rows.get(record.key)
+        self._rows.put(record.key, record.value)
+        self._forward(record.replace(value=[before, record.value]))
+
+
+class LatestOfMany(Latest):
+    def process_batch(self, records: "Sequence[ss.Record[str, int]]") -> None:
+        for record in records:
+            self.process(record)
+
+
+LATEST = """
+    | in       | out           |
+    | a 1 0    | a [null,1] 0  |
+    | b 2 1    | b [null,2] 1  |
+    | a 3 2    | a [1,3] 2     |
+"""
+
+
+@case(LATEST)
+def process(of: Case) -> None:
+    spec = _json_store(of.of("latest"))
+    of.out(of.stream().process(lambda context: Latest(context, spec.name), spec))
+
+
+@case(LATEST)
+def process_batch(of: Case) -> None:
+    spec = _json_store(of.of("latest"))
+    of.out(of.stream().process_batch(lambda context: LatestOfMany(context, spec.name), spec))
+
+
+@case("""
+    | in       | out               |
+    | a 1 0    | a [1,1] 0         |
+    | a 2 1    | a [2,2] 1         |
+    | a 3 2    | a [3,3] 2         |
+""")
+def two_processors_with_one_store(of: Case) -> None:
+    spec = _json_store(of.of("latest"))
+    written = of.stream().process(lambda context: Put(context, spec.name), spec)
+    of.out(written.process(lambda context: Get(context, spec.name), spec.name))
+
+
+class Put:
+    def __init__(self, context: ProcessorContext, store: str) -> None:
+        self._forward, self._rows = context.forward, context.store(store)
+
+    def process(self, record: "ss.Record[str, int]") -> None:
+        self._rows.put(record.key, record.value)
+        self._forward(record)
+
+
+class Get(Put):
+    def process(self, record: "ss.Record[str, int]") -> None:
+        self._forward(record.replace(value=[record.value, self._rows.get(record.key)]))
+
+
+def _json_store(name: str) -> ss.KeyValueSpec[str, Any]:
+    return ss.persistent_key_value_store(name, key_serde=serdes.STRING, value_serde=serdes.JSON)

@@ -1,0 +1,172 @@
+"""The operators of tables and the joins, each as a text table; see operator_tables."""
+
+from tests.contract.operator_tables import Case, collection
+
+CASES, case = collection()
+
+# Tables. A filter emits a delete only for a key that passed before.
+
+
+@case("""
+    | in       | out      |
+    | a 1 0    |          |
+    | a 5 1    | a 5 1    |
+    | a 1 2    | a - 2    |
+    | a 2 3    |          |
+    | a - 4    |          |
+    | b 9 5    | b 9 5    |
+    | b - 6    | b - 6    |
+""")
+def table_filter(of: Case) -> None:
+    of.out(of.table("in").filter(lambda _key, value: value > 3).to_stream())
+
+
+@case("""
+    | in       | out        |
+    | a 1 0    | a [1] 0    |
+    | a - 1    | a - 1      |
+    | b - 2    | b - 2      |
+""")
+def table_map_values(of: Case) -> None:
+    of.out(of.table("in").map_values(lambda value: [value]).to_stream())
+
+
+@case("""
+    | in       | out      |
+    | a 1 0    |          |
+    | a 1 1    |          |
+    | a 1 2    | a 6 2    |
+    | a 1 3    | a - 3    |
+    | a 1 4    |          |
+""")
+def table_filter_of_a_count_and_map_values(of: Case) -> None:
+    counts = of.stream().group_by_key().count(of.kept())
+    three = counts.filter(lambda _key, n: n == 3, of.kept("three"))
+    of.out(three.map_values(lambda n: n * 2).to_stream())
+
+
+# A stream and a table.
+
+STREAM_TABLE = """
+    | in          | out           |
+    | a 1 0       | {none}        |
+    | right:a 9 1 |               |
+    | a 2 2       | a [2,9] 2     |
+    | b 3 3       | {other}       |
+    | right:a 8 4 |               |
+    | a 4 5       | a [4,8] 5     |
+    | a - 6       |               |
+    | - 5 7       | {no_key}      |
+    | right:a - 8 |               |
+    | a 6 9       | {deleted}     |
+    | right:- 1 10|               |
+"""
+
+
+@case(STREAM_TABLE.format(none="", other="", no_key="", deleted=""))
+def join(of: Case) -> None:
+    of.out(of.stream().join(of.table("right"), lambda left, right: [left, right]))
+
+
+@case(
+    STREAM_TABLE.format(
+        none="a [1,null] 0", other="b [3,null] 3", no_key="- [5,null] 7", deleted="a [6,null] 9"
+    )
+)
+def left_join(of: Case) -> None:
+    of.out(of.stream().left_join(of.table("right"), lambda left, right: [left, right]))
+
+
+@case("""
+    | in          | out           |
+    | right:1 9 0 |               |
+    | a 1 1       | 1 [1,9] 1     |
+    | b 1 2       | 1 [1,9] 2     |
+    | right:1 8 3 |               |
+    | a 1 4       | 1 [1,8] 4     |
+    | a 2 5       |               |
+""")
+def join_of_a_rekeyed_stream(of: Case) -> None:
+    stream = of.stream().select_key(lambda _key, value: str(value))
+    joined = stream.join(of.table("right"), lambda a, b: [a, b], name=of.of("rekeyed"))
+    of.out(joined)
+
+
+@case("""
+    | in          | out          |
+    | right:a 1 0 |              |
+    | a 1 1       |              |
+    | right:a 5 2 |              |
+    | a 2 3       | a [2,[5]] 3  |
+    | right:a 2 4 |              |
+    | a 3 5       |              |
+""")
+def join_with_a_table_computed_from_another(of: Case) -> None:
+    table = of.table("right").filter(lambda _key, value: value > 3).map_values(lambda v: [v])
+    of.out(of.stream().join(table, lambda a, b: [a, b]))
+
+
+@case("""
+    | in       | out        |
+    | a 7 0    | a [7,1] 0  |
+    | a 8 1    | a [8,2] 1  |
+    | b 9 2    | b [9,1] 2  |
+    | a 6 3    | a [6,3] 3  |
+""")
+def join_with_a_table_made_of_the_stream_itself(of: Case) -> None:
+    stream = of.stream()
+    counts = stream.group_by_key().count(of.kept())
+    of.out(stream.join(counts, lambda value, n: [value, n]))
+
+
+# Two tables.
+
+
+@case("""
+    | in          | out         |
+    | a 1 0       |             |
+    | right:a 9 1 | a [1,9] 1   |
+    | a 2 2       | a [2,9] 2   |
+    | right:a - 3 | a - 3       |
+    | right:a - 4 | a - 4       |
+    | a 3 5       |             |
+    | right:a 8 6 | a [3,8] 6   |
+    | a - 7       | a - 7       |
+    | right:a 7 8 |             |
+    | - 1 9       |             |
+""")
+def table_join(of: Case) -> None:
+    of.out(of.table("in").join(of.table("right"), lambda a, b: [a, b]).to_stream())
+
+
+@case("""
+    | in          | out           |
+    | right:a 9 0 |               |
+    | a 1 1       | a [1,9] 1     |
+    | b 2 2       | b [2,null] 2  |
+    | right:a - 3 | a [1,null] 3  |
+    | a - 4       | a - 4         |
+    | c - 5       |               |
+    | right:b 8 6 | b [2,8] 6     |
+    | b - 7       | b - 7         |
+    | right:b 7 8 |               |
+""")
+def table_left_join(of: Case) -> None:
+    of.out(of.table("in").left_join(of.table("right"), lambda a, b: [a, b]).to_stream())
+
+
+@case("""
+    | in          | out       |
+    | a 1 0       |           |
+    | right:a 2 1 | a 13 1    |
+    | last:a 3 2  | a 16 2    |
+    | right:a 4 3 | a 18 3    |
+    | last:a - 4  | a 15 4    |
+    | a 9 5       | a - 5     |
+    | a 8 6       |           |
+    | right:a - 7 |           |
+""")
+def table_joins_of_joins_filtered(of: Case) -> None:
+    both = of.table("in").join(of.table("right"), lambda a, b: a + b)
+    more = both.left_join(of.table("last"), lambda a, b: a + (b or 0), of.kept())
+    of.out(more.map_values(lambda n: n + 10).filter(lambda _key, n: n < 20).to_stream())

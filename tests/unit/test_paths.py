@@ -1,0 +1,35 @@
+"""Which records meet themselves again on their ways through a sub-topology."""
+
+from statestore.topology.graph import Node, OperatorNode
+from statestore.topology.paths import meeting_again
+from tests.unit.graphs import operator, sink, source, topology
+
+
+def meeting(*nodes: Node) -> list[str]:
+    (part,) = topology(*nodes).sub_topologies
+    return [found.name for found in meeting_again(part)]
+
+
+def reads(name: str, parent: str, store: str) -> OperatorNode:
+    return operator(name, parent, stores=(store,), copartitioned=True)
+
+
+def test_records_that_meet_themselves_again_in_a_node_a_store_or_a_topic_are_found() -> None:
+    merged = (source("a"), operator("f", "a"), operator("m", "a", "f"))
+    assert meeting(*merged) == ["a"]
+    shared = (source("a"), operator("p", "a", stores=("s",)), operator("q", "p", stores=("s",)))
+    assert meeting(*shared) == ["a"]
+    itself = (source("a"), operator("count", "a", stores=("s",)), reads("join", "a", "s"))
+    assert meeting(*itself) == ["a"]
+    twice = (source("a"), operator("f", "a"), sink("x", "a", "out"), sink("y", "f", "out"))
+    assert meeting(*twice) == ["a"]
+    two_sources = (source("a"), source("again", "a"), operator("m", "a", "again"))
+    assert meeting(*two_sources) == ["a"]
+
+
+def test_records_of_two_topics_may_meet_and_joins_may_read_one_store_twice() -> None:
+    table = (source("t"), operator("keeps", "t", stores=("s",)))
+    assert meeting(*table, source("a"), reads("j", "a", "s"), reads("k", "j", "s")) == []
+    assert meeting(source("a"), source("b"), operator("m", "a", "b")) == []
+    fork = (source("a"), operator("f", "a"), sink("x", "a", "out"), sink("y", "f", "other"))
+    assert meeting(*fork) == []
