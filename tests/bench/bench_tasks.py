@@ -8,13 +8,12 @@ poll began that brought the first record, to the end of the last commit, over al
 """
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import perf_counter, time
+from time import perf_counter
 from typing import Any
 
 import click
@@ -26,7 +25,7 @@ from statestore.arguments import RunArguments
 from statestore.cli import report_run
 from statestore.operations.run import Run, RunSummary
 from statestore.testing.local_kafka import LocalKafka
-from tests.bench.harness import ROOT, Bench, scratch
+from tests.bench.harness import Bench, scratch
 from tests.bench.pipelines import INPUT_VARIABLE, OUTPUT_VARIABLE
 from tests.bench.topic_children import PARTITIONS, bare_rate, fill
 
@@ -80,10 +79,6 @@ class Rig:
         report_run(self.flags(pipeline, application_id or f"bench-{self.runs}"), work)
         assert not any(report["error"] for report in found), found
         return found
-
-    def processes(self, pipeline: str) -> list[Report]:
-        """Two plain processes side by side, each serving two of the four stream tasks."""
-        raise NotImplementedError
 
     def command(self, program: Sequence[str], pipeline: str, application_id: str) -> list[str]:
         """A process of its own."""
@@ -140,32 +135,6 @@ def bench_micro_batches(bench: Bench, rig: Rig, repeats: int) -> None:
     bench.add("10 k records, first record to last commit", "s", inside)
 
 
-def bench_starts(bench: Bench, rig: Rig, repeats: int) -> None:
-    """From the start of a process to its first output committed, over 10 000 waiting records."""
-    submit = [str(Path(sys.executable).with_name("spark-submit")), "--master", MASTER]
-    programs = {
-        "spark-submit jobs/process.py": [*submit, "jobs/process.py"],
-        "statestore run": [str(Path(sys.executable).with_name("statestore")), "run"],
-    }
-    for name, program in programs.items():
-        first, last = [], []
-        for number in range(repeats):
-            fill(rig.kafka.bootstrap_servers, rig.input, MICRO_BATCH, seed=200 + number)
-            began = time()
-            log = rig.folder / "start.log"
-            with log.open("w") as file:
-                command = rig.command(program, "counting", "warm")
-                subprocess.run(command, cwd=ROOT, check=True, stdout=file, stderr=file)
-            last.append(time() - began)
-            first.append(_first_output(rig) - began)
-        bench.add(f"{name}: start to first record out", "s", first)
-        bench.add(f"{name}: start to exit", "s", last)
-
-
-def _first_output(rig: Rig) -> float:
-    raise NotImplementedError
-
-
 @contextmanager
 def environment(**values: str) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in values}
@@ -196,7 +165,7 @@ def session() -> Iterator[SparkSession]:
 @click.option("--records", default=400_000, show_default=True)
 @click.option("--full", is_flag=True, help="2 million records.")
 @click.option("--repeats", default=3, show_default=True)
-@click.option("--only", multiple=True, help="rates, micro, starts")
+@click.option("--only", multiple=True, help="rates, micro")
 @click.option("--set", "settings", multiple=True, metavar="K=V", help="Any setting.")
 def main(
     records: int, full: bool, repeats: int, only: tuple[str, ...], settings: tuple[str, ...]
@@ -210,7 +179,7 @@ def main(
             kafka.create_topic(topic, partitions=PARTITIONS)
         fill(kafka.bootstrap_servers, topics[INPUT_VARIABLE], records)
         rig = Rig(kafka, folder, spark, topics[INPUT_VARIABLE], records, settings=settings)
-        parts = {"rates": bench_rates, "micro": bench_micro_batches, "starts": bench_starts}
+        parts = {"rates": bench_rates, "micro": bench_micro_batches}
         for name, part in parts.items():
             if not only or name in only:
                 part(bench, rig, repeats)

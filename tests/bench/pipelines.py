@@ -66,3 +66,22 @@ def per_record_silent() -> ss.Topology:
         TotalOnly, TOTALS, name="total"
     )
     return builder.build()
+
+
+class Passed(Total):
+    """One get, one put, the record handed on as it came."""
+
+    def process(self, record: "ss.Record[bytes, bytes]") -> None:
+        self._store.put(record.key, self._store.get(record.key, 0) + 1)  # type: ignore[operator]  # 0 is no None
+        self._forward(record)
+
+
+def passing() -> ss.Topology:
+    """Values arrive as they were sent: what tells when."""
+    builder = ss.StreamsBuilder()
+    (
+        builder.stream(os.environ[INPUT_VARIABLE], name="records")
+        .process(Passed, TOTALS, name="total")
+        .to(os.environ[OUTPUT_VARIABLE], name="passed-out")
+    )
+    return builder.build()

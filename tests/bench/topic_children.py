@@ -23,11 +23,23 @@ _PER_CALL = 1000
 _PER_BATCH = 20_000
 
 
-def fill(servers: str, topic: str, count: int, *, seed: int = 1) -> None:
-    """`count` records of about 100 bytes over 100 000 keys, spread over the partitions by key."""
+def fill(
+    servers: str, topic: str, count: int, *, seed: int = 1, distinct_from: int | None = None
+) -> None:
+    """`count` records of about 100 bytes, spread over the partitions by key.
+
+    Over 100 000 keys at random, or each with a key of its own, numbered from `distinct_from`.
+    """
     rng = random.Random(seed)
     noise = rng.randbytes(1 << 20)
     keys = [f"key-{number:08}".encode() for number in range(KEYS)]
+
+    def some_keys(start: int, size: int) -> list[bytes]:
+        if distinct_from is None:
+            return rng.choices(keys, k=size)
+        first = distinct_from + start
+        return [f"key-{number:08}".encode() for number in range(first, first + size)]
+
     producer = Producer(
         {
             "bootstrap.servers": servers,
@@ -44,7 +56,7 @@ def fill(servers: str, topic: str, count: int, *, seed: int = 1) -> None:
         places = rng.choices(range(len(noise) - _VALUE_BYTES), k=size)
         batch = [
             {"key": key, "value": noise[at : at + _VALUE_BYTES]}
-            for key, at in zip(rng.choices(keys, k=size), places, strict=True)
+            for key, at in zip(some_keys(start, size), places, strict=True)
         ]
         while batch:
             producer.produce_batch(topic, batch)
