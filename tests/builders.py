@@ -14,8 +14,10 @@ from statestore.model import (
     Batch,
     Column,
     IsolationLevel,
+    PunctuationType,
     Record,
     Serde,
+    Span,
     TaskId,
     TopicPartition,
 )
@@ -26,6 +28,7 @@ from statestore.stores.specs import KeyValueSpec, in_memory_key_value_store
 from statestore.stores.staged_table import StagedTable
 from statestore.stores.transaction import LagLimits, StagedEngine
 from statestore.topology.graph import Build, Push
+from statestore.topology.punctuation import Fire, Punctuation, Punctuations
 
 ROOT = Path(__file__).resolve().parents[1]
 DEADLINE_S = 20.0
@@ -141,6 +144,7 @@ class NodeBench:
         self.stream_time_ms: int | None = None
         self.forwarded: list[tuple[Batch, str | None]] = []
         self._closers: list[Callable[[], None]] = []
+        self.punctuations = Punctuations()
         self._push: Push = build(self, self._forward)
 
     @property
@@ -158,6 +162,9 @@ class NodeBench:
 
     def request_commit(self) -> None:
         self.commits_requested += 1
+
+    def schedule(self, interval: Span, kind: PunctuationType, fire: Fire) -> Punctuation:
+        return self.punctuations.add(interval, kind, fire, now_ms=0)
 
     def on_close(self, action: Callable[[], None]) -> None:
         self._closers.append(action)

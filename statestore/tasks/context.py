@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from statestore.errors import UnknownStore
-from statestore.model import Batch, TaskId
-from statestore.ports import Outbox
+from statestore.model import Batch, PunctuationType, Span, TaskId
+from statestore.ports import Clock, Outbox
 from statestore.stores.staged_table import StagedTable
 from statestore.tasks.owned import OwnedStore
 from statestore.topology.graph import (
@@ -24,6 +24,7 @@ from statestore.topology.graph import (
 )
 from statestore.topology.operators import encoded
 from statestore.topology.paths import meeting_again
+from statestore.topology.punctuation import Fire, Punctuation, Punctuations
 
 
 class TaskContext:
@@ -37,6 +38,7 @@ class TaskContext:
         *,
         application_id: str,
         stream_time_ms: int | None,
+        clock: Clock,
     ) -> None:
         self._task_id = task_id
         self._stores = stores
@@ -46,6 +48,8 @@ class TaskContext:
         self.stream_time_ms = stream_time_ms
         self.commit_requested = False
         self.records_out = 0
+        self.punctuations = Punctuations()
+        self._clock = clock
 
     @property
     def task_id(self) -> TaskId:
@@ -63,11 +67,15 @@ class TaskContext:
     def request_commit(self) -> None:
         self.commit_requested = True
 
+    def schedule(self, interval: Span, kind: PunctuationType, fire: Fire) -> Punctuation:
+        return self.punctuations.add(interval, kind, fire, self._clock.now_ms())
+
     def on_close(self, action: Callable[[], None]) -> None:
         self._closers.append(action)
 
     def close(self) -> None:
-        """Close the processors, last made first."""
+        """Close the processors, last made first; nothing is fired any more."""
+        self.punctuations.clear()
         while self._closers:
             self._closers.pop()()
 
@@ -94,7 +102,26 @@ class TaskContext:
         for topic in meeting_again(part):
             full = topic.full(self._application_id)
             entries[full] = _one_by_one(entries[full])
+        self.punctuations.opened()
         return entries
+
+    def pass_on(self, push: Push, batch: Batch) -> None:
+        """Records of one input, and the punctuations that fall between them by stream time."""
+        start, count = 0, len(batch)
+        while start < count:
+            before_ms = self.stream_time_ms
+            stop = self.punctuations.cut(before_ms, batch.timestamps, start)
+            part = batch if stop - start == count else batch.slice(start, stop)
+            push(part)
+            latest_ms = max(part.timestamps)
+            if before_ms is None or latest_ms > before_ms:
+                self.stream_time_ms = latest_ms
+                self.punctuations.stream_time_rose(before_ms, latest_ms)
+            start = stop
+
+    def has_written(self) -> bool:
+        """Whether records went out or a commit was asked for since the last commit."""
+        return self.records_out > 0 or self.commit_requested
 
     def _open(self, name: str) -> OwnedStore:
         try:

@@ -35,6 +35,7 @@ from statestore.tasks.stores import TaskStores
 from statestore.topology.graph import Push
 
 _log = logging.getLogger(__name__)
+_NOTHING = budget.Usage(0, 0)
 _MENDABLE = (Unavailable, CommitUnknown, Fenced, TaskCorrupted)
 
 
@@ -75,6 +76,7 @@ class StreamTask:
         )
         self._last_commit_s = edges.clock.monotonic()
         self._since_commit = 0
+        self._dirty = False
         self._growth: tuple[float, float] | None = None
         self._patience = Patience(plan.task_id, settings, edges.clock)
 
@@ -108,11 +110,17 @@ class StreamTask:
 
     def finished(self) -> bool:
         """Whether every input was processed and committed up to its planned end."""
-        return self._intake.finished() and not self._uncommitted_inputs() and not self._since_commit
+        assert self._context is not None
+        return (
+            self._intake.finished()
+            and not self._uncommitted_inputs()
+            and not self._dirty
+            and self._context.punctuations.all_opened()
+        )
 
     def finish(self) -> None:
         """Commit what was processed; the clean end of a bounded run or of a stop."""
-        if self._since_commit or self._uncommitted_inputs() or self._mark.is_old():
+        if self._dirty or self._uncommitted_inputs() or self._mark.is_old():
             self.step_commit()
         self.report.caught_up = self._intake.finished()
 
@@ -143,7 +151,7 @@ class StreamTask:
                 step()
             except StateStoreError:
                 _log.warning("task %s: while closing", self._plan.task_id, exc_info=True)
-        self._slot.hold(self.report.stream_task, budget.Usage(0, 0))
+        self._slot.hold(self.report.stream_task, _NOTHING)
         if self._claim is not None:
             reach(CrashPoint.CLOSE_STORES_CLOSED)
             self._claim.release()
@@ -171,7 +179,7 @@ class StreamTask:
                 raise
             self._go_back(error)
             return 0
-        if not done and not self._since_commit:
+        if not done and not self._dirty:
             self._patience.idle()
         return done
 
@@ -200,6 +208,7 @@ class StreamTask:
             self._edges.outbox,
             application_id=self._settings.application_id,
             stream_time_ms=self._committer.stamp.stream_time_ms,
+            clock=self._edges.clock,
         )
         self._pushes = self._context.wire(self._plan.part)
         self._intake = self._plan.intake(self._settings.application_id)
@@ -207,15 +216,17 @@ class StreamTask:
         for tp, offset in self._committer.offsets.items():
             self._intake.at(tp, offset)
         self._since_commit = 0
+        self._dirty = False
 
     # Process.
 
     def _step(self, timeout_ms: int) -> int:
         clock, limit = self._edges.clock, self._patience.batch_max_records
         began_ms, started = clock.now_ms(), clock.monotonic()
-        if self._slot.take_request(self.report.stream_task) and self._since_commit:
+        if self._slot.take_request(self.report.stream_task) and self._dirty:
             self._commit()
-        self._poll(limit, timeout_ms)
+        assert self._context is not None
+        self._poll(limit, self._context.punctuations.wait_ms(began_ms, timeout_ms))
         polled = clock.monotonic()
         self.report.poll_seconds += polled - started
         if self.report.first_record_ms is None and self._intake.waiting():
@@ -226,6 +237,7 @@ class StreamTask:
             if done is None:
                 break
             processed += done
+        self._punctuate()
         self.report.process_seconds += clock.monotonic() - polled
         if self._commit_due():
             self._commit()
@@ -254,7 +266,7 @@ class StreamTask:
         if step.commit_first and not slot.make_room(name):
             self._intake.put_back(chunk)
             return None
-        if step.commit_first and self._since_commit:
+        if step.commit_first and self._dirty:
             self._intake.put_back(chunk)
             self._commit()
             return 0
@@ -263,9 +275,7 @@ class StreamTask:
             self._intake.put_back(rest)
             chunk = chunk._replace(batch=chunk.batch.slice(0, step.take))
         self._process(chunk)
-        held = slot.hold(name, self._stores.usage())
-        if budget.reached(held, slot.share) and slot.make_room(name):
-            self._commit()
+        self._stay_within_share()
         return len(chunk.batch)
 
     def _process(self, chunk: Chunk) -> None:
@@ -273,10 +283,8 @@ class StreamTask:
         assert context is not None
         before = self._stores.usage()
         self._committer.begin()
-        self._pushes[chunk.tp.topic](batch)
-        latest = max(batch.timestamps)
-        if context.stream_time_ms is None or latest > context.stream_time_ms:
-            context.stream_time_ms = latest
+        self._dirty = True
+        context.pass_on(self._pushes[chunk.tp.topic], batch)
         after = self._stores.usage()
         count = len(batch)
         self._growth = (
@@ -285,11 +293,28 @@ class StreamTask:
         )
         self._since_commit += count
 
+    def _punctuate(self) -> None:
+        """Fire what is due by the wall clock; what it wrote is committed like records' writes."""
+        context, now_ms = self._context, self._edges.clock.now_ms()
+        assert context is not None
+        if context.punctuations.wall_clock_due(now_ms):
+            self._committer.begin()
+            context.punctuations.wall_clock_is(now_ms)
+            if context.has_written() or self._stores.usage() != _NOTHING:
+                self._dirty = True
+            self._stay_within_share()
+
+    def _stay_within_share(self) -> None:
+        slot, name = self._slot, self.report.stream_task
+        held = slot.hold(name, self._stores.usage())
+        if budget.reached(held, slot.share) and slot.make_room(name):
+            self._commit()
+
     # Commit.
 
     def _commit_due(self) -> bool:
         assert self._context is not None
-        if not self._since_commit:
+        if not self._dirty:
             moved = self._intake.finished() and self._uncommitted_inputs()
             return moved or self._mark.is_old()
         interval_s = self._settings.effective_commit_interval_ms / 1000
@@ -310,7 +335,7 @@ class StreamTask:
         moved = {tp: offset for tp, offset in offsets.items() if offset is not None}
         size = self._stores.usage().size_bytes
         self._committer.commit(moved, context.stream_time_ms)
-        self._slot.hold(self.report.stream_task, budget.Usage(0, 0))
+        self._slot.hold(self.report.stream_task, _NOTHING)
         context.commit_requested = False
         self._last_commit_s = clock.monotonic()
         self._patience.committed()
@@ -322,6 +347,7 @@ class StreamTask:
         report.commit_seconds += self._last_commit_s - started
         report.last_commit_ms = clock.now_ms()
         self._since_commit = context.records_out = 0
+        self._dirty = False
 
     def _go_back(self, error: StateStoreError) -> None:
         """Drop everything since the last commit and begin anew; a failure of that counts too."""
@@ -337,7 +363,7 @@ class StreamTask:
                 cause = another
 
     def _begin_anew(self, cause: StateStoreError) -> None:
-        self._slot.hold(self.report.stream_task, budget.Usage(0, 0))
+        self._slot.hold(self.report.stream_task, _NOTHING)
         self._committer.drop()
         if isinstance(cause, TaskCorrupted):
             self._stores.replace(cause)

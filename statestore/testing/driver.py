@@ -85,7 +85,11 @@ class TopologyTestDriver:
         self._read: dict[str, int] = {}
         self._counts = self._create_topics(partitions)
         self._tasks: dict[TaskId, StreamTask] = {}
-        self._start()
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
 
     def pipe(
         self,
@@ -134,7 +138,7 @@ class TopologyTestDriver:
         )
 
     def advance_wall_clock(self, ms: Span) -> None:
-        """Let time pass."""
+        """Let time pass, at once: a punctuation due several times in it fires once."""
         self._clock.advance(span_ms(ms))
         self._drain()
 
@@ -180,8 +184,9 @@ class TopologyTestDriver:
                     task = StreamTask(
                         self._plan(task_id), self._edges(task_id), self._settings, self._layout
                     )
-                    task.start()
                     self._tasks[task_id] = task
+                    task.start()
+        self._drain()
 
     def _plan(self, task_id: TaskId) -> TaskPlan:
         part = self._topology.sub_topologies[task_id.sub_topology]
@@ -229,8 +234,11 @@ class TopologyTestDriver:
         while moved:
             moved = False
             for task in self._tasks.values():
+                commits = task.report.commits
                 moved = task.step(0) > 0 or moved
                 task.finish()
+                # Of a punctuation: no record came in, but some may have gone out.
+                moved = moved or task.report.commits > commits
 
     def _source(self, topic: str) -> SourceNode:
         for node in self._topology.nodes:

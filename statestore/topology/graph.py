@@ -13,9 +13,10 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from statestore.errors import InvalidTopology, NotCopartitioned, TopicMissing
-from statestore.model import Batch, Record, Serde, TaskId
+from statestore.model import Batch, PunctuationType, Record, Serde, Span, TaskId
 from statestore.stores.specs import StoreSpec
 from statestore.stores.staged_table import StagedTable
+from statestore.topology.punctuation import Fire, Punctuation
 
 TimestampExtractor = Callable[[Record[Any, Any]], int]
 Push = Callable[[Batch], None]
@@ -40,6 +41,7 @@ class NodeContext(Protocol):
     def request_commit(self) -> None:
         """Ask for a task commit after this batch."""
 
+    def schedule(self, interval: Span, kind: PunctuationType, fire: Fire) -> Punctuation: ...
     def on_close(self, action: Callable[[], None]) -> None:
         """Run `action` when the task closes."""
 

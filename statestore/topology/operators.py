@@ -6,13 +6,15 @@ one put_all per batch; keys and values are decoded only where the user's functio
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from statestore.errors import RecordFailed, StateStoreError, UnknownStore
-from statestore.model import Batch, Column, Record, Serde, TaskId
+from statestore.model import Batch, Column, PunctuationType, Record, Serde, Span, TaskId
 from statestore.stores import serdes
 from statestore.stores.specs import StoreSpec
 from statestore.topology.graph import Build, Forward, NodeContext, Push
+from statestore.topology.punctuation import Punctuation, fired
 
 
 class Processor(Protocol):
@@ -30,9 +32,17 @@ class BatchProcessor(Protocol):
 class ProcessorContext:
     """What a user's processor may do (INTERFACE)."""
 
-    def __init__(self, node: NodeContext, stores: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        node: NodeContext,
+        stores: tuple[str, ...],
+        name: str,
+        forward: Forward,
+    ) -> None:
         self._node = node
         self._stores = stores
+        self._name = name
+        self._forward = forward
         self._forwarded: list[tuple[Record[Any, Any], str | None]] = []
         self.stream_time: int | None = None
 
@@ -58,10 +68,41 @@ class ProcessorContext:
         """Ask for a task commit (KIP-892: the only commit a processor may ask for)."""
         self._node.request_commit()
 
-    def take_forwarded(self) -> list[tuple[Record[Any, Any], str | None]]:
-        """What was forwarded since the last call."""
-        taken, self._forwarded = self._forwarded, []
-        return taken
+    def schedule(
+        self, interval_ms: Span, kind: PunctuationType, function: Callable[[int], object]
+    ) -> Punctuation:
+        """Call function(stream or wall-clock time, ms) by time; `cancel()` what comes back to stop.
+
+        It may use the stores, forward and ask for a commit, as process() may. Scheduled where the
+        processor is made, a replay fires it by stream time at the very same records (rule 7).
+        """
+        fire = partial(self._punctuate, function)
+        return self._node.schedule(interval_ms, kind, fire)
+
+    def hand_on(self) -> None:
+        """Pass on what was forwarded: runs for the same child as one batch each."""
+        made, self._forwarded = self._forwarded, []
+        start = 0
+        while start < len(made):
+            child = made[start][1]
+            stop = start + 1
+            while stop < len(made) and made[stop][1] == child:
+                stop += 1
+            self._forward(Batch.of(record for record, _ in made[start:stop]), child)
+            start = stop
+
+    def drop_forwarded(self) -> None:
+        """Forget what was forwarded by a call that failed."""
+        self._forwarded = []
+
+    def _punctuate(self, function: Callable[[int], object], time_ms: int) -> None:
+        self.stream_time = self._node.stream_time()
+        try:
+            fired(self._name, function, time_ms)
+        except BaseException:
+            self.drop_forwarded()
+            raise
+        self.hand_on()
 
 
 def failed(node: str, batch: Batch, error: Exception) -> StateStoreError:
@@ -244,7 +285,7 @@ def processed(
     """A user's Processor or BatchProcessor, made once per stream task."""
 
     def build(context: NodeContext, forward: Forward) -> Push:
-        outward = ProcessorContext(context, stores)
+        outward = ProcessorContext(context, stores, node, forward)
         processor = factory(outward)
         if hasattr(processor, "close"):
             context.on_close(processor.close)
@@ -270,19 +311,9 @@ def processed(
             try:
                 run(batch)
             except Exception as error:
-                outward.take_forwarded()
+                outward.drop_forwarded()
                 raise failed(node, batch, error) from error
-            hand_on(outward.take_forwarded())
-
-        def hand_on(made: list[tuple[Record[Any, Any], str | None]]) -> None:
-            start = 0
-            while start < len(made):
-                child = made[start][1]
-                stop = start + 1
-                while stop < len(made) and made[stop][1] == child:
-                    stop += 1
-                forward(Batch.of(record for record, _ in made[start:stop]), child)
-                start = stop
+            outward.hand_on()
 
         return push
 

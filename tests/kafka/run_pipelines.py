@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import statestore as ss
 from statestore import serdes
+from statestore.model import PunctuationType
 from statestore.topology.graph import OperatorNode
 from statestore.topology.operators import ProcessorContext
 
@@ -163,4 +164,42 @@ def unfit() -> ss.Topology:
     b = builder()
     stream = b.stream(f"{prefix()}-in").map_values(lambda value: value["number"])
     stream.to(f"{prefix()}-out", value_serde=serdes.STRING, name="texts")
+    return b.build()
+
+
+class Ticking:
+    """Counts its records; tells the count by stream time, and by the wall clock how often it did.
+
+    Output: `stream-<partition>` with [stream time, records so far], `wall-<partition>` with 1, 2 …
+    """
+
+    def __init__(self, context: ProcessorContext) -> None:
+        self._context = context
+        self._store = context.store("ticks")
+        context.schedule(10, PunctuationType.STREAM_TIME, self._by_stream_time)
+        context.schedule(20, PunctuationType.WALL_CLOCK_TIME, self._by_wall_clock)
+
+    def process(self, _record: "ss.Record[str, dict[str, int]]") -> None:
+        self._add("records")
+
+    def _by_stream_time(self, time_ms: int) -> None:
+        self._tell("stream", [time_ms, self._store.get("records")], time_ms)
+
+    def _by_wall_clock(self, time_ms: int) -> None:
+        self._tell("wall", self._add("walls"), time_ms)
+
+    def _add(self, key: str) -> int:
+        count: int = self._store.get(key, 0) + 1
+        self._store.put(key, count)
+        return count
+
+    def _tell(self, kind: str, value: object, time_ms: int) -> None:
+        key = f"{kind}-{self._context.task_id.partition}"
+        self._context.forward(ss.Record(key, value, time_ms))
+
+
+def ticking() -> ss.Topology:
+    b = builder()
+    ticks = ss.persistent_key_value_store("ticks", key_serde=serdes.STRING, value_serde=serdes.JSON)
+    b.stream(f"{prefix()}-in").process(Ticking, ticks).to(f"{prefix()}-out")
     return b.build()

@@ -14,7 +14,7 @@ from statestore.tasks.owned import OpenStore
 from statestore.testing.memory_broker import MemoryBroker
 from statestore.topology.builder import StreamsBuilder
 from statestore.topology.operators import ProcessorContext
-from tests.builders import batch, memory_store
+from tests.builders import ManualClock, batch, memory_store
 
 
 class Wired:
@@ -36,7 +36,12 @@ class Wired:
             if isinstance(spec, KeyValueSpec)
         }
         self.context = TaskContext(
-            TaskId(0, 0), stores, self.outbox, application_id="shop", stream_time_ms=None
+            TaskId(0, 0),
+            stores,
+            self.outbox,
+            application_id="shop",
+            stream_time_ms=None,
+            clock=ManualClock(),
         )
         self.pushes = self.context.wire(topology.sub_topologies[0])
 

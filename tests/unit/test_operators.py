@@ -266,7 +266,7 @@ def test_forwarding_to_a_named_child_keeps_the_order_between_children() -> None:
 
 
 def context_of(*stores: str) -> ops.ProcessorContext:
-    return ops.ProcessorContext(NodeBench(ops.passed(), SEEN), stores)
+    return ops.ProcessorContext(NodeBench(ops.passed(), SEEN), stores, "p", lambda _made, _to: None)
 
 
 def test_a_store_that_is_not_connected_is_refused_naming_those_that_are() -> None:

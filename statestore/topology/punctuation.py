@@ -1,0 +1,124 @@
+"""Functions that run by time: which of a stream task's punctuations are due (INTERFACE rule 7).
+
+By stream time: right after the record with which stream time reaches a multiple of the interval
+since the epoch, once however many multiples it passes; a batch is cut there, so a replay fires at
+the very same records. By the wall clock: first when the task opens, then once per interval, however
+many passed unseen. One scheduled later than that first fires an interval later.
+"""
+
+from collections.abc import Callable, Sequence
+
+from statestore.errors import Misuse, RecordFailed, StateStoreError
+from statestore.model import PunctuationType, Span, span_ms
+
+Fire = Callable[[int], None]
+
+
+class Punctuation:
+    """A scheduled function, until it is cancelled."""
+
+    __slots__ = ("active", "armed", "due_ms", "fire", "interval_ms")
+
+    def __init__(self, interval_ms: int, fire: Fire, due_ms: int) -> None:
+        self.interval_ms = interval_ms
+        self.fire = fire
+        self.due_ms = due_ms
+        self.armed = False
+        self.active = True
+
+    def cancel(self) -> None:
+        """Never fire again; from within the function too. Cancelling twice is harmless."""
+        self.active = False
+
+
+class Punctuations:
+    """All of one stream task, from its opening to its close."""
+
+    def __init__(self) -> None:
+        self._stream: list[Punctuation] = []
+        self._wall: list[Punctuation] = []
+        self._opening = True
+
+    def add(self, interval: Span, kind: PunctuationType, fire: Fire, now_ms: int) -> Punctuation:
+        """Schedule; Misuse unless the interval is at least a millisecond."""
+        interval_ms = span_ms(interval)
+        if interval_ms < 1:
+            raise Misuse(f"schedule: an interval of {interval_ms} ms: want at least 1")
+        due_ms = now_ms if self._opening else now_ms + interval_ms
+        made = Punctuation(interval_ms, fire, due_ms)
+        match PunctuationType(kind):
+            case PunctuationType.STREAM_TIME:
+                self._stream.append(made)
+            case PunctuationType.WALL_CLOCK_TIME:
+                self._wall.append(made)
+        return made
+
+    def opened(self) -> None:
+        """All processors are made."""
+        self._opening = False
+
+    def clear(self) -> None:
+        """The task closes: nothing fires any more."""
+        for one in self._stream + self._wall:
+            one.cancel()
+
+    def cut(self, stream_time_ms: int | None, times: Sequence[int], start: int) -> int:
+        """Where the records from `start` that may pass before the next punctuation end.
+
+        What is scheduled while they pass counts from the records after them on.
+        """
+        active = self._stream = [one for one in self._stream if one.active]
+        if not active:
+            return len(times)
+        if stream_time_ms is None:
+            return start + 1
+        for one in active:
+            one.armed = True
+        due_ms = min((stream_time_ms // one.interval_ms + 1) * one.interval_ms for one in active)
+        reached = (i for i in range(start, len(times)) if times[i] >= due_ms)
+        return next(reached, len(times) - 1) + 1
+
+    def stream_time_rose(self, before_ms: int | None, now_ms: int) -> None:
+        """Fire what those records made due. The first record of all crosses nothing."""
+        if before_ms is None:
+            return
+        for one in self._stream.copy():
+            crossed = now_ms // one.interval_ms > before_ms // one.interval_ms
+            if crossed and one.armed and one.active:
+                one.fire(now_ms)
+
+    def wall_clock_due(self, now_ms: int) -> bool:
+        """Whether `wall_clock_is` would fire something."""
+        return any(one.active and one.due_ms <= now_ms for one in self._wall)
+
+    def wall_clock_is(self, now_ms: int) -> None:
+        """Fire what is due by the wall clock."""
+        for one in self._wall.copy():
+            if one.active and one.due_ms <= now_ms:
+                passed = (now_ms - one.due_ms) // one.interval_ms
+                one.due_ms += (passed + 1) * one.interval_ms
+                one.armed = True
+                one.fire(now_ms)
+        self._wall = [one for one in self._wall if one.active]
+
+    def wait_ms(self, now_ms: int, limit_ms: int) -> int:
+        """How long nothing is due, at most `limit_ms`."""
+        due_ms = (one.due_ms for one in self._wall if one.active)
+        return max(0, min(min(due_ms, default=now_ms + limit_ms) - now_ms, limit_ms))
+
+    def all_opened(self) -> bool:
+        """Whether each that fires when the task opens has fired."""
+        return all(one.armed or not one.active for one in self._wall)
+
+
+def fired(node: str, function: Callable[[int], object], time_ms: int) -> None:
+    """Call a user's function; RecordFailed names the node and the time."""
+    try:
+        function(time_ms)
+    except StateStoreError:
+        raise
+    except Exception as error:
+        raise RecordFailed(
+            f"node {node}, punctuation at {time_ms}: {type(error).__name__}: {error}; fix the "
+            "pipeline, then start again: nothing since the last commit was committed"
+        ) from error

@@ -1,0 +1,68 @@
+"""Punctuations fire exactly once: their output and writes are part of the task's transactions."""
+
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from statestore.faults import CrashPoint
+from statestore.testing.local_kafka import LocalKafka
+from tests.kafka.run_rig import App, Row, end_of
+
+pytestmark = pytest.mark.kafka
+
+INTERVAL_MS = 10
+POINTS = (
+    CrashPoint.COMMIT_RECORDS_SENT,
+    CrashPoint.COMMIT_OFFSETS_SENT,
+    CrashPoint.COMMIT_LOG_DONE,
+    CrashPoint.COMMIT_DONE,
+)
+SMALL = ("--set=commit.interval.ms=20", "--set=statestore.batch.max.records=100")
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[LocalKafka]:
+    with LocalKafka() as broker:
+        yield broker
+
+
+def ticks(times_ms: list[int]) -> list[list[int]]:
+    """What stream time must give for records of these times: [time, records so far]."""
+    made: list[list[int]] = []
+    now: int | None = None
+    for count, time_ms in enumerate(times_ms, 1):
+        if now is not None and time_ms // INTERVAL_MS > now // INTERVAL_MS:
+            made.append([time_ms, count])
+        now = time_ms if now is None else max(now, time_ms)
+    return made
+
+
+def by_key(rows: list[Row]) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = defaultdict(list)
+    for row in rows:
+        found[row.key].append(row.value)
+    return found
+
+
+def test_punctuations_of_killed_runs_are_neither_lost_nor_doubled(app: App) -> None:
+    for round_, point in enumerate(POINTS):
+        app.produce(range(20 + 1000 * round_, 1020 + 1000 * round_))
+        process = app.start(*SMALL, pipeline="ticking", crash_at=f"{point}:4")
+        ended = end_of(process, time.monotonic())
+        assert ended.code == -signal.SIGKILL, f"{point} was not reached: {ended.err[-2000:]}"
+    app.drained(*SMALL, pipeline="ticking")
+    inputs: dict[int, list[int]] = defaultdict(list)
+    for row in app.read("in"):
+        inputs[row.partition].append(row.timestamp_ms)
+    found = by_key(app.read())
+    for partition, times_ms in inputs.items():
+        wanted = ticks(times_ms)
+        assert len(wanted) > 100, "few ticks prove little"
+        assert found[f"stream-{partition}"] == wanted
+        walls = found[f"wall-{partition}"]
+        assert walls == list(range(1, len(walls) + 1))
+        assert len(walls) >= len(POINTS), "each life fires when it opens"
