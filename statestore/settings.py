@@ -125,7 +125,11 @@ class Settings:
         "statestore.batch.max.records", 100_000, "records", "Records handed on at once.", least=1
     )
     max_task_idle_ms: int = _knob(
-        "max.task.idle.ms", 0, "ms", "Continuous mode: wait for a lagging input.", least=0
+        "max.task.idle.ms",
+        0,
+        "ms",
+        "Continuous mode: wait for an input that fell silent, to keep records in order of time.",
+        least=0,
     )
     replication_factor: int = _knob(
         "replication.factor", -1, "", "Of internal topics; -1 is the broker's default.", least=-1

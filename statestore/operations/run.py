@@ -257,7 +257,6 @@ def check_supported(settings: Settings) -> None:
         "processing.exception.handler": settings.on_processing_error is OnError.FAIL,
         "production.exception.handler": settings.on_production_error is OnError.FAIL,
         "statestore.volume.locks": settings.volume_locks,
-        "max.task.idle.ms": settings.max_task_idle_ms == 0,
     }
     ignored = [key for key, is_default in wanted.items() if not is_default]
     if ignored:

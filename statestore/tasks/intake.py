@@ -2,7 +2,9 @@
 
 One input: batches pass straight through. Several: the record with the smallest timestamp first,
 ties by declaration, partition, offset; runs of one input are handed on as one batch. In a bounded
-run nothing is handed on until every input has a record waiting or stands at its planned end.
+run nothing is handed on until every input has a record waiting or stands at its planned end; in a
+continuous one an input that falls silent while others have records is waited for `max.task.idle.ms`
+once, until it speaks again.
 """
 
 from bisect import bisect_left
@@ -31,14 +33,17 @@ class Intake:
         inputs: Sequence[TopicPartition],
         extracted: Mapping[str, SourceNode],
         ends: Mapping[TopicPartition, int] | None,
+        idle_ms: int = 0,
     ) -> None:
-        """`inputs` in order of declaration; `ends` None: no planned end, wait for nobody.
+        """`inputs` in order of declaration; `ends` None: no planned end, wait for `idle_ms`.
 
         `extracted`: by topic, the sources that have a timestamp extractor.
         """
         self._waiting: dict[TopicPartition, deque[Batch]] = {tp: deque() for tp in inputs}
         self._extracted = extracted
         self._ends = ends
+        self._idle_s = idle_ms / 1000
+        self._silent_since: dict[TopicPartition, float] = {}
         self._read: dict[TopicPartition, int] = {}
         self._cut: set[TopicPartition] = set()
 
@@ -94,14 +99,15 @@ class Intake:
             return self._ends[tp]
         return self._read.get(tp)
 
-    def next_chunk(self) -> Chunk | None:
-        """The next records in order; None when an input must be waited for or nothing is left."""
+    def next_chunk(self, now_s: float = 0.0) -> Chunk | None:
+        """The next records in order; None when an input must be waited for or nothing is left.
+
+        `now_s`: seconds that never go back.
+        """
         heads = {tp: queue[0] for tp, queue in self._waiting.items() if queue}
         if not heads:
             return None
-        if self._ends is not None and any(
-            tp not in heads and not self._at_end(tp) for tp in self._waiting
-        ):
+        if self._must_wait([tp for tp in self._waiting if tp not in heads], now_s):
             return None
         if len(heads) == 1:
             tp = next(iter(heads))
@@ -120,6 +126,16 @@ class Intake:
     def put_back(self, chunk: Chunk) -> None:
         """Return the rest of a chunk to the front of its input."""
         self._waiting[chunk.tp].appendleft(chunk.batch)
+
+    def _must_wait(self, silent: Sequence[TopicPartition], now_s: float) -> bool:
+        """Whether one of the inputs without records may yet bring the one that comes first."""
+        if self._ends is not None:
+            return not all(map(self._at_end, silent))
+        if not self._idle_s:
+            return False
+        # Whoever has a record again is waited for anew, the next time it has none.
+        self._silent_since = {tp: self._silent_since.get(tp, now_s) for tp in silent}
+        return any(now_s - since < self._idle_s for since in self._silent_since.values())
 
     def _taken(self, tp: TopicPartition, count: int) -> Chunk:
         queue = self._waiting[tp]

@@ -69,7 +69,7 @@ class StreamTask:
         )
         self._context: TaskContext | None = None
         self._pushes: dict[str, Push] = {}
-        self._intake = plan.intake(settings.application_id)
+        self._intake = plan.intake(settings)
         self._mark = InputMark(layout.task_dir(plan.task_id), edges.clock)
         self._committer = Committer(
             plan, edges, settings, self._stores, self._mark, self._check_ours
@@ -211,7 +211,7 @@ class StreamTask:
             clock=self._edges.clock,
         )
         self._pushes = self._context.wire(self._plan.part)
-        self._intake = self._plan.intake(self._settings.application_id)
+        self._intake = self._plan.intake(self._settings)
         self._edges.source.start(self._committer.offsets)
         for tp, offset in self._committer.offsets.items():
             self._intake.at(tp, offset)
@@ -232,7 +232,7 @@ class StreamTask:
         if self.report.first_record_ms is None and self._intake.waiting():
             self.report.first_record_ms = began_ms
         processed = 0
-        while (chunk := self._intake.next_chunk()) is not None:
+        while (chunk := self._intake.next_chunk(clock.monotonic())) is not None:
             done = self._process_within_share(chunk)
             if done is None:
                 break

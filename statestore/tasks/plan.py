@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from statestore.model import TaskId, TopicPartition
 from statestore.ports import Changelog, Clock, Cluster, Outbox, Source
+from statestore.settings import Settings
 from statestore.stores.specs import StoreSpec
 from statestore.tasks.intake import Intake
 from statestore.tasks.stores import OpenStoreAt
@@ -35,15 +36,15 @@ class TaskPlan:
     slots: int = 1
     accept_empty_changelog: bool = False
 
-    def intake(self, application_id: str) -> Intake:
+    def intake(self, settings: Settings) -> Intake:
         """A new buffer for the inputs, up to the planned ends."""
         extracted = {
-            topic.full(application_id): node
+            topic.full(settings.application_id): node
             for node in self.part.sources
             for topic in node.topics
             if node.timestamp_extractor is not None
         }
-        return Intake(self.inputs, extracted, self.ends)
+        return Intake(self.inputs, extracted, self.ends, settings.max_task_idle_ms)
 
 
 @dataclass

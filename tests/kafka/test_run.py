@@ -122,6 +122,25 @@ def test_several_inputs_of_a_task_are_taken_in_the_order_of_their_timestamps(app
     }
 
 
+@pytest.mark.parametrize("idle_ms", [0, 60_000])
+def test_a_continuous_run_waits_for_the_earlier_record_of_a_silent_input(
+    app: App, idle_ms: int
+) -> None:
+    app.create_topics(partitions=1, other=1).produce([50])
+    process = app.start("--run-for=100s", f"--set=max.task.idle.ms={idle_ms}", pipeline="merged")
+    owner = app.state_dir / app.name / "0_0" / "owner.json"
+    running(app, process, lambda: bool(app.committed()) if idle_ms == 0 else owner.is_file())
+    app.produce([40], topic="other")
+    # The one that comes last in either case.
+    last = "other" if idle_ms == 0 else "in"
+    if idle_ms:
+        app.produce([60], topic="other")
+    running(app, process, lambda: app.committed(last).get(0, 0) > 0)
+    process.terminate()
+    assert end_of(process, 0).code == 0
+    assert [row.value[2] for row in app.read()][:2] == ([50, 40] if idle_ms == 0 else [40, 50])
+
+
 def test_until_a_time_stops_at_the_first_record_of_that_time(app: App) -> None:
     app.create_topics().produce(range(40))
     assert app.drained(f"--until={START_MS + 10}")["records_in"] == 20

@@ -112,6 +112,37 @@ def test_a_bounded_run_waits_for_each_input_a_continuous_one_for_none(row: list[
     assert ("nothing" if chunk is None else chunk.tp.topic) == handed_on
 
 
+def test_an_input_that_falls_silent_is_waited_for_once_until_it_speaks_again() -> None:
+    intake = Intake([A, B], {}, None, idle_ms=500)
+
+    def handed_on(now_s: float) -> list[str]:
+        found = []
+        while (chunk := intake.next_chunk(now_s)) is not None:
+            found.append(f"{chunk.tp.topic}:{next(iter(chunk.batch.offsets or ()))}")
+        return found
+
+    assert handed_on(0.0) == []
+    feed(intake, A, [(0, 10)])
+    assert handed_on(100.0) == [], "nobody waited before there was a record"
+    assert handed_on(100.4) == []
+    feed(intake, B, [(0, 5)])
+    assert handed_on(100.45) == ["b:0"], "it was worth the wait; now a waits for b's next"
+    assert handed_on(100.94) == []
+    assert handed_on(100.95) == ["a:0"]
+    feed(intake, A, [(1, 20)])
+    assert handed_on(101.0) == ["a:1"], "b is still silent: no second wait"
+    feed(intake, B, [(1, 15)])
+    assert handed_on(102.0) == [], "a has been silent since b came"
+    feed(intake, A, [(2, 14)])
+    assert handed_on(102.1) == ["a:2"]
+
+
+def test_without_an_idle_time_a_continuous_run_waits_for_nobody() -> None:
+    intake = Intake([A, B], {}, None)
+    feed(intake, A, [(0, 10)])
+    assert shown(drain(intake)) == ["a:0"]
+
+
 def test_an_input_planned_to_end_where_it_starts_is_waited_for_by_nobody() -> None:
     intake = Intake([A, B], {}, {A: 5, B: 0})
     intake.at(B, 0)

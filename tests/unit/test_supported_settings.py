@@ -14,7 +14,6 @@ from statestore.settings import Settings
         ("processing.exception.handler", "continue"),
         ("production.exception.handler", "continue"),
         ("statestore.volume.locks", False),
-        ("max.task.idle.ms", 5),
     ],
 )
 def test_a_value_this_version_would_ignore_is_refused(key: str, value: object) -> None:
