@@ -32,6 +32,7 @@ _HOMES = {
         "ReadOnlyKeyValueStore",
         "StateStore",
         "StoreContext",
+        "WindowStore",
     ),
     "statestore.stores.specs": (
         "KeyValueSpec",
@@ -43,8 +44,9 @@ _HOMES = {
     "statestore.topology.collector": ("Materialized",),
     "statestore.topology.graph": ("Topology",),
     "statestore.topology.operators": ("BatchProcessor", "Processor", "ProcessorContext"),
-    "statestore.topology.grouped": ("KGroupedStream",),
+    "statestore.topology.grouped": ("KGroupedStream", "TimeWindowedKStream"),
     "statestore.topology.streams": ("KStream", "KTable"),
+    "statestore.topology.windows": ("TumblingWindows",),
 }
 _MODULES = {"errors": "statestore.errors", "serdes": "statestore.stores.serdes"}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -27,6 +27,9 @@ _scanned = _meter.create_counter("statestore.ranges", unit="1", description="Ite
 _restored = _meter.create_counter(
     "statestore.records.restored", unit="1", description="Rows restored"
 )
+_late = _meter.create_counter(
+    "statestore.records.late", unit="1", description="Records too late to be kept"
+)
 _quarantined = _meter.create_counter(
     "statestore.stores.quarantined", unit="1", description="Stores renamed out of the way"
 )
@@ -53,8 +56,10 @@ class StoreMetrics:
     gets: int = 0
     ranges: int = 0
     engine_flushes: int = 0
+    late: int = 0
     _told_gets: int = 0
     _told_ranges: int = 0
+    _told_late: int = 0
     _attributes: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -99,6 +104,7 @@ class StoreMetrics:
             "get-rate": self.gets / age_s,
             "range-rate": self.ranges / age_s,
             "restore-rate": self.rows_restored / age_s,
+            "late-record-drop-total": float(self.late),
             "uncommitted-bytes": float(self.uncommitted_bytes()),
             "flush-rate": 0.0,
             "flush-latency-avg": 0.0,
@@ -117,6 +123,9 @@ class StoreMetrics:
         if ranges != self._told_ranges:
             _scanned.add(ranges - self._told_ranges, self._attributes)
             self._told_ranges = ranges
+        if self.late != self._told_late:
+            _late.add(self.late - self._told_late, self._attributes)
+            self._told_late = self.late
 
 
 _open_stores: weakref.WeakSet[StoreMetrics] = weakref.WeakSet()

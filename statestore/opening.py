@@ -62,7 +62,7 @@ def open_key_value(
     try:
         staged = StagedEngine(
             engine,
-            kind=keyvalue.KIND,
+            kind=spec.kind,
             name=spec.name,
             where=where,
             tables=(keyvalue.TABLE,),

@@ -17,8 +17,10 @@ from statestore.model import (
     Position,
     PositionBound,
     TaskId,
+    Time,
     TopicPartition,
     V,
+    Windowed,
 )
 
 V_co = TypeVar("V_co", covariant=True)
@@ -137,3 +139,21 @@ class KeyValueStore(StateStore, ReadOnlyKeyValueStore[K, V], Protocol):
         isolation_level: IsolationLevel | str | None = None,
         position_bound: PositionBound | None = None,
     ) -> ReadOnlyKeyValueStore[K, V]: ...
+
+
+class WindowStore(Protocol, Generic[K, V_co]):
+    """Reads of a windowed aggregate's store (SEMANTICS section 6), expired windows left out."""
+
+    @property
+    def name(self) -> str: ...
+
+    def get(self, key: K, start: Time) -> V_co | None:
+        """The value of the key in the window that starts then."""
+
+    def fetch(
+        self, key: K, *, from_time: Time | None = None, to_time: Time | None = None
+    ) -> Scan[tuple[Windowed[K], V_co]]:
+        """The key's windows that start between both times, both included, by start."""
+
+    def all(self) -> Scan[tuple[Windowed[K], V_co]]:
+        """Every window of every key, by start."""

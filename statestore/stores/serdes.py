@@ -4,14 +4,17 @@ A user's own is `Serde(name, serialize, deserialize, ordered)`; register it with
 tools find it by name.
 """
 
+import functools
+import re
 import struct
 from typing import Any
 
 import msgspec
 
 from statestore.errors import Misuse, SerdeMismatch
-from statestore.model import Serde, T
+from statestore.model import Serde, T, Windowed
 
+_WINDOWED = re.compile(r"WINDOWED\((\d+),(.+)\)")
 _INT64 = struct.Struct(">q")
 _FLOAT64 = struct.Struct(">d")
 # Deterministic: equal values give equal bytes, so a dict may be a key.
@@ -63,11 +66,36 @@ def register(serde: Serde[T]) -> Serde[T]:
 
 def by_name(name: str) -> Serde[Any]:
     """The serde of that name; Misuse lists the known ones."""
+    of_windows = _WINDOWED.fullmatch(name)
+    if of_windows:
+        return windowed(by_name(of_windows[2]), int(of_windows[1]))
     try:
         return _known[name]
     except KeyError:
         known = ", ".join(sorted(_known))
         raise Misuse(f"no serde named {name!r}; known: {known}, or register yours") from None
+
+
+@functools.cache
+def windowed(key_serde: Serde[T], size_ms: int) -> Serde[Windowed[T]]:
+    """Of keys in windows of `size_ms`: the key's bytes, then the window's start.
+
+    The start is ms since the epoch in 8 bytes, big-endian. So are the keys of a windowed table
+    written by `to()` and of its changelog.
+    """
+
+    def write(window: Windowed[T]) -> bytes:
+        key, start_ms, _ = window
+        return key_serde.serialize(key) + _INT64.pack(start_ms)
+
+    def read(data: bytes) -> Windowed[T]:
+        if len(data) < _INT64.size:
+            raise ValueError(f"want a key and {_INT64.size} bytes, not {len(data)} in all")
+        start_ms = _INT64.unpack(data[-_INT64.size :])[0]
+        key = key_serde.deserialize(data[: -_INT64.size])
+        return Windowed(key, start_ms, start_ms + size_ms)
+
+    return Serde(f"WINDOWED({size_ms},{key_serde.name})", write, read)
 
 
 def mismatch(

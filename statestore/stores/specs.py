@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
 from statestore.layout.folders import check_store_name
-from statestore.model import K, Serde, V
+from statestore.model import K, Serde, V, Windowed
 from statestore.stores import serdes
 from statestore.stores.contracts import StateStore, StoreContext
 
@@ -58,7 +58,47 @@ class StoreSupplier(Generic[S]):
         return serdes.BYTES
 
 
-StoreSpec = KeyValueSpec[Any, Any] | StoreSupplier[Any]
+@dataclass(frozen=True)
+class WindowRows(KeyValueSpec[bytes, bytes]):
+    """The rows of a window store, in bytes."""
+
+    kind: ClassVar[str] = "window"
+
+
+@dataclass(frozen=True)
+class WindowSpec(Generic[K, V]):
+    """A window store: values by key and window of `size_ms` (SEMANTICS section 6).
+
+    A window goes once stream time has passed its start by `retention_ms`.
+    """
+
+    kind: ClassVar[str] = "window"
+
+    name: str
+    inner: Serde[K]
+    value_serde: Serde[V]
+    size_ms: int
+    retention_ms: int
+    persistent: bool = True
+    changelog_config: dict[str, str] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        check_store_name(self.name)
+
+    @property
+    def key_serde(self) -> Serde[Windowed[K]]:
+        """Of keys in windows, as the changelog and sinks have them."""
+        return serdes.windowed(self.inner, self.size_ms)
+
+    @property
+    def rows(self) -> WindowRows:
+        """What is opened: rows of bytes."""
+        return WindowRows(
+            self.name, serdes.BYTES, serdes.BYTES, self.persistent, self.changelog_config
+        )
+
+
+StoreSpec = KeyValueSpec[Any, Any] | WindowSpec[Any, Any] | StoreSupplier[Any]
 
 
 def persistent_key_value_store(

@@ -78,6 +78,10 @@ class StagedTable:
         pending = self._overlay.between(lo, hi, reverse=reverse) if self._entries else []
         return TableScan(self._staged, cursor, pending, reverse=reverse)
 
+    def count_late(self, records: int) -> None:
+        """`records` came too late to be written."""
+        self._metrics.late += records
+
     def approximate_count(self) -> int:
         """About how many keys there are, pending ones counted as new."""
         self._staged.check_open()

@@ -12,6 +12,7 @@ from statestore.errors import RecordFailed
 from statestore.model import Position, TopicPartition
 from statestore.ports import Cluster
 from statestore.stores.keyvalue import TransactionalKeyValueStore
+from statestore.stores.windows import TransactionalWindowStore
 from statestore.tasks.commit import CommitStamp
 from statestore.tasks.plan import TaskPlan
 
@@ -50,7 +51,7 @@ def committed_inputs(
             )
     done = Position.of({tp: offset - 1 for tp, offset in marked.items()})
     for store in stores:
-        if isinstance(store, TransactionalKeyValueStore):
+        if isinstance(store, TransactionalKeyValueStore | TransactionalWindowStore):
             done = done.merge(store.position())
     known = done.as_dict()
     for tp in fresh:

@@ -14,8 +14,9 @@ from statestore.ports import Writes
 from statestore.stores.contracts import StateStore, StoreContext
 from statestore.stores.keyvalue import TABLE, TransactionalKeyValueStore
 from statestore.stores.overlay import Overlay
-from statestore.stores.specs import StoreSpec, StoreSupplier
+from statestore.stores.specs import StoreSpec, StoreSupplier, WindowSpec
 from statestore.stores.staged_table import StagedTable
+from statestore.stores.windows import TransactionalWindowStore, key_of, row_of
 from statestore.tasks.budget import Usage
 
 _log = logging.getLogger(__name__)
@@ -75,20 +76,26 @@ class OwnedStore(Protocol):
 
 
 class OpenStore:
-    """A built-in store."""
+    """A built-in store; a window store's rows lie otherwise than its changelog has them."""
 
     def __init__(
-        self, store: TransactionalKeyValueStore[Any, Any], changelog: TopicPartition
+        self,
+        store: TransactionalKeyValueStore[Any, Any],
+        changelog: TopicPartition,
+        windows: WindowSpec[Any, Any] | None = None,
     ) -> None:
-        self.store = store
+        """`windows`: `store` holds the rows of that window store."""
+        self.store = store if windows is None else TransactionalWindowStore(store, windows)
         self.changelog = changelog
-        self.spec: StoreSpec = store.spec
+        self.spec: StoreSpec = windows or store.spec
         self.name = store.name
+        self._windowed = windows is not None
+        self._table = store.table
         self.where = store.staged.where
         self._staged = store.staged
 
     def table(self) -> StagedTable:
-        return self.store.table
+        return self._table
 
     def persistent(self) -> bool:
         return self._staged.persistent()
@@ -108,10 +115,13 @@ class OpenStore:
         self._staged.make_durable()
 
     def restore(self, rows: Writes, offset_next: int) -> None:
+        if self._windowed:
+            rows = {row_of(key): value for key, value in rows.items()}
         self._staged.restore(TABLE, rows, {self.changelog: offset_next})
 
     def changes(self) -> Writes:
-        return self._staged.overlay(TABLE).entries
+        entries = self._staged.overlay(TABLE).entries
+        return {key_of(row): value for row, value in entries.items()} if self._windowed else entries
 
     def commit(self, offset: int | None, position: Position) -> None:
         self._staged.commit({} if offset is None else {self.changelog: offset}, position)

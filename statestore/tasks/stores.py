@@ -16,7 +16,7 @@ from statestore.layout.folders import Quarantined, StateLayout
 from statestore.model import Position, TaskId, TopicPartition
 from statestore.ports import Changelog, Clock
 from statestore.stores.keyvalue import TransactionalKeyValueStore
-from statestore.stores.specs import KeyValueSpec, StoreSpec, StoreSupplier
+from statestore.stores.specs import KeyValueSpec, StoreSpec, StoreSupplier, WindowSpec
 from statestore.tasks import budget
 from statestore.tasks.owned import OpenStore, OwnedStore, SuppliedStore
 from statestore.tasks.restore import UNCLEAN, Restored, StoreCorrupted, restore
@@ -173,6 +173,8 @@ class TaskStores:
         match spec:
             case KeyValueSpec():
                 return OpenStore(self._open_store(spec, path), changelog)
+            case WindowSpec():
+                return OpenStore(self._open_store(spec.rows, path), changelog, spec)
             case StoreSupplier():
                 return SuppliedStore(spec, path, self._task_id, changelog, self.before_write)
 

@@ -218,7 +218,7 @@ class TopologyTestDriver:
     ) -> TransactionalKeyValueStore[Any, Any]:
         staged = StagedEngine(
             MemoryEngine((keyvalue.TABLE, offsets.TABLE)),
-            kind=keyvalue.KIND,
+            kind=spec.kind,
             name=spec.name,
             where=f"in-memory store {spec.name!r}",
             tables=(keyvalue.TABLE,),

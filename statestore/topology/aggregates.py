@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from statestore.model import Batch, Column, Serde
 from statestore.stores import serdes
-from statestore.stores.specs import KeyValueSpec
+from statestore.stores.specs import KeyValueSpec, WindowSpec
 from statestore.topology.graph import Build, Forward, NodeContext, Push
 from statestore.topology.operators import encoded, failed, mismatch
 
@@ -50,13 +50,14 @@ class Keying(Protocol):
         """The key a user's function is given for each row."""
 
 
-KeyingOf = Callable[[str, KeyValueSpec[Any, Any], NodeContext], Keying]
+Spec = KeyValueSpec[Any, Any] | WindowSpec[Any, Any]
+KeyingOf = Callable[[str, Spec, NodeContext], Keying]
 
 
 class ByKey:
     """One row per key."""
 
-    def __init__(self, node: str, spec: KeyValueSpec[Any, Any], _context: NodeContext) -> None:
+    def __init__(self, node: str, spec: Spec, _context: NodeContext) -> None:
         self._node = node
         self._serde: Serde[Any] = spec.key_serde
 
@@ -89,7 +90,7 @@ class Updates(NamedTuple):
 
 def counted(
     node: str,
-    spec: KeyValueSpec[Any, Any],
+    spec: Spec,
     *,
     every_update: bool,
     before: Before | None = None,
@@ -210,7 +211,7 @@ def _updated(
 
 def aggregated(
     node: str,
-    spec: KeyValueSpec[Any, Any],
+    spec: Spec,
     step: Callable[[Any, Any, Any], Any],
     initial: Callable[[], Any] | None,
     *,

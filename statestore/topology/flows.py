@@ -9,8 +9,9 @@ from typing import Any
 
 from statestore.errors import InvalidTopology
 from statestore.model import Serde
-from statestore.stores.specs import KeyValueSpec
-from statestore.topology.aggregates import Before, tabled
+from statestore.stores.specs import KeyValueSpec, WindowSpec
+from statestore.stores.windows import row_of
+from statestore.topology.aggregates import Before, Spec, tabled
 from statestore.topology.collector import Collector, Materialized
 from statestore.topology.graph import Build, NodeContext
 
@@ -84,16 +85,15 @@ class Flow:
     def spec(
         self, materialized: Materialized | str | None, kind: str, value_serde: Serde[Any]
     ) -> tuple[KeyValueSpec[Any, Any], bool]:
-        """The store of an aggregate or table, declared, and whether every update is emitted."""
+        """The store of an aggregate or table, and whether every update is emitted."""
         wanted = wished(materialized) or Materialized(self.builder.store_name(kind))
-        spec = wanted.spec(self.key_serde, value_serde)
-        self.builder.declare(spec)
-        return spec, not wanted.caching
+        return wanted.spec(self.key_serde, value_serde), not wanted.caching
 
     def tabled(self, materialized: Materialized | str | None, name: str | None) -> "Table":
         """The table of the latest value per key."""
         source = self.repartitioned(name or "to-table", explicit=name is not None)
         spec, _ = source.spec(materialized, "KSTREAM-TOTABLE", source.value_serde)
+        self.builder.declare(spec)
         before = Before()
         node = source.add(
             "KSTREAM-TOTABLE", name, lambda n: tabled(n, spec, before=before), (spec.name,)
@@ -123,9 +123,7 @@ class Table:
     store: str | None = field(default=None)
 
     @classmethod
-    def kept(
-        cls, builder: Collector, node: str, spec: KeyValueSpec[Any, Any], before: Before
-    ) -> "Table":
+    def kept(cls, builder: Collector, node: str, spec: Spec, before: Before) -> "Table":
         """One with a store of its own, whose updates carry what they replace once asked."""
         return cls(
             builder,
@@ -180,11 +178,14 @@ class Table:
             )
 
 
-def stored(context: NodeContext, spec: KeyValueSpec[Any, Any]) -> Look:
+def stored(context: NodeContext, spec: Spec) -> Look:
     """How the rows of a store are looked up."""
     table, read = context.table(spec.name), spec.value_serde.deserialize
+    windowed = isinstance(spec, WindowSpec)
 
     def look(keys: list[bytes]) -> list[Any]:
+        if windowed:
+            keys = list(map(row_of, keys))
         return [None if data is None else read(data) for data in table.get_many(keys)]
 
     return look

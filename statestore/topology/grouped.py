@@ -1,43 +1,45 @@
-"""KGroupedStream: records grouped by key, about to become a table.
+"""Records grouped by key, with or without windows, about to become a table.
 
-Generic over the table it makes, so that it need not know `streams`.
+Generic over the table they make, so that they need not know `streams`.
 """
 
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from statestore.model import Serde
+from statestore.model import EmitStrategy, Serde
 from statestore.stores import serdes
-from statestore.stores.specs import KeyValueSpec
-from statestore.topology import aggregates
-from statestore.topology.aggregates import Before
+from statestore.stores.specs import WindowSpec
+from statestore.topology.aggregates import Before, Spec, aggregated, counted
 from statestore.topology.collector import Materialized, check_arity
-from statestore.topology.flows import Flow, Table, wished
+from statestore.topology.flows import Flow, Table
 from statestore.topology.graph import Build
+from statestore.topology.windows import TumblingWindows, in_windows
 
 TableT = TypeVar("TableT")
 
 
-class KGroupedStream(Generic[TableT]):
-    """Records grouped by key; the repartition topic is named after `name`, else after the store."""
+class _Grouped(Generic[TableT]):
+    """What both have; the repartition topic is named after `name`, else after the store."""
 
-    def __init__(self, flow: Flow, name: str | None, table: Callable[[Table], TableT]) -> None:
+    def __init__(
+        self,
+        flow: Flow,
+        name: str | None,
+        table: Callable[[Table], TableT],
+        windows: tuple[TumblingWindows, EmitStrategy] | None = None,
+    ) -> None:
         self._flow = flow
         self._name = name
         self._table = table
+        self._windows = windows
 
     def count(
         self, materialized: Materialized | str | None = None, *, name: str | None = None
     ) -> TableT:
         """Records per key, as INT64; records with a null key are dropped."""
-        return self._aggregate(
-            materialized.of_counts() if isinstance(materialized, Materialized) else materialized,
-            serdes.INT64,
-            name,
-            lambda node, spec, every, before: aggregates.counted(
-                node, spec, every_update=every, before=before
-            ),
-        )
+        if isinstance(materialized, Materialized):
+            materialized = materialized.of_counts()
+        return self._made(materialized, serdes.INT64, name, counted)
 
     def reduce(
         self,
@@ -48,19 +50,13 @@ class KGroupedStream(Generic[TableT]):
     ) -> TableT:
         """function(old, new) per key; the first value stands as it is."""
         check_arity("reduce", function, 2, name)
-        return self._aggregate(
-            materialized,
-            self._flow.value_serde,
-            name,
-            lambda node, spec, every, before: aggregates.aggregated(
-                node,
-                spec,
-                lambda _key, value, old: function(old, value),
-                None,
-                every_update=every,
-                before=before,
-            ),
-        )
+
+        def fold(node: str, spec: Spec, **how: Any) -> Build:
+            return aggregated(
+                node, spec, lambda _key, value, old: function(old, value), None, **how
+            )
+
+        return self._made(materialized, self._flow.value_serde, name, fold)
 
     def aggregate(
         self,
@@ -73,29 +69,51 @@ class KGroupedStream(Generic[TableT]):
         """function(key, value, aggregate) from initial(); None deletes the key."""
         check_arity("aggregate initial", initial, 0, name)
         check_arity("aggregate", function, 3, name)
-        return self._aggregate(
-            materialized,
-            self._flow.builder.value_serde,
-            name,
-            lambda node, spec, every, before: aggregates.aggregated(
-                node, spec, function, initial, every_update=every, before=before
-            ),
-        )
 
-    def _aggregate(
+        def fold(node: str, spec: Spec, **how: Any) -> Build:
+            return aggregated(node, spec, function, initial, **how)
+
+        return self._made(materialized, self._flow.builder.value_serde, name, fold)
+
+    def _made(
         self,
         materialized: Materialized | str | None,
         value_serde: Serde[Any],
         name: str | None,
-        make: Callable[[str, KeyValueSpec[Any, Any], bool, Before], Build],
+        fold: Callable[..., Build],
     ) -> TableT:
-        flow, before = self._flow, Before()
-        spec, every = flow.spec(materialized, "KSTREAM-AGGREGATE", value_serde)
-        source = flow.repartitioned(
-            self._name or spec.name,
-            explicit=self._name is not None or wished(materialized) is not None,
-        )
-        node = source.add(
-            "KSTREAM-AGGREGATE", name, lambda n: make(n, spec, every, before), (spec.name,)
-        )
+        flow, before, windows = self._flow, Before(), self._windows
+        plain, every = flow.spec(materialized, "KSTREAM-AGGREGATE", value_serde)
+        spec: Spec = plain if windows is None else windows[0].spec(plain)
+        flow.builder.declare(spec)
+        explicit = self._name is not None or materialized is not None
+        source = flow.repartitioned(self._name or spec.name, explicit=explicit)
+
+        def make(node: str) -> Build:
+            if windows is None:
+                return fold(node, spec, every_update=every, before=before)
+            assert isinstance(spec, WindowSpec)
+            return in_windows(
+                node,
+                spec,
+                *windows,
+                lambda rows: fold(node, spec, every_update=every, before=before, keying=rows),
+            )
+
+        node = source.add("KSTREAM-AGGREGATE", name, make, (spec.name,))
         return self._table(Table.kept(flow.builder, node, spec, before))
+
+
+class TimeWindowedKStream(_Grouped[TableT]):
+    """Records grouped by key and window; the tables' keys are `Windowed`."""
+
+
+class KGroupedStream(_Grouped[TableT]):
+    """Records grouped by key; the repartition topic is named after `name`, else after the store."""
+
+    def windowed_by(
+        self, windows: TumblingWindows, *, emit: EmitStrategy | str = EmitStrategy.ON_UPDATE
+    ) -> TimeWindowedKStream[TableT]:
+        """Group by window too. ON_WINDOW_CLOSE: one result a window, when no record can follow."""
+        told = (windows, EmitStrategy(emit))
+        return TimeWindowedKStream(self._flow, self._name, self._table, told)

@@ -14,8 +14,8 @@ PINNED = """
     KeyValueStore Materialized OnError Position PositionBound Processor ProcessorContext
     ProcessingGuarantee PunctuationType PutResult ReadOnlyKeyValueStore Record RunSummary
     Serde Settings StateStore StoreContext StoreSupplier StreamsBuilder TaskId TopicPartition
-    Topology VersionedRecord Windowed errors in_memory_key_value_store open_store
-    persistent_key_value_store run serdes
+    TimeWindowedKStream Topology TumblingWindows VersionedRecord WindowStore Windowed errors
+    in_memory_key_value_store open_store persistent_key_value_store run serdes
 """
 HEAVY = ("rocksdict", "confluent_kafka", "pyspark", "airflow", "great_expectations", "pandas")
 

@@ -1,0 +1,216 @@
+"""Tumbling windows (SEMANTICS section 6), over the same count, reduce and aggregate as without.
+
+A record counts in the window that holds its timestamp, unless stream time has passed the window's
+end by the grace: then it is late, dropped and counted. Stream time is the largest timestamp of
+records with a key; it is a row of the store. Expired windows are deleted whole, a share with each
+batch so that no batch has to delete without end; reads do not show them meanwhile.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from operator import add
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from statestore.errors import Misuse
+from statestore.model import Batch, Column, EmitStrategy, Span, span_ms
+from statestore.stores.specs import KeyValueSpec, WindowSpec
+from statestore.stores.windows import START, TIME_ROW, key_of, start_of
+from statestore.topology.aggregates import KeyingOf
+from statestore.topology.graph import Build, Forward, NodeContext, Push
+from statestore.topology.operators import encoded
+
+_log = logging.getLogger(__name__)
+_EMITTED_AT_ONCE = 10_000
+_EXPIRED_AT_ONCE = 1000
+_STARTS, _START_BYTES = np.dtype(">i8"), np.dtype("V8")
+
+
+@dataclass(frozen=True, init=False)
+class TumblingWindows:
+    """Windows of `size_ms` side by side since the epoch, open to late records for `grace_ms`.
+
+    A window leaves the store when stream time has passed its start by `retention_ms`, by default
+    size + grace.
+    """
+
+    size_ms: int
+    grace_ms: int
+    retention_ms: int
+
+    def __init__(
+        self, size_ms: Span, *, grace_ms: Span = 0, retention_ms: Span | None = None
+    ) -> None:
+        size, grace = span_ms(size_ms), span_ms(grace_ms)
+        retention = size + grace if retention_ms is None else span_ms(retention_ms)
+        if size <= 0 or grace < 0:
+            raise Misuse(f"windows of {size} ms with {grace} ms of grace: want > 0 and >= 0")
+        if retention < size + grace:
+            raise Misuse(
+                f"retention_ms {retention}: a window of {size} ms with {grace} ms of grace must be "
+                f"kept for at least {size + grace}"
+            )
+        for name, value in (("size_ms", size), ("grace_ms", grace), ("retention_ms", retention)):
+            object.__setattr__(self, name, value)
+
+    def spec(self, plain: KeyValueSpec[Any, Any]) -> WindowSpec[Any, Any]:
+        """The window store in place of a plain one."""
+        return WindowSpec(
+            plain.name,
+            plain.key_serde,
+            plain.value_serde,
+            self.size_ms,
+            self.retention_ms,
+            plain.persistent,
+            plain.changelog_config,
+        )
+
+
+def in_windows(
+    node: str,
+    spec: WindowSpec[Any, Any],
+    windows: TumblingWindows,
+    emit: EmitStrategy,
+    fold: Callable[[KeyingOf], Build],
+) -> Build:
+    """An aggregate per key and window; `fold` makes it over the rows it is given."""
+    final = emit is EmitStrategy.ON_WINDOW_CLOSE
+
+    def build(context: NodeContext, forward: Forward) -> Push:
+        open_windows = _OpenWindows(node, spec, windows, context)
+        push_rows = fold(lambda *_: open_windows)(context, _silent if final else forward)
+
+        def push(batch: Batch) -> None:
+            closed_ms = open_windows.closed_ms()
+            push_rows(batch)
+            if final:
+                open_windows.emit_closed(closed_ms, forward)
+            open_windows.expire(2 * len(batch) + _EXPIRED_AT_ONCE)
+
+        return push
+
+    return build
+
+
+def _silent(_batch: Batch, _to: str | None) -> None:
+    """What is not emitted on update."""
+
+
+class _OpenWindows:
+    """The rows of one window store: a Keying, and the clock that closes and expires them."""
+
+    def __init__(
+        self,
+        node: str,
+        spec: WindowSpec[Any, Any],
+        windows: TumblingWindows,
+        context: NodeContext,
+    ) -> None:
+        self._node = node
+        self._spec = spec
+        self._windows = windows
+        self._table = context.table(spec.name)
+        stored = self._table.get(TIME_ROW)
+        self._now_ms = -1 if stored is None else start_of(stored)
+        self._expired_ms = -1
+        self._low: bytes | None = None
+        self._told_late = False
+
+    def closed_ms(self) -> int:
+        """Windows that end then or before take no more records; negative: none do."""
+        return -1 if self._now_ms < 0 else self._now_ms - self._windows.grace_ms
+
+    # The Keying.
+
+    def rows(self, batch: Batch) -> list[bytes | None]:
+        keys = encoded(self._node, batch, "key", self._spec.inner)
+        times = np.array(batch.timestamps, np.int64)
+        known = np.array([key is not None for key in keys]) if None in keys else None
+        seen = times if known is None else np.where(known, times, -1)
+        now = np.maximum(np.maximum.accumulate(seen), self._now_ms)
+        starts = times - times % self._windows.size_ms
+        late = (starts + self._windows.size_ms <= now - self._windows.grace_ms) | (times < 0)
+        if known is not None:
+            late &= known
+        self._advance(int(now[-1]))
+        prefixes: list[bytes] = starts.astype(_STARTS).view(_START_BYTES).tolist()
+        if known is None and not late.any():
+            return list(map(add, prefixes, keys))
+        self._drop_late(batch, late)
+        return [
+            None if key is None or dropped else prefix + key
+            for prefix, key, dropped in zip(prefixes, keys, late.tolist(), strict=True)
+        ]
+
+    def column(self, rows: list[bytes]) -> Column:
+        return Column(raw=list(map(key_of, rows)), serde=self._spec.key_serde)
+
+    def names(self, rows: Iterable[bytes]) -> dict[bytes, Any]:
+        read = self._spec.inner.deserialize
+        return {row: read(row[START.size :]) for row in rows}
+
+    def _advance(self, now_ms: int) -> None:
+        if now_ms > self._now_ms:
+            self._now_ms = now_ms
+            self._table.put(TIME_ROW, START.pack(now_ms))
+
+    def _drop_late(self, batch: Batch, late: NDArray[np.bool_]) -> None:
+        count = int(late.sum())
+        if count:
+            self._table.count_late(count)
+        if count and not self._told_late:
+            self._told_late = True
+            _log.warning(
+                "%s: %d of %d records are late and dropped; later ones are only counted",
+                self._node,
+                count,
+                len(batch),
+            )
+
+    # What time does.
+
+    def emit_closed(self, since_ms: int, forward: Forward) -> None:
+        """Forward the windows that closed after `since_ms`, by start."""
+        size = self._windows.size_ms
+        high = self.closed_ms() - size
+        if high < 0 or high <= since_ms - size:
+            return
+        low = max(since_ms - size + 1, 0)
+        found: list[tuple[bytes, bytes]] = []
+        with self._table.scan(START.pack(low), START.pack(high + 1)) as rows:
+            for row in rows:
+                if start_of(row[0]) <= high:
+                    found.append(row)
+                if len(found) == _EMITTED_AT_ONCE:
+                    forward(self._final(found), None)
+                    found = []
+        if found:
+            forward(self._final(found), None)
+
+    def _final(self, found: list[tuple[bytes, bytes]]) -> Batch:
+        """Closed windows as updates, stamped with their last moment."""
+        last = self._windows.size_ms - 1
+        return Batch(
+            keys=self.column([row for row, _ in found]),
+            values=Column(raw=[value for _, value in found], serde=self._spec.value_serde),
+            timestamps=[start_of(row) + last for row, _ in found],
+        )
+
+    def expire(self, limit: int) -> None:
+        """Delete up to `limit` rows of expired windows, the oldest first."""
+        size = self._windows.size_ms
+        last = (self._now_ms - self._windows.retention_ms) // size * size
+        if last < 0 or last <= self._expired_ms:
+            return
+        gone: dict[bytes, bytes | None] = {}
+        with self._table.scan(self._low, START.pack(last + 1)) as rows:
+            for row, _ in rows:
+                if start_of(row) > last or len(gone) == limit:
+                    break
+                gone[row] = None
+        if len(gone) < limit:
+            self._expired_ms, self._low = last, START.pack(last + 1)
+        self._table.put_all(gone)
