@@ -59,35 +59,30 @@ class RunArguments(msgspec.Struct, frozen=True, kw_only=True):
 
 def run_options(command: F) -> F:
     """The options of INTERFACE's command line, each also STATESTORE_<FLAG>."""
-    options = [
-        _option("--pipeline", help="module:function that returns the topology."),
-        _option("--application-id", help="Names state, topics, group and transactions."),
-        _option("--bootstrap-servers", help="Kafka brokers, host:port,…"),
-        _option("--state-dir", help="Root of all state, on a volume every worker sees."),
-        _option("--processing-guarantee", help="at_least_once or exactly_once."),
+    return _with_options(
+        command,
+        *_deployment_options(),
         _option("--until", default="latest", show_default=True, help="latest, or a time."),
         _option("--run-for", help="Go on for this span instead: 300, 300s, 5m."),
-        click.option("--set", "pairs", multiple=True, metavar="K=V", help="Any setting."),
-        _option("--config", help=f"Applications file; {DEFAULT_CONFIG} if there is one."),
         _option("--summary-file", help="Also write the JSON line here, on failure too."),
         _option("--accept-new-topology", is_flag=True, help="State dir of other stores is meant."),
         _option("--accept-empty-changelog", is_flag=True, help="Restore from an empty changelog."),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+    )
+
+
+def deployment_options(command: F) -> F:
+    """The options of a command that needs pipeline, state and brokers, but runs nothing."""
+    return _with_options(command, *_deployment_options())
 
 
 def state_options(command: F) -> F:
     """The options of a command that looks at state, each also STATESTORE_<FLAG>."""
-    options = [
+    return _with_options(
+        command,
         _option("--application-id", help="Names the folder in the state dir."),
         _option("--state-dir", help="Root of all state."),
         _option("--config", help=f"Applications file; {DEFAULT_CONFIG} if there is one."),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+    )
 
 
 def parse_state(flags: Mapping[str, Any]) -> Settings:
@@ -104,7 +99,7 @@ def parse_state(flags: Mapping[str, Any]) -> Settings:
 def parse_run(flags: Mapping[str, Any]) -> RunArguments:
     """Flags as click gives them, merged with the applications file.
 
-    Misuse names what is missing.
+    Those of `run_options`, or of `deployment_options` alone. Misuse names what is missing.
     """
     application_id, config = _application(flags)
     overrides: dict[str, str] = {}
@@ -120,16 +115,16 @@ def parse_run(flags: Mapping[str, Any]) -> RunArguments:
         raise Misuse(
             "which pipeline? pass --pipeline module:function, or name it in statestore.toml"
         )
-    run_for = flags["run_for"]
+    run_for = flags.get("run_for")
     return RunArguments(
         application_id=application_id,
         pipeline=pipeline,
         config=config,
         overrides=overrides,
-        until=flags["until"],
+        until=flags.get("until", "latest"),
         run_for_ms=parse_span(run_for) if run_for else None,
-        accept_new_topology=flags["accept_new_topology"],
-        accept_empty_changelog=flags["accept_empty_changelog"],
+        accept_new_topology=flags.get("accept_new_topology", False),
+        accept_empty_changelog=flags.get("accept_empty_changelog", False),
     )
 
 
@@ -149,6 +144,24 @@ def parse_time(text: str) -> Time:
         return datetime.fromisoformat(text)
     except ValueError as error:
         raise Misuse(f"time {text!r}: want ISO-8601 with a zone, or epoch ms ({error})") from error
+
+
+def _deployment_options() -> list[Callable[[F], F]]:
+    return [
+        _option("--pipeline", help="module:function that returns the topology."),
+        _option("--application-id", help="Names state, topics, group and transactions."),
+        _option("--bootstrap-servers", help="Kafka brokers, host:port,…"),
+        _option("--state-dir", help="Root of all state, on a volume every worker sees."),
+        _option("--processing-guarantee", help="at_least_once or exactly_once."),
+        click.option("--set", "pairs", multiple=True, metavar="K=V", help="Any setting."),
+        _option("--config", help=f"Applications file; {DEFAULT_CONFIG} if there is one."),
+    ]
+
+
+def _with_options(command: F, *options: Callable[[F], F]) -> F:
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 def _option(flag: str, **details: Any) -> Callable[[F], F]:

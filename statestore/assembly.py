@@ -23,8 +23,10 @@ from statestore.kafka.source import KafkaSource
 from statestore.kafka.topics import KafkaCluster
 from statestore.layout.folders import StateLayout
 from statestore.model import IsolationLevel, Span, Time, span_ms, to_ms
-from statestore.opening import open_files, open_key_value, options_hook
-from statestore.operations.at_rest import StoresAtRest
+from statestore.opening import is_empty, open_files, open_key_value, options_hook
+from statestore.operations.at_rest import StoresAtRest, existing_application
+from statestore.operations.relocate import Choices
+from statestore.operations.relocate_apply import Relocation, RelocationReport
 from statestore.operations.run import PlannedTask, Run, RunRequest, RunSummary, check_shared
 from statestore.ports import Clock
 from statestore.settings import Settings, expand
@@ -33,9 +35,9 @@ from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.stores.specs import KeyValueSpec
 from statestore.tasks.budget import Share, Slot
 from statestore.tasks.lifecycle import StreamTask
-from statestore.tasks.plan import TaskEdges, TaskPlan, TaskReport
+from statestore.tasks.plan import TaskEdges, TaskPlan, TaskReport, transactional_id
 from statestore.tasks.slot import serve
-from statestore.topology.graph import Topology
+from statestore.topology.graph import TopicName, Topology
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -128,7 +130,13 @@ def start_run(topology: Topology, settings: Settings, request: RunRequest) -> Ru
     _check_client_settings(settings)
     options_hook(settings, "")
     return Run(
-        topology, settings, _layout(settings), KafkaCluster(settings), SystemClock(), request
+        topology,
+        settings,
+        _layout(settings),
+        KafkaCluster(settings),
+        SystemClock(),
+        request,
+        is_empty=is_empty,
     )
 
 
@@ -165,6 +173,35 @@ def serve_planned(
 def stores_at_rest(settings: Settings) -> StoresAtRest:
     """The stores of an application, to look at while nobody owns them."""
     return StoresAtRest(_layout(settings), open_files)
+
+
+def relocate(
+    topology: Topology, settings: Settings, choices: Choices, *, dry_run: bool, offline: bool
+) -> RelocationReport:
+    """Move the state of a stopped application to where `topology` looks for it (SEMANTICS R1-R5).
+
+    `dry_run`: nothing is touched, and no broker asked. `offline`: no broker is asked, so every
+    stream task must have been closed cleanly.
+    """
+    settings.require("application.id", "state.dir")
+    layout = existing_application(_layout(settings))
+    cluster = None if dry_run or offline else _checked_cluster(settings)
+    try:
+        relocation = Relocation(
+            topology,
+            layout,
+            SystemClock(),
+            settings.processing_guarantee,
+            None if cluster is None else cluster.settle,
+            lock_wait_ms=settings.lock_wait_ms,
+            counts=None if cluster is None else _partition_counts(topology, cluster),
+            choices=choices,
+            is_empty=is_empty,
+        )
+        return relocation.report() if dry_run else relocation.apply_locked()
+    finally:
+        if cluster is not None:
+            cluster.close()
 
 
 def load_pipeline(path: str) -> Topology:
@@ -227,6 +264,18 @@ def _check_client_settings(settings: Settings) -> None:
     producer(settings, {}, Trouble())
 
 
+def _checked_cluster(settings: Settings) -> KafkaCluster:
+    settings.require("bootstrap.servers")
+    cluster = KafkaCluster(settings)
+    cluster.check()
+    return cluster
+
+
+def _partition_counts(topology: Topology, cluster: KafkaCluster) -> Mapping[TopicName, int]:
+    read, _ = topology.topics()
+    return topology.partition_counts(cluster.partitions(sorted(read)))
+
+
 def _broken_pipeline(path: str, doing: str, error: Exception) -> PipelineNotFound:
     *_, last = traceback.extract_tb(error.__traceback__)
     return PipelineNotFound(
@@ -254,7 +303,9 @@ def _edges(settings: Settings, planned: PlannedTask, clock: Clock, slots: int) -
     group_id = settings.application_id
     outbox = (
         TransactionalOutbox(
-            settings, transactional_id=f"{group_id}-{planned.task}", group_id=group_id
+            settings,
+            transactional_id=transactional_id(group_id, planned.task_id),
+            group_id=group_id,
         )
         if settings.exactly_once
         else PlainOutbox(settings, group_id=group_id)

@@ -33,6 +33,7 @@ from statestore.faults import arm_from_environment
 from statestore.kafka.topics import KafkaCluster
 from statestore.model import TaskId
 from statestore.operations.run import Run, RunSummary
+from statestore.relocate_command import relocate_command
 from statestore.settings import Settings
 from statestore.stores_command import offsets_command, stores
 from statestore.testing.kafka_command import kafka
@@ -50,6 +51,7 @@ def cli(verbose: bool) -> None:
 cli.add_command(kafka)
 cli.add_command(stores)
 cli.add_command(offsets_command)
+cli.add_command(relocate_command)
 
 
 @cli.command("run")

@@ -21,7 +21,7 @@ VARIABLE = "STATESTORE_CRASH_AT"
 
 
 class CrashPoint(StrEnum):
-    """Every step between which a process may die (SEMANTICS E2, E3, S3, S16)."""
+    """Every step between which a process may die (SEMANTICS E2, E3, R2, S3, S16)."""
 
     CLAIM_LOCKED = "claim.locked"
     CLAIM_OWNED = "claim.owned"
@@ -40,6 +40,14 @@ class CrashPoint(StrEnum):
     STORE_FLUSH = "store.flush"
     STORE_CLOSE = "store.close"
     QUARANTINE_RENAMED = "quarantine.renamed"
+    RELOCATE_SETTLED = "relocate.settled"
+    RELOCATE_JOURNALLED = "relocate.journalled"
+    RELOCATE_OWNERS_RAISED = "relocate.owners-raised"
+    RELOCATE_RENAMING = "relocate.renaming"
+    RELOCATE_RENAMED = "relocate.renamed"
+    RELOCATE_ENTRIES_WRITTEN = "relocate.entries-written"
+    RELOCATE_DEPLOYED = "relocate.deployed"
+    RELOCATE_DONE = "relocate.done"
     CLOSE_STORES_CLOSED = "close.stores-closed"
     CLOSE_RELEASED = "close.released"
 

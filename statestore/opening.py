@@ -88,6 +88,24 @@ def open_files(path: Path) -> Engine:
     return open_rocks(path, tables=_TABLES, tuning=RocksTuning(memory=memory, read_only=True))
 
 
+def is_empty(path: Path) -> bool:
+    """Whether a store's folder holds neither a row nor an offset; keep owners out meanwhile.
+
+    A folder with files that are no database is of a user's own store, and said to hold something.
+    """
+    tables = stored_tables(path)
+    if not tables:
+        return not any(found.is_file() for found in path.rglob("*"))
+    tuning = RocksTuning(memory=_memory(os.getpid(), 32 << 20), read_only=True)
+    engine = open_rocks(path, tables=tables, tuning=tuning)
+    try:
+        known = offsets.read_offsets(engine.table(offsets.TABLE), str(path))
+        data = (engine.table(name).scan() for name in tables if name != offsets.TABLE)
+        return not known and all(next(rows, None) is None for rows in data)
+    finally:
+        engine.close()
+
+
 def options_hook(settings: Settings, store: str) -> Callable[[Any], None] | None:
     """What `rocksdb.config.setter` names, for one store; InvalidSetting says what is wrong."""
     path = settings.config_setter

@@ -196,6 +196,9 @@ class Cluster(Protocol):
     def delete_before(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Purge records below these offsets."""
 
+    def settle(self, transactional_ids: Sequence[str]) -> None:
+        """Fence whoever writes under these ids, and end what they left open, for good."""
+
     def check(self) -> None:
         """Unavailable if it does not answer, BrokerTooOld if its transactions can be torn."""
 

@@ -1,6 +1,6 @@
 """The folder grammar of the state dir, and the quarantine.
 
-    <state.dir>/<application id>/.lock owner.json nonce topology.json
+    <state.dir>/<application id>/.lock owner.json nonce topology.json relocation.json
                                  <task id>/.lock owner.json inputs.json .checkpoint rocksdb/<store>/
                                  <task id>/<store>.position     left by Kafka Streams
                                  quarantine/<store>-<time>-<reason>/.quarantined.json
@@ -29,7 +29,7 @@ from statestore.ports import Clock
 
 STORE_NAME = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,200}")
 _TASK = re.compile(r"\d+_\d+")
-_QUARANTINE_RECORD = ".quarantined.json"
+QUARANTINE_RECORD = ".quarantined.json"
 
 
 class Quarantined(msgspec.Struct, frozen=True):
@@ -106,7 +106,7 @@ class StateLayout:
         with suppress(HostFailure):
             partition = TaskId.parse(task).partition if _TASK.fullmatch(task) else -1
             record = Quarantined(store, partition, reason, time_ms)
-            publish(path / _QUARANTINE_RECORD, msgspec.json.encode(record))
+            publish(path / QUARANTINE_RECORD, msgspec.json.encode(record))
         while True:
             target = folder / f"{store}-{time_ms}-{reason}"
             try:
@@ -127,14 +127,14 @@ class StateLayout:
 
     def quarantined(self) -> Iterator[tuple[Path, Quarantined]]:
         """The folders in quarantine that have a readable record, in order of name."""
-        for path in sorted((self.application_dir / "quarantine").glob(f"*/{_QUARANTINE_RECORD}")):
+        for path in sorted((self.application_dir / "quarantine").glob(f"*/{QUARANTINE_RECORD}")):
             with suppress(FileNotFoundError, msgspec.DecodeError):
                 yield path.parent, msgspec.json.decode(path.read_bytes(), type=Quarantined)
 
     def mark_restored(self, folder: Path, record: Quarantined, now_ms: int) -> None:
         """The store restored in place of the one in `folder` has committed: the days count."""
         marked = msgspec.structs.replace(record, restored_ms=now_ms)
-        publish(folder / _QUARANTINE_RECORD, msgspec.json.encode(marked))
+        publish(folder / QUARANTINE_RECORD, msgspec.json.encode(marked))
 
     def sweep_quarantine(self, retention_ms: int, now_ms: int) -> list[Path]:
         """Remove what was restored and committed to longer ago than that; returns the folders."""
@@ -147,9 +147,9 @@ class StateLayout:
             try:
                 for path in folder.iterdir():
                     # The record goes last, so that a sweep cut short is taken up by the next.
-                    if path.name != _QUARANTINE_RECORD:
+                    if path.name != QUARANTINE_RECORD:
                         shutil.rmtree(path) if path.is_dir() else path.unlink()
-                (folder / _QUARANTINE_RECORD).unlink()
+                (folder / QUARANTINE_RECORD).unlink()
                 folder.rmdir()
             except OSError as error:
                 raise HostFailure(f"cannot remove {folder}: {error.strerror}") from error

@@ -9,30 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
-from statestore.errors import HostFailure, Misuse, StateStoreError, UnknownStore
+from statestore.errors import Misuse, StateStoreError, UnknownStore
 from statestore.layout import owners
 from statestore.layout.folders import StateLayout
 from statestore.model import TaskId, TopicPartition
+from statestore.operations.deployed import DeployedStore, read_deployed
 from statestore.ports import Engine
 from statestore.stores import keyvalue, offsets
-
-
-class DeployedStore(msgspec.Struct, frozen=True):
-    """What the last deployed topology says of a store."""
-
-    sub_topology: int
-    key_serde: str
-    value_serde: str
-    persistent: bool
-    kind: str = keyvalue.KIND
-
-
-class Deployed(msgspec.Struct, frozen=True):
-    """The part of `topology.json` that says how to find and decode stores."""
-
-    stores: dict[str, DeployedStore] = {}
 
 
 class StoreFiles(NamedTuple):
@@ -66,15 +49,9 @@ class StoresAtRest:
 
     def __init__(self, layout: StateLayout, open_files: Callable[[Path], Engine]) -> None:
         """Misuse if there is no such application."""
-        self._layout = layout
+        self._layout = existing_application(layout)
         self._open_files = open_files
-        if not layout.application_dir.is_dir():
-            found = [path.name for path in layout.state_dir.glob("*/") if path.is_dir()]
-            raise Misuse(
-                f"no application {layout.application_id!r} in {layout.state_dir}; "
-                f"it has: {', '.join(sorted(found)) or 'none'}"
-            )
-        self.deployed = self._read_deployed()
+        self.deployed = read_deployed(layout)
 
     def files(self) -> list[StoreFiles]:
         """Every store of every stream task on disk, without opening any."""
@@ -82,7 +59,7 @@ class StoresAtRest:
             StoreFiles(
                 store,
                 task,
-                _size(self._layout.store_dir(task, store)),
+                size_of(self._layout.store_dir(task, store)),
                 self.deployed.stores.get(store),
             )
             for task in self._layout.tasks()
@@ -180,17 +157,18 @@ class StoresAtRest:
             finally:
                 engine.close()
 
-    def _read_deployed(self) -> Deployed:
-        path = self._layout.topology_file
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=Deployed)
-        except FileNotFoundError:
-            return Deployed()
-        except msgspec.DecodeError as error:
-            raise HostFailure(
-                f"{path} is not readable: {error}; the next run writes it anew"
-            ) from error
+
+def existing_application(layout: StateLayout) -> StateLayout:
+    """The layout itself; Misuse names the applications there are if this is none of them."""
+    if not layout.application_dir.is_dir():
+        found = [path.name for path in layout.state_dir.glob("*/") if path.is_dir()]
+        raise Misuse(
+            f"no application {layout.application_id!r} in {layout.state_dir}; "
+            f"it has: {', '.join(sorted(found)) or 'none'}"
+        )
+    return layout
 
 
-def _size(folder: Path) -> int:
+def size_of(folder: Path) -> int:
+    """The bytes of all files below it."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

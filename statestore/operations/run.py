@@ -7,8 +7,9 @@ before all checks have passed.
 
 import logging
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 import msgspec
@@ -26,6 +27,7 @@ from statestore.layout import files, owners
 from statestore.layout.folders import StateLayout
 from statestore.layout.owners import Claim
 from statestore.model import OnError, TaskId, TopicPartition
+from statestore.operations.relocate_apply import Relocation, may_hold_rows
 from statestore.ports import Clock, Cluster, TopicSpec
 from statestore.settings import Settings
 from statestore.tasks.plan import TaskReport
@@ -102,7 +104,10 @@ class Run:
         cluster: Cluster,
         clock: Clock,
         request: RunRequest,
+        *,
+        is_empty: Callable[[Path], bool] = may_hold_rows,
     ) -> None:
+        """`is_empty` tells of a store's folder whether it holds neither rows nor an offset."""
         self.topology = topology
         self.request = request
         self._settings = settings
@@ -113,6 +118,7 @@ class Run:
         self._nonce = secrets.token_hex(16)
         self._counts: dict[TopicName, int] = {}
         self._claim: Claim | None = None
+        self._is_empty = is_empty
 
     def __enter__(self) -> Self:
         """Check, lock, prepare. Every refusal comes before anything is written."""
@@ -124,7 +130,9 @@ class Run:
             )
         self._cluster.check()
         self._check_topics()
-        check_placement(self.topology, self._layout, self.request)
+        check_known(self.topology, self._layout, self.request)
+        relocation = self._relocation()
+        relocation.check()
         folder = self._layout.application_dir
         self._layout.create(folder)
         self._claim = owners.claim(
@@ -134,10 +142,10 @@ class Run:
             clock=self._clock,
         )
         try:
+            relocation.apply()
             # Asked again: another driver may have created them before it let go.
             self._cluster.create(self._missing_internal_topics())
             files.publish(self._layout.nonce_file, self._nonce.encode())
-            files.publish(self._layout.topology_file, msgspec.json.encode(self.topology.deployed()))
             self._sweep_quarantine()
         except BaseException:
             self._claim.release()
@@ -151,6 +159,20 @@ class Run:
                 self._purge_repartitions()
         finally:
             self._claim.release()
+
+    def _relocation(self) -> Relocation:
+        settings = self._settings
+        return Relocation(
+            self.topology,
+            self._layout,
+            self._clock,
+            settings.processing_guarantee,
+            self._cluster.settle,
+            lock_wait_ms=settings.lock_wait_ms,
+            automatic=settings.automatic_state_relocation,
+            counts=self._counts,
+            is_empty=self._is_empty,
+        )
 
     def _sweep_quarantine(self) -> None:
         """Remove what a restored store has long replaced (SEMANTICS S16)."""
@@ -296,28 +318,15 @@ def internal_topics(
     return specs
 
 
-def check_placement(topology: Topology, layout: StateLayout, request: RunRequest) -> None:
-    """TopologyMismatch if state on disk lies where this topology would not look for it."""
-    wanted = {store: part.ordinal for part in topology.sub_topologies for store in part.stores}
-    on_disk = [(task, store) for task in layout.tasks() for store in layout.stores(task)]
-    if not on_disk:
-        return
-    misplaced = [
-        f"{store}: in {task}, should be in {wanted[store]}_{task.partition}"
-        for task, store in on_disk
-        if store in wanted and wanted[store] != task.sub_topology
-    ]
-    if misplaced:
+def check_known(topology: Topology, layout: StateLayout, request: RunRequest) -> None:
+    """TopologyMismatch if there are stores on disk and this topology has none of them."""
+    known = {store for part in topology.sub_topologies for store in part.stores}
+    on_disk = {store for task in layout.tasks() for store in layout.stores(task)}
+    if on_disk and not request.accept_new_topology and not on_disk & known:
         raise TopologyMismatch(
-            f"{layout.application_dir}: the topology changed and stores lie elsewhere: "
-            f"{'; '.join(misplaced)}; bring the old topology back, or start under another "
-            "application id"
-        )
-    if not request.accept_new_topology and not any(store in wanted for _, store in on_disk):
-        found = ", ".join(sorted({store for _, store in on_disk}))
-        raise TopologyMismatch(
-            f"{layout.application_dir} holds {found}, none of which this pipeline has: "
-            "another application's state dir? Pass --accept-new-topology if it is right"
+            f"{layout.application_dir} holds {', '.join(sorted(on_disk))}, none of which this "
+            "pipeline has: another application's state dir? Pass --accept-new-topology if it is "
+            "right"
         )
 
 

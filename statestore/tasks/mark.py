@@ -8,7 +8,8 @@ Written after the log has committed, never before: it may lag behind, but claims
 not happen. A task that commits all the time writes it twice: at its first commit and at its end.
 """
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,7 @@ from statestore.layout.files import publish
 from statestore.model import TopicPartition
 from statestore.ports import Clock
 
+_NAME = "inputs.json"
 REFRESH_MS = 86_400_000
 """How old a commit may get: well below the least retention anyone gives a group's offsets."""
 
@@ -29,12 +31,15 @@ class _Written(msgspec.Struct, frozen=True):
     committed_ms: int
     inputs: list[tuple[str, int, int]]
 
+    def offsets(self) -> dict[TopicPartition, int]:
+        return {TopicPartition(topic, p): offset for topic, p, offset in self.inputs}
+
 
 class InputMark:
     """The mark of one claimed task folder."""
 
     def __init__(self, folder: Path, clock: Clock) -> None:
-        self._path = folder / "inputs.json"
+        self._path = folder / _NAME
         self._clock = clock
         self._offsets: dict[TopicPartition, int] = {}
         self._committed_ms = 0
@@ -42,19 +47,10 @@ class InputMark:
 
     def read(self) -> dict[TopicPartition, int]:
         """Per input ever committed beyond its start: the offset next to read, or one before it."""
-        try:
-            found = msgspec.json.decode(self._path.read_bytes(), type=_Written)
-        except FileNotFoundError:
-            return {}
-        except msgspec.DecodeError as error:
-            raise HostFailure(
-                f"{self._path} is not readable: {error}; remove it if the group still has the "
-                "offsets of this task's inputs"
-            ) from error
-        except OSError as error:
-            raise HostFailure(f"cannot read {self._path}: {error.strerror}") from error
-        self._committed_ms = found.committed_ms
-        self._offsets = {TopicPartition(topic, p): offset for topic, p, offset in found.inputs}
+        found = _read(self._path)
+        if found is not None:
+            self._committed_ms = found.committed_ms
+            self._offsets = found.offsets()
         return dict(self._offsets)
 
     def seen(self, offsets: Mapping[TopicPartition, int]) -> None:
@@ -75,10 +71,8 @@ class InputMark:
     def write(self) -> None:
         """Write down what is not yet, at the end of the task's life."""
         if self._unwritten and self._offsets:
-            rows = [(*tp, offset) for tp, offset in sorted(self._offsets.items())]
-            publish(self._path, msgspec.json.encode(_Written(self._committed_ms, rows)))
+            _write(self._path, self._committed_ms, self._offsets)
             self._unwritten = False
-            reach(CrashPoint.INPUTS_MARKED)
 
     def _take(self, offsets: Mapping[TopicPartition, int]) -> None:
         # At 0 nothing was read: to begin there again is right.
@@ -88,3 +82,49 @@ class InputMark:
         if unknown:
             self._unwritten = True
             self.write()
+
+
+def carry(
+    folders: Iterable[Path], home: Callable[[TopicPartition], Path | None], clock: Clock
+) -> None:
+    """After a topology change: what any task remembers of an input goes to the task that reads it.
+
+    Only adds, so that repeating it is harmless. `home`: the folder of the task that reads an input,
+    None if there is none. HostFailure before anything is written if a mark is not readable.
+    """
+    found = {folder: read for folder in folders if (read := _read(folder / _NAME)) is not None}
+    wanted: dict[Path, list[tuple[TopicPartition, int, int]]] = defaultdict(list)
+    for read in found.values():
+        for tp, offset in read.offsets().items():
+            if (target := home(tp)) is not None:
+                wanted[target].append((tp, offset, read.committed_ms))
+    for target, rows in wanted.items():
+        there = found.get(target, _Written(clock.now_ms(), []))
+        offsets, committed_ms = there.offsets(), there.committed_ms
+        for tp, offset, since_ms in rows:
+            if offset > offsets.get(tp, 0):
+                offsets[tp] = offset
+                committed_ms = min(committed_ms, since_ms)
+        if offsets != there.offsets():
+            target.mkdir(exist_ok=True)
+            _write(target / _NAME, committed_ms, offsets)
+
+
+def _read(path: Path) -> _Written | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Written)
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        raise HostFailure(
+            f"{path} is not readable: {error}; remove it if the group still has the offsets of "
+            "this task's inputs"
+        ) from error
+    except OSError as error:
+        raise HostFailure(f"cannot read {path}: {error.strerror}") from error
+
+
+def _write(path: Path, committed_ms: int, offsets: Mapping[TopicPartition, int]) -> None:
+    rows = [(*tp, offset) for tp, offset in sorted(offsets.items())]
+    publish(path, msgspec.json.encode(_Written(committed_ms, rows)))
+    reach(CrashPoint.INPUTS_MARKED)

@@ -47,6 +47,11 @@ class TaskPlan:
         return Intake(self.inputs, extracted, self.ends, settings.max_task_idle_ms)
 
 
+def transactional_id(application_id: str, task: TaskId | str) -> str:
+    """The id a task's producer keeps for good: opening it fences the task's last owner."""
+    return f"{application_id}-{task}"
+
+
 @dataclass
 class TaskReport:
     """What one stream task did, for the commit reports and the summary.

@@ -228,6 +228,11 @@ class MemoryCluster:
         for tp, offset in offsets.items():
             self._state.log(tp).delete_before(offset)
 
+    def settle(self, transactional_ids: Sequence[str]) -> None:
+        """Fence whoever writes under these ids, and abort what they left open."""
+        for transactional_id in transactional_ids:
+            self._state.fence(transactional_id)
+
     def check(self) -> None:
         """Unavailable while stopped."""
         self._state.require_up()

@@ -129,6 +129,34 @@ def test_a_fenced_owner_that_opens_again_is_the_owner(world: World) -> None:
     assert values(read_all(world, TopicPartition(topic, 0))) == [b"owner"]
 
 
+def test_settled_ids_have_nothing_open_and_their_owners_are_fenced(world: World) -> None:
+    topic = world.topic()
+    tp = TopicPartition(topic, 0)
+    names = [f"{ordinal}_0" for ordinal in range(3)]
+    owners = [opened(world, name) for name in names[:2]]
+    for owner in owners:
+        owner.begin()
+        send(owner, topic, "lost")
+        owner.send_offsets({tp: 7}, "lost")
+        owner.flush()
+    assert world.cluster().bounds([tp])[tp].end == 0
+    world.cluster().settle([world.transactional_id(name) for name in names])
+    assert world.cluster().bounds([tp])[tp].end == 4, "two records, two marks of the end"
+    assert world.cluster().group_offsets([tp]) == {}
+    for owner in owners:
+        with pytest.raises(Fenced):
+            owner.commit()
+    commit(opened(world), topic, "kept")
+    assert values(read_all(world, tp)) == [b"kept"]
+
+
+def test_nobody_settles_what_no_broker_answers_for(world: World) -> None:
+    away = world.unreachable()
+    with pytest.raises(Unavailable):
+        away.cluster(request_timeout_ms=500).settle([away.transactional_id()])
+    world.cluster().settle([])
+
+
 def test_an_expired_transaction_looks_like_a_fence(world: World) -> None:
     topic = world.topic()
     tp = TopicPartition(topic, 0)

@@ -13,7 +13,7 @@ import pytest
 
 from statestore.faults import CrashPoint
 from statestore.testing.local_kafka import LocalKafka
-from tests.crash.kill_harness import Kill, Rig
+from tests.crash.kill_harness import ELSEWHERE, Kill, Rig
 
 pytestmark = pytest.mark.kafka
 
@@ -22,8 +22,6 @@ pytestmark = pytest.mark.kafka
 OPEN_AT = {CrashPoint.COMMIT_RECORDS_SENT, CrashPoint.COMMIT_OFFSETS_SENT}
 # The nth visit, so that commits of this very run came before the death.
 VISIT = {point: 4 for point in CrashPoint if point.value.startswith("commit.")}
-# Visited only when something is broken: these have tests of their own.
-ELSEWHERE = {CrashPoint.QUARANTINE_RENAMED}
 SEED = 20130101
 
 

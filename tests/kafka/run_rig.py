@@ -241,6 +241,7 @@ class App:
         pipeline: str | None = None,
         crash_at: str | None = None,
         through: Sequence[str] = (),
+        command: str = "run",
     ) -> "subprocess.Popen[str]":
         """`statestore run` in a child process; `through` a command that runs it."""
         environment = {
@@ -252,7 +253,7 @@ class App:
         if crash_at:
             environment[VARIABLE] = crash_at
         child = subprocess.Popen(
-            [*through, str(STATESTORE), "run", "--json", *self.flags(pipeline), *more],
+            [*through, str(STATESTORE), command, "--json", *self.flags(pipeline), *more],
             cwd=self.state_dir.parent,
             env=environment,
             stdout=subprocess.PIPE,

@@ -214,6 +214,10 @@ class SimulatedCluster:
         self._process.ask("cluster.delete_before")
         self._cluster.delete_before(offsets)
 
+    def settle(self, transactional_ids: Sequence[str]) -> None:
+        self._process.ask("cluster.settle")
+        self._cluster.settle(transactional_ids)
+
     def check(self) -> None:
         self._process.ask("cluster.check")
         self._cluster.check()

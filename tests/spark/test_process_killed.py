@@ -23,7 +23,7 @@ from jobs.session import spark_session
 from statestore.cli import report_run
 from statestore.faults import VARIABLE, CrashPoint
 from statestore.testing.local_kafka import LocalKafka
-from tests.crash.kill_harness import Kill, Rig
+from tests.crash.kill_harness import ELSEWHERE, Kill, Rig
 from tests.crash.pipeline import PREFIX_VARIABLE
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
@@ -33,7 +33,6 @@ MASTER = "local[2,4]"
 # The whole tree is to die, so no worker is to come back first and clean up what was open.
 NO_RETRY = "local[2]"
 SEED = 336_776
-ELSEWHERE = {CrashPoint.QUARANTINE_RENAMED}
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,265 @@
+"""Where a changed topology wants its stores, and how they get there: values, and a pure plan.
+
+A store's place is `<sub-topology>_<partition>/rocksdb/<store>`; a topology change moves it by
+giving its sub-topology another number (SEMANTICS R1, KAFKA-13627). Every place names the store it
+is for, so two moves never want the same folder, and swaps and cycles of sub-topologies need no
+detour. What could want one place is a second copy of the same store: that is refused unless the
+caller says which one is right, or all but one are empty (R3).
+
+`plan` looks at nothing but its arguments; `relocate_disk` looks at the disk, `relocate_apply` acts.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from statestore.errors import Misuse, TopologyMismatch
+from statestore.model import ProcessingGuarantee, TaskId
+from statestore.operations.deployed import Deployed
+from statestore.topology.graph import Topology
+
+EMPTY = "empty"
+OTHER_COPY = "other-copy"
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a topology looks for its persistent stores, by sub-topology; those it has in memory."""
+
+    fingerprint: str
+    places: Mapping[str, int]
+    in_memory: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A store's folder as found; `empty`: no rows and no offset. `size_bytes` None: not counted.
+
+    Volumes are told apart by device numbers: of the folder and of the folder it lies in.
+    """
+
+    store: str
+    task: TaskId
+    empty: bool = False
+    size_bytes: int | None = None
+    volume: int = 0
+    parent_volume: int = 0
+
+
+@dataclass(frozen=True)
+class Disk:
+    """The state of an application: stores, tasks, and the volume of each task's folder.
+
+    `volume`: that of a task folder yet to be made.
+    """
+
+    copies: Sequence[Copy] = ()
+    tasks: frozenset[TaskId] = frozenset()
+    volumes: Mapping[TaskId, int] = field(default_factory=dict)
+    volume: int = 0
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What only a person can say: which copies are right, and which stores were renamed (old: new).
+
+    What was done by an earlier attempt needs no choice any more, so a repeated one is no error.
+    """
+
+    keep: frozenset[TaskId] = frozenset()
+    renames: Mapping[str, str] = field(default_factory=dict)
+
+
+class Move(msgspec.Struct, frozen=True):
+    """One rename: the store of `source` becomes `store` of `target`."""
+
+    store: str
+    source: str
+    target: str
+    why: str
+    size_bytes: int | None = None
+    was: str | None = None
+    """Its old name, if it was renamed."""
+
+    @property
+    def old_name(self) -> str:
+        return self.was or self.store
+
+    @property
+    def partition(self) -> int:
+        return TaskId.parse(self.target).partition
+
+
+class SetAside(msgspec.Struct, frozen=True):
+    """A copy that goes to quarantine, so that the right one is the only one."""
+
+    store: str
+    task: str
+    reason: str
+    size_bytes: int | None = None
+
+
+class Stay(msgspec.Struct, frozen=True):
+    """A store the topology does not look for: left where it is, and reported (SEMANTICS R3)."""
+
+    store: str
+    task: str
+    why: str
+    size_bytes: int | None = None
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What is to be done; `settle`: the tasks whose transactional ids may hold something open."""
+
+    moves: list[Move] = []
+    set_aside: list[SetAside] = []
+    stays: list[Stay] = []
+    settle: list[str] = []
+
+    @property
+    def touches_disk(self) -> bool:
+        return bool(self.moves or self.set_aside)
+
+    def misplaced(self) -> str:
+        """Every store that lies elsewhere, where it is and where it should be."""
+        return "; ".join(f"{m.store}: in {m.source}, should be in {m.target}" for m in self.moves)
+
+
+def placement(topology: Topology) -> Placement:
+    """Where a topology looks for its stores."""
+    where = {name: part.ordinal for part in topology.sub_topologies for name in part.stores}
+    kept = {name: o for name, o in where.items() if topology.stores[name].persistent}
+    return Placement(topology.fingerprint(), kept, frozenset(where.keys() - kept.keys()))
+
+
+def plan(
+    wanted: Placement,
+    disk: Disk,
+    previous: Deployed,
+    changelog_of: Callable[[str], str],
+    choices: Choices | None = None,
+) -> Plan:
+    """What brings every store of `wanted` to its place; TopologyMismatch lists what cannot be.
+
+    Stores are looked for by name and partition; Misuse: a choice that makes no sense.
+    """
+    choices = choices or Choices()
+    _check_renames(wanted, disk, changelog_of, choices.renames)
+    found: dict[tuple[str, int], list[Copy]] = defaultdict(list)
+    stays = []
+    for copy in sorted(disk.copies, key=lambda copy: (copy.store, copy.task)):
+        name = choices.renames.get(copy.store, copy.store)
+        if name in wanted.places:
+            found[name, copy.task.partition].append(copy)
+        else:
+            why = "in memory now" if name in wanted.in_memory else "not in the topology"
+            stays.append(Stay(copy.store, str(copy.task), why, copy.size_bytes))
+    moves: list[Move] = []
+    set_aside: list[SetAside] = []
+    problems: list[str] = []
+    for (name, partition), copies in sorted(found.items()):
+        target = TaskId(wanted.places[name], partition)
+        right = _right_one(copies, target, choices.keep)
+        if right is None:
+            problems.append(_ambiguous(name, partition, copies))
+            continue
+        for copy in copies:
+            if copy is not right:
+                reason = EMPTY if copy.empty else OTHER_COPY
+                set_aside.append(SetAside(copy.store, str(copy.task), reason, copy.size_bytes))
+        if (right.store, right.task) != (name, target):
+            moves.append(_move(name, right, target))
+            problems += _across_volumes(right, target, disk)
+    if problems:
+        raise TopologyMismatch("cannot relocate: " + "; ".join(problems))
+    settle = _to_settle(wanted, disk, previous, anything=bool(moves))
+    return Plan(moves, set_aside, stays, settle)
+
+
+def _right_one(copies: list[Copy], target: TaskId, keep: frozenset[TaskId]) -> Copy | None:
+    """The copy that holds the store; None if two may."""
+    filled = [copy for copy in copies if not copy.empty]
+    if len(filled) > 1:
+        filled = [copy for copy in filled if copy.task in keep]
+        return filled[0] if len(filled) == 1 else None
+    if filled:
+        return filled[0]
+    # All are empty: the one in place, if there is one.
+    return min(copies, key=lambda copy: (copy.task != target, copy.task))
+
+
+def _ambiguous(name: str, partition: int, copies: list[Copy]) -> str:
+    where = [f"{copy.task}/rocksdb/{copy.store}" for copy in copies if not copy.empty]
+    flags = " or ".join(f"--keep {copy.task}" for copy in copies if not copy.empty)
+    return (
+        f"store {name}, partition {partition} lies in {len(where)} places, {', '.join(where)}: "
+        f"say which is right with `statestore relocate {flags}`; the others go to quarantine"
+    )
+
+
+def _move(name: str, copy: Copy, target: TaskId) -> Move:
+    renamed = copy.store != name
+    why = f"sub-topology {target.sub_topology} has it now"
+    if renamed:
+        why = f"{copy.store} is now called {name}"
+    return Move(
+        name, str(copy.task), str(target), why, copy.size_bytes, copy.store if renamed else None
+    )
+
+
+def _across_volumes(copy: Copy, target: TaskId, disk: Disk) -> list[str]:
+    there = disk.volumes.get(target, disk.volume)
+    if copy.volume == copy.parent_volume == there:
+        return []
+    where = f"{copy.task}/rocksdb/{copy.store}"
+    problem = (
+        f"store {copy.store}: {where} and the folder of task {target} are on different volumes, so "
+        "it cannot be renamed: bring the task folders onto one volume while the application is "
+        "stopped"
+    )
+    return [problem]
+
+
+def _check_renames(
+    wanted: Placement,
+    disk: Disk,
+    changelog_of: Callable[[str], str],
+    renames: Mapping[str, str],
+) -> None:
+    on_disk = {copy.store for copy in disk.copies}
+    for old, new in renames.items():
+        flag = f"--rename {old}={new}"
+        if old not in on_disk and new not in on_disk:
+            raise Misuse(f"{flag}: no store {old} on disk; there are: {_listed(on_disk)}")
+        if old in wanted.places or old in wanted.in_memory:
+            raise Misuse(f"{flag}: the topology still has a store {old}: it was not renamed")
+        if new not in wanted.places:
+            known = _listed(wanted.places)
+            raise Misuse(f"{flag}: the topology has no persistent store {new}; it has: {known}")
+        if changelog_of(old) != changelog_of(new):
+            raise TopologyMismatch(
+                f"{flag}: its changelog would change from {changelog_of(old)} to "
+                f"{changelog_of(new)}, of which the offsets in the store know nothing: keep the "
+                f"name {old} in the pipeline, or leave out --rename and let {new} begin anew"
+            )
+        if sum(target == new for target in renames.values()) > 1:
+            raise Misuse(f"{flag}: two stores cannot both become {new}")
+
+
+def _to_settle(wanted: Placement, disk: Disk, previous: Deployed, *, anything: bool) -> list[str]:
+    """All tasks of the last deployment, once another follows it (SEMANTICS R4).
+
+    Where it does not say which there were, every task with a folder: each made one at its start.
+    """
+    if previous.fingerprint == wanted.fingerprint and not anything:
+        return []
+    if previous.processing_guarantee is ProcessingGuarantee.AT_LEAST_ONCE:
+        return []  # it opened no transaction
+    tasks = previous.tasks()
+    return [str(task) for task in sorted(disk.tasks if tasks is None else tasks)]
+
+
+def _listed(names: Iterable[object]) -> str:
+    return ", ".join(sorted(map(str, names))) or "none"

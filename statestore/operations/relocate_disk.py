@@ -1,0 +1,192 @@
+"""What relocation reads from the state dir, and the journal it keeps there.
+
+    <application id>/relocation.json     from before the first rename until all is done
+
+The journal holds everything the rest of the work needs, so that any later start can finish it,
+whoever began it (SEMANTICS R2). Nothing here renames anything.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from statestore.errors import FormatTooNew, HostFailure, StateStoreError
+from statestore.layout import files, owners
+from statestore.layout.folders import StateLayout
+from statestore.model import TaskId, TopicPartition
+from statestore.operations.at_rest import size_of
+from statestore.operations.deployed import Deployed
+from statestore.operations.relocate import Copy, Disk, Move, SetAside
+
+VERSION = 1
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """What a task's `.checkpoint` shall say of a changelog partition; None: nothing."""
+
+    task: str
+    topic: str
+    partition: int
+    offset: int | None
+
+
+class Aside(msgspec.Struct, frozen=True):
+    """A copy on its way to quarantine, and the name it gets there, chosen once."""
+
+    what: SetAside
+    folder: str
+    since_ms: int
+
+
+class Journal(msgspec.Struct, frozen=True):
+    """A relocation that has begun: all of it, and what is deployed when it is done."""
+
+    application_id: str
+    moves: list[Move]
+    asides: list[Aside]
+    entries: list[Entry]
+    deployed: Deployed
+    version: int = VERSION
+
+    def tasks(self) -> list[TaskId]:
+        """Every task folder it touches, in order."""
+        names = {name for move in self.moves for name in (move.source, move.target)}
+        return sorted(map(TaskId.parse, names | {aside.what.task for aside in self.asides}))
+
+
+def look(layout: StateLayout, is_empty: Callable[[Path], bool], *, sizes: bool = False) -> Disk:
+    """The stores and tasks on disk. Databases are opened only to tell which of two copies is empty.
+
+    `sizes`: add up the bytes of every store too, a look at every file.
+    """
+    tasks = list(layout.tasks())
+    places = [(task, store) for task in tasks for store in layout.stores(task)]
+    by_partition: dict[tuple[str, int], int] = defaultdict(int)
+    for task, store in places:
+        by_partition[store, task.partition] += 1
+    copies = []
+    for task, store in places:
+        path = layout.store_dir(task, store)
+        several = by_partition[store, task.partition] > 1
+        copies.append(
+            Copy(
+                store,
+                task,
+                empty=several and _judged_empty(layout, task, path, is_empty),
+                size_bytes=size_of(path) if sizes else None,
+                volume=_volume(path, follow=False),
+                parent_volume=_volume(path.parent),
+            )
+        )
+    volumes = {task: _volume(_nearest(layout.task_dir(task) / "rocksdb")) for task in tasks}
+    home = _volume(_nearest(layout.application_dir))
+    return Disk(copies, frozenset(tasks), volumes, home)
+
+
+def journal_file(layout: StateLayout) -> Path:
+    """Where the journal lies while there is one."""
+    return layout.application_dir / "relocation.json"
+
+
+def read_journal(layout: StateLayout) -> Journal | None:
+    """The relocation that was begun and not finished; HostFailure, FormatTooNew: not to be read."""
+    path = journal_file(layout)
+    try:
+        data = path.read_bytes()
+        version = msgspec.json.decode(data, type=_Versioned).version
+        if version > VERSION:
+            raise FormatTooNew(
+                f"{path} has version {version}, this statestore reads up to {VERSION}: finish the "
+                "relocation with the statestore that began it"
+            )
+        found = msgspec.json.decode(data, type=Journal)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise HostFailure(f"cannot read {path}: {error.strerror}; make it readable") from error
+    except msgspec.DecodeError as error:
+        raise HostFailure(
+            f"{path} is not a journal of a relocation: {error}; remove it if you know where every "
+            "store lies: the next start plans anew"
+        ) from error
+    if found.application_id != layout.application_id:
+        raise HostFailure(
+            f"{path} is of application {found.application_id}, not {layout.application_id}: the "
+            "folder was copied while it was relocated: copy it again, or remove the file"
+        )
+    return found
+
+
+def checkpoint_entries(
+    layout: StateLayout,
+    moves: Sequence[Move],
+    set_aside: Sequence[SetAside],
+    changelog_of: Callable[[str], str],
+) -> Iterator[Entry]:
+    """What the `.checkpoint` files shall say afterwards: each entry goes with its store."""
+    read = {
+        task: _checkpoint(layout, task)
+        for task in {name for move in moves for name in (move.source, move.target)}
+    }
+    for gone in set_aside:
+        partition = TaskId.parse(gone.task).partition
+        yield Entry(gone.task, changelog_of(gone.store), partition, None)
+    for move in moves:
+        topic = changelog_of(move.store)
+        offset = read[move.source].get(TopicPartition(topic, move.partition))
+        if move.source != move.target:
+            yield Entry(move.source, topic, move.partition, None)
+        yield Entry(move.target, topic, move.partition, offset)
+
+
+def apply_entries(layout: StateLayout, task: str, entries: Sequence[Entry]) -> bool:
+    """Make a task's `.checkpoint` say so; whether that changed anything."""
+    offsets = _checkpoint(layout, task)
+    changed = dict(offsets)
+    for entry in entries:
+        tp = TopicPartition(entry.topic, entry.partition)
+        changed.pop(tp, None)
+        if entry.offset is not None:
+            changed[tp] = entry.offset
+    if changed == offsets:
+        return False
+    files.write_checkpoint(layout.task_dir(TaskId.parse(task)), changed)
+    return True
+
+
+class _Versioned(msgspec.Struct, frozen=True):
+    version: int = VERSION
+
+
+def _judged_empty(
+    layout: StateLayout, task: TaskId, path: Path, is_empty: Callable[[Path], bool]
+) -> bool:
+    """Whether nothing is in it; one that cannot be looked into may hold something."""
+    if not any(found.is_file() for found in path.rglob("*")):
+        return True
+    lock = owners.at_rest(layout.task_dir(task), what=f"task {task}", wait_ms=0)
+    with suppress(StateStoreError), lock:
+        return is_empty(path)
+    return False
+
+
+def _checkpoint(layout: StateLayout, task: str) -> dict[TopicPartition, int]:
+    """A file that cannot be read says nothing, as at a start (SEMANTICS S5)."""
+    with suppress(HostFailure):
+        return files.read_checkpoint(layout.task_dir(TaskId.parse(task)))
+    return {}
+
+
+def _nearest(path: Path) -> Path:
+    """The path itself, or the nearest folder above it that is there."""
+    return next(folder for folder in (path, *path.parents) if folder.exists())
+
+
+def _volume(path: Path, *, follow: bool = True) -> int:
+    try:
+        return path.stat(follow_symlinks=follow).st_dev
+    except OSError as error:
+        raise HostFailure(f"cannot look at {path}: {error.strerror}; make it readable") from error

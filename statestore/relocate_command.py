@@ -1,0 +1,132 @@
+"""`statestore relocate`: what a topology change moves, for a person to approve, and the moving."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from statestore.arguments import deployment_options, parse_run
+from statestore.assembly import failure, load_pipeline, relocate
+from statestore.errors import Misuse
+from statestore.faults import arm_from_environment
+from statestore.model import TaskId
+from statestore.operations.relocate import Choices, Move
+from statestore.operations.relocate_apply import RelocationReport
+
+_COLUMNS = ("store", "partition", "from", "to", "bytes", "why")
+
+
+@click.command("relocate")
+@deployment_options
+@click.option("--dry-run", is_flag=True, help="Show what would be done; asks no broker.")
+@click.option(
+    "--keep", multiple=True, metavar="TASK", help="Of stores in two places, this task's are right."
+)
+@click.option(
+    "--rename", multiple=True, metavar="OLD=NEW", help="A store's new name in the pipeline."
+)
+@click.option("--offline", is_flag=True, help="Ask no broker: all tasks were closed cleanly.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line, on failure too.")
+def relocate_command(
+    *,
+    dry_run: bool,
+    keep: Sequence[str],
+    rename: Sequence[str],
+    offline: bool,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Move stores to where the pipeline looks for them, after its topology changed.
+
+    The application must be stopped. Without `automatic.state.relocation=false` its next start does
+    the same by itself.
+    """
+    arm_from_environment()
+    try:
+        choices = Choices(frozenset(map(TaskId.parse, keep)), _renames(rename))
+        arguments = parse_run(flags)
+        topology = load_pipeline(arguments.pipeline)
+        report = relocate(topology, arguments.settings(), choices, dry_run=dry_run, offline=offline)
+    except Exception as error:
+        if as_json:
+            _echo({"application_id": flags["application_id"] or "", "error": failure(error)})
+        raise
+    if as_json:
+        _echo({**_fields(report), "error": None})
+    else:
+        _print(report)
+
+
+def _fields(report: RelocationReport) -> dict[str, Any]:
+    plan = report.plan
+    return {
+        "application_id": report.application_id,
+        "applied": report.applied,
+        "anything": bool(report.begun) or plan.touches_disk,
+        "begun": report.begun,
+        "moves": plan.moves,
+        "set_aside": plan.set_aside,
+        "stays": plan.stays,
+        "settle": plan.settle,
+    }
+
+
+def _rows(report: RelocationReport) -> Iterable[Sequence[object]]:
+    for move in report.begun:
+        yield *_move(move)[:-1], "begun before, not finished"
+    for move in report.plan.moves:
+        yield _move(move)
+    for gone in report.plan.set_aside:
+        partition = TaskId.parse(gone.task).partition
+        yield gone.store, partition, gone.task, "quarantine", gone.size_bytes, gone.reason
+    for stay in report.plan.stays:
+        partition = TaskId.parse(stay.task).partition
+        yield stay.store, partition, stay.task, stay.task, stay.size_bytes, f"stays: {stay.why}"
+
+
+def _move(move: Move) -> tuple[object, ...]:
+    return move.store, move.partition, move.source, move.target, move.size_bytes, move.why
+
+
+def _print(report: RelocationReport) -> None:
+    """A table on a terminal, columns with tabs between them elsewhere; then a line that sums up."""
+    rows = [["" if cell is None else str(cell) for cell in row] for row in _rows(report)]
+    console = Console(file=sys.stdout)
+    if console.is_terminal and rows:
+        table = Table(*_COLUMNS)
+        for row in rows:
+            table.add_row(*map(Text, row))
+        console.print(table)
+    else:
+        for row in rows:
+            click.echo("\t".join(row))
+    click.echo(_summary(report))
+
+
+def _summary(report: RelocationReport) -> str:
+    plan = report.plan
+    if not report.begun and not plan.touches_disk:
+        return "every store is where the topology looks for it"
+    count = len(report.begun) + len(plan.moves)
+    verb = "moved" if report.applied else "to move"
+    aside = f", {len(plan.set_aside)} set aside" if plan.set_aside else ""
+    return f"{count} stores {verb}{aside}, {len(plan.stays)} stay"
+
+
+def _renames(pairs: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for pair in pairs:
+        old, separator, new = pair.partition("=")
+        if not (old and separator and new):
+            raise Misuse(f"--rename {pair!r}: want old=new")
+        found[old] = new
+    return found
+
+
+def _echo(fields: dict[str, Any]) -> None:
+    click.echo(msgspec.json.encode(fields))
