@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -168,7 +169,8 @@ def kill_tree(root: "subprocess.Popen[bytes]") -> list[str]:
     tree = [parent, *parent.children(recursive=True)]
     names = [process.name() for process in tree]
     for process in tree:
-        os.kill(process.pid, signal.SIGKILL)
+        with suppress(psutil.NoSuchProcess):  # a worker's end may come first
+            process.kill()
     root.wait(timeout=30)
     psutil.wait_procs(tree, timeout=30)
     return names
