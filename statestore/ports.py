@@ -175,6 +175,14 @@ class TopicSpec(NamedTuple):
     config: Mapping[str, str]
 
 
+class KeyHashes(NamedTuple):
+    """Whether either hash places all of a topic's first `keys` keys where they lie."""
+
+    keys: int
+    murmur2: bool
+    crc32: bool
+
+
 class Cluster(Protocol):
     """What a driver asks a Kafka cluster."""
 
@@ -192,6 +200,9 @@ class Cluster(Protocol):
 
     def group_offsets(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, GroupOffset]:
         """The group's committed offsets, pending transactions waited out; some may be absent."""
+
+    def key_hashes(self, topics: Mapping[str, int]) -> dict[str, KeyHashes]:
+        """Of each topic's first 100 keys; `topics` are partition counts by name."""
 
     def delete_before(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Purge records below these offsets."""

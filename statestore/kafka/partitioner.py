@@ -5,6 +5,10 @@ inputs were partitioned alike.
 """
 
 import zlib
+from collections.abc import Iterable
+from itertools import islice
+
+from statestore.ports import KeyHashes
 
 _SEED = 0x9747B28C
 _MULTIPLIER = 0x5BD1E995
@@ -20,6 +24,19 @@ def murmur2_partition(key: bytes, partitions: int) -> int:
 def crc32_partition(key: bytes, partitions: int) -> int:
     """The default of librdkafka, `consistent`."""
     return zlib.crc32(key) % partitions
+
+
+def key_hashes(rows: Iterable[tuple[int, bytes | None]], partitions: int, limit: int) -> KeyHashes:
+    """Which hash fits the first `limit` keys, each with the partition it lies in.
+
+    Empty keys and none say nothing: some clients place those at random.
+    """
+    keys = list(islice(((p, key) for p, key in rows if key), limit))
+    return KeyHashes(
+        len(keys),
+        murmur2=all(murmur2_partition(key, partitions) == p for p, key in keys),
+        crc32=all(crc32_partition(key, partitions) == p for p, key in keys),
+    )
 
 
 def murmur2(data: bytes) -> int:

@@ -31,9 +31,10 @@ from statestore.errors import (
 from statestore.kafka.clients import Trouble, admin_client, connect, unanswered
 from statestore.kafka.errors import error_for, is_passing, is_silence, kafka_error, translated
 from statestore.kafka.groups import last_result, read_group
+from statestore.kafka.keys import first_key_hashes
 from statestore.kafka.settling import settle
 from statestore.model import TopicPartition
-from statestore.ports import Bounds, GroupOffset, TopicSpec
+from statestore.ports import Bounds, GroupOffset, KeyHashes, TopicSpec
 from statestore.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -220,6 +221,11 @@ class KafkaCluster:
                 at = TopicPartition(tp.topic, tp.partition)
                 committed[at] = GroupOffset(tp.offset, tp.metadata or "")
         return committed
+
+    def key_hashes(self, topics: Mapping[str, int]) -> dict[str, KeyHashes]:
+        """Of each topic's first 100 keys."""
+        tps = [TopicPartition(topic, p) for topic, count in topics.items() for p in range(count)]
+        return first_key_hashes(self._settings, topics, self.bounds(tps))
 
     def delete_before(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Purge records below these offsets."""

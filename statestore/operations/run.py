@@ -27,6 +27,7 @@ from statestore.layout import files, owners
 from statestore.layout.folders import StateLayout
 from statestore.layout.owners import Claim
 from statestore.model import OnError, TaskId, TopicPartition
+from statestore.operations.hashing import check_hashes
 from statestore.operations.relocate_apply import Relocation, may_hold_rows
 from statestore.ports import Clock, Cluster, TopicSpec
 from statestore.settings import Settings
@@ -241,6 +242,7 @@ class Run:
             )
         self._counts = self.topology.partition_counts(existing)
         self._missing_internal_topics()
+        check_hashes(self.topology, self._counts, self._cluster, self._settings)
 
     def _missing_internal_topics(self) -> list[TopicSpec]:
         """Those to create; NotCopartitioned if one that is there has another partition count."""

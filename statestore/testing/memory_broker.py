@@ -13,12 +13,14 @@ from statestore.errors import (
     TaskCorrupted,
     Unavailable,
 )
+from statestore.kafka.partitioner import key_hashes
 from statestore.model import Batch, Column, Record, TopicPartition
-from statestore.ports import Bounds, GroupOffset, Replayed, TopicSpec
+from statestore.ports import Bounds, GroupOffset, KeyHashes, Replayed, TopicSpec
 from statestore.testing.memory_log import BrokerState, Entry
 from statestore.testing.memory_outbox import MemoryOutbox, MemoryPlainOutbox
 
 _STRETCH_RECORDS = 50_000
+_KEYS = 100
 
 
 class MemoryBroker:
@@ -222,6 +224,16 @@ class MemoryCluster:
                 raise Unavailable(f"a transaction with an offset of {tp} is open: end it first")
         groups, group_id = self._state.groups, self._group_id
         return {tp: groups[group_id, tp] for tp in tps if (group_id, tp) in groups}
+
+    def key_hashes(self, topics: Mapping[str, int]) -> dict[str, KeyHashes]:
+        """Of each topic's first 100 keys."""
+        found = {}
+        for topic, count in topics.items():
+            logs = enumerate(self._state.topics[topic])
+            entries = ((p, e) for p, log in logs for e in log.read(log.start, log.last_stable))
+            rows = ((p, e.key) for p, e in entries if e.is_visible)
+            found[topic] = key_hashes(rows, count, _KEYS)
+        return found
 
     def delete_before(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Purge records below these offsets."""

@@ -308,22 +308,23 @@ class Topology:
     @cached_property
     def joined(self) -> tuple[tuple[str, tuple[TopicName, ...]], ...]:
         """Each node that joins, with the topics whose keys meet in it: equally partitioned ones."""
-        by_name = {node.name: node for node in self.nodes}
         found = []
         for node in self.nodes:
             if isinstance(node, OperatorNode) and node.copartitioned:
                 shared = set(node.stores)
                 left = [n.name for n in self.nodes if n is node or shared.intersection(n.stores)]
-                above: dict[str, None] = {}
-                while left:
-                    name = left.pop()
-                    if name not in above:
-                        above[name] = None
-                        left += by_name[name].parents
-                sources = [n for n in self.nodes if isinstance(n, SourceNode) and n.name in above]
-                topics = dict.fromkeys(topic for source in sources for topic in source.topics)
-                found.append((node.name, tuple(topics)))
+                found.append((node.name, self.topics_above(left)))
         return tuple(found)
+
+    def topics_above(self, names: Iterable[str]) -> tuple[TopicName, ...]:
+        """The source topics whose records reach these nodes."""
+        parents = {node.name: node.parents for node in self.nodes}
+        left, above = list(names), set()
+        while left:
+            above.add(name := left.pop())
+            left += set(parents[name]) - above
+        sources = [n for n in self.nodes if isinstance(n, SourceNode) and n.name in above]
+        return tuple(dict.fromkeys(topic for source in sources for topic in source.topics))
 
     def _told(self, existing: Mapping[str, int]) -> dict[TopicName, int]:
         """Internal topics whose partitions are declared, or those of what they are joined with."""

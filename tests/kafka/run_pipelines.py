@@ -214,3 +214,11 @@ def _counting(b: ss.StreamsBuilder) -> ss.Topology:
         .to(f"{prefix()}-out")
     )
     return b.build()
+
+
+def counted_together() -> ss.Topology:
+    """Two topics counted by key into one store."""
+    b = builder()
+    both = b.stream(f"{prefix()}-in").merge(b.stream(f"{prefix()}-other"))
+    both.group_by_key().count(COUNTS).to_stream().to(f"{prefix()}-out")
+    return b.build()

@@ -115,9 +115,10 @@ class App:
         *,
         topic: str = "in",
         partition: int | None = None,
+        partitioner: str = "consistent_random",
     ) -> None:
         where = ANY_PARTITION if partition is None else partition
-        producer = Producer({**self._client(), "linger.ms": 5})
+        producer = Producer({**self._client(), "linger.ms": 5, "partitioner": partitioner})
         for i, (key, value, time_ms) in enumerate(rows):
             producer.produce(
                 f"{self.name}-{topic}", key=key, value=value, partition=where, timestamp=time_ms

@@ -104,3 +104,13 @@ def test_an_error_nobody_foresaw_exits_1_with_the_json_line_and_its_traceback(ap
     assert "Traceback" in ended.err
     assert ended.message == "ZeroDivisionError: at start"
     assert app.drained()["records_in"] == 2 * 20, "the failed run left nothing in the way"
+
+
+def test_topics_counted_together_but_placed_by_different_hashes_are_refused(app: App) -> None:
+    app.kafka.create_topic(f"{app.name}-other", 2, {"retention.ms": -1})
+    rows = [(f"k{n}", b"{}", START_MS + n) for n in range(20)]
+    app.produce_raw(rows, topic="other", partitioner="murmur2_random")
+    with app.unchanged():
+        ended = app.run(pipeline="counted_together")
+        says = (f"keys of {app.name}-other were placed by murmur2", f"{app.name}-in by CRC32")
+        assert_refused(ended, 2, "NotCopartitioned", *says, "repartition() one side")

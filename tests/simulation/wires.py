@@ -9,7 +9,16 @@ from dataclasses import dataclass
 
 from statestore.errors import CommitUnknown, Fenced, Unavailable
 from statestore.model import Batch, TopicPartition
-from statestore.ports import Bounds, Cluster, GroupOffset, Outbox, Replayed, Source, TopicSpec
+from statestore.ports import (
+    Bounds,
+    Cluster,
+    GroupOffset,
+    KeyHashes,
+    Outbox,
+    Replayed,
+    Source,
+    TopicSpec,
+)
 from statestore.testing.memory_broker import MemoryBroker
 from tests.simulation.world import Process
 
@@ -209,6 +218,10 @@ class SimulatedCluster:
     def group_offsets(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, GroupOffset]:
         self._process.ask("cluster.group_offsets")
         return self._cluster.group_offsets(tps)
+
+    def key_hashes(self, topics: Mapping[str, int]) -> dict[str, KeyHashes]:
+        self._process.ask("cluster.key_hashes")
+        return self._cluster.key_hashes(topics)
 
     def delete_before(self, offsets: Mapping[TopicPartition, int]) -> None:
         self._process.ask("cluster.delete_before")

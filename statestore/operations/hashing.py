@@ -1,0 +1,69 @@
+"""Whether topics whose keys meet were partitioned alike (INTERFACE rule 2).
+
+Java's Kafka clients place a key by murmur2, librdkafka's by CRC32. Where both wrote, equal keys lie
+in different partitions, hence in different stream tasks: a join or an aggregate over both would be
+wrong without a sign.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+
+from statestore.errors import NotCopartitioned
+from statestore.ports import Cluster, KeyHashes
+from statestore.settings import Settings
+from statestore.topology.graph import TopicName, Topology
+
+_log = logging.getLogger(__name__)
+_UNKNOWN = KeyHashes(0, murmur2=True, crc32=True)
+
+
+def check_hashes(
+    topology: Topology, counts: Mapping[TopicName, int], cluster: Cluster, settings: Settings
+) -> None:
+    """NotCopartitioned if keys of two topics meet, one placed by murmur2, the other by CRC32.
+
+    Judged by each topic's first keys. Placed by neither: a warning, as nothing follows from it.
+    """
+    meetings = list(_meetings(topology, counts))
+    wanted = {t.name: counts[t] for _, topics in meetings for t in topics if not t.internal}
+    found = cluster.key_hashes(wanted) if wanted else {}
+    ours = _hashes_of(settings.partitioner)
+    for name, hashes in found.items():
+        if hashes.keys and not (hashes.murmur2 or hashes.crc32):
+            _log.warning(
+                "topic %s: its first %d keys were placed by neither murmur2 nor CRC32; whether "
+                "they meet those of the topics it is joined or merged with is not checked",
+                name,
+                hashes.keys,
+            )
+    for node, topics in meetings:
+        placed = {t: ours if t.internal else found.get(t.name, _UNKNOWN) for t in topics}
+        by_murmur2 = [t for t, hashes in placed.items() if hashes.murmur2 and not hashes.crc32]
+        by_crc32 = [t for t, hashes in placed.items() if hashes.crc32 and not hashes.murmur2]
+        if by_murmur2 and by_crc32:
+            java, c = (each[0].full(settings.application_id) for each in (by_murmur2, by_crc32))
+            raise NotCopartitioned(
+                f"{node}: the keys of {java} were placed by murmur2 (Java's default), those of {c} "
+                "by CRC32 (librdkafka's default), so equal keys lie in different partitions: "
+                "repartition() one side, or write both with partitioner=murmur2_random"
+            )
+
+
+def _meetings(
+    topology: Topology, counts: Mapping[TopicName, int]
+) -> Iterator[tuple[str, tuple[TopicName, ...]]]:
+    """Each node with state or a join, and the topics whose keys meet there, where it matters."""
+    for node in topology.nodes:
+        if node.stores:
+            shared = set(node.stores)
+            left = [n.name for n in topology.nodes if shared.intersection(n.stores)]
+            topics = topology.topics_above(left)
+            if len(topics) > 1 and max(counts[topic] for topic in topics) > 1:
+                yield node.name, topics
+    yield from (joined for joined in topology.joined if counts[joined[1][0]] > 1)
+
+
+def _hashes_of(partitioner: str) -> KeyHashes:
+    """What writes our own topics; others than these two tell nothing."""
+    murmur2, crc32 = partitioner.startswith("murmur2"), partitioner.startswith("consistent")
+    return KeyHashes(0, murmur2=murmur2, crc32=crc32)
