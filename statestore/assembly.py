@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 from statestore.errors import Action, Misuse, PipelineNotFound, StateStoreError
 from statestore.kafka.changelog import KafkaChangelog
@@ -23,7 +23,7 @@ from statestore.kafka.source import KafkaSource
 from statestore.kafka.topics import KafkaCluster
 from statestore.layout.folders import StateLayout
 from statestore.model import IsolationLevel, Span, Time, span_ms, to_ms
-from statestore.opening import is_empty, open_files, open_key_value, options_hook
+from statestore.opening import is_empty, open_built_in, open_files, options_hook
 from statestore.operations.at_rest import StoresAtRest, existing_application
 from statestore.operations.relocate import Choices
 from statestore.operations.relocate_apply import Relocation, RelocationReport
@@ -31,8 +31,10 @@ from statestore.operations.run import PlannedTask, Run, RunRequest, RunSummary, 
 from statestore.ports import Clock
 from statestore.settings import Settings, expand
 from statestore.stores import idle
+from statestore.stores.built_in import BuiltIn
 from statestore.stores.keyvalue import TransactionalKeyValueStore
-from statestore.stores.specs import KeyValueSpec
+from statestore.stores.specs import BuiltInSpec, KeyValueSpec, VersionedSpec
+from statestore.stores.versioned import TransactionalVersionedStore
 from statestore.tasks.budget import Share, Slot
 from statestore.tasks.lifecycle import StreamTask
 from statestore.tasks.plan import TaskEdges, TaskPlan, TaskReport, transactional_id
@@ -54,13 +56,29 @@ class SystemClock:
         return time.monotonic()
 
 
+@overload
 def open_store(
     spec: KeyValueSpec[K, V],
     directory: str | Path | None = None,
     *,
     isolation_level: IsolationLevel | str | None = None,
     settings: Settings | Mapping[str, object] | None = None,
-) -> TransactionalKeyValueStore[K, V]:
+) -> TransactionalKeyValueStore[K, V]: ...
+@overload
+def open_store(
+    spec: VersionedSpec[K, V],
+    directory: str | Path | None = None,
+    *,
+    isolation_level: IsolationLevel | str | None = None,
+    settings: Settings | Mapping[str, object] | None = None,
+) -> TransactionalVersionedStore[K, V]: ...
+def open_store(
+    spec: BuiltInSpec,
+    directory: str | Path | None = None,
+    *,
+    isolation_level: IsolationLevel | str | None = None,
+    settings: Settings | Mapping[str, object] | None = None,
+) -> BuiltIn:
     """Open a store on its own, in `<directory>/<name>`.
 
     It has no changelog, so RocksDB's log is on.
@@ -74,7 +92,7 @@ def open_store(
         raise Misuse(f"store {spec.name!r} is persistent: pass the directory it lives in")
     path = None if directory is None else Path(directory) / spec.name
     wal = known.write_ahead_log is not False
-    store = open_key_value(spec, path, known, SystemClock(), wal=wal, level=IsolationLevel(level))
+    store = open_built_in(spec, path, known, SystemClock(), wal=wal, level=IsolationLevel(level))
     if spec.persistent and not wal:
         idle.watch(store.staged)
     return store
@@ -311,12 +329,10 @@ def _edges(settings: Settings, planned: PlannedTask, clock: Clock, slots: int) -
         else PlainOutbox(settings, group_id=group_id)
     )
 
-    def open_task_store(
-        spec: KeyValueSpec[Any, Any], path: Path
-    ) -> TransactionalKeyValueStore[Any, Any]:
+    def open_task_store(spec: BuiltInSpec, path: Path) -> BuiltIn:
         level = settings.effective_isolation_level
         wal = settings.write_ahead_log is True
-        return open_key_value(
+        return open_built_in(
             spec, path, settings, clock, slots=slots, wal=wal, level=level, task=planned.task
         )
 

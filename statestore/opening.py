@@ -7,9 +7,9 @@ block cache and one bound on write buffers (`statestore.memory.bytes`).
 import functools
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from statestore.engines.memory import MemoryEngine
 from statestore.engines.rocks import RocksMemory, RocksTuning, open_rocks, stored_tables
@@ -17,18 +17,20 @@ from statestore.errors import InvalidSetting, TaskCorrupted
 from statestore.model import IsolationLevel
 from statestore.ports import Clock, Engine
 from statestore.settings import Settings
-from statestore.stores import keyvalue, offsets
-from statestore.stores.keyvalue import TransactionalKeyValueStore
-from statestore.stores.specs import KeyValueSpec
-from statestore.stores.transaction import LagLimits, StagedEngine
+from statestore.stores import offsets
+from statestore.stores.built_in import (
+    KEY_VALUE_TABLES,
+    VERSIONED_TABLES,
+    BuiltIn,
+    open_over,
+    tables_of,
+)
+from statestore.stores.specs import BuiltInSpec, VersionedSpec
+from statestore.stores.transaction import LagLimits
 
-K = TypeVar("K")
-V = TypeVar("V")
-_TABLES = (keyvalue.TABLE, offsets.TABLE)
 
-
-def open_key_value(
-    spec: KeyValueSpec[K, V],
+def open_built_in(
+    spec: BuiltInSpec,
     path: Path | None,
     settings: Settings,
     clock: Clock,
@@ -37,55 +39,68 @@ def open_key_value(
     level: IsolationLevel,
     slots: int = 1,
     task: str | None = None,
-) -> TransactionalKeyValueStore[K, V]:
+) -> BuiltIn:
     """The store in `path`, or in memory; `slots` processes share this host's memory.
 
-    `task`: the stream task that owns it, and alone may commit.
+    `task`: the stream task that owns it, and alone may commit. Misuse if a store of another kind
+    lies there.
     """
     engine: Engine
     made: set[str] = set()
+    tables = tables_of(spec)
     if spec.persistent and path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        made = set(_TABLES).difference(stored_tables(path))
+        stored = stored_tables(path)
+        _refuse_other_kind(path, spec, stored)
+        made = set(tables).difference(stored)
         tuning = RocksTuning(
             write_ahead_log=wal,
             memory=_memory(os.getpid(), settings.memory_bytes // slots),
             options_hook=options_hook(settings, spec.name),
         )
-        engine = open_rocks(path, tables=_TABLES, tuning=tuning)
+        engine = open_rocks(path, tables=tables, tuning=tuning)
         where = str(path)
     else:
-        engine, where = MemoryEngine(_TABLES), f"in-memory store {spec.name!r}"
+        engine, where = MemoryEngine(tables), f"in-memory store {spec.name!r}"
     limits = LagLimits(
         settings.flush_lag_max_bytes, settings.flush_lag_max_records, settings.flush_lag_max_ms
     )
-    try:
-        staged = StagedEngine(
-            engine,
-            kind=spec.kind,
-            name=spec.name,
-            where=where,
-            tables=(keyvalue.TABLE,),
-            limits=limits,
-            clock=clock,
-            task=task,
-            made=made,
-        )
-    except BaseException:
-        engine.close()
-        raise
-    return TransactionalKeyValueStore(
-        staged, spec, isolation_level=level, owned_by_task=task is not None
+    return open_over(
+        engine,
+        spec,
+        where=where,
+        limits=limits,
+        clock=clock,
+        level=level,
+        task=task,
+        owned_by_task=task is not None,
+        made=made,
     )
 
 
 def open_files(path: Path) -> Engine:
     """The database of a key-value store as it lies there, read-only; keep owners out meanwhile."""
-    missing = set(_TABLES).difference(stored_tables(path))
+    return _open_read_only(path, KEY_VALUE_TABLES)
+
+
+def _open_read_only(path: Path, tables: Sequence[str]) -> Engine:
+    missing = set(tables).difference(stored_tables(path))
     if missing:
         raise TaskCorrupted(f"{path}: no table {', '.join(sorted(missing))}: not a whole store")
     memory = _memory(os.getpid(), 32 << 20)
-    return open_rocks(path, tables=_TABLES, tuning=RocksTuning(memory=memory, read_only=True))
+    return open_rocks(path, tables=tables, tuning=RocksTuning(memory=memory, read_only=True))
+
+
+def _refuse_other_kind(path: Path, spec: BuiltInSpec, stored: Sequence[str]) -> None:
+    """Misuse if the tables on disk are of another kind of store: before RocksDB makes others."""
+    theirs = KEY_VALUE_TABLES if isinstance(spec, VersionedSpec) else VERSIONED_TABLES
+    if set(stored) - {"default"} != set(theirs):
+        return
+    engine = _open_read_only(path, theirs)
+    try:
+        offsets.check_format(engine.table(offsets.TABLE), spec.kind, str(path))
+    finally:
+        engine.close()
 
 
 def is_empty(path: Path) -> bool:

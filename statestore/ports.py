@@ -22,6 +22,15 @@ class Cursor(Protocol):
     def close(self) -> None: ...
 
 
+class Seeker(Protocol):
+    """Looks for rows in a snapshot of one table; after its or the engine's close StoreClosed."""
+
+    def seek_many(self, keys: list[bytes], /) -> "list[tuple[bytes, bytes] | None]":
+        """Per key the first row at or after it, in byte order; None: there is none."""
+
+    def close(self) -> None: ...
+
+
 class Table(Protocol):
     """One column family; reads see every completed `Engine.write`, from any thread."""
 
@@ -35,6 +44,12 @@ class Table(Protocol):
         self, lo: bytes | None = None, hi: bytes | None = None, *, reverse: bool = False
     ) -> Cursor:
         """Pairs with lo <= key <= hi in byte order, as of now; None is unbounded."""
+
+    def seeker(self) -> Seeker:
+        """A snapshot to look for rows in, as of now."""
+
+    def seek_many(self, keys: list[bytes], /) -> list[tuple[bytes, bytes] | None]:
+        """As `Seeker.seek_many`, all of one moment."""
 
     def approximate_count(self) -> int:
         """About how many keys there are, cheaply."""

@@ -104,6 +104,18 @@ class MemoryTable:
             pairs = list(zip(keys, map(self._rows.__getitem__, keys), strict=True))
         return MemoryCursor(self._engine, pairs)
 
+    def seeker(self) -> "MemorySeeker":
+        """A copy of the rows to look for some in."""
+        with self._engine.lock:
+            self._engine.check_open()
+            return MemorySeeker(self._engine, self._rows.copy())
+
+    def seek_many(self, keys: list[bytes], /) -> list[tuple[bytes, bytes] | None]:
+        """Per key the first row at or after it, all of the same moment."""
+        with self._engine.lock:
+            self._engine.check_open()
+            return _seek(self._rows, keys)
+
     def approximate_count(self) -> int:
         """Exactly how many keys there are."""
         with self._engine.lock:
@@ -152,3 +164,30 @@ class MemoryCursor:
         """Forget the rest. Closing twice is harmless."""
         self._open = False
         self._pairs = iter(())
+
+
+class MemorySeeker:
+    """Looks for rows in a copy of a table."""
+
+    __slots__ = ("_engine", "_rows")
+
+    def __init__(self, engine: MemoryEngine, rows: SortedDict) -> None:
+        self._engine = engine
+        self._rows: SortedDict | None = rows
+
+    def seek_many(self, keys: list[bytes], /) -> list[tuple[bytes, bytes] | None]:
+        """Per key the first row at or after it."""
+        self._engine.check_open()
+        if self._rows is None:
+            raise StoreClosed("memory engine: this seeker is closed: open a new one")
+        return _seek(self._rows, keys)
+
+    def close(self) -> None:
+        """Forget the copy. Closing twice is harmless."""
+        self._rows = None
+
+
+def _seek(rows: SortedDict, keys: list[bytes]) -> list[tuple[bytes, bytes] | None]:
+    size, names = len(rows), rows.keys()
+    places = map(rows.bisect_left, keys)
+    return [None if i == size else (names[i], rows[names[i]]) for i in places]

@@ -32,6 +32,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 
 from statestore.engines.rocks_cursor import Cursors, RocksCursor
 from statestore.engines.rocks_errors import translate
+from statestore.engines.rocks_seeker import RocksSeeker
 from statestore.engines.rocks_tuning import RocksMemory, RocksTuning, options, write_options
 from statestore.errors import HostFailure, Misuse, StateStoreError, StoreClosed, TaskCorrupted
 from statestore.ports import Writes
@@ -110,6 +111,18 @@ class RocksTable:
     ) -> RocksCursor:
         """Pairs with lo <= key <= hi in byte order, as of now; None is unbounded."""
         return self._cursors.open(self._family, lo, hi, reverse=reverse)
+
+    def seeker(self) -> RocksSeeker:
+        """A snapshot to look for rows in."""
+        return self._cursors.seeker(self._family)
+
+    def seek_many(self, keys: list[bytes], /) -> list[tuple[bytes, bytes] | None]:
+        """Per key the first row at or after it, all of one moment."""
+        seeker = self.seeker()
+        try:
+            return seeker.seek_many(keys)
+        finally:
+            seeker.close()
 
     def approximate_count(self) -> int:
         """RocksDB's estimate: entries less deletions."""

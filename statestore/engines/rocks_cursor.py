@@ -14,6 +14,7 @@ from operator import ge, le
 from rocksdict import Rdict, RdictIter
 
 from statestore.engines.rocks_errors import translate
+from statestore.engines.rocks_seeker import RocksSeeker
 from statestore.errors import StoreClosed
 
 Pair = tuple[bytes, bytes]
@@ -55,7 +56,7 @@ class Cursors:
     def __init__(self, where: object) -> None:
         self._where = where
         # Weak references by hand: a WeakSet costs as much as the walk itself.
-        self._walks: set[weakref.ref[_Walk]] = set()
+        self._walks: set[weakref.ref[_Walk] | weakref.ref[RocksSeeker]] = set()
         self._births = threading.RLock()
         self._closed = False
 
@@ -70,6 +71,16 @@ class Cursors:
             self._walks.add(weakref.ref(walk, self._walks.discard))
             walk.start(family)
         return RocksCursor(walk)
+
+    def seeker(self, family: Rdict) -> RocksSeeker:
+        """Look for rows of this moment."""
+        seeker = RocksSeeker(self._where)
+        with self._births:
+            if self._closed:
+                raise StoreClosed(f"{self._where}: the database is closed: open it again")
+            self._walks.add(weakref.ref(seeker, self._walks.discard))
+            seeker.start(family)
+        return seeker
 
     def close(self) -> None:
         """Let all native iterators go; returns when none is in use."""

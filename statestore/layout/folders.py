@@ -158,6 +158,6 @@ class StateLayout:
 
 def check_store_name(name: str) -> str:
     """The name itself, or Misuse: names are folder and topic names (SEMANTICS T1)."""
-    if not STORE_NAME.fullmatch(name):
+    if not STORE_NAME.fullmatch(name or ""):
         raise Misuse(f"store name {name!r}: want 1 to 200 of A-Z a-z 0-9 . _ - and no dot in front")
     return name

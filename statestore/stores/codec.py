@@ -7,7 +7,7 @@ from typing import Any, Final, Generic, Self
 from statestore.errors import Misuse
 from statestore.model import K, Serde, V
 from statestore.stores import serdes
-from statestore.stores.specs import KeyValueSpec
+from statestore.stores.specs import KeyValueSpec, VersionedSpec
 from statestore.stores.staged_table import Pair, TableScan
 
 _BYTES: Final = {bytes}
@@ -21,7 +21,7 @@ class Codec(Generic[K, V]):
     each: else `put_all` and `get_many` spend as long here as in the rest of the store.
     """
 
-    def __init__(self, spec: KeyValueSpec[K, V]) -> None:
+    def __init__(self, spec: KeyValueSpec[K, V] | VersionedSpec[K, V]) -> None:
         self._spec = spec
         self._write_key = spec.key_serde.serialize
         self._write_value = spec.value_serde.serialize
@@ -58,6 +58,15 @@ class Codec(Generic[K, V]):
             if None not in writes:
                 return writes
         return {self.key(key): self.value(value) for key, value in items}
+
+    def values(self, values: Iterable[V | None]) -> list[bytes | None]:
+        items: list[Any] = list(values)
+        if self._plain_values and set(map(type, items)) <= _BYTES_OR_NONE:
+            return items
+        return [self.value(value) for value in items]
+
+    def read_key(self, data: bytes) -> K:
+        return self._read_key(data)
 
     def read_values(self, values: list[bytes | None]) -> list[Any]:
         if self._plain_values:

@@ -16,10 +16,12 @@ from statestore.model import (
     K,
     Position,
     PositionBound,
+    PutResult,
     TaskId,
     Time,
     TopicPartition,
     V,
+    VersionedRecord,
     Windowed,
 )
 
@@ -157,3 +159,50 @@ class WindowStore(Protocol, Generic[K, V_co]):
 
     def all(self) -> Scan[tuple[Windowed[K], V_co]]:
         """Every window of every key, by start."""
+
+
+class ReadOnlyVersionedKeyValueStore(Protocol, Generic[K, V]):
+    """Reads of a versioned store (KIP-889, KIP-960, KIP-968)."""
+
+    def get(self, key: K, *, as_of: Time | None = None) -> VersionedRecord[V] | None:
+        """The latest version, or the one valid at `as_of`; None if absent or deleted.
+
+        None too, with a warning in the log, where history does not reach back that far.
+        """
+
+    def history(
+        self,
+        key: K,
+        *,
+        from_time: Time | None = None,
+        to_time: Time | None = None,
+        descending: bool = True,
+    ) -> Scan[VersionedRecord[V]]:
+        """The versions valid at some time from `from_time` to `to_time`, both included."""
+
+    def range_as_of(
+        self, lo: K | None, hi: K | None, as_of: Time
+    ) -> Scan[tuple[K, VersionedRecord[V]]]:
+        """Per key from `lo` to `hi`, both included, the version valid at `as_of`."""
+
+    def observed_stream_time(self) -> int | None:
+        """The largest timestamp put, ms; None before the first."""
+
+
+class VersionedKeyValueStore(StateStore, ReadOnlyVersionedKeyValueStore[K, V], Protocol):
+    """A writable versioned store. A version is valid from its timestamp to the next one's."""
+
+    def put(self, key: K, value: V | None, timestamp: Time) -> PutResult:
+        """Add a version; None is a tombstone. Older than the history: not accepted, counted."""
+
+    def put_all(self, triples: Iterable[tuple[K, V | None, Time]]) -> None:
+        """Add versions (key, value, timestamp), in this order."""
+
+    def delete(self, key: K, timestamp: Time) -> VersionedRecord[V] | None:
+        """The version valid at `timestamp`; from then on there is none."""
+
+    def reader(
+        self,
+        isolation_level: IsolationLevel | str | None = None,
+        position_bound: PositionBound | None = None,
+    ) -> ReadOnlyVersionedKeyValueStore[K, V]: ...

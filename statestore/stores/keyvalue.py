@@ -4,31 +4,22 @@ The owner thread writes; any thread may read through `reader()`. Readers never b
 are blocked by it for no longer than one engine batch.
 """
 
-import logging
-import warnings
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
-from typing import Any, Generic, Self
+from collections.abc import Callable, Iterable
+from typing import Any, Generic
 
-from statestore.errors import (
-    CommitInsideProcessor,
-    NotUpToBound,
-    StoreClosed,
-    UncommittedWrites,
-)
-from statestore.model import IsolationLevel, K, Position, PositionBound, TopicPartition, V
+from statestore.model import IsolationLevel, K, PositionBound, V
 from statestore.stores.codec import Codec, PairScan
 from statestore.stores.overlay import MISSING, Missing, slice_of
 from statestore.stores.specs import KeyValueSpec
 from statestore.stores.staged_table import StagedTable, TableScan
 from statestore.stores.transaction import StagedEngine
+from statestore.stores.transactional import StoreReader, TransactionalStore
 
 KIND = "keyvalue"
 TABLE = "data"
-_log = logging.getLogger(__name__)
 
 
-class TransactionalKeyValueStore(Generic[K, V]):
+class TransactionalKeyValueStore(TransactionalStore, Generic[K, V]):
     """The built-in KeyValueStore, persistent or in memory.
 
     See `contracts.KeyValueStore` for the promises.
@@ -43,12 +34,11 @@ class TransactionalKeyValueStore(Generic[K, V]):
         owned_by_task: bool = False,
     ) -> None:
         """`owned_by_task`: commit, rollback and close are the task's, through `staged`."""
-        self.staged = staged
         self.table = StagedTable(staged, TABLE)
+        super().__init__(
+            staged, self.table.commit, isolation_level=isolation_level, owned_by_task=owned_by_task
+        )
         self.spec = spec
-        self.name = spec.name
-        self._isolation_level = isolation_level
-        self._owned_by_task = owned_by_task
         self._codec = Codec(spec)
         self._metrics = staged.metrics
 
@@ -132,109 +122,14 @@ class TransactionalKeyValueStore(Generic[K, V]):
         position_bound: PositionBound | None = None,
     ) -> "KeyValueReader[K, V]":
         """A reader for any thread; its level defaults to the store's setting (SEMANTICS S9)."""
-        self.staged.check_open()
-        level = IsolationLevel(isolation_level or self._isolation_level)
+        level = self._level(isolation_level)
         return KeyValueReader(self.staged, self.spec, level, position_bound)
-
-    # The transaction.
-
-    def commit(
-        self,
-        offsets: Mapping[TopicPartition, int | None] | None = None,
-        *,
-        position: Position | None = None,
-    ) -> None:
-        """Pending writes, changelog offsets and position in one atomic batch (SEMANTICS S3)."""
-        self._refuse_inside_task("commit")
-        self.staged.commit(offsets or {}, position)
-
-    def rollback(self) -> None:
-        """Drop the pending writes and nothing else."""
-        self._refuse_inside_task("rollback")
-        self.staged.rollback()
-
-    def transaction(self) -> AbstractContextManager[None]:
-        """A savepoint: merged at normal exit, undone on an exception.
-
-        Not a commit (SEMANTICS S8).
-        """
-        return self.staged.savepoint()
-
-    def committed_offset(self, tp: TopicPartition) -> int | None:
-        """The changelog offset last committed, NEXT to read; None if none or in memory."""
-        return self.staged.committed_offset(tp)
-
-    def durable_offset(self, tp: TopicPartition) -> int | None:
-        """A lower bound of `committed_offset` after a crash now."""
-        return self.staged.durable_offset(tp)
-
-    def position(self) -> Position:
-        """The input position as the owner sees it, pending included."""
-        return self.staged.position(pending=True)
-
-    def metrics(self) -> dict[str, float]:
-        """Kafka Streams' metric names; latencies in ms, rates per second since open."""
-        return self.staged.metrics_dict()
-
-    def approximate_num_uncommitted_bytes(self) -> int:
-        """Pending keys, values and a fixed cost per entry; 0 after commit (SEMANTICS S6)."""
-        return self.staged.uncommitted_bytes()
-
-    def approximate_num_uncommitted_entries(self) -> int:
-        """Pending keys."""
-        return self.staged.uncommitted_entries()
-
-    def persistent(self) -> bool:
-        return self.staged.persistent()
-
-    def manages_offsets(self) -> bool:
-        return True
-
-    def is_open(self) -> bool:
-        return self.staged.is_open()
-
-    def flush(self) -> None:
-        """Deprecated, does nothing (KIP-892)."""
-        warnings.warn(
-            "flush() does nothing: a commit request or close() is what you want",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-
-    def close(self) -> None:
-        """Roll back what is pending, with a warning; flush; release. Twice is harmless."""
-        self._refuse_inside_task("close")
-        pending = self.staged.uncommitted_entries()
-        if pending:
-            _log.warning(
-                "store %r closed with %d writes not committed: dropped", self.name, pending
-            )
-        self.staged.close()
-
-    def __enter__(self) -> Self:
-        self._refuse_inside_task("close")
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_exc: object) -> None:
-        pending = self.staged.uncommitted_entries()
-        self.staged.close()
-        if kind is None and pending:
-            raise UncommittedWrites(
-                f"{pending} writes to {self.name!r} not committed: call commit() or rollback()"
-            )
-
-    def _refuse_inside_task(self, verb: str) -> None:
-        if self._owned_by_task:
-            raise CommitInsideProcessor(
-                f"store {self.name!r}: {verb} belongs to the stream task; "
-                "call context.commit() to ask for a commit"
-            )
 
     def _pairs(self, scan: TableScan, exclude: bytes | None = None) -> PairScan[K, V]:
         return PairScan(scan, self._codec.pairs(scan, exclude))
 
 
-class KeyValueReader(Generic[K, V]):
+class KeyValueReader(StoreReader, Generic[K, V]):
     """Reads from any thread under one isolation level; see `contracts.ReadOnlyKeyValueStore`."""
 
     def __init__(
@@ -244,14 +139,10 @@ class KeyValueReader(Generic[K, V]):
         isolation_level: IsolationLevel,
         position_bound: PositionBound | None = None,
     ) -> None:
-        self.name = spec.name
-        self._staged = staged
-        self._uncommitted = isolation_level is IsolationLevel.READ_UNCOMMITTED
-        self._bound = position_bound
+        super().__init__(staged, isolation_level, position_bound)
         self._table = staged.table(TABLE)
         self._entries = staged.overlay(TABLE).entries
         self._codec = Codec(spec)
-        self._open = True
 
     def get(self, key: K, default: V | None = None) -> V | None:
         """The value, or `default`."""
@@ -301,41 +192,16 @@ class KeyValueReader(Generic[K, V]):
         self._check()
         return self._table.approximate_count()
 
-    def is_open(self) -> bool:
-        return self._open and self._staged.is_open()
-
-    def close(self) -> None:
-        self._open = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.close()
-
-    def _check(self) -> None:
-        if not self._open:
-            raise StoreClosed(f"this reader of {self.name!r} is closed: ask for a new one")
-        self._staged.check_open()
-        if self._bound is None:
-            return
-        position = self._staged.position(pending=self._uncommitted)
-        if not position.covers(self._bound.position):
-            raise NotUpToBound(
-                f"store {self.name!r} has processed {position.as_dict()}, asked for "
-                f"{self._bound.position.as_dict()}: try again later"
-            )
-
     def _consistent(self, read: Callable[[], Any]) -> tuple[dict[bytes, bytes | None], Any]:
-        """Pending writes and a committed read with no commit between them."""
+        """Pending writes and a committed read with no commit or rollback between them."""
         while True:
-            commits = self._staged.commits
+            turns = self._staged.turns
             pending = self._entries.copy() if self._uncommitted else {}
             try:
                 committed = read()
             except Exception as error:
                 raise self._staged.failure(error) from error
-            if not self._uncommitted or self._staged.commits == commits:
+            if not self._uncommitted or self._staged.turns == turns:
                 return pending, committed
 
     def _scan(

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from statestore.errors import FormatTooNew, TaskCorrupted
+from statestore.errors import FormatTooNew, Misuse, TaskCorrupted
 from statestore.model import Position, TopicPartition
 from statestore.ports import Table
 
@@ -26,11 +26,13 @@ _PARTITION = struct.Struct(">i")
 _OFFSET = struct.Struct(">q")
 
 
-class Format(msgspec.Struct, frozen=True):
+class Format(msgspec.Struct, frozen=True, omit_defaults=True):
     """What lies in a store's folder."""
 
     kind: str
     version: int
+    segment_interval_ms: int | None = None
+    """Of a versioned store."""
 
 
 def offset_rows(
@@ -55,28 +57,41 @@ def read_position(table: Table, where: str) -> Position:
     return Position.of(_read(table, b"p", where))
 
 
-def format_rows(kind: str) -> dict[bytes, bytes | None]:
+def format_rows(kind: str, segment_interval_ms: int | None = None) -> dict[bytes, bytes | None]:
     """What a fresh store writes first (SEMANTICS S12)."""
-    return {_FORMAT_KEY: msgspec.json.encode(Format(kind, FORMAT_VERSION))}
+    made = Format(kind, FORMAT_VERSION, segment_interval_ms)
+    return {_FORMAT_KEY: msgspec.json.encode(made)}
 
 
-def check_format(table: Table, kind: str, where: str) -> bool:
-    """Whether a format is recorded; FormatTooNew or TaskCorrupted if not one read here."""
+def check_format(table: Table, kind: str, where: str) -> Format | None:
+    """What format is recorded, if any.
+
+    Misuse if it is of another kind of store, FormatTooNew or TaskCorrupted if it is not one read
+    here.
+    """
     data = table.get(_FORMAT_KEY)
     if data is None:
-        return False
+        return None
     try:
         found = msgspec.json.decode(data, type=Format)
     except msgspec.DecodeError as error:
         raise TaskCorrupted(f"{where}: format row is not readable: {error}") from error
     if found.kind != kind:
-        raise TaskCorrupted(f"{where} holds a {found.kind} store, not a {kind} store")
+        raise other_kind(where, found.kind, kind)
     if found.version > FORMAT_VERSION:
         raise FormatTooNew(
             f"{where} has format {found.version}, this statestore reads up to {FORMAT_VERSION}: "
             "upgrade statestore, or move the folder away to restore it from its changelog"
         )
-    return True
+    return found
+
+
+def other_kind(where: object, found: str, wanted: str) -> Misuse:
+    """The refusal of a store of another kind (SEMANTICS V11)."""
+    way_out = "open it as what it is, or move the folder away and restore from the changelog"
+    if (found, wanted) == ("keyvalue", "versioned"):
+        way_out = "`statestore upgrade-to-versioned` makes way for a versioned one"
+    return Misuse(f"{where} holds a {found} store, not a {wanted} one: {way_out}")
 
 
 def _key(kind: bytes, tp: TopicPartition) -> bytes:

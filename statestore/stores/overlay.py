@@ -88,13 +88,21 @@ class Overlay:
         self.size_bytes = 0
         self.deletes = 0
 
+    # What a commit or a rollback leaves of pending writes: nothing.
+    commit = rollback = clear
+
+    def at_or_after(self, keys: list[bytes]) -> list[tuple[bytes, bytes | None] | None]:
+        """Per key the first pending write at or after it."""
+        self._sort()
+        entries, ordered, size = self.entries, self._sorted, len(self._sorted)
+        places = map(ordered.bisect_left, keys)
+        return [None if i == size else (ordered[i], entries[ordered[i]]) for i in places]
+
     def between(
         self, lo: bytes | None, hi: bytes | None, *, reverse: bool
     ) -> list[tuple[bytes, bytes | None]]:
         """The pending writes with lo <= key <= hi, in order, as they are now."""
-        if self._fresh:
-            self._sorted.update(self._fresh)
-            self._fresh = []
+        self._sort()
         entries = self.entries
         keys: Iterator[bytes] = self._sorted.irange(lo, hi, reverse=reverse)
         return [(key, entries[key]) for key in keys]
@@ -126,6 +134,11 @@ class Overlay:
                 self.deletes += old is None
         self._sorted = SortedList()
         self._fresh = list(self.entries)
+
+    def _sort(self) -> None:
+        if self._fresh:
+            self._sorted.update(self._fresh)
+            self._fresh = []
 
 
 def slice_of(

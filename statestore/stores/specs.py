@@ -1,12 +1,13 @@
 """Store specs: values that say which store to open, not stores (INTERFACE)."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
+from statestore.errors import Misuse
 from statestore.layout.folders import check_store_name
-from statestore.model import K, Serde, V, Windowed
-from statestore.stores import serdes
+from statestore.model import K, Serde, Span, V, Windowed, span_ms
+from statestore.stores import serdes, versioned_layout
 from statestore.stores.contracts import StateStore, StoreContext
 
 S = TypeVar("S", bound=StateStore)
@@ -26,6 +27,49 @@ class KeyValueSpec(Generic[K, V]):
 
     def __post_init__(self) -> None:
         check_store_name(self.name)
+
+
+@dataclass(frozen=True)
+class VersionedSpec(Generic[K, V]):
+    """A versioned store (KIP-889): `history_retention_ms` is how far back reads are exact.
+
+    `segment_interval_ms` None: the one on disk, else one that suits the retention (SEMANTICS V5).
+    """
+
+    kind: ClassVar[str] = versioned_layout.KIND
+
+    name: str
+    history_retention_ms: int
+    key_serde: Serde[K]
+    value_serde: Serde[V]
+    segment_interval_ms: int | None = None
+    persistent: bool = True
+    changelog_config: dict[str, str] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        check_store_name(self.name)
+        retention, interval = self.history_retention_ms, self.segment_interval_ms
+        if retention < 0:
+            raise Misuse(
+                f"store {self.name!r}: history retention {retention} ms is negative: "
+                "0 keeps the latest versions only"
+            )
+        if interval is not None and interval <= 0:
+            raise Misuse(f"store {self.name!r}: segment interval {interval} ms: want 1 or more")
+
+    def interval_ms(self, stored: int | None) -> int:
+        """The segment interval, given that of the store on disk; Misuse if they differ."""
+        asked = self.segment_interval_ms
+        if stored is not None and asked is not None and asked != stored:
+            raise Misuse(
+                f"store {self.name!r} was made with segments of {stored} ms, not {asked} ms: leave "
+                "segment_interval_ms out, or move its folder away to restore it anew"
+            )
+        if stored is not None:
+            return stored
+        if asked is not None:
+            return asked
+        return versioned_layout.default_segment_interval_ms(self.history_retention_ms)
 
 
 @dataclass(frozen=True)
@@ -98,7 +142,8 @@ class WindowSpec(Generic[K, V]):
         )
 
 
-StoreSpec = KeyValueSpec[Any, Any] | WindowSpec[Any, Any] | StoreSupplier[Any]
+BuiltInSpec = KeyValueSpec[Any, Any] | VersionedSpec[Any, Any]
+StoreSpec = BuiltInSpec | WindowSpec[Any, Any] | StoreSupplier[Any]
 
 
 def persistent_key_value_store(
@@ -115,3 +160,40 @@ def in_memory_key_value_store(
     return KeyValueSpec(
         name, key_serde or serdes.BYTES, value_serde or serdes.BYTES, persistent=False
     )
+
+
+def persistent_versioned_key_value_store(
+    name: str,
+    history_retention_ms: Span,
+    segment_interval_ms: Span | None = None,
+    *,
+    key_serde: Serde[Any] | None = None,
+    value_serde: Serde[Any] | None = None,
+) -> VersionedSpec[Any, Any]:
+    """A versioned store in RocksDB; without serdes keys and values are bytes."""
+    return VersionedSpec(
+        name,
+        span_ms(history_retention_ms),
+        key_serde or serdes.BYTES,
+        value_serde or serdes.BYTES,
+        None if segment_interval_ms is None else span_ms(segment_interval_ms),
+    )
+
+
+def in_memory_versioned_key_value_store(
+    name: str,
+    history_retention_ms: Span,
+    segment_interval_ms: Span | None = None,
+    *,
+    key_serde: Serde[Any] | None = None,
+    value_serde: Serde[Any] | None = None,
+) -> VersionedSpec[Any, Any]:
+    """A versioned store in memory, restored from its changelog at every start (SEMANTICS V12)."""
+    persistent = persistent_versioned_key_value_store(
+        name,
+        history_retention_ms,
+        segment_interval_ms,
+        key_serde=key_serde,
+        value_serde=value_serde,
+    )
+    return replace(persistent, persistent=False)

@@ -6,12 +6,13 @@ Owner thread only. The get path is one dict look-up and one engine call: nothing
 it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import repeat
 from operator import gt, lt
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from statestore.errors import StoreClosed, TaskCorrupted
+from statestore.model import Position, TopicPartition
 from statestore.ports import Cursor, Writes
 from statestore.stores.overlay import MISSING, Missing
 from statestore.stores.transaction import StagedEngine
@@ -21,11 +22,20 @@ Slice = list[tuple[bytes, bytes | None]]
 _END: Final = (None, None)
 
 
+class Changes(NamedTuple):
+    """What a commit logs, in order; `times` None: all at the task's stream time."""
+
+    keys: list[bytes]
+    values: list[bytes | None]
+    times: list[int] | None = None
+
+
 class StagedTable:
     """Reads and writes of one table of a StagedEngine."""
 
     def __init__(self, staged: StagedEngine, name: str) -> None:
         self._staged: Final = staged
+        self._name: Final = name
         self._overlay: Final = staged.overlay(name)
         self._entries: Final = self._overlay.entries
         self._table: Final = staged.table(name)
@@ -82,10 +92,43 @@ class StagedTable:
         """`records` came too late to be written."""
         self._metrics.late += records
 
+    def seek_many(self, keys: list[bytes]) -> list[Pair | None]:
+        """Per key the first row at or after it; of pending writes only puts may lie there."""
+        try:
+            committed = self._table.seek_many(keys)
+        except Exception as error:
+            raise self._staged.failure(error) from error
+        if not self._entries:
+            return committed
+        pending = self._overlay.at_or_after(keys)
+        return [first_of(*both) for both in zip(committed, pending, strict=True)]
+
     def approximate_count(self) -> int:
         """About how many keys there are, pending ones counted as new."""
         self._staged.check_open()
         return self._table.approximate_count() + len(self._entries)
+
+    # The transaction, where the table is all the data of its store.
+
+    def commit(
+        self, offsets: Mapping[TopicPartition, int | None], position: Position | None = None
+    ) -> None:
+        """Make what is pending committed."""
+        self._staged.commit(offsets, position)
+
+    def restore(
+        self,
+        keys: list[bytes],
+        values: list[bytes | None],
+        _times: list[int],
+        offsets: Mapping[TopicPartition, int],
+    ) -> None:
+        """Changelog records past the pending writes, with the offsets they reach (E8)."""
+        self._staged.restore(self._name, dict(zip(keys, values, strict=True)), offsets)
+
+    def changes(self) -> Changes:
+        """What the next commit logs: once per key, its last value."""
+        return Changes(list(self._entries), list(self._entries.values()))
 
 
 class TableScan:
@@ -159,3 +202,12 @@ def _merge(cursor: Cursor, pending: Slice, *, reverse: bool) -> Iterator[Pair]:
         if value is not None:
             yield key, value
         key, value = next(waiting, _END)
+
+
+def first_of(committed: Pair | None, pending: tuple[bytes, bytes | None] | None) -> Pair | None:
+    """The one with the smaller key; what is pending counts where both have it."""
+    if pending is None or (committed is not None and committed[0] < pending[0]):
+        return committed
+    key, value = pending
+    assert value is not None, "a pending delete where only puts may lie"
+    return key, value

@@ -7,9 +7,10 @@ Committed but not yet durable writes are bounded by `LagLimits`.
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from statestore.errors import StateStoreError, StoreClosed, TaskCorrupted
 from statestore.faults import CrashPoint, reach
@@ -27,6 +28,16 @@ class LagLimits:
     max_bytes: int
     max_records: int
     max_ms: int
+
+
+class Staged(Protocol):
+    """What is kept in step with the pending writes: marked, merged, undone, settled with them."""
+
+    def mark(self) -> None: ...
+    def merge(self) -> None: ...
+    def undo(self) -> None: ...
+    def commit(self) -> None: ...
+    def rollback(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -51,19 +62,30 @@ class StagedEngine:
         clock: Clock,
         task: str | None = None,
         made: Collection[str] = (),
+        segment_interval: Callable[[int | None], int] | None = None,
     ) -> None:
-        """Open over `engine`; TaskCorrupted or FormatTooNew if it holds no `kind` store.
+        """Open over `engine`.
 
-        `made`: the tables that were not there before the engine was opened.
+        Misuse, TaskCorrupted or FormatTooNew if it holds no `kind` store. `made`: the tables that
+        were not there before the engine was opened. `segment_interval`: of a versioned store, ms,
+        given the one on disk if any.
         """
         self.name = name
         self.where = where
-        self.commits = 0
+        self.turns = 0
+        """Goes up before and after each commit and rollback: odd while one is under way.
+
+        A reader that meets one even number before and after read between two of them.
+        """
         self._engine = engine
         self._kind = kind
+        self._segment_interval = segment_interval
+        self.segment_interval_ms: int | None = None
         self._limits = limits
         self._clock = clock
         self._overlays = {table: Overlay() for table in tables}
+        self._staged: list[Staged] = list(self._overlays.values())
+        self._journal: Overlay | None = None
         self._open = True
         self._lag = _Lag()
         # Held while what is committed and what is durable are told apart: `maintain` may be called
@@ -83,6 +105,15 @@ class StagedEngine:
     def overlay(self, table: str) -> Overlay:
         """The pending writes of one table; the object never changes."""
         return self._overlays[table]
+
+    def keep_in_step(self, part: Staged) -> None:
+        """Mark, merge, undo and settle `part` with the pending writes from now on."""
+        self._staged.append(part)
+
+    def keep_journal(self, journal: Overlay) -> None:
+        """As `keep_in_step`: each entry is one write, whatever rows it takes."""
+        self._journal = journal
+        self.keep_in_step(journal)
 
     def table(self, name: str) -> Table:
         """The committed rows of one table."""
@@ -114,34 +145,33 @@ class StagedEngine:
         return ours
 
     def commit(
-        self, offsets: Mapping[TopicPartition, int | None], position: Position | None = None
+        self,
+        offsets: Mapping[TopicPartition, int | None],
+        position: Position | None = None,
+        *,
+        ranges: Mapping[str, Sequence[tuple[bytes, bytes]]] | None = None,
     ) -> None:
-        """Make everything pending visible, with these offsets and position, in one engine batch."""
+        """Make everything pending visible, with these offsets and position, in one engine batch.
+
+        `ranges`: spans [from, to) of a table to delete first.
+        """
         self.check_open()
         started = self._clock.monotonic()
         if position is not None:
             self._pending_position = self._pending_position.merge(position)
-        writes: dict[str, Writes] = {
-            table: overlay.entries for table, overlay in self._overlays.items() if overlay.entries
-        }
-        meta = rows.offset_rows(offsets, self._pending_position)
-        count = sum(map(len, writes.values()))
-        size = self.uncommitted_bytes()
-        if meta:
-            writes[rows.TABLE] = meta
-        deletes = sum(overlay.deletes for overlay in self._overlays.values())
-        # Before the batch: a reader that sees one number twice read on one side of a commit.
-        self.commits += 1
+        count, deletes = self.uncommitted_entries(), self._deletes()
         with self._settling:
-            if writes:
-                self._write(writes)
-            self._position = self._pending_position
-            self._note(offsets)
-            # Readers on other threads look at the overlay first, then the engine: clear only now.
-            for overlay in self._overlays.values():
-                overlay.clear()
+            size = self._write_pending(offsets, ranges)
             self.metrics.committed(self._clock.monotonic() - started, count, deletes)
             self._count_lag(size, count)
+
+    def commit_restored(self, offsets: Mapping[TopicPartition, int], records: int) -> None:
+        """As `commit`, of `records` changelog records staged by a restore."""
+        self.check_open()
+        with self._settling:
+            size = self._write_pending(offsets, None)
+            self.metrics.restored(records)
+            self._count_lag(size, records)
 
     def restore(self, table: str, writes: Writes, offsets: Mapping[TopicPartition, int]) -> None:
         """Changelog rows past the overlay, with the offsets they reach, in one batch (E8)."""
@@ -156,25 +186,26 @@ class StagedEngine:
     def rollback(self) -> None:
         """Drop everything pending."""
         self.check_open()
-        for overlay in self._overlays.values():
-            overlay.clear()
+        with self._turning():
+            for part in self._staged:
+                part.rollback()
         self._pending_position = self._position
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
         """A nested unit: merged at normal exit, undone on an exception (S8)."""
         self.check_open()
-        overlays = tuple(self._overlays.values())
-        for overlay in overlays:
-            overlay.mark()
-        finish: Callable[[Overlay], None] = Overlay.undo
+        for part in self._staged:
+            part.mark()
+        kept = False
         try:
             yield
-            finish = Overlay.merge
+            kept = True
         finally:
             if self._open:
-                for overlay in overlays:
-                    finish(overlay)
+                with self._turning():
+                    for part in self._staged:
+                        part.merge() if kept else part.undo()
         self.check_open()
 
     def maintain(self) -> int:
@@ -226,9 +257,12 @@ class StagedEngine:
         return self._pending_position if pending else self._position
 
     def uncommitted_bytes(self) -> int:
-        return sum(overlay.size_bytes for overlay in self._overlays.values())
+        journal = 0 if self._journal is None else self._journal.size_bytes
+        return journal + sum(overlay.size_bytes for overlay in self._overlays.values())
 
     def uncommitted_entries(self) -> int:
+        if self._journal is not None:
+            return len(self._journal.entries)
         return sum(len(overlay.entries) for overlay in self._overlays.values())
 
     def metrics_dict(self) -> dict[str, float]:
@@ -238,8 +272,8 @@ class StagedEngine:
         """Drop what is pending, flush, release."""
         if not self._open:
             return
-        for overlay in self._overlays.values():
-            overlay.clear()
+        for part in self._staged:
+            part.rollback()
         with self._settling:
             self._open = False
             self.metrics.closed()
@@ -247,17 +281,66 @@ class StagedEngine:
             self._engine.close()
 
     def _adopt_format(self, meta: Table, made: Collection[str]) -> None:
-        if rows.check_format(meta, self._kind, self.where):
+        found = rows.check_format(meta, self._kind, self.where)
+        if self._segment_interval is not None:
+            stored = None if found is None else found.segment_interval_ms
+            self.segment_interval_ms = self._segment_interval(stored)
+        if found is not None:
             # The format is written when all tables are there, so one that is not has been lost.
             for table in self._overlays.keys() & set(made):
                 raise TaskCorrupted(f"{self.where}: offsets without the table {table!r}")
             return
         if not self.empty():
             raise TaskCorrupted(f"{self.where}: data without a format row: not a whole store")
-        self._write({rows.TABLE: rows.format_rows(self._kind)})
+        self._write({rows.TABLE: rows.format_rows(self._kind, self.segment_interval_ms)})
 
-    def _write(self, writes: Mapping[str, Writes]) -> None:
-        self._guard(lambda: self._engine.write(writes))
+    def _write_pending(
+        self,
+        offsets: Mapping[TopicPartition, int | None],
+        ranges: Mapping[str, Sequence[tuple[bytes, bytes]]] | None,
+    ) -> int:
+        """One engine batch, and what was pending is committed; its size in bytes."""
+        size = self.uncommitted_bytes()
+        writes: dict[str, Writes] = {
+            table: overlay.entries for table, overlay in self._overlays.items() if overlay.entries
+        }
+        meta = rows.offset_rows(offsets, self._pending_position)
+        if meta:
+            writes[rows.TABLE] = meta
+        with self._turning():
+            if writes or ranges:
+                self._write(writes, ranges)
+            self._position = self._pending_position
+            self._note(offsets)
+            # Readers on other threads look at the overlay first, then the engine: clear only now.
+            for part in self._staged:
+                part.commit()
+        return size
+
+    def await_turn(self) -> None:
+        """Wait for a commit that is under way on another thread."""
+        with self._settling:
+            pass
+
+    @contextmanager
+    def _turning(self) -> Iterator[None]:
+        self.turns += 1
+        try:
+            yield
+        finally:
+            self.turns += 1
+
+    def _deletes(self) -> int:
+        if self._journal is not None:
+            return self._journal.deletes
+        return sum(overlay.deletes for overlay in self._overlays.values())
+
+    def _write(
+        self,
+        writes: Mapping[str, Writes],
+        ranges: Mapping[str, Sequence[tuple[bytes, bytes]]] | None = None,
+    ) -> None:
+        self._guard(lambda: self._engine.write(writes, ranges=ranges))
 
     def _guard(self, action: Callable[[], None]) -> None:
         try:

@@ -108,14 +108,14 @@ def commit_task(
 
 
 def _log_changes(opened: OwnedStore, outbox: Outbox, stamp: CommitStamp) -> None:
-    """Every pending write, once per key with its last value."""
-    changes = opened.changes()
-    if changes:
+    """Every pending write, in the order of the store's changes."""
+    keys, values, times = opened.changes()
+    if keys:
         outbox.send(
             opened.changelog.topic,
-            list(changes),
-            list(changes.values()),
-            [stamp.stream_time_ms or 0] * len(changes),
+            keys,
+            values,
+            times or [stamp.stream_time_ms or 0] * len(keys),
             partition=opened.changelog.partition,
             tracked=True,
         )

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from statestore.errors import Misuse, StateStoreError, TaskCorrupted
-from statestore.model import Position, TaskId, TopicPartition
-from statestore.ports import Writes
+from statestore.model import Batch, Position, TaskId, TopicPartition
+from statestore.stores.built_in import BuiltIn
 from statestore.stores.contracts import StateStore, StoreContext
-from statestore.stores.keyvalue import TABLE, TransactionalKeyValueStore
+from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.stores.overlay import Overlay
 from statestore.stores.specs import StoreSpec, StoreSupplier, WindowSpec
-from statestore.stores.staged_table import StagedTable
+from statestore.stores.staged_table import Changes, StagedTable
+from statestore.stores.versioned_table import VersionedTable
 from statestore.stores.windows import TransactionalWindowStore, key_of, row_of
 from statestore.tasks.budget import Usage
 
@@ -40,7 +41,10 @@ class OwnedStore(Protocol):
         """Its folder, for messages."""
 
     def table(self) -> StagedTable:
-        """Its bytes, for built-in operators; Misuse if it is the user's own."""
+        """Its bytes, for built-in operators; Misuse if it is no key-value store of ours."""
+
+    def versions(self) -> VersionedTable:
+        """Its versions in bytes; Misuse if it is no versioned store."""
 
     def persistent(self) -> bool: ...
     def manages_offsets(self) -> bool: ...
@@ -54,11 +58,11 @@ class OwnedStore(Protocol):
     def adopt(self, offset: int | None, position: Position) -> None:
         """Take over what stood in files beside it, durably."""
 
-    def restore(self, rows: Writes, offset_next: int) -> None:
-        """Changelog rows and the offset they reach."""
+    def restore(self, batch: Batch, offset_next: int) -> None:
+        """Changelog records and the offset they reach."""
 
-    def changes(self) -> Writes:
-        """What the next commit logs: once per key, its last value."""
+    def changes(self) -> Changes:
+        """What the next commit logs: once per key its last value, or every version."""
 
     def commit(self, offset: int | None, position: Position) -> None:
         """Make what is pending committed; offset None: it wrote nothing to the changelog."""
@@ -80,22 +84,34 @@ class OpenStore:
 
     def __init__(
         self,
-        store: TransactionalKeyValueStore[Any, Any],
+        store: BuiltIn,
         changelog: TopicPartition,
         windows: WindowSpec[Any, Any] | None = None,
     ) -> None:
         """`windows`: `store` holds the rows of that window store."""
-        self.store = store if windows is None else TransactionalWindowStore(store, windows)
+        self.store: Any = store
+        if windows is not None:
+            assert isinstance(store, TransactionalKeyValueStore)
+            self.store = TransactionalWindowStore(store, windows)
         self.changelog = changelog
         self.spec: StoreSpec = windows or store.spec
         self.name = store.name
         self._windowed = windows is not None
-        self._table = store.table
         self.where = store.staged.where
         self._staged = store.staged
+        self._table: StagedTable | VersionedTable = store.table
 
     def table(self) -> StagedTable:
-        return self._table
+        if isinstance(self._table, StagedTable):
+            return self._table
+        raise Misuse(
+            f"store {self.name!r} is a versioned one: this operator keeps one value per key"
+        )
+
+    def versions(self) -> VersionedTable:
+        if isinstance(self._table, VersionedTable):
+            return self._table
+        raise Misuse(f"store {self.name!r} keeps no versions: give it a history_retention_ms")
 
     def persistent(self) -> bool:
         return self._staged.persistent()
@@ -111,20 +127,23 @@ class OpenStore:
         return not self._staged.empty()
 
     def adopt(self, offset: int | None, position: Position) -> None:
-        self._staged.commit({} if offset is None else {self.changelog: offset}, position)
+        self._table.commit({} if offset is None else {self.changelog: offset}, position)
         self._staged.make_durable()
 
-    def restore(self, rows: Writes, offset_next: int) -> None:
+    def restore(self, batch: Batch, offset_next: int) -> None:
+        keys, values = batch.keys.objects, batch.values.objects
         if self._windowed:
-            rows = {row_of(key): value for key, value in rows.items()}
-        self._staged.restore(TABLE, rows, {self.changelog: offset_next})
+            keys = list(map(row_of, keys))
+        self._table.restore(keys, values, batch.timestamps, {self.changelog: offset_next})
 
-    def changes(self) -> Writes:
-        entries = self._staged.overlay(TABLE).entries
-        return {key_of(row): value for row, value in entries.items()} if self._windowed else entries
+    def changes(self) -> Changes:
+        changes = self._table.changes()
+        if self._windowed:
+            return changes._replace(keys=list(map(key_of, changes.keys)))
+        return changes
 
     def commit(self, offset: int | None, position: Position) -> None:
-        self._staged.commit({} if offset is None else {self.changelog: offset}, position)
+        self._table.commit({} if offset is None else {self.changelog: offset}, position)
 
     def rollback(self) -> None:
         self._staged.rollback()
@@ -176,10 +195,7 @@ class SuppliedStore:
             )
 
     def table(self) -> StagedTable:
-        raise Misuse(
-            f"store {self.name!r} is of a class of its own: only a processor can use it, "
-            "by context.store()"
-        )
+        raise self._own_class()
 
     def persistent(self) -> bool:
         return self._supplier.persistent
@@ -201,13 +217,17 @@ class SuppliedStore:
             offsets = {} if offset is None else {self.changelog: offset}
             self.store.commit(offsets, position=position)
 
-    def restore(self, rows: Writes, offset_next: int) -> None:
+    def versions(self) -> VersionedTable:
+        raise self._own_class()
+
+    def restore(self, batch: Batch, offset_next: int) -> None:
         self._before_write()
+        rows = dict(zip(batch.keys.objects, batch.values.objects, strict=True))
         self._supplier.restore(self.store, rows)
         self._committed(offset_next, Position())
 
-    def changes(self) -> Writes:
-        return self._logged.entries
+    def changes(self) -> Changes:
+        return Changes(list(self._logged.entries), list(self._logged.entries.values()))
 
     def commit(self, offset: int | None, position: Position) -> None:
         self._committed(offset, position)
@@ -242,6 +262,12 @@ class SuppliedStore:
                 _log.warning("store %r: while closing", self.name, exc_info=True)
                 clean = False
         return clean
+
+    def _own_class(self) -> Misuse:
+        return Misuse(
+            f"store {self.name!r} is of a class of its own: only a processor can use it, "
+            "by context.store()"
+        )
 
     def _committed(self, offset: int | None, position: Position) -> None:
         self.store.commit({} if offset is None else {self.changelog: offset}, position=position)

@@ -70,8 +70,7 @@ def _restore_store(
     records = 0
     for stretch in changelog.replay(tp, start, bounds.end):
         batch = stretch.batch
-        keys, values = batch.keys.objects, batch.values.objects
-        opened.restore(dict(zip(keys, values, strict=True)), stretch.offset_next)
+        opened.restore(batch, stretch.offset_next)
         reach(CrashPoint.RESTORE_BATCH_WRITTEN)
         records += len(batch)
         now = clock.monotonic()

@@ -8,21 +8,27 @@ written at start and at close, at commits only where a store does not manage its
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from statestore.errors import FormatTooNew, HostFailure, Misuse, TaskCorrupted
 from statestore.layout import files
 from statestore.layout.folders import Quarantined, StateLayout
 from statestore.model import Position, TaskId, TopicPartition
 from statestore.ports import Changelog, Clock
-from statestore.stores.keyvalue import TransactionalKeyValueStore
-from statestore.stores.specs import KeyValueSpec, StoreSpec, StoreSupplier, WindowSpec
+from statestore.stores.built_in import BuiltIn
+from statestore.stores.specs import (
+    BuiltInSpec,
+    KeyValueSpec,
+    StoreSpec,
+    StoreSupplier,
+    VersionedSpec,
+    WindowSpec,
+)
 from statestore.tasks import budget
 from statestore.tasks.owned import OpenStore, OwnedStore, SuppliedStore
 from statestore.tasks.restore import UNCLEAN, Restored, StoreCorrupted, restore
 
 _log = logging.getLogger(__name__)
-OpenStoreAt = Callable[[KeyValueSpec[Any, Any], Path], TransactionalKeyValueStore[Any, Any]]
+OpenStoreAt = Callable[[BuiltInSpec, Path], BuiltIn]
 
 
 class TaskStores:
@@ -171,7 +177,7 @@ class TaskStores:
     def _opened(self, spec: StoreSpec, path: Path) -> OwnedStore:
         changelog = self._changelog_of(spec.name)
         match spec:
-            case KeyValueSpec():
+            case KeyValueSpec() | VersionedSpec():
                 return OpenStore(self._open_store(spec, path), changelog)
             case WindowSpec():
                 return OpenStore(self._open_store(spec.rows, path), changelog, spec)

@@ -27,10 +27,9 @@ from statestore.model import (
 from statestore.operations.run import internal_topics
 from statestore.ports import TopicSpec
 from statestore.settings import Settings
-from statestore.stores import keyvalue, offsets
-from statestore.stores.keyvalue import TransactionalKeyValueStore
-from statestore.stores.specs import KeyValueSpec
-from statestore.stores.transaction import LagLimits, StagedEngine
+from statestore.stores.built_in import BuiltIn, open_over, tables_of
+from statestore.stores.specs import BuiltInSpec
+from statestore.stores.transaction import LagLimits
 from statestore.tasks.lifecycle import StreamTask
 from statestore.tasks.plan import TaskEdges, TaskPlan
 from statestore.testing.memory_broker import MemoryBroker
@@ -213,20 +212,16 @@ class TopologyTestDriver:
             self._open_store,
         )
 
-    def _open_store(
-        self, spec: KeyValueSpec[Any, Any], _path: Path
-    ) -> TransactionalKeyValueStore[Any, Any]:
-        staged = StagedEngine(
-            MemoryEngine((keyvalue.TABLE, offsets.TABLE)),
-            kind=spec.kind,
-            name=spec.name,
+    def _open_store(self, spec: BuiltInSpec, _path: Path) -> BuiltIn:
+        return open_over(
+            MemoryEngine(tables_of(spec)),
+            spec,
             where=f"in-memory store {spec.name!r}",
-            tables=(keyvalue.TABLE,),
             limits=_NO_FLUSH,
             clock=self._clock,
+            level=self._settings.effective_isolation_level,
+            owned_by_task=True,
         )
-        level = self._settings.effective_isolation_level
-        return TransactionalKeyValueStore(staged, spec, isolation_level=level, owned_by_task=True)
 
     def _drain(self) -> None:
         """Step all tasks until none has anything left, internal topics included."""

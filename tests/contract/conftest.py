@@ -12,8 +12,10 @@ from statestore.engines.memory import MemoryEngine
 from statestore.engines.rocks import RocksMemory, RocksTuning, open_rocks
 from statestore.ports import Engine
 from tests.contract.broker_worlds import kafka_world, real_broker, world
+from tests.contract.versioned_worlds import on_disk, opened
 
-__all__ = ["kafka_world", "real_broker", "world"]  # fixtures of the broker suite
+# Fixtures of the broker suite and of versioned stores.
+__all__ = ["kafka_world", "on_disk", "opened", "real_broker", "world"]
 
 TABLES = ("data", "offsets")
 MEMORY = RocksMemory.of_bytes(16 << 20)

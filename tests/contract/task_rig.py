@@ -8,17 +8,17 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from statestore.errors import StateStoreError
 from statestore.layout.folders import StateLayout
 from statestore.model import Record, TaskId, TopicPartition
-from statestore.opening import open_key_value
+from statestore.opening import open_built_in
 from statestore.operations.run import internal_topics
 from statestore.ports import TopicSpec
 from statestore.settings import Settings
+from statestore.stores.built_in import BuiltIn
 from statestore.stores.keyvalue import TransactionalKeyValueStore
-from statestore.stores.specs import KeyValueSpec
+from statestore.stores.specs import BuiltInSpec
 from statestore.tasks.budget import Slot
 from statestore.tasks.lifecycle import StreamTask
 from statestore.tasks.plan import TaskEdges, TaskPlan
@@ -154,12 +154,10 @@ class TaskRig:
         """The reasons of what is in quarantine."""
         return sorted(record.reason for _, record in self.layout.quarantined())
 
-    def _open_store(
-        self, spec: KeyValueSpec[Any, Any], path: Path
-    ) -> TransactionalKeyValueStore[Any, Any]:
+    def _open_store(self, spec: BuiltInSpec, path: Path) -> BuiltIn:
         known = self.known()
         level = known.effective_isolation_level
-        return open_key_value(
+        return open_built_in(
             spec, path, known, self.clock, wal=False, level=level, task=str(self.task_id)
         )
 

@@ -91,7 +91,7 @@ def raw_write(folder: Path, table: str, key: bytes, value: bytes | None) -> None
     ("row", "error", "message"),
     [
         ({"kind": "keyvalue", "version": 2}, FormatTooNew, "has format 2.*upgrade statestore"),
-        ({"kind": "versioned", "version": 1}, TaskCorrupted, "a versioned store, not a keyvalue"),
+        ({"kind": "versioned", "version": 1}, Misuse, "a versioned store, not a keyvalue"),
         (None, TaskCorrupted, "data without a format row"),
     ],
 )

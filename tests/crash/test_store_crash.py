@@ -61,6 +61,7 @@ class Rig:
     )
     settings: dict[str, object] = field(default_factory=lambda: dict(SMALL))
     last: Life = field(default_factory=Life)
+    writer: str = "tests.crash.store_writer"
     opened: int = 0
     lost: int = 0
 
@@ -75,7 +76,7 @@ class Rig:
             *(f"{k}={v}" for k, v in self.settings.items()),
         ]
         with subprocess.Popen(
-            [sys.executable, "-m", "tests.crash.store_writer", *map(str, arguments)],
+            [sys.executable, "-m", self.writer, *map(str, arguments)],
             cwd=ROOT,
             env=os.environ | {VARIABLE: crash_at},
             stdin=subprocess.PIPE,

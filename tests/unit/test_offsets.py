@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statestore.engines.memory import MemoryEngine
-from statestore.errors import FormatTooNew, TaskCorrupted
+from statestore.errors import FormatTooNew, Misuse, TaskCorrupted
 from statestore.model import Position, TopicPartition
 from statestore.stores import offsets as rows
 from statestore.stores.offsets import FORMAT_VERSION, TABLE, Format
@@ -77,8 +77,8 @@ def format_row(data: bytes) -> MemoryEngine:
             FormatTooNew,
             "here has format 2.*upgrade",
         ),
-        (format_row(b'{"kind":"versioned","version":1}'), TaskCorrupted, "holds a versioned store"),
-        (format_row(b'{"kind":"versioned","version":9}'), TaskCorrupted, "holds a versioned store"),
+        (format_row(b'{"kind":"versioned","version":1}'), Misuse, "holds a versioned store"),
+        (format_row(b'{"kind":"versioned","version":9}'), Misuse, "holds a versioned store"),
         (format_row(b'{"kind":"keyv'), TaskCorrupted, "here: format row is not readable"),
         (format_row(b"\xff"), TaskCorrupted, "here: format row is not readable"),
         (format_row(b'{"kind":"keyvalue","version":"1"}'), TaskCorrupted, "not readable"),

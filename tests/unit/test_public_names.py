@@ -11,11 +11,13 @@ from tests.builders import DEADLINE_S, child
 
 PINNED = """
     BatchProcessor EmitStrategy IsolationLevel KGroupedStream KStream KTable KeyValueSpec
-    KeyValueStore Materialized OnError Position PositionBound Processor ProcessorContext
-    ProcessingGuarantee PunctuationType PutResult ReadOnlyKeyValueStore Record RunSummary
-    Serde Settings StateStore StoreContext StoreSupplier StreamsBuilder TaskId TopicPartition
-    TimeWindowedKStream Topology TumblingWindows VersionedRecord WindowStore Windowed errors
-    in_memory_key_value_store open_store persistent_key_value_store run serdes
+    KeyValueStore Materialized OnError Position PositionBound ProcessingGuarantee Processor
+    ProcessorContext PunctuationType PutResult ReadOnlyKeyValueStore
+    ReadOnlyVersionedKeyValueStore Record RunSummary Serde Settings StateStore StoreContext
+    StoreSupplier StreamsBuilder TaskId TimeWindowedKStream TopicPartition Topology
+    TumblingWindows VersionedKeyValueStore VersionedRecord VersionedSpec WindowStore Windowed
+    errors in_memory_key_value_store in_memory_versioned_key_value_store open_store
+    persistent_key_value_store persistent_versioned_key_value_store run serdes
 """
 HEAVY = ("rocksdict", "confluent_kafka", "pyspark", "airflow", "great_expectations", "pandas")
 

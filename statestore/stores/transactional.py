@@ -1,0 +1,177 @@
+"""The half that all transactional stores share: commit, rollback, offsets, close (KIP-892).
+
+A base class, as each built-in store is one: what it adds are its own reads and writes. Owner thread
+only.
+"""
+
+import logging
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Self
+
+from statestore.errors import CommitInsideProcessor, NotUpToBound, StoreClosed, UncommittedWrites
+from statestore.model import IsolationLevel, Position, PositionBound, TopicPartition
+from statestore.stores.transaction import StagedEngine
+
+_log = logging.getLogger(__name__)
+
+
+Commit = Callable[[Mapping[TopicPartition, int | None], Position | None], None]
+
+
+class TransactionalStore:
+    """What `contracts.StateStore` promises, over a StagedEngine."""
+
+    def __init__(
+        self,
+        staged: StagedEngine,
+        commit: Commit,
+        *,
+        isolation_level: IsolationLevel,
+        owned_by_task: bool,
+    ) -> None:
+        """`owned_by_task`: commit, rollback and close are the task's, through `staged`."""
+        self.staged = staged
+        self._commit = commit
+        self.name = staged.name
+        self._isolation_level = isolation_level
+        self._owned_by_task = owned_by_task
+
+    def commit(
+        self,
+        offsets: Mapping[TopicPartition, int | None] | None = None,
+        *,
+        position: Position | None = None,
+    ) -> None:
+        """Pending writes, changelog offsets and position in one atomic batch (SEMANTICS S3)."""
+        self._refuse_inside_task("commit")
+        self._commit(offsets or {}, position)
+
+    def rollback(self) -> None:
+        """Drop the pending writes and nothing else."""
+        self._refuse_inside_task("rollback")
+        self.staged.rollback()
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """A savepoint: merged at normal exit, undone on an exception.
+
+        Not a commit (SEMANTICS S8).
+        """
+        return self.staged.savepoint()
+
+    def committed_offset(self, tp: TopicPartition) -> int | None:
+        """The changelog offset last committed, NEXT to read; None if none or in memory."""
+        return self.staged.committed_offset(tp)
+
+    def durable_offset(self, tp: TopicPartition) -> int | None:
+        """A lower bound of `committed_offset` after a crash now."""
+        return self.staged.durable_offset(tp)
+
+    def position(self) -> Position:
+        """The input position as the owner sees it, pending included."""
+        return self.staged.position(pending=True)
+
+    def metrics(self) -> dict[str, float]:
+        """Kafka Streams' metric names; latencies in ms, rates per second since open."""
+        return self.staged.metrics_dict()
+
+    def approximate_num_uncommitted_bytes(self) -> int:
+        """Pending keys, values and a fixed cost per entry; 0 after commit (SEMANTICS S6)."""
+        return self.staged.uncommitted_bytes()
+
+    def approximate_num_uncommitted_entries(self) -> int:
+        """Pending keys."""
+        return self.staged.uncommitted_entries()
+
+    def persistent(self) -> bool:
+        return self.staged.persistent()
+
+    def manages_offsets(self) -> bool:
+        return True
+
+    def is_open(self) -> bool:
+        return self.staged.is_open()
+
+    def flush(self) -> None:
+        """Deprecated, does nothing (KIP-892)."""
+        warnings.warn(
+            "flush() does nothing: a commit request or close() is what you want",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+
+    def close(self) -> None:
+        """Roll back what is pending, with a warning; flush; release. Twice is harmless."""
+        self._refuse_inside_task("close")
+        pending = self.staged.uncommitted_entries()
+        if pending:
+            _log.warning(
+                "store %r closed with %d writes not committed: dropped", self.name, pending
+            )
+        self.staged.close()
+
+    def __enter__(self) -> Self:
+        self._refuse_inside_task("close")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_exc: object) -> None:
+        pending = self.staged.uncommitted_entries()
+        self.staged.close()
+        if kind is None and pending:
+            raise UncommittedWrites(
+                f"{pending} writes to {self.name!r} not committed: call commit() or rollback()"
+            )
+
+    def _refuse_inside_task(self, verb: str) -> None:
+        if self._owned_by_task:
+            raise CommitInsideProcessor(
+                f"store {self.name!r}: {verb} belongs to the stream task; "
+                "call context.commit() to ask for a commit"
+            )
+
+    def _level(self, asked: IsolationLevel | str | None) -> IsolationLevel:
+        """What a new reader sees: its level defaults to the store's setting (SEMANTICS S9)."""
+        self.staged.check_open()
+        return IsolationLevel(asked or self._isolation_level)
+
+
+class StoreReader:
+    """What readers of all stores share: open, closed, and how far the store must have come."""
+
+    def __init__(
+        self,
+        staged: StagedEngine,
+        isolation_level: IsolationLevel,
+        position_bound: PositionBound | None,
+    ) -> None:
+        self.name = staged.name
+        self._staged = staged
+        self._uncommitted = isolation_level is IsolationLevel.READ_UNCOMMITTED
+        self._bound = position_bound
+        self._open = True
+
+    def is_open(self) -> bool:
+        return self._open and self._staged.is_open()
+
+    def close(self) -> None:
+        self._open = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def _check(self) -> None:
+        if not self._open:
+            raise StoreClosed(f"this reader of {self.name!r} is closed: ask for a new one")
+        self._staged.check_open()
+        if self._bound is None:
+            return
+        position = self._staged.position(pending=self._uncommitted)
+        if not position.covers(self._bound.position):
+            raise NotUpToBound(
+                f"store {self.name!r} has processed {position.as_dict()}, asked for "
+                f"{self._bound.position.as_dict()}: try again later"
+            )

@@ -1,0 +1,93 @@
+"""The iterators of versioned stores; `with` or close() releases what they hold."""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any, Final, Generic, Self, TypeVar
+
+from statestore.errors import StoreClosed
+from statestore.model import K, VersionedRecord
+from statestore.stores.staged_table import Pair, TableScan
+from statestore.stores.transaction import StagedEngine
+from statestore.stores.version_reads import VersionReads
+from statestore.stores.version_search import valid_at_over
+from statestore.stores.version_views import HistorySnapshot
+
+T = TypeVar("T")
+_CHUNK: Final = 256
+
+
+class VersionScan(Generic[T]):
+    """An iterator over versions read when it was opened; StoreClosed after the store's close."""
+
+    def __init__(self, staged: StagedEngine, versions: Sequence[T]) -> None:
+        self._staged = staged
+        self._versions: Iterator[T] | None = iter(versions)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        if self._versions is None:
+            raise StoreClosed("this iterator is closed: open a new one")
+        self._staged.check_open()
+        return next(self._versions)
+
+    def close(self) -> None:
+        """Forget the rest. Closing twice is harmless."""
+        self._versions = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+
+class AsOfScan(Generic[K]):
+    """An iterator of (key, version valid at a time) over a snapshot, in key order."""
+
+    def __init__(
+        self,
+        latest: TableScan,
+        history: HistorySnapshot,
+        time: int,
+        bound: int,
+        interval_ms: int,
+        reads: VersionReads[K, Any],
+    ) -> None:
+        self._latest = latest
+        self._history = history
+        self._rows = self._found(time, bound, interval_ms, reads)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> tuple[K, VersionedRecord[Any]]:
+        self._latest.check_open()
+        return next(self._rows)
+
+    def close(self) -> None:
+        """Release the snapshot. Closing twice is harmless."""
+        self._latest.close()
+        self._history.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def _found(
+        self, time: int, bound: int, interval_ms: int, reads: VersionReads[K, Any]
+    ) -> Iterator[tuple[K, VersionedRecord[Any]]]:
+        rows = iter(self._latest)
+        while chunk := list[Pair](islice(rows, _CHUNK)):
+            keys, latest = [key for key, _ in chunk], [row for _, row in chunk]
+            times = [time] * len(chunk)
+            found = valid_at_over(keys, times, latest, bound, interval_ms, self._history.seek_many)
+            for key, one in zip(keys, found, strict=True):
+                record = None if one is None else reads.record(*one)
+                if record is not None:
+                    yield reads.codec.read_key(key), record
+                elif one is None and time < bound:
+                    reads.tell_old(time, bound)

@@ -1,0 +1,180 @@
+"""Finds superseded versions: by seeks, for many keys at once, and one after another.
+
+Pure over two functions that look at the `v` rows of one moment: `Seek` and `ScanBack`. Versions of
+a key leave no gaps: each ends where the next begins. So from the latest one backwards every version
+is at a known place, and a segment without a row of the key tells that nothing older is there.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from statestore.stores import versioned_layout as layout
+
+Pair = tuple[bytes, bytes]
+Seek = Callable[[list[bytes]], list[Pair | None]]
+"""Per key the first row at or after it."""
+ScanBack = Callable[[bytes, bytes], Iterator[Pair]]
+"""The rows between two keys, both included, last first."""
+
+
+class Asked(NamedTuple):
+    """Which version of `key` is valid at `time`, that is before `latest_from`."""
+
+    key: bytes
+    time: int
+    latest_from: int
+
+
+class Found(NamedTuple):
+    """The version valid at the time asked for, under `at`; `row` None: there was none yet.
+
+    `valid_to`: when it ends; where there was none, when the first known version begins.
+    """
+
+    row: bytes | None
+    at: bytes
+    valid_to: int
+
+
+def find(asked: Sequence[Asked], interval_ms: int, seek: Seek) -> list[Found]:
+    """One answer each, in order; as many calls of `seek` as the unluckiest key needs.
+
+    First where the version lies if the key was busy then: in the segment of the time itself. If
+    that has none, backwards from the latest version, a segment with rows of the key at a time.
+    """
+    answers: list[Found | None] = [None] * len(asked)
+    # By place in `asked`: the first version known to begin after the time asked for.
+    nexts = [one.latest_from for one in asked]
+    looks = [_Look(i, (one.time + 1) // interval_ms) for i, one in enumerate(asked)]
+    starts = [layout.history_key(one.key, one.time + 1, interval_ms) for one in asked]
+    while looks:
+        rows = seek(starts)
+        again = []
+        for look, pair in zip(looks, rows, strict=True):
+            i, segment = look
+            key, time, _ = asked[i]
+            if pair is not None and pair[0].startswith(layout.history_prefix(key, segment)):
+                begins = layout.valid_from(pair[1])
+                if begins <= time:
+                    answers[i] = Found(pair[1], pair[0], layout.valid_to(pair[0]))
+                    continue
+                nexts[i] = begins
+            # What ends where the next one begins, if anything, is valid at the time or after it.
+            before = nexts[i] // interval_ms
+            if before == segment or before == (time + 1) // interval_ms:
+                answers[i] = Found(None, layout.history_key(key, nexts[i], interval_ms), nexts[i])
+            else:
+                again.append(_Look(i, before))
+        looks = again
+        starts = [layout.history_prefix(asked[i].key, segment) for i, segment in looks]
+    return [answer for answer in answers if answer is not None]
+
+
+def backwards(
+    key: bytes, end: int, interval_ms: int, scan: ScanBack
+) -> Iterator[tuple[int, bytes]]:
+    """The versions of `key` that end at `end` or before, latest first: (valid_to, row).
+
+    Rows that no version leads to are passed over: a reader of pending writes may meet one whose
+    put is half done.
+    """
+    while True:
+        segment = end // interval_ms
+        prefix = layout.history_prefix(key, segment)
+        for row_key, row in scan(prefix, layout.history_key(key, end, interval_ms)):
+            ends = layout.valid_to(row_key)
+            if ends < end:
+                return
+            if ends == end:
+                yield end, row
+                end = layout.valid_from(row)
+        if end // interval_ms == segment:
+            return
+
+
+class Valid(NamedTuple):
+    """A version, and its end; None: still valid."""
+
+    row: bytes
+    valid_to: int | None
+
+
+class Span(NamedTuple):
+    """A closed interval of time."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The rows of one moment: latest versions by key, and the history before them."""
+
+    bound: int
+    """The time before which history is gone."""
+    interval_ms: int
+    get_many: Callable[[list[bytes]], list[bytes | None]]
+    seek: Seek
+    scan_back: ScanBack
+
+
+def valid_at(view: View, keys: list[bytes], times: list[int]) -> list[Valid | None]:
+    """Per key and time the version valid then, a tombstone too; None: none, or history is gone."""
+    unique = list(dict.fromkeys(keys))
+    rows = dict(zip(unique, view.get_many(unique), strict=True))
+    latest = list(map(rows.__getitem__, keys))
+    return valid_at_over(keys, times, latest, view.bound, view.interval_ms, view.seek)
+
+
+def valid_at_over(
+    keys: Sequence[bytes],
+    times: Sequence[int],
+    latest: Sequence[bytes | None],
+    bound: int,
+    interval_ms: int,
+    seek: Seek,
+) -> list[Valid | None]:
+    """As `valid_at`, the latest versions being known."""
+    answers: list[Valid | None] = [None] * len(keys)
+    asked: dict[int, Asked] = {}
+    for i, (key, time, row) in enumerate(zip(keys, times, latest, strict=True)):
+        if row is None:
+            continue
+        begins = layout.valid_from(row)
+        if begins <= time:
+            answers[i] = Valid(row, None)
+        elif time >= bound:
+            asked[i] = Asked(key, time, begins)
+    if asked:
+        found = find(list(asked.values()), interval_ms, seek)
+        for i, one in zip(asked, found, strict=True):
+            if one.row is not None:
+                answers[i] = Valid(one.row, one.valid_to)
+    return answers
+
+
+def overlapping(view: View, key: bytes, latest: bytes, span: Span) -> Iterator[Valid]:
+    """The versions of `key` valid at some time of the span, tombstones left out, latest first.
+
+    `latest`: the row of the latest one.
+    """
+    begins = layout.valid_from(latest)
+    until = max(span.last, view.bound)
+    if begins <= until:
+        if begins <= span.last and not layout.is_tombstone(latest):
+            yield Valid(latest, None)
+        end = begins
+    else:
+        end = find([Asked(key, until, begins)], view.interval_ms, view.seek)[0].valid_to
+    oldest_end = max(span.first, view.bound)
+    for ends, row in backwards(key, end, view.interval_ms, view.scan_back):
+        if ends <= oldest_end:
+            return
+        if layout.valid_from(row) <= span.last and not layout.is_tombstone(row):
+            yield Valid(row, ends)
+
+
+class _Look(NamedTuple):
+    place: int
+    segment: int

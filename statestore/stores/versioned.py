@@ -1,0 +1,229 @@
+"""Transactional versioned stores (KIP-889): the owner's store and the readers of other threads.
+
+The owner thread writes; any thread may read through `reader()`. A version is valid from its
+timestamp to that of the next one. Readers of committed versions never copy what is pending.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
+
+from statestore.model import (
+    IsolationLevel,
+    K,
+    PositionBound,
+    PutResult,
+    Time,
+    V,
+    VersionedRecord,
+)
+from statestore.stores.overlay import MISSING, Missing
+from statestore.stores.specs import VersionedSpec
+from statestore.stores.transaction import StagedEngine
+from statestore.stores.transactional import StoreReader, TransactionalStore
+from statestore.stores.version_reads import VersionReads
+from statestore.stores.version_scans import AsOfScan, VersionScan
+from statestore.stores.version_views import LookedAt
+from statestore.stores.versioned_layout import HISTORY, LATEST, NEVER
+from statestore.stores.versioned_table import VersionedTable
+
+T = TypeVar("T")
+
+
+class TransactionalVersionedStore(TransactionalStore, Generic[K, V]):
+    """The built-in VersionedKeyValueStore, persistent or in memory.
+
+    See `contracts.VersionedKeyValueStore` for the promises.
+    """
+
+    def __init__(
+        self,
+        staged: StagedEngine,
+        spec: VersionedSpec[K, V],
+        *,
+        isolation_level: IsolationLevel,
+        owned_by_task: bool = False,
+    ) -> None:
+        """`owned_by_task`: commit, rollback and close are the task's, through `table`."""
+        self.table = VersionedTable(staged, spec.history_retention_ms)
+        super().__init__(
+            staged, self.table.commit, isolation_level=isolation_level, owned_by_task=owned_by_task
+        )
+        self.spec = spec
+        self._reads = VersionReads(spec)
+        self._codec = self._reads.codec
+        self._metrics = staged.metrics
+
+    def put(self, key: K, value: V | None, timestamp: Time) -> PutResult:
+        """Stage one version; None is a tombstone. Older than the history: not accepted, counted."""
+        time = self._reads.time(timestamp)
+        return self.table.put(self._codec.key(key), self._codec.value(value), time)
+
+    def put_all(self, triples: Iterable[tuple[K, V | None, Time]]) -> None:
+        """Stage many versions, in this order; none if one does not fit its serde."""
+        columns = list(zip(*triples, strict=True)) or [(), (), ()]
+        keys, values, times = columns
+        self.table.put_all(
+            self._codec.keys(keys), self._codec.values(values), self._reads.times(list(times))
+        )
+
+    def delete(self, key: K, timestamp: Time) -> VersionedRecord[V] | None:
+        """The version valid at `timestamp`, None if none; from then on there is none.
+
+        Older than the history: None, nothing is written, counted.
+        """
+        time, data = self._reads.time(timestamp), self._codec.key(key)
+        found = None
+        if time >= self.table.time.bound:
+            found = self._reads.as_of(self.table.view(), data, time)
+        self.table.put(data, None, time)
+        return found
+
+    def get(self, key: K, *, as_of: Time | None = None) -> VersionedRecord[V] | None:
+        """The latest version, or the one valid at `as_of`; None if absent or deleted."""
+        self._metrics.gets += 1
+        data = self._codec.key(key)
+        if as_of is not None:
+            return self._reads.as_of(self.table.view(), data, self._reads.time(as_of))
+        row = self.table.latest.get(data)
+        return None if row is None else self._reads.record(row, None)
+
+    def history(
+        self,
+        key: K,
+        *,
+        from_time: Time | None = None,
+        to_time: Time | None = None,
+        descending: bool = True,
+    ) -> VersionScan[VersionedRecord[V]]:
+        """The versions valid at some time from `from_time` to `to_time`, both included."""
+        self.staged.check_open()
+        self._metrics.ranges += 1
+        span = self._reads.span(from_time, to_time)
+        found = self._reads.history(self.table.view(), self._codec.key(key), *span)
+        return VersionScan(self.staged, found if descending else found[::-1])
+
+    def range_as_of(self, lo: K | None, hi: K | None, as_of: Time) -> AsOfScan[K]:
+        """Per key from `lo` to `hi`, both included, the version valid at `as_of`; a snapshot."""
+        self.staged.check_open()
+        bounds = self._codec.optional_key(lo), self._codec.optional_key(hi)
+        time = self._reads.time(as_of)
+        table = self.table
+        scan = table.latest.scan(*bounds)
+        return AsOfScan(
+            scan, table.snapshot(), time, table.time.bound, table.interval_ms, self._reads
+        )
+
+    def observed_stream_time(self) -> int | None:
+        """The largest timestamp put, pending ones included; None before the first."""
+        now = self.table.time.now
+        return None if now == NEVER else now
+
+    def metrics(self) -> dict[str, float]:
+        """Those of every store, and the writes dropped for being older than the history."""
+        return super().metrics() | {"dropped-records-total": float(self._metrics.late)}
+
+    def reader(
+        self,
+        isolation_level: IsolationLevel | str | None = None,
+        position_bound: PositionBound | None = None,
+    ) -> "VersionedReader[K, V]":
+        """A reader for any thread; its level defaults to the store's setting (SEMANTICS S9)."""
+        level = self._level(isolation_level)
+        return VersionedReader(self.table, self.spec, level, position_bound)
+
+
+class VersionedReader(StoreReader, Generic[K, V]):
+    """Reads from any thread under one isolation level.
+
+    See `contracts.ReadOnlyVersionedKeyValueStore`.
+    """
+
+    def __init__(
+        self,
+        table: VersionedTable,
+        spec: VersionedSpec[K, V],
+        isolation_level: IsolationLevel,
+        position_bound: PositionBound | None = None,
+    ) -> None:
+        super().__init__(table.staged, isolation_level, position_bound)
+        self._versions = table
+        self._table = table.staged.table(LATEST)
+        self._entries = table.staged.overlay(LATEST).entries
+        self._reads = VersionReads(spec)
+        self._codec = self._reads.codec
+
+    def get(self, key: K, *, as_of: Time | None = None) -> VersionedRecord[V] | None:
+        """The latest version, or the one valid at `as_of`; None if absent or deleted."""
+        self._check()
+        self._staged.metrics.gets += 1
+        data = self._codec.key(key)
+        if as_of is not None:
+            time = self._reads.time(as_of)
+            return self._at_one_moment(lambda seen: self._reads.as_of(seen.view(), data, time))
+        row: bytes | Missing | None = MISSING
+        if self._uncommitted:
+            row = self._entries.get(data, MISSING)
+        if isinstance(row, Missing):
+            try:
+                row = self._table.get(data)
+            except Exception as error:
+                raise self._staged.failure(error) from error
+        return None if row is None else self._reads.record(row, None)
+
+    def history(
+        self,
+        key: K,
+        *,
+        from_time: Time | None = None,
+        to_time: Time | None = None,
+        descending: bool = True,
+    ) -> VersionScan[VersionedRecord[V]]:
+        """The versions valid at some time from `from_time` to `to_time`, both included."""
+        self._check()
+        self._staged.metrics.ranges += 1
+        span = self._reads.span(from_time, to_time)
+        data = self._codec.key(key)
+        found = self._at_one_moment(lambda seen: self._reads.history(seen.view(), data, *span))
+        return VersionScan(self._staged, found if descending else found[::-1])
+
+    def range_as_of(self, lo: K | None, hi: K | None, as_of: Time) -> AsOfScan[K]:
+        """Per key from `lo` to `hi`, both included, the version valid at `as_of`; a snapshot."""
+        self._check()
+        self._staged.metrics.ranges += 1
+        bounds = self._codec.optional_key(lo), self._codec.optional_key(hi)
+        time = self._reads.time(as_of)
+
+        def opened(seen: LookedAt) -> AsOfScan[K]:
+            scan, history = seen.snapshot(*bounds)
+            return AsOfScan(scan, history, time, seen.bound, seen.interval_ms, self._reads)
+
+        return self._at_one_moment(opened)
+
+    def observed_stream_time(self) -> int | None:
+        """The largest timestamp put, as far as this reader's level sees; None before the first."""
+        self._check()
+        time = self._versions.time
+        now = time.now if self._uncommitted else time.committed.now
+        return None if now == NEVER else now
+
+    def _at_one_moment(self, look: Callable[[LookedAt], T]) -> T:
+        """What `look` finds, with no commit or rollback on the way."""
+        staged, table = self._staged, self._versions
+        while True:
+            turns = staged.turns
+            if turns % 2:
+                staged.await_turn()
+                continue
+            if self._uncommitted:
+                # The latest first: what supersedes a version is staged after its history.
+                latest = staged.overlay(LATEST).entries.copy()
+                history = staged.overlay(HISTORY).entries.copy()
+                bound = table.time.bound
+            else:
+                latest, history, bound = {}, {}, table.time.committed.bound
+            try:
+                found = look(LookedAt(staged, latest, history, bound, table.interval_ms))
+            except Exception as error:
+                raise staged.failure(error) from error
+            if staged.turns == turns:
+                return found

@@ -1,0 +1,166 @@
+"""The rows of a versioned store as bytes. Pure: nothing is opened here.
+
+    table data      <key>                                          <version>   the latest of a key
+    table history   c                                              <time> <time>
+                    d <segment> <key>                              (empty)
+                    v <segment> <length of key, 4> <key> <time>    <version>
+
+A <version> is 1 byte (0: a tombstone, 1: a value), the time it is valid from, and the value. A `v`
+row is a version that was superseded: its key ends with the time it is valid to, and it lies in the
+segment of that time, so that whole segments expire. It holds the very bytes the `data` row had. A
+`d` row says that in this segment's time the latest version of the key became a tombstone: once the
+segment expires nobody can tell it from an absent key. `c`: the observed stream time, and the time
+before which history is gone.
+
+Times and segments are 8 bytes, big-endian, offset by 2^63: bytes sort as the numbers do. The length
+before the key keeps the rows of one key and segment together, ordered by time, whatever keys begin
+with each other (docs/adr/0008).
+"""
+
+import struct
+from typing import Final, NamedTuple
+
+LATEST: Final = "data"
+HISTORY: Final = "history"
+KIND: Final = "versioned"
+
+TIME_MIN: Final = -(1 << 63)
+TIME_MAX: Final = (1 << 63) - 1
+NEVER: Final = TIME_MIN - 1
+"""Before every time: the stream time of a store that has seen none."""
+
+CLOCK_KEY: Final = b"c"
+_GRAVE: Final = b"d"
+_VERSION: Final = b"v"
+_TOMBSTONE: Final = 0
+_VALUE: Final = 1
+NOT_VERSIONS: Final = (CLOCK_KEY, _GRAVE)
+"""What the rows of a history begin with that are no versions."""
+
+_BIAS: Final = 1 << 63
+_HEAD: Final = struct.Struct(">BQ")
+_PLACE: Final = struct.Struct(">cQI")
+_TIME: Final = struct.Struct(">Q")
+_CLOCK: Final = struct.Struct(">QQ")
+HEAD_SIZE: Final = _HEAD.size
+_PLACE_SIZE: Final = _PLACE.size
+
+# Bound once: these run for every record.
+_pack_head = _HEAD.pack
+_unpack_head = _HEAD.unpack_from
+_pack_place = _PLACE.pack
+_pack_time = _TIME.pack
+
+
+class Version(NamedTuple):
+    """A version without its end; `value` None: a tombstone."""
+
+    valid_from: int
+    value: bytes | None
+
+
+def version_row(value: bytes | None, valid_from: int) -> bytes:
+    """The bytes of a version, in either table."""
+    if value is None:
+        return _pack_head(_TOMBSTONE, valid_from + _BIAS)
+    return _pack_head(_VALUE, valid_from + _BIAS) + value
+
+
+def read_version(row: bytes) -> Version:
+    """The inverse of `version_row`."""
+    kind, time = _unpack_head(row)
+    return Version(time - _BIAS, row[HEAD_SIZE:] if kind == _VALUE else None)
+
+
+def valid_from(row: bytes) -> int:
+    """When a version begins."""
+    return int.from_bytes(row[1:HEAD_SIZE], "big") - _BIAS
+
+
+def is_tombstone(row: bytes) -> bool:
+    """Whether a version says that there is no value."""
+    return row[0] == _TOMBSTONE
+
+
+def history_key(key: bytes, valid_to: int, interval_ms: int) -> bytes:
+    """Where the version of `key` that ends at `valid_to` lies."""
+    place = _pack_place(_VERSION, valid_to // interval_ms + _BIAS, len(key))
+    return place + key + _pack_time(valid_to + _BIAS)
+
+
+def history_prefix(key: bytes, segment: int) -> bytes:
+    """What all versions of `key` in one segment begin with, and nothing else does."""
+    return _pack_place(_VERSION, segment + _BIAS, len(key)) + key
+
+
+def valid_to(history_row_key: bytes) -> int:
+    """When the version under this `v` key ends."""
+    return int.from_bytes(history_row_key[-8:], "big") - _BIAS
+
+
+def key_of(history_row_key: bytes) -> bytes:
+    """The store's key in a `v` key."""
+    return history_row_key[_PLACE_SIZE:-8]
+
+
+def grave_key(key: bytes, deleted_at: int, interval_ms: int) -> bytes:
+    """The row that says when the latest version of `key` became a tombstone."""
+    return _GRAVE + _pack_time(deleted_at // interval_ms + _BIAS) + key
+
+
+def grave_of(row_key: bytes) -> tuple[int, bytes]:
+    """Segment and key of a `d` key."""
+    return int.from_bytes(row_key[1:9], "big") - _BIAS, row_key[9:]
+
+
+def graves_below(segment: int) -> tuple[bytes, bytes]:
+    """Both ends, inclusive, of a scan for the `d` rows of segments before this one.
+
+    It may find one row of this segment: that of the empty key.
+    """
+    return _GRAVE, _GRAVE + _pack_time(segment + _BIAS)
+
+
+def versions_below(segment: int) -> tuple[bytes, bytes]:
+    """The span [from, to) of the `v` rows of segments before this one."""
+    return _VERSION, _VERSION + _pack_time(segment + _BIAS)
+
+
+def expired_below(bound_ms: int, interval_ms: int) -> int:
+    """The first segment with a version still valid at `bound_ms` or later.
+
+    A version is gone when it ends at or before the bound, a segment when all it can hold is.
+    """
+    return (bound_ms + 1) // interval_ms
+
+
+def journal_key(key: bytes, time: int) -> bytes:
+    """What a pending write is known by until it is logged: one per key and time."""
+    return key + _pack_time(time + _BIAS)
+
+
+def journalled(journal_row_key: bytes) -> tuple[bytes, int]:
+    """The inverse of `journal_key`."""
+    return journal_row_key[:-8], int.from_bytes(journal_row_key[-8:], "big") - _BIAS
+
+
+def clock_row(stream_time: int, bound: int) -> bytes:
+    """Observed stream time and the bound of history."""
+    return _CLOCK.pack(stream_time + _BIAS, bound + _BIAS)
+
+
+def read_clock(row: bytes) -> tuple[int, int]:
+    """The inverse of `clock_row`."""
+    stream_time, bound = _CLOCK.unpack(row)
+    return stream_time - _BIAS, bound - _BIAS
+
+
+_INTERVALS: Final = ((60_000, 3, 2_000), (300_000, 5, 20_000), (3_600_000, 12, 60_000))
+
+
+def default_segment_interval_ms(retention_ms: int) -> int:
+    """The segment interval of a store that names none (SEMANTICS V5)."""
+    for up_to_ms, parts, at_least_ms in _INTERVALS:
+        if retention_ms <= up_to_ms:
+            return max(retention_ms // parts, at_least_ms)
+    return max(retention_ms // 24, 300_000)

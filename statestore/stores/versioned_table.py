@@ -1,0 +1,319 @@
+"""A versioned store as its owner sees it: pending writes over committed rows, in bytes.
+
+What operators work on, in batches. Owner thread only. An ordered put is one read and two rows: the
+row of the latest version is moved into the segment of the time that ends it. A late one also looks
+for the version it cuts short. Expiry is a range delete in the commit that crosses a segment's end.
+"""
+
+import logging
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+from statestore.errors import TaskCorrupted
+from statestore.model import Position, PutResult, TopicPartition
+from statestore.stores import versioned_layout as layout
+from statestore.stores.observed_time import Moment, ObservedTime
+from statestore.stores.overlay import Overlay
+from statestore.stores.staged_table import Changes, Pair, StagedTable
+from statestore.stores.transaction import StagedEngine
+from statestore.stores.version_search import Asked, Found, View, find, valid_at
+from statestore.stores.version_views import HistorySnapshot, PendingVersions
+from statestore.stores.versioned_layout import HISTORY, LATEST, NEVER
+
+_log = logging.getLogger(__name__)
+
+_SWEEP_MAX: Final = 10_000
+"""How many forgotten deletes one commit clears away, so that no commit takes long."""
+
+
+class Change(NamedTuple):
+    """A version to put before the latest of its key."""
+
+    key: bytes
+    value: bytes | None
+    time: int
+
+
+class VersionedTable:
+    """Reads and writes of the versions in a StagedEngine."""
+
+    def __init__(self, staged: StagedEngine, retention_ms: int) -> None:
+        assert staged.segment_interval_ms is not None
+        self.staged: Final = staged
+        self.retention_ms: Final = retention_ms
+        self.interval_ms: Final = staged.segment_interval_ms
+        self.latest: Final = StagedTable(staged, LATEST)
+        self.history: Final = StagedTable(staged, HISTORY)
+        self.time: Final = ObservedTime(_committed_moment(staged), retention_ms)
+        self._latest_rows: Final = staged.overlay(LATEST)
+        self._history_rows: Final = staged.overlay(HISTORY)
+        self._journal: Final = Overlay()
+        staged.keep_journal(self._journal)
+        staged.keep_in_step(self.time)
+        self._expired_below = layout.expired_below(self.time.committed.bound, self.interval_ms)
+        self._swept_below = self._expired_below
+        self._told_late = False
+
+    # Writes.
+
+    def put(self, key: bytes, value: bytes | None, time: int) -> PutResult:
+        """Stage one version; None is a tombstone. Older than the retention: not accepted."""
+        self.staged.check_open()
+        clock = self.time
+        if time < clock.bound:
+            self._refuse(1, time)
+            return PutResult(accepted=False, latest=False, valid_to_ms=None)
+        old = self.latest.get(key)
+        begins = NEVER if old is None else layout.valid_from(old)
+        if time < begins:
+            ends = self._insert([Change(key, value, time)], [begins])[0]
+            self._journal.put(layout.journal_key(key, time), value)
+            return PutResult(accepted=True, latest=False, valid_to_ms=ends)
+        if time > clock.now:
+            clock.advance(time)
+        self._journal.put(layout.journal_key(key, time), value)
+        if old is not None and time > begins and time > clock.bound:
+            self._history_rows.put(layout.history_key(key, time, self.interval_ms), old)
+        if value is None:
+            self._history_rows.put(layout.grave_key(key, time, self.interval_ms), b"")
+        self._latest_rows.put(key, layout.version_row(value, time))
+        return PutResult(accepted=True, latest=True, valid_to_ms=None)
+
+    def put_all(
+        self, keys: list[bytes], values: list[bytes | None], times: list[int]
+    ) -> list[int] | None:
+        """Stage many versions, as `put` in this order would.
+
+        One look-up for all keys. Returns the places of those not accepted, None if all were.
+        """
+        self.staged.check_open()
+        if not keys:
+            return None
+        clock = self.time
+        late = self._late(times)
+        if late:
+            self._refuse(len(late), min(times[i] for i in late))
+            gone = set(late)
+            kept = [i for i in range(len(keys)) if i not in gone]
+            keys = [keys[i] for i in kept]
+            values = [values[i] for i in kept]
+            times = [times[i] for i in kept]
+        if keys:
+            newest = max(times)
+            if newest > clock.now:
+                clock.advance(newest)
+            self._put_accepted(keys, values, times, clock.bound)
+            self._journal.put_all(
+                dict(zip(map(layout.journal_key, keys, times), values, strict=True))
+            )
+        return late
+
+    def restore(
+        self,
+        keys: list[bytes],
+        values: list[bytes | None],
+        times: list[int],
+        offsets: Mapping[TopicPartition, int],
+    ) -> None:
+        """Changelog records, none refused, with the offsets they reach, in one batch (V8)."""
+        if keys:
+            # What has expired is judged when all is there: by the first commit, and by reads.
+            self._put_accepted(keys, values, times, NEVER)
+            newest = max(times)
+            if newest > self.time.now:
+                self.time.advance(newest)
+        self._stage_clock()
+        self.staged.commit_restored(offsets, len(keys))
+        self._expired_below = self._swept_below = layout.TIME_MIN
+
+    # Reads.
+
+    def view(self) -> View:
+        """What the owner sees, for questions answered at once."""
+        return View(
+            self.time.bound,
+            self.interval_ms,
+            self.latest.get_many,
+            self.history.seek_many,
+            self._scan_back,
+        )
+
+    def get_many_as_of(self, keys: list[bytes], times: list[int]) -> list[bytes | None]:
+        """Per key and time the value valid then; None: none, or history is gone."""
+        found = valid_at(self.view(), keys, times)
+        return [None if one is None else layout.read_version(one.row).value for one in found]
+
+    def snapshot(self) -> HistorySnapshot:
+        """The history as the owner sees it now."""
+        seeker = self.staged.table(HISTORY).seeker()
+        return HistorySnapshot(self.staged, seeker, PendingVersions(self._history_rows.entries))
+
+    # The transaction.
+
+    def commit(
+        self, offsets: Mapping[TopicPartition, int | None], position: Position | None = None
+    ) -> None:
+        """All that is pending, with the stream time; segments that have expired go."""
+        ranges = None
+        below = layout.expired_below(self.time.bound, self.interval_ms)
+        if below > self._expired_below:
+            ranges = {HISTORY: [layout.versions_below(below)]}
+        if below > self._swept_below:
+            self._sweep(below)
+        self._stage_clock()
+        self.staged.commit(offsets, position, ranges=ranges)
+        self._expired_below = below
+
+    def changes(self) -> Changes:
+        """What the next commit logs: each version once, the latest of each key last of its key.
+
+        Compaction keeps the last record of a key. So where only older versions were written, the
+        latest is logged once more.
+        """
+        logged = [(*layout.journalled(at), value) for at, value in self._journal.entries.items()]
+        logged.sort(key=_second)
+        keys = [key for key, _, _ in logged]
+        values = [value for _, _, value in logged]
+        times = [time for _, time, _ in logged]
+        known = self._latest_rows.entries
+        behind = [key for key in dict.fromkeys(keys) if key not in known]
+        for key, row in zip(behind, self.latest.get_many(behind), strict=True):
+            if row is not None:
+                begins, value = layout.read_version(row)
+                keys.append(key)
+                values.append(value)
+                times.append(begins)
+        return Changes(keys, values, times)
+
+    # How it is done.
+
+    def _scan_back(self, lo: bytes, hi: bytes) -> Iterator[Pair]:
+        with self.history.scan(lo, hi, reverse=True) as rows:
+            yield from rows
+
+    def _late(self, times: list[int]) -> list[int] | None:
+        """The places of those older than the bound was when their turn came."""
+        clock = self.time
+        newest = max(times)
+        if min(times) >= clock.bound_at(max(clock.now, newest)):
+            return None
+        observed = accumulate(times, max, initial=clock.now)
+        late = [
+            i
+            for i, (time, now) in enumerate(zip(times, observed, strict=False))
+            if time < clock.bound_at(now)
+        ]
+        return late or None
+
+    def _refuse(self, count: int, time: int) -> None:
+        self.staged.metrics.late += count
+        if not self._told_late:
+            self._told_late = True
+            _log.warning(
+                "store %r: a write at %d is older than its history, which begins at %d: dropped, "
+                "as later ones will be; they are counted",
+                self.staged.name,
+                time,
+                self.time.bound,
+            )
+
+    def _put_accepted(
+        self, keys: list[bytes], values: list[bytes | None], times: list[int], bound: int
+    ) -> None:
+        """Stage versions; those that end at `bound` or before need not be kept."""
+        unique = list(dict.fromkeys(keys))
+        rows = dict(zip(unique, self.latest.get_many(unique), strict=True))
+        begins = {k: NEVER if r is None else layout.valid_from(r) for k, r in rows.items()}
+        newer: dict[bytes, bytes | None] = {}
+        older: dict[bytes, bytes | None] = {}
+        behind: dict[bytes, Change] = {}
+        interval, row_of, place_of = self.interval_ms, layout.version_row, layout.history_key
+        records = list(zip(times, keys, values, strict=True))
+        if any(map(int.__gt__, times, times[1:])):
+            records.sort(key=_first)  # stable: of one key and time the later write stays the later
+        for time, key, value in records:
+            began = begins[key]
+            if time < began:
+                behind[layout.journal_key(key, time)] = Change(key, value, time)
+                continue
+            if began < time:
+                if began != NEVER and time > bound:
+                    older[place_of(key, time, interval)] = rows[key]
+                begins[key] = time
+            if value is None:
+                older[layout.grave_key(key, time, interval)] = b""
+            rows[key] = newer[key] = row_of(value, time)
+        # History before what supersedes it: see the readers of pending writes.
+        self._history_rows.put_all(older)
+        self._latest_rows.put_all(newer)
+        # Versions of one key see each other, so one of each key at a time.
+        left = list(behind.values())
+        while left:
+            turn = {one.key: one for one in reversed(left)}
+            self._insert(list(turn.values()), [begins[key] for key in turn])
+            left = [one for one in left if turn[one.key] is not one]
+
+    def _insert(self, late: Sequence[Change], latest_from: Sequence[int]) -> list[int]:
+        """Put versions before the latest of their keys, one of each key; returns when they end."""
+        asked = [
+            Asked(one.key, one.time, begins) for one, begins in zip(late, latest_from, strict=True)
+        ]
+        found = find(asked, self.interval_ms, self.history.seek_many)
+        for one, place in zip(late, found, strict=True):
+            self._insert_at(one, place)
+        return [place.valid_to for place in found]
+
+    def _insert_at(self, one: Change, place: Found) -> None:
+        if place.row is not None and layout.valid_from(place.row) < one.time:
+            # First: a reader of pending writes then finds the old version whole or cut, never gone.
+            cut = layout.history_key(one.key, one.time, self.interval_ms)
+            self._history_rows.put(cut, place.row)
+        self._history_rows.put(place.at, layout.version_row(one.value, one.time))
+
+    def _stage_clock(self) -> None:
+        clock = self.time
+        if clock.committed != (clock.now, clock.bound):
+            self._history_rows.put(layout.CLOCK_KEY, layout.clock_row(clock.now, clock.bound))
+
+    def _sweep(self, below: int) -> None:
+        """Clear away tombstones that are the latest of their keys and older than history."""
+        lo, hi = layout.graves_below(below)
+        graves: list[tuple[bytes, bytes]] = []
+        done = below
+        with self.history.scan(lo, hi) as rows:
+            for at, _ in rows:
+                segment, key = layout.grave_of(at)
+                if segment >= below:
+                    continue
+                if len(graves) == _SWEEP_MAX:
+                    done = segment
+                    break
+                graves.append((at, key))
+        rows_of = self.latest.get_many([key for _, key in graves])
+        for (at, key), row in zip(graves, rows_of, strict=True):
+            if row is not None and layout.is_tombstone(row):
+                begins = layout.valid_from(row)
+                if layout.grave_key(key, begins, self.interval_ms) == at:
+                    self._latest_rows.put(key, None)
+            self._history_rows.put(at, None)
+        self._swept_below = done
+
+
+def _committed_moment(staged: StagedEngine) -> Moment | None:
+    row = staged.table(HISTORY).get(layout.CLOCK_KEY)
+    if row is None:
+        return None
+    try:
+        return Moment(*layout.read_clock(row))
+    except struct.error as error:
+        raise TaskCorrupted(f"{staged.where}: its stream time is not readable") from error
+
+
+def _second(logged: tuple[bytes, int, bytes | None]) -> int:
+    return logged[1]
+
+
+def _first(record: tuple[int, bytes, bytes | None]) -> int:
+    return record[0]
