@@ -72,6 +72,14 @@ class Lifetime(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Detour:
+    """A second listener, at `port`, whose clients are sent to `advertised_port`: a proxy's."""
+
+    port: int
+    advertised_port: int
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """Where one broker listens and keeps its files: `server.properties`, `broker.log`, `data`."""
 
@@ -80,6 +88,7 @@ class Node:
     controller_port: int
     folder: Path
     data: Path
+    detour: Detour | None = None
 
     @property
     def address(self) -> str:
@@ -266,13 +275,18 @@ def _properties(node: Node, cluster: Sequence[Node], config: BrokerConfig) -> di
         internal_topics[f"{topic}.num.partitions"] = 4
         if min_isr:
             internal_topics[min_isr] = in_sync
+    listeners = {"PLAINTEXT": node.port, "CONTROLLER": node.controller_port}
+    advertised = {"PLAINTEXT": node.port}
+    if node.detour is not None:
+        listeners["DETOUR"] = node.detour.port
+        advertised["DETOUR"] = node.detour.advertised_port
     merged: dict[str, str | int | float | bool] = {
         "process.roles": "broker,controller",
         "node.id": node.node_id,
         "controller.quorum.voters": voters,
-        "listeners": f"PLAINTEXT://{HOST}:{node.port},CONTROLLER://{HOST}:{node.controller_port}",
-        "advertised.listeners": f"PLAINTEXT://{HOST}:{node.port}",
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "listeners": _addresses(listeners),
+        "advertised.listeners": _addresses(advertised),
+        "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in listeners),
         "controller.listener.names": "CONTROLLER",
         "inter.broker.listener.name": "PLAINTEXT",
         "log.dirs": str(node.data),
@@ -292,3 +306,7 @@ def _properties(node: Node, cluster: Sequence[Node], config: BrokerConfig) -> di
         key: str(value).lower() if isinstance(value, bool) else str(value)
         for key, value in merged.items()
     }
+
+
+def _addresses(ports: Mapping[str, int]) -> str:
+    return ",".join(f"{name}://{HOST}:{port}" for name, port in ports.items())

@@ -23,7 +23,9 @@ from statestore.errors import Misuse, Unavailable
 from statestore.kafka.admin import TopicPlan, admin, create_topics
 from statestore.testing.kafka_jars import kafka_libs, scratch_dir
 from statestore.testing.kafka_node import (
+    HOST,
     BrokerConfig,
+    Detour,
     Lifetime,
     Node,
     await_ready,
@@ -54,10 +56,15 @@ class LocalKafka:
         *,
         config: BrokerConfig | None = None,
         data_dir: Path | str | None = None,
+        proxy_port: int | None = None,
         ready_timeout_ms: int = _READY_MS,
     ) -> None:
+        """`proxy_port`: where a proxy listens that leads to `behind_proxy`; one broker only."""
         if brokers < 1:
             raise Misuse(f"a cluster needs at least one broker, not {brokers}")
+        if proxy_port is not None and brokers > 1:
+            raise Misuse("a proxy leads to one broker: start one, or leave proxy_port out")
+        self._proxy_port = proxy_port
         self._count = brokers
         self._config = dict(config or {})
         self._data_dir = None if data_dir is None else Path(data_dir).resolve()
@@ -86,6 +93,14 @@ class LocalKafka:
         """All brokers, stopped ones too, as clients want it."""
         self._check_entered()
         return ",".join(node.address for node in self._nodes)
+
+    @property
+    def behind_proxy(self) -> tuple[str, int]:
+        """Where the proxy connects to: clients that come from it stay on it."""
+        detour = self._node(0).detour
+        if detour is None:
+            raise Misuse("no proxy was asked for: pass proxy_port")
+        return HOST, detour.port
 
     def create_topic(
         self, name: str, partitions: int = 4, config: Mapping[str, object] | None = None
@@ -130,7 +145,8 @@ class LocalKafka:
         kafka_libs()  # before any deadline runs
         scratch = scratch_dir()
         run_dir = stack.enter_context(_run_dir(scratch / "local-kafka"))
-        ports = stack.enter_context(reserved_ports(2 * self._count, scratch / "ports"))
+        ports = stack.enter_context(reserved_ports(2 * self._count + 1, scratch / "ports"))
+        detour = None if self._proxy_port is None else Detour(ports[-1], self._proxy_port)
         data_dir = self._data_dir or run_dir
         self._nodes = tuple(
             Node(
@@ -139,6 +155,7 @@ class LocalKafka:
                 controller_port=ports[2 * index + 1],
                 folder=run_dir / f"node-{index}",
                 data=data_dir / f"node-{index}" / "data",
+                detour=detour,
             )
             for index in range(self._count)
         )
