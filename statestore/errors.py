@@ -121,6 +121,8 @@ class RecordFailed(StateStoreError):
 
     exit_code = 5
     action = Action.FAIL
+    at: int | None = None
+    """Which of the records sent at once it was, where that is known."""
 
 
 class Locked(StateStoreError):

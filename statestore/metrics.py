@@ -33,6 +33,9 @@ _late = _meter.create_counter(
 _quarantined = _meter.create_counter(
     "statestore.stores.quarantined", unit="1", description="Stores renamed out of the way"
 )
+_dropped = _meter.create_counter(
+    "statestore.records.dropped", unit="1", description="Records passed over, with the reason"
+)
 # KIP-892: store flushes are no more; the instrument stays for dashboards and records nothing.
 _flush_seconds = _meter.create_histogram(
     "statestore.flush.duration", unit="s", description="Deprecated, records nothing"
@@ -146,3 +149,8 @@ _meter.create_observable_gauge(
 def count_quarantine(store: str, reason: str) -> None:
     """One store was moved to quarantine."""
     _quarantined.add(1, {"store": store, "reason": reason})
+
+
+def count_dropped(task: str, reason: str, count: int) -> None:
+    """Records of a stream task that were passed over, now committed."""
+    _dropped.add(count, {"task": task, "reason": reason})

@@ -175,7 +175,7 @@ class Settings:
                 f"commit.interval.ms {self.effective_commit_interval_ms} must be less than "
                 f"transaction.timeout.ms {self.transaction_timeout_ms}"
             )
-        if OnError.DEAD_LETTER in self._handlers() and not self.dead_letter_topic:
+        if self.writes_dead_letters and not self.dead_letter_topic:
             raise InvalidSetting(
                 "a dead_letter handler needs errors.dead.letter.queue.topic.name: name the topic"
             )
@@ -253,8 +253,15 @@ class Settings:
             if not getattr(self, by_key[key]):
                 raise InvalidSetting(f"{key} is not set: pass it as a flag or in statestore.toml")
 
-    def _handlers(self) -> tuple[OnError, ...]:
-        return (self.on_deserialization_error, self.on_processing_error, self.on_production_error)
+    @property
+    def writes_dead_letters(self) -> bool:
+        """Whether a handler is dead_letter."""
+        handlers = (
+            self.on_deserialization_error,
+            self.on_processing_error,
+            self.on_production_error,
+        )
+        return OnError.DEAD_LETTER in handlers
 
 
 def expand(text: str, key: str) -> str:

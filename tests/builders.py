@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +141,7 @@ class NodeBench:
     def __init__(self, build: Build, *specs: KeyValueSpec[Any, Any]) -> None:
         self.stores = {spec.name: memory_store(spec, owned_by_task=True) for spec in specs}
         self.commits_requested = 0
+        self.dropped: list[tuple[str, int]] = []
         self.stream_time_ms: int | None = None
         self.forwarded: list[tuple[Batch, str | None]] = []
         self._closers: list[Callable[[], None]] = []
@@ -165,6 +166,11 @@ class NodeBench:
 
     def schedule(self, interval: Span, kind: PunctuationType, fire: Fire) -> Punctuation:
         return self.punctuations.add(interval, kind, fire, now_ms=0)
+
+    def drop(self, node: str, batch: Batch, indices: Sequence[int], reason: str) -> None:
+        assert node
+        assert max(indices) < len(batch)
+        self.dropped.append((reason, len(indices)))
 
     def on_close(self, action: Callable[[], None]) -> None:
         self._closers.append(action)

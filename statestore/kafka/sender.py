@@ -185,8 +185,10 @@ def _raise_too_large(failure: KafkaException, records: Records, at: int) -> None
     if error is None or error.code() != KafkaError.MSG_SIZE_TOO_LARGE:
         return
     key, value = records.keys[at], records.values[at]
-    raise RecordFailed(
+    refused = RecordFailed(
         f"a record for {records.topic}, key {(key or b'')[:40]!r}, has {len(value or b'')} bytes, "
         "more than producer.message.max.bytes (1 000 000 unless set): raise it and the topic's "
         "max.message.bytes, then start again"
-    ) from failure
+    )
+    refused.at = at
+    raise refused from failure

@@ -26,7 +26,7 @@ from statestore.errors import (
 from statestore.layout import files, owners
 from statestore.layout.folders import StateLayout
 from statestore.layout.owners import Claim
-from statestore.model import OnError, TaskId, TopicPartition
+from statestore.model import TaskId, TopicPartition
 from statestore.operations.hashing import check_hashes
 from statestore.operations.relocate_apply import Relocation, may_hold_rows
 from statestore.ports import Clock, Cluster, TopicSpec
@@ -76,6 +76,7 @@ class RunSummary:
     stream_tasks: int = 0
     records_in: int = 0
     records_out: int = 0
+    dropped_records: int = 0
     commits: int = 0
     restored_records: int = 0
     restore_seconds: float = 0.0
@@ -88,6 +89,7 @@ class RunSummary:
             self.stream_tasks += 1
             self.records_in += report.records_in
             self.records_out += report.records_out
+            self.dropped_records += report.dropped_records
             self.commits += report.commits
             self.restored_records += report.restored_records
             self.restore_seconds = max(self.restore_seconds, report.restore_seconds)
@@ -234,6 +236,7 @@ class Run:
 
     def _check_topics(self) -> None:
         read, written = self.topology.topics()
+        written |= dead_letter_topics(self.topology, self._settings)
         existing = self._cluster.partitions(sorted(read | written))
         missing = sorted((read | written) - existing.keys())
         if missing:
@@ -277,9 +280,6 @@ class Run:
 def check_supported(settings: Settings) -> None:
     """InvalidSetting for values a later version will honour and this one would ignore."""
     wanted = {
-        "deserialization.exception.handler": settings.on_deserialization_error is OnError.FAIL,
-        "processing.exception.handler": settings.on_processing_error is OnError.FAIL,
-        "production.exception.handler": settings.on_production_error is OnError.FAIL,
         "statestore.volume.locks": settings.volume_locks,
     }
     ignored = [key for key, is_default in wanted.items() if not is_default]
@@ -287,6 +287,19 @@ def check_supported(settings: Settings) -> None:
         raise InvalidSetting(
             f"this version knows only the defaults of {', '.join(ignored)}: leave them out"
         )
+
+
+def dead_letter_topics(topology: Topology, settings: Settings) -> set[str]:
+    """The topic of the dead letters, if a handler writes any (SEMANTICS E9)."""
+    topic = settings.dead_letter_topic
+    if not settings.writes_dead_letters:
+        return set()
+    if topic in topology.topics()[0]:
+        raise InvalidSetting(
+            f"errors.dead.letter.queue.topic.name {topic!r} is an input of this pipeline, which "
+            "would read its dead letters without end: name another topic"
+        )
+    return {topic}
 
 
 def internal_topics(

@@ -101,8 +101,9 @@ def windowed(key_serde: Serde[T], size_ms: int) -> Serde[Windowed[T]]:
 def mismatch(
     *, where: str, side: str, value: object, serde: Serde[Any], keyword: str, cause: Exception
 ) -> SerdeMismatch:
-    """The error for a value that does not fit (INTERFACE rule 3)."""
+    """The error for a value that does not fit (INTERFACE rule 3); `where` "": the caller says."""
+    place = f"{where}: " if where else ""
     return SerdeMismatch(
-        f"{where}: the {side} is {type(value).__name__} but its serde is {serde.name} ({cause}): "
+        f"{place}the {side} is {type(value).__name__} but its serde is {serde.name} ({cause}): "
         f"pass {keyword}=…"
     )

@@ -10,16 +10,18 @@ Under exactly_once (SEMANTICS E2), a crash point between any two steps:
 Under at_least_once (E6) step 3 is a flush of the producer and the input offsets follow the stores.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import msgspec
 
-from statestore.errors import CommitUnknown, Fenced
+from statestore.errors import CommitUnknown, Fenced, RecordFailed, TopicMissing
 from statestore.faults import CrashPoint, reach
 from statestore.model import Position, ProcessingGuarantee, TopicPartition
 from statestore.ports import Changelog, Cluster, GroupOffset, Outbox
 from statestore.tasks.owned import OwnedStore
+from statestore.topology.failures import NodeFailed, Stage
 
 _ANSWER_ATTEMPTS = 3
 
@@ -94,7 +96,8 @@ def commit_task(
     reach(CrashPoint.COMMIT_RECORDS_SENT)
     exactly_once = guarantee is ProcessingGuarantee.EXACTLY_ONCE
     if exactly_once:
-        outbox.send_offsets(commit.offsets, commit.stamp.text())
+        with _producing("commit"):
+            outbox.send_offsets(commit.offsets, commit.stamp.text())
     reach(CrashPoint.COMMIT_OFFSETS_SENT)
     ends = _commit_log(outbox, commit, settle)
     reach(CrashPoint.COMMIT_LOG_DONE)
@@ -111,21 +114,32 @@ def _log_changes(opened: OwnedStore, outbox: Outbox, stamp: CommitStamp) -> None
     """Every pending write, in the order of the store's changes."""
     keys, values, times = opened.changes()
     if keys:
-        outbox.send(
-            opened.changelog.topic,
-            keys,
-            values,
-            times or [stamp.stream_time_ms or 0] * len(keys),
-            partition=opened.changelog.partition,
-            tracked=True,
-        )
+        with _producing(f"store {opened.name!r}"):
+            outbox.send(
+                opened.changelog.topic,
+                keys,
+                values,
+                times or [stamp.stream_time_ms or 0] * len(keys),
+                partition=opened.changelog.partition,
+                tracked=True,
+            )
+
+
+@contextmanager
+def _producing(what: str) -> Iterator[None]:
+    """NodeFailed where the log refuses a record: any of those since the last commit made it."""
+    try:
+        yield
+    except (RecordFailed, TopicMissing) as error:
+        raise NodeFailed(Stage.PRODUCTION, what, error, where="since the last commit") from error
 
 
 def _commit_log(outbox: Outbox, commit: Commit, settle: Settle) -> Mapping[TopicPartition, int]:
     """Commit the log; the ends of the changelogs written. CommitUnknown: it did not happen."""
     for _ in range(_ANSWER_ATTEMPTS):
         try:
-            outbox.commit()
+            with _producing("commit"):
+                outbox.commit()
         except CommitUnknown:
             continue
         except Fenced:

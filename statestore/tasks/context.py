@@ -6,14 +6,18 @@ One TaskContext per start of a task; a rewind makes a new one, so that nothing a
 memory survives records that were not committed.
 """
 
-from collections.abc import Callable, Mapping
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from statestore.errors import UnknownStore
+from statestore.errors import RecordFailed, UnknownStore
+from statestore.metrics import count_dropped
 from statestore.model import Batch, PunctuationType, Span, TaskId
 from statestore.ports import Clock, Outbox
 from statestore.stores.staged_table import StagedTable
 from statestore.tasks.owned import OwnedStore
+from statestore.topology.failures import Stage, encoded, failed
 from statestore.topology.graph import (
     Forward,
     OperatorNode,
@@ -22,9 +26,11 @@ from statestore.topology.graph import (
     SourceNode,
     SubTopology,
 )
-from statestore.topology.operators import encoded
 from statestore.topology.paths import meeting_again
 from statestore.topology.punctuation import Fire, Punctuation, Punctuations
+
+_log = logging.getLogger(__name__)
+_NAMED = 10
 
 
 class TaskContext:
@@ -50,6 +56,8 @@ class TaskContext:
         self.records_out = 0
         self.punctuations = Punctuations()
         self._clock = clock
+        self.dropped: Counter[str] = Counter()
+        self._told: set[tuple[str, str]] = set()
 
     @property
     def task_id(self) -> TaskId:
@@ -70,14 +78,47 @@ class TaskContext:
     def schedule(self, interval: Span, kind: PunctuationType, fire: Fire) -> Punctuation:
         return self.punctuations.add(interval, kind, fire, self._clock.now_ms())
 
+    def drop(self, node: str, batch: Batch, indices: Sequence[int], reason: str) -> None:
+        self.dropped[reason] += len(indices)
+        level = logging.DEBUG if (node, reason) in self._told else logging.WARNING
+        self._told.add((node, reason))
+        offsets = batch.offsets
+        where = f"of {batch.topic}-{batch.partition}" if batch.topic else "made by an operator"
+        if offsets is not None:
+            named = ", ".join(str(offsets[i]) for i in indices[:_NAMED])
+            where += f", offset {named}{', …' if len(indices) > _NAMED else ''}"
+        _log.log(
+            level,
+            "task %s: node %s dropped %d records %s: %s",
+            self._task_id,
+            node,
+            len(indices),
+            where,
+            reason.replace("_", " "),
+        )
+
+    def take_dropped(self) -> int:
+        """How many were dropped since the last call; counted by reason now, as they are final."""
+        dropped, self.dropped = self.dropped, Counter()
+        for reason, count in dropped.items():
+            count_dropped(str(self._task_id), reason, count)
+        return dropped.total()
+
     def on_close(self, action: Callable[[], None]) -> None:
         self._closers.append(action)
 
     def close(self) -> None:
-        """Close the processors, last made first; nothing is fired any more."""
+        """Close the processors, last made first; nothing is fired any more.
+
+        One that raises keeps no other from it.
+        """
         self.punctuations.clear()
         while self._closers:
-            self._closers.pop()()
+            action = self._closers.pop()
+            try:
+                action()
+            except Exception:  # noqa: BLE001 - of a user's class: stores and claim must be let go
+                _log.warning("task %s: a processor's close", self._task_id, exc_info=True)
 
     def wire(self, part: SubTopology) -> dict[str, Push]:
         """The nodes of a sub-topology, made and connected: source topic (full name) to push."""
@@ -136,9 +177,17 @@ class TaskContext:
         topic = node.topic.full(self._application_id)
 
         def push(batch: Batch) -> None:
-            keys = encoded(node.name, batch, "key", node.key_serde)
-            values = encoded(node.name, batch, "value", node.value_serde)
-            self._outbox.send(topic, keys, values, batch.timestamps, headers=batch.headers)
+            keys = encoded(node.name, batch, "key", node.key_serde, Stage.PRODUCTION)
+            values = encoded(node.name, batch, "value", node.value_serde, Stage.PRODUCTION)
+            try:
+                self._outbox.send(topic, keys, values, batch.timestamps, headers=batch.headers)
+            except Exception as error:
+                # The client's own too: times and headers come from a user's code.
+                at = error.at if isinstance(error, RecordFailed) else None
+                found = [] if at is None else [(at, error)]
+                raise failed(
+                    Stage.PRODUCTION, node.name, batch, error, found=found, certain=True
+                ) from error
             self.records_out += len(batch)
 
         return push

@@ -10,11 +10,11 @@ once, until it speaks again.
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from statestore.model import Batch, TopicPartition
+from statestore.topology.failures import NodeFailed, Stage, decoded, failed
 from statestore.topology.graph import SourceNode
-from statestore.topology.operators import failed
 
 
 class Chunk(NamedTuple):
@@ -25,6 +25,13 @@ class Chunk(NamedTuple):
     offset_next: int
 
 
+class Judge(Protocol):
+    """What becomes of records that an extractor has no time for; either may raise."""
+
+    def condemn(self, tp: TopicPartition, failed: NodeFailed) -> None: ...
+    def drop_negative_times(self, tp: TopicPartition, offsets: Sequence[int]) -> None: ...
+
+
 class Intake:
     """Buffers what was polled; hands on ordered chunks up to the planned ends."""
 
@@ -33,14 +40,17 @@ class Intake:
         inputs: Sequence[TopicPartition],
         extracted: Mapping[str, SourceNode],
         ends: Mapping[TopicPartition, int] | None,
+        judge: Judge,
         idle_ms: int = 0,
     ) -> None:
         """`inputs` in order of declaration; `ends` None: no planned end, wait for `idle_ms`.
 
-        `extracted`: by topic, the sources that have a timestamp extractor.
+        `extracted`: by topic, the sources that have a timestamp extractor. Records it has no time
+        for keep the broker's and are handed on like any other: `judge` sees to them.
         """
         self._waiting: dict[TopicPartition, deque[Batch]] = {tp: deque() for tp in inputs}
         self._extracted = extracted
+        self._judge = judge
         self._ends = ends
         self._idle_s = idle_ms / 1000
         self._silent_since: dict[TopicPartition, float] = {}
@@ -59,7 +69,7 @@ class Intake:
             self._cut.add(tp)
         source = self._extracted.get(tp.topic)
         if source is not None and len(batch):
-            batch.timestamps = _extracted(source, batch)
+            batch.timestamps = _extracted(source, tp, batch, self._judge)
         if len(batch):
             self._waiting[tp].append(batch)
 
@@ -123,6 +133,14 @@ class Intake:
             stop += 1
         return self._taken(first, stop)
 
+    def front(self, chunk: Chunk, take: int) -> Chunk:
+        """The first `take` records of a chunk; the rest goes back."""
+        count = len(chunk.batch)
+        if take == count:
+            return chunk
+        self.put_back(chunk._replace(batch=chunk.batch.slice(take, count)))
+        return chunk._replace(batch=chunk.batch.slice(0, take))
+
     def put_back(self, chunk: Chunk) -> None:
         """Return the rest of a chunk to the front of its input."""
         self._waiting[chunk.tp].appendleft(chunk.batch)
@@ -151,15 +169,49 @@ class Intake:
         return self._read.get(tp, -1) >= self._ends.get(tp, 0)
 
 
-def _extracted(source: SourceNode, batch: Batch) -> list[int]:
+def _extracted(source: SourceNode, tp: TopicPartition, batch: Batch, judge: Judge) -> list[int]:
     """What the source's extractor makes of each record, decoded."""
     extract = source.timestamp_extractor
     assert extract is not None
-    decoded = batch.with_columns(
+    assert batch.offsets is not None
+    readable = batch.with_columns(
         keys=batch.keys.with_serde(source.key_serde),
         values=batch.values.with_serde(source.value_serde),
     )
-    try:
-        return [extract(record) for record in decoded.records()]
-    except Exception as error:
-        raise failed(source.name, batch, error) from error
+    times = list(batch.timestamps)
+    kept = _decodable(source.name, tp, readable, judge)
+    found: list[tuple[int, Exception]] = []
+    for i, record in zip(kept, readable.take(kept).records(), strict=True):
+        try:
+            times[i] = _time(extract(record))
+        except Exception as error:  # noqa: BLE001  # whatever a user's code raises is the finding
+            found.append((i, error))
+    if found:
+        first = found[0][1]
+        unfit = failed(Stage.PROCESSING, source.name, batch, first, found=found, certain=True)
+        if not isinstance(unfit, NodeFailed):
+            raise unfit from first
+        judge.condemn(tp, unfit)
+    negative = [i for i, time_ms in enumerate(times) if time_ms < 0]
+    if negative:
+        judge.drop_negative_times(tp, [batch.offsets[i] for i in negative])
+    return times
+
+
+def _decodable(node: str, tp: TopicPartition, batch: Batch, judge: Judge) -> list[int]:
+    """Indices of the records whose key and value can be decoded; the others are judged."""
+    bad: set[int] = set()
+    for side in ("key", "value"):
+        try:
+            decoded(node, batch, side)
+        except NodeFailed as unfit:
+            judge.condemn(tp, unfit)
+            bad.update(culprit.offset for culprit in unfit.culprits)
+    assert batch.offsets is not None
+    return [i for i, offset in enumerate(batch.offsets) if offset not in bad]
+
+
+def _time(found: Any) -> int:
+    if type(found) is not int:
+        raise TypeError(f"the timestamp extractor gave {found!r}, not milliseconds")
+    return found

@@ -31,7 +31,9 @@ from statestore.tasks.intake import Chunk
 from statestore.tasks.mark import InputMark
 from statestore.tasks.patience import Patience
 from statestore.tasks.plan import TaskEdges, TaskPlan, TaskReport
+from statestore.tasks.poison import Poison
 from statestore.tasks.stores import TaskStores
+from statestore.topology.failures import NodeFailed
 from statestore.topology.graph import Push
 
 _log = logging.getLogger(__name__)
@@ -69,7 +71,8 @@ class StreamTask:
         )
         self._context: TaskContext | None = None
         self._pushes: dict[str, Push] = {}
-        self._intake = plan.intake(settings)
+        self._poison = Poison(plan.task_id, plan.part, settings, edges.outbox)
+        self._intake = plan.intake(settings, self._poison)
         self._mark = InputMark(layout.task_dir(plan.task_id), edges.clock)
         self._committer = Committer(
             plan, edges, settings, self._stores, self._mark, self._check_ours
@@ -172,7 +175,7 @@ class StreamTask:
     def _recovering(self, action: Callable[[], int | None]) -> int:
         """What it returns; 0 after a failure that costs no more than to go back."""
         try:
-            done = action() or 0
+            done = self._judging(action)
         except StateStoreError as error:
             self._check_ours(error)
             if not isinstance(error, _MENDABLE):
@@ -182,6 +185,23 @@ class StreamTask:
         if not done and not self._dirty:
             self._patience.idle()
         return done
+
+    def _judging(self, action: Callable[[], int | None]) -> int:
+        """What it returns; 0 after a record failed that is passed over or sought from now on."""
+        try:
+            return action() or 0
+        except NodeFailed as failed:
+            self._check_ours()
+            context = self._context
+            self._poison.judge(failed, punctuated=bool(context and context.punctuations.has_fired))
+            self.report.rewinds += 1
+            self._slot.hold(self.report.stream_task, _NOTHING)
+            self._committer.abort()
+            # Of an aborted transaction nothing is left to restore; of no transaction, all (E6).
+            if self._stores.rollback() or not self._settings.exactly_once:
+                self._restore()
+            self._begin_reading()
+            return 0
 
     def _check_ours(self, cause: StateStoreError | None = None) -> None:
         """Fenced if a newer owner claimed the folder: epochs tell, Kafka's answers do not (E5)."""
@@ -211,7 +231,8 @@ class StreamTask:
             clock=self._edges.clock,
         )
         self._pushes = self._context.wire(self._plan.part)
-        self._intake = self._plan.intake(self._settings)
+        self._poison.went_back()
+        self._intake = self._plan.intake(self._settings, self._poison)
         self._edges.source.start(self._committer.offsets)
         for tp, offset in self._committer.offsets.items():
             self._intake.at(tp, offset)
@@ -260,6 +281,12 @@ class StreamTask:
 
     def _process_within_share(self, chunk: Chunk) -> int | None:
         """The records processed; None: not before another task of the slot has committed."""
+        cut = self._poison.cut(chunk)
+        if cut.alone and self._dirty:
+            self._intake.put_back(chunk)
+            self._commit()
+            return 0
+        chunk = self._intake.front(chunk, cut.take)
         waiting, slot, name = len(chunk.batch), self._slot, self.report.stream_task
         held = slot.hold(name, self._stores.usage())
         step = budget.plan_step(held, self._growth, waiting, slot.share)
@@ -270,23 +297,25 @@ class StreamTask:
             self._intake.put_back(chunk)
             self._commit()
             return 0
-        if step.take < waiting:
-            rest = chunk._replace(batch=chunk.batch.slice(step.take, waiting))
-            self._intake.put_back(rest)
-            chunk = chunk._replace(batch=chunk.batch.slice(0, step.take))
+        chunk = self._intake.front(chunk, step.take)
         self._process(chunk)
         self._stay_within_share()
+        if cut.commit and self._dirty:
+            self._commit()
         return len(chunk.batch)
 
     def _process(self, chunk: Chunk) -> None:
-        context, batch = self._context, chunk.batch
+        context = self._context
         assert context is not None
         before = self._stores.usage()
         self._committer.begin()
         self._dirty = True
-        context.pass_on(self._pushes[chunk.tp.topic], batch)
+        batch = self._poison.pass_over(chunk, context)
+        if len(batch):
+            context.pass_on(self._pushes[chunk.tp.topic], batch)
+        self._poison.passed()
         after = self._stores.usage()
-        count = len(batch)
+        count = len(chunk.batch)
         self._growth = (
             (after.size_bytes - before.size_bytes) / count,
             (after.records - before.records) / count,
@@ -331,21 +360,18 @@ class StreamTask:
         context, clock = self._context, self._edges.clock
         assert context is not None
         started = clock.monotonic()
-        offsets = {tp: self._intake.reached(tp) for tp in self._plan.inputs}
-        moved = {tp: offset for tp, offset in offsets.items() if offset is not None}
+        reached = ((tp, self._intake.reached(tp)) for tp in self._plan.inputs)
+        moved = {tp: offset for tp, offset in reached if offset is not None}
         size = self._stores.usage().size_bytes
         self._committer.commit(moved, context.stream_time_ms)
         self._slot.hold(self.report.stream_task, _NOTHING)
-        context.commit_requested = False
-        self._last_commit_s = clock.monotonic()
+        context.commit_requested = context.punctuations.has_fired = False
+        now_s = self._last_commit_s = clock.monotonic()
         self._patience.committed()
-        report = self.report
-        report.commits += 1
-        report.records_in += self._since_commit
-        report.records_out += context.records_out
-        report.bytes_written += size
-        report.commit_seconds += self._last_commit_s - started
-        report.last_commit_ms = clock.now_ms()
+        self._poison.committed(moved)
+        self.report.add_commit(now_s - started, clock.now_ms(), rows=self._since_commit, size=size)
+        self.report.records_out += context.records_out
+        self.report.dropped_records += context.take_dropped()
         self._since_commit = context.records_out = 0
         self._dirty = False
 

@@ -7,7 +7,7 @@ from statestore.model import TaskId, TopicPartition
 from statestore.ports import Changelog, Clock, Cluster, Outbox, Source
 from statestore.settings import Settings
 from statestore.stores.specs import StoreSpec
-from statestore.tasks.intake import Intake
+from statestore.tasks.intake import Intake, Judge
 from statestore.tasks.stores import OpenStoreAt
 from statestore.topology.graph import SubTopology
 
@@ -36,7 +36,7 @@ class TaskPlan:
     slots: int = 1
     accept_empty_changelog: bool = False
 
-    def intake(self, settings: Settings) -> Intake:
+    def intake(self, settings: Settings, judge: Judge) -> Intake:
         """A new buffer for the inputs, up to the planned ends."""
         extracted = {
             topic.full(settings.application_id): node
@@ -44,7 +44,7 @@ class TaskPlan:
             for topic in node.topics
             if node.timestamp_extractor is not None
         }
-        return Intake(self.inputs, extracted, self.ends, settings.max_task_idle_ms)
+        return Intake(self.inputs, extracted, self.ends, judge, settings.max_task_idle_ms)
 
 
 def transactional_id(application_id: str, task: TaskId | str) -> str:
@@ -56,14 +56,16 @@ def transactional_id(application_id: str, task: TaskId | str) -> str:
 class TaskReport:
     """What one stream task did, for the commit reports and the summary.
 
-    `start_seconds` runs from the claim to the first poll, `restore_seconds` within it. By the wall
-    clock, so that reports of several processes can be laid side by side: when the poll began that
-    brought the first record, and when the last commit ended.
+    `dropped_records`: passed over by a handler, or dropped by an operator for a null key and the
+    like. `start_seconds` runs from the claim to the first poll, `restore_seconds` within it. By the
+    wall clock, so that reports of several processes can be laid side by side: when the poll began
+    that brought the first record, and when the last commit ended.
     """
 
     stream_task: str
     records_in: int = 0
     records_out: int = 0
+    dropped_records: int = 0
     commits: int = 0
     rewinds: int = 0
     restored_records: int = 0
@@ -77,3 +79,11 @@ class TaskReport:
     last_commit_ms: int | None = None
     quarantined: list[str] = field(default_factory=list)
     caught_up: bool = False
+
+    def add_commit(self, seconds: float, now_ms: int, *, rows: int, size: int) -> None:
+        """One more commit, of `rows` input records and `size` bytes, that took `seconds`."""
+        self.commits += 1
+        self.records_in += rows
+        self.bytes_written += size
+        self.commit_seconds += seconds
+        self.last_commit_ms = now_ms

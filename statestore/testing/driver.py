@@ -24,9 +24,10 @@ from statestore.model import (
     span_ms,
     to_ms,
 )
-from statestore.operations.run import internal_topics
+from statestore.operations.run import dead_letter_topics, internal_topics
 from statestore.ports import TopicSpec
 from statestore.settings import Settings
+from statestore.stores import serdes
 from statestore.stores.built_in import BuiltIn, open_over, tables_of
 from statestore.stores.specs import BuiltInSpec
 from statestore.stores.transaction import LagLimits
@@ -82,9 +83,9 @@ class TopologyTestDriver:
         self._broker = MemoryBroker()
         self._clock = ManualClock()
         self._read: dict[str, int] = {}
-        self._counts = self._create_topics(partitions)
         self._tasks: dict[TaskId, StreamTask] = {}
         try:
+            self._counts = self._create_topics(partitions)
             self._start()
         except BaseException:
             self.close()
@@ -171,6 +172,8 @@ class TopologyTestDriver:
         counts = self._topology.partition_counts(dict.fromkeys(names, partitions))
         internal = internal_topics(self._topology, counts, self._settings.application_id)
         cluster = self._broker.cluster(self._settings.application_id)
+        for name in dead_letter_topics(self._topology, self._settings) - set(names):
+            internal.append(TopicSpec(name, partitions, {}))
         cluster.create([TopicSpec(name, partitions, {}) for name in names] + internal)
         return counts
 
@@ -229,11 +232,11 @@ class TopologyTestDriver:
         while moved:
             moved = False
             for task in self._tasks.values():
-                commits = task.report.commits
+                before = task.report.commits, task.report.rewinds
                 moved = task.step(0) > 0 or moved
                 task.finish()
                 # Of a punctuation: no record came in, but some may have gone out.
-                moved = moved or task.report.commits > commits
+                moved = moved or (task.report.commits, task.report.rewinds) != before
 
     def _source(self, topic: str) -> SourceNode:
         for node in self._topology.nodes:
@@ -251,6 +254,8 @@ class TopologyTestDriver:
         for spec in self._topology.stores.values():
             if topic == f"{self._settings.application_id}-{spec.name}-changelog":
                 return spec.key_serde, spec.value_serde
+        if topic == self._settings.dead_letter_topic:
+            return serdes.BYTES, serdes.BYTES
         _, written = self._topology.topics()
         raise Misuse(
             f"the topology does not write {topic!r}; it writes: {', '.join(sorted(written))}"

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import repeat
 from typing import NamedTuple
 
-from statestore.errors import CommitUnknown, Fenced, Unavailable
+from statestore.errors import CommitUnknown, Fenced, RecordFailed, Unavailable
 from statestore.model import Header, TopicPartition
 from statestore.ports import GroupOffset
 from statestore.testing.memory_log import BrokerState, Entry, Outcome, Transaction
@@ -174,12 +174,17 @@ class _Writer:
         transaction: Transaction | None,
     ) -> None:
         tails = repeat(()) if headers is None else headers
-        for (key, value, time_ms), tail in zip(zip(*columns, strict=True), tails, strict=False):
+        rows = zip(zip(*columns, strict=True), tails, strict=False)
+        for i, ((key, value, time_ms), tail) in enumerate(rows):
             partition = where.partition
             if partition is None:
                 partition = self._state.partition_for(where.topic, key)
             tp = TopicPartition(where.topic, partition)
             entry = Entry(-1, key, value, time_ms, tuple(tail), transaction)
-            offset = self._state.append(tp, entry)
+            try:
+                offset = self._state.append(tp, entry)
+            except RecordFailed as error:
+                error.at = i
+                raise
             if where.tracked:
                 self.ends[tp] = offset + 1

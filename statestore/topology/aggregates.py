@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from statestore.model import Batch, Column, Serde
 from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec, WindowSpec
+from statestore.stores.staged_table import StagedTable
+from statestore.topology.failures import Stage, decoded, encoded, failed, mismatch, processing
 from statestore.topology.graph import Build, Forward, NodeContext, Push
-from statestore.topology.operators import encoded, failed, mismatch
 
 # INT64's bytes, one by one and as arrays.
 _COUNT = struct.Struct(">q")
@@ -49,6 +50,12 @@ class Keying(Protocol):
     def names(self, rows: Iterable[bytes]) -> dict[bytes, Any]:
         """The key a user's function is given for each row."""
 
+    def nulls(self, batch: Batch) -> list[int]:
+        """Indices of the records without a key."""
+
+    def check(self, batch: Batch) -> None:
+        """NodeFailed naming the records whose key cannot be decoded; asked where `names` failed."""
+
 
 Spec = KeyValueSpec[Any, Any] | WindowSpec[Any, Any]
 KeyingOf = Callable[[str, Spec, NodeContext], Keying]
@@ -70,6 +77,13 @@ class ByKey:
     def names(self, rows: Iterable[bytes]) -> dict[bytes, Any]:
         read = self._serde.deserialize
         return {row: read(row) for row in rows}
+
+    def nulls(self, batch: Batch) -> list[int]:
+        return [i for i, key in enumerate(self.rows(batch)) if key is None]
+
+    def check(self, batch: Batch) -> None:
+        keys = Column(raw=self.rows(batch), serde=self._serde)
+        decoded(self._node, batch.with_columns(keys=keys), "key")
 
 
 class Updates(NamedTuple):
@@ -105,6 +119,8 @@ def counted(
         def push(batch: Batch) -> None:
             rows = key.rows(batch)
             found = _distinct(rows)
+            if found.none:
+                _drop(context, node, batch, key.nulls(batch), "null_key")
             if not found.rows:
                 return
             stored = table.get_many(found.rows)
@@ -136,6 +152,7 @@ class _Distinct(NamedTuple):
     rows: list[bytes]
     counts: NDArray[np.int64]
     last: NDArray[np.int64]
+    none: int
 
 
 def _distinct(rows: list[bytes | None]) -> _Distinct:
@@ -156,7 +173,8 @@ def _distinct(rows: list[bytes | None]) -> _Distinct:
     order = np.frombuffer(sorted_places.buffers()[1], np.uint64, size)
     last = last[order]
     counts = np.bincount(indices, minlength=size)[order]
-    return _Distinct(list(map(known.__getitem__, last)), counts, places[last])
+    none = len(rows) - len(known)
+    return _Distinct(list(map(known.__getitem__, last)), counts, places[last], none)
 
 
 def _binary(rows: list[bytes]) -> pa.LargeBinaryArray:
@@ -223,54 +241,16 @@ def aggregated(
 
     Without `initial` the first value stands as it is (reduce).
     """
-    decode = spec.value_serde.deserialize
-
-    def encode(value: Any) -> bytes | None:
-        try:
-            return None if value is None else spec.value_serde.serialize(value)
-        except Exception as error:
-            raise mismatch(node, "value", value, spec.value_serde, error) from error
+    fold = _Fold(node, spec, step, initial, every_update)
 
     def build(context: NodeContext, forward: Forward) -> Push:
         table = context.table(spec.name)
         key = keying(node, spec, context)
 
-        def fold(batch: Batch) -> tuple[dict[bytes, bytes | None], Updates]:
-            found = [
-                (i, row, value)
-                for i, (row, value) in enumerate(
-                    zip(key.rows(batch), batch.values.objects, strict=True)
-                )
-                if row is not None and value is not None
-            ]
-            unique = sorted({row for _, row, _ in found})
-            stored = dict(zip(unique, table.get_many(unique), strict=True))
-            state = {row: None if old is None else decode(old) for row, old in stored.items()}
-            names = key.names(unique)
-            last: dict[bytes, int] = {}
-            every = Updates([], [], [], [])
-            running = dict(stored) if every_update else {}
-            for i, row, value in found:
-                old = state[row]
-                if old is None and initial is None:
-                    new = value
-                else:
-                    start = initial() if old is None and initial is not None else old
-                    new = step(names[row], value, start)
-                state[row] = new
-                last[row] = i
-                if every_update:
-                    data = encode(new)
-                    every.add(i, row, data, running[row])
-                    running[row] = data
-            after = running or {row: encode(new) for row, new in state.items()}
-            return after, every if every_update else _last_of(last, after, stored)
-
         def push(batch: Batch) -> None:
-            try:
-                after, updates = fold(batch)
-            except Exception as error:
-                raise failed(node, batch, error) from error
+            found = _without_nulls(context, node, batch, key)
+            with processing(node, batch):
+                after, updates = fold.run(table, key, batch, found)
             if after:
                 table.put_all(after)
                 forward(_updated(batch, updates, key, spec.value_serde, before), None)
@@ -278,6 +258,91 @@ def aggregated(
         return push
 
     return build
+
+
+@dataclass(frozen=True)
+class _Fold:
+    node: str
+    spec: Spec
+    step: Callable[[Any, Any, Any], Any]
+    initial: Callable[[], Any] | None
+    every_update: bool
+
+    def run(
+        self,
+        table: StagedTable,
+        key: Keying,
+        batch: Batch,
+        found: list[tuple[int, bytes, Any]],
+    ) -> tuple[dict[bytes, bytes | None], Updates]:
+        """What the rows come to, and what is told of it. NodeFailed names a function's record."""
+        step, initial, every_update = self.step, self.initial, self.every_update
+        unique = sorted({row for _, row, _ in found})
+        stored = dict(zip(unique, table.get_many(unique), strict=True))
+        decode = self.spec.value_serde.deserialize
+        state = {row: None if old is None else decode(old) for row, old in stored.items()}
+        names = self._names(key, batch, unique)
+        last: dict[bytes, int] = {}
+        every = Updates([], [], [], [])
+        running = dict(stored) if every_update else {}
+        for i, row, value in found:
+            old = state[row]
+            try:
+                if old is None and initial is None:
+                    new = value
+                else:
+                    start = initial() if old is None and initial is not None else old
+                    new = step(names[row], value, start)
+                if every_update:
+                    data = self._encode(new)
+                    every.add(i, row, data, running[row])
+                    running[row] = data
+            except Exception as error:
+                culprit = [(i, error)]
+                raise failed(Stage.PROCESSING, self.node, batch, error, found=culprit) from error
+            state[row] = new
+            last[row] = i
+        after = running or {row: self._encode(new) for row, new in state.items()}
+        return after, every if every_update else _last_of(last, after, stored)
+
+    def _names(self, key: Keying, batch: Batch, unique: list[bytes]) -> dict[bytes, Any]:
+        try:
+            return key.names(unique)
+        except Exception:
+            key.check(batch)
+            raise
+
+    def _encode(self, value: Any) -> bytes | None:
+        serde = self.spec.value_serde
+        try:
+            return None if value is None else serde.serialize(value)
+        except Exception as error:
+            raise mismatch("value", value, serde, error) from error
+
+
+def _without_nulls(
+    context: NodeContext, node: str, batch: Batch, key: Keying
+) -> list[tuple[int, bytes, Any]]:
+    """(index, row, value) of the records that have both; the others are dropped."""
+    rows = key.rows(batch)
+    found = [
+        (i, row, value)
+        for i, (row, value) in enumerate(zip(rows, decoded(node, batch, "value"), strict=True))
+        if row is not None and value is not None
+    ]
+    if len(found) < len(rows):
+        kept, keyless = {i for i, _, _ in found}, set(key.nulls(batch))
+        # A record with a key and without a row was dropped before, and counted then.
+        nulls = [
+            i for i, row in enumerate(rows) if i not in kept and (row is not None or i in keyless)
+        ]
+        _drop(context, node, batch, nulls, "null_key_or_value")
+    return found
+
+
+def _drop(context: NodeContext, node: str, batch: Batch, indices: list[int], reason: str) -> None:
+    if indices:
+        context.drop(node, batch, indices, reason)
 
 
 def tabled(node: str, spec: KeyValueSpec[Any, Any], *, before: Before | None = None) -> Build:
@@ -290,6 +355,8 @@ def tabled(node: str, spec: KeyValueSpec[Any, Any], *, before: Before | None = N
         def push(batch: Batch) -> None:
             keys = encoded(node, batch, "key", spec.key_serde)
             if None in keys:
+                nulls = [i for i, key in enumerate(keys) if key is None]
+                context.drop(node, batch, nulls, "null_key")
                 batch = batch.take([i for i, key in enumerate(keys) if key is not None])
                 keys = [key for key in keys if key is not None]
             if not keys:

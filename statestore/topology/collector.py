@@ -4,7 +4,7 @@ Used by `builder` and `streams` only. Generated names are Kafka Streams'.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,7 +22,6 @@ from statestore.topology.graph import (
     SourceNode,
     TopicName,
     Topology,
-    check_names,
 )
 
 
@@ -147,6 +146,15 @@ class Collector:
         name = f"{kind}-{self._counter:010d}"
         self._counter += 1
         return name
+
+
+def check_names(nodes: Iterable[Node]) -> None:
+    """InvalidTopology on a name used twice."""
+    seen: set[str] = set()
+    for node in nodes:
+        if node.name in seen:
+            raise InvalidTopology(f"two nodes are named {node.name!r}: name them apart")
+        seen.add(node.name)
 
 
 def check_arity(

@@ -42,6 +42,14 @@ class NodeContext(Protocol):
         """Ask for a task commit after this batch."""
 
     def schedule(self, interval: Span, kind: PunctuationType, fire: Fire) -> Punctuation: ...
+
+    def drop(self, node: str, batch: Batch, indices: Sequence[int], reason: str) -> None:
+        """Count records that `node` does not take, as Kafka Streams does not either.
+
+        The first of a node and reason are logged as a warning, with their place; the later for
+        debugging.
+        """
+
     def on_close(self, action: Callable[[], None]) -> None:
         """Run `action` when the task closes."""
 
@@ -371,15 +379,6 @@ class Topology:
                     f"{node} joins topics with different partition counts ({listed}): "
                     "repartition() one side or recreate the topic"
                 )
-
-
-def check_names(nodes: Iterable[Node]) -> None:
-    """InvalidTopology on a name used twice."""
-    seen: set[str] = set()
-    for node in nodes:
-        if node.name in seen:
-            raise InvalidTopology(f"two nodes are named {node.name!r}: name them apart")
-        seen.add(node.name)
 
 
 def _plain(topic: TopicName) -> str:

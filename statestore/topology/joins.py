@@ -7,14 +7,15 @@ join, with None; a table's null is a delete.
 
 from collections.abc import Callable
 from enum import Enum
+from operator import length_hint
 from typing import Any
 
 from statestore.model import Batch, Column
 from statestore.stores.specs import KeyValueSpec
 from statestore.topology.aggregates import Before
+from statestore.topology.failures import Stage, decoded, encoded, failed, processing
 from statestore.topology.flows import Look, Table
 from statestore.topology.graph import Build, Forward, NodeContext, Push
-from statestore.topology.operators import encoded, failed
 from statestore.topology.views import merged, updates
 
 Joiner = Callable[[Any, Any], Any]
@@ -37,7 +38,7 @@ def stream_table(node: str, table: Table, function: Joiner, *, left: bool) -> Bu
         def joined(batch: Batch) -> Batch:
             keys = encoded(node, batch, "key", table.key_serde)
             rows = rows_of(look, keys)
-            ours = batch.values.objects
+            ours = decoded(node, batch, "value")
             theirs = list(map(rows.get, keys))
             places = [
                 i
@@ -45,14 +46,22 @@ def stream_table(node: str, table: Table, function: Joiner, *, left: bool) -> Bu
                 if mine is not None and (left or other is not None)
             ]
             chosen = batch if len(places) == len(batch) else batch.take(places)
-            made = [function(ours[i], theirs[i]) for i in places]
+            nulls = [
+                i for i, key in enumerate(keys) if ours[i] is None or (key is None and not left)
+            ]
+            if nulls:
+                context.drop(node, batch, nulls, "null_key_or_value")
+            ahead = iter(places)
+            try:
+                made = [function(ours[i], theirs[i]) for i in ahead]
+            except Exception as error:
+                culprit = [(places[len(places) - length_hint(ahead) - 1], error)]
+                raise failed(Stage.PROCESSING, node, batch, error, found=culprit) from error
             return chosen.with_columns(values=Column(objects=made))
 
         def push(batch: Batch) -> None:
-            try:
+            with processing(node, batch):
                 made = joined(batch)
-            except Exception as error:
-                raise failed(node, batch, error) from error
             if len(made):
                 forward(made, None)
 
@@ -74,7 +83,7 @@ def table_half(node: str, other: Table, function: Joiner, side: Side, before: Be
             keys = encoded(node, batch, "key", other.key_serde)
             rows = rows_of(look, keys)
             theirs = list(map(rows.get, keys))
-            new = batch.values.objects
+            new = decoded(node, batch, "value")
             old = [None] * len(new) if batch.before is None else batch.before.objects
             triples = list(zip(new, old, theirs, strict=True))
             if side is Side.LEFT:
@@ -92,10 +101,8 @@ def table_half(node: str, other: Table, function: Joiner, side: Side, before: Be
             return updates(batch, places, after, replaced)
 
         def push(batch: Batch) -> None:
-            try:
+            with processing(node, batch):
                 done = joined(batch)
-            except Exception as error:
-                raise failed(node, batch, error) from error
             if len(done):
                 forward(done, None)
 

@@ -5,16 +5,19 @@ one put_all per batch; keys and values are decoded only where the user's functio
 (INTERFACE rule 6).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from operator import length_hint
 from typing import Any, Protocol
 
-from statestore.errors import RecordFailed, StateStoreError, UnknownStore
-from statestore.model import Batch, Column, PunctuationType, Record, Serde, Span, TaskId
-from statestore.stores import serdes
+from statestore.errors import InvalidTopology, StateStoreError, UnknownStore
+from statestore.model import Batch, Column, PunctuationType, Record, Span, T, TaskId
 from statestore.stores.specs import StoreSpec
+from statestore.topology.failures import NodeFailed, Stage, decoded, failed
 from statestore.topology.graph import Build, Forward, NodeContext, Push
 from statestore.topology.punctuation import Punctuation, fired
+
+Transform = Callable[[Batch, Iterator[Any]], T]
 
 
 class Processor(Protocol):
@@ -79,17 +82,19 @@ class ProcessorContext:
         fire = partial(self._punctuate, function)
         return self._node.schedule(interval_ms, kind, fire)
 
-    def hand_on(self) -> None:
-        """Pass on what was forwarded: runs for the same child as one batch each."""
+    def take_lots(self) -> list[tuple[Batch, str | None]]:
+        """What was forwarded: runs for the same child as one batch each."""
         made, self._forwarded = self._forwarded, []
+        lots = []
         start = 0
         while start < len(made):
             child = made[start][1]
             stop = start + 1
             while stop < len(made) and made[stop][1] == child:
                 stop += 1
-            self._forward(Batch.of(record for record, _ in made[start:stop]), child)
+            lots.append((Batch.of(record for record, _ in made[start:stop]), child))
             start = stop
+        return lots
 
     def drop_forwarded(self) -> None:
         """Forget what was forwarded by a call that failed."""
@@ -99,60 +104,21 @@ class ProcessorContext:
         self.stream_time = self._node.stream_time()
         try:
             fired(self._name, function, time_ms)
-        except BaseException:
+            for made, child in self.take_lots():
+                self._forward(made, child)
+        except NodeFailed as error:
+            # No record is to blame, so no handler passes over one.
+            raise error.error(f"punctuation at {time_ms}", error.cause) from error.cause
+        finally:
             self.drop_forwarded()
-            raise
-        self.hand_on()
 
 
-def failed(node: str, batch: Batch, error: Exception) -> StateStoreError:
-    """A user's function failed: the error that says in which node and on which input."""
-    if isinstance(error, StateStoreError):
-        return error
-    where = f"{batch.topic}-{batch.partition}" if batch.topic else "records made by an operator"
-    span = f" offsets {batch.offsets[0]} to {batch.offsets[-1]}" if batch.offsets else ""
-    return RecordFailed(
-        f"node {node}, {where}{span}: {type(error).__name__}: {error}; "
-        "fix the pipeline or the record, then start again: nothing of this batch was committed"
-    )
-
-
-def encoded(node: str, batch: Batch, side: str, serde: Serde[Any]) -> list[bytes | None]:
-    """The keys or values (`side`) of a batch under a serde; SerdeMismatch names the one unfit."""
-    column = batch.keys if side == "key" else batch.values
-    try:
-        return column.encoded(serde)
-    except Exception as error:
-        unfit = next((item for item in column.objects if not _fits(item, serde)), None)
-        raise mismatch(node, side, unfit, serde, error) from error
-
-
-def mismatch(
-    node: str, side: str, value: object, serde: Serde[Any], error: Exception
-) -> StateStoreError:
-    """The error for a key or value that does not fit its serde (INTERFACE rule 3)."""
-    where, keyword = f"node {node}", f"{side}_serde"
-    return serdes.mismatch(
-        where=where, side=side, value=value, serde=serde, keyword=keyword, cause=error
-    )
-
-
-def _fits(item: object, serde: Serde[Any]) -> bool:
-    try:
-        return item is None or isinstance(serde.serialize(item), bytes)
-    except Exception:  # noqa: BLE001  # whatever a user's serde raises: it does not fit
-        return False
-
-
-def guarded(node: str, transform: Callable[[Batch], Batch]) -> Build:
-    """A stateless operator from a batch-to-batch function."""
+def guarded(node: str, transform: Transform[Batch], *sides: str) -> Build:
+    """A stateless operator; `transform` gets the batch and its rows, decoded on these `sides`."""
 
     def build(_context: NodeContext, forward: Forward) -> Push:
         def push(batch: Batch) -> None:
-            try:
-                out = transform(batch)
-            except Exception as error:
-                raise failed(node, batch, error) from error
+            out = _transformed(node, batch, transform, sides)
             if len(out):
                 forward(out, None)
 
@@ -161,88 +127,98 @@ def guarded(node: str, transform: Callable[[Batch], Batch]) -> Build:
     return build
 
 
+def _transformed(node: str, batch: Batch, transform: Transform[T], sides: Sequence[str]) -> T:
+    first, *others = (decoded(node, batch, side) for side in sides)
+    # A list's iterator knows how many are left, so the row a function raised for is known.
+    ahead = iter(first)
+    try:
+        return transform(batch, zip(ahead, *others, strict=True) if others else ahead)
+    except Exception as error:
+        found = [(len(batch) - length_hint(ahead) - 1, error)]
+        # Those before it are not tried again: a function may have changed what it was given.
+        for i in range(found[0][0] + 1, len(batch)):
+            row = tuple(column[i] for column in (first, *others))
+            try:
+                transform(batch.slice(i, i + 1), iter([row if others else row[0]]))
+            except Exception as another:  # noqa: BLE001  # whatever it is, it is the finding
+                found.append((i, another))
+        raise failed(Stage.PROCESSING, node, batch, error, found=found, certain=True) from error
+
+
 def filtered(node: str, predicate: Callable[[Any, Any], object]) -> Build:
     """Keep the records the predicate holds for."""
 
-    def transform(batch: Batch) -> Batch:
-        pairs = zip(batch.keys.objects, batch.values.objects, strict=True)
-        kept = [i for i, (key, value) in enumerate(pairs) if predicate(key, value)]
+    def transform(batch: Batch, rows: Iterator[Any]) -> Batch:
+        kept = [i for i, (key, value) in enumerate(rows) if predicate(key, value)]
         return batch if len(kept) == len(batch) else batch.take(kept)
 
-    return guarded(node, transform)
+    return guarded(node, transform, "key", "value")
 
 
 def mapped_values(node: str, function: Callable[[Any], Any]) -> Build:
     """New values, same keys."""
-    return guarded(
-        node,
-        lambda batch: batch.with_columns(
-            values=Column(objects=[function(value) for value in batch.values.objects])
-        ),
-    )
+
+    def transform(batch: Batch, rows: Iterator[Any]) -> Batch:
+        return batch.with_columns(values=Column(objects=[function(value) for value in rows]))
+
+    return guarded(node, transform, "value")
 
 
 def mapped(node: str, function: Callable[[Any, Any], tuple[Any, Any]]) -> Build:
     """New keys and values."""
 
-    def transform(batch: Batch) -> Batch:
-        pairs = [
-            function(key, value)
-            for key, value in zip(batch.keys.objects, batch.values.objects, strict=True)
-        ]
+    def transform(batch: Batch, rows: Iterator[Any]) -> Batch:
+        pairs = [(key, value) for k, v in rows for key, value in (function(k, v),)]
         return batch.with_columns(
             keys=Column(objects=[key for key, _ in pairs]),
             values=Column(objects=[value for _, value in pairs]),
         )
 
-    return guarded(node, transform)
+    return guarded(node, transform, "key", "value")
 
 
 def keyed(node: str, function: Callable[[Any, Any], Any]) -> Build:
     """New keys, same values."""
 
-    def transform(batch: Batch) -> Batch:
-        pairs = zip(batch.keys.objects, batch.values.objects, strict=True)
-        return batch.with_columns(keys=Column(objects=[function(key, v) for key, v in pairs]))
+    def transform(batch: Batch, rows: Iterator[Any]) -> Batch:
+        return batch.with_columns(keys=Column(objects=[function(key, v) for key, v in rows]))
 
-    return guarded(node, transform)
+    return guarded(node, transform, "key", "value")
 
 
 def flattened(node: str, function: Callable[[Any, Any], Iterable[tuple[Any, Any]]]) -> Build:
     """Any number of new records for each."""
 
-    def transform(batch: Batch) -> Batch:
-        pairs = zip(batch.keys.objects, batch.values.objects, strict=True)
-        made = [(i, pair) for i, (k, v) in enumerate(pairs) for pair in function(k, v)]
-        spread = batch.take([i for i, _ in made])
-        return spread.with_columns(
-            keys=Column(objects=[key for _, (key, _) in made]),
-            values=Column(objects=[value for _, (_, value) in made]),
+    def transform(batch: Batch, rows: Iterator[Any]) -> Batch:
+        made = [(i, key, new) for i, (k, v) in enumerate(rows) for key, new in function(k, v)]
+        return batch.take([i for i, _, _ in made]).with_columns(
+            keys=Column(objects=[key for _, key, _ in made]),
+            values=Column(objects=[value for _, _, value in made]),
         )
 
-    return guarded(node, transform)
+    return guarded(node, transform, "key", "value")
 
 
 def flattened_values(node: str, function: Callable[[Any], Iterable[Any]]) -> Build:
     """Any number of new values for each record, same key."""
 
-    def transform(batch: Batch) -> Batch:
-        made = [(i, new) for i, old in enumerate(batch.values.objects) for new in function(old)]
+    def transform(batch: Batch, rows: Iterator[Any]) -> Batch:
+        made = [(i, new) for i, old in enumerate(rows) for new in function(old)]
         spread = batch.take([i for i, _ in made])
         return spread.with_columns(values=Column(objects=[value for _, value in made]))
 
-    return guarded(node, transform)
+    return guarded(node, transform, "value")
 
 
 def peeked(node: str, function: Callable[[Any, Any], object]) -> Build:
     """Look at each record, change none."""
 
-    def transform(batch: Batch) -> Batch:
-        for key, value in zip(batch.keys.objects, batch.values.objects, strict=True):
+    def transform(batch: Batch, rows: Iterator[Any]) -> Batch:
+        for key, value in rows:
             function(key, value)
         return batch
 
-    return guarded(node, transform)
+    return guarded(node, transform, "key", "value")
 
 
 def passed() -> Build:
@@ -255,17 +231,16 @@ def branched(
 ) -> Build:
     """Each record to the first child whose predicate holds, else to the last."""
 
+    def choose(_batch: Batch, rows: Iterator[Any]) -> list[list[int]]:
+        chosen: list[list[int]] = [[] for _ in children]
+        for i, (key, value) in enumerate(rows):
+            hit = (n for n, holds in enumerate(predicates) if holds(key, value))
+            chosen[next(hit, len(predicates))].append(i)
+        return chosen
+
     def build(_context: NodeContext, forward: Forward) -> Push:
         def push(batch: Batch) -> None:
-            chosen: list[list[int]] = [[] for _ in children]
-            try:
-                for i, (key, value) in enumerate(
-                    zip(batch.keys.objects, batch.values.objects, strict=True)
-                ):
-                    hit = (n for n, holds in enumerate(predicates) if holds(key, value))
-                    chosen[next(hit, len(predicates))].append(i)
-            except Exception as error:
-                raise failed(node, batch, error) from error
+            chosen = _transformed(node, batch, choose, ("key", "value"))
             for child, indices in zip(children, chosen, strict=True):
                 if indices:
                     forward(batch.take(indices), child)
@@ -286,35 +261,75 @@ def processed(
 
     def build(context: NodeContext, forward: Forward) -> Push:
         outward = ProcessorContext(context, stores, node, forward)
-        processor = factory(outward)
+        processor = _made(node, factory, outward, "process" if per_record else "process_batch")
         if hasattr(processor, "close"):
             context.on_close(processor.close)
 
-        def each(batch: Batch) -> None:
-            time = context.stream_time()
-            call = processor.process
-            for record in batch.records():
-                if time is None or record.timestamp_ms > time:
-                    time = record.timestamp_ms
-                outward.stream_time = time
-                call(record)
-
-        def whole(batch: Batch) -> None:
-            latest = max(batch.timestamps)
-            time = context.stream_time()
-            outward.stream_time = latest if time is None else max(time, latest)
-            processor.process_batch(list(batch.records()))
-
-        run = each if per_record else whole
+        run = _per_record if per_record else _per_batch
 
         def push(batch: Batch) -> None:
+            decoded(node, batch, "key")
+            decoded(node, batch, "value")
             try:
-                run(batch)
-            except Exception as error:
+                run(node, batch, processor, outward, context.stream_time())
+                lots = outward.take_lots()
+            except AttributeError as error:  # what it forwarded was no record
+                raise failed(Stage.PROCESSING, node, batch, error) from error
+            finally:
                 outward.drop_forwarded()
-                raise failed(node, batch, error) from error
-            outward.hand_on()
+            for made, child in lots:
+                forward(made, child)
 
         return push
 
     return build
+
+
+def _per_record(
+    node: str, batch: Batch, processor: Any, outward: ProcessorContext, time: int | None
+) -> None:
+    done = 0
+    call = processor.process
+    try:
+        for record in batch.records():
+            if time is None or record.timestamp_ms > time:
+                time = record.timestamp_ms
+            outward.stream_time = time
+            call(record)
+            done += 1
+    except Exception as error:
+        found = [(done, error)]
+        raise failed(Stage.PROCESSING, node, batch, error, found=found) from error
+
+
+def _per_batch(
+    node: str, batch: Batch, processor: Any, outward: ProcessorContext, time: int | None
+) -> None:
+    latest = max(batch.timestamps)
+    outward.stream_time = latest if time is None else max(time, latest)
+    try:
+        processor.process_batch(list(batch.records()))
+    except Exception as error:
+        raise failed(Stage.PROCESSING, node, batch, error) from error
+
+
+def _made(
+    node: str,
+    factory: Callable[[ProcessorContext], Any],
+    context: ProcessorContext,
+    verb: str,
+) -> Any:
+    """What the factory makes; InvalidTopology if it raises: it would again, so none tries."""
+    try:
+        processor = factory(context)
+    except StateStoreError:
+        raise
+    except Exception as error:
+        raise InvalidTopology(
+            f"node {node}: its factory raised {type(error).__name__}: {error}: correct the pipeline"
+        ) from error
+    if not callable(getattr(processor, verb, None)):
+        raise InvalidTopology(
+            f"node {node}: its factory made {type(processor).__name__}, which has no {verb}()"
+        )
+    return processor

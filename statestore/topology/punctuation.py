@@ -32,12 +32,16 @@ class Punctuation:
 
 
 class Punctuations:
-    """All of one stream task, from its opening to its close."""
+    """All of one stream task, from its opening to its close.
+
+    `has_fired`: since it was last set False.
+    """
 
     def __init__(self) -> None:
         self._stream: list[Punctuation] = []
         self._wall: list[Punctuation] = []
         self._opening = True
+        self.has_fired = False
 
     def add(self, interval: Span, kind: PunctuationType, fire: Fire, now_ms: int) -> Punctuation:
         """Schedule; Misuse unless the interval is at least a millisecond."""
@@ -85,6 +89,7 @@ class Punctuations:
         for one in self._stream.copy():
             crossed = now_ms // one.interval_ms > before_ms // one.interval_ms
             if crossed and one.armed and one.active:
+                self.has_fired = True
                 one.fire(now_ms)
 
     def wall_clock_due(self, now_ms: int) -> bool:
@@ -97,7 +102,7 @@ class Punctuations:
             if one.active and one.due_ms <= now_ms:
                 passed = (now_ms - one.due_ms) // one.interval_ms
                 one.due_ms += (passed + 1) * one.interval_ms
-                one.armed = True
+                one.armed = self.has_fired = True
                 one.fire(now_ms)
         self._wall = [one for one in self._wall if one.active]
 

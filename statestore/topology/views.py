@@ -11,9 +11,9 @@ from typing import Any
 from statestore.model import Batch, Column
 from statestore.stores.specs import KeyValueSpec
 from statestore.topology.aggregates import Before
+from statestore.topology.failures import decoded, encoded, processing
 from statestore.topology.flows import Look, Table
 from statestore.topology.graph import Build, Forward, NodeContext, Push
-from statestore.topology.operators import encoded, failed
 
 Keep = Callable[[Batch], None]
 
@@ -29,7 +29,8 @@ def filtered(
 
     def transform(batch: Batch) -> Batch:
         assert batch.before is not None
-        keys = batch.keys.objects
+        keys = decoded(node, batch, "key")
+        decoded(node, batch, "value")
 
         def passing(column: Column) -> list[Any]:
             pairs = zip(keys, column.objects, strict=True)
@@ -57,6 +58,7 @@ def mapped(
         return [None if value is None else function(value) for value in column.objects]
 
     def transform(batch: Batch) -> Batch:
+        decoded(node, batch, "value")
         made = batch.with_columns(values=Column(objects=each(batch.values)))
         if before.wanted:
             assert batch.before is not None
@@ -84,10 +86,8 @@ def view(
         keep = _keeping(node, kept, context)
 
         def push(batch: Batch) -> None:
-            try:
+            with processing(node, batch):
                 made = transform(batch)
-            except Exception as error:
-                raise failed(node, batch, error) from error
             if len(made):
                 keep(made)
                 forward(made, None)

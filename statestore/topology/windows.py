@@ -6,24 +6,21 @@ records with a key; it is a row of the store. Expired windows are deleted whole,
 batch so that no batch has to delete without end; reads do not show them meanwhile.
 """
 
-import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import add
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from statestore.errors import Misuse
 from statestore.model import Batch, Column, EmitStrategy, Span, span_ms
 from statestore.stores.specs import KeyValueSpec, WindowSpec
 from statestore.stores.windows import START, TIME_ROW, key_of, start_of
 from statestore.topology.aggregates import KeyingOf
+from statestore.topology.failures import decoded, encoded
 from statestore.topology.graph import Build, Forward, NodeContext, Push
-from statestore.topology.operators import encoded
 
-_log = logging.getLogger(__name__)
 _EMITTED_AT_ONCE = 10_000
 _EXPIRED_AT_ONCE = 1000
 _STARTS, _START_BYTES = np.dtype(">i8"), np.dtype("V8")
@@ -110,6 +107,7 @@ class _OpenWindows:
         context: NodeContext,
     ) -> None:
         self._node = node
+        self._context = context
         self._spec = spec
         self._windows = windows
         self._table = context.table(spec.name)
@@ -117,7 +115,6 @@ class _OpenWindows:
         self._now_ms = -1 if stored is None else start_of(stored)
         self._expired_ms = -1
         self._low: bytes | None = None
-        self._told_late = False
 
     def closed_ms(self) -> int:
         """Windows that end then or before take no more records; negative: none do."""
@@ -139,10 +136,13 @@ class _OpenWindows:
         prefixes: list[bytes] = starts.astype(_STARTS).view(_START_BYTES).tolist()
         if known is None and not late.any():
             return list(map(add, prefixes, keys))
-        self._drop_late(batch, late)
+        dropped = np.flatnonzero(late).tolist()
+        if dropped:
+            self._table.count_late(len(dropped))
+            self._context.drop(self._node, batch, dropped, "late")
         return [
-            None if key is None or dropped else prefix + key
-            for prefix, key, dropped in zip(prefixes, keys, late.tolist(), strict=True)
+            None if key is None or is_late else prefix + key
+            for prefix, key, is_late in zip(prefixes, keys, late.tolist(), strict=True)
         ]
 
     def column(self, rows: list[bytes]) -> Column:
@@ -152,23 +152,19 @@ class _OpenWindows:
         read = self._spec.inner.deserialize
         return {row: read(row[START.size :]) for row in rows}
 
+    def nulls(self, batch: Batch) -> list[int]:
+        keys = encoded(self._node, batch, "key", self._spec.inner)
+        return [i for i, key in enumerate(keys) if key is None]
+
+    def check(self, batch: Batch) -> None:
+        raw = encoded(self._node, batch, "key", self._spec.inner)
+        keys = Column(raw=raw, serde=self._spec.inner)
+        decoded(self._node, batch.with_columns(keys=keys), "key")
+
     def _advance(self, now_ms: int) -> None:
         if now_ms > self._now_ms:
             self._now_ms = now_ms
             self._table.put(TIME_ROW, START.pack(now_ms))
-
-    def _drop_late(self, batch: Batch, late: NDArray[np.bool_]) -> None:
-        count = int(late.sum())
-        if count:
-            self._table.count_late(count)
-        if count and not self._told_late:
-            self._told_late = True
-            _log.warning(
-                "%s: %d of %d records are late and dropped; later ones are only counted",
-                self._node,
-                count,
-                len(batch),
-            )
 
     # What time does.
 

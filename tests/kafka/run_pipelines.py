@@ -9,7 +9,7 @@ from dataclasses import replace
 import statestore as ss
 from statestore import serdes
 from statestore.model import PunctuationType
-from statestore.topology.graph import OperatorNode
+from statestore.topology.graph import OperatorNode, Push
 from statestore.topology.operators import ProcessorContext
 
 PREFIX_VARIABLE = "RUN_TOPICS"
@@ -150,7 +150,7 @@ def failing_processor() -> ss.Topology:
 
 
 def failing_start() -> ss.Topology:
-    """A processor that cannot even be made: nobody foresees such an error."""
+    """A processor that cannot even be made."""
 
     def factory(_context: ProcessorContext) -> Failing:
         raise ZeroDivisionError("at start")
@@ -158,6 +158,20 @@ def failing_start() -> ss.Topology:
     b = builder()
     b.stream(f"{prefix()}-in").process(factory, name="stillborn")
     return b.build()
+
+
+def unforeseen() -> ss.Topology:
+    """A node that fails as none of ours does."""
+
+    def build(_context: object, _forward: object) -> Push:
+        raise ZeroDivisionError("at start")
+
+    topology = failing_processor()
+    nodes = [
+        replace(node, build=build) if isinstance(node, OperatorNode) else node
+        for node in topology.nodes
+    ]
+    return replace(topology, nodes=tuple(nodes))
 
 
 def unfit() -> ss.Topology:

@@ -71,9 +71,10 @@ def test_a_record_that_cannot_be_decoded_stops_the_run_before_its_batch_is_commi
         ended = app.run(f"--processing-guarantee={guarantee}")
         where = (
             f"{app.name}-in-1",
-            f"to {offset}",
+            f"offset {offset}: cannot decode",
             "DecodeError",
-            "fix the pipeline or the record",
+            "correct the record or the pipeline",
+            "deserialization.exception.handler",
         )
         assert_refused(ended, 5, "RecordFailed", *where)
         assert 1 not in app.committed()
@@ -82,7 +83,7 @@ def test_a_record_that_cannot_be_decoded_stops_the_run_before_its_batch_is_commi
 
 def test_a_processor_that_raises_stops_the_run_before_its_batch_is_committed(app: App) -> None:
     ended = app.run(pipeline="failing_processor")
-    says = ("node picky", f"{app.name}-in-", "KeyError: 'seven'", "fix the pipeline")
+    says = ("node picky", f"{app.name}-in-", "KeyError: 'seven'", "correct the record")
     assert_refused(ended, 5, "RecordFailed", *says)
     assert 7 not in [row.value["number"] for row in app.read()]
 
@@ -95,8 +96,14 @@ def test_a_value_that_does_not_fit_its_sink_names_node_side_serde_and_keyword(ap
     assert app.committed() == {}
 
 
-def test_an_error_nobody_foresaw_exits_1_with_the_json_line_and_its_traceback(app: App) -> None:
+def test_a_processor_that_cannot_be_made_is_not_worth_a_retry(app: App) -> None:
     ended = app.run(pipeline="failing_start")
+    says = ("node stillborn", "factory raised ZeroDivisionError: at start", "correct the pipeline")
+    assert_refused(ended, 2, "InvalidTopology", *says)
+
+
+def test_an_error_nobody_foresaw_exits_1_with_the_json_line_and_its_traceback(app: App) -> None:
+    ended = app.run(pipeline="unforeseen")
     assert ended.code == 1
     error = ended.summary["error"]
     assert (error["class"], error["exit_code"]) == ("ZeroDivisionError", 1)

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statestore.errors import RecordFailed, SerdeMismatch
 from statestore.model import Serde
 from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec, in_memory_key_value_store
 from statestore.topology import aggregates
+from statestore.topology.failures import NodeFailed
 from tests.builders import NodeBench, batch
 
 ROWS = [("a", "1", 10), ("b", "2", 20), (None, "3", 30), ("a", "4", 40), ("c", "5", 5)]
@@ -64,6 +64,7 @@ def test_count_without_caching_emits_every_update_in_order() -> None:
 def test_records_with_a_null_key_count_nowhere(every_update: bool) -> None:
     bench = counting(every_update=every_update)
     bench.push(batch([(None, "1"), (None, "2")]))
+    assert bench.dropped[-1] == ("null_key", 2)
     assert (bench.forwarded, bench.rows("totals")) == ([], [])
 
 
@@ -102,6 +103,7 @@ def test_aggregate_without_caching_emits_every_update_in_order() -> None:
 def test_null_keys_and_null_values_are_skipped(every_update: bool) -> None:
     bench = joining(every_update=every_update)
     assert bench.push(batch([(None, "1"), ("a", None)])) == []
+    assert bench.dropped == [("null_key_or_value", 2)]
     assert bench.rows("totals") == []
 
 
@@ -159,7 +161,7 @@ def test_a_failing_step_leaves_the_store_as_it_was(every_update: bool) -> None:
         lambda _k, value, old: old + 1 // int(value), lambda: 0, every_update=every_update
     )
     bench.push(batch([("a", "1")]))
-    with pytest.raises(RecordFailed, match="node n, in-0 offsets 0 to 1: ZeroDivisionError"):
+    with pytest.raises(NodeFailed, match="node n, in-0 offset 1: ZeroDivisionError"):
         bench.push(batch([("a", "1"), ("b", "0")]))
     assert bench.rows("totals") == [("a", 1)]
 
@@ -177,6 +179,7 @@ def test_a_table_keeps_the_latest_value_drops_null_keys_and_deletes_by_null_valu
     assert bench.rows("totals") == [("a", "4")]
     bench.push(batch([(None, "6")]))
     assert bench.rows("totals") == [("a", "4")]
+    assert bench.dropped == [("null_key", 1), ("null_key", 1)]
 
 
 # Serdes that do not fit (INTERFACE rule 3).
@@ -184,13 +187,13 @@ def test_a_table_keeps_the_latest_value_drops_null_keys_and_deletes_by_null_valu
 
 def test_a_key_that_does_not_fit_the_stores_serde_names_node_side_and_keyword() -> None:
     bench = counting(of=spec(serdes.INT64, key_serde=serdes.INT64))
-    with pytest.raises(SerdeMismatch, match=r"node n.*key is str.*INT64.*key_serde="):
+    with pytest.raises(NodeFailed, match=r"node n.*key is str.*INT64.*key_serde="):
         bench.push(batch([("a", "1")]))
 
 
 def test_an_aggregate_that_does_not_fit_the_stores_serde_names_node_side_and_keyword() -> None:
     bench = folding(lambda _k, _v, _old: {"a": 1}, dict, value_serde=serdes.BYTES)
-    with pytest.raises(SerdeMismatch, match=r"node n.*value is dict.*BYTES.*value_serde="):
+    with pytest.raises(NodeFailed, match=r"node n.*value is dict.*BYTES.*value_serde="):
         bench.push(batch([("a", "1")]))
     assert bench.rows("totals") == []
 
@@ -198,7 +201,7 @@ def test_an_aggregate_that_does_not_fit_the_stores_serde_names_node_side_and_key
 def test_a_tables_value_that_does_not_fit_names_node_side_and_keyword() -> None:
     of = spec(serdes.FLOAT64)
     bench = NodeBench(aggregates.tabled("n", of), of)
-    with pytest.raises(SerdeMismatch, match=r"node n.*value is str.*FLOAT64.*value_serde="):
+    with pytest.raises(NodeFailed, match=r"node n.*value is str.*FLOAT64.*value_serde="):
         bench.push(batch([("a", "1")]))
 
 

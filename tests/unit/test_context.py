@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from statestore.errors import SerdeMismatch, UnknownStore
+from statestore.errors import UnknownStore
 from statestore.model import Record, TaskId, TopicPartition
 from statestore.ports import TopicSpec
 from statestore.stores import serdes
@@ -13,6 +13,7 @@ from statestore.tasks.context import TaskContext
 from statestore.tasks.owned import OpenStore
 from statestore.testing.memory_broker import MemoryBroker
 from statestore.topology.builder import StreamsBuilder
+from statestore.topology.failures import NodeFailed
 from statestore.topology.operators import ProcessorContext
 from tests.builders import ManualClock, batch, memory_store
 
@@ -118,8 +119,14 @@ def test_an_aggregate_writes_its_store_and_its_updates_flow_on() -> None:
 @pytest.mark.parametrize(
     ("side", "message"),
     [
-        ("key", r"node the-sink: the key is int but its serde is STRING .*pass key_serde="),
-        ("value", r"node the-sink: the value is int but its serde is STRING .*pass value_serde="),
+        (
+            "key",
+            r"node the-sink, in-0 offset 0: the key is int .* STRING .*pass key_serde=",
+        ),
+        (
+            "value",
+            r"node the-sink, in-0 offset 0: the value is int .* STRING .*pass value_serde=",
+        ),
     ],
 )
 def test_a_sink_that_gets_another_type_names_itself_side_type_and_keyword(
@@ -128,7 +135,7 @@ def test_a_sink_that_gets_another_type_names_itself_side_type_and_keyword(
     b = texts()
     b.stream("in").map(lambda k, v: (1, v) if side == "key" else (k, 1)).to("out", name="the-sink")
     wired = Wired(b)
-    with pytest.raises(SerdeMismatch, match=message):
+    with pytest.raises(NodeFailed, match=message):
         wired.push("in", ("a", "x", 5))
     assert wired.sent() == []
 
@@ -136,7 +143,7 @@ def test_a_sink_that_gets_another_type_names_itself_side_type_and_keyword(
 def test_text_does_not_pass_a_sink_of_bytes() -> None:
     b = texts()
     b.stream("in").to("out", value_serde=serdes.BYTES)
-    with pytest.raises(SerdeMismatch, match="value is str but its serde is BYTES"):
+    with pytest.raises(NodeFailed, match="value is str but its serde is BYTES"):
         Wired(b).push("in", ("a", "x", 5))
 
 

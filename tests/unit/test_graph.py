@@ -8,6 +8,7 @@ from statestore.errors import InvalidTopology, NotCopartitioned, TopicMissing
 from statestore.model import TaskId
 from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec, persistent_key_value_store
+from statestore.topology.collector import check_names
 from statestore.topology.graph import (
     Node,
     OperatorNode,
@@ -17,7 +18,6 @@ from statestore.topology.graph import (
     TopicName,
     Topology,
     Wave,
-    check_names,
 )
 from statestore.topology.operators import passed
 from tests.unit.graphs import operator, sink, source, topic, topology

@@ -8,13 +8,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statestore.errors import RecordFailed
-from statestore.model import Column, Record, Serde, TopicPartition
+from statestore.model import Column, Record, Serde, TaskId, TopicPartition
+from statestore.settings import Settings
 from statestore.stores import serdes
 from statestore.tasks.intake import Intake
-from statestore.topology.graph import SourceNode, TimestampExtractor, TopicName
+from statestore.tasks.poison import Poison
+from statestore.testing.memory_broker import MemoryBroker
+from statestore.topology.graph import (
+    SourceNode,
+    SubTopology,
+    TimestampExtractor,
+    TopicName,
+)
 from tests.builders import batch, partition_of, table_rows
 
 A, B, C = TopicPartition("a", 0), TopicPartition("b", 0), TopicPartition("c", 0)
+
+
+def intake_of(
+    inputs: Sequence[TopicPartition],
+    extracted: Mapping[str, SourceNode],
+    ends: Mapping[TopicPartition, int] | None,
+    idle_ms: int = 0,
+) -> Intake:
+    outbox = MemoryBroker().plain_outbox("shop")
+    poison = Poison(TaskId(0, 0), SubTopology(0, ()), Settings(), outbox)
+    return Intake(inputs, extracted, ends, poison, idle_ms)
+
 
 # Each cell: offset@timestamp of the records that were polled, in order; `;` ends a batch. What is
 # handed on: chunks, as input and offsets. Inputs are declared in the order a, b, c.
@@ -83,7 +103,7 @@ def shown(chunks: Sequence[tuple[TopicPartition, list[int], int]]) -> list[str]:
 
 @pytest.mark.parametrize("row", table_rows(ORDERS), ids=" | ".join)
 def test_records_come_by_time_then_declaration_and_runs_as_one_batch(row: list[str]) -> None:
-    intake = Intake([A, B, C], {}, None)
+    intake = intake_of([A, B, C], {}, None)
     for tp, cell in zip((A, B, C), row, strict=False):
         for rows in polled(cell):
             feed(intake, tp, rows)
@@ -92,7 +112,7 @@ def test_records_come_by_time_then_declaration_and_runs_as_one_batch(row: list[s
 
 
 def test_one_input_passes_straight_through_as_polled() -> None:
-    intake = Intake([A], {}, {A: 10})
+    intake = intake_of([A], {}, {A: 10})
     feed(intake, A, [(0, 5), (1, 3)])
     feed(intake, A, [(2, 1)])
     assert drain(intake) == [(A, [0, 1], 2), (A, [2], 3)]
@@ -102,7 +122,7 @@ def test_one_input_passes_straight_through_as_polled() -> None:
 def test_a_bounded_run_waits_for_each_input_a_continuous_one_for_none(row: list[str]) -> None:
     *states, bounded, handed_on = row
     inputs = (A, B, C)
-    intake = Intake(inputs, {}, dict.fromkeys(inputs, 10) if bounded == "yes" else None)
+    intake = intake_of(inputs, {}, dict.fromkeys(inputs, 10) if bounded == "yes" else None)
     for tp, state in zip(inputs, states, strict=True):
         if state == "r":
             feed(intake, tp, [(0, 5)])
@@ -113,7 +133,7 @@ def test_a_bounded_run_waits_for_each_input_a_continuous_one_for_none(row: list[
 
 
 def test_an_input_that_falls_silent_is_waited_for_once_until_it_speaks_again() -> None:
-    intake = Intake([A, B], {}, None, idle_ms=500)
+    intake = intake_of([A, B], {}, None, idle_ms=500)
 
     def handed_on(now_s: float) -> list[str]:
         found = []
@@ -138,20 +158,20 @@ def test_an_input_that_falls_silent_is_waited_for_once_until_it_speaks_again() -
 
 
 def test_without_an_idle_time_a_continuous_run_waits_for_nobody() -> None:
-    intake = Intake([A, B], {}, None)
+    intake = intake_of([A, B], {}, None)
     feed(intake, A, [(0, 10)])
     assert shown(drain(intake)) == ["a:0"]
 
 
 def test_an_input_planned_to_end_where_it_starts_is_waited_for_by_nobody() -> None:
-    intake = Intake([A, B], {}, {A: 5, B: 0})
+    intake = intake_of([A, B], {}, {A: 5, B: 0})
     intake.at(B, 0)
     feed(intake, A, [(0, 1)])
     assert shown(drain(intake)) == ["a:0"]
 
 
 def test_records_at_and_beyond_the_planned_end_are_not_handed_on() -> None:
-    intake = Intake([A], {}, {A: 3})
+    intake = intake_of([A], {}, {A: 3})
     feed(intake, A, [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5)])
     assert drain(intake) == [(A, [0, 1, 2], 3)]
     assert (intake.reached(A), intake.finished()) == (3, True)
@@ -161,14 +181,14 @@ def test_records_at_and_beyond_the_planned_end_are_not_handed_on() -> None:
 
 
 def test_a_planned_end_in_a_gap_of_offsets_cuts_at_the_next_record() -> None:
-    intake = Intake([A], {}, {A: 4})
+    intake = intake_of([A], {}, {A: 4})
     feed(intake, A, [(0, 1), (2, 2), (7, 3)])
     assert drain(intake) == [(A, [0, 2], 3)]
     assert (intake.reached(A), intake.finished()) == (4, True)
 
 
 def test_a_batch_wholly_beyond_the_planned_end_finishes_the_input() -> None:
-    intake = Intake([A], {}, {A: 4})
+    intake = intake_of([A], {}, {A: 4})
     assert not intake.finished()
     feed(intake, A, [(5, 1), (6, 2)])
     assert drain(intake) == []
@@ -179,14 +199,14 @@ def test_a_batch_wholly_beyond_the_planned_end_finishes_the_input() -> None:
 
 
 def test_nothing_is_reached_before_there_was_news() -> None:
-    intake = Intake([A], {}, {A: 4})
+    intake = intake_of([A], {}, {A: 4})
     assert intake.reached(A) is None
     intake.at(A, 2)
     assert intake.reached(A) == 2
 
 
 def test_control_records_are_passed_over_but_no_record_still_waiting() -> None:
-    intake = Intake([A, B], {}, None)
+    intake = intake_of([A, B], {}, None)
     feed(intake, A, [(10, 1), (12, 5)])
     feed(intake, B, [(3, 2)])
     intake.at(A, 15)
@@ -202,7 +222,7 @@ def test_control_records_are_passed_over_but_no_record_still_waiting() -> None:
 
 
 def test_an_input_that_ends_in_control_records_is_finished_when_the_source_passed_them() -> None:
-    intake = Intake([A], {}, {A: 6})
+    intake = intake_of([A], {}, {A: 6})
     feed(intake, A, [(3, 1)])
     assert drain(intake) == [(A, [3], 4)]
     assert not intake.finished()
@@ -211,7 +231,7 @@ def test_an_input_that_ends_in_control_records_is_finished_when_the_source_passe
 
 
 def test_a_chunk_put_back_is_handed_on_again_and_not_reached() -> None:
-    intake = Intake([A], {}, {A: 3})
+    intake = intake_of([A], {}, {A: 3})
     feed(intake, A, [(0, 1), (1, 2), (2, 3)])
     chunk = intake.next_chunk()
     assert chunk is not None
@@ -222,7 +242,7 @@ def test_a_chunk_put_back_is_handed_on_again_and_not_reached() -> None:
 
 
 def test_a_continuous_run_is_never_finished() -> None:
-    intake = Intake([A], {}, None)
+    intake = intake_of([A], {}, None)
     intake.at(A, 100)
     assert not intake.finished()
 
@@ -231,18 +251,18 @@ def test_a_continuous_run_is_never_finished() -> None:
 
 
 def test_inputs_at_their_end_or_with_enough_buffered_are_not_polled() -> None:
-    intake = Intake([A, B, C], {}, {A: 2, B: 50, C: 50})
+    intake = intake_of([A, B, C], {}, {A: 2, B: 50, C: 50})
     feed(intake, A, [(0, 1), (1, 1)])
     feed(intake, B, [(0, 1), (1, 1), (2, 1)])
     feed(intake, C, [(0, 1)])
     assert intake.paused(3) == {A, B}
     assert intake.paused(100) == {A}
-    assert Intake([A], {}, None).paused(1) == set()
+    assert intake_of([A], {}, None).paused(1) == set()
 
 
 def test_an_extractor_replaces_the_timestamps_of_its_topic_only() -> None:
     source = read_from_a(lambda r: 1000 - r.timestamp_ms, serdes.STRING)
-    intake = Intake([A, B], {"a": source}, None)
+    intake = intake_of([A, B], {"a": source}, None)
     feed(intake, A, [(0, 10), (1, 20)])
     feed(intake, B, [(0, 985)])
     chunks = [intake.next_chunk() for _ in range(2)]
@@ -270,7 +290,7 @@ def test_any_inputs_in_any_batches_come_in_the_oracles_order(
 ) -> None:
     inputs = {TopicPartition(name, 0): ts for name, ts in zip("xab", times, strict=False)}
     ends = {tp: len(ts) for tp, ts in inputs.items()}
-    intake = Intake(list(inputs), {}, ends)
+    intake = intake_of(list(inputs), {}, ends)
     fed = dict.fromkeys(inputs, 0)
     found: list[tuple[TopicPartition, int]] = []
     while not intake.finished():
@@ -288,7 +308,7 @@ def test_any_inputs_in_any_batches_come_in_the_oracles_order(
 
 def test_partitions_of_one_topic_tie_by_partition_as_declared() -> None:
     first, second = partition_of("in-0"), partition_of("in-1")
-    intake = Intake([first, second], {}, None)
+    intake = intake_of([first, second], {}, None)
     for tp in (second, first):
         made = batch([("k", "v", 5)], topic="in", partition=tp.partition)
         intake.add(made, 1)
@@ -306,14 +326,14 @@ def test_the_record_an_extractor_sees_is_decoded_and_says_where_it_came_from() -
         seen.append(record)
         return 0
 
-    intake = Intake([A], {"a": read_from_a(extract)}, None)
+    intake = intake_of([A], {"a": read_from_a(extract)}, None)
     rows = batch([("k", 41, 5)], value_serde=serdes.INT64, topic="a", first_offset=7)
     intake.add(rows.with_columns(keys=Column(raw=[b"k"]), values=Column(raw=[bytes(7) + b")"])), 8)
     assert seen == [Record("k", 41, 5, (), "a", 0, 7)]
 
 
-def test_an_extractor_that_fails_names_its_source_and_the_offsets() -> None:
-    intake = Intake([A], {"a": read_from_a(lambda r: r.value["time"])}, None)
+def test_an_extractor_that_fails_names_its_source_and_the_offset() -> None:
+    intake = intake_of([A], {"a": read_from_a(lambda r: r.value["time"])}, None)
     rows = batch([("k", 41, 5)], value_serde=serdes.INT64, topic="a", first_offset=7)
-    with pytest.raises(RecordFailed, match=r"source-a, a-0 offsets 7 to 7: TypeError"):
+    with pytest.raises(RecordFailed, match=r"source-a, a-0 offset 7: TypeError"):
         intake.add(rows, 8)

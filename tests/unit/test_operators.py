@@ -6,11 +6,19 @@ from typing import Any
 
 import pytest
 
-from statestore.errors import CommitInsideProcessor, RecordFailed, SerdeMismatch, UnknownStore
+from statestore.errors import (
+    Action,
+    CommitInsideProcessor,
+    InvalidTopology,
+    SerdeMismatch,
+    Unavailable,
+    UnknownStore,
+)
 from statestore.model import Record, TaskId
 from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec, in_memory_key_value_store
 from statestore.topology import operators as ops
+from statestore.topology.failures import NodeFailed, Stage
 from statestore.topology.graph import Build
 from tests.builders import NodeBench, batch, triples
 
@@ -142,30 +150,70 @@ def test_a_users_error_names_node_partition_offsets_and_cause(
 
     bench = NodeBench(made(broken))
     with pytest.raises(
-        RecordFailed, match=r"node-7, in-2 offsets 5 to 8: ZeroDivisionError: by zero"
-    ):
+        NodeFailed, match=r"node node-7, in-2 offset 5: ZeroDivisionError: by zero"
+    ) as caught:
         bench.push(batch(ROWS, partition=2, first_offset=5))
+    assert [culprit.offset for culprit in caught.value.culprits] == [5, 6, 7, 8]
+    assert (caught.value.stage, caught.value.certain) == (Stage.PROCESSING, True)
     assert bench.forwarded == []
+
+
+@pytest.mark.parametrize("made", FAILING, ids=range(len(FAILING)))
+def test_those_among_many_a_function_raises_for_are_named_and_no_other(
+    made: Callable[[Callable[..., Any]], Build],
+) -> None:
+    tried: list[Any] = []
+
+    def picky(*row: Any) -> Any:
+        tried.append(row[-1])
+        if row[-1] in {"2", "4"}:
+            raise ValueError(row[-1])
+        return "ab", "cd"  # a pair, and a list of pairs
+
+    bench = NodeBench(made(picky))
+    rows = [("k", str(i)) for i in range(6)]
+    with pytest.raises(NodeFailed) as caught:
+        bench.push(batch(rows, first_offset=10))
+    found = [(culprit.offset, str(culprit.cause)) for culprit in caught.value.culprits]
+    assert found == [(12, "2"), (14, "4")]
+    assert tried == ["0", "1", "2", "3", "4", "5"], "none is called for twice"
+
+
+def test_a_function_that_raises_stop_iteration_cuts_no_batch_short() -> None:
+    def empty(_value: Any) -> Any:
+        return next(iter(()))
+
+    with pytest.raises(NodeFailed, match="StopIteration"):
+        pushed(ops.mapped_values("node-7", empty))
 
 
 def test_a_record_that_cannot_be_decoded_is_that_records_failure() -> None:
     bench = NodeBench(ops.filtered("node-7", lambda _key, _value: True))
-    with pytest.raises(RecordFailed, match=r"node-7, in-0 offsets 0 to 0: .*utf-8"):
-        bench.push(
-            batch([("k", b"\xff")], value_serde=serdes.BYTES).with_columns(
-                values=batch([("k", b"\xff")], value_serde=serdes.BYTES).values.with_serde(
-                    serdes.STRING
-                )
-            )
-        )
+    rows = batch([("k", b"\xff"), ("k", b"fine"), ("k", b"\xfe")], value_serde=serdes.BYTES)
+    with pytest.raises(
+        NodeFailed, match=r"node node-7, in-0 offset 0: cannot decode: .*utf-8"
+    ) as caught:
+        bench.push(rows.with_columns(values=rows.values.with_serde(serdes.STRING)))
+    assert [culprit.offset for culprit in caught.value.culprits] == [0, 2]
+    assert (caught.value.stage, caught.value.certain) == (Stage.DESERIALIZATION, True)
 
 
 def test_our_own_errors_pass_a_node_as_they_are() -> None:
     def raises(_value: Any) -> Any:
+        raise Unavailable("ours")
+
+    with pytest.raises(Unavailable, match=r"^ours$"):
+        pushed(ops.mapped_values("node-7", raises))
+
+
+def test_our_own_errors_about_a_record_keep_their_class() -> None:
+    def raises(_value: Any) -> Any:
         raise SerdeMismatch("ours")
 
-    with pytest.raises(SerdeMismatch, match=r"^ours$"):
+    with pytest.raises(NodeFailed, match="ours") as caught:
         pushed(ops.mapped_values("node-7", raises))
+    error = caught.value.error("in-0 offset 3", caught.value.cause)
+    assert (type(error), str(error)) == (SerdeMismatch, "node node-7, in-0 offset 3: ours")
 
 
 # A user's processors.
@@ -242,9 +290,25 @@ def test_a_processor_asks_for_commits_and_is_told_of_the_end() -> None:
 @pytest.mark.parametrize("per_record", [True, False])
 def test_what_a_failing_processor_forwarded_is_dropped(per_record: bool) -> None:
     bench, _ = counting(per_record=per_record)
-    with pytest.raises(RecordFailed, match=r"node p, in-0 offsets 0 to 1: ValueError: no good"):
+    where = "offset 1" if per_record else "offsets 0 to 1"
+    with pytest.raises(NodeFailed, match=f"node p, in-0 {where}: ValueError: no good") as caught:
         bench.push(batch([("a", "1"), ("b", "broken")]))
+    assert not caught.value.certain, "an earlier record may be to blame"
     assert bench.push(batch([("c", "1", 5)])) == [("c", 1, 5)]
+
+
+def test_a_factory_that_raises_is_the_pipelines_mistake() -> None:
+    def factory(_context: ops.ProcessorContext) -> Any:
+        raise KeyError("no such table")
+
+    with pytest.raises(InvalidTopology, match="node p: its factory raised KeyError") as caught:
+        NodeBench(ops.processed("p", factory, (), per_record=True))
+    assert caught.value.action is Action.FAIL
+
+
+def test_a_processor_without_its_method_is_refused_before_any_record() -> None:
+    with pytest.raises(InvalidTopology, match=r"node p: .* object, which has no process_batch"):
+        NodeBench(ops.processed("p", lambda _: object(), (), per_record=False))
 
 
 def test_forwarding_to_a_named_child_keeps_the_order_between_children() -> None:

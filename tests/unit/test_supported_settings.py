@@ -10,9 +10,6 @@ from statestore.settings import Settings
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("deserialization.exception.handler", "continue"),
-        ("processing.exception.handler", "continue"),
-        ("production.exception.handler", "continue"),
         ("statestore.volume.locks", False),
     ],
 )

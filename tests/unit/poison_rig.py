@@ -1,0 +1,167 @@
+"""Topologies that meet poison records in TopologyTestDriver, and what is left of those."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from statestore.model import Record, TopicPartition
+from statestore.stores import serdes
+from statestore.stores.specs import persistent_key_value_store
+from statestore.testing import TopologyTestDriver
+from statestore.topology.builder import StreamsBuilder
+from statestore.topology.graph import Topology
+from statestore.topology.operators import ProcessorContext
+from statestore.topology.streams import KStream
+
+POISON = "poison"
+STAGES = ("deserialization", "processing", "production")
+SEEN = persistent_key_value_store("seen", key_serde=serdes.STRING, value_serde=serdes.STRING)
+BAD_TEXT = b"\xff\xfe"
+
+
+def settings(handler: str, guarantee: str = "exactly_once") -> dict[str, object]:
+    return {
+        "processing.guarantee": guarantee,
+        "errors.dead.letter.queue.topic.name": "dead",
+        **{f"{stage}.exception.handler": handler for stage in STAGES},
+    }
+
+
+def texts() -> StreamsBuilder:
+    return StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.STRING)
+
+
+def refuse(*row: Any) -> None:
+    if row[-1] == POISON:
+        raise ValueError(f"no {POISON} here")
+
+
+def value_of(*row: Any) -> Any:
+    refuse(*row)
+    return row[-1]
+
+
+def pair_of(key: Any, value: Any) -> tuple[Any, Any]:
+    refuse(value)
+    return key, value
+
+
+class Picky:
+    """Writes to its store before it looks, and forwards as many records."""
+
+    def __init__(self, context: ProcessorContext) -> None:
+        self.context = context
+        self.store = context.store(SEEN)
+        self.held: list[Any] = []
+
+    def process(self, record: Record[Any, Any]) -> None:
+        self.store.put(record.key or "?", str(record.value))
+        self.held.append(record.value)
+        self.context.forward(record.replace(value=f"{len(self.held)} {record.value}"))
+        refuse(record.value)
+
+    def process_batch(self, records: Iterable[Record[Any, Any]]) -> None:
+        for record in records:
+            self.process(record)
+
+
+def sunk(stream: KStream) -> KStream:
+    stream.to("out")
+    return stream
+
+
+def counted_too(stream: KStream) -> KStream:
+    """A count, whose store and output must know nothing of what a later branch cannot take."""
+    stream.group_by_key().count("counts").to_stream().to("counted")
+    return stream
+
+
+OPERATORS: dict[str, Callable[[KStream], KStream]] = {
+    "filter": lambda s: s.filter(lambda k, v: bool(pair_of(k, v))),
+    "map": lambda s: s.map(pair_of),
+    "map_values": lambda s: s.map_values(value_of),
+    "flat_map": lambda s: s.flat_map(lambda k, v: [pair_of(k, v)]),
+    "flat_map_values": lambda s: s.flat_map_values(lambda v: [value_of(v)]),
+    "select_key": lambda s: s.select_key(lambda k, v: pair_of(k, v)[0]),
+    "peek": lambda s: s.peek(pair_of),
+    "branch": lambda s: s.branch(lambda k, v: bool(pair_of(k, v)))[0],
+    "group_by": lambda s: (
+        s.group_by(lambda k, v: pair_of(k, v)[0])
+        .reduce(lambda _old, new: new, "latest")
+        .to_stream()
+    ),
+    "reduce": lambda s: s.group_by_key().reduce(lambda _old, v: value_of(v), "latest").to_stream(),
+    "aggregate": lambda s: (
+        s.group_by_key()
+        .aggregate(lambda: "", lambda _k, v, _old: value_of(v), "latest")
+        .to_stream()
+    ),
+    "process": lambda s: s.process(Picky, SEEN),
+    "process_batch": lambda s: s.process_batch(Picky, SEEN),
+    "after process": lambda s: s.process(Picky, SEEN).map_values(value_of),
+    "after aggregate": lambda s: (
+        s.group_by_key()
+        .aggregate(lambda: "", lambda _k, v, _old: v, "latest")
+        .to_stream()
+        .map_values(value_of)
+    ),
+}
+
+
+def topology(operator: str) -> Topology:
+    b = texts()
+    sunk(OPERATORS[operator](counted_too(b.stream("in"))))
+    return b.build()
+
+
+def good_and_bad(poison: Iterable[int], count: int = 40) -> list[Record[Any, Any]]:
+    """Records with keys of their own; the reduce needs a first value for each."""
+    bad = set(poison)
+    return [
+        Record(f"k{i % 20}", POISON if i in bad else f"v{i}", i, (("trace", b"%d" % i),))
+        for i in range(count)
+    ]
+
+
+def letters(driver: TopologyTestDriver) -> dict[int, tuple[bytes, bytes, dict[str, bytes]]]:
+    """Input offset to key, value and headers of each dead letter."""
+    found = {}
+    for record in driver.read("dead"):
+        headers = {name: value or b"" for name, value in record.headers}
+        offset = int(headers["__streams.errors.offset"])
+        assert offset not in found, "one dead letter each"
+        found[offset] = (record.key, record.value, headers)
+    return found
+
+
+def last_of(records: Iterable[Record[Any, Any]]) -> dict[Any, Any]:
+    """The last value per key, without what Picky puts before it."""
+    return {r.key: r.value.split()[-1] if isinstance(r.value, str) else r.value for r in records}
+
+
+def stored(driver: TopologyTestDriver) -> list[Any]:
+    """The values of every store."""
+    return [value for name in driver._topology.stores for _, value in driver.store(name).all()]
+
+
+def dropped(driver: TopologyTestDriver) -> int:
+    return sum(task.report.dropped_records for task in driver._tasks.values())
+
+
+GUARANTEES = ["exactly_once", "at_least_once"]
+
+
+def plain(stream: KStream) -> None:
+    """Reads and writes texts, and decodes both sides on the way."""
+    stream.filter(lambda _k, _v: True).to("out")
+
+
+def poisonous(driver: TopologyTestDriver) -> None:
+    piped(driver, b"k", POISON.encode())
+
+
+def piped(driver: TopologyTestDriver, key: bytes | None, value: bytes | None) -> None:
+    """A record as somebody else's producer writes it, between two good ones."""
+    b_tp = TopicPartition("in", 0)
+    for k, v in ((b"a", b"1"), (key, value), (b"z", b"2")):
+        driver._broker.produce(b_tp, Record(k, v, 7, (("trace", b"here"),)))
+    driver._drain()
