@@ -58,7 +58,8 @@ def main() -> None:
 @click.argument("dag_id", default="micro_batches")
 @click.option("--until", default="latest", show_default=True, help="latest, or a time.")
 @click.option("--run-for", default=None, help="Run continuously for this long, such as 5m.")
-def run(dag_id: str, until: str, run_for: str | None) -> None:
+@click.option("--conf", default=None, metavar="JSON", help="The Params of another DAG.")
+def run(dag_id: str, until: str, run_for: str | None, conf: str | None) -> None:
     """Run one DAG to its end in the foreground; nothing stays running.
 
     Exits with the job's exit code. Failures are not retried: somebody is watching.
@@ -68,7 +69,7 @@ def run(dag_id: str, until: str, run_for: str | None) -> None:
     env.setdefault("STATESTORE_RETRIES", "0")
     prepare(env)
     summary_file.unlink(missing_ok=True)
-    conf = json.dumps({"until": until, "run_for": run_for})
+    conf = conf or json.dumps({"until": until, "run_for": run_for})
     returncode = _foreground(["airflow", "dags", "test", dag_id, "--conf", conf], env)
     summary = _json(summary_file) or {}
     error = summary.get("error")

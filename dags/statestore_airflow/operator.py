@@ -99,7 +99,7 @@ class StateStoreJobOperator(SparkSubmitOperator):
     def execute(self, context: Context) -> None:
         """Submit, then act on the summary (table above)."""
         self._submission = uuid.uuid4().hex
-        self.env_vars = _job_environment() | (self.env_vars or {}) | {_MARK: self._submission}
+        self.env_vars = job_environment() | (self.env_vars or {}) | {_MARK: self._submission}
         failure: Exception | None = None
         with _summary_file() as summary_file:
             self.application_args = self._arguments(context, summary_file)
@@ -114,7 +114,7 @@ class StateStoreJobOperator(SparkSubmitOperator):
             self._raise_without_summary(failure)
         context["ti"].xcom_push(key=SUMMARY_KEY, value=summary)
         if summary.get("error"):
-            self._raise_from_error(summary["error"], failure)
+            raise_from_error(self.log, self.application_id, summary["error"], failure)
         if failure is not None:
             message = f"{self.application_id}: finished and committed, then spark-submit failed"
             self.log.error("%s; the retry goes on from the committed offsets", message)
@@ -161,19 +161,23 @@ class StateStoreJobOperator(SparkSubmitOperator):
         self.log.error("%s; the retry goes on from the committed offsets", message)
         raise JobFailed(message) from failure
 
-    def _raise_from_error(self, error: Mapping[str, Any], failure: Exception | None) -> NoReturn:
-        message = f"{self.application_id}: {error.get('class')}: {error.get('message')}"
-        message += f" (exit code {error.get('exit_code')})"
-        match error.get("action"):
-            case "fail":
-                self.log.error("%s; not retried", message)
-                raise AirflowFailException(message) from failure
-            case "retry_later":
-                self.log.error("%s; retried in %s", message, RETRY_LATER_DELAY)
-                raise ApplicationLocked(message) from failure
-            case _:
-                self.log.error("%s; retried", message)
-                raise JobFailed(message) from failure
+
+def raise_from_error(
+    log: Any, application_id: str, error: Mapping[str, Any], failure: Exception | None
+) -> NoReturn:
+    """Raise what Airflow is to act on, for an error as jobs and commands report it."""
+    message = f"{application_id}: {error.get('class')}: {error.get('message')}"
+    message += f" (exit code {error.get('exit_code')})"
+    match error.get("action"):
+        case "fail":
+            log.error("%s; not retried", message)
+            raise AirflowFailException(message) from failure
+        case "retry_later":
+            log.error("%s; retried in %s", message, RETRY_LATER_DELAY)
+            raise ApplicationLocked(message) from failure
+        case _:
+            log.error("%s; retried", message)
+            raise JobFailed(message) from failure
 
 
 def end_marked_processes(mark: str, *, grace_s: float) -> None:
@@ -228,7 +232,7 @@ def _figures(summary: Mapping[str, Any]) -> str:
     )
 
 
-def _job_environment() -> dict[str, Any]:
+def job_environment() -> dict[str, Any]:
     """Driver and workers run this interpreter and import this project."""
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     rest = [entry for entry in inherited if entry and entry != str(PROJECT_DIR)]

@@ -1,0 +1,124 @@
+"""`state_relocation`: move an application's state to where its new topology looks for it."""
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import pendulum
+from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
+from airflow.sdk import DAG, Param, task
+from airflow.sdk.exceptions import AirflowFailException
+
+from statestore_airflow.applications import load_applications
+from statestore_airflow.command import StateStoreCommandOperator
+from statestore_airflow.waiting import NoRunSensor
+
+MICRO_BATCHES = {
+    application.application_id: application.dag_id("micro_batches")
+    for application in load_applications()
+}
+KEEP = "{% for task in params.keep %} --keep {{ task }}{% endfor %}"
+
+DOC = """
+# Move state after a topology change
+
+Trigger it after deploying a pipeline whose sub-topologies changed, where the setting
+`automatic.state.relocation` is false (else the next start moves the stores by itself). Without
+**Approve** it only shows what would move, in the log and the XCom of `dry_run`.
+
+* A run of the application's `micro_batches` is waited out; while stores move, the application's
+  lock keeps the next one waiting.
+* Nothing to move: the rest is skipped. Repeating a run is safe, also after a death at any moment: a
+  relocation that was begun is finished.
+* `check` fails if anything still lies elsewhere; `resume` starts `micro_batches`, which restores
+  nothing.
+"""
+
+with DAG(
+    dag_id="state_relocation",
+    description="Move stores whose sub-topology has another number",
+    schedule=None,
+    start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
+    catchup=False,
+    max_active_runs=1,
+    params={
+        "application": Param(
+            next(iter(MICRO_BATCHES), None), enum=list(MICRO_BATCHES), title="Application"
+        ),
+        "approve": Param(
+            False, type="boolean", title="Approve", description="Move what the dry run shows."
+        ),
+        "keep": Param(
+            [],
+            type="array",
+            items={"type": "string", "pattern": r"^\d+_\d+$"},
+            title="Keep",
+            description="Of stores in two places, the stream tasks whose copies are right.",
+        ),
+        "resume": Param(
+            True, type="boolean", title="Resume", description="Start micro_batches afterwards."
+        ),
+    },
+    tags=["statestore"],
+    doc_md=DOC,
+    user_defined_macros={"micro_batches": MICRO_BATCHES},
+    default_args={
+        "owner": "statestore",
+        "retries": int(os.environ.get("STATESTORE_RETRIES", "3")),
+        "retry_delay": timedelta(seconds=30),
+    },
+):
+    wait_for_runs = NoRunSensor(
+        task_id="wait_for_runs",
+        waited_for="{{ micro_batches[params.application] }}",
+        poke_interval=10,
+        timeout=6 * 3600,
+        doc_md="Wait until no run of `micro_batches` is on.",
+    )
+    dry_run = StateStoreCommandOperator(
+        task_id="dry_run",
+        command="relocate --dry-run",
+        application_id="{{ params.application }}",
+        flags=KEEP,
+        doc_md="What would move, go aside and stay; asks no broker.",
+    )
+
+    @task.short_circuit
+    def approved(plan: Any, **context: Any) -> bool:
+        """Go on only if something is to be done, and approved."""
+        return bool(plan["anything"] and context["params"]["approve"])
+
+    apply = StateStoreCommandOperator(
+        task_id="apply",
+        command="relocate",
+        application_id="{{ params.application }}",
+        flags=KEEP,
+        doc_md="Settle the old transactions, move the stores, publish the fingerprint.",
+    )
+    look_again = StateStoreCommandOperator(
+        task_id="look_again",
+        command="relocate --dry-run",
+        application_id="{{ params.application }}",
+        doc_md="The dry run once more.",
+    )
+
+    @task(retries=0)
+    def check(plan: Any) -> None:
+        """Fail if anything still lies elsewhere."""
+        if plan["anything"]:
+            raise AirflowFailException(f"still to be done: {plan}")
+
+    @task.short_circuit
+    def wanted(**context: Any) -> bool:
+        """Go on only if micro_batches is to be started."""
+        return bool(context["params"]["resume"])
+
+    resume = TriggerDagRunOperator(
+        task_id="resume",
+        trigger_dag_id="{{ micro_batches[params.application] }}",
+        doc_md="Go on processing, under the new topology.",
+    )
+
+    wait_for_runs >> dry_run
+    approved(plan=dry_run.output) >> apply >> look_again
+    check(plan=look_again.output) >> wanted() >> resume

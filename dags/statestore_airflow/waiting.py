@@ -1,0 +1,27 @@
+"""`NoRunSensor`: wait until no run of a DAG is on."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from airflow.sdk import BaseSensorOperator, Context
+
+
+class NoRunSensor(BaseSensorOperator):
+    """Succeeds once `dag_id` has no running DAG run; queued ones of a paused DAG do not count.
+
+    A courtesy: what keeps two processes apart is the application's lock.
+    """
+
+    template_fields: Sequence[str] = ("waited_for",)
+    ui_color: str = "#e8e4cf"
+
+    def __init__(self, *, waited_for: str, **kwargs: Any) -> None:
+        kwargs.setdefault("mode", "reschedule")
+        super().__init__(**kwargs)
+        self.waited_for = waited_for
+
+    def poke(self, context: Context) -> bool:
+        """Ask Airflow how many are running."""
+        running = context["ti"].get_dr_count(dag_id=self.waited_for, states=["running"])
+        self.log.info("%s: %d runs", self.waited_for, running)
+        return not running

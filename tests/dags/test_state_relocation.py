@@ -1,0 +1,238 @@
+"""The DAG state_relocation: its shape, its operator on the real command, all of it in Airflow."""
+
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from airflow.dag_processing.dagbag import DagBag
+from airflow.sdk import DAG, Context
+from airflow.sdk.definitions.param import Param
+from airflow.sdk.exceptions import AirflowFailException, ParamValidationError
+
+import statestore as ss
+from statestore.layout import owners
+from statestore.layout.folders import StateLayout
+from statestore.model import TaskId
+from statestore.testing.local_kafka import LocalKafka
+from statestore_airflow.command import StateStoreCommandOperator
+from statestore_airflow.operator import ApplicationLocked
+from statestore_airflow.waiting import NoRunSensor
+from tests.builders import ManualClock
+from tests.kafka import run_pipelines
+from tests.kafka.run_pipelines import PREFIX_VARIABLE
+from tests.kafka.run_rig import App, counted, updates_in_order
+from tests.relocation_rig import Rig, expected_stores
+
+pytestmark = pytest.mark.airflow
+
+ROOT = Path(__file__).resolve().parents[2]
+TASKS = [
+    "wait_for_runs",
+    "dry_run",
+    "approved",
+    "apply",
+    "look_again",
+    "check",
+    "wanted",
+    "resume",
+]
+
+
+@pytest.fixture(scope="module")
+def dag() -> DAG:
+    return DagBag(str(ROOT / "dags")).dags["state_relocation"]
+
+
+# Its shape.
+
+
+def test_each_task_follows_the_one_before_it(dag: DAG) -> None:
+    assert set(dag.task_ids) == set(TASKS)
+    for before, after in pairwise(TASKS):
+        assert dag.get_task(before).downstream_task_ids == {after}
+
+
+def test_it_runs_when_asked_and_one_at_a_time(dag: DAG) -> None:
+    assert not dag.schedule
+    assert dag.max_active_runs == 1
+    assert dag.get_task("apply").retries == 3
+    assert dag.get_task("check").retries == 0
+
+
+def test_nothing_is_approved_unless_somebody_does(dag: DAG) -> None:
+    defaults = dag.params.dump()
+    assert defaults == {"application": "flights", "approve": False, "keep": [], "resume": True}
+    for name in defaults:
+        found = dag.params.get_param(name)
+        assert isinstance(found, Param)
+        assert found.schema["title"]
+
+
+@pytest.mark.parametrize(
+    ("anything", "approve", "goes_on"),
+    [(True, True, True), (True, False, False), (False, True, False)],
+)
+def test_it_goes_on_only_where_something_is_to_be_done_and_approved(
+    dag: DAG, anything: bool, approve: bool, goes_on: bool
+) -> None:
+    approved: Any = dag.get_task("approved")
+    plan, params = {"anything": anything}, {"approve": approve}
+    assert approved.python_callable(plan=plan, params=params) is goes_on
+
+
+def test_what_is_left_after_all_fails_the_check(dag: DAG) -> None:
+    check: Any = dag.get_task("check")
+    check.python_callable(plan={"anything": False})
+    with pytest.raises(AirflowFailException, match="still to be done"):
+        check.python_callable(plan={"anything": True})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("keep", ["first"]), ("keep", "2_14"), ("application", "nobody's")]
+)
+def test_the_form_refuses_what_the_command_would(dag: DAG, name: str, value: object) -> None:
+    found = dag.params.get_param(name)
+    with pytest.raises(ParamValidationError):
+        Param(**{"default": found.value, **found.schema}).resolve(value)
+
+
+# Its operator and its sensor.
+
+
+class TaskInstance:
+    """The part of Airflow's task instance they see."""
+
+    def __init__(self, running: int = 0) -> None:
+        self.pushed: dict[str, Any] = {}
+        self.running = running
+
+    def xcom_push(self, key: str, value: Any) -> None:
+        self.pushed[key] = value
+
+    def get_dr_count(self, dag_id: str, states: list[str]) -> int:
+        assert (dag_id, states) == ("micro_batches", ["running"])
+        return self.running
+
+
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
+    """An application of the file whose stores lie where its pipeline does not look."""
+    config = tmp_path / "statestore.toml"
+    config.write_text(
+        '[applications.shop]\npipeline = "tests.contract.test_relocate_command:after"\n'
+        'state_dir = "state"\n[applications.shop.settings]\n"statestore.lock.wait.ms" = 0\n'
+    )
+    monkeypatch.setenv("STATESTORE_CONFIG", str(config))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return Rig(tmp_path).deploy("A|B")
+
+
+def call(flags: str, instance: TaskInstance | None = None) -> dict[str, Any]:
+    task = StateStoreCommandOperator(
+        task_id="call", command="relocate", application_id="shop", flags=flags
+    )
+    return task.execute(cast("Context", {"ti": instance or TaskInstance()}))
+
+
+def test_the_operator_returns_what_the_command_says(rig: Rig) -> None:
+    assert len(call("--dry-run")["moves"]) == 4
+    assert call("--offline")["applied"]
+    assert rig.stores() == expected_stores("B|A")
+    assert not call("--dry-run")["anything"]
+
+
+def test_an_error_of_the_command_fails_or_is_retried_by_its_class(rig: Rig) -> None:
+    instance = TaskInstance()
+    with pytest.raises(AirflowFailException, match="want old=new"):
+        call("--rename A", instance)
+    assert instance.pushed["result"]["error"]["exit_code"] == 2
+    folder = StateLayout(rig.folder / "state", "shop").task_dir(TaskId(0, 0))
+    held = owners.claim(folder, what="", wait_ms=0, clock=ManualClock())
+    with pytest.raises(ApplicationLocked, match="task 0_0"):
+        call("--offline")
+    held.release()
+
+
+def test_the_sensor_waits_while_a_run_is_on() -> None:
+    sensor = NoRunSensor(task_id="wait", waited_for="micro_batches")
+    assert not sensor.poke(cast("Context", {"ti": TaskInstance(running=1)}))
+    assert sensor.poke(cast("Context", {"ti": TaskInstance()}))
+
+
+# In Airflow, on a real broker.
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[LocalKafka]:
+    with LocalKafka() as broker:
+        yield broker
+
+
+def in_airflow(project: Path, **conf: object) -> dict[str, str]:
+    """A run of the DAG that must succeed; the states of its tasks."""
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")
+    }
+    environment |= {"STATESTORE_CONFIG": str(project / "statestore.toml")}
+    environment["PYTHONPATH"] = str(ROOT)
+    given = json.dumps({"application": "moved", **conf})
+    done = subprocess.run(
+        [sys.executable, "scripts/airflow_local.py", "run", "state_relocation", "--conf", given],
+        cwd=project,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    newest = "select run_id from dag_run where dag_id = 'state_relocation' order by id desc limit 1"
+    asked = f"select task_id, state from task_instance where run_id = ({newest})"
+    with sqlite3.connect(project / ".scratch" / "airflow" / "airflow.db") as database:
+        states = dict(database.execute(asked).fetchall())
+    database.close()
+    return states
+
+
+@pytest.mark.kafka
+def test_what_is_approved_moves_once_and_nothing_is_restored_after(
+    kafka: LocalKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = App(kafka, "moved", tmp_path / "state").create_topics()
+    for name in ("other", "other-out"):
+        kafka.create_topic(f"moved-{name}", 2, {"retention.ms": -1})
+    app.produce(range(20))
+    monkeypatch.setenv(PREFIX_VARIABLE, "moved")
+    ss.run(run_pipelines.counts(), app.run_settings())
+    for name in ("dags", "scripts"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    shutil.copy(ROOT / "airflow.cfg", tmp_path)
+    (tmp_path / "statestore.toml").write_text(
+        f"""[applications.moved]
+pipeline = "tests.kafka.run_pipelines:counts_reordered"
+bootstrap_servers = "{kafka.bootstrap_servers}"
+state_dir = "{app.state_dir}"
+processing_guarantee = "exactly_once"
+[applications.moved.settings]
+"automatic.state.relocation" = false
+"""
+    )
+    old, new = (app.state_dir / "moved" / f"{n}_0" / "rocksdb" / "counts" for n in (1, 2))
+    approved = in_airflow(tmp_path, approve=True)
+    assert approved == dict.fromkeys(TASKS, "success")
+    assert (old.exists(), new.exists()) == (False, True)
+    again = in_airflow(tmp_path, approve=True)
+    assert (again["dry_run"], again["apply"], again["resume"]) == ("success", "skipped", "skipped")
+    app.produce(range(20, 40))
+    off = {"automatic.state.relocation": False}
+    done = ss.run(run_pipelines.counts_reordered(), app.run_settings(**off))
+    assert done.restored_records == 0
+    assert updates_in_order(app.read()) == counted(range(40)) == app.stored(ordinal=2)
