@@ -9,9 +9,19 @@ from tests.contract.operator_tables import Case
 CASES = stream_cases.CASES | table_cases.CASES | window_cases.CASES
 
 
-def topology(*names: str) -> Topology:
-    """These cases, or all of them, as one."""
+def topology(*names: str, prefix: str = "") -> Topology:
+    """These cases, or all of them, as one; `prefix` before the names of topics and stores."""
     builder = StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
     for name in names or CASES:
-        CASES[name].build(Case(builder, name))
+        CASES[name].build(Case(builder, name, prefix))
     return builder.build()
+
+
+def on_kafka() -> Topology:
+    """All cases, for a run without Spark."""
+    return topology(prefix="kafka.")
+
+
+def on_spark() -> Topology:
+    """All cases, for Spark's workers to import."""
+    return topology(prefix="spark.")

@@ -30,9 +30,9 @@ class Seen(NamedTuple):
 class Case:
     """The topics of one case, and the builder all share."""
 
-    def __init__(self, builder: StreamsBuilder, name: str) -> None:
+    def __init__(self, builder: StreamsBuilder, name: str, prefix: str = "") -> None:
         self.builder = builder
-        self.name = name
+        self.name = f"{prefix}{name}"
 
     def stream(self, topic: str = "in", **options: Any) -> KStream:
         return self.builder.stream(self.of(topic), **options)
@@ -110,8 +110,8 @@ def _value(text: str) -> Any:
         return text
 
 
-def shown(key: Any) -> str | None:
-    """A key as the tables write it: `a@10-20` for one in a window."""
+def shown(key: Any, since_ms: int = 0) -> str | None:
+    """A key as the tables write it: `a@10-20` for one in a window, counted from `since_ms`."""
     if isinstance(key, ss.Windowed):
-        return f"{key.key}@{key.start_ms}-{key.end_ms}"
+        return f"{key.key}@{key.start_ms - since_ms}-{key.end_ms - since_ms}"
     return None if key is None else str(key)

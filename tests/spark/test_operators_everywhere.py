@@ -1,0 +1,156 @@
+"""Every operator's table once more: through a real broker in one run, and in one run of Spark."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from pyspark.sql import SparkSession
+
+import statestore as ss
+from jobs.process import run_on_spark
+from jobs.session import spark_session
+from statestore.cli import report_run
+from statestore.testing.local_kafka import LocalKafka
+from statestore.topology.graph import SinkNode, SourceNode, Topology
+from tests.builders import DEADLINE_S, eventually
+from tests.contract.operator_cases import CASES, on_kafka, on_spark
+from tests.contract.operator_tables import Seen, by_key, shown
+
+pytestmark = pytest.mark.kafka
+
+# A timestamp of 0 would mean "now" to the client. A multiple of the cases' windows.
+SINCE_MS = 1_700_000_000_000
+SETTINGS = {
+    "processing.guarantee": "exactly_once",
+    "ensure.explicit.internal.resource.naming": False,
+}
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[LocalKafka]:
+    with LocalKafka() as broker:
+        yield broker
+
+
+@pytest.fixture
+def spark() -> Iterator[SparkSession]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_SUBMIT_ARGS", "--master local[2,1] pyspark-shell")
+        session = spark_session("operators")
+        yield session
+        session.stop()
+
+
+def fill(kafka: LocalKafka, topology: Topology, prefix: str) -> None:
+    """The topics of all cases, and the left sides of their tables."""
+    read, written = topology.topics()
+    for name in sorted(read | written):
+        kafka.create_topic(name, partitions=1, config={"retention.ms": "-1"})
+    serdes = {
+        topic.name: (node.key_serde, node.value_serde)
+        for node in topology.nodes
+        if isinstance(node, SourceNode)
+        for topic in node.topics
+    }
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 5})
+    for name, case in CASES.items():
+        for (topic, key, value, time), _ in case.rows():
+            full = f"{prefix}{name}.{topic}"
+            key_serde, value_serde = serdes[full]
+            producer.produce(
+                full,
+                key=None if key is None else key_serde.serialize(key),
+                value=None if value is None else value_serde.serialize(value),
+                timestamp=SINCE_MS + time,
+            )
+    assert producer.flush(30) == 0
+
+
+def outcome(kafka: LocalKafka, topology: Topology, prefix: str) -> dict[str, Any]:
+    """What each key of each case's topics shows, by case."""
+    sinks = {
+        node.topic.name: node
+        for node in topology.nodes
+        if isinstance(node, SinkNode) and not node.topic.internal
+    }
+    consumer = Consumer(
+        {
+            "bootstrap.servers": kafka.bootstrap_servers,
+            "group.id": f"{prefix}audit",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+        }
+    )
+    consumer.assign([TopicPartition(topic, 0, 0) for topic in sinks])
+    found: dict[str, list[Seen]] = {name: [] for name in CASES}
+    at_end: set[str] = set()
+
+    def read_all() -> bool:
+        for message in consumer.consume(500, 0.2):
+            topic = message.topic()
+            assert topic is not None
+            if message.error():
+                at_end.add(topic)
+                continue
+            name, _, short = topic.removeprefix(prefix).rpartition(".")
+            key, value = message.key(), message.value()
+            node = sinks[topic]
+            decoded = None if key is None else node.key_serde.deserialize(key)
+            found[name].append(
+                Seen(
+                    short,
+                    shown(decoded, SINCE_MS),
+                    None if value is None else node.value_serde.deserialize(value),
+                    message.timestamp()[1] - SINCE_MS,
+                )
+            )
+        return at_end == sinks.keys()
+
+    eventually(read_all, "every output read", 2 * DEADLINE_S)
+    consumer.close()
+    return {name: by_key(seen) for name, seen in found.items()}
+
+
+def expected() -> dict[str, Any]:
+    return {
+        name: by_key(seen for _, out in case.rows() for seen in out) for name, case in CASES.items()
+    }
+
+
+def test_every_table_holds_on_a_real_broker(kafka: LocalKafka, tmp_path: Path) -> None:
+    topology = on_kafka()
+    fill(kafka, topology, "kafka.")
+    settings = SETTINGS | {
+        "application.id": "cases",
+        "bootstrap.servers": kafka.bootstrap_servers,
+        "state.dir": str(tmp_path),
+    }
+    assert ss.run(topology, settings).caught_up
+    assert outcome(kafka, topology, "kafka.") == expected()
+
+
+@pytest.mark.spark
+def test_every_table_holds_in_one_run_of_spark(
+    kafka: LocalKafka, spark: SparkSession, tmp_path: Path
+) -> None:
+    assert spark.sparkContext.master == "local[2,1]"
+    topology = on_spark()
+    fill(kafka, topology, "spark.")
+    flags = {
+        **dict.fromkeys(("run_for", "config", "summary_file")),
+        "until": "latest",
+        "pipeline": "tests.contract.operator_cases:on_spark",
+        "application_id": "spark-cases",
+        "bootstrap_servers": kafka.bootstrap_servers,
+        "state_dir": str(tmp_path),
+        "processing_guarantee": "exactly_once",
+        "pairs": ("ensure.explicit.internal.resource.naming=false",),
+        "accept_new_topology": False,
+        "accept_empty_changelog": False,
+    }
+    report_run(flags, run_on_spark)
+    assert outcome(kafka, topology, "spark.") == expected()
