@@ -189,15 +189,18 @@ class Rig:
         consumer.close()
         return {(tp.topic, tp.partition): tp.offset for tp in found if tp.offset >= 0}
 
-    def writes_open(self) -> bool:
-        """Whether some topic holds records past its last stable offset: written, not committed."""
-        topics = [
+    def written(self) -> list[str]:
+        """The topics a transaction may write to."""
+        return [
             f"{self.topic_prefix}-passed",
             f"{self.topic_prefix}-counts",
             f"{self.application_id}-by-user-repartition",
             f"{self.application_id}-counts-changelog",
         ]
-        tps = [TopicPartition(topic, p) for topic in topics for p in range(PARTITIONS)]
+
+    def writes_open(self) -> bool:
+        """Whether some topic holds records past its last stable offset: written, not committed."""
+        tps = [TopicPartition(topic, p) for topic in self.written() for p in range(PARTITIONS)]
         return self._ends(tps, IsolationLevel.READ_COMMITTED) != self._ends(
             tps, IsolationLevel.READ_UNCOMMITTED
         )

@@ -1,0 +1,53 @@
+"""A pipeline of most operators for the kill tests: its output is known record by record.
+
+Two sub-topologies: `in` is filtered, mapped, counted in windows that close, and rekeyed; what is
+rekeyed is joined with the table of users, counted in windows and in all, and that count joined with
+the users again and filtered.
+"""
+
+import os
+
+import statestore as ss
+from statestore import serdes
+from tests.crash.pipeline import PREFIX_VARIABLE
+
+USERS = 17
+CLOSING = ss.TumblingWindows(1000)
+# Records of two partitions meet in one: no order holds between them, and none must be late.
+OPEN = ss.TumblingWindows(4000, grace_ms=10**9)
+
+
+def topology() -> ss.Topology:
+    prefix = os.environ.get(PREFIX_VARIABLE, "operators")
+    b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
+    users = b.table(f"{prefix}-users", materialized="users", name="users-table")
+    source = b.stream(f"{prefix}-in")
+    (
+        source.filter(lambda _key, number: number % 3)
+        .map_values(lambda number: [number])
+        .flat_map_values(lambda numbers: numbers)
+        .to(f"{prefix}-passed")
+    )
+    (
+        source.group_by_key()
+        .windowed_by(CLOSING, emit=ss.EmitStrategy.ON_WINDOW_CLOSE)
+        .count("closing")
+        .to_stream()
+        .to(f"{prefix}-closed")
+    )
+    joined = source.select_key(lambda _key, number: f"user-{number % USERS}").join(
+        users, lambda number, user: [number, user], name="joined"
+    )
+    joined.to(f"{prefix}-joined")
+    grouped = joined.group_by_key()
+    grouped.windowed_by(OPEN).count(every("windows")).to_stream().to(f"{prefix}-windows")
+    totals = grouped.aggregate(int, lambda _user, _value, total: total + 1, every("totals"))
+    rich = totals.join(users, lambda total, user: [total, user], name="rich")
+    even = rich.filter(lambda _user, value: value[0] % 2 == 0)
+    even.to_stream().to(f"{prefix}-rich")
+    return b.build()
+
+
+def every(store: str) -> ss.Materialized:
+    """Every update emitted, so that each must be there once."""
+    return ss.Materialized(store, caching=False)

@@ -1,0 +1,225 @@
+# ruff: noqa: T201 - what each kill met is part of the result
+"""SIGKILL of runs of a pipeline of most operators: outputs, folds and stores against an oracle."""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+import statestore as ss
+from statestore import serdes
+from statestore.faults import CrashPoint
+from statestore.stores.specs import WindowRows
+from statestore.testing.local_kafka import LocalKafka
+from tests.crash.kill_harness import PARTITIONS, Rig
+from tests.crash.operators_pipeline import USERS
+
+pytestmark = pytest.mark.kafka
+POINTS = (
+    CrashPoint.START_OFFSETS_KNOWN,
+    CrashPoint.RESTORE_DONE,
+    CrashPoint.COMMIT_RECORDS_SENT,
+    CrashPoint.COMMIT_OFFSETS_SENT,
+    CrashPoint.COMMIT_LOG_DONE,
+    CrashPoint.COMMIT_STORE_WRITTEN,
+    CrashPoint.STORE_FLUSH,
+)
+START_MS = 1_700_000_000_000
+OUTPUTS = ("passed", "closed", "joined", "windows", "rich")
+STORES = ("users", "closing", "windows", "totals")
+CLOSING_MS, OPEN_MS = 1000, 4000
+
+
+@dataclass
+class OperatorsRig(Rig):
+    """The pipeline's topics, and what must be in each."""
+
+    pipeline: str = "tests.crash.operators_pipeline:topology"
+
+    def create_topics(self) -> None:
+        for name in ("in", "users", *OUTPUTS):
+            self.kafka.create_topic(
+                f"{self.topic_prefix}-{name}",
+                partitions=PARTITIONS,
+                config={"retention.ms": "-1"},
+            )
+        producer = self._producer()
+        for user in range(USERS):
+            producer.produce(
+                f"{self.topic_prefix}-users",
+                key=f"user-{user}",
+                value=json.dumps({"n": user}),
+                timestamp=START_MS - 1,
+            )
+        assert producer.flush(30) == 0
+
+    def produce(self, count: int) -> None:
+        producer = self._producer()
+        for number in range(self.produced, self.produced + count):
+            producer.produce(
+                f"{self.topic_prefix}-in",
+                key=f"k{number % 5}",
+                value=str(number),
+                timestamp=START_MS + number,
+            )
+        assert producer.flush(30) == 0
+        self.produced += count
+
+    def written(self) -> list[str]:
+        outputs = [f"{self.topic_prefix}-{name}" for name in OUTPUTS]
+        logs = [f"{self.application_id}-{store}-changelog" for store in STORES]
+        return [*outputs, *logs, f"{self.application_id}-joined-repartition"]
+
+    def findings(self) -> list[str]:
+        """Every duplicate, loss and disagreement."""
+        totals = Counter(f"user-{number % USERS}" for number in range(self.produced))
+        windows = Counter(
+            (f"user-{number % USERS}", (START_MS + number) // OPEN_MS * OPEN_MS)
+            for number in range(self.produced)
+        )
+        closing, closed = self._closing()
+        wanted: dict[str, Any] = {
+            "passed": Counter(n for n in range(self.produced) if n % 3),
+            "joined": Counter(range(self.produced)),
+            "closed": Counter(closed.items()),
+            "windows": {w: list(range(1, n + 1)) for w, n in windows.items()},
+            "rich": {user: _evens(n) for user, n in totals.items() if n > 1},
+            "store totals": dict(totals),
+            "store windows": dict(windows),
+            "store closing": closing,
+        }
+        wanted |= {f"fold of {store}": wanted[f"store {store}"] for store in STORES[1:]}
+        found = self._found()
+        return [
+            f"{what}: {_unlike(found[what], wanted[what])}"
+            for what in wanted
+            if found[what] != wanted[what]
+        ]
+
+    def _found(self) -> dict[str, Any]:
+        rows = {name: self.read(f"{self.topic_prefix}-{name}") for name in OUTPUTS}
+        found: dict[str, Any] = {
+            "passed": Counter(json.loads(value or b"") for _, _, value in rows["passed"]),
+            "joined": Counter(json.loads(value or b"")[0] for _, _, value in rows["joined"]),
+            "closed": Counter((_window(key), _int(value)) for _, key, value in rows["closed"]),
+            "windows": _sequences((_window(key), _int(value)) for _, key, value in rows["windows"]),
+            "rich": _sequences(
+                ((key or b"").decode(), value and json.loads(value))
+                for _, key, value in rows["rich"]
+            ),
+        }
+        for store in STORES[1:]:
+            read_key = (lambda key: key.decode()) if store == "totals" else _window
+            found[f"fold of {store}"] = {
+                read_key(key): json.loads(value) if store == "totals" else _int(value)
+                for key, value in self._fold(store).items()
+            }
+            found[f"store {store}"] = self._rows(store)
+        return found
+
+    def _closing(self) -> tuple[dict[Any, int], dict[Any, int]]:
+        """Windows of `in` that must still be there, and those that must have been emitted."""
+        counts: Counter[tuple[str, int]] = Counter()
+        last: dict[int, int] = {}
+        where: dict[tuple[str, int], int] = {}
+        for partition, key, value in self.read(f"{self.topic_prefix}-in"):
+            time = START_MS + int(value or b"")
+            window = ((key or b"").decode(), time // CLOSING_MS * CLOSING_MS)
+            counts[window] += 1
+            where[window] = partition
+            last[partition] = max(time, last.get(partition, 0))
+        closed = {w: n for w, n in counts.items() if w[1] + CLOSING_MS <= last[where[w]]}
+        return {w: n for w, n in counts.items() if w not in closed}, closed
+
+    def _fold(self, store: str) -> dict[bytes, bytes]:
+        """A changelog, folded; the row of stream time left out."""
+        rows: dict[bytes, bytes] = {}
+        for _, key, value in self.read(f"{self.application_id}-{store}-changelog"):
+            assert key is not None
+            if value is None:
+                rows.pop(key, None)
+            elif key != b"t":
+                rows[key] = value
+        return rows
+
+    def _rows(self, store: str) -> dict[Any, int]:
+        """The rows on disk, read as bytes."""
+        found: dict[Any, int] = {}
+        for folder in (self.state_dir / self.application_id).glob(f"*/rocksdb/{store}"):
+            spec = ss.persistent_key_value_store(store)
+            if store != "totals":
+                spec = WindowRows(store, serdes.BYTES, serdes.BYTES)
+            with ss.open_store(spec, folder.parent) as opened, opened.all() as pairs:
+                for row, value in pairs:
+                    if store == "totals":
+                        found[row.decode()] = json.loads(value)
+                    elif row != b"t":
+                        found[_window(row[8:] + row[:8])] = _int(value)
+        return found
+
+    def _producer(self) -> Producer:
+        return Producer(
+            {
+                "bootstrap.servers": self.kafka.bootstrap_servers,
+                "linger.ms": 5,
+                # As our repartition topics are written: what is joined must lie alike.
+                "partitioner": "murmur2_random",
+                "queue.buffering.max.messages": 1_000_000,
+            }
+        )
+
+
+def _evens(total: int) -> list[Any]:
+    """What an even count shows as it grows: a value, then its delete."""
+    return [n if n % 2 == 0 else None for n in range(2, total + 1)]
+
+
+def _sequences(pairs: Any) -> dict[Any, list[Any]]:
+    found: dict[Any, list[Any]] = defaultdict(list)
+    for key, value in pairs:
+        found[key].append(value[0] if isinstance(value, list) else value)
+    return dict(found)
+
+
+def _window(key: bytes | None) -> tuple[str, int]:
+    assert key is not None
+    return key[:-8].decode(), _int(key[-8:])
+
+
+def _int(data: bytes | None) -> int:
+    assert data is not None
+    return int.from_bytes(data, "big")
+
+
+def _unlike(found: Any, wanted: Any) -> list[Any]:
+    keys = found.keys() | wanted.keys()
+    return [(k, found.get(k), wanted.get(k)) for k in keys if found.get(k) != wanted.get(k)][:3]
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[LocalKafka]:
+    with LocalKafka() as broker:
+        yield broker
+
+
+def test_a_pipeline_of_most_operators_killed_again_and_again_is_exact(
+    kafka: LocalKafka, tmp_path: Path
+) -> None:
+    rig = OperatorsRig(kafka, tmp_path, application_id="operators", topic_prefix="operators")
+    rig.create_topics()
+    rig.produce(3000)
+    rig.run()
+    for point in POINTS:
+        rig.produce(3000)
+        visit = 9 if point.value.startswith("commit.") else 2
+        kill = rig.run_until_crash(f"{point}:{visit}")
+        print(f"{point}: {kill}")
+        assert kill.died, f"{point} was not reached: it proves nothing"
+        assert kill.commits_before
+    rig.run()
+    assert rig.findings() == []
