@@ -26,8 +26,8 @@ from statestore.cli import report_run
 from statestore.operations.run import Run, RunSummary
 from statestore.testing.local_kafka import LocalKafka
 from tests.bench.harness import Bench, scratch
-from tests.bench.pipelines import INPUT_VARIABLE, OUTPUT_VARIABLE
-from tests.bench.topic_children import PARTITIONS, bare_rate, fill
+from tests.bench.pipelines import INPUT_VARIABLE, JSON_VARIABLE, OUTPUT_VARIABLE, TABLE_VARIABLE
+from tests.bench.topic_children import KEYS, PARTITIONS, bare_rate, fill
 
 MASTER = "local[2,4]"
 MICRO_BATCH = 10_000
@@ -95,8 +95,27 @@ def rate(reports: list[Report]) -> float:
     return float(1000 * sum(report["records_in"] for report in reports) / (ended - began))
 
 
+KAFKA_STREAMS = "109 000-146 000"
+GOALS = {
+    "counting": "550 000",
+    "per_record": KAFKA_STREAMS,
+    "joining": KAFKA_STREAMS,
+    "json_values": KAFKA_STREAMS,
+    "windows": KAFKA_STREAMS,
+}
+
+
 def bench_rates(bench: Bench, rig: Rig, repeats: int) -> None:
-    pipelines = ("counting", "per_record", "per_record_silent")
+    _rates(bench, rig, repeats, ("counting", "per_record", "per_record_silent"))
+
+
+def bench_operators(bench: Bench, rig: Rig, repeats: int) -> None:
+    """Operators of the DSL beside counting and bare reading of the same run."""
+    fill(rig.kafka.bootstrap_servers, os.environ[JSON_VARIABLE], rig.records, as_json=True)
+    _rates(bench, rig, repeats, ("counting", "joining", "json_values", "windows"))
+
+
+def _rates(bench: Bench, rig: Rig, repeats: int, pipelines: tuple[str, ...]) -> None:
     bare: list[float] = []
     found: dict[str, list[list[Report]]] = {name: [] for name in pipelines}
     rig.on_spark("counting")  # the session's first Python workers
@@ -108,8 +127,7 @@ def bench_rates(bench: Bench, rig: Rig, repeats: int) -> None:
     bench.add("two bare consumers", "rec/s", bare)
     for name in pipelines:
         rates = [rate(reports) for reports in found[name]]
-        goal = {"counting": "550 000", "per_record": "109 000-146 000"}.get(name, "")
-        bench.add(name, "rec/s", rates, goal)
+        bench.add(name, "rec/s", rates, GOALS.get(name, ""))
         if name == "counting":
             bench.ratios("counting / bare", rates, bare, ">= 0.35")
         for phase in PHASES:
@@ -165,7 +183,7 @@ def session() -> Iterator[SparkSession]:
 @click.option("--records", default=400_000, show_default=True)
 @click.option("--full", is_flag=True, help="2 million records.")
 @click.option("--repeats", default=3, show_default=True)
-@click.option("--only", multiple=True, help="rates, micro")
+@click.option("--only", multiple=True, help="rates, operators, micro")
 @click.option("--set", "settings", multiple=True, metavar="K=V", help="Any setting.")
 def main(
     records: int, full: bool, repeats: int, only: tuple[str, ...], settings: tuple[str, ...]
@@ -173,13 +191,24 @@ def main(
     """Measure stream tasks on Spark."""
     records = 2_000_000 if full else records
     bench = Bench("bench_tasks")
-    topics = {INPUT_VARIABLE: "bench-in", OUTPUT_VARIABLE: "bench-out"}
+    topics = {
+        INPUT_VARIABLE: "bench-in",
+        OUTPUT_VARIABLE: "bench-out",
+        JSON_VARIABLE: "bench-json",
+        TABLE_VARIABLE: "bench-table",
+    }
     with LocalKafka() as kafka, scratch() as folder, environment(**topics), session() as spark:
         for topic in topics.values():
             kafka.create_topic(topic, partitions=PARTITIONS)
+        # The table first: records meet the rows that are older than they.
+        fill(kafka.bootstrap_servers, topics[TABLE_VARIABLE], KEYS, distinct_from=0)
         fill(kafka.bootstrap_servers, topics[INPUT_VARIABLE], records)
         rig = Rig(kafka, folder, spark, topics[INPUT_VARIABLE], records, settings=settings)
-        parts = {"rates": bench_rates, "micro": bench_micro_batches}
+        parts = {
+            "rates": bench_rates,
+            "operators": bench_operators,
+            "micro": bench_micro_batches,
+        }
         for name, part in parts.items():
             if not only or name in only:
                 part(bench, rig, repeats)

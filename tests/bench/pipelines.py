@@ -9,6 +9,8 @@ from statestore.topology.operators import ProcessorContext
 
 INPUT_VARIABLE = "BENCH_INPUT"
 OUTPUT_VARIABLE = "BENCH_OUTPUT"
+JSON_VARIABLE = "BENCH_JSON"
+TABLE_VARIABLE = "BENCH_TABLE"
 
 COUNTS = ss.persistent_key_value_store("counts", value_serde=serdes.INT64)
 TOTALS = ss.persistent_key_value_store("totals", value_serde=serdes.INT64)
@@ -83,5 +85,43 @@ def passing() -> ss.Topology:
         builder.stream(os.environ[INPUT_VARIABLE], name="records")
         .process(Passed, TOTALS, name="total")
         .to(os.environ[OUTPUT_VARIABLE], name="passed-out")
+    )
+    return builder.build()
+
+
+def joining() -> ss.Topology:
+    """Each record with the row of its key, to the output topic."""
+    builder = ss.StreamsBuilder()
+    rows = builder.table(os.environ[TABLE_VARIABLE], materialized="rows", name="rows-in")
+    (
+        builder.stream(os.environ[INPUT_VARIABLE], name="records")
+        .join(rows, lambda value, row: row + value, name="join")
+        .to(os.environ[OUTPUT_VARIABLE], name="joined-out")
+    )
+    return builder.build()
+
+
+def json_values() -> ss.Topology:
+    """Objects filtered and changed, to the output topic."""
+    builder = ss.StreamsBuilder(value_serde=serdes.JSON)
+    (
+        builder.stream(os.environ[JSON_VARIABLE], name="objects")
+        .filter(lambda _key, order: order["amount"] >= 100, name="big")
+        .map_values(lambda order: {**order, "cents": order["amount"] * 100}, name="in-cents")
+        .to(os.environ[OUTPUT_VARIABLE], name="cents-out")
+    )
+    return builder.build()
+
+
+def windows() -> ss.Topology:
+    """Count by key in windows of a second, every updated count to the output topic."""
+    builder = ss.StreamsBuilder()
+    (
+        builder.stream(os.environ[INPUT_VARIABLE], name="records")
+        .group_by_key(name="by-key")
+        .windowed_by(ss.TumblingWindows(1000, grace_ms=60_000))
+        .count("windows", name="count")
+        .to_stream(name="updates")
+        .to(os.environ[OUTPUT_VARIABLE], name="windows-out")
     )
     return builder.build()

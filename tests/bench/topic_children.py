@@ -18,17 +18,25 @@ from tests.bench.harness import ROOT
 PARTITIONS = 4
 KEYS = 100_000
 _VALUE_BYTES = 86
+_OBJECT = b'{"amount":%d,"order":%d,"currency":"EUR","customer":"someone","note":"as agreed"}'
 _SILENCE_S = 30
 _PER_CALL = 1000
 _PER_BATCH = 20_000
 
 
 def fill(
-    servers: str, topic: str, count: int, *, seed: int = 1, distinct_from: int | None = None
+    servers: str,
+    topic: str,
+    count: int,
+    *,
+    seed: int = 1,
+    distinct_from: int | None = None,
+    as_json: bool = False,
 ) -> None:
     """`count` records of about 100 bytes, spread over the partitions by key.
 
     Over 100 000 keys at random, or each with a key of its own, numbered from `distinct_from`.
+    Values are noise, or with `as_json` objects of four fields.
     """
     rng = random.Random(seed)
     noise = rng.randbytes(1 << 20)
@@ -39,6 +47,12 @@ def fill(
             return rng.choices(keys, k=size)
         first = distinct_from + start
         return [f"key-{number:08}".encode() for number in range(first, first + size)]
+
+    def some_values(size: int) -> list[bytes]:
+        if as_json:
+            return [_OBJECT % (rng.randrange(1000), rng.randrange(10**6)) for _ in range(size)]
+        places = rng.choices(range(len(noise) - _VALUE_BYTES), k=size)
+        return [noise[at : at + _VALUE_BYTES] for at in places]
 
     producer = Producer(
         {
@@ -53,10 +67,9 @@ def fill(
     )
     for start in range(0, count, _PER_BATCH):
         size = min(_PER_BATCH, count - start)
-        places = rng.choices(range(len(noise) - _VALUE_BYTES), k=size)
         batch = [
-            {"key": key, "value": noise[at : at + _VALUE_BYTES]}
-            for key, at in zip(some_keys(start, size), places, strict=True)
+            {"key": key, "value": value}
+            for key, value in zip(some_keys(start, size), some_values(size), strict=True)
         ]
         while batch:
             producer.produce_batch(topic, batch)
