@@ -9,7 +9,7 @@ restored with the windows it decides about.
 """
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, Self
 
 from statestore.errors import StoreClosed
@@ -33,13 +33,13 @@ _ASKED_MAX = 10_000
 
 
 def row_of(key: bytes) -> bytes:
-    """The row of a key as changelogs and sinks have it."""
-    return key[-8:] + key[:-8] if len(key) >= START.size else key
+    """The row of a key as changelogs and sinks have it; that of stream time is its own."""
+    return key[-8:] + key[:-8]
 
 
-def key_of(row: bytes) -> bytes:
-    """The key of a row as changelogs and sinks have it."""
-    return row[8:] + row[:8] if len(row) >= START.size else row
+def keys_of(rows: Iterable[bytes]) -> list[Any]:
+    """The keys of rows as changelogs and sinks have them; that of stream time is its own."""
+    return [row[8:] + row[:8] for row in rows]
 
 
 def start_of(row: bytes) -> int:

@@ -17,7 +17,7 @@ from statestore.stores.overlay import Overlay
 from statestore.stores.specs import StoreSpec, StoreSupplier, WindowSpec
 from statestore.stores.staged_table import Changes, StagedTable
 from statestore.stores.versioned_table import VersionedTable
-from statestore.stores.windows import TransactionalWindowStore, key_of, row_of
+from statestore.stores.windows import TransactionalWindowStore, keys_of, row_of
 from statestore.tasks.budget import Usage
 
 _log = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ class OpenStore:
     def changes(self) -> Changes:
         changes = self._table.changes()
         if self._windowed:
-            return changes._replace(keys=list(map(key_of, changes.keys)))
+            return changes._replace(keys=keys_of(changes.keys))
         return changes
 
     def commit(self, offset: int | None, position: Position) -> None:

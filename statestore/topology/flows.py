@@ -9,6 +9,7 @@ from typing import Any
 
 from statestore.errors import InvalidTopology
 from statestore.model import Serde
+from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec, WindowSpec
 from statestore.stores.windows import row_of
 from statestore.topology.aggregates import Before, Spec, tabled
@@ -181,11 +182,12 @@ class Table:
 def stored(context: NodeContext, spec: Spec) -> Look:
     """How the rows of a store are looked up."""
     table, read = context.table(spec.name), spec.value_serde.deserialize
-    windowed = isinstance(spec, WindowSpec)
+    windowed, plain = isinstance(spec, WindowSpec), spec.value_serde is serdes.BYTES
 
     def look(keys: list[bytes]) -> list[Any]:
         if windowed:
             keys = list(map(row_of, keys))
-        return [None if data is None else read(data) for data in table.get_many(keys)]
+        rows = table.get_many(keys)
+        return rows if plain else [None if data is None else read(data) for data in rows]
 
     return look

@@ -16,7 +16,7 @@ import numpy as np
 from statestore.errors import Misuse
 from statestore.model import Batch, Column, EmitStrategy, Span, span_ms
 from statestore.stores.specs import KeyValueSpec, WindowSpec
-from statestore.stores.windows import START, TIME_ROW, key_of, start_of
+from statestore.stores.windows import START, TIME_ROW, keys_of, start_of
 from statestore.topology.aggregates import KeyingOf
 from statestore.topology.failures import decoded, encoded
 from statestore.topology.graph import Build, Forward, NodeContext, Push
@@ -146,7 +146,7 @@ class _OpenWindows:
         ]
 
     def column(self, rows: list[bytes]) -> Column:
-        return Column(raw=list(map(key_of, rows)), serde=self._spec.key_serde)
+        return Column(raw=keys_of(rows), serde=self._spec.key_serde)
 
     def names(self, rows: Iterable[bytes]) -> dict[bytes, Any]:
         read = self._spec.inner.deserialize

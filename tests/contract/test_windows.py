@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ import statestore as ss
 from statestore import serdes
 from statestore.errors import InvalidTopology, Misuse, StoreClosed
 from statestore.model import Record, TopicPartition
-from statestore.stores.windows import TIME_ROW, TransactionalWindowStore, key_of, row_of
+from statestore.stores.specs import WindowRows
+from statestore.stores.windows import TIME_ROW, TransactionalWindowStore, keys_of, row_of
 from statestore.testing.driver import TopologyTestDriver
 from statestore.topology.builder import StreamsBuilder
 from statestore.topology.graph import Topology
@@ -81,12 +83,12 @@ def test_a_key_in_a_window_is_the_keys_bytes_and_the_start_in_eight(key: str, nu
     data = serde.serialize(window)
     assert data == key.encode() + (number * 10).to_bytes(8, "big")
     assert serde.deserialize(data) == window
-    assert key_of(row_of(data)) == data
+    assert keys_of([row_of(data)]) == [data]
     assert serdes.by_name(serde.name) is serde
 
 
 def test_the_row_of_stream_time_is_no_windows_and_stays_as_it_is_in_the_changelog() -> None:
-    assert row_of(TIME_ROW) == TIME_ROW == key_of(TIME_ROW)
+    assert [row_of(TIME_ROW)] == [TIME_ROW] == keys_of([TIME_ROW])
     with pytest.raises(ValueError, match="8 bytes"):
         serdes.windowed(serdes.STRING, 10).deserialize(TIME_ROW)
 
@@ -298,3 +300,14 @@ def test_any_records_in_any_batches_count_as_one_by_one(batches: Any, emit: str)
         assert out == (closed if emit == "on_window_close" else counts)
         tp = TopicPartition("topology-test-counts-changelog", 0)
         assert tp in driver.store("counts")._store.staged.committed_offsets() or not counts
+
+
+def test_a_plain_stores_folder_is_not_opened_as_windows_nor_the_reverse(tmp_path: Path) -> None:
+    plain: ss.KeyValueSpec[bytes, bytes] = ss.persistent_key_value_store("a")
+    rows = WindowRows("b", serdes.BYTES, serdes.BYTES)
+    for spec in (plain, rows):
+        ss.open_store(spec, tmp_path).close()
+    with pytest.raises(Misuse, match="holds a keyvalue store, not a window one"):
+        ss.open_store(WindowRows("a", serdes.BYTES, serdes.BYTES), tmp_path)
+    with pytest.raises(Misuse, match="holds a window store, not a keyvalue one"):
+        ss.open_store(ss.persistent_key_value_store("b"), tmp_path)
