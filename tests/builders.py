@@ -27,6 +27,7 @@ from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.stores.specs import KeyValueSpec, in_memory_key_value_store
 from statestore.stores.staged_table import StagedTable
 from statestore.stores.transaction import LagLimits, StagedEngine
+from statestore.stores.versioned_table import VersionedTable
 from statestore.topology.graph import Build, Push
 from statestore.topology.punctuation import Fire, Punctuation, Punctuations
 
@@ -157,6 +158,11 @@ class NodeBench:
 
     def table(self, store: str) -> StagedTable:
         return self.stores[store].table
+
+    def versions(self, store: str) -> VersionedTable:
+        found: object = self.stores[store].table
+        assert isinstance(found, VersionedTable)
+        return found
 
     def store(self, name: str) -> Any:
         return self.stores[name]

@@ -31,10 +31,12 @@ from statestore.operations.hashing import check_hashes
 from statestore.operations.relocate_apply import Relocation, may_hold_rows
 from statestore.ports import Clock, Cluster, TopicSpec
 from statestore.settings import Settings
+from statestore.stores.specs import StoreSpec, VersionedSpec
 from statestore.tasks.plan import TaskReport
 from statestore.topology.graph import SubTopology, TopicName, Topology, Wave
 
-_WEEK_MS = 7 * 86_400_000
+_DAY_MS = 86_400_000
+_WEEK_MS = 7 * _DAY_MS
 _log = logging.getLogger(__name__)
 
 
@@ -327,10 +329,17 @@ def internal_topics(
                 "delete.retention.ms": str(_WEEK_MS),
                 "message.timestamp.type": "CreateTime",
             }
-            config |= topology.stores[store].changelog_config
+            config |= _spared(topology.stores[store]) | topology.stores[store].changelog_config
             name = f"{application_id}-{store}-changelog"
             specs.append(TopicSpec(name, len(tasks[part.ordinal]), config))
     return specs
+
+
+def _spared(spec: StoreSpec) -> dict[str, str]:
+    """What keeps a broker's cleaner from versions that history still shows (KIP-889)."""
+    if not isinstance(spec, VersionedSpec):
+        return {}
+    return {"min.compaction.lag.ms": str(min(spec.history_retention_ms + _DAY_MS, 2**63 - 1))}
 
 
 def check_known(topology: Topology, layout: StateLayout, request: RunRequest) -> None:

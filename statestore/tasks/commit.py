@@ -20,6 +20,7 @@ from statestore.errors import CommitUnknown, Fenced, RecordFailed, TopicMissing
 from statestore.faults import CrashPoint, reach
 from statestore.model import Position, ProcessingGuarantee, TopicPartition
 from statestore.ports import Changelog, Cluster, GroupOffset, Outbox
+from statestore.tasks.changelog_times import sendable
 from statestore.tasks.owned import OwnedStore
 from statestore.topology.failures import NodeFailed, Stage
 
@@ -114,13 +115,19 @@ def _log_changes(opened: OwnedStore, outbox: Outbox, stamp: CommitStamp) -> None
     """Every pending write, in the order of the store's changes."""
     keys, values, times = opened.changes()
     if keys:
+        headers = None
+        if times is None:
+            times = [stamp.stream_time_ms or 0] * len(keys)
+        else:
+            times, headers = sendable(times)
         with _producing(f"store {opened.name!r}"):
             outbox.send(
                 opened.changelog.topic,
                 keys,
                 values,
-                times or [stamp.stream_time_ms or 0] * len(keys),
+                times,
                 partition=opened.changelog.partition,
+                headers=headers,
                 tracked=True,
             )
 

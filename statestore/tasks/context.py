@@ -16,6 +16,7 @@ from statestore.metrics import count_dropped
 from statestore.model import Batch, PunctuationType, Span, TaskId
 from statestore.ports import Clock, Outbox
 from statestore.stores.staged_table import StagedTable
+from statestore.stores.versioned_table import VersionedTable
 from statestore.tasks.owned import OwnedStore
 from statestore.topology.failures import Stage, encoded, failed
 from statestore.topology.graph import (
@@ -68,6 +69,9 @@ class TaskContext:
 
     def table(self, store: str) -> StagedTable:
         return self._open(store).table()
+
+    def versions(self, store: str) -> VersionedTable:
+        return self._open(store).versions()
 
     def store(self, name: str) -> Any:
         return self._open(name).store

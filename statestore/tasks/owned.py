@@ -19,6 +19,7 @@ from statestore.stores.staged_table import Changes, StagedTable
 from statestore.stores.versioned_table import VersionedTable
 from statestore.stores.windows import TransactionalWindowStore, keys_of, row_of
 from statestore.tasks.budget import Usage
+from statestore.tasks.changelog_times import true_times
 
 _log = logging.getLogger(__name__)
 
@@ -134,7 +135,10 @@ class OpenStore:
         keys, values = batch.keys.objects, batch.values.objects
         if self._windowed:
             keys = list(map(row_of, keys))
-        self._table.restore(keys, values, batch.timestamps, {self.changelog: offset_next})
+        times = batch.timestamps
+        if isinstance(self._table, VersionedTable):
+            times = true_times(batch)
+        self._table.restore(keys, values, times, {self.changelog: offset_next})
 
     def changes(self) -> Changes:
         changes = self._table.changes()

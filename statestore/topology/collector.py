@@ -10,9 +10,9 @@ from typing import Any
 
 from statestore.errors import InvalidTopology, Misuse
 from statestore.layout.folders import check_store_name
-from statestore.model import Serde
+from statestore.model import Serde, Span, span_ms
 from statestore.stores import serdes
-from statestore.stores.specs import KeyValueSpec, StoreSpec
+from statestore.stores.specs import BuiltInSpec, KeyValueSpec, StoreSpec, VersionedSpec
 from statestore.topology.graph import (
     Build,
     Node,
@@ -29,10 +29,12 @@ from statestore.topology.graph import (
 class Materialized:
     """How an aggregate or table keeps its state.
 
-    `caching=False` emits every update (INTERFACE rule 6).
+    `caching=False` emits every update (INTERFACE rule 6). `history_retention_ms`: a table keeps its
+    versions that long (KIP-889).
     """
 
-    store: str | KeyValueSpec[Any, Any]
+    store: str | KeyValueSpec[Any, Any] | VersionedSpec[Any, Any]
+    history_retention_ms: Span | None = field(default=None, kw_only=True)
     caching: bool = True
     changelog_config: Mapping[str, str] = field(default_factory=dict)
     key_serde: Serde[Any] | None = None
@@ -40,23 +42,43 @@ class Materialized:
 
     def __post_init__(self) -> None:
         given: object = self.store
-        if not isinstance(given, str | KeyValueSpec):
+        if not isinstance(given, str | KeyValueSpec | VersionedSpec):
             raise Misuse(
                 f"Materialized wants a name or a key-value store, not {type(given).__name__}: "
                 "a store of your own goes to process()"
             )
+        if self.history_retention_ms is not None and not isinstance(given, str):
+            raise Misuse(
+                "Materialized: history_retention_ms goes with a store's name; a spec says itself "
+                "whether it keeps history"
+            )
 
     def spec(self, key_serde: Serde[Any], value_serde: Serde[Any]) -> KeyValueSpec[Any, Any]:
         """The store: a named one has these serdes unless told, a spec its own unless told."""
+        made = self.table_spec(key_serde, value_serde)
+        if isinstance(made, VersionedSpec):
+            raise InvalidTopology(
+                f"store {made.name!r}: only table() and to_table() keep history: leave out "
+                "history_retention_ms, or go on by to_stream() and to_table()"
+            )
+        return made
+
+    def table_spec(self, key_serde: Serde[Any], value_serde: Serde[Any]) -> BuiltInSpec:
+        """The store of a table(): as `spec`, maybe with history."""
         own = self.store
         if isinstance(own, str):
-            own = KeyValueSpec(own, key_serde, value_serde)
+            own = self._named(own, key_serde, value_serde)
         return replace(
             own,
             key_serde=self.key_serde or own.key_serde,
             value_serde=self.value_serde or own.value_serde,
             changelog_config={**own.changelog_config, **self.changelog_config},
         )
+
+    def _named(self, name: str, key_serde: Serde[Any], value_serde: Serde[Any]) -> BuiltInSpec:
+        if self.history_retention_ms is None:
+            return KeyValueSpec(name, key_serde, value_serde)
+        return VersionedSpec(name, span_ms(self.history_retention_ms), key_serde, value_serde)
 
     def of_counts(self) -> "Materialized":
         """The same with INT64 values, as count() writes; other values are refused."""

@@ -5,16 +5,18 @@ Internal: `streams` and `grouped` are what users see.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from statestore.errors import InvalidTopology
 from statestore.model import Serde
 from statestore.stores import serdes
-from statestore.stores.specs import KeyValueSpec, WindowSpec
+from statestore.stores.specs import KeyValueSpec, VersionedSpec, WindowSpec
 from statestore.stores.windows import row_of
 from statestore.topology.aggregates import Before, Spec, tabled
 from statestore.topology.collector import Collector, Materialized
 from statestore.topology.graph import Build, NodeContext
+from statestore.topology.versions import History, history_of, latest_of, versioned
 
 Look = Callable[[list[bytes]], list[Any]]
 """Keys under the table's key serde -> their values, None where there is none."""
@@ -93,12 +95,17 @@ class Flow:
     def tabled(self, materialized: Materialized | str | None, name: str | None) -> "Table":
         """The table of the latest value per key."""
         source = self.repartitioned(name or "to-table", explicit=name is not None)
-        spec, _ = source.spec(materialized, "KSTREAM-TOTABLE", source.value_serde)
+        wanted = wished(materialized) or Materialized(self.builder.store_name("KSTREAM-TOTABLE"))
+        spec = wanted.table_spec(source.key_serde, source.value_serde)
         self.builder.declare(spec)
         before = Before()
-        node = source.add(
-            "KSTREAM-TOTABLE", name, lambda n: tabled(n, spec, before=before), (spec.name,)
-        )
+
+        def make(node: str) -> Build:
+            if isinstance(spec, VersionedSpec):
+                return versioned(node, spec, before=before)
+            return tabled(node, spec, before=before)
+
+        node = source.add("KSTREAM-TOTABLE", name, make, (spec.name,))
         return Table.kept(self.builder, node, spec, before)
 
 
@@ -122,9 +129,12 @@ class Table:
     look: Callable[[NodeContext], Look]
     want_before: Callable[[], None]
     store: str | None = field(default=None)
+    history: History | None = None
 
     @classmethod
-    def kept(cls, builder: Collector, node: str, spec: Spec, before: Before) -> "Table":
+    def kept(
+        cls, builder: Collector, node: str, spec: Spec | VersionedSpec[Any, Any], before: Before
+    ) -> "Table":
         """One with a store of its own, whose updates carry what they replace once asked."""
         return cls(
             builder,
@@ -132,9 +142,10 @@ class Table:
             spec.key_serde,
             spec.value_serde,
             (spec.name,),
-            lambda context: stored(context, spec),
+            latest_of(spec) if isinstance(spec, VersionedSpec) else partial(stored, spec=spec),
             before.want,
             spec.name,
+            history_of(spec) if isinstance(spec, VersionedSpec) else None,
         )
 
     def kept_in(self, spec: KeyValueSpec[Any, Any]) -> "Table":
@@ -145,6 +156,7 @@ class Table:
             stores=(spec.name,),
             look=lambda context: stored(context, spec),
             store=spec.name,
+            history=None,
         )
 
     def add(

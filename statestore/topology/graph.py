@@ -16,6 +16,7 @@ from statestore.errors import InvalidTopology, NotCopartitioned, TopicMissing
 from statestore.model import Batch, PunctuationType, Record, Serde, Span, TaskId
 from statestore.stores.specs import StoreSpec
 from statestore.stores.staged_table import StagedTable
+from statestore.stores.versioned_table import VersionedTable
 from statestore.topology.punctuation import Fire, Punctuation
 
 TimestampExtractor = Callable[[Record[Any, Any]], int]
@@ -34,6 +35,9 @@ class NodeContext(Protocol):
 
     def table(self, store: str) -> StagedTable:
         """The bytes of a store."""
+
+    def versions(self, store: str) -> VersionedTable:
+        """The bytes of a versioned store."""
 
     def store(self, name: str) -> Any:
         """The typed store, for a user's processor."""
@@ -388,12 +392,8 @@ def _plain(topic: TopicName) -> str:
 def _headline(node: Node) -> str:
     match node:
         case SourceNode():
-            return f"Source: {node.name} (topics: [{_listed(node.topics)}])"
+            return f"Source: {node.name} (topics: [{', '.join(map(_plain, node.topics))}])"
         case OperatorNode():
             return f"Processor: {node.name} (stores: [{', '.join(node.stores)}])"
         case SinkNode():
             return f"Sink: {node.name} (topic: {_plain(node.topic)})"
-
-
-def _listed(topics: Sequence[TopicName]) -> str:
-    return ", ".join(_plain(topic) for topic in topics)

@@ -5,17 +5,22 @@ Streams treats them: a stream record without a value joins nothing, one without 
 join, with None; a table's null is a delete.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from operator import length_hint
 from typing import Any
 
+from statestore.errors import Misuse
 from statestore.model import Batch, Column
+from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec
+from statestore.topology import grace
 from statestore.topology.aggregates import Before
 from statestore.topology.failures import Stage, decoded, encoded, failed, processing
-from statestore.topology.flows import Look, Table
+from statestore.topology.flows import Flow, Look, Table
 from statestore.topology.graph import Build, Forward, NodeContext, Push
+from statestore.topology.operators import passed
+from statestore.topology.versions import LookAsOf
 from statestore.topology.views import merged, updates
 
 Joiner = Callable[[Any, Any], Any]
@@ -30,16 +35,38 @@ class Side(Enum):
 
 
 def stream_table(node: str, table: Table, function: Joiner, *, left: bool) -> Build:
-    """function(left, right) for each stream record, with the table's row as it is then."""
+    """function(left, right) for each stream record, with the table's row as it is then.
+
+    Of a table with history: the row as of the record's own time.
+    """
+    join = joining(node, table, function, left=left)
 
     def build(context: NodeContext, forward: Forward) -> Push:
-        look = table.look(context)
+        joined = join(context)
+
+        def push(batch: Batch) -> None:
+            with processing(node, batch):
+                made = joined(batch)
+            if len(made):
+                forward(made, None)
+
+        return push
+
+    return build
+
+
+def joining(
+    node: str, table: Table, function: Joiner, *, left: bool
+) -> Callable[[NodeContext], Callable[[Batch], Batch]]:
+    """What a batch of the stream becomes."""
+
+    def made_for(context: NodeContext) -> Callable[[Batch], Batch]:
+        theirs_of = _as_of(table, context) if table.history else _as_it_is(table, context)
 
         def joined(batch: Batch) -> Batch:
             keys = encoded(node, batch, "key", table.key_serde)
-            rows = rows_of(look, keys)
             ours = decoded(node, batch, "value")
-            theirs = list(map(rows.get, keys))
+            theirs = theirs_of(keys, batch.timestamps)
             places = [
                 i
                 for i, (mine, other) in enumerate(zip(ours, theirs, strict=True))
@@ -59,15 +86,67 @@ def stream_table(node: str, table: Table, function: Joiner, *, left: bool) -> Bu
                 raise failed(Stage.PROCESSING, node, batch, error, found=culprit) from error
             return chosen.with_columns(values=Column(objects=made))
 
-        def push(batch: Batch) -> None:
-            with processing(node, batch):
-                made = joined(batch)
-            if len(made):
-                forward(made, None)
+        return joined
 
-        return push
+    return made_for
 
-    return build
+
+def _as_of(table: Table, context: NodeContext) -> LookAsOf:
+    assert table.history is not None
+    return table.history.look(context)
+
+
+def _as_it_is(table: Table, context: NodeContext) -> LookAsOf:
+    look = table.look(context)
+
+    def found(keys: Sequence[bytes | None], _times: Sequence[int]) -> list[Any]:
+        rows = rows_of(look, keys)
+        return list(map(rows.get, keys))
+
+    return found
+
+
+def check_grace(verb: str, table: Table, grace_ms: int) -> None:
+    """Misuse unless the table's history covers the grace (SEMANTICS V10)."""
+    if grace_ms < 0:
+        raise Misuse(f"{verb}: grace_ms is {grace_ms}: want 0 or more")
+    if grace_ms and table.history is None:
+        raise Misuse(
+            f"{verb}: grace_ms needs a table with history: "
+            "materialize the table with history_retention_ms, or leave grace_ms out"
+        )
+    if table.history is not None and grace_ms > table.history.retention_ms:
+        raise Misuse(
+            f"{verb}: grace_ms is {grace_ms}, the table's history {table.history.retention_ms} ms: "
+            "a record would wait until the version it needs is gone"
+        )
+
+
+def with_grace(
+    flow: Flow, table: Table, function: Joiner, grace_ms: int, name: str, *, left: bool
+) -> str:
+    """Add a join whose records wait, due as stream time passes on either side; its node."""
+    builder = flow.builder
+    store = KeyValueSpec(f"{name}-buffer", serdes.BYTES, serdes.BYTES)
+    builder.declare(store)
+    side = grace.Side(store.name, grace_ms, flow.key_serde, flow.value_serde)
+    join = joining(name, table, function, left=left)
+
+    def add(parent: str, chosen: str, *, table_side: bool) -> str:
+        return builder.node(
+            "",
+            chosen,
+            (parent,),
+            lambda n: grace.waiting(n, side, join, table_side=table_side),
+            (*table.stores, store.name),
+            copartitioned=True,
+        )
+
+    nodes = (
+        add(flow.node, name, table_side=False),
+        add(table.node, f"{name}-table-time", table_side=True),
+    )
+    return builder.node("", f"{name}-joined", nodes, lambda _: passed())
 
 
 def table_half(node: str, other: Table, function: Joiner, side: Side, before: Before) -> Build:
@@ -111,7 +190,7 @@ def table_half(node: str, other: Table, function: Joiner, side: Side, before: Be
     return build
 
 
-def rows_of(look: Look, keys: list[bytes | None]) -> dict[bytes | None, Any]:
+def rows_of(look: Look, keys: Sequence[bytes | None]) -> dict[bytes | None, Any]:
     """Each key's row, looked up once."""
     wanted = sorted({key for key in keys if key is not None})
     return dict(zip(wanted, look(wanted), strict=True))

@@ -256,17 +256,16 @@ class KStream:
     ) -> "KStream":
         check_arity(verb, function, 2, name)
         other = _table_of(verb, table, self._flow)
-        if span_ms(grace_ms):
-            raise Misuse(
-                f"{verb}: grace_ms needs a table with history: "
-                "materialize the table with history_retention_ms, or leave grace_ms out"
-            )
+        joins.check_grace(verb, other, span_ms(grace_ms))
         kind = "KSTREAM-LEFTJOIN" if left else "KSTREAM-JOIN"
         chosen = name or self._flow.builder.number(kind)
         flow = self._flow.repartitioned(
             chosen, explicit=name is not None, key_serde=other.key_serde
         )
         other.check_keys(verb, flow.key_serde, "the stream")
+        if span_ms(grace_ms):
+            node = joins.with_grace(flow, other, function, span_ms(grace_ms), chosen, left=left)
+            return KStream(flow.revalued(node))
         node = flow.add(
             kind,
             chosen,

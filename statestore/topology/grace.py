@@ -1,0 +1,122 @@
+"""A stream's records wait for the table they are joined with (SEMANTICS V10).
+
+Each waits in a changelogged store until stream time has passed its own by more than the grace, then
+all that are due are joined in the order of their times. Rows of the store:
+
+    w <time, 8> <number, 8>    key, value and headers, in MessagePack      a record that waits
+    n                          the next number
+
+Times are offset by 2^63 so that bytes sort as they do; numbers tell records of one time apart.
+"""
+
+import struct
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from statestore.model import Batch, Column, Serde
+from statestore.stores.versioned_layout import TIME_MIN
+from statestore.topology.failures import encoded, processing
+from statestore.topology.graph import Build, Forward, NodeContext, Push
+
+_ROW: Final = struct.Struct(">cQQ")
+_NUMBER: Final = struct.Struct(">Q")
+_NEXT: Final = b"n"
+_WAITS: Final = b"w"
+_BIAS: Final = 1 << 63
+
+Join = Callable[[NodeContext], Callable[[Batch], Batch]]
+
+
+class Waiting(msgspec.Struct, array_like=True):
+    """A record that waits, as its row has it."""
+
+    key: bytes | None
+    value: bytes
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+class Side(NamedTuple):
+    """Where records wait, for how long, and what they are."""
+
+    store: str
+    grace_ms: int
+    key_serde: Serde[Any]
+    value_serde: Serde[Any]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Waiting).decode
+
+
+def waiting(node: str, side: Side, join: Join, *, table_side: bool) -> Build:
+    """The stream's records wait, and all that are due are joined.
+
+    `table_side`: the batches are the table's updates; stream time passes with them too.
+    """
+
+    def build(context: NodeContext, forward: Forward) -> Push:
+        room, joined = _Room(context, side), join(context)
+
+        def push(batch: Batch) -> None:
+            with processing(node, batch):
+                if not table_side:
+                    room.add(node, batch)
+                made = joined(room.take_due(_time(context, batch)))
+            if len(made):
+                forward(made, None)
+
+        return push
+
+    return build
+
+
+def _time(context: NodeContext, batch: Batch) -> int:
+    before = context.stream_time()
+    return max(batch.timestamps) if before is None else max(before, *batch.timestamps)
+
+
+class _Room:
+    """The store of records that wait."""
+
+    def __init__(self, context: NodeContext, side: Side) -> None:
+        self._context = context
+        self._table = context.table(side.store)
+        self._side = side
+
+    def add(self, node: str, batch: Batch) -> None:
+        """Let a batch wait; what has no value joins nothing, and does not."""
+        side = self._side
+        keys = encoded(node, batch, "key", side.key_serde)
+        values = encoded(node, batch, "value", side.value_serde)
+        headers = batch.headers or [()] * len(keys)
+        first = _NUMBER.unpack(self._table.get(_NEXT) or bytes(8))[0]
+        rows = {
+            _ROW.pack(_WAITS, time + _BIAS, first + i): _encode(Waiting(key, value, head))
+            for i, (key, value, time, head) in enumerate(
+                zip(keys, values, batch.timestamps, headers, strict=True)
+            )
+            if value is not None
+        }
+        nulls = [i for i, value in enumerate(values) if value is None]
+        if nulls:
+            self._context.drop(node, batch, nulls, "null_key_or_value")
+        if rows:
+            self._table.put_all({**rows, _NEXT: _NUMBER.pack(first + len(keys))})
+
+    def take_due(self, now: int) -> Batch:
+        """The records that have waited long enough, by time; they wait no more."""
+        side = self._side
+        beyond = _ROW.pack(_WAITS, max(now - side.grace_ms, TIME_MIN) + _BIAS, 0)
+        with self._table.scan(_WAITS, beyond) as found:
+            due = [(at, _decode(row)) for at, row in found if at < beyond]
+        self._table.put_all({at: None for at, _ in due})
+        records = [record for _, record in due]
+        any_headers = any(record.headers for record in records)
+        return Batch(
+            keys=Column(raw=[record.key for record in records], serde=side.key_serde),
+            values=Column(raw=[record.value for record in records], serde=side.value_serde),
+            timestamps=[_ROW.unpack(at)[1] - _BIAS for at, _ in due],
+            headers=[record.headers for record in records] if any_headers else None,
+        )

@@ -1,0 +1,124 @@
+"""Tables with history: every version goes to a versioned store; look-ups by the records' own times.
+
+An update older than the key's latest version changes history and is not handed on; one older than
+the retention is dropped (SEMANTICS V4, V10).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from statestore.model import Batch, Column
+from statestore.stores import versioned_layout as layout
+from statestore.stores.specs import VersionedSpec
+from statestore.stores.versioned_table import VersionedTable
+from statestore.topology.aggregates import Before
+from statestore.topology.failures import encoded
+from statestore.topology.graph import Build, Forward, NodeContext, Push
+
+LookAsOf = Callable[[Sequence[bytes | None], Sequence[int]], list[Any]]
+"""Keys and times -> the values valid then, None where there was none."""
+
+
+@dataclass(frozen=True)
+class History:
+    """What a table with versions can be asked."""
+
+    retention_ms: int
+    look: Callable[[NodeContext], LookAsOf]
+
+
+def history_of(spec: VersionedSpec[Any, Any]) -> History:
+    """That of a versioned store."""
+
+    def make(context: NodeContext) -> LookAsOf:
+        table, read = context.versions(spec.name), spec.value_serde.deserialize
+
+        def look(keys: Sequence[bytes | None], times: Sequence[int]) -> list[Any]:
+            known = [(key, time) for key, time in zip(keys, times, strict=True) if key is not None]
+            found = iter(table.get_many_as_of([k for k, _ in known], [t for _, t in known]))
+            rows = [None if key is None else next(found) for key in keys]
+            return [None if row is None else read(row) for row in rows]
+
+        return look
+
+    return History(spec.history_retention_ms, make)
+
+
+def latest_of(spec: VersionedSpec[Any, Any]) -> Callable[[NodeContext], Any]:
+    """How a table's latest values are looked up, by those that ask for no time."""
+
+    def make(context: NodeContext) -> Callable[[list[bytes]], list[Any]]:
+        table, read = context.versions(spec.name), spec.value_serde.deserialize
+
+        def look(keys: list[bytes]) -> list[Any]:
+            rows = [
+                None if row is None else layout.read_version(row).value
+                for row in table.latest.get_many(keys)
+            ]
+            return [None if row is None else read(row) for row in rows]
+
+        return look
+
+    return make
+
+
+def versioned(node: str, spec: VersionedSpec[Any, Any], *, before: Before) -> Build:
+    """Every version into a store; the updates that are the latest of their keys are handed on."""
+
+    def build(context: NodeContext, forward: Forward) -> Push:
+        table = context.versions(spec.name)
+
+        def push(batch: Batch) -> None:
+            keys = encoded(node, batch, "key", spec.key_serde)
+            if None in keys:
+                nulls = [i for i, key in enumerate(keys) if key is None]
+                context.drop(node, batch, nulls, "null_key")
+                batch = batch.take([i for i, key in enumerate(keys) if key is not None])
+            known = [key for key in keys if key is not None]
+            if not known:
+                return
+            values = encoded(node, batch, "value", spec.value_serde)
+            rows = _latest_rows(table, known)
+            late = table.put_all(known, values, batch.timestamps)
+            if late:
+                context.drop(node, batch, late, "older_than_history")
+            places, replaced = _newest(known, values, batch.timestamps, rows, set(late or ()))
+            if not places:
+                return
+            made = batch if len(places) == len(known) else batch.take(places)
+            if before.wanted:
+                made = made.with_columns()
+                made.before = Column(raw=replaced, serde=spec.value_serde)
+            forward(made, None)
+
+        return push
+
+    return build
+
+
+def _latest_rows(table: VersionedTable, keys: list[bytes]) -> dict[bytes, bytes | None]:
+    unique = list(dict.fromkeys(keys))
+    return dict(zip(unique, table.latest.get_many(unique), strict=True))
+
+
+def _newest(
+    keys: list[bytes],
+    values: list[bytes | None],
+    times: list[int],
+    rows: dict[bytes, bytes | None],
+    late: set[int],
+) -> tuple[list[int], list[bytes | None]]:
+    """Which records were their keys' latest when their turn came, and the values before."""
+    begins: dict[bytes, int] = {}
+    held: dict[bytes, bytes | None] = {}
+    for key, row in rows.items():
+        begins[key], held[key] = (layout.NEVER, None) if row is None else layout.read_version(row)
+    places, replaced = [], []
+    for i, (key, value, time) in enumerate(zip(keys, values, times, strict=True)):
+        if time >= begins[key] and i not in late:
+            begins[key] = time
+            places.append(i)
+            replaced.append(held[key])
+            held[key] = value
+    return places, replaced

@@ -1,0 +1,260 @@
+"""Joins of a stream with a table that keeps history: the version as of the record's own time (V10).
+
+Lines run in the order of arrival: `T a1@10` is a table update, `S ax@5` a stream record of key a.
+"""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import statestore as ss
+from statestore import serdes
+from statestore.errors import InvalidTopology, Misuse
+from statestore.operations.run import internal_topics
+from statestore.testing import TopologyTestDriver
+from tests.builders import table_rows
+
+Made = list[tuple[str, str, int]]
+
+
+def joined(
+    grace_ms: int = 0, *, left: bool = False, retention_ms: int = 100, **fields: Any
+) -> ss.Topology:
+    b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=fields.get("serde", serdes.STRING))
+    history = ss.Materialized("rates", history_retention_ms=retention_ms)
+    table = b.table("table", materialized=history, name="rates-table")
+    stream = b.stream("stream", name="orders")
+    join = stream.left_join if left else stream.join
+    show: Callable[[Any, Any], Any] = fields.get("show", lambda a, b: f"{a}+{b}")
+    join(table, show, grace_ms=grace_ms, name="priced").to("out")
+    table.to_stream(name="updates").to("updates")
+    return b.build()
+
+
+def play(driver: TopologyTestDriver, line: str) -> str:
+    """Pipe every word, one commit each; what came out, in order."""
+    for side, word in zip(*[iter(line.split())] * 2, strict=True):
+        key, value, time = word[0], word[1:].partition("@")[0], int(word.partition("@")[2])
+        topic = {"T": "table", "S": "stream"}[side]
+        driver.pipe(topic, key, None if value == "-" else value, time)
+    return " ".join(f"{r.key}:{r.value}@{r.timestamp_ms}" for r in driver.read("out")) or "-"
+
+
+LINES = """
+    | arrival                                     | inner join             | left join
+    | T kb0@0 S ka1@1 T kb3@3 S ka4@4             | k:a1+b0@1 k:a4+b3@4    | k:a1+b0@1 k:a4+b3@4
+    | T kb0@0 T kb3@3 S ka4@4 S ka2@2             | k:a4+b3@4 k:a2+b0@2    | k:a4+b3@4 k:a2+b0@2
+    | S kx@5 T k1@6                               | -                      | k:x+None@5
+    | T k1@6 S kx@5                               | -                      | k:x+None@5
+    | T k1@6 T k-@8 S kx@7 S ky@9                 | k:x+1@7                | k:x+1@7 k:y+None@9
+    | T k5@50 T k1@10 S kx@20 S ky@60             | k:x+1@20 k:y+5@60      | k:x+1@20 k:y+5@60
+    | T k1@10 T k2@200 T j1@300 S kx@150 S ky@250 | k:y+2@250              | k:x+None@150 k:y+2@250
+    | T k@10 S kx@20                              | k:x+@20                | k:x+@20
+"""
+
+
+@pytest.mark.parametrize(("line", "inner", "outer"), table_rows(LINES))
+def test_a_record_meets_the_version_valid_at_its_own_time(
+    line: str, inner: str, outer: str
+) -> None:
+    with TopologyTestDriver(joined()) as driver:
+        assert play(driver, line) == inner
+    with TopologyTestDriver(joined(left=True)) as driver:
+        assert play(driver, line) == outer
+
+
+@pytest.mark.parametrize("value", [0, "", False, []])
+def test_falsy_values_of_the_table_are_joined(value: Any) -> None:
+    topology = joined(serde=serdes.JSON, show=lambda a, b: [a, b])
+    with TopologyTestDriver(topology) as driver:
+        driver.pipe("table", "k", value, 10)
+        driver.pipe("stream", "k", value, 10)
+        assert [r.value for r in driver.read("out")] == [[value, value]]
+
+
+def test_an_update_out_of_order_changes_history_and_hands_nothing_on() -> None:
+    with TopologyTestDriver(joined()) as driver:
+        play(driver, "T k5@50 T k1@10 T k9@50 T k-@60 T k7@55 T k3@-80 T j1@10")
+        updates = [(r.key, r.value, r.timestamp_ms) for r in driver.read("updates")]
+        assert updates == [("k", "5", 50), ("k", "9", 50), ("k", None, 60), ("j", "1", 10)]
+        history = driver.store("rates").history("k", descending=False)
+        assert [(v.value, v.timestamp_ms) for v in history] == [("1", 10), ("9", 50), ("7", 55)]
+
+
+GRACE = """
+    | arrival                                | out
+    | T k1@10 S kx@20                        | -
+    | T k1@10 S kx@20 S ky@30                | -
+    | T k1@10 S kx@20 S ky@31                | k:x+1@20
+    | T k1@10 S kx@20 T k2@15 S ky@31        | k:x+2@20
+    | T k1@10 S kx@20 T j9@31                | k:x+1@20
+    | T k1@10 S kx@20 S ky@19 S jz@99        | k:y+1@19 k:x+1@20
+    | T k1@10 S jz@99 S kx@20 S ky@88        | k:x+1@20 k:y+1@88
+    | T k1@10 S kx@20 S ky@20 S jz@99        | k:x+1@20 k:y+1@20
+    | S kx@20 T k1@10 S jz@99                | k:x+1@20
+"""
+
+
+@pytest.mark.parametrize(("line", "out"), table_rows(GRACE))
+def test_with_grace_a_record_waits_until_stream_time_has_passed_it_by_more(
+    line: str, out: str
+) -> None:
+    with TopologyTestDriver(joined(10)) as driver:
+        assert play(driver, line) == out
+
+
+def test_what_waits_and_what_was_survive_a_crash() -> None:
+    with TopologyTestDriver(joined(10)) as driver:
+        assert play(driver, "T k1@10 T k2@25 S kx@20 S ky@26") == "-"
+        driver.crash()
+        assert play(driver, "T k3@15") == "-"
+        driver.crash()
+        assert play(driver, "S jz@99") == "k:x+3@20 k:y+2@26"
+        assert driver.store("rates").observed_stream_time() == 25
+        driver.crash()
+        assert play(driver, "S jz@199") == "-"
+
+
+def test_headers_wait_with_their_record() -> None:
+    with TopologyTestDriver(joined(10)) as driver:
+        driver.pipe("table", "k", "1", 10)
+        driver.pipe("stream", "k", "x", 20, headers=[("trace", b"7")])
+        driver.pipe("stream", "k", "y", 99)
+        assert [(r.value, r.headers) for r in driver.read("out")] == [("x+1", (("trace", b"7"),))]
+
+
+def expected(updates: list[tuple[str, str, int]], records: list[tuple[str, str, int]]) -> Made:
+    """By looking at every update for every record."""
+    made = []
+    for key, value, time in records:
+        before = [(at, i, new) for i, (k, new, at) in enumerate(updates) if k == key and at <= time]
+        if before:
+            made.append((key, f"{value}+{max(before)[2]}", time))
+    return sorted(made)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_with_grace_the_order_of_arrival_within_it_does_not_matter(seed: int) -> None:
+    chance = random.Random(seed)
+    updates = [(chance.choice("kj"), f"u{i}", 10 * i + chance.randrange(10)) for i in range(60)]
+    records = [(chance.choice("kj"), f"s{i}", 7 * i + chance.randrange(7)) for i in range(90)]
+    arrivals = [("table", row) for row in updates] + [("stream", row) for row in records]
+    # Displaced by less than the grace.
+    arrivals.sort(key=lambda one: one[1][2] + chance.randrange(50))
+    with TopologyTestDriver(joined(50, retention_ms=1000)) as driver:
+        for topic, (key, value, time) in arrivals:
+            driver.pipe(topic, key, value, time)
+            if chance.random() < 0.03:
+                driver.crash()
+        driver.pipe("stream", "-", "end", 10_000)
+        made = [(r.key, r.value, r.timestamp_ms) for r in driver.read("out")]
+    assert sorted(made) == expected(updates, records), f"seed {seed}"
+    assert [time for _, _, time in made] == sorted(time for _, _, time in made)
+
+
+def test_a_grace_the_history_does_not_cover_is_refused() -> None:
+    with pytest.raises(Misuse, match=r"grace_ms is 101, the table's history 100 ms"):
+        joined(101)
+    joined(100)
+    with pytest.raises(Misuse, match="want 0 or more"):
+        joined(-1)
+
+
+def test_only_tables_of_topics_and_streams_keep_history() -> None:
+    b = ss.StreamsBuilder(key_serde=serdes.STRING)
+    grouped = b.stream("in").group_by_key()
+    with pytest.raises(InvalidTopology, match=r"only table\(\) and to_table\(\) keep history"):
+        grouped.count(ss.Materialized("counts", history_retention_ms=10))
+    with pytest.raises(Misuse, match="a spec says itself"):
+        ss.Materialized(ss.persistent_key_value_store("s"), history_retention_ms=10)
+    spec = ss.in_memory_versioned_key_value_store("rates", 10, key_serde=serdes.STRING)
+    assert b.stream("more").to_table(ss.Materialized(spec), name="t").store == "rates"
+
+
+def test_a_store_with_history_is_what_a_processor_gets() -> None:
+    spec = ss.persistent_versioned_key_value_store(
+        "seen", 1000, key_serde=serdes.STRING, value_serde=serdes.STRING
+    )
+
+    class Remember:
+        def __init__(self, context: ss.ProcessorContext) -> None:
+            self.store, self.context = context.store(spec), context
+
+        def process(self, record: ss.Record[str, str]) -> None:
+            was = self.store.get(record.key, as_of=record.timestamp_ms)
+            self.store.put(record.key, record.value, record.timestamp_ms)
+            self.context.forward(record.replace(value="-" if was is None else was.value))
+
+    b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.STRING)
+    b.stream("in").process(Remember, spec).to("out")
+    with TopologyTestDriver(b.build()) as driver:
+        for value, time in (("a", 10), ("c", 30), ("b", 20)):
+            driver.pipe("in", "k", value, time)
+        driver.crash()
+        driver.pipe("in", "k", "d", 25)
+        assert [r.value for r in driver.read("out")] == ["-", "a", "a", "b"]
+        with pytest.raises(ss.errors.CommitInsideProcessor):
+            driver.store("seen").commit()
+
+
+# The changelog.
+
+
+def test_every_version_is_logged_under_its_own_time_and_the_latest_of_a_key_last() -> None:
+    with TopologyTestDriver(joined()) as driver:
+        play(driver, "T k5@50 T k1@10 T k1@20 T k-@60")
+        logged = driver.read("topology-test-rates-changelog")
+        assert [(r.value, r.timestamp_ms) for r in logged] == [
+            ("5", 50),
+            ("1", 10),
+            ("5", 50),  # once more: what compaction keeps must be the latest
+            ("1", 20),
+            ("5", 50),
+            (None, 60),
+        ]
+
+
+def test_a_late_version_is_not_logged() -> None:
+    with TopologyTestDriver(joined()) as driver:
+        play(driver, "T k5@500 T k1@399")
+        assert len(driver.read("topology-test-rates-changelog")) == 1
+
+
+def test_times_that_kafkas_client_cannot_send_come_back_from_the_changelog() -> None:
+    with TopologyTestDriver(joined()) as driver:
+        play(driver, "T k1@-5 T k2@0 T k3@1 T k4@2")
+        stamps = [r.timestamp_ms for r in driver.read("topology-test-rates-changelog")]
+        assert stamps == [1, 1, 1, 2]
+        driver.crash()
+        history = driver.store("rates").history("k", descending=False)
+        assert [(v.value, v.timestamp_ms) for v in history] == [
+            ("1", -5),
+            ("2", 0),
+            ("3", 1),
+            ("4", 2),
+        ]
+
+
+def test_the_cleaner_spares_what_history_shows_unless_told_otherwise() -> None:
+    b = ss.StreamsBuilder()
+    b.table("rates", materialized=ss.Materialized("rates", history_retention_ms=1000))
+    b.table(
+        "told",
+        materialized=ss.Materialized(
+            "told", history_retention_ms=5, changelog_config={"min.compaction.lag.ms": "7"}
+        ),
+    )
+    b.table("plain", materialized="plain")
+    topology = b.build()
+    counts = topology.partition_counts({"rates": 1, "told": 1, "plain": 1})
+    lags = {
+        spec.name: spec.config.get("min.compaction.lag.ms")
+        for spec in internal_topics(topology, counts, "shop")
+    }
+    assert lags == {
+        "shop-rates-changelog": str(1000 + 86_400_000),
+        "shop-told-changelog": "7",
+        "shop-plain-changelog": None,
+    }
