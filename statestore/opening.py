@@ -17,7 +17,7 @@ from statestore.errors import InvalidSetting, TaskCorrupted
 from statestore.model import IsolationLevel
 from statestore.ports import Clock, Engine
 from statestore.settings import Settings
-from statestore.stores import offsets
+from statestore.stores import idle, offsets
 from statestore.stores.built_in import (
     KEY_VALUE_TABLES,
     VERSIONED_TABLES,
@@ -75,6 +75,7 @@ def open_built_in(
         task=task,
         owned_by_task=task is not None,
         made=made,
+        flush_soon=idle.flush_soon if engine.persistent() else None,
     )
 
 

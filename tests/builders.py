@@ -82,6 +82,7 @@ def staged_engine(
     clock: Clock | None = None,
     limits: LagLimits = NO_FLUSHES,
     name: str = "prices",
+    flush_soon: Callable[[StagedEngine], None] | None = None,
 ) -> StagedEngine:
     """The transactional core over `engine`, by default one in memory."""
     return StagedEngine(
@@ -92,6 +93,7 @@ def staged_engine(
         tables=(keyvalue.TABLE,),
         limits=limits,
         clock=clock or ManualClock(),
+        flush_soon=flush_soon,
     )
 
 

@@ -16,6 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import TypeVar
 
@@ -332,15 +333,23 @@ def _close_when_idle(handle: Rdict) -> None:
 def _fill(batch: WriteBatch, rows: Writes) -> None:
     """Puts and deletes, in key order as RocksDB inserts that several times faster.
 
-    `map` into a deque of length 0 runs the loop in C.
+    All loops run in C: `itemgetter` looks up, `map` into a deque of length 0 fills.
     """
     keys = sorted(rows)
-    values = list(map(rows.__getitem__, keys))
-    if None in values:
+    values = _values(rows, keys)
+    # Empty values are false too, but to look for None is slow.
+    if not all(values) and None in values:
         deque(map(batch.__delitem__, [key for key in keys if rows[key] is None]), 0)
         keys = [key for key in keys if rows[key] is not None]
-        values = list(map(rows.__getitem__, keys))
+        values = _values(rows, keys)
     deque(map(batch.__setitem__, keys, values), 0)
+
+
+def _values(rows: Writes, keys: list[bytes]) -> Sequence[bytes | None]:
+    if len(keys) < 2:  # of one key `itemgetter` gives no tuple
+        return [rows[key] for key in keys]
+    values: tuple[bytes | None, ...] = itemgetter(*keys)(rows)
+    return values
 
 
 def _check_folder(path: Path, tuning: RocksTuning) -> None:

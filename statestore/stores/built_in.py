@@ -1,6 +1,6 @@
 """The built-in stores over any engine: which tables they need, and how one is put together."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from statestore.model import IsolationLevel
@@ -27,10 +27,12 @@ def open_over(
     task: str | None = None,
     owned_by_task: bool = False,
     made: Collection[str] = (),
+    flush_soon: Callable[[StagedEngine], None] | None = None,
 ) -> BuiltIn:
     """The store over an engine with its tables; an engine it cannot use is closed.
 
     `task`: for its metrics. `made`: tables that were not there before.
+    `flush_soon`: see `StagedEngine`.
     """
     try:
         staged = StagedEngine(
@@ -43,6 +45,7 @@ def open_over(
             clock=clock,
             task=task,
             made=made,
+            flush_soon=flush_soon,
             segment_interval=spec.interval_ms if isinstance(spec, VersionedSpec) else None,
         )
     except BaseException:

@@ -29,6 +29,7 @@ class Codec(Generic[K, V]):
         self.read_value = spec.value_serde.deserialize
         self._plain_keys = spec.key_serde is serdes.BYTES
         self._plain_values = spec.value_serde is serdes.BYTES
+        self.plain = self._plain_keys and self._plain_values
 
     def key(self, key: K) -> bytes:
         try:
@@ -51,11 +52,10 @@ class Codec(Generic[K, V]):
         return [self.key(key) for key in items]
 
     def writes(self, pairs: Iterable[tuple[K, V | None]]) -> dict[bytes, bytes | None]:
-        items: list[tuple[Any, Any]] = list(pairs)
-        plain = self._plain_keys and self._plain_values
-        if plain and set(map(type, chain.from_iterable(items))) <= _BYTES_OR_NONE:
-            writes: dict[bytes, bytes | None] = dict(items)
-            if None not in writes:
+        items: list[tuple[Any, Any]] = pairs if isinstance(pairs, list) else list(pairs)
+        if self.plain:
+            writes = self._plain_writes(items)
+            if writes is not None:
                 return writes
         return {self.key(key): self.value(value) for key, value in items}
 
@@ -81,7 +81,7 @@ class Codec(Generic[K, V]):
         source: Iterator[Pair] = iter(scan)
         if exclude is not None:
             source = (pair for pair in source if pair[0] != exclude)
-        if self._plain_keys and self._plain_values:
+        if self.plain:
             return source
         read_key, read_value = self._read_key, self.read_value
         return ((read_key(key), read_value(value)) for key, value in source)
@@ -94,6 +94,18 @@ class Codec(Generic[K, V]):
             )
         low = self.key(prefix)
         return low, after_prefix(low)
+
+    def _plain_writes(self, items: list[tuple[Any, Any]]) -> dict[bytes, bytes | None] | None:
+        """The pairs as they are; None if they are not all plain bytes."""
+        try:
+            writes: dict[bytes, bytes | None] = dict(items)
+        except (TypeError, ValueError):
+            return None
+        # Where a pair gave way to a later one of its key, that pair is looked at too.
+        rows = chain(writes, writes.values())
+        every = rows if len(writes) == len(items) else chain.from_iterable(items)
+        fit = set(map(type, every)) <= _BYTES_OR_NONE and None not in writes
+        return writes if fit else None
 
     def _mismatch(self, side: str, item: object, serde: Serde[Any], error: Exception) -> Exception:
         where = f"store {self._spec.name!r}"

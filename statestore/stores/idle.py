@@ -1,13 +1,16 @@
-"""Flushes open stores that nobody writes to any more, where no stream task does it (SEMANTICS S10).
+"""Flushes beside the owner's thread (SEMANTICS S10): behind a commit, and while a store is idle.
 
-One daemon thread a process, begun with the first store watched.
+Idle stores are watched where no stream task does it, by one daemon thread a process, begun with the
+first of them.
 """
 
+import contextlib
 import functools
 import logging
 import os
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 from statestore.errors import StateStoreError
 from statestore.stores.transaction import StagedEngine
@@ -20,6 +23,22 @@ _AT_MOST_MS = 3_600_000
 def watch(staged: StagedEngine) -> None:
     """Flush `staged` in time until it is closed or dropped."""
     _watcher(os.getpid()).add(staged)
+
+
+def flush_soon(staged: StagedEngine) -> None:
+    """Let another thread flush what a commit left behind its limits; the next commit waits."""
+    # Where the interpreter is about to end, that commit or the close flushes.
+    with contextlib.suppress(RuntimeError):
+        _flushers(os.getpid()).submit(_caught_up, staged)
+
+
+def _caught_up(staged: StagedEngine) -> None:
+    try:
+        staged.catch_up()
+    except StateStoreError:
+        # The next commit tries again, and raises.
+        if staged.is_open():
+            _log.warning("store %r: could not flush", staged.name, exc_info=True)
 
 
 class _Watcher:
@@ -62,3 +81,8 @@ def _maintained(staged: StagedEngine) -> int:
 def _watcher(_pid: int) -> _Watcher:
     """One per process: threads do not survive a fork."""
     return _Watcher()
+
+
+@functools.cache
+def _flushers(_pid: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(2, thread_name_prefix="statestore-flush")

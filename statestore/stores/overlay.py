@@ -5,6 +5,7 @@ dict copy are atomic under the interpreter lock, so they see each write whole.
 """
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
 from sortedcontainers import SortedList
@@ -29,60 +30,53 @@ class Overlay:
     `entries` stays the same object for the life of the overlay.
     """
 
-    __slots__ = ("_fresh", "_sorted", "_undo", "deletes", "entries", "size_bytes")
+    __slots__ = ("_sorted", "_undo", "deletes", "entries", "size_bytes")
 
     def __init__(self) -> None:
         self.entries: Entries = {}
         self.size_bytes = 0
         self.deletes = 0
         self._sorted: SortedList = SortedList()
-        self._fresh: list[bytes] = []
         self._undo: list[dict[bytes, bytes | Missing | None]] = []
 
     def put(self, key: bytes, value: bytes | None) -> None:
         """Stage one write."""
+        if value is None or self.deletes or self._undo:
+            self._put_any(key, value)
+            return
+        # Nothing pending is a delete, so what has no value is not there.
         entries = self.entries
-        old = entries.get(key, MISSING)
-        if self._undo:
-            self._undo[-1].setdefault(key, old)
-        if isinstance(old, Missing):
-            self._fresh.append(key)
-            self.size_bytes += len(key) + ENTRY_COST
-        elif old is not None:
-            self.size_bytes -= len(old)
+        old = entries.get(key)
+        if old is None:
+            self.size_bytes += len(key) + len(value) + ENTRY_COST
         else:
-            self.deletes -= 1
-        if value is not None:
-            self.size_bytes += len(value)
-        else:
-            self.deletes += 1
+            self.size_bytes += len(value) - len(old)
         entries[key] = value
 
     def put_all(self, writes: Writes) -> None:
         """Stage many writes in one pass."""
         if self._undo or len(writes) < 16:
             for key, value in writes.items():
-                self.put(key, value)
+                self._put_any(key, value)
             return
         entries = self.entries
         known = entries.keys() & writes.keys()
-        fresh = [key for key in writes if key not in known] if known else list(writes)
-        self.size_bytes += sum(map(len, fresh)) + ENTRY_COST * len(fresh)
+        self.size_bytes += sum(map(len, writes)) + ENTRY_COST * (len(writes) - len(known))
         self.size_bytes += sum(map(len, filter(None, writes.values())))
-        self.deletes += list(writes.values()).count(None)
+        if not all(writes.values()):
+            self.deletes += list(writes.values()).count(None)
         for key in known:
+            self.size_bytes -= len(key)
             old = entries[key]
             if old is None:
                 self.deletes -= 1
             else:
                 self.size_bytes -= len(old)
-        self._fresh += fresh
         entries.update(writes)
 
     def clear(self) -> None:
         """Forget everything pending; savepoints stay open, and go back to here."""
         self.entries.clear()
-        self._fresh = []
         self._sorted = SortedList()
         self._undo = [{} for _ in self._undo]
         self.size_bytes = 0
@@ -132,13 +126,30 @@ class Overlay:
                 self.entries[key] = old
                 self.size_bytes += 0 if old is None else len(old)
                 self.deletes += old is None
+        # Keys taken back may have been sorted in, and others may have taken their place.
         self._sorted = SortedList()
-        self._fresh = list(self.entries)
+
+    def _put_any(self, key: bytes, value: bytes | None) -> None:
+        old = self.entries.get(key, MISSING)
+        if self._undo:
+            self._undo[-1].setdefault(key, old)
+        if isinstance(old, Missing):
+            self.size_bytes += len(key) + ENTRY_COST
+        elif old is not None:
+            self.size_bytes -= len(old)
+        else:
+            self.deletes -= 1
+        if value is not None:
+            self.size_bytes += len(value)
+        else:
+            self.deletes += 1
+        self.entries[key] = value
 
     def _sort(self) -> None:
-        if self._fresh:
-            self._sorted.update(self._fresh)
-            self._fresh = []
+        # A dict keeps its order: the keys not sorted yet are its last.
+        fresh = len(self.entries) - len(self._sorted)
+        if fresh:
+            self._sorted.update(islice(reversed(self.entries), fresh))
 
 
 def slice_of(

@@ -18,12 +18,16 @@ from statestore.metrics import StoreMetrics
 from statestore.model import Position, TopicPartition
 from statestore.ports import Clock, Engine, Table, Writes
 from statestore.stores import offsets as rows
-from statestore.stores.overlay import Overlay
+from statestore.stores.overlay import ENTRY_COST, Overlay
 
 
 @dataclass(frozen=True)
 class LagLimits:
-    """How much may be committed but not durable before a flush is forced (SEMANTICS S10)."""
+    """How much may be committed but not durable before a flush is forced (SEMANTICS S10).
+
+    Bytes are those of keys and values, which is what a restore reads. The commit that reaches a
+    limit asks for the flush, the next one waits for it.
+    """
 
     max_bytes: int
     max_records: int
@@ -63,12 +67,14 @@ class StagedEngine:
         task: str | None = None,
         made: Collection[str] = (),
         segment_interval: Callable[[int | None], int] | None = None,
+        flush_soon: "Callable[[StagedEngine], None] | None" = None,
     ) -> None:
         """Open over `engine`.
 
         Misuse, TaskCorrupted or FormatTooNew if it holds no `kind` store. `made`: the tables that
         were not there before the engine was opened. `segment_interval`: of a versioned store, ms,
-        given the one on disk if any.
+        given the one on disk if any. `flush_soon`: has another thread call `catch_up`; without it
+        a commit flushes itself.
         """
         self.name = name
         self.where = where
@@ -88,8 +94,9 @@ class StagedEngine:
         self._journal: Overlay | None = None
         self._open = True
         self._lag = _Lag()
-        # Held while what is committed and what is durable are told apart: `maintain` may be called
-        # by a thread that watches over an idle store.
+        self._flush_soon = flush_soon or StagedEngine.catch_up
+        # Held while what is committed and what is durable are told apart: `maintain` and `catch_up`
+        # may be called by other threads.
         self._settling = threading.RLock()
         meta = engine.table(rows.TABLE)
         try:
@@ -178,6 +185,7 @@ class StagedEngine:
         self.check_open()
         size = sum(len(key) + len(value or b"") for key, value in writes.items())
         with self._settling:
+            self._wait_for_flush()
             self._write({table: writes, rows.TABLE: rows.offset_rows(offsets, Position())})
             self._note(offsets)
             self.metrics.restored(len(writes))
@@ -213,16 +221,19 @@ class StagedEngine:
 
         Called on idle stores too (SEMANTICS S10); harmless on a closed one.
         """
-        since = self._lag.since_ms
-        if since is None:
-            return self._limits.max_ms
-        left = since + self._limits.max_ms - self._clock.now_ms()
+        left = self._ms_left()
         if left > 0:
             return left
         with self._settling:
-            if self._open and self._lag.since_ms is not None:
+            if self._open and self._ms_left() <= 0:
                 self.make_durable()
         return self._limits.max_ms
+
+    def catch_up(self) -> None:
+        """Flush if the lag has reached a limit, unless that is done by now or the store closed."""
+        with self._settling:
+            if self._open and (self._full() or self._ms_left() <= 0):
+                self.make_durable()
 
     def make_durable(self) -> None:
         """Flush all tables atomically."""
@@ -299,8 +310,10 @@ class StagedEngine:
         offsets: Mapping[TopicPartition, int | None],
         ranges: Mapping[str, Sequence[tuple[bytes, bytes]]] | None,
     ) -> int:
-        """One engine batch, and what was pending is committed; its size in bytes."""
-        size = self.uncommitted_bytes()
+        """One engine batch, and what was pending is committed; the bytes of its keys and values."""
+        self._wait_for_flush()
+        overlays = (*self._overlays.values(), *(() if self._journal is None else (self._journal,)))
+        size = sum(each.size_bytes - ENTRY_COST * len(each.entries) for each in overlays)
         writes: dict[str, Writes] = {
             table: overlay.entries for table, overlay in self._overlays.items() if overlay.entries
         }
@@ -361,7 +374,20 @@ class StagedEngine:
         lag.records += records
         if lag.since_ms is None:
             lag.since_ms = self._clock.now_ms()
-        if lag.size_bytes >= self._limits.max_bytes or lag.records >= self._limits.max_records:
+        if self._full() or self._ms_left() <= 0:
+            self._flush_soon(self)
+
+    def _wait_for_flush(self) -> None:
+        """Nothing more is written to a store that has reached a limit."""
+        if self._full():
             self.make_durable()
-        else:
-            self.maintain()
+
+    def _full(self) -> bool:
+        lag, limits = self._lag, self._limits
+        return lag.size_bytes >= limits.max_bytes or lag.records >= limits.max_records
+
+    def _ms_left(self) -> int:
+        """Until the lag is too old; the whole time if there is none."""
+        since = self._lag.since_ms
+        limit = self._limits.max_ms
+        return limit if since is None else since + limit - self._clock.now_ms()

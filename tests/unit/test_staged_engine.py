@@ -30,6 +30,11 @@ class FullDisk(MemoryEngine):
     def persistent(self) -> bool:
         return True
 
+    def flush(self) -> None:
+        if self.full:
+            raise HostFailure("no space left to flush")
+        self.batches.append(["flush"])
+
     def write(self, writes: Mapping[str, Writes], *, ranges: Ranges | None = None) -> None:
         if self.full:
             raise HostFailure("no space left")
@@ -59,14 +64,59 @@ def test_a_commit_is_not_durable_until_the_lag_in_records_is_reached() -> None:
         assert (staged.committed_offset(TP), staged.durable_offset(TP)) == (offset, durable)
 
 
-def test_the_lag_in_bytes_counts_keys_values_and_entries() -> None:
-    staged, table = opened(limits(max_bytes=1000 + ENTRY_COST))
+def test_the_lag_in_bytes_counts_keys_and_values() -> None:
+    staged, table = opened(limits(max_bytes=1000))
     table.put(b"k", b"v" * 998)
     staged.commit({TP: 1})
     assert staged.durable_offset(TP) is None
     table.put(b"k", b"")
     staged.commit({TP: 2})
     assert staged.durable_offset(TP) == 2
+
+
+def test_the_commit_that_reaches_a_limit_asks_for_a_flush_and_the_next_one_waits_for_it() -> None:
+    asked: list[StagedEngine] = []
+    engine = FullDisk()
+    staged = staged_engine(engine, limits=limits(max_records=2), flush_soon=asked.append)
+    table = StagedTable(staged, keyvalue.TABLE)
+    table.put_all({b"a": b"1", b"b": b"1"})
+    staged.commit({TP: 1})
+    assert (asked, staged.durable_offset(TP)) == ([staged], None)
+    engine.batches.clear()
+    table.put(b"c", b"1")
+    staged.commit({TP: 2})
+    assert engine.batches == [["flush"], [keyvalue.TABLE, offsets.TABLE]]
+    assert (asked, staged.durable_offset(TP)) == ([staged], 1)
+    staged.restore(keyvalue.TABLE, {b"d": b"1"}, {TP: 3})
+    assert asked == [staged, staged]
+    staged.catch_up()
+    staged.catch_up()
+    assert (staged.metrics.engine_flushes, staged.durable_offset(TP)) == (2, 3)
+
+
+def test_a_flush_that_fails_stops_the_next_commit_before_it_writes() -> None:
+    engine = FullDisk()
+    staged = staged_engine(engine, limits=limits(max_records=1), flush_soon=lambda _staged: None)
+    table = StagedTable(staged, keyvalue.TABLE)
+    table.put(b"k", b"old")
+    staged.commit({TP: 1})
+    table.put(b"k", b"new")
+    engine.full = True
+    with pytest.raises(HostFailure, match="no space left to flush"):
+        staged.commit({TP: 2})
+    assert (staged.committed_offset(TP), staged.uncommitted_entries()) == (1, 1)
+    engine.full = False
+    staged.commit({TP: 2})
+    assert (staged.committed_offset(TP), staged.durable_offset(TP)) == (2, 1)
+
+
+def test_a_closed_store_is_not_flushed_any_more() -> None:
+    staged, table = opened(limits(max_records=1))
+    table.put(b"k", b"v")
+    staged.commit({TP: 1})
+    staged.close()
+    staged.catch_up()
+    assert staged.metrics.engine_flushes == 1
 
 
 def test_restored_values_count_into_the_lag_as_written_ones_do() -> None:
