@@ -11,6 +11,7 @@ from statestore import serdes
 from statestore.model import PunctuationType
 from statestore.topology.graph import OperatorNode, Push
 from statestore.topology.operators import ProcessorContext
+from tests.contract.user_stores import UserStore, supplier
 
 PREFIX_VARIABLE = "RUN_TOPICS"
 COUNTS = "counts"
@@ -235,4 +236,32 @@ def counted_together() -> ss.Topology:
     b = builder()
     both = b.stream(f"{prefix()}-in").merge(b.stream(f"{prefix()}-other"))
     both.group_by_key().count(COUNTS).to_stream().to(f"{prefix()}-out")
+    return b.build()
+
+
+class Book:
+    """Counts the records of each key in a store of a user's own class; tells each count."""
+
+    def __init__(self, context: ProcessorContext) -> None:
+        self._context = context
+        self._store: UserStore = context.store("book")
+
+    def process(self, record: "ss.Record[str, object]") -> None:
+        count = int(self._store.get(record.key) or "0") + 1
+        self._store.put(record.key, str(count))
+        self._context.forward(record.replace(value=count))
+
+
+def user_store_managing() -> ss.Topology:
+    return _booked(manages=True)
+
+
+def user_store_unmanaging() -> ss.Topology:
+    return _booked(manages=False)
+
+
+def _booked(*, manages: bool) -> ss.Topology:
+    b = builder()
+    book = supplier("book", manages=manages)
+    b.stream(f"{prefix()}-in").process(Book, book, name="book").to(f"{prefix()}-out")
     return b.build()

@@ -14,13 +14,24 @@ import statestore as ss
 from statestore.assembly import run_request, serve_planned, start_run
 from statestore.kafka.outbox import TransactionalOutbox
 from statestore.kafka.topics import KafkaCluster
+from statestore.layout.files import read_checkpoint
 from statestore.layout.owners import read_owner
 from statestore.model import TopicPartition
 from statestore.settings import Settings
 from statestore.tasks.plan import TaskReport
 from statestore.testing.local_kafka import LocalKafka
+from tests.contract.user_stores import rows_in
 from tests.kafka import run_pipelines as pipelines
-from tests.kafka.run_rig import START_MS, App, counted, end_of, name_of, running, updates_in_order
+from tests.kafka.run_rig import (
+    START_MS,
+    App,
+    counted,
+    end_of,
+    name_of,
+    running,
+    updates_in_order,
+    user,
+)
 
 pytestmark = pytest.mark.kafka
 
@@ -274,9 +285,10 @@ def test_a_restore_killed_half_way_goes_on_where_it_was(app: App) -> None:
     app.produce(range(total))
     ss.run(pipelines.latest(), app.run_settings())
     shutil.rmtree(app.state_dir / app.name / "0_0" / "rocksdb")
+    # The second batch is written only after the first is on disk.
     often = "--set=statestore.flush.lag.max.records=1000"
     killed = end_of(
-        app.start(often, pipeline="latest", crash_at="restore.batch-written:1"), began=0
+        app.start(often, pipeline="latest", crash_at="restore.batch-written:2"), began=0
     )
     assert killed.code == -signal.SIGKILL
     ended = app.run(often, pipeline="latest")
@@ -309,3 +321,37 @@ def test_an_outage_of_the_broker_in_mid_run_loses_and_doubles_nothing(app: App) 
     assert ended.code == 0, ended.err[-4000:]
     app.drained()
     assert_exact(app, range(4000))
+
+
+@pytest.mark.parametrize("manages", [True, False], ids=["managing", "unmanaging"])
+def test_a_users_own_store_is_exact_after_a_kill_behind_the_log(app: App, manages: bool) -> None:
+    """ADR 6: one that keeps its offsets replays a transaction, one that does not starts anew."""
+    app.create_topics(partitions=1)
+    pipeline = "user_store_managing" if manages else "user_store_unmanaging"
+    folder = app.state_dir / app.name / "0_0"
+    entry = {TopicPartition(f"{app.name}-book-changelog", 0)}
+
+    def produce(numbers: range) -> None:
+        app.produce_raw([(user(n), b"{}", START_MS + n) for n in numbers])
+
+    def assert_booked(numbers: range) -> None:
+        rows = {key: int(value) for key, value in rows_in(folder / "rocksdb" / "book").items()}
+        assert updates_in_order(app.read()) == counted(numbers) == rows
+        assert read_checkpoint(folder).keys() == entry, "a clean end vouches for both"
+
+    produce(range(70))
+    assert app.drained(pipeline=pipeline)["restored_records"] == 0
+    assert_booked(range(70))
+    logged = len(app.read("book-changelog"))
+    produce(range(70, 140))
+    killed = end_of(app.start(pipeline=pipeline, crash_at="commit.log-done:1"), began=0)
+    assert killed.code == -signal.SIGKILL, killed.err[-4000:]
+    assert (read_checkpoint(folder).keys() == entry) is manages
+    replayed = len(app.read("book-changelog")) - (logged if manages else 0)
+    produce(range(140, 210))
+    summary = app.drained(pipeline=pipeline)
+    quarantine = app.state_dir / app.name / "quarantine"
+    kept = [path.name for path in quarantine.iterdir()] if quarantine.exists() else []
+    assert (len(kept), summary["restored_records"]) == (0 if manages else 1, replayed)
+    assert summary["records_in"] < 140, "what the log holds is not processed again"
+    assert_booked(range(210))
