@@ -220,21 +220,19 @@ class Column:
         encode = serde.serialize
         return [None if item is None else encode(item) for item in self.objects]
 
-    def take(self, indices: Sequence[int]) -> "Column":
-        """The rows at `indices`."""
-        raw, objects = self._raw, self._objects
-        return Column(
-            raw=None if raw is None else _taken(raw, indices),
-            objects=None if objects is None else [objects[i] for i in indices],
-            serde=self._serde,
-        )
+    def nulls(self) -> list[int]:
+        """The places without a value; nothing is decoded."""
+        rows = self._objects if self._raw is None else self._bytes()
+        if rows is None or (self._raw is not None and all(rows)):
+            return []
+        return [i for i, item in enumerate(rows) if item is None]
 
-    def slice(self, start: int, stop: int) -> "Column":
-        """The rows from `start` to `stop`, exclusive."""
+    def picked(self, pick: Callable[[Any], Any]) -> "Column":
+        """The rows that `pick` takes out of each list of rows."""
         raw, objects = self._raw, self._objects
         return Column(
-            raw=None if raw is None else raw[start:stop],
-            objects=None if objects is None else objects[start:stop],
+            raw=None if raw is None else pick(raw),
+            objects=None if objects is None else pick(objects),
             serde=self._serde,
         )
 
@@ -265,26 +263,21 @@ class Batch:
 
     def take(self, indices: Sequence[int]) -> "Batch":
         """The records at `indices`, in that order."""
-        return Batch(
-            keys=self.keys.take(indices),
-            values=self.values.take(indices),
-            timestamps=[self.timestamps[i] for i in indices],
-            headers=None if self.headers is None else _taken(self.headers, indices),
-            topic=self.topic,
-            partition=self.partition,
-            offsets=None if self.offsets is None else _taken(self.offsets, indices),
-        )
+        return self._picked(lambda rows: _taken(rows, indices))
 
     def slice(self, start: int, stop: int) -> "Batch":
         """The records from `start` to `stop`, exclusive."""
+        return self._picked(lambda rows: rows[start:stop])
+
+    def _picked(self, pick: Callable[[Any], Any]) -> "Batch":
         return Batch(
-            keys=self.keys.slice(start, stop),
-            values=self.values.slice(start, stop),
-            timestamps=self.timestamps[start:stop],
-            headers=None if self.headers is None else self.headers[start:stop],
+            keys=self.keys.picked(pick),
+            values=self.values.picked(pick),
+            timestamps=pick(self.timestamps),
+            headers=None if self.headers is None else pick(self.headers),
             topic=self.topic,
             partition=self.partition,
-            offsets=None if self.offsets is None else self.offsets[start:stop],
+            offsets=None if self.offsets is None else pick(self.offsets),
         )
 
     def with_columns(self, *, keys: Column | None = None, values: Column | None = None) -> "Batch":

@@ -8,6 +8,7 @@ from rocksdict import (
     Cache,
     DBCompactionStyle,
     DBCompressionType,
+    DBRecoveryMode,
     Options,
     WriteBufferManager,
     WriteOptions,
@@ -67,6 +68,8 @@ def options(tuning: RocksTuning) -> Options:
     made.create_if_missing(tuning.create_if_missing)
     made.create_missing_column_families(True)
     made.set_atomic_flush(True)
+    # RocksDB's own choice drops what follows a damaged record of its log, and says nothing.
+    made.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
     made.set_block_based_table_factory(blocks)
     made.set_write_buffer_manager(tuning.memory.write_buffers)
     made.set_write_buffer_size(tuning.write_buffer_bytes)

@@ -110,7 +110,11 @@ def counted(
     before: Before | None = None,
     keying: KeyingOf = ByKey,
 ) -> Build:
-    """Records per row. Touches keys only, and those as bytes."""
+    """Records per row. Decodes nothing.
+
+    As in Kafka Streams, null values count by key and window, and not by key alone.
+    """
+    drops_nulls = keying is ByKey
 
     def build(context: NodeContext, forward: Forward) -> Push:
         table = context.table(spec.name)
@@ -118,6 +122,12 @@ def counted(
 
         def push(batch: Batch) -> None:
             rows = key.rows(batch)
+            valueless = batch.values.nulls() if drops_nulls else []
+            if valueless:
+                _drop(context, node, batch, [i for i in valueless if rows[i] is not None], "null_value")
+                rows = rows.copy()
+                for i in valueless:
+                    rows[i] = None
             found = _distinct(rows)
             if found.none:
                 _drop(context, node, batch, key.nulls(batch), "null_key")

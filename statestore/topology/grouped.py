@@ -36,7 +36,7 @@ class _Grouped(Generic[TableT]):
     def count(
         self, materialized: Materialized | str | None = None, *, name: str | None = None
     ) -> TableT:
-        """Records per key, as INT64; records with a null key are dropped."""
+        """Records per key, as INT64; records with a null key or a null value are dropped."""
         if isinstance(materialized, Materialized):
             materialized = materialized.of_counts()
         return self._made(materialized, serdes.INT64, name, counted)

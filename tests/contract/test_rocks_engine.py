@@ -193,7 +193,8 @@ def flip(file: Path) -> None:
 
 
 def shorten(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:-100])
+    content = file.read_bytes()
+    file.write_bytes(content[: -min(100, len(content) // 2)])
 
 
 def biggest_sst(folder: Path) -> Path:

@@ -18,7 +18,7 @@ from statestore.tasks.lifecycle import StreamTask
 from tests.builders import DEADLINE_S, child
 from tests.contract.conftest import rocks_rows
 from tests.contract.task_rig import TaskRig, rows_of
-from tests.contract.test_rocks_engine import DAMAGES, biggest_sst, flip
+from tests.contract.test_rocks_engine import DAMAGES, biggest_sst, flip, shorten
 
 SPEC = ss.persistent_key_value_store("prices")
 KEYS = [b"%04d" % number for number in range(300)]
@@ -116,6 +116,44 @@ def test_a_flipped_byte_is_corruption_of_that_store_for_whoever_reads_it_first(
     for way, said in found.items():
         assert said.startswith("TaskCorrupted of prices"), (way, said)
         assert str(folder) in said
+
+
+@pytest.mark.parametrize("damage", [flip, shorten, Path.unlink])
+@pytest.mark.parametrize("files", ["OPTIONS-*", "IDENTITY", "rocksdict-config.json"])
+def test_files_without_rows_may_be_damaged_and_every_row_is_still_right(
+    folder: Path, files: str, damage: Callable[[Path], None]
+) -> None:
+    damage(max(folder.glob(files)))
+    assert set(read_elsewhere(folder).values()) == {"done"}
+
+
+KILLED = """
+import os, signal, sys
+import statestore as ss
+store = ss.open_store(ss.persistent_key_value_store("prices"), sys.argv[1])
+for number in range(300):
+    store.put(b"%04d" % number, b"1" * 100)
+    store.commit()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("sound", [True, False])
+def test_a_flipped_byte_in_the_log_of_a_killed_store_is_corruption_and_loses_no_commit_silently(
+    tmp_path: Path, sound: bool
+) -> None:
+    """On its own a store has RocksDB's log, and each commit is durable at once (S3)."""
+    with child(KILLED, tmp_path) as process:
+        process.communicate(timeout=DEADLINE_S)
+    folder = tmp_path / "prices"
+    if not sound:
+        flip(max(folder.glob("*.log"), key=lambda file: file.stat().st_size))
+    said = read_elsewhere(folder)
+    if sound:
+        assert set(said.values()) == {"done"}
+    else:
+        assert said["open"].startswith("TaskCorrupted"), said
+        assert str(folder) in said["open"]
 
 
 def test_sound_files_read_as_sound(folder: Path) -> None:

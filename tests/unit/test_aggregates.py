@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statestore.model import Serde
+from statestore.model import Column, Serde
 from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec, in_memory_key_value_store
 from statestore.topology import aggregates
@@ -66,6 +66,20 @@ def test_records_with_a_null_key_count_nowhere(every_update: bool) -> None:
     bench.push(batch([(None, "1"), (None, "2")]))
     assert bench.dropped[-1] == ("null_key", 2)
     assert (bench.forwarded, bench.rows("totals")) == ([], [])
+
+
+@pytest.mark.parametrize("every_update", [True, False])
+@pytest.mark.parametrize("decoded", [True, False])
+def test_records_with_a_null_value_count_nowhere_and_an_empty_one_counts(
+    every_update: bool, decoded: bool
+) -> None:
+    bench = counting(every_update=every_update)
+    rows = batch([("a", "1", 1), ("b", None, 2), ("a", "", 3), ("a", None, 4)])
+    if decoded:
+        rows = rows.with_columns(values=Column(objects=rows.values.objects))
+    found = bench.push(rows)
+    assert found == [("a", 1, 1), ("a", 2, 3)][not every_update :]
+    assert bench.push(batch([("b", None)])) == []
 
 
 def test_count_reads_keys_as_bytes_and_never_the_values() -> None:
