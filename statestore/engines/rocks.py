@@ -16,10 +16,12 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import starmap
 from operator import itemgetter
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 from rocksdict import (
     AccessType,
     Checkpoint,
@@ -50,6 +52,9 @@ _READS_WAIT_S = 60
 # RocksDB reads keys fastest in lists of some hundred, and many keys of one table in key order.
 _LIST_MAX = 256
 _SORT_MIN = 20_000
+
+# From here on numpy's sort is worth its detour.
+_HEADS_MIN = 1000
 
 _UNFLUSHED = ("rocksdb.num-entries-active-mem-table", "rocksdb.num-immutable-mem-table")
 
@@ -335,21 +340,34 @@ def _fill(batch: WriteBatch, rows: Writes) -> None:
 
     All loops run in C: `itemgetter` looks up, `map` into a deque of length 0 fills.
     """
-    keys = sorted(rows)
-    values = _values(rows, keys)
+    keys, values = _in_order(rows)
     # Empty values are false too, but to look for None is slow.
     if not all(values) and None in values:
-        deque(map(batch.__delitem__, [key for key in keys if rows[key] is None]), 0)
-        keys = [key for key in keys if rows[key] is not None]
-        values = _values(rows, keys)
-    deque(map(batch.__setitem__, keys, values), 0)
+        pairs = list(zip(keys, values, strict=True))
+        deque(map(batch.__delitem__, [key for key, value in pairs if value is None]), 0)
+        pairs = [pair for pair in pairs if pair[1] is not None]
+        deque(starmap(batch.__setitem__, pairs), 0)
+    else:
+        deque(map(batch.__setitem__, keys, values), 0)
 
 
-def _values(rows: Writes, keys: list[bytes]) -> Sequence[bytes | None]:
-    if len(keys) < 2:  # of one key `itemgetter` gives no tuple
-        return [rows[key] for key in keys]
-    values: tuple[bytes | None, ...] = itemgetter(*keys)(rows)
-    return values
+def _in_order(rows: Writes) -> tuple[Sequence[bytes], Sequence[bytes | None]]:
+    """Keys and values in key order, or nearly so: nothing but speed hangs on it.
+
+    Many keys are sorted by their first 8 bytes, in a third of the time, if these differ.
+    """
+    if len(rows) < _HEADS_MIN:
+        ordered = sorted(rows)
+        return ordered, [rows[key] for key in ordered]
+    keys = list(rows)
+    heads = np.array(keys, "S8").view(">u8").astype(np.uint64)
+    order = np.argsort(heads)
+    heads = heads[order]
+    if np.count_nonzero(heads[1:] == heads[:-1]) > len(keys) // 10:
+        ordered = sorted(keys)
+        return ordered, itemgetter(*ordered)(rows)
+    pick = itemgetter(*order.tolist())
+    return pick(keys), pick(list(rows.values()))
 
 
 def _check_folder(path: Path, tuning: RocksTuning) -> None:

@@ -96,6 +96,28 @@ def test_many_keys_come_back_in_the_order_asked(engine: Engine) -> None:
         assert table.get_many(asked) == expected[:count]
 
 
+@pytest.mark.parametrize("prefix", [b"", b"\x00", b"customer-"], ids=repr)
+def test_large_batches_of_any_keys_hold_what_a_dict_would(
+    under_test: EngineUnderTest, engine: Engine, prefix: bytes
+) -> None:
+    rng = random.Random(7)
+
+    def rows(deletes: float) -> dict[bytes, bytes | None]:
+        keys = [prefix + rng.randbytes(rng.randrange(13)).rstrip(b"\x00") for _ in range(3000)]
+        some = dict.fromkeys([prefix, prefix + b"\x00", prefix + b"\x00\x00", *keys])
+        return {
+            key: None if rng.random() < deletes else rng.choice([b"", b"v", key]) for key in some
+        }
+
+    first, second = rows(0), rows(0.5)
+    second |= dict.fromkeys(list(first)[::3])
+    for batch in (first, second):
+        engine.write({"data": batch})
+    expected = {key: value for key, value in (first | second).items() if value is not None}
+    assert list(engine.table("data").scan()) == sorted(expected.items())
+    assert under_test.rows(engine, "data") == expected
+
+
 def test_range_deletes_come_before_the_writes_of_their_batch_and_exclude_their_end(
     under_test: EngineUnderTest, engine: Engine
 ) -> None:
