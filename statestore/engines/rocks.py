@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import starmap
-from operator import itemgetter
+from operator import itemgetter, not_
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,7 +31,13 @@ from rocksdict import (
     Rdict,
     WriteBatch,
 )
-from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
+from tenacity import (
+    retry,
+    retry_if_exception_type,
+    retry_if_result,
+    stop_after_delay,
+    wait_fixed,
+)
 
 from statestore.engines.rocks_cursor import Cursors, RocksCursor
 from statestore.engines.rocks_errors import translate
@@ -48,6 +54,9 @@ _LOG = logging.getLogger(__name__)
 
 # How long `close` waits for a list-get that another thread still runs.
 _READS_WAIT_S = 60
+
+# How long a flush may find one of RocksDB's own under way.
+_FLUSH_WAIT_S = 60
 
 # RocksDB reads keys fastest in lists of some hundred, and many keys of one table in key order.
 _LIST_MAX = 256
@@ -251,20 +260,30 @@ class RocksEngine:
             _LOG.exception("%s: could not close the database", self._path)
 
     def _flush(self) -> None:
-        if self._read_only:
-            return
+        if not self._read_only and not self._flushed():
+            raise HostFailure(f"{self._path}: RocksDB did not flush: the file LOG there says why")
+
+    @retry(
+        retry=retry_if_result(not_),
+        wait=wait_fixed(0.001),
+        stop=stop_after_delay(_FLUSH_WAIT_S),
+        retry_error_callback=lambda _state: False,
+    )
+    def _flushed(self) -> bool:
+        """Flush; False if writes are left, as after a flush of RocksDB's own it does not wait."""
         # With atomic flush any manual compaction first flushes all families; this one then finds
         # nothing to compact, as no key is below b"".
         settings = CompactOptions()
         settings.set_exclusive_manual_compaction(False)
         self._db.compact_range(None, b"", settings)
-        if any(
+        left = any(
             family.property_int_value(name)
             for family in self._families.values()
             for name in _UNFLUSHED
-        ):
+        )
+        if left:
             self._db.write(WriteBatch(raw_mode=True))  # raises what stopped the flush
-            raise HostFailure(f"{self._path}: RocksDB did not flush: the file LOG there says why")
+        return not left
 
     def _release(self) -> None:
         """After this nothing keeps the folder locked; a bound `get` raises DbClosedError."""

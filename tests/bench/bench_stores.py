@@ -207,8 +207,8 @@ def _bench_ranges(
 
     def raw_short() -> None:
         for lo, hi in spans:
-            for key in family.keys(from_key=lo):
-                if cast("bytes", key) >= hi:
+            for pair in family.items(from_key=lo):
+                if cast("bytes", pair[0]) >= hi:
                     break
 
     def short() -> None:

@@ -132,8 +132,8 @@ def repartition(of: Case) -> None:
     | a 1 0    | a 1 0    |
     | b 1 1    | b 1 1    |
     | - 1 2    |          |
-    | a - 3    | a 2 3    |
-    | a 1 1    | a 3 1    |
+    | a - 3    |          |
+    | a 1 1    | a 2 1    |
 """)
 def count(of: Case) -> None:
     counts = of.stream().group_by_key().count(of.kept())

@@ -1,6 +1,7 @@
 """How databases are set up: memory shared in one bound, and the options hook."""
 
 import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from statestore.engines.rocks import open_rocks
 from statestore.errors import InvalidSetting
 from statestore.opening import options_hook
 from statestore.settings import Settings
+from tests.builders import eventually
 from tests.contract.conftest import rocks_rows
 
 SEEN: list[str] = []
 SPEC = ss.persistent_key_value_store("prices")
+LOG = ss.TopicPartition("prices-changelog", 0)
 HERE = "tests.contract.test_opening"
 
 
@@ -100,3 +103,21 @@ def test_all_stores_of_a_process_share_one_bound_on_memory(
     assert used[0].cache.get_usage() <= 18 << 20
     for store in stores:
         store.close()
+
+
+def test_a_flush_beside_one_of_rocksdbs_own_is_no_failure(tmp_path: Path) -> None:
+    """Where the lag may be longer than a write buffer, RocksDB flushes by itself, too."""
+    rng = random.Random(1)
+    rows = [(rng.randbytes(16), rng.randbytes(84)) for _ in range(400_000)]
+    settings = {
+        "statestore.wal": False,
+        "statestore.flush.lag.max.bytes": 16 << 20,
+        "statestore.flush.lag.max.records": 400_000,
+    }
+    with ss.open_store(SPEC, tmp_path, settings=settings) as store:
+        for at in range(0, len(rows), 20_000):
+            store.put_all(rows[at : at + 20_000])
+            store.commit({LOG: at + 20_000})
+        eventually(lambda: (store.durable_offset(LOG) or 0) >= 320_000, "the flush is done")
+    with ss.open_store(SPEC, tmp_path, settings=settings) as store:
+        assert store.committed_offset(LOG) == 400_000
