@@ -62,9 +62,7 @@ _FLUSH_WAIT_S = 60
 _LIST_MAX = 256
 _SORT_MIN = 20_000
 
-# From here on numpy's sort is worth its detour.
-_HEADS_MIN = 1000
-
+_HEADS_MIN = 1000  # from here on numpy's sort is worth its detour
 _UNFLUSHED = ("rocksdb.num-entries-active-mem-table", "rocksdb.num-immutable-mem-table")
 
 
@@ -360,8 +358,7 @@ def _fill(batch: WriteBatch, rows: Writes) -> None:
     All loops run in C: `itemgetter` looks up, `map` into a deque of length 0 fills.
     """
     keys, values = _in_order(rows)
-    # Empty values are false too, but to look for None is slow.
-    if not all(values) and None in values:
+    if not all(values) and None in values:  # to look for None alone is slow
         pairs = list(zip(keys, values, strict=True))
         deque(map(batch.__delitem__, [key for key, value in pairs if value is None]), 0)
         pairs = [pair for pair in pairs if pair[1] is not None]

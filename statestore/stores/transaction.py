@@ -312,7 +312,9 @@ class StagedEngine:
     ) -> int:
         """One engine batch, and what was pending is committed; the bytes of its keys and values."""
         self._wait_for_flush()
-        overlays = (*self._overlays.values(), *(() if self._journal is None else (self._journal,)))
+        overlays = [*self._overlays.values()]
+        if self._journal is not None:
+            overlays.append(self._journal)
         size = sum(each.size_bytes - ENTRY_COST * len(each.entries) for each in overlays)
         writes: dict[str, Writes] = {
             table: overlay.entries for table, overlay in self._overlays.items() if overlay.entries

@@ -124,7 +124,13 @@ def counted(
             rows = key.rows(batch)
             valueless = batch.values.nulls() if drops_nulls else []
             if valueless:
-                _drop(context, node, batch, [i for i in valueless if rows[i] is not None], "null_value")
+                _drop(
+                    context,
+                    node,
+                    batch,
+                    [i for i in valueless if rows[i] is not None],
+                    "null_value",
+                )
                 rows = rows.copy()
                 for i in valueless:
                     rows[i] = None
