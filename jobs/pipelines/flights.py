@@ -23,6 +23,12 @@ CARRIER_DAY = ss.persistent_key_value_store(
 def topology() -> ss.Topology:
     """The pipeline; see the module's drawing."""
     builder = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
+    add_carrier_days(builder)
+    return builder.build()
+
+
+def add_carrier_days(builder: ss.StreamsBuilder) -> None:
+    """Its two sub-topologies, behind whatever else the builder has."""
     (
         builder.stream(FLIGHTS_TOPIC, name="flights")
         .map(by_carrier_and_day, name="by-carrier-and-day")
@@ -32,7 +38,6 @@ def topology() -> ss.Topology:
         .map_values(with_mean_delay, name="with-mean-delay")
         .to(STATS_TOPIC, name="stats")
     )
-    return builder.build()
 
 
 def by_carrier_and_day(_tail_number: str | None, flight: dict[str, Any]) -> tuple[str, Any]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from functools import partial
 from importlib.metadata import distribution
 from pathlib import Path
@@ -22,7 +23,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 
 import statestore as ss
 from jobs.pipelines import flights_data
-from jobs.pipelines.flights import CARRIER_DAY, topology
+from jobs.pipelines.flights import CARRIER_DAY, add_carrier_days, topology
+from statestore import serdes
 from statestore.errors import Misuse
 from statestore.kafka.topics import KafkaCluster
 from statestore.operations.run import RunSummary, internal_topics
@@ -33,6 +35,7 @@ pytestmark = pytest.mark.kafka
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEADLINE_S = 30.0
 FLIGHTS = 336_776
+WEATHER = 26_115
 PARTITIONS = range(4)
 EXPIRE_EVERY_SECOND = {"log.retention.check.interval.ms": 1000, "log.initial.task.delay.ms": 1000}
 NEW_YEAR_2013_MS = 1_356_998_400_000
@@ -107,10 +110,7 @@ def test_store_holds_the_figures_of_the_csv_exactly(
     first_run: RunSummary, settings: dict[str, object], expected: Figures
 ) -> None:
     assert sum(day["flights"] for day in expected.values()) == FLIGHTS
-    assert stored(settings) == {
-        key: {name: it for name, it in day.items() if name != "mean_delay_min"}
-        for key, day in expected.items()
-    }
+    assert stored(settings) == without_means(expected)
 
 
 def test_last_output_per_key_is_the_figures_of_the_csv_exactly(
@@ -205,6 +205,46 @@ def test_topic_with_fewer_records_than_the_sample_is_refused(kafka: LocalKafka) 
         flights_data.load(settings, [flights_data.weather()._replace(topic="strange")])
 
 
+MIDSUMMER = "2013-07-01T00:00:00+00:00"
+
+
+def behind_weather() -> ss.Topology:
+    """The sample with a sub-topology added before its own: every number is one more."""
+    builder = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
+    weather = builder.stream(flights_data.WEATHER_TOPIC, name="weather")
+    weather.group_by_key(name="by-origin").count("weather-reports", name="weather-count")
+    add_carrier_days(builder)
+    return builder.build()
+
+
+def test_a_sub_topology_deployed_before_the_others_restores_nothing_and_the_figures_stay_exact(
+    settings: dict[str, object], expected: Figures
+) -> None:
+    half = datetime.fromisoformat(MIDSUMMER)
+    deployed = settings | {"application.id": "relocated"}
+    first = ss.run(topology(), deployed, until=half)
+    assert 0 < first.records_in < 2 * FLIGHTS
+    before = stored(deployed)
+    second = ss.run(behind_weather(), deployed)
+    assert (second.restored_records, second.caught_up) == (0, True)
+    assert first.records_in + second.records_in == 2 * FLIGHTS + WEATHER
+    after = stored(deployed, ordinal=2)
+    assert after == without_means(expected)
+    assert before.keys() < after.keys()
+    assert stored(deployed) == {}, "nothing is left in the old place"
+    back = ss.run(topology(), deployed)
+    assert (back.restored_records, back.records_in) == (0, 0)
+    assert stored(deployed) == after
+
+
+def without_means(expected: Figures) -> dict[str, dict[str, Any]]:
+    """What the store holds."""
+    return {
+        key: {name: it for name, it in day.items() if name != "mean_delay_min"}
+        for key, day in expected.items()
+    }
+
+
 def ends(settings: dict[str, object]) -> dict[ss.TopicPartition, int]:
     """Where the partitions of the output topic end."""
     cluster = KafkaCluster(ss.Settings.of(settings))
@@ -222,11 +262,14 @@ def load_by_command(kafka: LocalKafka) -> str:
     return done.output
 
 
-def stored(settings: dict[str, object]) -> dict[str, Any]:
+def stored(settings: dict[str, object], ordinal: int = 1) -> dict[str, Any]:
     """All rows of the store, by the folders as they are documented."""
     rows: dict[str, Any] = {}
     for partition in PARTITIONS:
-        folder = Path(str(settings["state.dir"]), "flights", f"1_{partition}", "rocksdb")
+        task = f"{ordinal}_{partition}"
+        folder = Path(str(settings["state.dir"]), str(settings["application.id"]), task, "rocksdb")
+        if not (folder / CARRIER_DAY.name).exists():
+            continue
         with ss.open_store(CARRIER_DAY, folder) as store:
             part = dict(store.all())
         assert not rows.keys() & part.keys()
