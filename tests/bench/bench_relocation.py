@@ -1,8 +1,8 @@
 """Relocating 64 stores: what it costs must not depend on how big they are (SEMANTICS R1).
 
-16 stores in 4 partitions, 8 files each, moved back and forth. The big ones are sparse files: a rename
-does not look into a file, so holes are as good as rows here. No broker: settling the transactional
-ids is measured by the restart of a run, not here.
+16 stores in 4 partitions, 8 files each, moved back and forth. The big ones are sparse files: a
+rename does not look into a file, so holes are as good as rows here. There is no broker: what it
+takes to settle transactional ids is not in these figures.
 """
 
 import os
