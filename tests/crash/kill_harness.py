@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,11 +65,12 @@ class Rig:
     topic_prefix: str = "kill"
     pipeline: str = "tests.crash.pipeline:topology"
     settings: Mapping[str, object] = field(default_factory=dict)
+    is_poison: Callable[[int], bool] = lambda _number: False
     produced: int = 0
     expected: Counter[str] = field(default_factory=Counter)
 
-    def create_topics(self) -> None:
-        for name in ("in", "passed", "counts"):
+    def create_topics(self, *more: str) -> None:
+        for name in ("in", "passed", "counts", *more):
             # Records are stamped in the past, and retention goes by their stamps.
             self.kafka.create_topic(
                 f"{self.topic_prefix}-{name}",
@@ -87,7 +88,8 @@ class Rig:
                 value=str(number),
                 timestamp=1_700_000_000_000 + number,
             )
-            self.expected[f"user-{number % 17}"] += 1
+            if not self.is_poison(number):
+                self.expected[f"user-{number % 17}"] += 1
             if number % 1000 == 0:
                 producer.poll(0)
         assert producer.flush(30) == 0
@@ -253,7 +255,8 @@ class Rig:
             [TopicPartition(source, p) for p in range(PARTITIONS)], IsolationLevel.READ_COMMITTED
         )
         wanted = {(source, p, offset) for (_, p), end in inputs.items() for offset in range(end)}
-        if missing := wanted - seen.keys():
+        buried = len(self.poison())
+        if len(missing := wanted - seen.keys()) != buried:
             found.append(f"passed: {len(missing)} records lost, e.g. {_some(missing)}")
         for partition in range(PARTITIONS):
             order = [origin for p, origin in passed if p == partition]
@@ -263,6 +266,18 @@ class Rig:
                     found.append(f"passed-{partition}: input {read_from} is out of order")
         found += self._count_findings()
         return found
+
+    def poison(self) -> list[str]:
+        """The keys of what is to be passed over."""
+        return [f"k{number}" for number in range(self.produced) if self.is_poison(number)]
+
+    def burial_findings(self) -> list[str]:
+        """Dead letters lost, doubled or of records that are none."""
+        letters = Counter((k or b"").decode() for _, k, _ in self.read(f"{self.topic_prefix}-dead"))
+        wanted = Counter(self.poison())
+        return (
+            [] if letters == wanted else [f"dead letters: {letters - wanted}, {wanted - letters}"]
+        )
 
     def _count_findings(self) -> list[str]:
         found = []

@@ -35,11 +35,11 @@ def worker_moments() -> ss.Topology:
     return over("worker-moments")
 
 
-def over(prefix: str) -> ss.Topology:
+def over(prefix: str, passing: type[Pass] = Pass) -> ss.Topology:
     """The pipeline over the topics of that prefix."""
     builder = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
     source = builder.stream(f"{prefix}-in")
-    source.process(Pass, name="pass").to(f"{prefix}-passed")
+    source.process(passing, name="pass").to(f"{prefix}-passed")
     (
         source.group_by(lambda _key, value: f"user-{value % 17}", name="by-user")
         .count(ss.Materialized(COUNTS, caching=False), name="count")
