@@ -36,7 +36,7 @@ def test_runs_killed_among_poison_records_bury_each_of_them_once(
         },
         is_poison=is_refused,
     )
-    rig.create_topics("dead")
+    rig.create_topics()
     rig.produce(1000)
     rig.run()
     for point in POINTS:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from statestore.testing.memory_broker import MemoryBroker
-from tests.simulation.pipeline import key_of, user_of
+from tests.simulation.pipeline import is_refused, is_unreadable, key_of, user_of
 from tests.simulation.volume import Volume
 
 _STORES = {"sums": 0, "counts": 1, "seen": 1}
@@ -53,8 +53,9 @@ def audit(
     broker: MemoryBroker, volume: Volume, application_dir: Path, fed: set[int], partitions: int
 ) -> list[str]:
     """Every duplicate, loss and disagreement; empty is what exactly-once means."""
-    wanted = _wanted(fed)
-    found = _passed(broker, fed) + _updates(broker, wanted)
+    poison = {number for number in fed if is_unreadable(number) or is_refused(number)}
+    wanted = _wanted(fed - poison)
+    found = _passed(broker, fed - poison) + _buried(broker, poison) + _updates(broker, wanted)
     for store, sub_topology in _STORES.items():
         folded: _Rows = {}
         for record in broker.records(f"sim-{store}-changelog"):
@@ -99,6 +100,14 @@ def _passed(broker: MemoryBroker, fed: set[int]) -> list[str]:
         order[partition or 0, read_from].append(offset)
     found += [f"passed out of order: {o}" for o in order.values() if o != sorted(o)]
     return found
+
+
+def _buried(broker: MemoryBroker, poison: set[int]) -> list[str]:
+    """Each poison record has one dead letter, as it was fed; there are no others."""
+    letters = Counter(int((r.value or b"").removeprefix(b"{")) for r in broker.records("dead"))
+    if letters == Counter(poison):
+        return []
+    return [f"buried: {sorted(letters.items())}, want each of {sorted(poison)} once"]
 
 
 def _updates(broker: MemoryBroker, wanted: Mapping[str, _Rows]) -> list[str]:

@@ -157,6 +157,8 @@ class Crew:
                 return
             case Unavailable() | CommitUnknown() if not self.calm and what != "closes":
                 return
+            case Unavailable() if "in a row" in str(error):
+                return  # most of the row came before it calmed down
             case Locked() if what == "starts" and any(not m.zombie for m in self._rivals(member)):
                 return
         owner = read_owner(self._stage.layout.task_dir(member.planned.task_id))

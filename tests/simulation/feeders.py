@@ -5,7 +5,7 @@ from random import Random
 from statestore.model import Record, TopicPartition
 from statestore.ports import Outbox
 from statestore.testing.memory_broker import MemoryBroker
-from tests.simulation.pipeline import KEYS, key_of
+from tests.simulation.pipeline import KEYS, is_unreadable, key_of
 from tests.simulation.world import SimulatedClock
 
 
@@ -80,4 +80,5 @@ class Feeders:
 
     def _row(self, number: int) -> tuple[bytes, bytes, int, int]:
         partition = number % KEYS % self._partitions
-        return key_of(number).encode(), b"%d" % number, self._clock.now_ms(), partition
+        value = b"{%d" if is_unreadable(number) else b"%d"
+        return key_of(number).encode(), value % number, self._clock.now_ms(), partition

@@ -1,6 +1,7 @@
 """The pipeline of the simulation: whatever is seen twice, never, or out of turn shows for good.
 
 in ─┬ pass ───────────────────────► passed     each record: where it came from, its number
+    │                               dead       what cannot be decoded, and what `pass` refuses
     ├ sums (reduce) ──────────────► sums       per key, the sum of its numbers
     └ by-user ══ repartition ═┬ counts ► counts     every single update: 1, 2, 3 …
                               └ seen   ► seen       the list of all numbers of a user
@@ -18,7 +19,7 @@ SUMS = ss.persistent_key_value_store("sums", key_serde=serdes.STRING, value_serd
 
 
 class Pass:
-    """Forwards where each record came from, and its number."""
+    """Forwards where each record came from, and its number; some it refuses then."""
 
     def __init__(self, context: ProcessorContext) -> None:
         self._context = context
@@ -26,10 +27,22 @@ class Pass:
     def process(self, record: "ss.Record[str, int]") -> None:
         origin = [record.partition, record.offset, record.value]
         self._context.forward(record.replace(value=origin))
+        if is_refused(record.value):
+            raise ValueError(f"refused: {record.value}")
 
 
 def key_of(number: int) -> str:
     return f"key-{number % KEYS}"
+
+
+def is_unreadable(number: int) -> bool:
+    """Whether it is fed as a value that nobody can decode."""
+    return number % 29 == 13
+
+
+def is_refused(number: int) -> bool:
+    """Whether a processor raises for it, having forwarded it."""
+    return number % 23 == 9
 
 
 def user_of(number: int) -> str:

@@ -29,7 +29,7 @@ from tests.simulation.world import Fate, Odds, Process, SimulatedClock
 
 APPLICATION = "sim"
 TOPOLOGY = topology()
-_TOPICS = ("in", "passed", "sums", "counts", "seen")
+_TOPICS = ("dead", "in", "passed", "sums", "counts", "seen")
 
 
 class Stage:
@@ -138,6 +138,9 @@ def _settings(rng: Random, folder: Path, *, exactly_once: bool) -> Settings:
             "state.dir": str(folder),
             "processing.guarantee": "exactly_once" if exactly_once else "at_least_once",
             "statestore.lock.wait.ms": 0,
+            "deserialization.exception.handler": "dead_letter",
+            "processing.exception.handler": "dead_letter",
+            "errors.dead.letter.queue.topic.name": "dead",
             "commit.interval.ms": rng.choice((1, 50, 500)),
             "statestore.batch.max.records": rng.choice((1, 3, 10)),
             "statestore.flush.lag.max.records": rng.choice((1, 5, 100)),
