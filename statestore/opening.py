@@ -17,7 +17,7 @@ from statestore.errors import InvalidSetting, TaskCorrupted
 from statestore.model import IsolationLevel
 from statestore.ports import Clock, Engine
 from statestore.settings import Settings
-from statestore.stores import idle, offsets
+from statestore.stores import idle, offsets, versioned_layout
 from statestore.stores.built_in import (
     KEY_VALUE_TABLES,
     VERSIONED_TABLES,
@@ -80,8 +80,9 @@ def open_built_in(
 
 
 def open_files(path: Path) -> Engine:
-    """The database of a key-value store as it lies there, read-only; keep owners out meanwhile."""
-    return _open_read_only(path, KEY_VALUE_TABLES)
+    """The database of a built-in store as it lies there, read-only; keep owners out meanwhile."""
+    versioned = versioned_layout.HISTORY in stored_tables(path)
+    return _open_read_only(path, VERSIONED_TABLES if versioned else KEY_VALUE_TABLES)
 
 
 def _open_read_only(path: Path, tables: Sequence[str]) -> Engine:

@@ -1,4 +1,4 @@
-r"""`statestore stores ls|get|range|count` and `statestore offsets`: stores at rest, for people.
+r"""`statestore stores ls|get|history|range|count` and `statestore offsets`, for stores at rest.
 
 Keys and values go through the serdes the deployed topology names; `--raw` shows bytes, with what is
 no printable ASCII as `\xNN`, and takes a KEY written so.
@@ -18,12 +18,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from statestore.arguments import parse_state, state_options
+from statestore.arguments import parse_state, parse_time, state_options
 from statestore.assembly import stores_at_rest
 from statestore.errors import Misuse
-from statestore.model import Serde
+from statestore.model import Serde, to_ms
 from statestore.operations.at_rest import Row, StoresAtRest
-from statestore.stores import serdes
+from statestore.operations.versions_at_rest import VersionRow, VersionsAtRest
+from statestore.stores import keyvalue, serdes, versioned_layout
 from statestore.stores.codec import after_prefix
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="JSON lines.")
@@ -61,6 +62,7 @@ def ls_command(*, as_json: bool, **flags: Any) -> None:
 @stores.command("get")
 @click.argument("store")
 @click.argument("key")
+@click.option("--as-of", metavar="TIME", help="Of a store with history: the value valid then.")
 @_partition_option
 @_raw_option
 @state_options
@@ -72,15 +74,22 @@ def get_command(
     *,
     store: str,
     key: str,
+    as_of: str | None,
     partition: int | None,
     raw: bool,
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """The value of KEY in STORE. Exit code 1 if there is none."""
+    """The value of KEY in STORE. Exit code 1 if there is none. TIME is ISO-8601 or epoch ms."""
     at_rest = _at_rest(flags)
-    face = _face(at_rest, store, raw=raw)
-    row = at_rest.get(store, face.key(key), partition)
+    row: Row | VersionRow | None
+    if as_of is None and not _keeps_history(at_rest, store):
+        face = _face(at_rest, store, raw=raw)
+        row = at_rest.get(store, face.key(key), partition)
+    else:
+        versions = VersionsAtRest(at_rest, store, partition)
+        face = _face(at_rest, store, raw=raw, kind=versioned_layout.KIND)
+        row = versions.get(face.key(key), _time_ms(as_of))
     if row is None:
         click.echo(f"store {store!r} has no key {key}", err=True)
         context.exit(1)
@@ -88,6 +97,39 @@ def get_command(
         _print([face.fields(row)], as_json=True)
     else:
         click.echo(_text(face.value_of(row)))
+
+
+@stores.command("history")
+@click.argument("store")
+@click.argument("key")
+@click.option("--from", "first", metavar="TIME", help="Versions valid then or later.")
+@click.option("--to", "last", metavar="TIME", help="Versions valid then or before.")
+@click.option("--ascending", is_flag=True, help="Oldest first.")
+@_partition_option
+@_raw_option
+@state_options
+@_json_option
+def history_command(
+    *,
+    store: str,
+    key: str,
+    first: str | None,
+    last: str | None,
+    ascending: bool,
+    partition: int | None,
+    raw: bool,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """The versions of KEY in STORE, latest first. TIME is ISO-8601 or epoch ms; both ends count."""
+    at_rest = _at_rest(flags)
+    versions = VersionsAtRest(at_rest, store, partition)
+    face = _face(at_rest, store, raw=raw, kind=versioned_layout.KIND)
+    from_ms, to_ms = _time_ms(first), _time_ms(last)
+    if from_ms is not None and to_ms is not None and from_ms > to_ms:
+        raise Misuse(f"--from {first} is after --to {last}: swap them")
+    rows = versions.history(face.key(key), from_ms, to_ms)
+    _print(map(face.fields, reversed(rows) if ascending else rows), as_json=as_json)
 
 
 @stores.command("range")
@@ -188,12 +230,15 @@ class _Face:
                 "write one, or pass --raw"
             ) from error
 
-    def fields(self, row: Row) -> dict[str, Any]:
+    def fields(self, row: Row | VersionRow) -> dict[str, Any]:
         """The row as a line of JSON."""
         key = self._shown("key", row.key, self.key_serde)
-        return {"stream_task": str(row.task), "key": key, "value": self.value_of(row)}
+        line = {"stream_task": str(row.task), "key": key, "value": self.value_of(row)}
+        if isinstance(row, VersionRow):
+            line |= {"timestamp_ms": row.timestamp_ms, "valid_to_ms": row.valid_to_ms}
+        return line
 
-    def value_of(self, row: Row) -> Any:
+    def value_of(self, row: Row | VersionRow) -> Any:
         """The value, decoded."""
         return self._shown("value", row.value, self.value_serde)
 
@@ -213,8 +258,17 @@ def _at_rest(flags: dict[str, Any]) -> StoresAtRest:
     return stores_at_rest(parse_state(flags))
 
 
-def _face(at_rest: StoresAtRest, store: str, *, raw: bool) -> _Face:
-    at_rest.find(store)
+def _keeps_history(at_rest: StoresAtRest, store: str) -> bool:
+    known = at_rest.deployed.stores.get(store)
+    return known is not None and known.kind == versioned_layout.KIND
+
+
+def _time_ms(text: str | None) -> int | None:
+    return None if text is None else to_ms(parse_time(text))
+
+
+def _face(at_rest: StoresAtRest, store: str, *, raw: bool, kind: str = keyvalue.KIND) -> _Face:
+    at_rest.find(store, kind=kind)
     if raw:
         return _Face(store, serdes.BYTES, serdes.BYTES)
     known = at_rest.deployed.stores.get(store)

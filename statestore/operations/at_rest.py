@@ -15,7 +15,7 @@ from statestore.layout.folders import StateLayout
 from statestore.model import TaskId, TopicPartition
 from statestore.operations.deployed import DeployedStore, read_deployed
 from statestore.ports import Engine
-from statestore.stores import keyvalue, offsets
+from statestore.stores import keyvalue, offsets, versioned_layout
 
 
 class StoreFiles(NamedTuple):
@@ -66,11 +66,13 @@ class StoresAtRest:
             for store in self._layout.stores(task)
         ]
 
-    def find(self, store: str, partition: int | None = None) -> list[TaskId]:
+    def find(
+        self, store: str, partition: int | None = None, *, kind: str = keyvalue.KIND
+    ) -> list[TaskId]:
         """The stream tasks that have it; UnknownStore or Misuse name what there is."""
         found = [task for task in self._layout.tasks() if store in self._layout.stores(task)]
         known = self.deployed.stores.get(store)
-        if known is not None and known.kind != keyvalue.KIND:
+        if known is not None and known.kind != kind:
             raise Misuse(f"store {store!r} is a {known.kind} one: this command cannot read it")
         if not found and known is not None and not known.persistent:
             raise Misuse(f"store {store!r} is in memory: at rest it has no files")
@@ -91,7 +93,7 @@ class StoresAtRest:
     def get(self, store: str, key: bytes, partition: int | None = None) -> Row | None:
         """The row of a key, in whichever partition it is."""
         for task in self.find(store, partition):
-            with self._opened(task, store) as engine:
+            with self.opened(task, store) as engine:
                 value = engine.table(keyvalue.TABLE).get(key)
                 if value is not None:
                     return Row(task, key, value)
@@ -108,7 +110,7 @@ class StoresAtRest:
     ) -> Generator[Row, None, None]:
         """Rows with lo <= key <= hi, partition by partition, in key order within each."""
         for task in self.find(store, partition):
-            with self._opened(task, store) as engine:
+            with self.opened(task, store) as engine:
                 for key, value in engine.table(keyvalue.TABLE).scan(lo, hi, reverse=reverse):
                     yield Row(task, key, value)
 
@@ -116,7 +118,7 @@ class StoresAtRest:
         """Exactly how many rows each stream task has: every one is read."""
         found = {}
         for task in self.find(store, partition):
-            with self._opened(task, store) as engine:
+            with self.opened(task, store) as engine:
                 found[task] = sum(1 for _ in engine.table(keyvalue.TABLE).scan())
         return found
 
@@ -124,9 +126,10 @@ class StoresAtRest:
         """Where each store stands; all that can be read if `store` is None."""
         found = []
         for file in self.files():
-            readable = file.deployed is None or file.deployed.kind == keyvalue.KIND
+            kind = keyvalue.KIND if file.deployed is None else file.deployed.kind
+            readable = kind in {keyvalue.KIND, versioned_layout.KIND}
             if file.store == store or (store is None and readable):
-                with self._opened(file.task, file.store) as engine:
+                with self.opened(file.task, file.store, kind=kind) as engine:
                     table = engine.table(offsets.TABLE)
                     where = str(self._layout.store_dir(file.task, file.store))
                     found.append(
@@ -142,13 +145,14 @@ class StoresAtRest:
         return found
 
     @contextmanager
-    def _opened(self, task: TaskId, store: str) -> Iterator[Engine]:
+    def opened(self, task: TaskId, store: str, *, kind: str = keyvalue.KIND) -> Iterator[Engine]:
+        """Its database, read-only, with owners kept out; Misuse if it is of another kind."""
         what = f"task {task}"
         with owners.at_rest(self._layout.task_dir(task), what=what, wait_ms=0):
             path = self._layout.store_dir(task, store)
             engine = self._open_files(path)
             try:
-                offsets.check_format(engine.table(offsets.TABLE), keyvalue.KIND, str(path))
+                offsets.check_format(engine.table(offsets.TABLE), kind, str(path))
                 yield engine
             except StateStoreError:
                 raise

@@ -40,7 +40,11 @@ class ObservedTime:
 
     def advance(self, time: int) -> None:
         """Observe a later time."""
-        self.bound = self.bound_at(time)
+        bound = time - self._retention_ms
+        if bound > self.bound:
+            self.bound = bound
+        elif self.bound < TIME_MIN:
+            self.bound = TIME_MIN
         self.now = time
 
     def mark(self) -> None:

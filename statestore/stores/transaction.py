@@ -18,6 +18,7 @@ from statestore.metrics import StoreMetrics
 from statestore.model import Position, TopicPartition
 from statestore.ports import Clock, Engine, Table, Writes
 from statestore.stores import offsets as rows
+from statestore.stores.journal import Journal
 from statestore.stores.overlay import ENTRY_COST, Overlay
 
 
@@ -91,7 +92,7 @@ class StagedEngine:
         self._clock = clock
         self._overlays = {table: Overlay() for table in tables}
         self._staged: list[Staged] = list(self._overlays.values())
-        self._journal: Overlay | None = None
+        self._journal: Journal | None = None
         self._open = True
         self._lag = _Lag()
         self._flush_soon = flush_soon or StagedEngine.catch_up
@@ -117,7 +118,7 @@ class StagedEngine:
         """Mark, merge, undo and settle `part` with the pending writes from now on."""
         self._staged.append(part)
 
-    def keep_journal(self, journal: Overlay) -> None:
+    def keep_journal(self, journal: Journal) -> None:
         """As `keep_in_step`: each entry is one write, whatever rows it takes."""
         self._journal = journal
         self.keep_in_step(journal)
@@ -273,7 +274,7 @@ class StagedEngine:
 
     def uncommitted_entries(self) -> int:
         if self._journal is not None:
-            return len(self._journal.entries)
+            return len(self._journal)
         return sum(len(overlay.entries) for overlay in self._overlays.values())
 
     def metrics_dict(self) -> dict[str, float]:
@@ -312,9 +313,7 @@ class StagedEngine:
     ) -> int:
         """One engine batch, and what was pending is committed; the bytes of its keys and values."""
         self._wait_for_flush()
-        overlays = [*self._overlays.values()]
-        if self._journal is not None:
-            overlays.append(self._journal)
+        overlays = self._overlays.values()
         size = sum(each.size_bytes - ENTRY_COST * len(each.entries) for each in overlays)
         writes: dict[str, Writes] = {
             table: overlay.entries for table, overlay in self._overlays.items() if overlay.entries

@@ -23,7 +23,14 @@ from statestore.stores.transactional import StoreReader, TransactionalStore
 from statestore.stores.version_reads import VersionReads
 from statestore.stores.version_scans import AsOfScan, VersionScan
 from statestore.stores.version_views import LookedAt
-from statestore.stores.versioned_layout import HISTORY, LATEST, NEVER
+from statestore.stores.versioned_layout import (
+    HEAD_SIZE,
+    HISTORY,
+    LATEST,
+    NEVER,
+    is_tombstone,
+    valid_from,
+)
 from statestore.stores.versioned_table import VersionedTable
 
 T = TypeVar("T")
@@ -85,7 +92,9 @@ class TransactionalVersionedStore(TransactionalStore, Generic[K, V]):
         if as_of is not None:
             return self._reads.as_of(self.table.view(), data, self._reads.time(as_of))
         row = self.table.latest.get(data)
-        return None if row is None else self._reads.record(row, None)
+        if row is None or is_tombstone(row):
+            return None
+        return VersionedRecord(self._codec.read_value(row[HEAD_SIZE:]), valid_from(row), None)
 
     def history(
         self,

@@ -84,8 +84,11 @@ def is_tombstone(row: bytes) -> bool:
 
 def history_key(key: bytes, valid_to: int, interval_ms: int) -> bytes:
     """Where the version of `key` that ends at `valid_to` lies."""
-    place = _pack_place(_VERSION, valid_to // interval_ms + _BIAS, len(key))
-    return place + key + _pack_time(valid_to + _BIAS)
+    return (
+        _pack_place(_VERSION, valid_to // interval_ms + _BIAS, len(key))
+        + key
+        + _pack_time(valid_to + _BIAS)
+    )
 
 
 def history_prefix(key: bytes, segment: int) -> bytes:
@@ -132,16 +135,6 @@ def expired_below(bound_ms: int, interval_ms: int) -> int:
     A version is gone when it ends at or before the bound, a segment when all it can hold is.
     """
     return (bound_ms + 1) // interval_ms
-
-
-def journal_key(key: bytes, time: int) -> bytes:
-    """What a pending write is known by until it is logged: one per key and time."""
-    return key + _pack_time(time + _BIAS)
-
-
-def journalled(journal_row_key: bytes) -> tuple[bytes, int]:
-    """The inverse of `journal_key`."""
-    return journal_row_key[:-8], int.from_bytes(journal_row_key[-8:], "big") - _BIAS
 
 
 def clock_row(stream_time: int, bound: int) -> bytes:

@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 from statestore.errors import TaskCorrupted
 from statestore.model import Position, PutResult, TopicPartition
 from statestore.stores import versioned_layout as layout
+from statestore.stores.journal import Journal
 from statestore.stores.observed_time import Moment, ObservedTime
-from statestore.stores.overlay import Overlay
 from statestore.stores.staged_table import Changes, Pair, StagedTable
 from statestore.stores.transaction import StagedEngine
 from statestore.stores.version_search import Asked, Found, View, find, valid_at
@@ -23,6 +23,8 @@ from statestore.stores.version_views import HistorySnapshot, PendingVersions
 from statestore.stores.versioned_layout import HISTORY, LATEST, NEVER
 
 _log = logging.getLogger(__name__)
+
+Rows = dict[bytes, bytes | None]
 
 _SWEEP_MAX: Final = 10_000
 """How many forgotten deletes one commit clears away, so that no commit takes long."""
@@ -49,7 +51,7 @@ class VersionedTable:
         self.time: Final = ObservedTime(_committed_moment(staged), retention_ms)
         self._latest_rows: Final = staged.overlay(LATEST)
         self._history_rows: Final = staged.overlay(HISTORY)
-        self._journal: Final = Overlay()
+        self._journal: Final = Journal()
         staged.keep_journal(self._journal)
         staged.keep_in_step(self.time)
         self._expired_below = layout.expired_below(self.time.committed.bound, self.interval_ms)
@@ -69,11 +71,11 @@ class VersionedTable:
         begins = NEVER if old is None else layout.valid_from(old)
         if time < begins:
             ends = self._insert([Change(key, value, time)], [begins])[0]
-            self._journal.put(layout.journal_key(key, time), value)
+            self._journal.put(key, value, time)
             return PutResult(accepted=True, latest=False, valid_to_ms=ends)
         if time > clock.now:
             clock.advance(time)
-        self._journal.put(layout.journal_key(key, time), value)
+        self._journal.put(key, value, time)
         if old is not None and time > begins and time > clock.bound:
             self._history_rows.put(layout.history_key(key, time, self.interval_ms), old)
         if value is None:
@@ -105,9 +107,7 @@ class VersionedTable:
             if newest > clock.now:
                 clock.advance(newest)
             self._put_accepted(keys, values, times, clock.bound)
-            self._journal.put_all(
-                dict(zip(map(layout.journal_key, keys, times), values, strict=True))
-            )
+            self._journal.put_all(keys, values, times)
         return late
 
     def restore(
@@ -172,11 +172,10 @@ class VersionedTable:
         Compaction keeps the last record of a key. So where only older versions were written, the
         latest is logged once more.
         """
-        logged = [(*layout.journalled(at), value) for at, value in self._journal.entries.items()]
-        logged.sort(key=_second)
-        keys = [key for key, _, _ in logged]
+        logged = self._journal.distinct()
+        times = [time for time, _, _ in logged]
+        keys = [key for _, key, _ in logged]
         values = [value for _, _, value in logged]
-        times = [time for _, time, _ in logged]
         known = self._latest_rows.entries
         behind = [key for key in dict.fromkeys(keys) if key not in known]
         for key, row in zip(behind, self.latest.get_many(behind), strict=True):
@@ -224,19 +223,59 @@ class VersionedTable:
     ) -> None:
         """Stage versions; those that end at `bound` or before need not be kept."""
         unique = list(dict.fromkeys(keys))
-        rows = dict(zip(unique, self.latest.get_many(unique), strict=True))
+        found = self.latest.get_many(unique)
+        behind: list[Change] = []
+        if len(unique) == len(keys) and found.count(None) == len(found):
+            newer, older = self._first_versions(keys, values, times)
+        else:
+            rows = dict(zip(unique, found, strict=True))
+            newer, older = self._next_versions(keys, values, times, bound, rows, behind)
+        # History before what supersedes it: see the readers of pending writes.
+        self._history_rows.put_all(older)
+        self._latest_rows.put_all(newer)
+        # Versions of one key see each other, so one of each key at a time.
+        while behind:
+            turn = {one.key: one for one in reversed(behind)}
+            now = self.latest.get_many(list(turn))
+            begins = [layout.valid_from(row) for row in now if row is not None]
+            self._insert(list(turn.values()), begins)
+            behind = [one for one in behind if turn[one.key] is not one]
+
+    def _first_versions(
+        self, keys: list[bytes], values: list[bytes | None], times: list[int]
+    ) -> tuple[Rows, Rows]:
+        """Of keys that have none yet, one each."""
+        newer: Rows = dict(zip(keys, map(layout.version_row, values, times), strict=True))
+        interval = self.interval_ms
+        older: Rows = {}
+        if None in values:
+            for key, value, time in zip(keys, values, times, strict=True):
+                if value is None:
+                    older[layout.grave_key(key, time, interval)] = b""
+        return newer, older
+
+    def _next_versions(
+        self,
+        keys: list[bytes],
+        values: list[bytes | None],
+        times: list[int],
+        bound: int,
+        rows: Rows,
+        behind: list[Change],
+    ) -> tuple[Rows, Rows]:
+        """Of keys whose latest are `rows`; what is older than those goes to `behind`."""
         begins = {k: NEVER if r is None else layout.valid_from(r) for k, r in rows.items()}
-        newer: dict[bytes, bytes | None] = {}
-        older: dict[bytes, bytes | None] = {}
-        behind: dict[bytes, Change] = {}
+        newer: Rows = {}
+        older: Rows = {}
         interval, row_of, place_of = self.interval_ms, layout.version_row, layout.history_key
-        records = list(zip(times, keys, values, strict=True))
+        records = zip(times, keys, values, strict=True)
         if any(map(int.__gt__, times, times[1:])):
-            records.sort(key=_first)  # stable: of one key and time the later write stays the later
+            # Stable: of one key and time the later write stays the later.
+            records = iter(sorted(records, key=_first))  # type: ignore[assignment]  # either way triples
         for time, key, value in records:
             began = begins[key]
             if time < began:
-                behind[layout.journal_key(key, time)] = Change(key, value, time)
+                behind.append(Change(key, value, time))
                 continue
             if began < time:
                 if began != NEVER and time > bound:
@@ -245,15 +284,7 @@ class VersionedTable:
             if value is None:
                 older[layout.grave_key(key, time, interval)] = b""
             rows[key] = newer[key] = row_of(value, time)
-        # History before what supersedes it: see the readers of pending writes.
-        self._history_rows.put_all(older)
-        self._latest_rows.put_all(newer)
-        # Versions of one key see each other, so one of each key at a time.
-        left = list(behind.values())
-        while left:
-            turn = {one.key: one for one in reversed(left)}
-            self._insert(list(turn.values()), [begins[key] for key in turn])
-            left = [one for one in left if turn[one.key] is not one]
+        return newer, older
 
     def _insert(self, late: Sequence[Change], latest_from: Sequence[int]) -> list[int]:
         """Put versions before the latest of their keys, one of each key; returns when they end."""
@@ -309,10 +340,6 @@ def _committed_moment(staged: StagedEngine) -> Moment | None:
         return Moment(*layout.read_clock(row))
     except struct.error as error:
         raise TaskCorrupted(f"{staged.where}: its stream time is not readable") from error
-
-
-def _second(logged: tuple[bytes, int, bytes | None]) -> int:
-    return logged[1]
 
 
 def _first(record: tuple[int, bytes, bytes | None]) -> int:

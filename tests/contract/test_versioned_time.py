@@ -249,7 +249,7 @@ def test_iterators_are_of_the_moment_they_were_opened(opened: Open) -> None:
 
 def test_pending_versions_are_counted_once_and_lost_loudly(opened: Open) -> None:
     store = opened()
-    store.put_all(puts("a1@10 a2@20 a2@20 a0@5"))
+    store.put_all(puts("a1@10 a2@20 a0@5"))
     assert store.approximate_num_uncommitted_entries() == 3
     assert store.approximate_num_uncommitted_bytes() > 0
     store.commit()

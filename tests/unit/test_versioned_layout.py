@@ -83,11 +83,6 @@ def test_a_forgotten_delete_is_found_below_its_segments_end_and_not_among_versio
     assert row > layout.CLOCK_KEY
 
 
-@given(key=KEYS, time=TIMES)
-def test_a_journal_key_is_undone_whatever_the_key_ends_with(key: bytes, time: int) -> None:
-    assert layout.journalled(layout.journal_key(key, time)) == (key, time)
-
-
 @given(now=TIMES, bound=TIMES)
 def test_the_clock_comes_back(now: int, bound: int) -> None:
     assert layout.read_clock(layout.clock_row(now, bound)) == (now, bound)
