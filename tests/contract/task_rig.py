@@ -19,6 +19,7 @@ from statestore.settings import Settings
 from statestore.stores.built_in import BuiltIn
 from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.stores.specs import BuiltInSpec
+from statestore.stores.transactional import TransactionalStore
 from statestore.tasks.budget import Slot
 from statestore.tasks.lifecycle import StreamTask
 from statestore.tasks.plan import TaskEdges, TaskPlan
@@ -165,7 +166,7 @@ class TaskRig:
 def release(task: StreamTask) -> None:
     """Let go of files in this process that a dead one would not hold."""
     for opened in task._stores.opened.values():
-        if isinstance(opened.store, TransactionalKeyValueStore):
+        if isinstance(opened.store, TransactionalStore):
             try:
                 opened.store.staged.close()
             except StateStoreError:

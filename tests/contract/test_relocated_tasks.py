@@ -1,0 +1,139 @@
+"""Stream tasks before and after a topology change: what each kind of store finds there."""
+
+from pathlib import Path
+
+import pytest
+
+import statestore as ss
+from statestore.layout.files import read_checkpoint
+from statestore.model import TaskId, TopicPartition
+from statestore.operations.run import Run, RunRequest
+from statestore.stores.versioned import TransactionalVersionedStore
+from tests.contract.task_rig import APPLICATION, TaskRig
+from tests.contract.user_stores import Notes, UserStore, rows_in, supplier
+
+CHANGELOG = TopicPartition(f"{APPLICATION}-book-changelog", 0)
+VERSIONS = ss.persistent_versioned_key_value_store("versions", 86_400_000)
+WORLDS = {
+    "manages its offsets": supplier(manages=True),
+    "commits, without offsets": supplier(),
+    "writes through": supplier(through=True),
+}
+
+
+class Remember:
+    """Keeps every value of a key, at times 10 ms apart."""
+
+    def __init__(self, context: ss.ProcessorContext) -> None:
+        self._versions = context.store(VERSIONS)
+        self._time_ms = 0
+
+    def process(self, record: ss.Record[bytes, bytes]) -> None:
+        self._time_ms += 10
+        self._versions.put(record.key, record.value, self._time_ms)
+
+
+def topology(spec: ss.StoreSupplier[UserStore], *, behind_another: bool) -> ss.Topology:
+    """The user's store, alone or behind a sub-topology that is new."""
+    builder = ss.StreamsBuilder(key_serde=ss.serdes.STRING, value_serde=ss.serdes.STRING)
+    if behind_another:
+        builder.stream("new").group_by_key().count("news").to_stream().to("new-out")
+    builder.stream("in").process(Notes, spec, name="notes").to("out")
+    return builder.build()
+
+
+def versions(*, behind_another: bool) -> ss.Topology:
+    builder = ss.StreamsBuilder()
+    if behind_another:
+        builder.stream("new").group_by_key().count("news").to_stream().to("new-out")
+    builder.stream("in").process(Remember, VERSIONS, name="remember")
+    return builder.build()
+
+
+def deployed_behind(rig: TaskRig, changed: ss.Topology) -> TaskRig:
+    """The changed topology over the same state and broker; its task of the store is 1_0."""
+    after = TaskRig(
+        changed,
+        rig.root,
+        rig.guarantee,
+        broker=rig.broker,
+        clock=rig.clock,
+        task_id=TaskId(1, 0),
+        lives=rig.lives,
+    )
+    cluster = rig.broker.cluster(APPLICATION)
+    with Run(changed, after.known(), after.layout, cluster, rig.clock, RunRequest()):
+        pass
+    return after
+
+
+def commit_two(rig: TaskRig) -> None:
+    """a=2 b=1 committed, the task running."""
+    task = rig.start()
+    rig.send("in", [("a", "1"), ("b", "1"), ("a", "2")])
+    task.step(0)
+    task.step_commit()
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_users_own_store_goes_on_where_it_stood(
+    world: str, guarantee: str, tmp_path: Path
+) -> None:
+    rig = TaskRig(topology(WORLDS[world], behind_another=False), tmp_path, guarantee)
+    commit_two(rig)
+    rig.end()
+    entry = read_checkpoint(rig.folder)[CHANGELOG]
+    after = deployed_behind(rig, topology(WORLDS[world], behind_another=True))
+    assert read_checkpoint(rig.folder) == {}
+    assert read_checkpoint(after.folder) == {CHANGELOG: entry}
+    task = after.start()
+    assert (task.report.restored_records, task.report.quarantined) == (0, [])
+    after.send("in", [("a", "3")])
+    task.step(0)
+    after.end()
+    assert rows_in(after.store_dir("book")) == {"a": "3", "b": "1"}
+    assert after.broker.records("out")[-1].value == b"2"
+
+
+def test_a_users_own_store_that_was_not_closed_is_trusted_no_more_than_before(
+    tmp_path: Path,
+) -> None:
+    world = WORLDS["commits, without offsets"]
+    rig = TaskRig(topology(world, behind_another=False), tmp_path)
+    commit_two(rig)
+    rig.crash()
+    after = deployed_behind(rig, topology(world, behind_another=True))
+    task = after.start()
+    assert task.report.quarantined == ["book"]
+    after.end()
+    assert rows_in(after.store_dir("book")) == {"a": "2", "b": "1"}
+
+
+def test_a_versioned_store_keeps_its_history_and_its_time(tmp_path: Path) -> None:
+    rig = TaskRig(versions(behind_another=False), tmp_path)
+    commit_two(rig)
+    rig.end()
+    after = deployed_behind(rig, versions(behind_another=True))
+    task = after.start()
+    assert task.report.restored_records == 0
+    found = task.store("versions")
+    assert isinstance(found, TransactionalVersionedStore)
+    with found.history(b"a") as history:
+        assert [(v.value, v.timestamp_ms) for v in history] == [(b"2", 30), (b"1", 10)]
+    assert found.observed_stream_time() == 30
+    after.end()
+
+
+def test_what_a_crash_left_behind_the_log_is_all_that_is_restored(tmp_path: Path) -> None:
+    rig = TaskRig(versions(behind_another=False), tmp_path)
+    commit_two(rig)
+    rig.end()
+    task = rig.start()
+    rig.send("in", [("c", "1"), ("d", "1")])
+    task.step(0)
+    task.step_commit()
+    rig.crash()
+    after = deployed_behind(rig, versions(behind_another=True))
+    assert after.start().report.restored_records == 2
+    after.end()
