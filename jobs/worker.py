@@ -34,6 +34,8 @@ REPORT_SCHEMA = pa.schema(
         ("process_seconds", pa.float64()),
         ("commit_seconds", pa.float64()),
         ("bytes_written", pa.int64()),
+        ("snapshots", pa.int64()),
+        ("snapshot_seconds", pa.float64()),
         ("first_record_ms", pa.int64()),
         ("last_commit_ms", pa.int64()),
         ("quarantined", pa.list_(pa.string())),

@@ -8,7 +8,7 @@ import importlib
 from typing import Any
 
 _HOMES = {
-    "statestore.assembly": ("open_store", "run"),
+    "statestore.assembly": ("open_snapshot", "open_store", "run"),
     "statestore.model": (
         "EmitStrategy",
         "IsolationLevel",

@@ -81,6 +81,7 @@ def state_options(command: F) -> F:
         command,
         _option("--application-id", help="Names the folder in the state dir."),
         _option("--state-dir", help="Root of all state."),
+        click.option("--set", "pairs", multiple=True, metavar="K=V", help="Any setting."),
         _option("--config", help=f"Applications file; {DEFAULT_CONFIG} if there is one."),
     )
 
@@ -88,9 +89,10 @@ def state_options(command: F) -> F:
 def parse_state(flags: Mapping[str, Any]) -> Settings:
     """Settings with application id and state dir; Misuse names what is missing."""
     application_id, config = _application(flags)
-    overrides = {"application.id": application_id}
+    overrides: dict[str, str] = {}
     if flags["state_dir"]:
         overrides["state.dir"] = flags["state_dir"]
+    overrides |= _pairs(flags["pairs"]) | {"application.id": application_id}
     settings = Settings.from_mapping(_section(config, application_id) | overrides)
     settings.require("state.dir")
     return settings

@@ -6,15 +6,18 @@ The only module that names concrete edges.
 its workers; `run` does both in this process: same lock, same guarantees.
 """
 
+import dataclasses
 import importlib
 import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
+from statestore.engines.rocks_files import link_store
 from statestore.errors import Action, Misuse, PipelineNotFound, StateStoreError
 from statestore.kafka.changelog import KafkaChangelog
 from statestore.kafka.clients import Trouble, consumer, producer
@@ -22,12 +25,14 @@ from statestore.kafka.outbox import PlainOutbox, TransactionalOutbox
 from statestore.kafka.source import KafkaSource
 from statestore.kafka.topics import KafkaCluster
 from statestore.layout.folders import StateLayout
-from statestore.model import IsolationLevel, Span, Time, span_ms, to_ms
-from statestore.opening import is_empty, open_built_in, open_files, options_hook
+from statestore.model import IsolationLevel, Serde, Span, Time, span_ms, to_ms
+from statestore.opening import is_empty, open_built_in, open_files, options_hook, read_offsets
 from statestore.operations.at_rest import StoresAtRest, existing_application
 from statestore.operations.relocate import Choices
 from statestore.operations.relocate_apply import Relocation, RelocationReport
 from statestore.operations.run import PlannedTask, Run, RunRequest, RunSummary, check_shared
+from statestore.operations.snapshot_store import SnapshotKeyValueStore
+from statestore.operations.snapshots import Snapshots
 from statestore.ports import Clock
 from statestore.settings import Settings, expand
 from statestore.stores import idle
@@ -188,9 +193,45 @@ def serve_planned(
     return serve(tasks, run_for_ms=request.run_for_ms, stop=stop, clock=clock)
 
 
+def open_snapshot(
+    state_dir: str | Path,
+    application_id: str,
+    store: str,
+    *,
+    partition: int | None = None,
+    export: str | None = None,
+    settings: Settings | Mapping[str, object] | None = None,
+    key_serde: Serde[Any] | None = None,
+    value_serde: Serde[Any] | None = None,
+) -> SnapshotKeyValueStore[Any, Any]:
+    """A store of an application as it was committed last, read-only, whether or not a run is on.
+
+    `partition`: None is all of them. Serdes not given are those of the deployed topology.
+    Unavailable if the owner of a task takes no snapshot in time, UnknownStore names what there is.
+    """
+    if export is not None:
+        raise Misuse("export=… is not there yet: leave it out to read the live store")
+    known = dataclasses.replace(
+        Settings.of(settings), state_dir=str(state_dir), application_id=application_id
+    )
+    with closing(stores_at_rest(known)) as looked:
+        tasks = looked.find(store, partition)
+        spec = looked.spec(store, key_serde, value_serde)
+    snapshots = _snapshots(known)
+    with ExitStack() as taken:
+        found = [taken.enter_context(snapshots.take(task)) for task in tasks]
+        opened = SnapshotKeyValueStore(spec, found, open_files)
+        taken.pop_all()
+    return opened
+
+
 def stores_at_rest(settings: Settings) -> StoresAtRest:
-    """The stores of an application, to look at while nobody owns them."""
-    return StoresAtRest(_layout(settings), open_files)
+    """The stores of an application, to look at from outside."""
+    return StoresAtRest(_snapshots(settings), open_files)
+
+
+def _snapshots(settings: Settings) -> Snapshots:
+    return Snapshots(_layout(settings), settings, SystemClock(), link_store, read_offsets)
 
 
 def relocate(
@@ -343,6 +384,7 @@ def _edges(settings: Settings, planned: PlannedTask, clock: Clock, slots: int) -
         KafkaCluster(settings),
         clock,
         open_task_store,
+        link_store,
     )
 
 

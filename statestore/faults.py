@@ -25,6 +25,8 @@ class CrashPoint(StrEnum):
 
     CLAIM_LOCKED = "claim.locked"
     CLAIM_OWNED = "claim.owned"
+    TAKEOVER_LINKED = "takeover.linked"
+    TAKEOVER_PUBLISHED = "takeover.published"
     START_STORES_OPEN = "start.stores-open"
     START_PRODUCER_READY = "start.producer-ready"
     START_OFFSETS_KNOWN = "start.offsets-known"
@@ -39,6 +41,9 @@ class CrashPoint(StrEnum):
     INPUTS_MARKED = "inputs.marked"
     STORE_FLUSH = "store.flush"
     STORE_CLOSE = "store.close"
+    SNAPSHOT_REQUESTED = "snapshot.requested"
+    SNAPSHOT_LINKED = "snapshot.linked"
+    SNAPSHOT_PUBLISHED = "snapshot.published"
     QUARANTINE_RENAMED = "quarantine.renamed"
     RELOCATE_SETTLED = "relocate.settled"
     RELOCATE_JOURNALLED = "relocate.journalled"

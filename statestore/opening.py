@@ -14,6 +14,7 @@ from typing import Any
 from statestore.engines.memory import MemoryEngine
 from statestore.engines.rocks import RocksMemory, RocksTuning, open_rocks, stored_tables
 from statestore.errors import InvalidSetting, TaskCorrupted
+from statestore.layout.snapshots import StoreOffsets
 from statestore.model import IsolationLevel
 from statestore.ports import Clock, Engine
 from statestore.settings import Settings
@@ -119,6 +120,21 @@ def is_empty(path: Path) -> bool:
         known = offsets.read_offsets(engine.table(offsets.TABLE), str(path))
         data = (engine.table(name).scan() for name in tables if name != offsets.TABLE)
         return not known and all(next(rows, None) is None for rows in data)
+    finally:
+        engine.close()
+
+
+def read_offsets(path: Path) -> StoreOffsets | None:
+    """Where a built-in store stands, from files nobody writes; None if none lies there."""
+    if offsets.TABLE not in stored_tables(path):
+        if any(path.glob("*.sst")):
+            raise TaskCorrupted(f"{path}: no table {offsets.TABLE}: not a whole store")
+        return None
+    engine = _open_read_only(path, (offsets.TABLE,))
+    try:
+        table, where = engine.table(offsets.TABLE), str(path)
+        found = offsets.read_offsets(table, where)
+        return StoreOffsets.of(found, offsets.read_position(table, where).as_dict())
     finally:
         engine.close()
 

@@ -4,7 +4,7 @@
 implements the last four in memory. One contract suite per port runs on every implementation.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -12,6 +12,11 @@ from statestore.errors import StateStoreError
 from statestore.model import Batch, TopicPartition
 
 Writes = Mapping[bytes, bytes | None]
+LinkStore = Callable[[Path, Path, bool], None]
+"""Makes the second folder what the store in the first was when it was last durable.
+
+Its owner may be alive and writing; True: it is dead, so that what it only logged counts too.
+"""
 
 
 class Cursor(Protocol):

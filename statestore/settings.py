@@ -114,6 +114,20 @@ class Settings:
         "",
         "Whether file locks work across hosts on the state volume.",
     )
+    snapshot_wait_ms: int = _knob(
+        "statestore.snapshot.wait.ms",
+        60_000,
+        "ms",
+        "Wait for the owner of a task in use to take a snapshot.",
+        least=0,
+    )
+    snapshot_lease_ms: int = _knob(
+        "statestore.snapshot.lease.ms",
+        600_000,
+        "ms",
+        "A snapshot nobody renews or releases is removed after that.",
+        least=1000,
+    )
     quarantine_retention_ms: int = _knob(
         "statestore.quarantine.retention.ms",
         7 * 86_400_000,

@@ -1,4 +1,6 @@
-r"""`statestore stores ls|get|history|range|count` and `statestore offsets`, for stores at rest.
+r"""`statestore stores ls|get|history|range|count` and `statestore offsets`: stores, for people.
+
+While a run is on they see the last commit of each stream task, in a snapshot its owner takes.
 
 Keys and values go through the serdes the deployed topology names; `--raw` shows bytes, with what is
 no printable ASCII as `\xNN`, and takes a KEY written so.
@@ -34,14 +36,14 @@ _partition_option = click.option("--partition", type=int, help="Only this partit
 
 @click.group()
 def stores() -> None:
-    """Look into stores at rest: no run may be on."""
+    """Look into stores, whether or not a run is on."""
 
 
 @stores.command("ls")
 @state_options
 @_json_option
 def ls_command(*, as_json: bool, **flags: Any) -> None:
-    """The stores on disk: where, how big, how to decode them. Opens none, so a run may be on."""
+    """The stores on disk: where, how big, how to decode them."""
     at_rest = _at_rest(flags)
     rows = []
     for file in at_rest.files():
@@ -195,7 +197,7 @@ def count_command(*, store: str, partition: int | None, as_json: bool, **flags: 
 @state_options
 @_json_option
 def offsets_command(*, store: str | None, as_json: bool, **flags: Any) -> None:
-    """Where stores at rest stand: changelog offsets next to read, input offsets last processed."""
+    """Where stores stand: changelog offsets next to read, input offsets last processed."""
     rows = [
         {
             "store": found.store,
@@ -255,7 +257,9 @@ class _Face:
 
 
 def _at_rest(flags: dict[str, Any]) -> StoresAtRest:
-    return stores_at_rest(parse_state(flags))
+    looked = stores_at_rest(parse_state(flags))
+    click.get_current_context().call_on_close(looked.close)
+    return looked
 
 
 def _keeps_history(at_rest: StoresAtRest, store: str) -> bool:

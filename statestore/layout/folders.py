@@ -2,6 +2,7 @@
 
     <state.dir>/<application id>/.lock owner.json nonce topology.json relocation.json
                                  <task id>/.lock owner.json inputs.json .checkpoint rocksdb/<store>/
+                                 <task id>/rocksdb.<epoch>/<store>/     in its place (takeover.py)
                                  <task id>/<store>.position     left by Kafka Streams
                                  quarantine/<store>-<time>-<reason>/.quarantined.json
 
@@ -24,12 +25,14 @@ from statestore import metrics
 from statestore.errors import HostFailure, Misuse
 from statestore.faults import CrashPoint, reach
 from statestore.layout.files import folders_in, publish, sync_folder
+from statestore.layout.owners import STORES
 from statestore.model import TaskId
 from statestore.ports import Clock
 
 STORE_NAME = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,200}")
 _TASK = re.compile(r"\d+_\d+")
 QUARANTINE_RECORD = ".quarantined.json"
+_EPOCH = re.compile(rf"{STORES}(?:\.(\d+))?")
 
 
 class Quarantined(msgspec.Struct, frozen=True):
@@ -69,8 +72,23 @@ class StateLayout:
     def task_dir(self, task: TaskId) -> Path:
         return self.application_dir / str(task)
 
+    def stores_dir(self, task: TaskId) -> Path:
+        """Where the stores of `task` lie: what its last owner works in."""
+        folders = self.stores_folders(task)
+        return folders[-1] if folders else self.task_dir(task) / STORES
+
+    def stores_folders(self, task: TaskId) -> list[Path]:
+        """That folder last, and before it those that former owners were left with, oldest first."""
+        folder = self.task_dir(task)
+        epochs = {
+            name: int(found[1] or 0)
+            for name in folders_in(folder)
+            if (found := _EPOCH.fullmatch(name))
+        }
+        return [folder / name for name in sorted(epochs, key=epochs.__getitem__)]
+
     def store_dir(self, task: TaskId, store: str) -> Path:
-        return self.task_dir(task) / "rocksdb" / store
+        return self.stores_dir(task) / store
 
     def tasks(self) -> Iterator[TaskId]:
         """The tasks that have a folder, in order."""
@@ -79,7 +97,7 @@ class StateLayout:
 
     def stores(self, task: TaskId) -> list[str]:
         """The stores that have a folder under `task`."""
-        return sorted(folders_in(self.task_dir(task) / "rocksdb"))
+        return sorted(folders_in(self.stores_dir(task)))
 
     def create(self, folder: Path) -> None:
         """Make `folder`; HostFailure says why it cannot be written."""

@@ -1,6 +1,8 @@
 """Owners of a folder: whoever holds its `.lock`, as `owner.json` says (SEMANTICS E10).
 
-`owner.json` carries an epoch that rises with every claim.
+`owner.json` carries an epoch that rises with every claim. Where file locks do not work
+(`statestore.volume.locks=false`) the last to write it is the owner, and a former one, told by
+`still_ours`, may go on for a while: nothing it has open may be used then (`Owner.in_place`).
 """
 
 import os
@@ -18,9 +20,16 @@ from statestore.faults import CrashPoint, reach
 from statestore.layout.files import publish
 from statestore.ports import Clock
 
+STORES = "rocksdb"
+_NEVER = -1
+
 
 class Owner(msgspec.Struct, frozen=True):
-    """Who claimed a folder, as stored in `owner.json`."""
+    """Who claimed a folder, as stored in `owner.json`.
+
+    `in_place`: it went on where the last owner stopped; else it works in a folder of its own, once
+    that is there.
+    """
 
     epoch: int
     host: str
@@ -29,6 +38,7 @@ class Owner(msgspec.Struct, frozen=True):
     since_ms: int
     started_ticks: int
     released: bool = False
+    in_place: bool = True
 
     def describe(self) -> str:
         return f"process {self.pid} on {self.host}, epoch {self.epoch}"
@@ -49,35 +59,44 @@ class Claim:
     folder: Path
     owner: Owner
     previous: Owner | None
-    _lock: filelock.BaseFileLock = field(repr=False)
+    _lock: filelock.BaseFileLock | None = field(repr=False)
+    _held: bool = field(default=True, repr=False)
 
     def still_ours(self) -> bool:
-        """Whether nobody claimed a higher epoch since.
+        """Whether nobody claimed it since.
 
         Only this tells an expired transaction from a fence (E5).
         """
-        current = read_owner(self.folder)
-        return current is not None and current.epoch == self.owner.epoch
+        return read_owner(self.folder) == self.owner
 
     def release(self) -> None:
         """Say so in `owner.json` and let go. Releasing twice is harmless."""
-        if self._lock.is_locked:
-            if self.still_ours():
-                released = msgspec.structs.replace(self.owner, released=True)
-                publish(self.folder / "owner.json", msgspec.json.encode(released))
-            self._lock.release()
+        self._let_go(released=True)
 
     def abandon(self) -> None:
-        """Let go without a word, as a dead process does."""
-        self._lock.release()
+        """Let go as a dead process does: `owner.json` then names one that does not live."""
+        self._let_go(started_ticks=_NEVER)
+
+    def lose(self) -> None:
+        """The lock is gone, as on a volume that forgets locks; the owner lives and may not know."""
+        self._held = False
+        if self._lock is not None:
+            self._lock.release()
+
+    def _let_go(self, **changes: object) -> None:
+        if self._held:
+            if self.still_ours():
+                left = msgspec.structs.replace(self.owner, **changes)
+                publish(self.folder / "owner.json", msgspec.json.encode(left))
+            self.lose()
 
 
-def claim(folder: Path, *, what: str, wait_ms: int, clock: Clock) -> Claim:
-    """Take `folder`, waiting up to `wait_ms`.
+def claim(folder: Path, *, what: str, wait_ms: int, clock: Clock, locks: bool = True) -> Claim:
+    """Take `folder`, waiting up to `wait_ms`; without locks take it from whoever has it.
 
     Locked names the owner. Crash points claim.locked, claim.owned.
     """
-    lock = _lock(folder, what, wait_ms)
+    lock = _lock(folder, what, wait_ms) if locks else None
     reach(CrashPoint.CLAIM_LOCKED)
     try:
         previous = read_owner(folder)
@@ -88,26 +107,48 @@ def claim(folder: Path, *, what: str, wait_ms: int, clock: Clock) -> Claim:
             pid=os.getpid(),
             since_ms=clock.now_ms(),
             started_ticks=_started_ticks(os.getpid()) or 0,
+            in_place=locks and (previous is None or _left_for_good(folder, previous)),
         )
         publish(folder / "owner.json", msgspec.json.encode(owner))
     except BaseException:
-        lock.release()
+        if lock is not None:
+            lock.release()
         raise
     reach(CrashPoint.CLAIM_OWNED)
     return Claim(folder, owner, previous, lock)
 
 
+def stores_name(epoch: int) -> str:
+    """The folder of a task's stores made by the owner of that epoch, `STORES` being the first."""
+    return f"{STORES}.{epoch}"
+
+
 @contextmanager
-def at_rest(folder: Path, *, what: str, wait_ms: int) -> Iterator[None]:
+def at_rest(folder: Path, *, what: str, wait_ms: int, locks: bool = True) -> Iterator[None]:
     """Keep owners out of `folder` while somebody looks at it; Locked names the one in it.
 
-    No claim: `owner.json` goes on telling how the last owner left.
+    No claim: `owner.json` goes on telling how the last owner left. Without locks nobody is kept
+    out; Locked unless the last owner is dead for sure.
     """
+    if not locks:
+        owner = read_owner(folder)
+        if owner is not None and not owner.provably_dead():
+            raise Locked(f"{what} ({folder}) is owned by {owner.describe()}")
+        yield
+        return
     lock = _lock(folder, what, wait_ms)
     try:
         yield
     finally:
         lock.release()
+
+
+def _left_for_good(folder: Path, last: Owner) -> bool:
+    """Whether nobody can write any more where the stores of `folder` lie now."""
+    if not last.provably_dead():
+        return False
+    # It may have died before it left the folder of an owner that lives.
+    return last.in_place or (folder / stores_name(last.epoch)).is_dir()
 
 
 def _lock(folder: Path, what: str, wait_ms: int) -> filelock.BaseFileLock:

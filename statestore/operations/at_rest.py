@@ -1,21 +1,21 @@
-"""Looks at the stores of an application while nobody owns them: rows, counts, offsets, sizes.
+"""Looks at the stores of an application, whether or not a run is on: rows, counts, offsets, sizes.
 
-Each look takes the stream task's lock, so that no owner comes in between, and opens the files
-read-only; `owner.json` stays as the last owner left it. Locked names the owner of a task in use.
+Each stream task is seen in a snapshot, as it stood at its last commit; `owner.json` stays as it is.
 """
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from statestore.errors import Misuse, StateStoreError, UnknownStore
-from statestore.layout import owners
 from statestore.layout.folders import StateLayout
-from statestore.model import TaskId, TopicPartition
+from statestore.model import Serde, TaskId, TopicPartition
 from statestore.operations.deployed import DeployedStore, read_deployed
+from statestore.operations.snapshots import Snapshot, Snapshots
 from statestore.ports import Engine
-from statestore.stores import keyvalue, offsets, versioned_layout
+from statestore.stores import keyvalue, offsets, serdes, versioned_layout
+from statestore.stores.specs import KeyValueSpec
 
 
 class StoreFiles(NamedTuple):
@@ -45,13 +45,20 @@ class Offsets(NamedTuple):
 
 
 class StoresAtRest:
-    """The stores of one application; opens nothing until asked."""
+    """The stores of one application; opens nothing until asked. Close it when done."""
 
-    def __init__(self, layout: StateLayout, open_files: Callable[[Path], Engine]) -> None:
+    def __init__(self, snapshots: Snapshots, open_files: Callable[[Path], Engine]) -> None:
         """Misuse if there is no such application."""
-        self._layout = existing_application(layout)
+        layout = self._layout = existing_application(snapshots.layout)
+        self._snapshots = snapshots
+        self._taken: dict[TaskId, Snapshot] = {}
         self._open_files = open_files
         self.deployed = read_deployed(layout)
+
+    def close(self) -> None:
+        """Release the snapshots."""
+        while self._taken:
+            self._taken.popitem()[1].release()
 
     def files(self) -> list[StoreFiles]:
         """Every store of every stream task on disk, without opening any."""
@@ -75,7 +82,7 @@ class StoresAtRest:
         if known is not None and known.kind != kind:
             raise Misuse(f"store {store!r} is a {known.kind} one: this command cannot read it")
         if not found and known is not None and not known.persistent:
-            raise Misuse(f"store {store!r} is in memory: at rest it has no files")
+            raise Misuse(f"store {store!r} is in memory: it has no files to look into")
         if not found:
             names = {file.store for file in self.files()} | self.deployed.stores.keys()
             raise UnknownStore(
@@ -89,6 +96,29 @@ class StoresAtRest:
                 f"it is in stream tasks {', '.join(map(str, found))}"
             )
         return chosen
+
+    def spec(
+        self, store: str, key_serde: Serde[Any] | None, value_serde: Serde[Any] | None
+    ) -> KeyValueSpec[Any, Any]:
+        """How to read it; a serde that is None is that of the deployed topology, if it names one.
+
+        Misuse names the keyword to pass where it is not one of the library's.
+        """
+        known = self.deployed.stores.get(store)
+
+        def serde(given: Serde[Any] | None, named: str | None, keyword: str) -> Serde[Any]:
+            if given is not None:
+                return given
+            try:
+                return serdes.BYTES if named is None else serdes.by_name(named)
+            except Misuse as error:
+                raise Misuse(f"store {store!r}: {error}; or pass {keyword}=") from error
+
+        return KeyValueSpec(
+            store,
+            serde(key_serde, None if known is None else known.key_serde, "key_serde"),
+            serde(value_serde, None if known is None else known.value_serde, "value_serde"),
+        )
 
     def get(self, store: str, key: bytes, partition: int | None = None) -> Row | None:
         """The row of a key, in whichever partition it is."""
@@ -144,22 +174,28 @@ class StoresAtRest:
             self.find(store)
         return found
 
+    def snapshot(self, task: TaskId) -> Snapshot:
+        """One for all looks at this task."""
+        if task in self._taken:
+            self._taken[task].renew()
+        else:
+            self._taken[task] = self._snapshots.take(task)
+        return self._taken[task]
+
     @contextmanager
     def opened(self, task: TaskId, store: str, *, kind: str = keyvalue.KIND) -> Iterator[Engine]:
-        """Its database, read-only, with owners kept out; Misuse if it is of another kind."""
-        what = f"task {task}"
-        with owners.at_rest(self._layout.task_dir(task), what=what, wait_ms=0):
-            path = self._layout.store_dir(task, store)
-            engine = self._open_files(path)
-            try:
-                offsets.check_format(engine.table(offsets.TABLE), kind, str(path))
-                yield engine
-            except StateStoreError:
-                raise
-            except Exception as error:
-                raise engine.failure(error) or error from error
-            finally:
-                engine.close()
+        """Its database, read-only, as of the snapshot; Misuse if it is of another kind."""
+        path = self.snapshot(task).store_dir(store)
+        engine = self._open_files(path)
+        try:
+            offsets.check_format(engine.table(offsets.TABLE), kind, str(path))
+            yield engine
+        except StateStoreError:
+            raise
+        except Exception as error:
+            raise engine.failure(error) or error from error
+        finally:
+            engine.close()
 
 
 def existing_application(layout: StateLayout) -> StateLayout:

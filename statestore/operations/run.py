@@ -26,6 +26,7 @@ from statestore.errors import (
 from statestore.layout import files, owners
 from statestore.layout.folders import StateLayout
 from statestore.layout.owners import Claim
+from statestore.layout.snapshots import TaskSnapshots
 from statestore.model import TaskId, TopicPartition
 from statestore.operations.hashing import check_hashes
 from statestore.operations.relocate_apply import Relocation, may_hold_rows
@@ -127,7 +128,6 @@ class Run:
 
     def __enter__(self) -> Self:
         """Check, lock, prepare. Every refusal comes before anything is written."""
-        check_supported(self._settings)
         if self._settings.explicit_naming and self.topology.unnamed:
             raise InvalidTopology(
                 f"no name of their own: {', '.join(self.topology.unnamed)}; relocation goes by "
@@ -145,6 +145,7 @@ class Run:
             what=f"application {self._application_id}",
             wait_ms=self._settings.lock_wait_ms,
             clock=self._clock,
+            locks=self._settings.volume_locks,
         )
         try:
             relocation.apply()
@@ -152,6 +153,7 @@ class Run:
             self._cluster.create(self._missing_internal_topics())
             files.publish(self._layout.nonce_file, self._nonce.encode())
             self._sweep_quarantine()
+            self._sweep_snapshots()
         except BaseException:
             self._claim.release()
             raise
@@ -187,6 +189,11 @@ class Run:
                 _log.info("quarantine: removed %s, restored and committed to long ago", folder)
         except HostFailure as error:
             _log.warning("quarantine: %s; the next run tries again", error)
+
+    def _sweep_snapshots(self) -> None:
+        """Remove those whose lease has run out, also of tasks that have no owner."""
+        for task in self._layout.tasks():
+            TaskSnapshots(self._layout.task_dir(task)).sweep(self._clock.now_ms())
 
     def waves(self) -> Iterator[list[PlannedTask]]:
         """The tasks of each wave, planned when asked for; a cycle repeats until nothing moves."""
@@ -277,18 +284,6 @@ class Run:
         if tps:
             committed = self._cluster.group_offsets(tps)
             self._cluster.delete_before({tp: at.offset for tp, at in committed.items()})
-
-
-def check_supported(settings: Settings) -> None:
-    """InvalidSetting for values a later version will honour and this one would ignore."""
-    wanted = {
-        "statestore.volume.locks": settings.volume_locks,
-    }
-    ignored = [key for key, is_default in wanted.items() if not is_default]
-    if ignored:
-        raise InvalidSetting(
-            f"this version knows only the defaults of {', '.join(ignored)}: leave them out"
-        )
 
 
 def dead_letter_topics(topology: Topology, settings: Settings) -> set[str]:

@@ -2,16 +2,24 @@
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import Any, Final, Generic, Self
+from typing import Any, Final, Generic, Protocol, Self
 
 from statestore.errors import Misuse
 from statestore.model import K, Serde, V
 from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec, VersionedSpec
-from statestore.stores.staged_table import Pair, TableScan
+from statestore.stores.staged_table import Pair
 
 _BYTES: Final = {bytes}
 _BYTES_OR_NONE: Final = {bytes, type(None)}
+
+
+class BytesScan(Protocol):
+    """Pairs of bytes, as of one moment."""
+
+    def __iter__(self) -> Iterator[Pair]: ...
+    def check_open(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class Codec(Generic[K, V]):
@@ -77,7 +85,7 @@ class Codec(Generic[K, V]):
     def optional_key(self, key: K | None) -> bytes | None:
         return None if key is None else self.key(key)
 
-    def pairs(self, scan: TableScan, exclude: bytes | None) -> Iterator[tuple[Any, Any]]:
+    def pairs(self, scan: BytesScan, exclude: bytes | None) -> Iterator[tuple[Any, Any]]:
         source: Iterator[Pair] = iter(scan)
         if exclude is not None:
             source = (pair for pair in source if pair[0] != exclude)
@@ -119,7 +127,7 @@ class PairScan(Generic[K, V]):
 
     __slots__ = ("_pairs", "_scan")
 
-    def __init__(self, scan: TableScan, pairs: Iterator[tuple[K, V]]) -> None:
+    def __init__(self, scan: BytesScan, pairs: Iterator[tuple[K, V]]) -> None:
         self._scan = scan
         self._pairs = pairs
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from statestore.errors import StateStoreError, StoreClosed, TaskCorrupted
@@ -241,6 +242,15 @@ class StagedEngine:
         with self._settling:
             reach(CrashPoint.STORE_FLUSH)
             self._guard(self._engine.flush)
+            self._durable = dict(self._offsets)
+            self._lag = _Lag()
+            self.metrics.engine_flushes += 1
+
+    def checkpoint(self, target: Path) -> None:
+        """A copy of what is committed in the new folder `target`; makes it durable, too."""
+        self.check_open()
+        with self._settling:
+            self._guard(lambda: self._engine.checkpoint(target))
             self._durable = dict(self._offsets)
             self._lag = _Lag()
             self.metrics.engine_flushes += 1

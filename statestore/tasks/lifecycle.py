@@ -1,11 +1,12 @@
 """The life of one stream task: claim, settle, restore, process, commit, release (SEMANTICS E3).
 
     start()   claim the folder          claim.locked, claim.owned
+              leave a living owner's    takeover.linked, takeover.published
               open the stores           start.stores-open
               fence the last owner      start.producer-ready
               committed input offsets   start.offsets-known
               restore                   restore.batch-written, restore.done
-    step()    poll, process, commit when due
+    step()    poll, process, commit when due; take the snapshots others ask for
     close()   release without committing what is pending; a clean end commits first
 
 One thread. A failure that another try may mend goes back to the last commit and begins anew from
@@ -17,11 +18,15 @@ import logging
 from collections.abc import Callable
 from typing import Self
 
-from statestore.errors import CommitUnknown, Fenced, StateStoreError, TaskCorrupted, Unavailable
+from statestore.errors import (
+    CommitUnknown,
+    Fenced,
+    StateStoreError,
+    TaskCorrupted,
+    Unavailable,
+)
 from statestore.faults import CrashPoint, reach
-from statestore.layout import owners
 from statestore.layout.folders import StateLayout
-from statestore.layout.owners import Claim
 from statestore.model import TopicPartition
 from statestore.settings import Settings
 from statestore.tasks import budget
@@ -29,9 +34,11 @@ from statestore.tasks.committer import Committer
 from statestore.tasks.context import TaskContext
 from statestore.tasks.intake import Chunk
 from statestore.tasks.mark import InputMark
+from statestore.tasks.ownership import Ownership
 from statestore.tasks.patience import Patience
 from statestore.tasks.plan import TaskEdges, TaskPlan, TaskReport
 from statestore.tasks.poison import Poison
+from statestore.tasks.snapshots import SnapshotDesk
 from statestore.tasks.stores import TaskStores
 from statestore.topology.failures import NodeFailed
 from statestore.topology.graph import Push
@@ -57,9 +64,9 @@ class StreamTask:
         self._plan = plan
         self._edges = edges
         self._settings = settings
-        self._layout = layout
         self._slot = slot or budget.Slot(budget.Share.of(settings, plan.slots))
-        self._claim: Claim | None = None
+        self._ownership = Ownership(plan, edges, settings, layout)
+        self._desk = SnapshotDesk(plan.task_id, layout, edges.clock, self.report)
         self._stores = TaskStores(
             plan.task_id,
             layout,
@@ -75,7 +82,7 @@ class StreamTask:
         self._intake = plan.intake(settings, self._poison)
         self._mark = InputMark(layout.task_dir(plan.task_id), edges.clock)
         self._committer = Committer(
-            plan, edges, settings, self._stores, self._mark, self._check_ours
+            plan, edges, settings, self._stores, self._mark, self._ownership.check
         )
         self._last_commit_s = edges.clock.monotonic()
         self._since_commit = 0
@@ -87,14 +94,7 @@ class StreamTask:
         """Claim, fence, restore. Locked, Unavailable, HostFailure leave everything as it was."""
         plan, edges = self._plan, self._edges
         began = edges.clock.monotonic()
-        folder = self._layout.task_dir(plan.task_id)
-        self._layout.create(folder)
-        self._claim = owners.claim(
-            folder,
-            what=f"task {plan.task_id}",
-            wait_ms=self._settings.lock_wait_ms,
-            clock=edges.clock,
-        )
+        self._stores.live_in(self._ownership.take())
         for name in plan.part.stores:
             self._stores.open(plan.specs[name])
         reach(CrashPoint.START_STORES_OPEN)
@@ -104,6 +104,7 @@ class StreamTask:
         reach(CrashPoint.START_OFFSETS_KNOWN)
         self._restore()
         self._stores.write_checkpoint()
+        self._ownership.sweep()
         self._begin_reading()
         self.report.start_seconds += edges.clock.monotonic() - began
 
@@ -125,6 +126,7 @@ class StreamTask:
         """Commit what was processed; the clean end of a bounded run or of a stop."""
         if self._dirty or self._uncommitted_inputs() or self._mark.is_old():
             self.step_commit()
+        self._ownership.check()
         self.report.caught_up = self._intake.finished()
 
     def step_commit(self) -> None:
@@ -137,9 +139,7 @@ class StreamTask:
 
     def abandon(self) -> None:
         """Let go of the folder as a dead process would: no rollback, no abort, no checkpoint."""
-        if self._claim is not None:
-            self._claim.abandon()
-            self._claim = None
+        self._ownership.abandon()
 
     def close(self) -> None:
         """Drop what is pending, close the stores, release; hides no earlier error."""
@@ -147,19 +147,20 @@ class StreamTask:
         if self._context is not None:
             steps.append(self._context.close)
         steps += [self._committer.abort, self._edges.outbox.close, self._stores.close]
-        if self._claim is not None:
-            steps += [self._stores.write_checkpoint, self._mark.write]
+        steps.append(self._write_last_files)
         for step in steps:
             try:
                 step()
             except StateStoreError:
                 _log.warning("task %s: while closing", self._plan.task_id, exc_info=True)
         self._slot.hold(self.report.stream_task, _NOTHING)
-        if self._claim is not None:
-            reach(CrashPoint.CLOSE_STORES_CLOSED)
-            self._claim.release()
-            reach(CrashPoint.CLOSE_RELEASED)
-        self._claim = None
+        self._ownership.release()
+
+    def _write_last_files(self) -> None:
+        # A newer owner writes its own.
+        if self._ownership.holds():
+            self._stores.write_checkpoint()
+            self._mark.write()
 
     def __enter__(self) -> Self:
         try:
@@ -177,7 +178,7 @@ class StreamTask:
         try:
             done = self._judging(action)
         except StateStoreError as error:
-            self._check_ours(error)
+            self._ownership.check(error)
             if not isinstance(error, _MENDABLE):
                 raise
             self._go_back(error)
@@ -191,7 +192,7 @@ class StreamTask:
         try:
             return action() or 0
         except NodeFailed as failed:
-            self._check_ours()
+            self._ownership.check()
             context = self._context
             self._poison.judge(failed, punctuated=bool(context and context.punctuations.has_fired))
             self.report.rewinds += 1
@@ -202,14 +203,6 @@ class StreamTask:
                 self._restore()
             self._begin_reading()
             return 0
-
-    def _check_ours(self, cause: StateStoreError | None = None) -> None:
-        """Fenced if a newer owner claimed the folder: epochs tell, Kafka's answers do not (E5)."""
-        if self._claim is None or not self._claim.still_ours():
-            raise Fenced(
-                f"task {self._plan.task_id}: a newer owner took over; what was not committed is "
-                "dropped, and this one must not start again"
-            ) from cause
 
     # Start.
 
@@ -263,6 +256,8 @@ class StreamTask:
         if self._commit_due():
             self._commit()
         self._stores.maintain()
+        self._ownership.glance()
+        self._desk.serve(self._stores.opened, self._committer.stamp.number)
         return processed
 
     def _poll(self, limit: int, timeout_ms: int) -> None:
@@ -385,7 +380,7 @@ class StreamTask:
                 self._begin_anew(cause)
                 cause = None
             except (Unavailable, CommitUnknown, Fenced) as another:
-                self._check_ours(another)
+                self._ownership.check(another)
                 cause = another
 
     def _begin_anew(self, cause: StateStoreError) -> None:

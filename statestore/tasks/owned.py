@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from statestore.errors import Misuse, StateStoreError, TaskCorrupted
+from statestore.layout.snapshots import StoreOffsets
 from statestore.model import Batch, Position, TaskId, TopicPartition
 from statestore.stores.built_in import BuiltIn
 from statestore.stores.contracts import StateStore, StoreContext
@@ -22,6 +23,7 @@ from statestore.tasks.budget import Usage
 from statestore.tasks.changelog_times import true_times
 
 _log = logging.getLogger(__name__)
+IN_MEMORY = "it is in memory"
 
 
 class OwnedStore(Protocol):
@@ -75,6 +77,12 @@ class OwnedStore(Protocol):
 
     def maintain(self) -> None:
         """Keep its durable lag bounded while it is idle (SEMANTICS S10)."""
+
+    def checkpoint(self, target: Path) -> StoreOffsets | None:
+        """Its files as of the last commit in the new folder `target`; None: it cannot."""
+
+    @property
+    def why_no_snapshot(self) -> str: ...
 
     def close(self) -> bool:
         """Drop what is pending, flush, release; whether it ended clean."""
@@ -157,6 +165,17 @@ class OpenStore:
 
     def maintain(self) -> None:
         self._staged.maintain()
+
+    def checkpoint(self, target: Path) -> StoreOffsets | None:
+        if not self.persistent():
+            return None
+        self._staged.checkpoint(target)
+        position = self._staged.position(pending=False)
+        return StoreOffsets.of(self._staged.committed_offsets(), position.as_dict())
+
+    @property
+    def why_no_snapshot(self) -> str:
+        return IN_MEMORY
 
     def close(self) -> bool:
         try:
@@ -256,6 +275,13 @@ class SuppliedStore:
 
     def maintain(self) -> None:
         """Durability is its own business."""
+
+    def checkpoint(self, target: Path) -> StoreOffsets | None:
+        """Only its class knows how to read its files."""
+
+    @property
+    def why_no_snapshot(self) -> str:
+        return "it is of a class of its own"
 
     def close(self) -> bool:
         clean = True

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from statestore.model import TaskId, TopicPartition
-from statestore.ports import Changelog, Clock, Cluster, Outbox, Source
+from statestore.ports import Changelog, Clock, Cluster, LinkStore, Outbox, Source
 from statestore.settings import Settings
 from statestore.stores.specs import StoreSpec
 from statestore.tasks.intake import Intake, Judge
@@ -22,6 +22,7 @@ class TaskEdges:
     cluster: Cluster
     clock: Clock
     open_store: OpenStoreAt
+    link_store: LinkStore
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,8 @@ class TaskReport:
     process_seconds: float = 0.0
     commit_seconds: float = 0.0
     bytes_written: int = 0
+    snapshots: int = 0
+    snapshot_seconds: float = 0.0
     first_record_ms: int | None = None
     last_commit_ms: int | None = None
     quarantined: list[str] = field(default_factory=list)

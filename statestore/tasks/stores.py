@@ -49,6 +49,7 @@ class TaskStores:
         self.quarantined: list[str] = []
         self._task_id = task_id
         self._layout = layout
+        self._folder = layout.stores_dir(task_id)
         self._open_store = open_store
         self._changelog = changelog
         self._clock = clock
@@ -59,9 +60,13 @@ class TaskStores:
         self._clean: dict[str, bool] = {}
         self._unmarked: list[tuple[Path, Quarantined]] = []
 
+    def live_in(self, folder: Path) -> None:
+        """The folder they are opened in from now on: another owner's may be elsewhere (E10)."""
+        self._folder = folder
+
     def open(self, spec: StoreSpec) -> None:
         """Open one; if it is not readable, a new one in its place."""
-        path = self._layout.store_dir(self._task_id, spec.name)
+        path = self._folder / spec.name
         try:
             opened = self._opened(spec, path)
         except (TaskCorrupted, FormatTooNew) as error:
@@ -243,7 +248,7 @@ class TaskStores:
             ) from error
 
     def _quarantine(self, store: str, reason: str, error: Exception) -> None:
-        path = self._layout.store_dir(self._task_id, store)
+        path = self._folder / store
         self._entry(self._changelog_of(store))
         if self._entries is not None:
             self._entries.pop(self._changelog_of(store), None)

@@ -213,6 +213,7 @@ class TopologyTestDriver:
             self._broker.cluster(group_id),
             self._clock,
             self._open_store,
+            _nothing_to_link,
         )
 
     def _open_store(self, spec: BuiltInSpec, _path: Path) -> BuiltIn:
@@ -260,6 +261,10 @@ class TopologyTestDriver:
         raise Misuse(
             f"the topology does not write {topic!r}; it writes: {', '.join(sorted(written))}"
         )
+
+
+def _nothing_to_link(_source: Path, _target: Path, _owner_dead: bool, /) -> None:  # noqa: FBT001  # a port
+    """Its stores have no files."""
 
 
 def _encode(serde: Serde[Any], item: Any) -> bytes | None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from statestore.engines.rocks_files import link_store
 from statestore.errors import StateStoreError
 from statestore.layout.folders import StateLayout
 from statestore.model import Record, TaskId, TopicPartition
@@ -101,6 +102,7 @@ class TaskRig:
             self.broker.cluster(group),
             self.clock,
             self._open_store,
+            link_store,
         )
         return StreamTask(plan, edges, known, self.layout, self.slot)
 
@@ -126,10 +128,11 @@ class TaskRig:
         """All die: what is on disk now is what the next life finds."""
         before = self.layout.state_dir
         self.lives += 1
+        for task in self.running:
+            task.abandon()
         if before.is_dir():
             shutil.copytree(before, self.layout.state_dir)
         for task in self.running:
-            task.abandon()
             release(task)
         self.running.clear()
 

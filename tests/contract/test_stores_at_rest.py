@@ -16,7 +16,7 @@ from click.testing import CliRunner
 import statestore as ss
 from statestore import serdes
 from statestore.cli import cli
-from statestore.errors import Locked, StateStoreError
+from statestore.errors import StateStoreError, Unavailable
 from statestore.layout.folders import StateLayout
 from statestore.layout.owners import claim, read_owner
 from statestore.model import Position, TaskId, TopicPartition
@@ -240,14 +240,23 @@ def test_what_cannot_be_is_refused_naming_what_there_is(
     assert re.search(message, said), said
 
 
-def test_a_task_in_use_is_locked_and_its_owner_named(shop: Shop) -> None:
-    held = claim(shop.layout.task_dir(TaskId(0, 1)), what="t", wait_ms=0, clock=ManualClock())
-    said = shop.refused("stores", "count", "counts", code=Locked.exit_code)
-    assert re.search(f"task 0_1 .* is owned by process {os.getpid()} on", said), said
+def test_an_owner_that_takes_no_snapshot_in_time_is_named(shop: Shop) -> None:
+    folder = shop.layout.task_dir(TaskId(0, 1))
+    held = claim(folder, what="t", wait_ms=0, clock=ManualClock())
+    wait = ("--set", "statestore.snapshot.wait.ms=50")
+    said = shop.refused("stores", "count", "counts", *wait, code=Unavailable.exit_code)
+    assert re.search(f"task 0_1: process {os.getpid()} on .* within 50 ms", said), said
+    assert list(folder.glob("snapshot-request-*")) == []
     assert shop.said("stores", "count", "counts", "--partition", "0") == [["5"]]
     assert len(shop.said("stores", "ls")) == 8
     held.release()
     assert shop.said("stores", "count", "counts") == [["10"]]
+
+
+def test_looking_leaves_no_snapshot_behind(shop: Shop) -> None:
+    shop.said("stores", "range", "counts")
+    shop.refused("stores", "get", "counts", "nothing", code=1)
+    assert list(shop.layout.state_dir.rglob("snapshots/*")) == []
 
 
 def test_looking_leaves_owners_rows_and_offsets_as_they_were(shop: Shop) -> None:

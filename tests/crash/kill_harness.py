@@ -31,12 +31,16 @@ from confluent_kafka.admin._listoffsets import OffsetSpec
 
 import statestore as ss
 from statestore.faults import CrashPoint
+from statestore.layout.folders import StateLayout
+from statestore.model import TaskId
 from statestore.testing.local_kafka import LocalKafka
 from tests.crash.pipeline import COUNTS, PREFIX_VARIABLE
 
 PARTITIONS = 2
-# Visited only when something is broken or the topology changed: these have tests of their own.
-ELSEWHERE = {point for point in CrashPoint if point.startswith(("quarantine.", "relocate."))}
+# Visited only when something is broken, the topology changed or somebody asks: these have tests of
+# their own.
+_ELSEWHERE = ("quarantine.", "relocate.", "snapshot.", "takeover.")
+ELSEWHERE = {point for point in CrashPoint if point.startswith(_ELSEWHERE)}
 _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # library gap
 STATESTORE = Path(sys.executable).with_name("statestore")
 
@@ -300,7 +304,8 @@ class Rig:
         """Every row of the store, over all partitions."""
         rows: dict[str, int] = {}
         for partition in range(PARTITIONS):
-            folder = self.state_dir / self.application_id / f"1_{partition}" / "rocksdb"
+            layout = StateLayout(self.state_dir, self.application_id)
+            folder = layout.stores_dir(TaskId(1, partition))
             with ss.open_store(COUNTS, folder) as store, store.all() as pairs:
                 rows |= dict(pairs)
         return rows

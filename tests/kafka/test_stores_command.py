@@ -1,4 +1,4 @@
-"""The commands on stores at rest, beside real runs of an application."""
+"""The commands on stores, beside real runs of an application and while one is on."""
 
 import json
 import os
@@ -9,13 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from statestore.errors import Locked
+from statestore.errors import Unavailable
+from statestore.layout.folders import StateLayout
+from statestore.layout.owners import read_owner
+from statestore.model import TaskId
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import ROOT, eventually
 from tests.crash.kill_harness import STATESTORE, Rig
 from tests.crash.pipeline import PREFIX_VARIABLE
 
 pytestmark = pytest.mark.kafka
+WAIT = "statestore.snapshot.wait.ms"
 
 
 @pytest.fixture(scope="module")
@@ -67,21 +71,32 @@ def test_the_offsets_said_are_those_of_the_log(rig: Rig) -> None:
     assert inputs == {("rest-by-user-repartition", partition) for partition in (0, 1)}
 
 
-def test_while_a_run_is_on_its_owner_is_named(rig: Rig, tmp_path: Path) -> None:
-    command = [str(STATESTORE), "run", *rig.command(), "--run-for=60s"]
+def test_while_a_run_is_on_its_owner_takes_a_snapshot(rig: Rig, tmp_path: Path) -> None:
+    command = [str(STATESTORE), "run", *rig.command(), "--run-for=300s"]
     variables = {PREFIX_VARIABLE: rig.topic_prefix, "PYTHONPATH": str(ROOT)}
+    layout = StateLayout(rig.state_dir, "rest")
+
+    def owned(partition: int) -> bool:
+        owner = read_owner(layout.task_dir(TaskId(1, partition)))
+        return owner is not None and owner.pid == process.pid
+
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **variables})
         try:
-            eventually(
-                lambda: call(rig, "stores", "count", "counts").returncode == Locked.exit_code,
-                "the run owns the stores",
-                40,
-            )
-            refused = call(rig, "stores", "get", "counts", "user-3")
+            eventually(lambda: owned(0) and owned(1), "the run owns the stores", 40)
+            assert call(rig, "stores", "get", "counts", "user-3").stdout == "200\n"
+            (count,) = said(rig, "stores", "count", "counts")
+            assert count["count"] == 17
+            rows = said(rig, "stores", "range", "counts")
+            assert {row["key"]: row["value"] for row in rows} == dict(rig.expected)
+            assert said(rig, "offsets", "counts")
+            process.send_signal(signal.SIGSTOP)
+            refused = call(rig, "stores", "get", "counts", "user-3", f"--set={WAIT}=100")
+            assert refused.returncode == Unavailable.exit_code
             assert f"process {process.pid} on" in refused.stderr
-            assert said(rig, "stores", "ls")
         finally:
+            process.send_signal(signal.SIGCONT)
             process.send_signal(signal.SIGTERM)
             assert process.wait(40) == 0
     assert call(rig, "stores", "get", "counts", "user-3").stdout == "200\n"
+    assert list(rig.state_dir.rglob("snapshots/*")) == []

@@ -10,6 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from statestore.layout.folders import StateLayout
+from statestore.model import TaskId
 from statestore.testing.memory_broker import MemoryBroker
 from tests.simulation.pipeline import is_refused, is_unreadable, key_of, user_of
 from tests.simulation.volume import Volume
@@ -50,7 +52,7 @@ def _number(metadata: str) -> int:
 
 
 def audit(
-    broker: MemoryBroker, volume: Volume, application_dir: Path, fed: set[int], partitions: int
+    broker: MemoryBroker, volume: Volume, layout: StateLayout, fed: set[int], partitions: int
 ) -> list[str]:
     """Every duplicate, loss and disagreement; empty is what exactly-once means."""
     poison = {number for number in fed if is_unreadable(number) or is_refused(number)}
@@ -64,8 +66,8 @@ def audit(
             found.append(f"changelog of {store}: {_difference(folded, wanted[store])}")
         rows: _Rows = {}
         for partition in range(partitions):
-            task = application_dir / f"{sub_topology}_{partition}"
-            path = task / "rocksdb" / store
+            task_id = TaskId(sub_topology, partition)
+            task, path = layout.task_dir(task_id), layout.store_dir(task_id, store)
             for key, value in volume.rows(path, "data").items():
                 rows[key.decode()] = _value(store, value)
             found += _checkpoint(task, store, volume.rows(path, "offsets"))

@@ -76,11 +76,11 @@ class Crew:
 
     def become_zombie(self, member: Member) -> None:
         """The lock is gone, as on a volume that forgets locks; the process goes on."""
-        claim = member.task._claim
+        claim = member.task._ownership.claim
         if claim is None or member.zombie:
             return
         self._stage.fate.note(member.process.name, "loses its lock without knowing")
-        claim.abandon()
+        claim.lose()
         member.zombie = True
         if member in self.of_run:
             self.of_run.remove(member)
@@ -155,7 +155,9 @@ class Crew:
         match error:
             case Fenced() if member.zombie:
                 return
-            case Unavailable() | CommitUnknown() if not self.calm and what != "closes":
+            case Unavailable() | CommitUnknown() if what != "closes" and (
+                member.zombie or not self.calm
+            ):
                 return
             case Unavailable() if "in a row" in str(error):
                 return  # most of the row came before it calmed down

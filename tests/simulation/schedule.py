@@ -55,7 +55,7 @@ class Simulation:
             return self._findings or audit(
                 self.broker,
                 self._stage.volume,
-                self._stage.layout.application_dir,
+                self._stage.layout,
                 self._feeders.fed,
                 self._stage.partitions,
             )
@@ -96,7 +96,7 @@ class Simulation:
         choices: list[Callable[[], None]] = [self._feed, self._expire]
         if crew.ready():
             choices += [lambda: crew.step(self._rng.choice(crew.ready()))] * 3
-        if current is not None and self._takeovers and current.task._claim is not None:
+        if current is not None and self._takeovers and current.task._ownership.claim is not None:
             choices.append(lambda: crew.take_over(current))
         self._rng.choice(choices)()
 

@@ -96,6 +96,7 @@ class Stage:
 
         def open_store(spec: Any, path: Path) -> TransactionalKeyValueStore[Any, Any]:
             tables = (keyvalue.TABLE, offsets.TABLE)
+            path.mkdir(parents=True, exist_ok=True)
             staged = StagedEngine(
                 self.volume.open(path, tables, process),
                 kind=keyvalue.KIND,
@@ -110,6 +111,9 @@ class Stage:
                 staged, spec, isolation_level=level, owned_by_task=True
             )
 
+        def link_store(source: Path, target: Path, _owner_dead: bool) -> None:
+            self.volume.link(source, target, process)
+
         return TaskEdges(
             SimulatedSource(self.broker.source(), process),
             SimulatedOutbox(client, process),
@@ -117,6 +121,7 @@ class Stage:
             self.cluster(process),
             self.clock,
             open_store,
+            link_store,
         )
 
 

@@ -14,6 +14,8 @@ from statestore.errors import HostFailure, StateStoreError
 from statestore.ports import Table, Writes
 from tests.simulation.world import Process
 
+_LINKED = "linked"
+
 
 @dataclass
 class _Files:
@@ -33,10 +35,23 @@ class Volume:
     def __init__(self, rng: Random) -> None:
         self._rng = rng
         self._files: dict[Path, _Files] = {}
+        self._linked: list[_Files] = []
+
+    def link(self, source: Path, target: Path, process: Process) -> None:
+        """What is on disk of `source`, for another owner; the one it has may go on."""
+        process.visit("volume.link")
+        files = self._files.setdefault(source, _Files())
+        files.flushed = self._rng.randint(files.flushed, len(files.batches))
+        self._linked.append(_Files(files.batches[: files.flushed], files.flushed))
+        target.mkdir()
+        # The folder is renamed later.
+        (target / _LINKED).write_text(str(len(self._linked) - 1))
 
     def open(self, path: Path, tables: Sequence[str], process: Process) -> "VolumeEngine":
         """The store as its last owner left it; whoever lost it writes where nobody reads."""
         process.visit("engine.open")
+        if path not in self._files and (path / _LINKED).exists():
+            self._files[path] = self._linked[int((path / _LINKED).read_text())]
         files = self._files.setdefault(path, _Files())
         if process.number < files.newest:
             return VolumeEngine(_Files(files.batches[: files.flushed]), tables, process)

@@ -1,0 +1,114 @@
+"""A database copied from its files, by whoever must not open it: the owner may be alive.
+
+RocksDB never changes a data file once it is listed in the MANIFEST, so those are hard links. All
+else is copied. What is still in memory, or only in RocksDB's log, is left behind.
+"""
+
+import os
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+from rocksdict import AccessType, Options, Rdict
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
+
+from statestore.engines.rocks_errors import translate
+from statestore.errors import HostFailure, TaskCorrupted
+
+_DATA = (".sst", ".blob")
+_LOG = ".log"
+_NOT_COPIED = ("LOCK", "LOG", "MANIFEST-")
+_ATTEMPTS = 10
+
+
+def link_store(source: Path, target: Path, owner_dead: bool, /) -> None:  # noqa: FBT001  # a port
+    """Make `target` what `source` was at its last flush; whole, though an owner may be writing.
+
+    Where nobody writes any more, what RocksDB's log holds is taken along. Files that are no
+    database are taken as they are: opening them says what is wrong. HostFailure if the volume is at
+    fault.
+    """
+    tries = Retrying(
+        retry=retry_if_exception_type((FileNotFoundError, TaskCorrupted)),
+        stop=stop_after_attempt(_ATTEMPTS),
+        reraise=True,
+    )
+    try:
+        tries(_link_once, source, target, with_log=owner_dead)
+    except FileNotFoundError:
+        # Files gone though nobody writes: a damaged database, which must not pass for none.
+        _take_all(source, target)
+    except TaskCorrupted:
+        pass  # whoever opens the copy is told the same
+    except OSError as error:
+        raise HostFailure(f"cannot copy {source} to {target}: {error.strerror}") from error
+
+
+def _link_once(source: Path, target: Path, *, with_log: bool) -> None:
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir()
+    _link_data(source, target)
+    current = (source / "CURRENT").read_bytes()
+    manifest = current.decode(errors="replace").strip()
+    for path in source.iterdir():
+        name = path.name
+        wanted = name == manifest or not name.startswith(_NOT_COPIED)
+        if path.suffix in _DATA or not wanted or not path.is_file():
+            continue
+        if path.suffix != _LOG or with_log:
+            shutil.copyfile(path, target / name)
+    (target / manifest).stat()
+    (target / "CURRENT").write_bytes(current)
+    # Those written between the first look and the MANIFEST.
+    _link_data(source, target)
+    _drop_unlisted(target)
+
+
+def _link_data(source: Path, target: Path) -> None:
+    for path in source.iterdir():
+        if path.suffix in _DATA and not (target / path.name).exists():
+            _link(path, target / path.name)
+
+
+def _link(path: Path, target: Path) -> None:
+    try:
+        os.link(path, target)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copyfile(path, target)  # a volume without hard links
+
+
+def _drop_unlisted(target: Path) -> None:
+    """Remove data files the MANIFEST does not list, one that is being written among them.
+
+    The new owner would take its number again, and both would write into one file.
+    """
+    names = _listed(target)
+    for path in target.iterdir():
+        if path.suffix == ".sst" and path.name not in names:
+            path.unlink()
+
+
+def _listed(folder: Path) -> Collection[str]:
+    try:
+        families = Rdict.list_cf(str(folder), Options(raw_mode=True))
+        described = {name: Options(raw_mode=True) for name in families}
+        db = Rdict(str(folder), Options(raw_mode=True), described, AccessType.read_only())
+    except Exception as error:
+        raise translate(error, folder) or error from error
+    try:
+        return {Path(file["name"]).name for file in db.live_files()}
+    finally:
+        db.close()
+
+
+def _take_all(source: Path, target: Path) -> None:
+    shutil.rmtree(target, ignore_errors=True)
+    try:
+        target.mkdir()
+        for path in source.iterdir():
+            if path.is_file() and path.name != "LOCK":
+                shutil.copyfile(path, target / path.name)
+    except OSError as error:
+        raise HostFailure(f"cannot copy {source} to {target}: {error.strerror}") from error

@@ -1,0 +1,190 @@
+"""Takes snapshots of stream tasks: how anyone but the owner sees a store (DESIGN, "Snapshot").
+
+    take()    the task's lock is free: link its files             snapshot.linked
+                                       publish them by rename     snapshot.published
+              it is not: write a request                          snapshot.requested
+                         wait for the owner's answer, or for the lock
+
+What is seen is committed state. Each snapshot is leased: `renew` it while you read, `release` it
+then; one forgotten is removed when its lease has run out.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import tenacity
+
+from statestore.errors import (
+    HostFailure,
+    Locked,
+    Misuse,
+    StateStoreError,
+    TaskCorrupted,
+    Unavailable,
+    UnknownStore,
+)
+from statestore.faults import CrashPoint, reach
+from statestore.layout import owners
+from statestore.layout.folders import StateLayout
+from statestore.layout.snapshots import Manifest, Request, StoreOffsets, TaskSnapshots, new_id
+from statestore.model import TaskId
+from statestore.ports import Clock, LinkStore
+from statestore.settings import Settings
+
+_ASK_AGAIN_S = 0.02
+ReadOffsets = Callable[[Path], StoreOffsets | None]
+"""Where the store in a folder stands; None if no built-in store lies there."""
+
+
+class Snapshot:
+    """A published snapshot, leased to its holder; use `with`, or release() it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        snapshot_id: str,
+        manifest: Manifest,
+        *,
+        clock: Clock,
+        lease_ms: int,
+    ) -> None:
+        self.manifest = manifest
+        self._snapshots = TaskSnapshots(folder)
+        self._id = snapshot_id
+        self._clock = clock
+        self._lease_ms = lease_ms
+        self._renew_s = clock.monotonic() + lease_ms / 2000
+
+    def store_dir(self, store: str) -> Path:
+        """The files of a store; an error says why it is not in the snapshot."""
+        manifest = self.manifest
+        task, why = manifest.stream_task, manifest.left_out.get(store)
+        if why is not None:
+            kind = TaskCorrupted if store in manifest.unreadable else Misuse
+            raise kind(f"store {store!r} of task {task} is in no snapshot: {why}")
+        if store not in manifest.stores:
+            known = ", ".join(sorted(manifest.stores)) or "none"
+            raise UnknownStore(f"no store {store!r} in the snapshot of task {task}; it has {known}")
+        return self._snapshots.path(self._id) / store
+
+    def renew(self) -> None:
+        """Keep it for another lease, when half of the last one is over; Unavailable if gone."""
+        now_s = self._clock.monotonic()
+        if now_s < self._renew_s:
+            return
+        if not self._snapshots.renew(self._id, self._clock.now_ms() + self._lease_ms):
+            raise Unavailable(
+                f"the snapshot of task {self.manifest.stream_task} was removed when its lease of "
+                f"{self._lease_ms} ms had run out: take a new one, or raise "
+                "statestore.snapshot.lease.ms"
+            )
+        self._renew_s = now_s + self._lease_ms / 2000
+
+    def release(self) -> None:
+        """Remove it. Twice is harmless."""
+        self._snapshots.drop(self._id)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.release()
+
+
+@dataclass(frozen=True)
+class Snapshots:
+    """Takes snapshots of the tasks of one application."""
+
+    layout: StateLayout
+    settings: Settings
+    clock: Clock
+    link_store: LinkStore
+    read_offsets: ReadOffsets
+
+    def take(self, task: TaskId) -> Snapshot:
+        """A snapshot of all stores of `task`.
+
+        Unavailable names the owner that did not answer within `statestore.snapshot.wait.ms`.
+        """
+        settings, clock = self.settings, self.clock
+        folder = self.layout.task_dir(task)
+        snapshots, snapshot_id = TaskSnapshots(folder), new_id(clock.now_ms())
+        manifest = self._at_rest(task, snapshots, snapshot_id)
+        if manifest is None:
+            expires_ms = clock.now_ms() + settings.snapshot_wait_ms
+            snapshots.ask(snapshot_id, Request(expires_ms, settings.snapshot_lease_ms))
+            try:
+                reach(CrashPoint.SNAPSHOT_REQUESTED)
+                manifest = self._answer(task, snapshots, snapshot_id)
+            finally:
+                snapshots.withdraw(snapshot_id)
+        lease_ms = settings.snapshot_lease_ms
+        return Snapshot(folder, snapshot_id, manifest, clock=clock, lease_ms=lease_ms)
+
+    def _answer(self, task: TaskId, snapshots: TaskSnapshots, snapshot_id: str) -> Manifest:
+        """The owner's, or our own once it lets go of the task."""
+
+        def look() -> Manifest | None:
+            waits = snapshots.asked(snapshot_id)
+            found = snapshots.manifest(snapshot_id)
+            if found is None and not waits:
+                raise HostFailure(
+                    f"task {task}: its owner could not take a snapshot; its log says why"
+                )
+            return found or self._at_rest(task, snapshots, snapshot_id)
+
+        tries = tenacity.Retrying(
+            retry=tenacity.retry_if_result(lambda found: found is None),
+            wait=tenacity.wait_fixed(_ASK_AGAIN_S),
+            stop=tenacity.stop_after_delay(self.settings.snapshot_wait_ms / 1000),
+            retry_error_callback=lambda _state: None,
+        )
+        manifest = tries(look)
+        if manifest is None:
+            owner = owners.read_owner(self.layout.task_dir(task))
+            who = "its owner" if owner is None else owner.describe()
+            raise Unavailable(
+                f"task {task}: {who} took no snapshot within {self.settings.snapshot_wait_ms} ms: "
+                "it may be restoring or stopped; try again, or raise statestore.snapshot.wait.ms"
+            )
+        return manifest
+
+    def _at_rest(self, task: TaskId, snapshots: TaskSnapshots, snapshot_id: str) -> Manifest | None:
+        """Take it ourselves; None while the task has an owner."""
+        folder, locks = self.layout.task_dir(task), self.settings.volume_locks
+        try:
+            with owners.at_rest(folder, what=f"task {task}", wait_ms=0, locks=locks):
+                return self._copy(task, snapshots, snapshot_id)
+        except Locked:
+            return None
+
+    def _copy(self, task: TaskId, snapshots: TaskSnapshots, snapshot_id: str) -> Manifest:
+        now_ms = self.clock.now_ms()
+        last = owners.read_owner(self.layout.task_dir(task))
+        making = snapshots.begin(snapshot_id, now_ms + self.settings.snapshot_lease_ms)
+        taken: dict[str, StoreOffsets] = {}
+        left_out: dict[str, str] = {}
+        unreadable = []
+        for store in self.layout.stores(task):
+            source, target = self.layout.store_dir(task, store), making / store
+            try:
+                self.link_store(source, target, last is None or last.provably_dead())
+                offsets = self.read_offsets(target)
+            except TaskCorrupted as error:
+                left_out[store] = str(error).replace(str(target), str(source))
+                unreadable.append(store)
+                continue
+            except StateStoreError:
+                snapshots.drop(snapshot_id)
+                raise
+            if offsets is None:
+                left_out[store] = f"{source} holds no built-in store"
+            else:
+                taken[store] = offsets
+        reach(CrashPoint.SNAPSHOT_LINKED)
+        manifest = Manifest(str(task), now_ms, None, taken, left_out, unreadable)
+        snapshots.publish(snapshot_id, manifest)
+        reach(CrashPoint.SNAPSHOT_PUBLISHED)
+        return manifest

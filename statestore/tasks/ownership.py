@@ -1,0 +1,98 @@
+"""The ownership of one stream task: taken, asked for, swept behind, given back (SEMANTICS E10)."""
+
+import logging
+from pathlib import Path
+
+from statestore.errors import Fenced, HostFailure, StateStoreError
+from statestore.faults import CrashPoint, reach
+from statestore.layout import owners, takeover
+from statestore.layout.folders import StateLayout
+from statestore.layout.owners import Claim
+from statestore.settings import Settings
+from statestore.stores.specs import StoreSupplier
+from statestore.tasks.plan import TaskEdges, TaskPlan
+
+_log = logging.getLogger(__name__)
+_GLANCE_EVERY_S = 1.0
+
+
+class Ownership:
+    """Of one task; nobody else's stores are touched, though they may live on."""
+
+    def __init__(
+        self, plan: TaskPlan, edges: TaskEdges, settings: Settings, layout: StateLayout
+    ) -> None:
+        self.claim: Claim | None = None
+        self._plan = plan
+        self._edges = edges
+        self._settings = settings
+        self._layout = layout
+        self._glance_s = 0.0
+
+    def take(self) -> Path:
+        """Claim the task; the folder its stores are to be opened in.
+
+        That of the last owner if it is gone for sure, else a new one.
+        """
+        plan, edges, settings = self._plan, self._edges, self._settings
+        folder = self._layout.task_dir(plan.task_id)
+        self._layout.create(folder)
+        self.claim = owners.claim(
+            folder,
+            what=f"task {plan.task_id}",
+            wait_ms=settings.lock_wait_ms,
+            clock=edges.clock,
+            locks=settings.volume_locks,
+        )
+        if self.claim.owner.in_place:
+            return self._layout.stores_dir(plan.task_id)
+        own = [name for name in plan.part.stores if isinstance(plan.specs[name], StoreSupplier)]
+        try:
+            return takeover.take_over(
+                self._layout, plan.task_id, self.claim, edges.link_store, own=own, clock=edges.clock
+            )
+        except HostFailure as error:
+            self.check(error)  # a newer owner removes what this one has not finished
+            raise
+
+    def check(self, cause: StateStoreError | None = None) -> None:
+        """Fenced if a newer owner claimed the folder: epochs tell, Kafka's answers do not (E5)."""
+        if not self.holds():
+            raise Fenced(
+                f"task {self._plan.task_id}: a newer owner took over; what was not committed is "
+                "dropped, and this one must not start again"
+            ) from cause
+
+    def glance(self) -> None:
+        """Check once a second: an owner with nothing to commit would not be told by Kafka."""
+        now_s = self._edges.clock.monotonic()
+        if now_s >= self._glance_s:
+            self._glance_s = now_s + _GLANCE_EVERY_S
+            self.check()
+
+    def holds(self) -> bool:
+        """Whether the task is this owner's."""
+        return self.claim is not None and self.claim.still_ours()
+
+    def sweep(self) -> None:
+        """Remove what former owners left behind, once the stores stand where the log does."""
+        retention_ms = self._settings.quarantine_retention_ms
+        task = self._plan.task_id
+        try:
+            takeover.sweep_left_behind(self._layout, task, retention_ms, self._edges.clock)
+        except HostFailure as error:
+            _log.warning("task %s: %s; the next start tries again", task, error)
+
+    def release(self) -> None:
+        """Give it back, if it was taken. Crash points close.stores-closed, close.released."""
+        if self.claim is not None:
+            reach(CrashPoint.CLOSE_STORES_CLOSED)
+            self.claim.release()
+            reach(CrashPoint.CLOSE_RELEASED)
+        self.claim = None
+
+    def abandon(self) -> None:
+        """Let go as a dead process would."""
+        if self.claim is not None:
+            self.claim.abandon()
+            self.claim = None
