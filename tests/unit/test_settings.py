@@ -68,6 +68,8 @@ KEYS = [
     Key("rocksdb.config.setter", "", "shop.tuning:set", "shop.tuning:set", ([1],)),
     number("statestore.lock.wait.ms", 60_000, 0),
     Key("statestore.volume.locks", True, "false", False, NOT_FLAGS),
+    number("statestore.snapshot.wait.ms", 60_000, 0),
+    number("statestore.snapshot.lease.ms", 600_000, 1000),
     number("statestore.quarantine.retention.ms", 7 * 24 * 3_600_000, 0),
     number("statestore.batch.max.records", 100_000, 1),
     number("max.task.idle.ms", 0, 0),
