@@ -17,7 +17,7 @@ PINNED = """
     StoreSupplier StreamsBuilder TaskId TimeWindowedKStream TopicPartition Topology
     TumblingWindows VersionedKeyValueStore VersionedRecord VersionedSpec WindowStore Windowed
     errors in_memory_key_value_store in_memory_versioned_key_value_store open_snapshot
-    open_store     persistent_key_value_store persistent_versioned_key_value_store run serdes
+    open_store persistent_key_value_store persistent_versioned_key_value_store run serdes
 """
 HEAVY = ("rocksdict", "confluent_kafka", "pyspark", "airflow", "great_expectations", "pandas")
 
