@@ -296,7 +296,7 @@ def test_whoever_thinks_a_folder_is_his_sees_a_newer_epoch(rig: Rig) -> None:
     rig.deploy("A|B")
     folder = rig.layout.task_dir(TaskId(0, 0))
     zombie = owners.claim(folder, what="", wait_ms=0, clock=ManualClock())
-    zombie.abandon()
+    zombie.lose()
     assert zombie.still_ours()
     rig.relocation("B|A").apply()
     assert not zombie.still_ours()
