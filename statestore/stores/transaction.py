@@ -237,20 +237,12 @@ class StagedEngine:
             if self._open and (self._full() or self._ms_left() <= 0):
                 self.make_durable()
 
-    def make_durable(self) -> None:
-        """Flush all tables atomically."""
+    def make_durable(self, target: Path | None = None) -> None:
+        """Flush all tables atomically; `target`: also a copy of what is committed, a new folder."""
         with self._settling:
             reach(CrashPoint.STORE_FLUSH)
-            self._guard(self._engine.flush)
-            self._durable = dict(self._offsets)
-            self._lag = _Lag()
-            self.metrics.engine_flushes += 1
-
-    def checkpoint(self, target: Path) -> None:
-        """A copy of what is committed in the new folder `target`; makes it durable, too."""
-        self.check_open()
-        with self._settling:
-            self._guard(lambda: self._engine.checkpoint(target))
+            flush = self._engine.flush
+            self._guard(flush if target is None else lambda: self._engine.checkpoint(target))
             self._durable = dict(self._offsets)
             self._lag = _Lag()
             self.metrics.engine_flushes += 1

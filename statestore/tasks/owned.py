@@ -169,7 +169,7 @@ class OpenStore:
     def checkpoint(self, target: Path) -> StoreOffsets | None:
         if not self.persistent():
             return None
-        self._staged.checkpoint(target)
+        self._staged.make_durable(target)
         position = self._staged.position(pending=False)
         return StoreOffsets.of(self._staged.committed_offsets(), position.as_dict())
 
