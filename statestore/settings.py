@@ -164,16 +164,28 @@ class Settings:
         "How keys map to partitions; the default is Java Kafka's.",
     )
     on_deserialization_error: OnError = _knob(
-        "deserialization.exception.handler", OnError.FAIL, "", "fail, continue or dead_letter."
+        "deserialization.exception.handler",
+        OnError.FAIL,
+        "",
+        "A record that cannot be decoded: fail, continue without it, or dead_letter.",
     )
     on_processing_error: OnError = _knob(
-        "processing.exception.handler", OnError.FAIL, "", "fail, continue or dead_letter."
+        "processing.exception.handler",
+        OnError.FAIL,
+        "",
+        "A record for which the pipeline's code raises: the same three.",
     )
     on_production_error: OnError = _knob(
-        "production.exception.handler", OnError.FAIL, "", "fail, continue or dead_letter."
+        "production.exception.handler",
+        OnError.FAIL,
+        "",
+        "A record whose output fits no serde or is refused by the log: the same three.",
     )
     dead_letter_topic: str = _knob(
-        "errors.dead.letter.queue.topic.name", "", "", "Where dead_letter handlers write."
+        "errors.dead.letter.queue.topic.name",
+        "",
+        "",
+        "Where dead_letter handlers write; it must exist, and be no input.",
     )
     clients: Mapping[str, str] = field(default_factory=dict, repr=False)
 

@@ -21,3 +21,8 @@ class Refusing(Pass):
 
 def topology() -> ss.Topology:
     return over(os.environ[PREFIX_VARIABLE], Refusing)
+
+
+def worker_poison() -> ss.Topology:
+    """For a Spark session whose workers already run: their environment does not change."""
+    return over("worker-poison", Refusing)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -22,10 +23,12 @@ from pyspark.sql import SparkSession
 from jobs.process import run_on_spark
 from jobs.session import spark_session
 from statestore.cli import report_run
+from statestore.errors import RecordFailed
 from statestore.faults import VARIABLE, CrashPoint
 from statestore.testing.local_kafka import LocalKafka
 from tests.crash.kill_harness import ELSEWHERE, Kill, Rig
 from tests.crash.pipeline import PREFIX_VARIABLE
+from tests.crash.poison_pipeline import is_refused
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,6 +101,36 @@ def test_a_killed_worker_is_retried_by_spark_and_nothing_is_seen_twice(
         run_in_session(rig, monkeypatch, f"{point}:{nth}:{token}")
         assert token.exists(), f"{point} was not reached: it proves nothing"
     assert rig.findings() == []
+
+
+def test_poison_records_are_buried_once_by_workers_that_are_killed(
+    kafka: LocalKafka, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "worker-poison"
+    rig = Rig(
+        kafka,
+        tmp_path / "state",
+        application_id=name,
+        topic_prefix=name,
+        pipeline="tests.crash.poison_pipeline:worker_poison",
+        settings={
+            "processing.exception.handler": "dead_letter",
+            "errors.dead.letter.queue.topic.name": f"{name}-dead",
+        },
+        is_poison=is_refused,
+    )
+    rig.create_topics()
+    for point in (CrashPoint.COMMIT_OFFSETS_SENT, CrashPoint.COMMIT_LOG_DONE):
+        rig.produce(1000)
+        token = tmp_path / point
+        run_in_session(rig, monkeypatch, f"{point}:3:{token}")
+        assert token.exists(), f"{point} was not reached: it proves nothing"
+    assert rig.findings() == []
+    assert rig.burial_findings() == []
+    failing = replace(rig, settings={})
+    failing.produce(200)
+    with pytest.raises(RecordFailed, match=rf"{name}-in-[01] offset \d+: ValueError: refused"):
+        run_in_session(failing, monkeypatch, None)
 
 
 def kill_a_worker(rig: Rig, span_s: float, done: threading.Event) -> Kill:

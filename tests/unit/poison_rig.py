@@ -11,6 +11,7 @@ from statestore.topology.builder import StreamsBuilder
 from statestore.topology.graph import Topology
 from statestore.topology.operators import ProcessorContext
 from statestore.topology.streams import KStream
+from statestore.topology.windows import TumblingWindows
 
 POISON = "poison"
 STAGES = ("deserialization", "processing", "production")
@@ -75,30 +76,57 @@ def counted_too(stream: KStream) -> KStream:
     return stream
 
 
-OPERATORS: dict[str, Callable[[KStream], KStream]] = {
-    "filter": lambda s: s.filter(lambda k, v: bool(pair_of(k, v))),
-    "map": lambda s: s.map(pair_of),
-    "map_values": lambda s: s.map_values(value_of),
-    "flat_map": lambda s: s.flat_map(lambda k, v: [pair_of(k, v)]),
-    "flat_map_values": lambda s: s.flat_map_values(lambda v: [value_of(v)]),
-    "select_key": lambda s: s.select_key(lambda k, v: pair_of(k, v)[0]),
-    "peek": lambda s: s.peek(pair_of),
-    "branch": lambda s: s.branch(lambda k, v: bool(pair_of(k, v)))[0],
-    "group_by": lambda s: (
+OPERATORS: dict[str, Callable[[KStream, StreamsBuilder], KStream]] = {
+    "filter": lambda s, _b: s.filter(lambda k, v: bool(pair_of(k, v))),
+    "map": lambda s, _b: s.map(pair_of),
+    "map_values": lambda s, _b: s.map_values(value_of),
+    "flat_map": lambda s, _b: s.flat_map(lambda k, v: [pair_of(k, v)]),
+    "flat_map_values": lambda s, _b: s.flat_map_values(lambda v: [value_of(v)]),
+    "select_key": lambda s, _b: s.select_key(lambda k, v: pair_of(k, v)[0]),
+    "peek": lambda s, _b: s.peek(pair_of),
+    "branch": lambda s, _b: s.branch(lambda k, v: bool(pair_of(k, v)))[0],
+    "group_by": lambda s, _b: (
         s.group_by(lambda k, v: pair_of(k, v)[0])
         .reduce(lambda _old, new: new, "latest")
         .to_stream()
     ),
-    "reduce": lambda s: s.group_by_key().reduce(lambda _old, v: value_of(v), "latest").to_stream(),
-    "aggregate": lambda s: (
+    "reduce": lambda s, _b: (
+        s.group_by_key().reduce(lambda _old, v: value_of(v), "latest").to_stream()
+    ),
+    "aggregate": lambda s, _b: (
         s.group_by_key()
         .aggregate(lambda: "", lambda _k, v, _old: value_of(v), "latest")
         .to_stream()
     ),
-    "process": lambda s: s.process(Picky, SEEN),
-    "process_batch": lambda s: s.process_batch(Picky, SEEN),
-    "after process": lambda s: s.process(Picky, SEEN).map_values(value_of),
-    "after aggregate": lambda s: (
+    "left_join": lambda s, b: s.left_join(
+        b.table("prices", materialized="prices"), lambda left, _right: value_of(left)
+    ),
+    "table filter": lambda s, _b: (
+        s.to_table("latest").filter(lambda k, v: bool(pair_of(k, v))).to_stream()
+    ),
+    "table map_values": lambda s, _b: s.to_table("latest").map_values(value_of).to_stream(),
+    "table left_join": lambda s, b: (
+        s.to_table("latest")
+        .left_join(b.table("prices", materialized="prices"), lambda left, _right: value_of(left))
+        .to_stream()
+    ),
+    "windowed aggregate": lambda s, _b: (
+        s.group_by_key()
+        .windowed_by(TumblingWindows(10))
+        .aggregate(lambda: "", lambda _k, v, _old: value_of(v), "latest")
+        .to_stream()
+    ),
+    "after windowed reduce": lambda s, _b: (
+        s.group_by_key()
+        .windowed_by(TumblingWindows(10))
+        .reduce(lambda _old, new: new, "latest")
+        .to_stream()
+        .map_values(value_of)
+    ),
+    "process": lambda s, _b: s.process(Picky, SEEN),
+    "process_batch": lambda s, _b: s.process_batch(Picky, SEEN),
+    "after process": lambda s, _b: s.process(Picky, SEEN).map_values(value_of),
+    "after aggregate": lambda s, _b: (
         s.group_by_key()
         .aggregate(lambda: "", lambda _k, v, _old: v, "latest")
         .to_stream()
@@ -109,7 +137,7 @@ OPERATORS: dict[str, Callable[[KStream], KStream]] = {
 
 def topology(operator: str) -> Topology:
     b = texts()
-    sunk(OPERATORS[operator](counted_too(b.stream("in"))))
+    sunk(OPERATORS[operator](counted_too(b.stream("in")), b))
     return b.build()
 
 
