@@ -26,7 +26,13 @@ from statestore.kafka.source import KafkaSource
 from statestore.kafka.topics import KafkaCluster
 from statestore.layout.folders import StateLayout
 from statestore.model import IsolationLevel, Serde, Span, Time, span_ms, to_ms
-from statestore.opening import is_empty, open_built_in, open_files, options_hook, read_offsets
+from statestore.opening import (
+    is_empty,
+    open_built_in,
+    open_files,
+    options_hook,
+    read_offsets,
+)
 from statestore.operations.at_rest import StoresAtRest, existing_application
 from statestore.operations.relocate import Choices
 from statestore.operations.relocate_apply import Relocation, RelocationReport

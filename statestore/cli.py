@@ -37,6 +37,7 @@ from statestore.relocate_command import relocate_command
 from statestore.settings import Settings
 from statestore.stores_command import offsets_command, stores
 from statestore.testing.kafka_command import kafka
+from statestore.upgrade_command import upgrade_command
 
 _log = logging.getLogger("statestore")
 
@@ -52,6 +53,7 @@ cli.add_command(kafka)
 cli.add_command(stores)
 cli.add_command(offsets_command)
 cli.add_command(relocate_command)
+cli.add_command(upgrade_command)
 
 
 @cli.command("run")

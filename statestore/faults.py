@@ -53,6 +53,7 @@ class CrashPoint(StrEnum):
     RELOCATE_ENTRIES_WRITTEN = "relocate.entries-written"
     RELOCATE_DEPLOYED = "relocate.deployed"
     RELOCATE_DONE = "relocate.done"
+    UPGRADE_LAG_RAISED = "upgrade.lag-raised"
     CLOSE_STORES_CLOSED = "close.stores-closed"
     CLOSE_RELEASED = "close.released"
 

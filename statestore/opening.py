@@ -86,6 +86,19 @@ def open_files(path: Path) -> Engine:
     return _open_read_only(path, VERSIONED_TABLES if versioned else KEY_VALUE_TABLES)
 
 
+def kind_of(path: Path) -> str | None:
+    """What kind of built-in store lies there; None if there is no database or no format in it."""
+    stored = stored_tables(path)
+    if offsets.TABLE not in stored:
+        return None
+    engine = _open_read_only(path, [name for name in stored if name != "default"])
+    try:
+        found = offsets.read_format(engine.table(offsets.TABLE), str(path))
+        return None if found is None else found.kind
+    finally:
+        engine.close()
+
+
 def _open_read_only(path: Path, tables: Sequence[str]) -> Engine:
     missing = set(tables).difference(stored_tables(path))
     if missing:

@@ -16,7 +16,7 @@ from confluent_kafka import (
 )
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._config import ConfigResource
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewTopic
@@ -196,6 +196,26 @@ class KafkaCluster:
                     f"not {spec.partitions} as its inputs: existing topics are never altered; "
                     "delete it if its records are not needed, or give the inputs as many partitions"
                 )
+
+    def raise_compaction_lag(self, topic: str, lag_ms: int) -> int | None:
+        """Its min.compaction.lag.ms becomes at least that; what it was, None: no such topic."""
+        if topic not in self.partitions([topic]):
+            return None
+        admin, key, resource = self._admin, "min.compaction.lag.ms", ResourceType.TOPIC
+        asked = admin.client.describe_configs(
+            [ConfigResource(resource, topic)], request_timeout=admin.timeout_s
+        )
+        (pending,) = asked.values()
+        before = int(admin.answer(pending, f"read the settings of {topic}")[key].value)
+        if before < lag_ms:
+            entry = ConfigEntry(key, str(lag_ms), incremental_operation=AlterConfigOpType.SET)
+            wanted = ConfigResource(resource, topic, incremental_configs=[entry])
+            altered = admin.client.incremental_alter_configs(
+                [wanted], request_timeout=admin.timeout_s
+            )
+            (done,) = altered.values()
+            admin.answer(done, f"raise {key} of {topic}")
+        return before
 
     def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
         """Log start and last stable offset of each."""

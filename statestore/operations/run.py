@@ -334,7 +334,12 @@ def _spared(spec: StoreSpec) -> dict[str, str]:
     """What keeps a broker's cleaner from versions that history still shows (KIP-889)."""
     if not isinstance(spec, VersionedSpec):
         return {}
-    return {"min.compaction.lag.ms": str(min(spec.history_retention_ms + _DAY_MS, 2**63 - 1))}
+    return {"min.compaction.lag.ms": str(compaction_lag_ms(spec.history_retention_ms))}
+
+
+def compaction_lag_ms(retention_ms: int) -> int:
+    """How long a cleaner must spare the records of a store with that much history (T3)."""
+    return min(retention_ms + _DAY_MS, 2**63 - 1)
 
 
 def check_known(topology: Topology, layout: StateLayout, request: RunRequest) -> None:

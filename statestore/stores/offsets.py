@@ -69,13 +69,9 @@ def check_format(table: Table, kind: str, where: str) -> Format | None:
     Misuse if it is of another kind of store, FormatTooNew or TaskCorrupted if it is not one read
     here.
     """
-    data = table.get(_FORMAT_KEY)
-    if data is None:
+    found = read_format(table, where)
+    if found is None:
         return None
-    try:
-        found = msgspec.json.decode(data, type=Format)
-    except msgspec.DecodeError as error:
-        raise TaskCorrupted(f"{where}: format row is not readable: {error}") from error
     if found.kind != kind:
         raise other_kind(where, found.kind, kind)
     if found.version > FORMAT_VERSION:
@@ -84,6 +80,17 @@ def check_format(table: Table, kind: str, where: str) -> Format | None:
             "upgrade statestore, or move the folder away to restore it from its changelog"
         )
     return found
+
+
+def read_format(table: Table, where: str) -> Format | None:
+    """What format is recorded, of any kind and version; TaskCorrupted if it is not readable."""
+    data = table.get(_FORMAT_KEY)
+    if data is None:
+        return None
+    try:
+        return msgspec.json.decode(data, type=Format)
+    except msgspec.DecodeError as error:
+        raise TaskCorrupted(f"{where}: format row is not readable: {error}") from error
 
 
 def other_kind(where: object, found: str, wanted: str) -> Misuse:

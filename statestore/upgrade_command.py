@@ -1,0 +1,57 @@
+"""`statestore upgrade-to-versioned`: makes way for a store with history where a plain one was."""
+
+from typing import Any
+
+import click
+import msgspec
+
+from statestore.arguments import parse_span, parse_state, state_options
+from statestore.faults import arm_from_environment
+from statestore.operations.upgrade import UpgradeReport
+from statestore.settings import Settings
+from statestore.upgrading import upgrade_to_versioned
+
+
+@click.command("upgrade-to-versioned")
+@click.argument("store")
+@click.option("--history-retention", required=True, metavar="SPAN", help="Such as 30d.")
+@click.option("--bootstrap-servers", envvar="STATESTORE_BOOTSTRAP_SERVERS", help="Kafka brokers.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done; asks no broker.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
+@state_options
+def upgrade_command(
+    *,
+    store: str,
+    history_retention: str,
+    bootstrap_servers: str | None,
+    dry_run: bool,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Set STORE aside and have its changelog keep versions for SPAN.
+
+    The application must be stopped. Then deploy a pipeline that gives the store a history of SPAN:
+    its next start restores the store from the changelog.
+    """
+    arm_from_environment()
+    settings = parse_state(flags)
+    if bootstrap_servers:
+        servers = {"bootstrap.servers": bootstrap_servers}
+        settings = Settings.from_mapping(settings.to_mapping() | servers)
+    retention_ms = parse_span(history_retention)
+    report = upgrade_to_versioned(settings, store, retention_ms, dry_run=dry_run)
+    click.echo(msgspec.json.encode(report) if as_json else _text(report))
+
+
+def _text(report: UpgradeReport) -> str:
+    did = "done" if report.applied else "would do"
+    aside = ", ".join(report.set_aside) or "none"
+    lines = [
+        f"{did}: {report.changelog} keeps records for {report.compaction_lag_ms} ms at least",
+        f"{did}: store {report.store!r} of stream tasks {aside} goes to quarantine",
+    ]
+    if report.versioned:
+        lines.append(f"versioned already: stream tasks {', '.join(report.versioned)}")
+    if report.applied:
+        lines.append("next: deploy the pipeline that gives it a history, and start")
+    return "\n".join(lines)
