@@ -246,7 +246,7 @@ class Batch:
     """Records in order, as columns of equal length; of one topic partition where `topic` is set.
 
     `headers`: None, or per record, maybe empty. `offsets`: None once an operator made new records.
-    `before`: the values a table's updates replace, where a table below asked; not taken along.
+    `before`: the values a table's updates replace, where a table below asked.
     """
 
     keys: Column
@@ -278,6 +278,7 @@ class Batch:
             topic=self.topic,
             partition=self.partition,
             offsets=None if self.offsets is None else pick(self.offsets),
+            before=None if self.before is None else self.before.picked(pick),
         )
 
     def with_columns(self, *, keys: Column | None = None, values: Column | None = None) -> "Batch":

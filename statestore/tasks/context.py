@@ -27,7 +27,7 @@ from statestore.topology.graph import (
     SourceNode,
     SubTopology,
 )
-from statestore.topology.paths import meeting_again
+from statestore.topology.paths import one_by_one
 from statestore.topology.punctuation import Fire, Punctuation, Punctuations
 
 _log = logging.getLogger(__name__)
@@ -132,21 +132,26 @@ class TaskContext:
             for parent in node.parents:
                 children.setdefault(parent, []).append(node.name)
         entries: dict[str, Push] = {}
+        alone = one_by_one(part)
         for node in reversed(part.nodes):
             forward = _forwarding(node.name, {n: pushes[n] for n in children.get(node.name, ())})
+            if node.name in alone.nodes:
+                forward = _forwarding_each(forward)
             match node:
                 case SinkNode():
                     pushes[node.name] = self._sink(node)
                 case OperatorNode():
-                    pushes[node.name] = node.build(self, forward)
+                    push = node.build(self, forward)
+                    # Taken one by one too: it may choose among its children.
+                    pushes[node.name] = _pushing_each(push) if node.name in alone.nodes else push
                 case SourceNode():
                     push = _source(node, forward)
                     for topic in node.topics:
                         full = topic.full(self._application_id)
                         entries[full] = _both(push, entries.get(full))
-        for topic in meeting_again(part):
+        for topic in alone.topics:
             full = topic.full(self._application_id)
-            entries[full] = _one_by_one(entries[full])
+            entries[full] = _pushing_each(entries[full])
         self.punctuations.opened()
         return entries
 
@@ -237,7 +242,15 @@ def _source(node: SourceNode, forward: Forward) -> Push:
     return push
 
 
-def _one_by_one(push: Push) -> Push:
+def _forwarding_each(forward: Forward) -> Forward:
+    def forward_each(batch: Batch, to: str | None) -> None:
+        for i in range(len(batch)):
+            forward(batch.slice(i, i + 1), to)
+
+    return forward_each
+
+
+def _pushing_each(push: Push) -> Push:
     def push_each(batch: Batch) -> None:
         for i in range(len(batch)):
             push(batch.slice(i, i + 1))

@@ -45,6 +45,20 @@ def table_filter_of_a_count_and_map_values(of: Case) -> None:
     of.out(three.map_values(lambda n: n * 2).to_stream())
 
 
+@case("""
+    | in       | out                |
+    | a 1 0    | a 1 0              |
+    | a 5 1    | a 5 1 ; a [5] 1    |
+    | a 2 2    | a 2 2 ; a - 2      |
+    | b - 3    | b - 3              |
+""")
+def table_merged_with_a_view_of_itself(of: Case) -> None:
+    table = of.table("in")
+    both = table.to_stream()
+    seen = table.filter(lambda _key, value: value > 3).map_values(lambda value: [value])
+    of.out(both.merge(seen.to_stream()))
+
+
 # A stream and a table.
 
 STREAM_TABLE = """

@@ -1,13 +1,15 @@
 """Which records meet themselves again on their ways through a sub-topology."""
 
 from statestore.topology.graph import Node, OperatorNode
-from statestore.topology.paths import meeting_again
+from statestore.topology.paths import one_by_one
 from tests.unit.graphs import operator, sink, source, topology
 
 
 def meeting(*nodes: Node) -> list[str]:
+    """The nodes that hand on one by one, and in brackets the topics taken so."""
     (part,) = topology(*nodes).sub_topologies
-    return [found.name for found in meeting_again(part)]
+    found = one_by_one(part)
+    return sorted(found.nodes) + [f"[{topic.name}]" for topic in found.topics]
 
 
 def reads(name: str, parent: str, store: str) -> OperatorNode:
@@ -24,7 +26,20 @@ def test_records_that_meet_themselves_again_in_a_node_a_store_or_a_topic_are_fou
     twice = (source("a"), operator("f", "a"), sink("x", "a", "out"), sink("y", "f", "out"))
     assert meeting(*twice) == ["a"]
     two_sources = (source("a"), source("again", "a"), operator("m", "a", "again"))
-    assert meeting(*two_sources) == ["a"]
+    assert meeting(*two_sources) == ["[a]"]
+
+
+def test_batches_stay_whole_up_to_the_node_where_the_ways_part() -> None:
+    fork = (source("a"), operator("f", "a"), operator("left", "f"), operator("m", "f", "left"))
+    assert meeting(*fork) == ["f"]
+    chain = (
+        source("a"),
+        operator("p", "a", stores=("s",)),
+        operator("q", "p", stores=("s",)),
+        operator("left", "q"),
+        operator("m", "q", "left"),
+    )
+    assert meeting(*chain) == ["a", "q"]
 
 
 def test_records_of_two_topics_may_meet_and_joins_may_read_one_store_twice() -> None:
