@@ -1,0 +1,98 @@
+"""Brokers that stop under a run, for a moment or for half a minute: results are exact."""
+
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from statestore.testing.local_kafka import LocalKafka
+from tests.kafka.run_rig import App, counted, end_of, running, updates_in_order
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+TOTAL = 3000
+OUTAGE_S = 30.0
+# The client waits for any connection to change before it looks for its coordinator again.
+SOON = "--set=producer.connections.max.idle.ms=1000"
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[LocalKafka]:
+    with LocalKafka() as broker:
+        yield broker
+
+
+def is_written_but_not_committed(app: App) -> bool:
+    """Whether a transaction holds records of the repartition topic open."""
+    topic = f"{app.name}-by-user-repartition"
+    if topic not in app.topics():
+        return False
+    plain = Consumer(
+        {
+            "bootstrap.servers": app.kafka.bootstrap_servers,
+            "group.id": "watermarks",
+            "isolation.level": "read_uncommitted",
+        }
+    )
+    try:
+        marks = {p: plain.get_watermark_offsets(TopicPartition(topic, p), 10) for p in range(2)}
+    finally:
+        plain.close()
+    return any(marks[p][1] > stable for p, (_, stable) in app.bounds(topic).items())
+
+
+def assert_exact(app: App, total: int) -> None:
+    assert updates_in_order(app.read()) == counted(range(total)) == app.stored()
+
+
+def test_a_broker_restarted_in_the_middle_of_a_transaction_loses_and_doubles_nothing(
+    app: App,
+) -> None:
+    process = app.start("--run-for=100s", "--set=commit.interval.ms=4000", SOON)
+    # The first records are committed at once, those after them when the interval is over.
+    running(app, process, lambda: sum(app.committed().values()) == 20)
+    app.produce(range(20, TOTAL))
+    running(app, process, lambda: is_written_but_not_committed(app))
+    app.kafka.stop_broker(0)
+    app.kafka.start_broker(0)
+    app.produce(range(TOTAL, TOTAL + 500))
+    running(app, process, lambda: sum(app.committed().values()) == TOTAL + 500)
+    process.send_signal(signal.SIGTERM)
+    ended = end_of(process, 0)
+    assert ended.code == 0, ended.err[-4000:]
+    app.drained()
+    assert_exact(app, TOTAL + 500)
+
+
+@pytest.mark.parametrize("patience_ms", [60_000, 5_000])
+def test_a_broker_gone_for_half_a_minute_loses_and_doubles_nothing(
+    app: App, patience_ms: int
+) -> None:
+    """With patience for it the run goes on by itself; without, it ends and the next one goes on."""
+    patience = f"--set=default.api.timeout.ms={patience_ms}"
+    process = app.start("--run-for=300s", "--set=statestore.batch.max.records=50", SOON, patience)
+    app.produce(range(20, TOTAL))
+    running(app, process, lambda: 0 < sum(app.committed().values()) < TOTAL)
+    app.kafka.kill_broker(0)
+    down_s = time.monotonic()
+    try:
+        code: int | None = process.wait(OUTAGE_S)
+    except subprocess.TimeoutExpired:
+        code = None
+    # The outage is the point, however soon the run has given up.
+    threading.Event().wait(max(0.0, OUTAGE_S - (time.monotonic() - down_s)))
+    app.kafka.start_broker(0)
+    app.produce(range(TOTAL, TOTAL + 500))
+    if patience_ms > OUTAGE_S * 1000:
+        assert code is None, end_of(process, 0).err[-4000:]
+        running(app, process, lambda: sum(app.committed().values()) == TOTAL + 500)
+        process.send_signal(signal.SIGTERM)
+        assert end_of(process, 0).code == 0
+    else:
+        assert code == 7, end_of(process, 0).err[-4000:]
+    app.drained()
+    assert_exact(app, TOTAL + 500)
