@@ -77,7 +77,8 @@ def _max_failures(spark: SparkSession) -> int:
     master = spark.sparkContext.master or "local"
     if master.startswith("local"):
         return int(master.rstrip("]").split(",")[1]) if "," in master else 1
-    return int(spark.conf.get("spark.task.maxFailures") or 4)
+    # Without a default, asking for a key nobody set is an error.
+    return int(spark.conf.get("spark.task.maxFailures", None) or 4)
 
 
 def _raise_first_error(texts: list[str | None]) -> None:

@@ -13,6 +13,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from statestore.errors import CommitUnknown, Fenced, StateStoreError, Unavailable
+from statestore.kafka.bounded import Overdue, bounded
 from statestore.kafka.clients import (
     TRANSACTION_LOG,
     Properties,
@@ -48,6 +49,7 @@ class TransactionalOutbox:
         self._sender: Sender | None = None
         self._group: Any = None
         self._open_transaction = False
+        self._is_busy = False
         self._sent: tuple[Mapping[TopicPartition, int], str] | None = None
         self._committed: tuple[Mapping[TopicPartition, int], str] | None = None
         self._fenced: Fenced | None = None
@@ -108,11 +110,12 @@ class TransactionalOutbox:
         """The group's input offsets join the transaction."""
         sender = self._ready()
         try:
-            sender.client.send_offsets_to_transaction(
-                _with_metadata(offsets, metadata), self._group, self._timeout_s
-            )
+            self._join(sender, _with_metadata(offsets, metadata), self._timeout_s)
         except KafkaException as failure:
             raise self._reason(failure, "send input offsets") from failure
+        except Overdue as overdue:
+            doing = f"send input offsets ({self._id})"
+            raise unanswered(self._settings, self._trouble, doing) from overdue
         self._sent = offsets, metadata
 
     def flush(self) -> None:
@@ -144,7 +147,8 @@ class TransactionalOutbox:
     def abort(self) -> None:
         """Drop what was sent since begin; without an open transaction nothing happens."""
         sender = self._ready()
-        if not self._open_transaction:
+        # A client busy with an overdue call does nothing else: the next `open` aborts.
+        if not self._open_transaction or self._is_busy:
             return
         try:
             sender.client.abort_transaction(self._timeout_s)
@@ -165,23 +169,35 @@ class TransactionalOutbox:
         so one that changes nothing, then aborted, is the way to wait.
         """
         sender = self._sender
-        if sender is not None and self._fenced is None:
+        if sender is not None and self._fenced is None and not self._is_busy:
             client = sender.client
             try:
                 if not self._open_transaction and self._committed is not None:
                     offsets = _with_metadata(*self._committed)
                     client.begin_transaction()
                     self._open_transaction = True
-                    client.send_offsets_to_transaction(offsets, self._group, _CLOSE_S)
+                    self._join(sender, offsets, _CLOSE_S)
                 if self._open_transaction:
                     client.abort_transaction(_CLOSE_S)
-            except KafkaException as failure:
+            except (KafkaException, Overdue) as failure:
                 _log.info("transaction of %s left for its next owner: %s", self._id, failure)
         self._discard()
 
     @property
     def _timeout_s(self) -> float:
         return self._settings.request_timeout_ms / 1000
+
+    def _join(self, sender: Sender, offsets: list[KafkaPartition], timeout_s: float) -> None:
+        """Offsets join the transaction; after Overdue only `open` helps, with a new client.
+
+        What the old one may still do then is fenced, and commits nothing.
+        """
+        arguments = (offsets, self._group, timeout_s)
+        try:
+            bounded(lambda: sender.client.send_offsets_to_transaction(*arguments), timeout_s)
+        except Overdue:
+            self._is_busy = True
+            raise
 
     def _ready(self) -> Sender:
         assert self._sender is not None, "open comes first"
@@ -192,6 +208,7 @@ class TransactionalOutbox:
     def _discard(self) -> None:
         sender, self._sender, self._open_transaction = self._sender, None, False
         self._sent = self._committed = None
+        self._is_busy = False
         if sender is not None:
             sender.close()
 

@@ -38,6 +38,7 @@ class Proxy:
         self._victim = b""
         self._skip = 0
         self._until_reopened = False
+        self._swallowed: frozenset[int] = frozenset()
         self._sockets: list[socket.socket] = []
         self._closed = False
 
@@ -59,6 +60,10 @@ class Proxy:
             self.cuts = 0
             self._when, self._victim, self._skip = when, transactional_id.encode(), skip
             self._until_reopened = until_reopened
+
+    def swallow(self, *api_keys: int) -> None:
+        """From now on these requests lead nowhere; without any, all pass again."""
+        self._swallowed = frozenset(api_keys)
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._accept, daemon=True).start()
@@ -97,6 +102,8 @@ class Proxy:
         with suppress(OSError, EOFError):
             while True:
                 frame = _frame(client)
+                if _HEADER.unpack_from(frame)[0] in self._swallowed:
+                    continue
                 match self._judged(frame):
                     case When.BEFORE:
                         break

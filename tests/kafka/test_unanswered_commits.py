@@ -8,6 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from statestore.errors import Unavailable
+from statestore.kafka.outbox import TransactionalOutbox
+from statestore.model import TopicPartition
+from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka
 from tests.kafka.cutting_proxy import Proxy, When
 from tests.kafka.run_rig import App, counted, end_of, running, updates_in_order
@@ -79,3 +83,34 @@ def test_a_run_killed_while_its_commit_is_unanswered_is_settled_by_the_next(
     end_of(process, time.monotonic())
     loaded.drained(*SMALL)
     assert_exact(loaded)
+
+
+@pytest.mark.parametrize("lost", [(28,), (10, 28)], ids=["no answer", "no coordinator"])
+def test_offsets_nobody_takes_are_given_up_in_time_and_the_next_try_goes_through(
+    app: App, proxy: Proxy, lost: tuple[int, ...]
+) -> None:
+    """28 is TxnOffsetCommit, 10 FindCoordinator: the client alone would wait for them."""
+    where = {"bootstrap.servers": proxy.address, "default.api.timeout.ms": 1500}
+    settings = Settings.from_mapping(app.run_settings(**where))
+    outbox = TransactionalOutbox(settings, transactional_id=f"{app.name}-x", group_id=app.name)
+    offsets = {TopicPartition(f"{app.name}-in", 0): 1}
+    outbox.open()
+    outbox.begin()
+    outbox.send(f"{app.name}-out", [b"lost"], [b"0"], [1])
+    began_s = time.monotonic()
+    proxy.swallow(*lost)
+    try:
+        with pytest.raises(Unavailable, match="could not send input offsets"):
+            outbox.send_offsets(offsets, "")
+        assert time.monotonic() - began_s < 10
+        outbox.abort()
+    finally:
+        proxy.swallow()
+    outbox.open()
+    outbox.begin()
+    outbox.send(f"{app.name}-out", [b"kept"], [b"1"], [1])
+    outbox.send_offsets(offsets, "")
+    outbox.commit()
+    outbox.close()
+    assert [row.key for row in app.read()] == ["kept"]
+    assert app.committed() == {0: 1}
