@@ -227,6 +227,7 @@ def _figures(summary: Mapping[str, Any]) -> str:
     return (
         f"{summary.get('records_in')} records in, {summary.get('records_out')} out, "
         f"{summary.get('commits')} commits by {summary.get('stream_tasks')} stream tasks; "
+        f"dropped {summary.get('dropped_records', 0)}; "
         f"restored {summary.get('restored_records')} in {summary.get('restore_seconds')} s; "
         f"{'caught up' if summary.get('caught_up') else 'stopped before the end'}"
     )

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from statestore.errors import InvalidSetting, RecordFailed, TopicMissing
-from statestore.model import Record, TaskId, TopicPartition
+from statestore.model import PunctuationType, Record, TaskId, TopicPartition
 from statestore.settings import Settings
 from statestore.testing import TopologyTestDriver
 from statestore.topology.operators import ProcessorContext
@@ -199,3 +199,42 @@ def test_an_input_cannot_be_the_topic_of_the_dead_letters() -> None:
     wanted = settings("dead_letter") | {"errors.dead.letter.queue.topic.name": "in"}
     with pytest.raises(InvalidSetting, match=r"'in' is an input .* without end"):
         TopologyTestDriver(topology("map_values"), wanted)
+
+
+@pytest.mark.parametrize("what", ["raises", "writes too much"])
+def test_no_record_is_blamed_for_what_a_punctuation_does(what: str) -> None:
+    class Timed:
+        def __init__(self, context: ProcessorContext) -> None:
+            self.context = context
+            context.schedule(10, PunctuationType.STREAM_TIME, self.punctuate)
+
+        def process(self, record: Record[Any, Any]) -> None:
+            self.context.forward(record)
+
+        def punctuate(self, time_ms: int) -> None:
+            if what == "raises":
+                raise ValueError("not now")
+            self.context.forward(Record("k", "x" * 1_100_000, time_ms))
+
+    b = texts()
+    sunk(b.stream("in").process(Timed, name="timed"))
+    with TopologyTestDriver(b.build(), settings("dead_letter")) as driver:
+        driver.pipe("in", "a", "1", 1)
+        with pytest.raises(RecordFailed, match="punctuation at 15"):
+            driver.pipe("in", "b", "2", 15)
+        assert driver.read("dead") == []
+
+
+def test_nulls_that_no_join_can_use_are_dropped_and_counted() -> None:
+    b = texts()
+    prices = b.table("prices", materialized="prices")
+    stream = b.stream("in")
+    stream.join(prices, lambda left, right: f"{left} {right}").to("out")
+    with TopologyTestDriver(b.build()) as driver:
+        driver.pipe("prices", "a", "9", 1)
+        driver.pipe_all("in", [Record(key, value, 2) for key, value in (("a", "1"), ("z", "2"))])
+        assert dropped(driver) == 0, "a stream record without a row is no null"
+        piped(driver, None, b"v")
+        piped(driver, b"a", None)
+        assert dropped(driver) == 2
+        assert {r.value for r in driver.read("out")} == {"1 9"}
