@@ -168,14 +168,19 @@ class Sender:
             self._failure = error, f"{message.topic()}-{message.partition()}"
 
     def on_tracked(self, error: KafkaError | None, message: Message) -> None:
-        """Remember where the record landed."""
+        """Remember where the record landed, if the broker says so.
+
+        It does not of a record it already had when it came again: then the store keeps its older
+        offset, and after a crash replays from there.
+        """
         if error is not None:
             self.on_report(error, message)
             return
         topic, partition, offset = message.topic(), message.partition(), message.offset()
         assert topic is not None
         assert partition is not None
-        assert offset is not None
+        if offset is None:
+            return
         self.ends[TopicPartition(topic, partition)] = offset + 1
 
 
