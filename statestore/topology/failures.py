@@ -90,7 +90,7 @@ def failed(
         return error
     offsets = batch.offsets
     culprits = () if offsets is None else tuple(Culprit(offsets[i], e) for i, e in found)
-    cause = culprits[0].cause if culprits else error
+    cause = found[0][1] if found else error
     where = _where(batch, culprits)
     return NodeFailed(
         stage,
