@@ -13,13 +13,17 @@ from tests.simulation.world import Died, Process
 
 @dataclass(eq=False)
 class Member:
-    """One incarnation of a stream task. A zombie lost its lock and does not know it."""
+    """One incarnation of a stream task. A zombie lost its lock and does not know it.
+
+    `haunted`: a zombie lived beside it, which may have committed what this one never heard of.
+    """
 
     planned: PlannedTask
     process: Process
     task: StreamTask
     started: bool = False
     zombie: bool = False
+    haunted: bool = False
     busy: bool = False
 
 
@@ -70,7 +74,7 @@ class Crew:
     def close(self, member: Member) -> None:
         """A clean end: unless something was left to do, the task is not waiting any more."""
         if self.act(member, "closes", member.task.close):
-            if not member.zombie and not self._rivals(member):
+            if not member.zombie and not member.haunted and not self._rivals(member):
                 self._closed.add(member.planned.task)
             self.forget(member, comes_back=not member.task.report.caught_up)
 
@@ -170,6 +174,7 @@ class Crew:
 
     def _started(self, member: Member, *, after_clean_end: bool) -> None:
         member.started = True
+        member.haunted = bool(self._rivals(member))
         name, findings = member.process.name, self._stage.findings
         if not member.zombie and any(m.started and not m.zombie for m in self._rivals(member)):
             findings.append(f"{name} started while another owner lives")
