@@ -259,6 +259,7 @@ def relocate(
             settings.processing_guarantee,
             None if cluster is None else cluster.settle,
             lock_wait_ms=settings.lock_wait_ms,
+            locks=settings.volume_locks,
             counts=None if cluster is None else _partition_counts(topology, cluster),
             choices=choices,
             is_empty=is_empty,

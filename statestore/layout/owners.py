@@ -107,7 +107,7 @@ def claim(folder: Path, *, what: str, wait_ms: int, clock: Clock, locks: bool = 
             pid=os.getpid(),
             since_ms=clock.now_ms(),
             started_ticks=_started_ticks(os.getpid()) or 0,
-            in_place=locks and (previous is None or _left_for_good(folder, previous)),
+            in_place=locks and (previous is None or left_for_good(folder, previous)),
         )
         publish(folder / "owner.json", msgspec.json.encode(owner))
     except BaseException:
@@ -143,7 +143,7 @@ def at_rest(folder: Path, *, what: str, wait_ms: int, locks: bool = True) -> Ite
         lock.release()
 
 
-def _left_for_good(folder: Path, last: Owner) -> bool:
+def left_for_good(folder: Path, last: Owner) -> bool:
     """Whether nobody can write any more where the stores of `folder` lie now."""
     if not last.provably_dead():
         return False

@@ -68,7 +68,9 @@ class Relocation:
     """A topology about to be deployed over the state of an application.
 
     `settle` None: no broker is to be asked, so every task must have been closed cleanly.
-    `automatic` False: a move is refused, with all places and the command that does it.
+    `automatic` False: a move is refused, with all places and the command that does it. `locks`
+    False: file locks do not work, so that nobody is kept out; who still thinks a folder is his sees
+    a newer epoch, and what he has open is left behind by the next owner (SEMANTICS E10).
     """
 
     topology: Topology
@@ -77,6 +79,7 @@ class Relocation:
     guarantee: ProcessingGuarantee
     settle: Callable[[Sequence[str]], None] | None
     lock_wait_ms: int = 0
+    locks: bool = True
     automatic: bool = True
     counts: Mapping[TopicName, int] | None = None
     choices: Choices = Choices()
@@ -101,7 +104,7 @@ class Relocation:
 
     def plan(self, *, sizes: bool = False) -> Plan:
         """What is to be done now, nothing touched; refuses what cannot or may not be done."""
-        disk = look(self.layout, self.is_empty, sizes=sizes)
+        disk = look(self.layout, self.is_empty, locks=self.locks, sizes=sizes)
         previous = read_deployed(self.layout)
         made = plan(placement(self.topology), disk, previous, self._changelog_of, self.choices)
         if made.moves and not self.automatic:
@@ -124,7 +127,9 @@ class Relocation:
         """`apply` between taking the application's lock and letting go of it (SEMANTICS R4)."""
         what = f"application {self.layout.application_id}"
         folder = self.layout.application_dir
-        claim = owners.claim(folder, what=what, wait_ms=self.lock_wait_ms, clock=self.clock)
+        claim = owners.claim(
+            folder, what=what, wait_ms=self.lock_wait_ms, clock=self.clock, locks=self.locks
+        )
         try:
             sized = self.report()
             made = self.apply()
@@ -183,6 +188,8 @@ class Relocation:
             for task in tasks:
                 folder = self.layout.task_dir(task)
                 self.layout.create(folder)
+                if not self.locks:
+                    continue
                 what = f"task {task}"
                 locks.enter_context(owners.at_rest(folder, what=what, wait_ms=self.lock_wait_ms))
             yield
@@ -267,11 +274,17 @@ def _raise_owners(layout: StateLayout, journal: Journal) -> None:
     last = {task: owners.read_owner(layout.task_dir(task)) for task in journal.tasks()}
     for task in last:
         heirs = {task} | {TaskId.parse(m.source) for m in journal.moves if m.target == str(task)}
-        known = [owner for heir in heirs if (owner := last[heir]) is not None]
+        known = {heir: owner for heir in heirs if (owner := last[heir]) is not None}
         if known:
-            least_dead = min(known, key=lambda owner: (owner.provably_dead(), owner.released))
-            epoch = max(owner.epoch for owner in known) + 1
-            raised = msgspec.structs.replace(least_dead, epoch=epoch)
+            least_dead = min(
+                known.values(), key=lambda owner: (owner.provably_dead(), owner.released)
+            )
+            epoch = max(owner.epoch for owner in known.values()) + 1
+            # Else the next owner leaves what lies there behind, and works in a folder of its own.
+            good = all(
+                owners.left_for_good(layout.task_dir(heir), owner) for heir, owner in known.items()
+            )
+            raised = msgspec.structs.replace(least_dead, epoch=epoch, in_place=good)
             files.publish(layout.task_dir(task) / "owner.json", msgspec.json.encode(raised))
 
 

@@ -57,10 +57,17 @@ class Journal(msgspec.Struct, frozen=True):
         return sorted(map(TaskId.parse, names | {aside.what.task for aside in self.asides}))
 
 
-def look(layout: StateLayout, is_empty: Callable[[Path], bool], *, sizes: bool = False) -> Disk:
+def look(
+    layout: StateLayout,
+    is_empty: Callable[[Path], bool],
+    *,
+    locks: bool = True,
+    sizes: bool = False,
+) -> Disk:
     """The stores and tasks on disk. Databases are opened only to tell which of two copies is empty.
 
-    `sizes`: add up the bytes of every store too, a look at every file.
+    `locks`: whether file locks work there. `sizes`: add up the bytes of every store too, a look at
+    every file.
     """
     tasks = list(layout.tasks())
     places = [(task, store) for task in tasks for store in layout.stores(task)]
@@ -75,13 +82,13 @@ def look(layout: StateLayout, is_empty: Callable[[Path], bool], *, sizes: bool =
             Copy(
                 store,
                 task,
-                empty=several and _judged_empty(layout, task, path, is_empty),
+                empty=several and _judged_empty(layout, task, path, is_empty, locks=locks),
                 size_bytes=size_of(path) if sizes else None,
                 volume=_volume(path, follow=False),
                 parent_volume=_volume(path.parent),
             )
         )
-    volumes = {task: _volume(_nearest(layout.task_dir(task) / "rocksdb")) for task in tasks}
+    volumes = {task: _volume(_nearest(layout.stores_dir(task))) for task in tasks}
     home = _volume(_nearest(layout.application_dir))
     return Disk(copies, frozenset(tasks), volumes, home)
 
@@ -162,12 +169,12 @@ class _Versioned(msgspec.Struct, frozen=True):
 
 
 def _judged_empty(
-    layout: StateLayout, task: TaskId, path: Path, is_empty: Callable[[Path], bool]
+    layout: StateLayout, task: TaskId, path: Path, is_empty: Callable[[Path], bool], *, locks: bool
 ) -> bool:
     """Whether nothing is in it; one that cannot be looked into may hold something."""
     if not any(found.is_file() for found in path.rglob("*")):
         return True
-    lock = owners.at_rest(layout.task_dir(task), what=f"task {task}", wait_ms=0)
+    lock = owners.at_rest(layout.task_dir(task), what=f"task {task}", wait_ms=0, locks=locks)
     with suppress(StateStoreError), lock:
         return is_empty(path)
     return False

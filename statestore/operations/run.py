@@ -176,6 +176,7 @@ class Run:
             settings.processing_guarantee,
             self._cluster.settle,
             lock_wait_ms=settings.lock_wait_ms,
+            locks=settings.volume_locks,
             automatic=settings.automatic_state_relocation,
             counts=self._counts,
             is_empty=self._is_empty,

@@ -1,17 +1,12 @@
 """A relocation acts as planned, refuses before it changes anything, and is finished by the next."""
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from statestore import faults
-from statestore.errors import FormatTooNew, HostFailure, Locked
-from statestore.faults import CrashPoint
+from statestore.errors import FormatTooNew
 from statestore.layout import owners
-from statestore.layout.owners import Owner
 from statestore.model import TaskId, TopicPartition
 from statestore.operations.relocate import Choices
 from statestore.operations.relocate_apply import RelocationReport
@@ -25,7 +20,6 @@ from tests.relocation_rig import (
     expected_stores,
     in_memory_folder,
     refused,
-    tasks_of,
     topology_of,
 )
 
@@ -239,129 +233,3 @@ def test_task_folders_on_different_volumes_are_refused(rig: Rig, tmp_path: Path)
     (task / "rocksdb").rename(task / "before")
     (task / "rocksdb").symlink_to(tmp_path)
     assert "on different volumes" in refused(rig, "B|A")
-
-
-# Transactional ids, owners, locks.
-
-
-def test_every_id_of_the_last_deployment_is_settled_before_anything_changes(rig: Rig) -> None:
-    rig.deploy("A|B")
-    before = rig.tree()
-
-    def settle(ids: list[str]) -> None:
-        assert rig.tree() == before
-        rig.settled.extend(ids)
-
-    rig.relocation("B|A", settle=settle).apply()
-    assert rig.settled == [f"shop-{task}" for task in tasks_of("A|B")]
-
-
-def test_ids_are_settled_though_no_store_moves(rig: Rig) -> None:
-    rig.deploy("A|B").relocation("A").apply()
-    assert rig.settled == [f"shop-{task}" for task in tasks_of("A|B")]
-
-
-def test_the_same_topology_settles_nothing(rig: Rig) -> None:
-    rig.deploy("A|B").relocation("A|B").apply()
-    assert rig.settled == []
-
-
-def test_a_broker_that_does_not_answer_leaves_everything_as_it_was(rig: Rig) -> None:
-    def settle(_ids: list[str]) -> None:
-        raise HostFailure("nobody there")
-
-    rig.deploy("A|B")
-    assert refused(rig, "B|A", settle=settle) == "nobody there"
-
-
-def test_offline_a_task_that_was_not_closed_cleanly_is_refused(rig: Rig) -> None:
-    rig.deploy("A|B")
-    folder = rig.layout.task_dir(TaskId(0, 1))
-    owners.claim(folder, what="", wait_ms=0, clock=ManualClock()).abandon()
-    said = refused(rig, "B|A", settle=None)
-    assert "--offline: task 0_1 was not closed cleanly by process" in said
-    assert "leave out --offline" in said
-    owners.claim(folder, what="", wait_ms=0, clock=ManualClock()).release()
-    rig.relocation("B|A", settle=None).apply()
-    assert rig.stores() == expected_stores("B|A")
-
-
-def owner(rig: Rig, task: TaskId) -> Owner:
-    found = owners.read_owner(rig.layout.task_dir(task))
-    assert found is not None
-    return found
-
-
-def test_whoever_thinks_a_folder_is_his_sees_a_newer_epoch(rig: Rig) -> None:
-    rig.deploy("A|B")
-    folder = rig.layout.task_dir(TaskId(0, 0))
-    zombie = owners.claim(folder, what="", wait_ms=0, clock=ManualClock())
-    zombie.lose()
-    assert zombie.still_ours()
-    rig.relocation("B|A").apply()
-    assert not zombie.still_ours()
-
-
-def test_a_folder_inherits_the_doubts_about_the_owner_of_what_comes_into_it(rig: Rig) -> None:
-    rig.deploy("A|B")
-    path = rig.layout.task_dir(TaskId(0, 0)) / "owner.json"
-    epochs = [owner(rig, TaskId(ordinal, 0)).epoch for ordinal in (0, 1)]
-    elsewhere = msgspec.structs.replace(owner(rig, TaskId(0, 0)), host="elsewhere", released=False)
-    path.write_bytes(msgspec.json.encode(elsewhere))
-    rig.relocation("B|A").apply()
-    for ordinal in (0, 1):
-        now = owner(rig, TaskId(ordinal, 0))
-        assert now.epoch > max(epochs)
-    assert owner(rig, TaskId(1, 0)).host == "elsewhere"
-    assert not owner(rig, TaskId(1, 0)).provably_dead()
-    assert owner(rig, TaskId(1, 1)).host == "here"
-    assert owner(rig, TaskId(1, 1)).released
-
-
-def test_a_folder_that_was_not_there_gets_an_owner_with_its_store(rig: Rig) -> None:
-    rig.deploy("A", partitions=1).relocation("N|A").apply()
-    assert owner(rig, TaskId(1, 0)).released
-
-
-def test_every_folder_is_locked_until_the_journal_is_closed(rig: Rig) -> None:
-    rig.deploy("A", partitions=1)
-    held: list[CrashPoint] = []
-
-    def reached(point: CrashPoint) -> None:
-        if point is CrashPoint.RELOCATE_SETTLED:
-            tasks = [TaskId(0, 0)]
-        else:
-            tasks = [TaskId(0, 0), TaskId(1, 0)]
-        for task in tasks:
-            folder = rig.layout.task_dir(task)
-            with pytest.raises(Locked), owners.at_rest(folder, what="task", wait_ms=0):
-                pass
-        held.append(point)
-
-    faults.on_reach(reached)
-    try:
-        rig.relocation("N|A").apply()
-    finally:
-        faults.on_reach(None)
-    assert set(held) == {point for point in CrashPoint if point.startswith("relocate.")}
-    for task in (TaskId(0, 0), TaskId(1, 0)):
-        owners.claim(rig.layout.task_dir(task), what="", wait_ms=0, clock=ManualClock()).release()
-
-
-def test_the_application_is_locked_meanwhile(rig: Rig) -> None:
-    rig.deploy("A|B")
-    folder = rig.layout.application_dir
-    held = owners.claim(folder, what="", wait_ms=0, clock=ManualClock())
-    with pytest.raises(Locked, match="application shop"):
-        rig.relocation("B|A").apply_locked()
-    held.release()
-    rig.relocation("B|A").apply_locked()
-    assert rig.stores() == expected_stores("B|A")
-
-
-def test_each_rename_is_told_in_the_log(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    rig.deploy("A|B", partitions=1)
-    with caplog.at_level(logging.INFO):
-        rig.relocation("B|A").apply()
-    source, target = (rig.layout.store_dir(TaskId(ordinal, 0), "A") for ordinal in (0, 1))
-    assert f"relocation: {source} is now {target}" in caplog.text
