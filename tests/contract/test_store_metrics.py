@@ -28,6 +28,7 @@ def test_a_fresh_store_has_every_metric_of_the_kip_at_zero(world: StoreWorld) ->
         *(f"{name}-rate" for name in (*RATES, "flush")),
         *(f"{name}-latency-{kind}" for name in ("commit", "flush") for kind in ("avg", "max")),
         "uncommitted-bytes",
+        "late-record-drop-total",
     }
     assert set(metrics.values()) == {0.0}
 
