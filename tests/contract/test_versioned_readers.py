@@ -1,0 +1,84 @@
+"""Readers of versioned stores on other threads: every answer is of one moment (V6, S2)."""
+
+import random
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from statestore.model import IsolationLevel
+from tests.builders import DEADLINE_S
+from tests.contract.versioned_worlds import Open, Store
+
+KEYS = [b"k%d" % i for i in range(6)]
+ROUNDS = 120
+
+
+@pytest.fixture
+def _threads_take_turns_often() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+class Watcher(threading.Thread):
+    """Asks in every way until told to stop; notes what cannot be of one commit."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        self.reader = store.reader(IsolationLevel.READ_COMMITTED)
+        self.problems: list[Any] = []
+        self.looks = 0
+        self.stop = threading.Event()
+
+    def run(self) -> None:
+        try:
+            while not self.stop.is_set() and not self.problems:
+                self.look()
+        except BaseException as error:  # noqa: BLE001  # whatever ended it is looked at
+            self.problems.append(error)
+
+    def look(self) -> None:
+        now = self.reader.observed_stream_time() or 0
+        with self.reader.range_as_of(None, None, max(0, now - 3)) as rows:
+            seen = [(one.value, one.timestamp_ms) for _, one in rows]
+        if len(set(seen)) > 1:
+            self.problems.append(("torn between keys", seen))
+        history = list(self.reader.history(KEYS[0]))
+        ends = [one.valid_to_ms for one in history]
+        begins = [one.timestamp_ms for one in history]
+        if ends != [None, *begins][: len(ends)]:
+            self.problems.append(("gap or overlap", history))
+        self.looks += 1
+
+
+@pytest.mark.usefixtures("_threads_take_turns_often")
+def test_readers_meet_whole_commits_while_versions_come_in_and_out_of_order(opened: Open) -> None:
+    """Each commit writes the same versions of all keys, one of them late, and some rolled back."""
+    store = opened(retention=100_000, interval=7)
+    chance = random.Random(11)
+    watchers = [Watcher(store) for _ in range(2)]
+    for watcher in watchers:
+        watcher.start()
+    deadline = time.monotonic() + DEADLINE_S
+    number = 0
+    while number < ROUNDS or min(w.looks for w in watchers) < 20:
+        assert time.monotonic() < deadline, "the readers do not get on"
+        number += 1
+        for at in (10 * number, 10 * number - 15):
+            for key in KEYS:
+                store.put(key, b"%d" % number, at)
+        if chance.random() < 0.2:
+            store.rollback()
+        else:
+            store.commit()
+        if any(w.problems for w in watchers):
+            break
+    for watcher in watchers:
+        watcher.stop.set()
+        watcher.join(DEADLINE_S)
+    assert [w.problems for w in watchers] == [[], []]
