@@ -28,7 +28,6 @@ from statestore.stores.versioned_layout import (
     HISTORY,
     LATEST,
     NEVER,
-    is_tombstone,
     valid_from,
 )
 from statestore.stores.versioned_table import VersionedTable
@@ -92,9 +91,11 @@ class TransactionalVersionedStore(TransactionalStore, Generic[K, V]):
         if as_of is not None:
             return self._reads.as_of(self.table.view(), data, self._reads.time(as_of))
         row = self.table.latest.get(data)
-        if row is None or is_tombstone(row):
+        if row is None or not row[0]:  # a tombstone
             return None
-        return VersionedRecord(self._codec.read_value(row[HEAD_SIZE:]), valid_from(row), None)
+        # As VersionedRecord(…) makes it, in half the time.
+        value = self._codec.read_value(row[HEAD_SIZE:])
+        return tuple.__new__(VersionedRecord, (value, valid_from(row), None))
 
     def history(
         self,

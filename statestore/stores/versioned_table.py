@@ -9,7 +9,7 @@ import logging
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from statestore.errors import TaskCorrupted
 from statestore.model import Position, PutResult, TopicPartition
@@ -25,6 +25,8 @@ from statestore.stores.versioned_layout import HISTORY, LATEST, NEVER
 _log = logging.getLogger(__name__)
 
 Rows = dict[bytes, bytes | None]
+_IS_LATEST: Final = PutResult(accepted=True, latest=True, valid_to_ms=None)
+_TOO_LATE: Final = PutResult(accepted=False, latest=False, valid_to_ms=None)
 
 _SWEEP_MAX: Final = 10_000
 """How many forgotten deletes one commit clears away, so that no commit takes long."""
@@ -66,7 +68,7 @@ class VersionedTable:
         clock = self.time
         if time < clock.bound:
             self._refuse(1, time)
-            return PutResult(accepted=False, latest=False, valid_to_ms=None)
+            return _TOO_LATE
         old = self.latest.get(key)
         begins = NEVER if old is None else layout.valid_from(old)
         if time < begins:
@@ -81,7 +83,7 @@ class VersionedTable:
         if value is None:
             self._history_rows.put(layout.grave_key(key, time, self.interval_ms), b"")
         self._latest_rows.put(key, layout.version_row(value, time))
-        return PutResult(accepted=True, latest=True, valid_to_ms=None)
+        return _IS_LATEST
 
     def put_all(
         self, keys: list[bytes], values: list[bytes | None], times: list[int]
@@ -245,13 +247,15 @@ class VersionedTable:
         self, keys: list[bytes], values: list[bytes | None], times: list[int]
     ) -> tuple[Rows, Rows]:
         """Of keys that have none yet, one each."""
+        if None not in values:
+            plain: list[Any] = values
+            return dict(zip(keys, layout.version_rows(plain, times), strict=True)), {}
         newer: Rows = dict(zip(keys, map(layout.version_row, values, times), strict=True))
-        interval = self.interval_ms
-        older: Rows = {}
-        if None in values:
-            for key, value, time in zip(keys, values, times, strict=True):
-                if value is None:
-                    older[layout.grave_key(key, time, interval)] = b""
+        older: Rows = {
+            layout.grave_key(key, time, self.interval_ms): b""
+            for key, value, time in zip(keys, values, times, strict=True)
+            if value is None
+        }
         return newer, older
 
     def _next_versions(
