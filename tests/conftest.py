@@ -32,6 +32,7 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist, which looks for the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Time limits by marker; what shares a broker or a database stays in one process.
 

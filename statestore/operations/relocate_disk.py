@@ -110,7 +110,7 @@ def read_journal(layout: StateLayout) -> Journal | None:
                 "relocation with the statestore that began it"
             )
         found = msgspec.json.decode(data, type=Journal)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise HostFailure(f"cannot read {path}: {error.strerror}; make it readable") from error
