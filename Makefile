@@ -9,7 +9,7 @@ BIN := .venv/bin
 CODE := $(wildcard statestore jobs dags scripts tests)
 PYTEST = SET_UP_SECONDS=$$(cat .venv/.set-up-seconds) $(BIN)/python -m pytest
 # A module stays in one process, as its tests share a broker.
-SIDE_BY_SIDE = --numprocesses=logical --maxprocesses=4 --dist=loadgroup --no-loadscope-reorder
+SIDE_BY_SIDE = --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 
 help:
 	@awk 'BEGIN { FS = ":.*## " } \

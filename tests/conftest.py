@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parents[1]
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
 os.environ.setdefault("AIRFLOW_CONFIG", str(ROOT / "airflow.cfg"))
-os.environ.setdefault("AIRFLOW_HOME", str(ROOT / ".scratch" / "airflow-tests"))
+_PROCESS = os.environ.get("PYTEST_XDIST_WORKER", "alone")
+os.environ.setdefault("AIRFLOW_HOME", str(ROOT / ".scratch" / f"airflow-tests-{_PROCESS}"))
 
 _REQUIRED = os.environ.get("REQUIRE_KAFKA") == "1"
 _SLOW_MACHINE = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -32,13 +33,12 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist, which looks for the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Time limits by marker; what shares a broker or a database stays in one process.
+    """Time limits by marker; modules in the order of theirs, as long ones had better begin first.
 
-    Where there are several processes, the longest groups begin first.
+    Where there are several processes, a module stays in one: its tests share a broker.
     """
-    limits: dict[str, int] = {}
+    limits: dict[Path, int] = {}
     for item in items:
         if own := item.get_closest_marker("timeout"):
             limit = own.args[0]
@@ -48,16 +48,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             )
             if limit:
                 item.add_marker(pytest.mark.timeout(limit))
-        group = _group(item)
-        limits[group] = max(limits.get(group, 0), limit)
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: -limits[_group(item)])
-
-
-def _group(item: pytest.Item) -> str:
-    """The module; all of dags/ shares one Airflow home."""
-    path = item.path.relative_to(ROOT)
-    return "dags" if path.parts[:2] == ("tests", "dags") else str(path)
+        limits[item.path] = max(limits.get(item.path, 0), limit)
+    items.sort(key=lambda item: -limits[item.path])
 
 
 @pytest.hookimpl(wrapper=True)

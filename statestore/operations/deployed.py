@@ -80,7 +80,7 @@ def read_deployed(layout: StateLayout) -> Deployed:
     path = layout.topology_file
     try:
         data = path.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return Deployed()
     except OSError as error:
         raise HostFailure(f"cannot read {path}: {error.strerror}; make it readable") from error
