@@ -1,13 +1,18 @@
 """Stream tasks before and after a topology change: what each kind of store finds there."""
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 import statestore as ss
+from statestore.engines.rocks_files import link_store
 from statestore.layout.files import read_checkpoint
 from statestore.model import TaskId, TopicPartition
+from statestore.opening import open_files, read_offsets
 from statestore.operations.run import Run, RunRequest
+from statestore.operations.snapshots import Snapshot, Snapshots
+from statestore.stores.keyvalue import TABLE
 from statestore.stores.versioned import TransactionalVersionedStore
 from tests.contract.task_rig import APPLICATION, TaskRig
 from tests.contract.user_stores import Notes, UserStore, rows_in, supplier
@@ -48,6 +53,24 @@ def versions(*, behind_another: bool) -> ss.Topology:
         builder.stream("new").group_by_key().count("news").to_stream().to("new-out")
     builder.stream("in").process(Remember, VERSIONS, name="remember")
     return builder.build()
+
+
+def latest(*, behind_another: bool) -> ss.Topology:
+    builder = ss.StreamsBuilder()
+    if behind_another:
+        builder.stream("new").group_by_key().count("news").to_stream().to("new-out")
+    builder.table("in", materialized="latest", name="latest")
+    return builder.build()
+
+
+def snapshot_of(rig: TaskRig) -> Snapshot:
+    asker = Snapshots(rig.layout, rig.known(), rig.clock, link_store, read_offsets)
+    return asker.take(rig.task_id)
+
+
+def rows_of(snapshot: Snapshot) -> dict[bytes, bytes]:
+    with closing(open_files(snapshot.store_dir("latest"))) as engine:
+        return dict(engine.table(TABLE).scan(None, None, reverse=False))
 
 
 def deployed_behind(rig: TaskRig, changed: ss.Topology) -> TaskRig:
@@ -137,3 +160,25 @@ def test_what_a_crash_left_behind_the_log_is_all_that_is_restored(tmp_path: Path
     after = deployed_behind(rig, versions(behind_another=True))
     assert after.start().report.restored_records == 2
     after.end()
+
+
+def test_a_snapshot_outlives_the_move_and_the_next_one_is_of_the_new_place(tmp_path: Path) -> None:
+    rig = TaskRig(latest(behind_another=False), tmp_path)
+    commit_two(rig)
+    rig.end()
+    before = snapshot_of(rig)
+    offsets = before.manifest.stores["latest"].offsets()
+    after = deployed_behind(rig, latest(behind_another=True))
+    task = after.start()
+    assert task.report.restored_records == 0
+    after.send("in", [("a", "3")])
+    task.step(0)
+    task.step_commit()
+    after.end()
+    assert rows_of(before) == {b"a": b"2", b"b": b"1"}
+    with snapshot_of(after) as moved:
+        assert rows_of(moved) == {b"a": b"3", b"b": b"1"}
+        now = moved.manifest.stores["latest"].offsets()
+    assert now.keys() == offsets.keys()
+    assert all(now[tp] > offsets[tp] for tp in offsets)
+    before.release()
