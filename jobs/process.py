@@ -19,8 +19,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from jobs.session import slots_per_host, spark_session
 from jobs.worker import REPORT_SCHEMA, PlanRow, serving
 from statestore import errors
-from statestore.arguments import RunArguments, run_options
-from statestore.cli import guarded, report_run, set_up_logging, summary_line
+from statestore.cli import guarded, set_up_logging
+from statestore.commands.arguments import RunArguments, run_options
+from statestore.commands.running import report_run, summary_line
 from statestore.faults import VARIABLE
 from statestore.operations.run import PlannedTask, Run, RunSummary
 from statestore.tasks.plan import TaskReport

@@ -12,8 +12,8 @@ import msgspec
 import pyarrow as pa
 from pyspark import TaskContext
 
-from statestore.arguments import RunArguments
 from statestore.assembly import failure, load_pipeline, run_request, serve_planned
+from statestore.commands.arguments import RunArguments
 from statestore.errors import Action, StateStoreError
 from statestore.faults import arm
 from statestore.operations.run import PlannedTask

@@ -21,8 +21,8 @@ from pyspark.sql import SparkSession
 
 from jobs.process import commit_reports
 from jobs.session import slots_per_host, spark_session
-from statestore.arguments import RunArguments
-from statestore.cli import report_run
+from statestore.commands.arguments import RunArguments
+from statestore.commands.running import report_run
 from statestore.operations.run import Run, RunSummary
 from statestore.testing.local_kafka import LocalKafka
 from tests.bench.harness import Bench, scratch

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from statestore.assembly.opening import open_built_in
 from statestore.engines.rocks_files import link_store
 from statestore.errors import StateStoreError
 from statestore.layout.folders import StateLayout
 from statestore.model import Record, TaskId, TopicPartition
-from statestore.opening import open_built_in
 from statestore.operations.run import internal_topics
 from statestore.ports import TopicSpec
 from statestore.settings import Settings

@@ -9,10 +9,10 @@ import pytest
 from rocksdict import Options
 
 import statestore as ss
-from statestore import opening
+from statestore.assembly import opening
+from statestore.assembly.opening import options_hook
 from statestore.engines.rocks import open_rocks
 from statestore.errors import InvalidSetting
-from statestore.opening import options_hook
 from statestore.settings import Settings
 from tests.builders import eventually
 from tests.contract.conftest import rocks_rows

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 import statestore as ss
+from statestore.assembly.opening import open_files, read_offsets
 from statestore.engines.rocks_files import link_store
 from statestore.layout.files import read_checkpoint
 from statestore.model import TaskId, TopicPartition
-from statestore.opening import open_files, read_offsets
 from statestore.operations.run import Run, RunRequest
 from statestore.operations.snapshots import Snapshot, Snapshots
 from statestore.stores.keyvalue import TABLE

@@ -9,6 +9,7 @@ import pytest
 
 import statestore as ss
 from statestore import serdes
+from statestore.assembly.opening import open_files, read_offsets
 from statestore.engines.rocks_files import link_store
 from statestore.errors import (
     HostFailure,
@@ -21,7 +22,6 @@ from statestore.errors import (
 from statestore.layout.owners import read_owner
 from statestore.layout.snapshots import TaskSnapshots
 from statestore.model import TaskId, TopicPartition
-from statestore.opening import open_files, read_offsets
 from statestore.operations.snapshots import Snapshot, Snapshots
 from statestore.tasks.lifecycle import StreamTask
 from tests.builders import DEADLINE_S, eventually

@@ -11,12 +11,12 @@ from confluent_kafka import Consumer, TopicPartition
 
 import statestore as ss
 from statestore.assembly import SystemClock
+from statestore.assembly.opening import open_files, read_offsets
 from statestore.engines.rocks_files import link_store
 from statestore.errors import Unavailable
 from statestore.faults import VARIABLE
 from statestore.layout.folders import StateLayout
 from statestore.model import TaskId
-from statestore.opening import open_files, read_offsets
 from statestore.operations.snapshots import Snapshots
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import ROOT, eventually

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 import statestore as ss
 from jobs.process import run_on_spark
 from jobs.session import spark_session
-from statestore.cli import report_run
+from statestore.commands.running import report_run
 from statestore.testing.local_kafka import LocalKafka
 from statestore.topology.graph import SinkNode, SourceNode, Topology
 from tests.builders import DEADLINE_S, eventually

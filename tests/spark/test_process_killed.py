@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 
 from jobs.process import run_on_spark
 from jobs.session import spark_session
-from statestore.cli import report_run
+from statestore.commands.running import report_run
 from statestore.errors import RecordFailed
 from statestore.faults import VARIABLE, CrashPoint
 from statestore.testing.local_kafka import LocalKafka

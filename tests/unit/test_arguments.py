@@ -9,7 +9,13 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from statestore.arguments import RunArguments, parse_run, parse_span, parse_time, run_options
+from statestore.commands.arguments import (
+    RunArguments,
+    parse_run,
+    parse_span,
+    parse_time,
+    run_options,
+)
 from statestore.errors import InvalidSetting, Misuse
 from statestore.model import to_ms
 

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from statestore.arguments import deployment_options, parse_run
 from statestore.assembly import failure, load_pipeline, relocate
+from statestore.commands.arguments import deployment_options, parse_run
 from statestore.errors import Misuse
 from statestore.faults import arm_from_environment
 from statestore.model import TaskId

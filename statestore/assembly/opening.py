@@ -1,19 +1,20 @@
 """Stores opened: a spec and the settings in, a store over its engine out.
 
-With `assembly`, the only module that names concrete edges. All databases of a process share one
+All databases of a process share one
 block cache and one bound on write buffers (`statestore.memory.bytes`).
 """
 
 import functools
 import importlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, overload
 
+from statestore.assembly.surroundings import SystemClock
 from statestore.engines.memory import MemoryEngine
 from statestore.engines.rocks import RocksMemory, RocksTuning, open_rocks, stored_tables
-from statestore.errors import InvalidSetting, TaskCorrupted
+from statestore.errors import InvalidSetting, Misuse, TaskCorrupted
 from statestore.layout.snapshots import StoreOffsets
 from statestore.model import IsolationLevel
 from statestore.ports import Clock, Engine
@@ -26,8 +27,55 @@ from statestore.stores.built_in import (
     open_over,
     tables_of,
 )
-from statestore.stores.specs import BuiltInSpec, VersionedSpec
+from statestore.stores.keyvalue import TransactionalKeyValueStore
+from statestore.stores.specs import BuiltInSpec, KeyValueSpec, VersionedSpec
 from statestore.stores.transaction import LagLimits
+from statestore.stores.versioned import TransactionalVersionedStore
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@overload
+def open_store(
+    spec: KeyValueSpec[K, V],
+    directory: str | Path | None = None,
+    *,
+    isolation_level: IsolationLevel | str | None = None,
+    settings: Settings | Mapping[str, object] | None = None,
+) -> TransactionalKeyValueStore[K, V]: ...
+@overload
+def open_store(
+    spec: VersionedSpec[K, V],
+    directory: str | Path | None = None,
+    *,
+    isolation_level: IsolationLevel | str | None = None,
+    settings: Settings | Mapping[str, object] | None = None,
+) -> TransactionalVersionedStore[K, V]: ...
+def open_store(
+    spec: BuiltInSpec,
+    directory: str | Path | None = None,
+    *,
+    isolation_level: IsolationLevel | str | None = None,
+    settings: Settings | Mapping[str, object] | None = None,
+) -> BuiltIn:
+    """Open a store on its own, in `<directory>/<name>`.
+
+    It has no changelog, so RocksDB's log is on.
+
+    Raises Locked while another process has it open, TaskCorrupted if its files are not a whole
+    store.
+    """
+    known = Settings.of(settings)
+    level = known.effective_isolation_level if isolation_level is None else isolation_level
+    if spec.persistent and directory is None:
+        raise Misuse(f"store {spec.name!r} is persistent: pass the directory it lives in")
+    path = None if directory is None else Path(directory) / spec.name
+    wal = known.write_ahead_log is not False
+    store = open_built_in(spec, path, known, SystemClock(), wal=wal, level=IsolationLevel(level))
+    if spec.persistent and not wal:
+        idle.watch(store.staged)
+    return store
 
 
 def open_built_in(

@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from statestore.arguments import parse_state, parse_time, state_options
 from statestore.assembly import stores_at_rest
+from statestore.commands.arguments import parse_state, parse_time, state_options
 from statestore.errors import Misuse
 from statestore.model import Serde, to_ms
 from statestore.operations.at_rest import Row, StoresAtRest

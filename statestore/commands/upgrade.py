@@ -5,11 +5,11 @@ from typing import Any
 import click
 import msgspec
 
-from statestore.arguments import parse_span, parse_state, state_options
+from statestore.assembly import upgrade_to_versioned
+from statestore.commands.arguments import parse_span, parse_state, state_options
 from statestore.faults import arm_from_environment
 from statestore.operations.upgrade import UpgradeReport
 from statestore.settings import Settings
-from statestore.upgrading import upgrade_to_versioned
 
 
 @click.command("upgrade-to-versioned")

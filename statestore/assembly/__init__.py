@@ -1,0 +1,37 @@
+"""Settings in, ready things out: stores, runs, snapshots, relocations.
+
+The only package that names concrete edges, a module per product. `open_store`, `open_snapshot` and
+`run` are public. A Spark job uses `start_run` in the driver and `serve_planned` in its workers;
+`run` does both in this process: same lock, same guarantees.
+"""
+
+from statestore.assembly.opening import open_store
+from statestore.assembly.pipelines import load_pipeline
+from statestore.assembly.reading import open_snapshot, stores_at_rest
+from statestore.assembly.relocating import relocate
+from statestore.assembly.running import (
+    failure,
+    run,
+    run_request,
+    serve_planned,
+    start_run,
+    summary_fields,
+)
+from statestore.assembly.surroundings import SystemClock
+from statestore.assembly.upgrading import upgrade_to_versioned
+
+__all__ = [
+    "SystemClock",
+    "failure",
+    "load_pipeline",
+    "open_snapshot",
+    "open_store",
+    "relocate",
+    "run",
+    "run_request",
+    "serve_planned",
+    "start_run",
+    "stores_at_rest",
+    "summary_fields",
+    "upgrade_to_versioned",
+]

@@ -1,0 +1,52 @@
+"""Pipelines by name: `module:function` in, the topology out."""
+
+import importlib
+import traceback
+
+from statestore.errors import PipelineNotFound, StateStoreError
+from statestore.topology.graph import Topology
+
+
+def load_pipeline(path: str) -> Topology:
+    """The topology of `module:function`; PipelineNotFound says what could not be found."""
+    module_name, _, function_name = path.partition(":")
+    if not module_name or not function_name:
+        raise PipelineNotFound(
+            f"pipeline {path!r}: want module:function, such as shop.orders:topology"
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise PipelineNotFound(
+            f"pipeline {path!r}: cannot import {module_name!r} ({error}): "
+            "is it on PYTHONPATH of driver and workers?"
+        ) from error
+    except StateStoreError:
+        raise
+    except Exception as error:
+        raise _broken_pipeline(path, f"importing {module_name!r}", error) from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise PipelineNotFound(
+            f"pipeline {path!r}: {module_name} has no function {function_name!r}"
+        )
+    try:
+        topology = function()
+    except StateStoreError:
+        raise
+    except Exception as error:
+        raise _broken_pipeline(path, f"calling {function_name!r}", error) from error
+    if not isinstance(topology, Topology):
+        raise PipelineNotFound(
+            f"pipeline {path!r} returned {type(topology).__name__}, not a Topology: "
+            "return b.build()"
+        )
+    return topology
+
+
+def _broken_pipeline(path: str, doing: str, error: Exception) -> PipelineNotFound:
+    *_, last = traceback.extract_tb(error.__traceback__)
+    return PipelineNotFound(
+        f"pipeline {path!r}: {doing} raised {type(error).__name__}: {error} "
+        f"({last.filename}, line {last.lineno}): correct the pipeline"
+    )

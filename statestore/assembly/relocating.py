@@ -1,0 +1,47 @@
+"""A relocation put together: settings in, what was moved out."""
+
+from collections.abc import Mapping
+
+from statestore.assembly.opening import is_empty
+from statestore.assembly.surroundings import SystemClock, checked_cluster, layout_of
+from statestore.kafka.topics import KafkaCluster
+from statestore.operations.at_rest import existing_application
+from statestore.operations.relocate import Choices
+from statestore.operations.relocate_apply import Relocation, RelocationReport
+from statestore.settings import Settings
+from statestore.topology.graph import TopicName, Topology
+
+
+def relocate(
+    topology: Topology, settings: Settings, choices: Choices, *, dry_run: bool, offline: bool
+) -> RelocationReport:
+    """Move the state of a stopped application to where `topology` looks for it (SEMANTICS R1-R5).
+
+    `dry_run`: nothing is touched, and no broker asked. `offline`: no broker is asked, so every
+    stream task must have been closed cleanly.
+    """
+    settings.require("application.id", "state.dir")
+    layout = existing_application(layout_of(settings))
+    cluster = None if dry_run or offline else checked_cluster(settings)
+    try:
+        relocation = Relocation(
+            topology,
+            layout,
+            SystemClock(),
+            settings.processing_guarantee,
+            None if cluster is None else cluster.settle,
+            lock_wait_ms=settings.lock_wait_ms,
+            locks=settings.volume_locks,
+            counts=None if cluster is None else _partition_counts(topology, cluster),
+            choices=choices,
+            is_empty=is_empty,
+        )
+        return relocation.report() if dry_run else relocation.apply_locked()
+    finally:
+        if cluster is not None:
+            cluster.close()
+
+
+def _partition_counts(topology: Topology, cluster: KafkaCluster) -> Mapping[TopicName, int]:
+    read, _ = topology.topics()
+    return topology.partition_counts(cluster.partitions(sorted(read)))

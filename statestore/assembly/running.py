@@ -1,0 +1,188 @@
+"""A run put together: settings in; the driver's side, and the worker's side of it, out."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+from statestore.assembly.opening import is_empty, open_built_in, options_hook
+from statestore.assembly.surroundings import SystemClock, layout_of
+from statestore.engines.rocks_files import link_store
+from statestore.errors import Action, Misuse, StateStoreError
+from statestore.kafka.changelog import KafkaChangelog
+from statestore.kafka.clients import Trouble, consumer, producer
+from statestore.kafka.outbox import PlainOutbox, TransactionalOutbox
+from statestore.kafka.source import KafkaSource
+from statestore.kafka.topics import KafkaCluster
+from statestore.model import Span, Time, span_ms, to_ms
+from statestore.operations.run import PlannedTask, Run, RunRequest, RunSummary, check_shared
+from statestore.ports import Clock
+from statestore.settings import Settings
+from statestore.stores.built_in import BuiltIn
+from statestore.stores.specs import BuiltInSpec
+from statestore.tasks.budget import Share, Slot
+from statestore.tasks.lifecycle import StreamTask
+from statestore.tasks.plan import TaskEdges, TaskPlan, TaskReport, transactional_id
+from statestore.tasks.slot import serve
+from statestore.topology.graph import Topology
+
+LATEST: Literal["latest"] = "latest"
+
+
+def run(
+    topology: Topology,
+    settings: Settings | Mapping[str, object],
+    *,
+    until: Literal["latest"] | Time = LATEST,
+    run_for: Span | None = None,
+    stop: threading.Event | None = None,
+) -> RunSummary:
+    """Process what the input topics hold, in this process, exactly as a Spark run would.
+
+    `until`: up to the log's end at the start of each wave, or the first record at or after that
+    time; `run_for`: go on for that span instead. Raises what errors.py lists; nothing is half done.
+    """
+    known = Settings.of(settings)
+    summary = RunSummary(known.application_id)
+    stop = stop or threading.Event()
+    request = run_request(until=until, run_for=run_for)
+    with start_run(topology, known, request) as started:
+        for wave in started.waves():
+            if stop.is_set():
+                summary.caught_up = False
+                break
+            summary.add(serve_planned(topology, known, wave, request, slots=1, stop=stop))
+    return summary
+
+
+def run_request(
+    *,
+    until: Literal["latest"] | Time = LATEST,
+    run_for: Span | None = None,
+    accept_new_topology: bool = False,
+    accept_empty_changelog: bool = False,
+) -> RunRequest:
+    """The request of a run from public types."""
+    if until != LATEST and run_for is not None:
+        raise Misuse("until and run_for exclude each other: a continuous run has no planned end")
+    return RunRequest(
+        until_ms=None if isinstance(until, str) else to_ms(until),
+        run_for_ms=None if run_for is None else span_ms(run_for),
+        accept_new_topology=accept_new_topology,
+        accept_empty_changelog=accept_empty_changelog,
+    )
+
+
+def start_run(topology: Topology, settings: Settings, request: RunRequest) -> Run:
+    """The driver's side of a run: enter it, and it holds the application lock."""
+    settings.require("application.id", "bootstrap.servers", "state.dir")
+    _check_client_settings(settings)
+    options_hook(settings, "")
+    return Run(
+        topology,
+        settings,
+        layout_of(settings),
+        KafkaCluster(settings),
+        SystemClock(),
+        request,
+        is_empty=is_empty,
+    )
+
+
+def serve_planned(
+    topology: Topology,
+    settings: Settings,
+    planned: Sequence[PlannedTask],
+    request: RunRequest,
+    *,
+    slots: int,
+    stop: threading.Event,
+) -> list[TaskReport]:
+    """The worker's side: run these stream tasks here.
+
+    `slots`: how many slots share this host's memory.
+    """
+    clock, layout = SystemClock(), layout_of(settings)
+    for task in planned:
+        check_shared(layout, task)
+    slot = Slot(Share.of(settings, slots))
+    tasks = [
+        StreamTask(
+            _task_plan(topology, task, request, slots),
+            _edges(settings, task, clock, slots),
+            settings,
+            layout,
+            slot,
+        )
+        for task in planned
+    ]
+    return serve(tasks, run_for_ms=request.run_for_ms, stop=stop, clock=clock)
+
+
+def failure(error: BaseException) -> dict[str, object]:
+    """An error as the JSON line and the summary file carry it."""
+    known = isinstance(error, StateStoreError)
+    return {
+        "class": type(error).__name__,
+        "message": str(error),
+        "exit_code": error.exit_code if isinstance(error, StateStoreError) else 1,
+        "action": str(error.action if isinstance(error, StateStoreError) else Action.RETRY),
+        "foreseen": known,
+    }
+
+
+def summary_fields(summary: RunSummary) -> dict[str, Any]:
+    """The summary as JSON-ready fields."""
+    return asdict(summary)
+
+
+def _check_client_settings(settings: Settings) -> None:
+    """What the clients would refuse later, in a worker, is refused before anything starts."""
+    consumer(settings, settings.application_id, Trouble()).close()
+    producer(settings, {}, Trouble())
+
+
+def _task_plan(
+    topology: Topology, planned: PlannedTask, request: RunRequest, slots: int
+) -> TaskPlan:
+    ends = planned.ends()
+    return TaskPlan(
+        planned.task_id,
+        topology.sub_topologies[planned.task_id.sub_topology],
+        topology.stores,
+        tuple(ends),
+        ends if planned.bounded else None,
+        slots,
+        accept_empty_changelog=request.accept_empty_changelog,
+    )
+
+
+def _edges(settings: Settings, planned: PlannedTask, clock: Clock, slots: int) -> TaskEdges:
+    group_id = settings.application_id
+    outbox = (
+        TransactionalOutbox(
+            settings,
+            transactional_id=transactional_id(group_id, planned.task_id),
+            group_id=group_id,
+        )
+        if settings.exactly_once
+        else PlainOutbox(settings, group_id=group_id)
+    )
+
+    def open_task_store(spec: BuiltInSpec, path: Path) -> BuiltIn:
+        level = settings.effective_isolation_level
+        wal = settings.write_ahead_log is True
+        return open_built_in(
+            spec, path, settings, clock, slots=slots, wal=wal, level=level, task=planned.task
+        )
+
+    return TaskEdges(
+        KafkaSource(settings, group_id=group_id),
+        outbox,
+        KafkaChangelog(settings),
+        KafkaCluster(settings),
+        clock,
+        open_task_store,
+        link_store,
+    )

@@ -1,0 +1,31 @@
+"""What every product is put together from: clocks, the state folder, the cluster."""
+
+import time
+from pathlib import Path
+
+from statestore.kafka.topics import KafkaCluster
+from statestore.layout.folders import StateLayout
+from statestore.settings import Settings, expand
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+
+def layout_of(settings: Settings) -> StateLayout:
+    """The folder of an application."""
+    return StateLayout(Path(expand(settings.state_dir, "state.dir")), settings.application_id)
+
+
+def checked_cluster(settings: Settings) -> KafkaCluster:
+    """The brokers, asked once: Unavailable or Misuse at once if they are not fit."""
+    settings.require("bootstrap.servers")
+    cluster = KafkaCluster(settings)
+    cluster.check()
+    return cluster

@@ -1,0 +1,1 @@
+"""The commands behind `statestore`, a module per group; cli.py adds them together."""

@@ -1,0 +1,132 @@
+"""`statestore run`, and what a Spark job shares with it: the summary, its file, SIGTERM."""
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from statestore.assembly import (
+    failure,
+    load_pipeline,
+    run_request,
+    serve_planned,
+    start_run,
+    summary_fields,
+)
+from statestore.commands.arguments import RunArguments, parse_run, run_options
+from statestore.errors import HostFailure
+from statestore.faults import arm_from_environment
+from statestore.operations.run import Run, RunSummary
+
+_log = logging.getLogger("statestore")
+
+
+@click.command("run")
+@run_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
+def run_command(as_json: bool, **flags: Any) -> None:
+    """Process what the input topics hold in this process: the code of one Spark slot."""
+    arm_from_environment()
+    stop = stop_on_sigterm()
+    summary = report_run(flags, lambda arguments, started: _serve_here(arguments, started, stop))
+    if as_json:
+        click.echo(summary_line(summary))
+    else:
+        _print_table("run", list(summary_fields(summary).items()))
+
+
+def report_run(
+    flags: dict[str, Any], work: Callable[[RunArguments, Run], RunSummary]
+) -> RunSummary:
+    """Run `work` between lock and release; the summary file is written on failure too."""
+    summary_file = flags["summary_file"]
+    try:
+        check_summary_file(summary_file)
+        arguments = parse_run(flags)
+        request = run_request(
+            until=arguments.until_time(),  # type: ignore[arg-type]  # "latest" or a time
+            run_for=arguments.run_for_ms,
+            accept_new_topology=arguments.accept_new_topology,
+            accept_empty_changelog=arguments.accept_empty_changelog,
+        )
+        topology = load_pipeline(arguments.pipeline)
+        with start_run(topology, arguments.settings(), request) as started:
+            summary = work(arguments, started)
+        write_summary(summary_file, summary)
+    except Exception as error:
+        application_id = flags["application_id"] or ""
+        failed = RunSummary(application_id, caught_up=False, error=failure(error))
+        click.echo(summary_line(failed))
+        with suppress(HostFailure):  # the first error is the one to tell
+            write_summary(summary_file, failed)
+        raise
+    return summary
+
+
+def summary_line(summary: RunSummary) -> str:
+    """The one JSON line."""
+    return msgspec.json.encode(summary_fields(summary)).decode()
+
+
+def write_summary(path: str | None, summary: RunSummary) -> None:
+    """The JSON line into `path`, if one was asked for."""
+    if path is None:
+        return
+    try:
+        Path(path).write_text(summary_line(summary) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise _unwritable(path, error.strerror) from error
+
+
+def check_summary_file(path: str | None) -> None:
+    """HostFailure if the summary could not be written: better before a run than after it."""
+    if path is None:
+        return
+    file = Path(path)
+    if not os.access(file if file.exists() else file.absolute().parent, os.W_OK):
+        raise _unwritable(path, "its folder is not there or not writable")
+
+
+def stop_on_sigterm() -> threading.Event:
+    """An event that SIGTERM sets: finish the commit, release, exit 0."""
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    return stop
+
+
+def _unwritable(path: str, reason: str | None) -> HostFailure:
+    return HostFailure(
+        f"cannot write the summary file {path}: {reason}; make it writable or pass another "
+        "--summary-file"
+    )
+
+
+def _serve_here(arguments: RunArguments, started: Run, stop: threading.Event) -> RunSummary:
+    summary = RunSummary(arguments.application_id)
+    settings = arguments.settings()
+    for wave in started.waves():
+        if stop.is_set():
+            summary.caught_up = False
+            break
+        reports = serve_planned(
+            started.topology, settings, wave, started.request, slots=1, stop=stop
+        )
+        summary.add(reports)
+        _log.info("%d stream tasks done, %d records so far", len(reports), summary.records_in)
+    return summary
+
+
+def _print_table(title: str, rows: list[tuple[str, object]]) -> None:
+    table = Table(title=title, show_header=False)
+    for name, value in rows:
+        table.add_row(name, "" if value is None else str(value))
+    Console().print(table)
