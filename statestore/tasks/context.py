@@ -14,7 +14,7 @@ from typing import Any
 from statestore.errors import RecordFailed, UnknownStore
 from statestore.metrics import count_dropped
 from statestore.model import Batch, PunctuationType, Span, TaskId
-from statestore.ports import Clock, Outbox
+from statestore.ports import Clock, Outbox, Records
 from statestore.stores.staged_table import StagedTable
 from statestore.stores.versioned_table import VersionedTable
 from statestore.tasks.owned import OwnedStore
@@ -189,7 +189,8 @@ class TaskContext:
             keys = encoded(node.name, batch, "key", node.key_serde, Stage.PRODUCTION)
             values = encoded(node.name, batch, "value", node.value_serde, Stage.PRODUCTION)
             try:
-                self._outbox.send(topic, keys, values, batch.timestamps, headers=batch.headers)
+                records = Records(topic, keys, values, batch.timestamps, headers=batch.headers)
+                self._outbox.send(records)
             except Exception as error:
                 # The client's own too: times and headers come from a user's code.
                 at = error.at if isinstance(error, RecordFailed) else None
