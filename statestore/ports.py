@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from statestore.errors import StateStoreError
-from statestore.model import Batch, Header, TopicPartition
+from statestore.model import Batch, TopicPartition
 
 Writes = Mapping[bytes, bytes | None]
 LinkStore = Callable[[Path, Path, bool], None]
@@ -114,17 +114,6 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
-class Records(NamedTuple):
-    """Columns to append to a topic; `partition` None: each goes where its key says."""
-
-    topic: str
-    keys: Sequence[bytes | None]
-    values: Sequence[bytes | None]
-    timestamps: Sequence[int]
-    partition: int | None = None
-    headers: Sequence[tuple[Header, ...]] | None = None
-
-
 class Outbox(Protocol):
     """Writes outputs, changelog records and input offsets, one transaction at a time.
 
@@ -138,8 +127,18 @@ class Outbox(Protocol):
 
     def begin(self) -> None: ...
 
-    def send(self, records: Records, *, tracked: bool = False) -> None:
-        """Append records, in order. Tracked: `ends` knows where they end."""
+    def send(
+        self,
+        topic: str,
+        keys: Sequence[bytes | None],
+        values: Sequence[bytes | None],
+        timestamps: Sequence[int],
+        *,
+        partition: int | None = None,
+        headers: Sequence[tuple[tuple[str, bytes | None], ...]] | None = None,
+        tracked: bool = False,
+    ) -> None:
+        """Append records; `partition` None: by key. Tracked: `ends` knows where they end."""
 
     def send_offsets(self, offsets: Mapping[TopicPartition, int], metadata: str) -> None:
         """Input offsets (next to read) of the group, each carrying `metadata`."""
@@ -212,6 +211,9 @@ class Cluster(Protocol):
 
     def create(self, topics: Sequence[TopicSpec]) -> None:
         """Create what is missing; existing topics are never altered."""
+
+    def topic_settings(self, topics: Sequence[str]) -> dict[str, Mapping[str, str]]:
+        """Of topics that exist: what holds for them, set or by default."""
 
     def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
         """Log start and last stable offset of each."""

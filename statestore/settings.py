@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,16 @@ from statestore.errors import InvalidSetting
 from statestore.model import IsolationLevel, OnError, ProcessingGuarantee
 
 NO_LIMIT = -1
+
+
+class Optimization(StrEnum):
+    """What may be done about a topology beside running it as it is written."""
+
+    NONE = "none"
+    ALL = "all"
+    REUSE_SOURCE_TOPICS = "reuse.ktable.source.topics"
+
+
 _APPLICATION_ID = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,200}")
 _CLIENT_PREFIXES = ("consumer.", "producer.", "admin.", "sasl.", "ssl.")
 _SECRET = re.compile(r"password|secret|jaas|token|\.key(\.pem|string)?$|private", re.IGNORECASE)
@@ -157,6 +168,12 @@ class Settings:
         "",
         "Refuse stores and repartitions without a name of their own (KIP-1111).",
     )
+    topology_optimization: Optimization = _knob(
+        "topology.optimization",
+        Optimization.NONE,
+        "",
+        "all or reuse.ktable.source.topics: a table's source topic serves as its changelog.",
+    )
     partitioner: str = _knob(
         "partitioner",
         "murmur2_random",
@@ -246,6 +263,11 @@ class Settings:
     def exactly_once(self) -> bool:
         """Whether processing.guarantee is exactly_once."""
         return self.processing_guarantee is ProcessingGuarantee.EXACTLY_ONCE
+
+    @property
+    def reuses_source_topics(self) -> bool:
+        """Whether a table's source topic serves as its changelog where it can."""
+        return self.topology_optimization is not Optimization.NONE
 
     @property
     def effective_commit_interval_ms(self) -> int:

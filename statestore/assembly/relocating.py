@@ -10,6 +10,7 @@ from statestore.operations.relocate import Choices
 from statestore.operations.relocate_apply import Relocation, RelocationReport
 from statestore.settings import Settings
 from statestore.topology.graph import TopicName, Topology
+from statestore.topology.logs import logs
 
 
 def relocate(
@@ -34,6 +35,7 @@ def relocate(
             locks=settings.volume_locks,
             counts=None if cluster is None else _partition_counts(topology, cluster),
             choices=choices,
+            logs=logs(topology, settings).topics(),
             is_empty=is_empty,
         )
         return relocation.report() if dry_run else relocation.apply_locked()

@@ -197,19 +197,30 @@ class KafkaCluster:
                     "delete it if its records are not needed, or give the inputs as many partitions"
                 )
 
+    def topic_settings(self, topics: Sequence[str]) -> dict[str, Mapping[str, str]]:
+        """Of topics that exist: what holds for them, set or by default."""
+        if not topics:
+            return {}
+        admin = self._admin
+        asked = admin.client.describe_configs(
+            [ConfigResource(ResourceType.TOPIC, topic) for topic in topics],
+            request_timeout=admin.timeout_s,
+        )
+        found: dict[str, Mapping[str, str]] = {}
+        for resource, pending in asked.items():
+            entries = admin.answer(pending, f"read the settings of {resource.name}")
+            found[resource.name] = {key: entry.value or "" for key, entry in entries.items()}
+        return found
+
     def raise_compaction_lag(self, topic: str, lag_ms: int) -> int | None:
         """Its min.compaction.lag.ms becomes at least that; what it was, None: no such topic."""
         if topic not in self.partitions([topic]):
             return None
-        admin, key, resource = self._admin, "min.compaction.lag.ms", ResourceType.TOPIC
-        asked = admin.client.describe_configs(
-            [ConfigResource(resource, topic)], request_timeout=admin.timeout_s
-        )
-        (pending,) = asked.values()
-        before = int(admin.answer(pending, f"read the settings of {topic}")[key].value)
+        admin, key = self._admin, "min.compaction.lag.ms"
+        before = int(self.topic_settings([topic])[topic][key])
         if before < lag_ms:
             entry = ConfigEntry(key, str(lag_ms), incremental_operation=AlterConfigOpType.SET)
-            wanted = ConfigResource(resource, topic, incremental_configs=[entry])
+            wanted = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
             altered = admin.client.incremental_alter_configs(
                 [wanted], request_timeout=admin.timeout_s
             )

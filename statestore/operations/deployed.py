@@ -13,18 +13,23 @@ from statestore.layout.folders import StateLayout
 from statestore.model import ProcessingGuarantee, TaskId
 from statestore.stores import keyvalue
 from statestore.topology.graph import TopicName, Topology
+from statestore.topology.logs import log_of
 
 VERSION = 1
 
 
 class DeployedStore(msgspec.Struct, frozen=True):
-    """What the last deployed topology says of a store."""
+    """What the last deployed topology says of a store.
+
+    `source_topic`: the topic its table is made of, where that is its log; None: it has a changelog.
+    """
 
     sub_topology: int
     key_serde: str
     value_serde: str
     persistent: bool
     kind: str = keyvalue.KIND
+    source_topic: str | None = None
 
 
 class DeployedPart(msgspec.Struct, frozen=True):
@@ -59,20 +64,36 @@ class Deployed(msgspec.Struct, frozen=True):
             found |= {TaskId(ordinal, partition) for partition in range(count)}
         return found
 
+    def log_of(self, application_id: str, store: str) -> str:
+        """The topic that is a store's log."""
+        known = self.stores.get(store)
+        topic = None if known is None else known.source_topic
+        return log_of(application_id, store, {} if topic is None else {store: topic})
+
 
 def deployed(
     topology: Topology,
     guarantee: ProcessingGuarantee,
     counts: Mapping[TopicName, int] | None = None,
+    logs: Mapping[str, str] | None = None,
 ) -> Deployed:
-    """What to publish of a topology; `counts` None: no broker was asked for partitions."""
+    """What to publish of a topology; `counts` None: no broker was asked for partitions.
+
+    `logs`: by store, the source topic that is its log.
+    """
     tasks = {} if counts is None else topology.tasks(counts)
     said = msgspec.convert(topology.deployed(), Deployed)
     parts = [
         msgspec.structs.replace(part, tasks=len(tasks[part.ordinal]) if tasks else None)
         for part in said.sub_topologies
     ]
-    return msgspec.structs.replace(said, sub_topologies=parts, processing_guarantee=guarantee)
+    stores = {
+        name: msgspec.structs.replace(store, source_topic=(logs or {}).get(name))
+        for name, store in said.stores.items()
+    }
+    return msgspec.structs.replace(
+        said, sub_topologies=parts, stores=stores, processing_guarantee=guarantee
+    )
 
 
 def read_deployed(layout: StateLayout) -> Deployed:

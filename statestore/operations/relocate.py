@@ -138,7 +138,7 @@ def plan(
     wanted: Placement,
     disk: Disk,
     previous: Deployed,
-    changelog_of: Callable[[str], str],
+    log_of: Callable[[str], str],
     choices: Choices | None = None,
 ) -> Plan:
     """What brings every store of `wanted` to its place; TopologyMismatch lists what cannot be.
@@ -146,7 +146,7 @@ def plan(
     Stores are looked for by name and partition; Misuse: a choice that makes no sense.
     """
     choices = choices or Choices()
-    _check_renames(wanted, disk, changelog_of, choices.renames)
+    _check_renames(wanted, disk, log_of, choices.renames)
     found: dict[tuple[str, int], list[Copy]] = defaultdict(list)
     stays = []
     for copy in sorted(disk.copies, key=lambda copy: (copy.store, copy.task)):
@@ -225,7 +225,7 @@ def _across_volumes(copy: Copy, target: TaskId, disk: Disk) -> list[str]:
 def _check_renames(
     wanted: Placement,
     disk: Disk,
-    changelog_of: Callable[[str], str],
+    log_of: Callable[[str], str],
     renames: Mapping[str, str],
 ) -> None:
     on_disk = {copy.store for copy in disk.copies}
@@ -238,10 +238,10 @@ def _check_renames(
         if new not in wanted.places:
             known = _listed(wanted.places)
             raise Misuse(f"{flag}: the topology has no persistent store {new}; it has: {known}")
-        if changelog_of(old) != changelog_of(new):
+        if log_of(old) != log_of(new):
             raise TopologyMismatch(
-                f"{flag}: its changelog would change from {changelog_of(old)} to "
-                f"{changelog_of(new)}, of which the offsets in the store know nothing: keep the "
+                f"{flag}: its log would change from {log_of(old)} to "
+                f"{log_of(new)}, of which the offsets in the store know nothing: keep the "
                 f"name {old} in the pipeline, or leave out --rename and let {new} begin anew"
             )
         if sum(target == new for target in renames.values()) > 1:

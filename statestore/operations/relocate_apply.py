@@ -18,7 +18,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -41,10 +41,12 @@ from statestore.operations.relocate_disk import (
     look,
     read_journal,
 )
+from statestore.operations.source_logs import check_unchanged
 from statestore.ports import Clock
 from statestore.tasks import mark
 from statestore.tasks.plan import transactional_id
 from statestore.topology.graph import TopicName, Topology
+from statestore.topology.logs import log_of
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +72,8 @@ class Relocation:
     `settle` None: no broker is to be asked, so every task must have been closed cleanly.
     `automatic` False: a move is refused, with all places and the command that does it. `locks`
     False: file locks do not work, so that nobody is kept out; who still thinks a folder is his sees
-    a newer epoch, and what he has open is left behind by the next owner (SEMANTICS E10).
+    a newer epoch, and what he has open is left behind by the next owner (SEMANTICS E10). `logs`:
+    by store, the source topic that is its log.
     """
 
     topology: Topology
@@ -83,6 +86,7 @@ class Relocation:
     automatic: bool = True
     counts: Mapping[TopicName, int] | None = None
     choices: Choices = Choices()
+    logs: Mapping[str, str] = field(default_factory=dict)
     is_empty: Callable[[Path], bool] = may_hold_rows
 
     def unfinished(self) -> Journal | None:
@@ -106,7 +110,8 @@ class Relocation:
         """What is to be done now, nothing touched; refuses what cannot or may not be done."""
         disk = look(self.layout, self.is_empty, locks=self.locks, sizes=sizes)
         previous = read_deployed(self.layout)
-        made = plan(placement(self.topology), disk, previous, self._changelog_of, self.choices)
+        check_unchanged(self.layout.application_id, self.topology, previous, self.logs)
+        made = plan(placement(self.topology), disk, previous, self._log_of, self.choices)
         if made.moves and not self.automatic:
             raise TopologyMismatch(
                 f"{self.layout.application_dir}: the topology changed and stores lie elsewhere: "
@@ -172,11 +177,14 @@ class Relocation:
     def _undone(self, move: Move) -> bool:
         return self.layout.store_dir(TaskId.parse(move.source), move.old_name).exists()
 
-    def _changelog_of(self, store: str) -> str:
-        return f"{self.layout.application_id}-{store}-changelog"
+    def _log_of(self, store: str) -> str:
+        application_id = self.layout.application_id
+        if store in self.topology.stores:
+            return log_of(application_id, store, self.logs)
+        return read_deployed(self.layout).log_of(application_id, store)
 
     def _deployed(self) -> Deployed:
-        return deployed(self.topology, self.guarantee, self.counts)
+        return deployed(self.topology, self.guarantee, self.counts, self.logs)
 
     @contextmanager
     def _locked(self, tasks: Iterable[TaskId]) -> Iterator[None]:
@@ -224,7 +232,7 @@ class Relocation:
         mark.carry(map(self.layout.task_dir, there), home, self.clock)
 
     def _journal(self, made: Plan) -> Journal:
-        entries = checkpoint_entries(self.layout, made.moves, made.set_aside, self._changelog_of)
+        entries = checkpoint_entries(self.layout, made.moves, made.set_aside, self._log_of)
         quarantine = self.layout.application_dir / "quarantine"
         now_ms = self.clock.now_ms()
         asides: list[Aside] = []

@@ -131,7 +131,7 @@ def checkpoint_entries(
     layout: StateLayout,
     moves: Sequence[Move],
     set_aside: Sequence[SetAside],
-    changelog_of: Callable[[str], str],
+    log_of: Callable[[str], str],
 ) -> Iterator[Entry]:
     """What the `.checkpoint` files shall say afterwards: each entry goes with its store."""
     read = {
@@ -140,9 +140,9 @@ def checkpoint_entries(
     }
     for gone in set_aside:
         partition = TaskId.parse(gone.task).partition
-        yield Entry(gone.task, changelog_of(gone.store), partition, None)
+        yield Entry(gone.task, log_of(gone.store), partition, None)
     for move in moves:
-        topic = changelog_of(move.store)
+        topic = log_of(move.store)
         offset = read[move.source].get(TopicPartition(topic, move.partition))
         if move.source != move.target:
             yield Entry(move.source, topic, move.partition, None)

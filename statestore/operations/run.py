@@ -30,11 +30,13 @@ from statestore.layout.snapshots import TaskSnapshots
 from statestore.model import TaskId, TopicPartition
 from statestore.operations.hashing import check_hashes
 from statestore.operations.relocate_apply import Relocation, may_hold_rows
+from statestore.operations.source_logs import check_topics
 from statestore.ports import Clock, Cluster, TopicSpec
 from statestore.settings import Settings
 from statestore.stores.specs import StoreSpec, VersionedSpec
 from statestore.tasks.plan import TaskReport
 from statestore.topology.graph import SubTopology, TopicName, Topology, Wave
+from statestore.topology.logs import log_of, logs
 
 _DAY_MS = 86_400_000
 _WEEK_MS = 7 * _DAY_MS
@@ -125,6 +127,7 @@ class Run:
         self._counts: dict[TopicName, int] = {}
         self._claim: Claim | None = None
         self._is_empty = is_empty
+        self._logs = logs(topology, settings)
 
     def __enter__(self) -> Self:
         """Check, lock, prepare. Every refusal comes before anything is written."""
@@ -179,6 +182,7 @@ class Run:
             locks=settings.volume_locks,
             automatic=settings.automatic_state_relocation,
             counts=self._counts,
+            logs=self._logs.topics(),
             is_empty=self._is_empty,
         )
 
@@ -255,11 +259,14 @@ class Run:
             )
         self._counts = self.topology.partition_counts(existing)
         self._missing_internal_topics()
+        check_topics(self._cluster, self._logs)
         check_hashes(self.topology, self._counts, self._cluster, self._settings)
 
     def _missing_internal_topics(self) -> list[TopicSpec]:
         """Those to create; NotCopartitioned if one that is there has another partition count."""
-        specs = internal_topics(self.topology, self._counts, self._application_id)
+        specs = internal_topics(
+            self.topology, self._counts, self._application_id, self._logs.topics()
+        )
         existing = self._cluster.partitions([spec.name for spec in specs])
         for spec in specs:
             found = existing.get(spec.name, spec.partitions)
@@ -301,9 +308,15 @@ def dead_letter_topics(topology: Topology, settings: Settings) -> set[str]:
 
 
 def internal_topics(
-    topology: Topology, counts: Mapping[TopicName, int], application_id: str
+    topology: Topology,
+    counts: Mapping[TopicName, int],
+    application_id: str,
+    logs: Mapping[str, str] | None = None,
 ) -> list[TopicSpec]:
-    """The repartition and changelog topics a topology needs (SEMANTICS T1, T3)."""
+    """The repartition and changelog topics a topology needs (SEMANTICS T1, T3).
+
+    `logs`: by store, the source topic that is its log; those need no changelog.
+    """
     specs = [
         TopicSpec(
             topic.full(application_id),
@@ -320,13 +333,15 @@ def internal_topics(
     tasks = topology.tasks(counts)
     for part in topology.sub_topologies:
         for store in part.stores:
+            if logs and store in logs:
+                continue
             config = {
                 "cleanup.policy": "compact",
                 "delete.retention.ms": str(_WEEK_MS),
                 "message.timestamp.type": "CreateTime",
             }
             config |= _spared(topology.stores[store]) | topology.stores[store].changelog_config
-            name = f"{application_id}-{store}-changelog"
+            name = log_of(application_id, store, {})
             specs.append(TopicSpec(name, len(tasks[part.ordinal]), config))
     return specs
 

@@ -20,9 +20,11 @@ from statestore.faults import CrashPoint, reach
 from statestore.layout import owners
 from statestore.layout.folders import StateLayout
 from statestore.model import TaskId
+from statestore.operations.deployed import read_deployed
 from statestore.operations.run import compaction_lag_ms
 from statestore.ports import Clock
 from statestore.stores import keyvalue, versioned_layout
+from statestore.topology.logs import log_of
 
 RaiseLag = Callable[[str, int], int | None]
 """A topic's min.compaction.lag.ms becomes at least that; what it was, None: no such topic."""
@@ -75,12 +77,19 @@ class Upgrade:
                 f"no store {self._store!r} in {self._layout.application_dir}; "
                 f"it has: {', '.join(sorted(known)) or 'none'}"
             )
+        source = read_deployed(self._layout).stores.get(self._store)
+        if source is not None and source.source_topic is not None:
+            raise Misuse(
+                f"store {self._store!r} has topic {source.source_topic} as its log "
+                "(topology.optimization), which a versioned table cannot have: give the versioned "
+                "one another name"
+            )
         for task, kind in kinds.items():
             if kind not in {keyvalue.KIND, versioned_layout.KIND, None}:
                 raise Misuse(f"store {self._store!r} of task {task} is a {kind} one: leave it")
         return UpgradeReport(
             self._store,
-            f"{self._layout.application_id}-{self._store}-changelog",
+            log_of(self._layout.application_id, self._store, {}),
             self._lag_ms,
             [str(task) for task, kind in kinds.items() if kind == keyvalue.KIND],
             [str(task) for task, kind in kinds.items() if kind == versioned_layout.KIND],

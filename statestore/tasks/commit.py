@@ -7,6 +7,7 @@ Under exactly_once (SEMANTICS E2), a crash point between any two steps:
     3 the log commits                                                 commit.log-done
     4 one engine batch per store, with its changelog's offset         commit.store-written
     5 pending has become committed                                    commit.done
+A table whose log is its source topic logs nothing in 1; its offset in 4 is that of 2.
 Under at_least_once (E6) step 3 is a flush of the producer and the input offsets follow the stores.
 """
 
@@ -19,7 +20,7 @@ import msgspec
 from statestore.errors import CommitUnknown, Fenced, RecordFailed, TopicMissing
 from statestore.faults import CrashPoint, reach
 from statestore.model import Position, ProcessingGuarantee, TopicPartition
-from statestore.ports import Changelog, Cluster, GroupOffset, Outbox, Records
+from statestore.ports import Changelog, Cluster, GroupOffset, Outbox
 from statestore.tasks.changelog_times import sendable
 from statestore.tasks.owned import OwnedStore
 from statestore.topology.failures import NodeFailed, Stage
@@ -75,7 +76,7 @@ def settled(
     wanted = {tp: GroupOffset(offset, text) for tp, offset in commit.offsets.items()}
     if cluster.group_offsets(list(wanted)) != wanted:
         return None
-    logs = [opened.changelog for opened in stores]
+    logs = [opened.changelog for opened in stores if opened.source is None]
     bounds = changelog.bounds(logs) if logs else {}
     return {tp: bound.end for tp, bound in bounds.items()}
 
@@ -93,7 +94,8 @@ def commit_task(
     """
     reach(CrashPoint.COMMIT_BEGIN)
     for opened in stores:
-        _log_changes(opened, outbox, commit.stamp)
+        if opened.source is None:
+            _log_changes(opened, outbox, commit.stamp)
     reach(CrashPoint.COMMIT_RECORDS_SENT)
     exactly_once = guarantee is ProcessingGuarantee.EXACTLY_ONCE
     if exactly_once:
@@ -104,7 +106,8 @@ def commit_task(
     reach(CrashPoint.COMMIT_LOG_DONE)
     position = commit.position()
     for opened in stores:
-        opened.commit(ends.get(opened.changelog), position)
+        log = ends if opened.source is None else commit.offsets
+        opened.commit(log.get(opened.changelog), position)
         reach(CrashPoint.COMMIT_STORE_WRITTEN)
     if not exactly_once:
         outbox.send_offsets(commit.offsets, commit.stamp.text())
@@ -121,9 +124,15 @@ def _log_changes(opened: OwnedStore, outbox: Outbox, stamp: CommitStamp) -> None
         else:
             times, headers = sendable(times)
         with _producing(f"store {opened.name!r}"):
-            topic, partition = opened.changelog
-            records = Records(topic, keys, values, times, partition=partition, headers=headers)
-            outbox.send(records, tracked=True)
+            outbox.send(
+                opened.changelog.topic,
+                keys,
+                values,
+                times,
+                partition=opened.changelog.partition,
+                headers=headers,
+                tracked=True,
+            )
 
 
 @contextmanager

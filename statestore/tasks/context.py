@@ -14,7 +14,7 @@ from typing import Any
 from statestore.errors import RecordFailed, UnknownStore
 from statestore.metrics import count_dropped
 from statestore.model import Batch, PunctuationType, Span, TaskId
-from statestore.ports import Clock, Outbox, Records
+from statestore.ports import Clock, Outbox
 from statestore.stores.staged_table import StagedTable
 from statestore.stores.versioned_table import VersionedTable
 from statestore.tasks.owned import OwnedStore
@@ -32,6 +32,7 @@ from statestore.topology.punctuation import Fire, Punctuation, Punctuations
 
 _log = logging.getLogger(__name__)
 _NAMED = 10
+Check = Callable[[Batch], None]
 
 
 class TaskContext:
@@ -145,7 +146,7 @@ class TaskContext:
                     # Taken one by one too: it may choose among its children.
                     pushes[node.name] = _pushing_each(push) if node.name in alone.nodes else push
                 case SourceNode():
-                    push = _source(node, forward)
+                    push = _source(node, forward, self._checks(part, node))
                     for topic in node.topics:
                         full = topic.full(self._application_id)
                         entries[full] = _both(push, entries.get(full))
@@ -173,6 +174,15 @@ class TaskContext:
         """Whether records went out or a commit was asked for since the last commit."""
         return self.records_out > 0 or self.commit_requested
 
+    def _checks(self, part: SubTopology, source: SourceNode) -> Check | None:
+        """What a source's batches must pass for a table whose log is their topic."""
+        for node in part.nodes:
+            if isinstance(node, OperatorNode) and node.keeps and node.parents == (source.name,):
+                log = self._stores[node.stores[0]].source
+                if log is not None:
+                    return log.check
+        return None
+
     def _open(self, name: str) -> OwnedStore:
         try:
             return self._stores[name]
@@ -189,8 +199,7 @@ class TaskContext:
             keys = encoded(node.name, batch, "key", node.key_serde, Stage.PRODUCTION)
             values = encoded(node.name, batch, "value", node.value_serde, Stage.PRODUCTION)
             try:
-                records = Records(topic, keys, values, batch.timestamps, headers=batch.headers)
-                self._outbox.send(records)
+                self._outbox.send(topic, keys, values, batch.timestamps, headers=batch.headers)
             except Exception as error:
                 # The client's own too: times and headers come from a user's code.
                 at = error.at if isinstance(error, RecordFailed) else None
@@ -230,15 +239,15 @@ def _forwarding(name: str, children: Mapping[str, Push]) -> Forward:
     return forward
 
 
-def _source(node: SourceNode, forward: Forward) -> Push:
+def _source(node: SourceNode, forward: Forward, check: Check | None) -> Push:
     def push(batch: Batch) -> None:
-        forward(
-            batch.with_columns(
-                keys=batch.keys.with_serde(node.key_serde),
-                values=batch.values.with_serde(node.value_serde),
-            ),
-            None,
+        batch = batch.with_columns(
+            keys=batch.keys.with_serde(node.key_serde),
+            values=batch.values.with_serde(node.value_serde),
         )
+        if check is not None:
+            check(batch)
+        forward(batch, None)
 
     return push
 

@@ -42,6 +42,7 @@ from statestore.tasks.snapshots import SnapshotDesk
 from statestore.tasks.stores import TaskStores
 from statestore.topology.failures import NodeFailed
 from statestore.topology.graph import Push
+from statestore.topology.logs import logs_of
 
 _log = logging.getLogger(__name__)
 _NOTHING = budget.Usage(0, 0)
@@ -73,6 +74,7 @@ class StreamTask:
             edges.open_store,
             edges.changelog,
             edges.clock,
+            logs_of(plan.part.nodes, plan.specs, settings),
             exactly_once=settings.exactly_once,
             accept_empty_changelog=plan.accept_empty_changelog,
         )
@@ -207,7 +209,10 @@ class StreamTask:
     # Start.
 
     def _restore(self) -> None:
-        done = self._stores.restore(nothing_committed=self._committer.stamp.number == 0)
+        committer = self._committer
+        done = self._stores.restore(
+            committer.offsets, nothing_committed=committer.stamp.number == 0
+        )
         self.report.restored_records += done.records
         self.report.restore_seconds += done.seconds
         self.report.quarantined = list(self._stores.quarantined)

@@ -21,13 +21,14 @@ from statestore.stores.versioned_table import VersionedTable
 from statestore.stores.windows import TransactionalWindowStore, keys_of, row_of
 from statestore.tasks.budget import Usage
 from statestore.tasks.changelog_times import true_times
+from statestore.tasks.source_log import SourceLog
 
 _log = logging.getLogger(__name__)
 IN_MEMORY = "it is in memory"
 
 
 class OwnedStore(Protocol):
-    """A store of a task, and the changelog partition that mirrors it."""
+    """A store of a task, and the log partition that mirrors it."""
 
     @property
     def name(self) -> str: ...
@@ -38,7 +39,13 @@ class OwnedStore(Protocol):
         """What processors get."""
 
     @property
-    def changelog(self) -> TopicPartition: ...
+    def changelog(self) -> TopicPartition:
+        """Its own, or the partition of `source`."""
+
+    @property
+    def source(self) -> SourceLog | None:
+        """The topic it is made of, where that is its log; None: its changes are logged."""
+
     @property
     def where(self) -> str:
         """Its folder, for messages."""
@@ -96,9 +103,11 @@ class OpenStore:
         store: BuiltIn,
         changelog: TopicPartition,
         windows: WindowSpec[Any, Any] | None = None,
+        source: SourceLog | None = None,
     ) -> None:
         """`windows`: `store` holds the rows of that window store."""
         self.store: Any = store
+        self.source = source
         if windows is not None:
             assert isinstance(store, TransactionalKeyValueStore)
             self.store = TransactionalWindowStore(store, windows)
@@ -140,6 +149,8 @@ class OpenStore:
         self._staged.make_durable()
 
     def restore(self, batch: Batch, offset_next: int) -> None:
+        if self.source is not None:
+            batch = self.source.kept(batch)
         keys, values = batch.keys.objects, batch.values.objects
         if self._windowed:
             keys = list(map(row_of, keys))
@@ -188,6 +199,8 @@ class OpenStore:
 
 class SuppliedStore:
     """A store of the user's own class. What it logs waits here for the commit."""
+
+    source: SourceLog | None = None
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from statestore.errors import RecordFailed, TopicMissing
 from statestore.model import Batch, Header, OnError, TaskId, TopicPartition
-from statestore.ports import Outbox, Records
+from statestore.ports import Outbox
 from statestore.settings import Settings
 from statestore.stores import serdes
 from statestore.tasks.context import TaskContext
@@ -233,7 +233,7 @@ class Poison:
         keys, values = batch.keys.encoded(serdes.BYTES), batch.values.encoded(serdes.BYTES)
         topic = self._dead_letter_topic
         try:
-            self._outbox.send(Records(topic, keys, values, batch.timestamps, headers=headers))
+            self._outbox.send(topic, keys, values, batch.timestamps, headers=headers)
         except (RecordFailed, TopicMissing) as error:
             first, last = _offsets(batch)[0], _offsets(batch)[-1]
             raise type(error)(f"dead letters of {tp} offset {first} to {last}: {error}") from error

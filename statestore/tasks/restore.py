@@ -1,21 +1,23 @@
-"""Bring a task's stores up to their changelogs: from their own offset to the last stable one (E8).
+"""Bring a task's stores up to their logs: from their own offset to the last stable one (E8).
 
-Batches go straight into the engine with the offset they reach, so a killed restore goes on where it
-stopped. Nothing is processed before it ends.
+A table whose log is its source topic goes up to the input offset committed and never beyond: what
+follows is processed again. Batches go straight into the engine with the offset they reach, so a
+killed restore goes on where it stopped. Nothing is processed before it ends.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from statestore.errors import TaskCorrupted
 from statestore.faults import CrashPoint, reach
-from statestore.model import Position, TaskId
+from statestore.model import Position, TaskId, TopicPartition
 from statestore.ports import Bounds, Changelog, Clock
 from statestore.tasks.owned import OwnedStore
 
 _log = logging.getLogger(__name__)
 _REPORT_EVERY_S = 5.0
+_NO_LOG = Bounds(0, 0)
 UNCLEAN = "unclean"
 """The reason of a store that does not manage its offsets and was not closed."""
 
@@ -39,15 +41,27 @@ class StoreCorrupted(TaskCorrupted):
 
 
 def restore(
-    task: TaskId, stores: Sequence[OwnedStore], changelog: Changelog, clock: Clock
+    task: TaskId,
+    stores: Sequence[OwnedStore],
+    changelog: Changelog,
+    clock: Clock,
+    committed: Mapping[TopicPartition, int],
 ) -> Restored:
-    """Restore all stores; StoreCorrupted names one whose offset the log cannot go on from."""
+    """Restore all stores; StoreCorrupted names one whose offset the log cannot go on from.
+
+    `committed`: of each input of the task, the offset NEXT to process.
+    """
     started = clock.monotonic()
-    bounds = changelog.bounds([opened.changelog for opened in stores]) if stores else {}
+    # Of a source topic with fewer partitions than another input, this task may have none.
+    logs = [one.changelog for one in stores if one.source is None or one.changelog in committed]
+    bounds = changelog.bounds(list(dict.fromkeys(logs))) if logs else {}
     records = 0
     for opened in stores:
+        tp = opened.changelog
+        known = bounds.get(tp, _NO_LOG)
+        until = known.end if opened.source is None else min(known.end, committed.get(tp, 0))
         try:
-            records += _restore_store(task, opened, bounds[opened.changelog], changelog, clock)
+            records += _restore_store(task, opened, known, until, changelog, clock)
         except StoreCorrupted:
             raise
         except TaskCorrupted as error:
@@ -58,17 +72,22 @@ def restore(
 
 
 def _restore_store(
-    task: TaskId, opened: OwnedStore, bounds: Bounds, changelog: Changelog, clock: Clock
+    task: TaskId,
+    opened: OwnedStore,
+    bounds: Bounds,
+    until: int,
+    changelog: Changelog,
+    clock: Clock,
 ) -> int:
     tp = opened.changelog
     start = _start(opened, bounds)
     if not opened.manages_offsets():
         opened.adopt(start, Position())
-    if start >= bounds.end:
+    if start >= until:
         return 0
     began = last_report = clock.monotonic()
     records = 0
-    for stretch in changelog.replay(tp, start, bounds.end):
+    for stretch in changelog.replay(tp, start, until):
         batch = stretch.batch
         opened.restore(batch, stretch.offset_next)
         reach(CrashPoint.RESTORE_BATCH_WRITTEN)
@@ -76,7 +95,7 @@ def _restore_store(
         now = clock.monotonic()
         if now - last_report >= _REPORT_EVERY_S:
             last_report = now
-            done = (stretch.offset_next - start) / (bounds.end - start)
+            done = (stretch.offset_next - start) / (until - start)
             _log.info(
                 "task %s restores %s: %d records, %.0f/s, %.0f s left",
                 task,

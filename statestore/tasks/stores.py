@@ -6,7 +6,7 @@ written at start and at close, at commits only where a store does not manage its
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from statestore.errors import FormatTooNew, HostFailure, Misuse, TaskCorrupted
@@ -26,6 +26,8 @@ from statestore.stores.specs import (
 from statestore.tasks import budget
 from statestore.tasks.owned import OpenStore, OwnedStore, SuppliedStore
 from statestore.tasks.restore import UNCLEAN, Restored, StoreCorrupted, restore
+from statestore.tasks.source_log import SourceLog
+from statestore.topology.logs import Logs, log_of
 
 _log = logging.getLogger(__name__)
 OpenStoreAt = Callable[[BuiltInSpec, Path], BuiltIn]
@@ -41,6 +43,7 @@ class TaskStores:
         open_store: OpenStoreAt,
         changelog: Changelog,
         clock: Clock,
+        logs: Logs,
         *,
         exactly_once: bool,
         accept_empty_changelog: bool,
@@ -53,6 +56,7 @@ class TaskStores:
         self._open_store = open_store
         self._changelog = changelog
         self._clock = clock
+        self._logs = logs
         self._exactly_once = exactly_once
         self._accept_empty_changelog = accept_empty_changelog
         self._entries: dict[TopicPartition, int] | None = None
@@ -79,17 +83,23 @@ class TaskStores:
         self.opened[spec.name] = opened
         self._adopt(opened)
 
-    def restore(self, *, nothing_committed: bool = False) -> Restored:
-        """Bring all up to their changelogs, replacing those that cannot go on from them.
+    def restore(
+        self, committed: Mapping[TopicPartition, int], *, nothing_committed: bool = False
+    ) -> Restored:
+        """Bring all up to their logs, replacing those that cannot go on from them.
 
-        `nothing_committed`: the application never committed, so an empty changelog is no loss to a
-        store whose writes were never committed either.
+        `committed`: where the inputs go on. `nothing_committed`: the application never committed,
+        so an empty changelog is no loss to a store whose writes were never committed either.
         """
         done: Restored | None = None
         while done is None:
             try:
                 done = restore(
-                    self._task_id, list(self.opened.values()), self._changelog, self._clock
+                    self._task_id,
+                    list(self.opened.values()),
+                    self._changelog,
+                    self._clock,
+                    committed,
                 )
             except StoreCorrupted as error:
                 if error.name in self.quarantined:
@@ -181,16 +191,18 @@ class TaskStores:
 
     def _opened(self, spec: StoreSpec, path: Path) -> OwnedStore:
         changelog = self._changelog_of(spec.name)
+        node = self._logs.sources.get(spec.name)
+        source = None if node is None else SourceLog(node)
         match spec:
             case KeyValueSpec() | VersionedSpec():
-                return OpenStore(self._open_store(spec, path), changelog)
+                return OpenStore(self._open_store(spec, path), changelog, source=source)
             case WindowSpec():
                 return OpenStore(self._open_store(spec.rows, path), changelog, spec)
             case StoreSupplier():
                 return SuppliedStore(spec, path, self._task_id, changelog, self.before_write)
 
     def _changelog_of(self, store: str) -> TopicPartition:
-        topic = f"{self._layout.application_id}-{store}-changelog"
+        topic = log_of(self._layout.application_id, store, self._logs.topics())
         return TopicPartition(topic, self._task_id.partition)
 
     def _adopt(self, opened: OwnedStore) -> None:

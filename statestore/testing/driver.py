@@ -35,6 +35,7 @@ from statestore.tasks.lifecycle import StreamTask
 from statestore.tasks.plan import TaskEdges, TaskPlan
 from statestore.testing.memory_broker import MemoryBroker
 from statestore.topology.graph import SinkNode, SourceNode, TopicName, Topology
+from statestore.topology.logs import logs
 
 _DEFAULTS = {
     "application.id": "topology-test",
@@ -170,7 +171,8 @@ class TopologyTestDriver:
         read, written = self._topology.topics()
         names = sorted(read | written)
         counts = self._topology.partition_counts(dict.fromkeys(names, partitions))
-        internal = internal_topics(self._topology, counts, self._settings.application_id)
+        kept = logs(self._topology, self._settings).topics()
+        internal = internal_topics(self._topology, counts, self._settings.application_id, kept)
         cluster = self._broker.cluster(self._settings.application_id)
         for name in dead_letter_topics(self._topology, self._settings) - set(names):
             internal.append(TopicSpec(name, partitions, {}))

@@ -21,6 +21,7 @@ from statestore.testing.memory_outbox import MemoryOutbox, MemoryPlainOutbox
 
 _STRETCH_RECORDS = 50_000
 _KEYS = 100
+_DEFAULTS = {"cleanup.policy": "delete", "retention.ms": "604800000", "retention.bytes": "-1"}
 
 
 class MemoryBroker:
@@ -202,6 +203,11 @@ class MemoryCluster:
                 raise NotCopartitioned(
                     f"topic {spec.name} has {existing[spec.name]} partitions, not {spec.partitions}"
                 )
+
+    def topic_settings(self, topics: Sequence[str]) -> dict[str, Mapping[str, str]]:
+        """What each was created with, over a real broker's defaults."""
+        self._state.require_up()
+        return {topic: {**_DEFAULTS, **self._state.configs[topic]} for topic in topics}
 
     def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
         """Log start and last stable offset of each."""

@@ -122,10 +122,11 @@ class Collector:
         stores: tuple[str, ...] = (),
         *,
         copartitioned: bool = False,
+        keeps: bool = False,
     ) -> str:
         """Add an operator, named or numbered; returns its name."""
         chosen = name or self.number(kind)
-        self.add(OperatorNode(chosen, parents, make(chosen), stores, copartitioned))
+        self.add(OperatorNode(chosen, parents, make(chosen), stores, copartitioned, keeps))
         return chosen
 
     def declare(self, spec: StoreSpec) -> None:

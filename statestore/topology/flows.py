@@ -13,10 +13,9 @@ from statestore.model import Serde
 from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec, VersionedSpec, WindowSpec
 from statestore.stores.windows import row_of
-from statestore.topology.aggregates import Before, Spec
+from statestore.topology.aggregates import Before, Spec, tabled
 from statestore.topology.collector import Collector, Materialized
 from statestore.topology.graph import Build, NodeContext
-from statestore.topology.tables import tabled
 from statestore.topology.versions import History, history_of, latest_of, versioned
 
 Look = Callable[[list[bytes]], list[Any]]
@@ -41,10 +40,11 @@ class Flow:
         stores: tuple[str, ...] = (),
         *,
         copartitioned: bool = False,
+        keeps: bool = False,
     ) -> str:
         """Add an operator that reads this stream; its name."""
         return self.builder.node(
-            kind, name, (self.node,), make, stores, copartitioned=copartitioned
+            kind, name, (self.node,), make, stores, copartitioned=copartitioned, keeps=keeps
         )
 
     def same(self, node: str) -> "Flow":
@@ -106,7 +106,7 @@ class Flow:
                 return versioned(node, spec, before=before)
             return tabled(node, spec, before=before)
 
-        node = source.add("KSTREAM-TOTABLE", name, make, (spec.name,))
+        node = source.add("KSTREAM-TOTABLE", name, make, (spec.name,), keeps=True)
         return Table.kept(self.builder, node, spec, before)
 
 

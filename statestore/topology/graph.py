@@ -88,13 +88,14 @@ class SourceNode:
 
 @dataclass(frozen=True)
 class OperatorNode:
-    """Turns batches into batches; `build` makes the function for one stream task."""
+    """Turns batches into batches; `keeps`: its store has the last record of each key as it came."""
 
     name: str
     parents: tuple[str, ...]
     build: Build
     stores: tuple[str, ...] = ()
     copartitioned: bool = False
+    keeps: bool = False
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from statestore.tasks.lifecycle import StreamTask
 from statestore.tasks.plan import TaskEdges, TaskPlan
 from statestore.testing.memory_broker import MemoryBroker
 from statestore.topology.graph import Topology
+from statestore.topology.logs import logs
 from tests.builders import ManualClock
 
 APPLICATION = "shop"
@@ -52,7 +53,8 @@ class TaskRig:
         read, written = self.topology.topics()
         counts = self.topology.partition_counts(dict.fromkeys(read | written, 1))
         specs = [TopicSpec(name, 1, {}) for name in sorted(read | written)]
-        specs += internal_topics(self.topology, counts, APPLICATION)
+        reused = logs(self.topology, self.known()).topics()
+        specs += internal_topics(self.topology, counts, APPLICATION, reused)
         self.broker.cluster(APPLICATION).create(specs)
 
     @property

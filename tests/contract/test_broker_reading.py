@@ -10,7 +10,7 @@ from statestore.errors import (
     TaskCorrupted,
 )
 from statestore.model import Batch, TopicPartition
-from statestore.ports import GroupOffset, Records, TopicSpec
+from statestore.ports import GroupOffset, TopicSpec
 from tests.contract.broker_steps import (
     YEAR_2013,
     commit,
@@ -32,7 +32,7 @@ def test_a_plain_outbox_commits_records_first_and_offsets_when_told(world: World
     outbox, cluster = world.plain_outbox(), world.cluster()
     outbox.open()
     outbox.begin()
-    outbox.send(Records(topic, [b"a", b"b"], [b"1", b"2"], [1, 2], partition=0), tracked=True)
+    outbox.send(topic, [b"a", b"b"], [b"1", b"2"], [1, 2], partition=0, tracked=True)
     outbox.commit()
     assert [row.value for row in world.rows(topic)] == [b"1", b"2"]
     assert outbox.ends() == {tp: 2}
@@ -194,6 +194,15 @@ def test_create_is_idempotent_and_alters_nothing(world: World) -> None:
     with pytest.raises(NotCopartitioned, match=names[1]):
         cluster.create([specs[0], specs[1]._replace(partitions=4)])
     assert cluster.partitions(names) == dict.fromkeys(names, 3)
+
+
+def test_the_settings_of_topics_are_those_given_over_the_brokers_own(world: World) -> None:
+    given = {"cleanup.policy": "compact,delete", "retention.ms": "86400000"}
+    plain, kept = world.topic(), world.topic(config=given)
+    told = world.cluster().topic_settings([plain, kept])
+    assert told[plain].items() >= {"cleanup.policy": "delete", "retention.bytes": "-1"}.items()
+    assert told[kept].items() >= (given | {"retention.bytes": "-1"}).items()
+    assert world.cluster().topic_settings([]) == {}
 
 
 def test_offsets_are_found_by_record_time(world: World) -> None:

@@ -5,6 +5,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,7 +18,6 @@ from statestore.kafka.topics import KafkaCluster
 from statestore.layout.files import read_checkpoint
 from statestore.layout.owners import read_owner
 from statestore.model import TopicPartition
-from statestore.ports import Records
 from statestore.settings import Settings
 from statestore.tasks.plan import TaskReport
 from statestore.testing.local_kafka import LocalKafka
@@ -105,7 +105,7 @@ def test_what_a_closed_outbox_committed_can_be_read_at_once(app: App) -> None:
         outbox = TransactionalOutbox(settings, transactional_id="closed", group_id=app.name)
         outbox.open()
         outbox.begin()
-        outbox.send(Records(f"{app.name}-out", keys, keys, [1] * 40))
+        outbox.send(f"{app.name}-out", keys, keys, [1] * 40)
         outbox.send_offsets({TopicPartition(f"{app.name}-in", 0): number}, "")
         outbox.commit()
         outbox.close()
@@ -198,6 +198,37 @@ def test_an_in_memory_store_comes_back_from_its_changelog_at_each_start(app: App
     assert (first.restored_records, second.restored_records) == (0, len(counted(range(50))))
     assert updates_in_order(app.read()) == counted(range(60))
     assert not list(app.state_dir.glob("*/*/rocksdb"))
+
+
+def latest_rows(app: App) -> dict[str, object]:
+    """Every row of the table, all partitions."""
+    with ss.open_snapshot(app.state_dir, app.name, "rows") as snapshot:
+        return dict(snapshot.all())
+
+
+def test_a_table_comes_back_from_its_source_topic_up_to_what_was_processed(app: App) -> None:
+    app.create_topics().produce([*range(50), *range(20)])
+    settings = app.run_settings(**{"topology.optimization": "all"})
+    assert ss.run(pipelines.latest(), settings, until=START_MS + 60).records_in == 70
+    assert f"{app.name}-rows-changelog" not in app.topics()
+    shutil.rmtree(app.state_dir)
+    app.produce(range(40, 60))
+    summary = ss.run(pipelines.latest(), settings)
+    assert (summary.restored_records, summary.records_in) == (70, 20)
+    assert latest_rows(app) == {f"k{n}": {"user": user(n), "number": n} for n in range(60)}
+
+
+@pytest.mark.slow
+def test_a_table_killed_while_it_comes_back_from_its_source_topic_goes_on(app: App) -> None:
+    app = replace(app, settings={"topology.optimization": "all"}, pipeline="latest")
+    app.create_topics().produce(range(120_000))
+    app.drained()
+    shutil.rmtree(app.state_dir)
+    app.produce(range(100_000, 120_010))
+    for point in ("restore.batch-written", "restore.batch-written:2", "restore.done"):
+        assert app.run(crash_at=point).code == -signal.SIGKILL
+    assert app.drained()["records_in"] == 20_010
+    assert latest_rows(app) == {f"k{n}": {"user": user(n), "number": n} for n in range(120_010)}
 
 
 def invert(tables: Sequence[Path], size: int | None = None) -> None:

@@ -145,7 +145,7 @@ def test_a_renamed_store_in_its_old_task_is_moved_too() -> None:
 
 
 def test_a_renamed_store_whose_changelog_changes_is_refused_with_the_reason() -> None:
-    says = r"changelog would change from shop-A-changelog to shop-Z-changelog.*keep the name A"
+    says = r"log would change from shop-A-changelog to shop-Z-changelog.*keep the name A"
     with pytest.raises(TopologyMismatch, match=says):
         planned("Z", "A@0_0", A="Z")
 

@@ -76,6 +76,7 @@ KEYS = [
     number("replication.factor", -1, -1),
     Key("automatic.state.relocation", True, "FALSE", False, NOT_FLAGS),
     Key("ensure.explicit.internal.resource.naming", True, "false", False, NOT_FLAGS),
+    Key("topology.optimization", "none", "all", "all", ("merge", "", 1, True)),
     Key("partitioner", "murmur2_random", "consistent_random", "consistent_random", ([1],)),
     handler("deserialization.exception.handler"),
     handler("processing.exception.handler"),

@@ -1,0 +1,100 @@
+"""The log of each store: a changelog of its own, or the topic that its table is made of.
+
+A table that keeps the records of one topic byte for byte needs no second copy of them in Kafka:
+with `topology.optimization` it is restored from that topic, up to the input offset committed
+(SEMANTICS E8, Kafka Streams' `reuse.ktable.source.topics`). Which tables can is decided here.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from statestore.errors import InvalidSetting
+from statestore.model import OnError
+from statestore.settings import Settings
+from statestore.stores.specs import KeyValueSpec, StoreSpec
+from statestore.topology.graph import Node, OperatorNode, SourceNode, Topology
+
+
+class Logs(NamedTuple):
+    """`sources`: by store, the node whose topic is its log. `apart`: why a table has its own."""
+
+    sources: dict[str, SourceNode]
+    apart: dict[str, str]
+
+    def topics(self) -> dict[str, str]:
+        """By store, the topic that is its log; the other stores have changelogs."""
+        return {store: source.topics[0].name for store, source in self.sources.items()}
+
+
+def logs(topology: Topology, settings: Settings) -> Logs:
+    """Those of a whole topology; see `logs_of`."""
+    return logs_of(topology.nodes, topology.stores, settings)
+
+
+def logs_of(nodes: Iterable[Node], specs: Mapping[str, StoreSpec], settings: Settings) -> Logs:
+    """Which tables among these nodes have their source topic as log.
+
+    InvalidSetting if a handler could take records from a table that the topic still has.
+    """
+    found = Logs({}, {})
+    if not settings.reuses_source_topics:
+        return found
+    nodes = tuple(nodes)
+    by_name = {node.name: node for node in nodes}
+    for node in nodes:
+        if isinstance(node, OperatorNode) and node.keeps:
+            (store,) = node.stores
+            writers = [n for n in nodes if store in n.stores and not _only_reads(n)]
+            parent = by_name[node.parents[0]]
+            why = _why_apart(specs[store], parent, writers)
+            if why is not None:
+                found.apart[store] = why
+            elif isinstance(parent, SourceNode):
+                found.sources[store] = parent
+    if found.sources:
+        _check_handlers(found, settings)
+    return found
+
+
+def log_of(application_id: str, store: str, topics: Mapping[str, str]) -> str:
+    """The topic that is a store's log; `topics`: as of `Logs.topics`."""
+    return topics.get(store) or f"{application_id}-{store}-changelog"
+
+
+def _only_reads(node: Node) -> bool:
+    return isinstance(node, OperatorNode) and node.copartitioned
+
+
+def _why_apart(spec: StoreSpec, parent: Node, writers: list[Node]) -> str | None:
+    """Why replaying the topic would not make the store; None: it would."""
+    if not isinstance(spec, KeyValueSpec):
+        return "it keeps history, which the topic's compaction takes away (KIP-914)"
+    if not isinstance(parent, SourceNode):
+        return "an operator stands between the topic and it"
+    if len(parent.topics) > 1:
+        return "it is made of several topics"
+    if parent.topics[0].internal:
+        return "a repartition topic is purged once it was read"
+    if parent.timestamp_extractor is not None:
+        return "its timestamp_extractor may drop records"
+    # The very same: an equal one might write other bytes than those that were read.
+    if spec.key_serde is not parent.key_serde or spec.value_serde is not parent.value_serde:
+        return "its serdes are not those of the topic"
+    if len(writers) > 1:
+        return "a processor may write to it"
+    return None
+
+
+def _check_handlers(found: Logs, settings: Settings) -> None:
+    handlers = {
+        "processing.exception.handler": settings.on_processing_error,
+        "production.exception.handler": settings.on_production_error,
+    }
+    for key, handler in handlers.items():
+        if handler is not OnError.FAIL:
+            tables = ", ".join(sorted(found.sources))
+            raise InvalidSetting(
+                f"{key} = {handler} passes over records whole, and a restore of {tables} from "
+                "the source topic would bring them back: set it to fail, or "
+                "topology.optimization to none"
+            )
