@@ -12,6 +12,7 @@ from statestore.applications import Application
 from statestore.errors import InvalidSetting
 from statestore.model import IsolationLevel, OnError, ProcessingGuarantee
 from statestore.settings import (
+    Optimization,
     Settings,
     describe_settings,
     expand,
@@ -76,7 +77,7 @@ KEYS = [
     number("replication.factor", -1, -1),
     Key("automatic.state.relocation", True, "FALSE", False, NOT_FLAGS),
     Key("ensure.explicit.internal.resource.naming", True, "false", False, NOT_FLAGS),
-    Key("topology.optimization", "none", "all", "all", ("merge", "", 1, True)),
+    Key("topology.optimization", Optimization.NONE, "all", Optimization.ALL, ("merge", "", 1)),
     Key("partitioner", "murmur2_random", "consistent_random", "consistent_random", ([1],)),
     handler("deserialization.exception.handler"),
     handler("processing.exception.handler"),
