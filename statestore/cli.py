@@ -12,6 +12,7 @@ import click
 
 from statestore.commands.relocate import relocate_command
 from statestore.commands.running import run_command
+from statestore.commands.status import status_command
 from statestore.commands.stores import offsets_command, stores
 from statestore.commands.topologies import topology
 from statestore.commands.upgrade import upgrade_command
@@ -30,6 +31,7 @@ def cli(verbose: bool) -> None:
 
 for command in (
     run_command,
+    status_command,
     topology,
     kafka,
     stores,

@@ -23,7 +23,8 @@
     │   └── StateDirNotShared                               workers lack the driver's state dir
     ├── NotUpToBound                        9  retry        a copy is behind its PositionBound
     ├── TaskCorrupted                      10  retry        handled inside: restore that store
-    └── CommitUnknown                      11  retry        resolved inside: ask the log (E4)
+    ├── CommitUnknown                      11  retry        resolved inside: ask the log (E4)
+    └── Behind                             14  fail         lags more than was allowed
 
 Messages say what, where and the way out. An error nobody foresaw exits with 1 and is retried.
 """
@@ -166,3 +167,10 @@ class CommitUnknown(StateStoreError):
     """The log did not say whether a commit went through (SEMANTICS E4)."""
 
     exit_code = 11
+
+
+class Behind(StateStoreError):
+    """The application lags behind its inputs by more than whoever asked allows."""
+
+    exit_code = 14
+    action = Action.FAIL

@@ -39,6 +39,7 @@ class CrashPoint(StrEnum):
     COMMIT_STORE_WRITTEN = "commit.store-written"
     COMMIT_DONE = "commit.done"
     INPUTS_MARKED = "inputs.marked"
+    PROGRESS_WRITTEN = "progress.written"
     STORE_FLUSH = "store.flush"
     STORE_CLOSE = "store.close"
     SNAPSHOT_REQUESTED = "snapshot.requested"

@@ -239,6 +239,33 @@ class Cluster(Protocol):
     def close(self) -> None: ...
 
 
+class InputFacts(NamedTuple):
+    """An input partition as an onlooker sees it; times are of records, None where there is none.
+
+    `next_ms`: of the first record the group has not committed, `newest_ms`: of the newest one.
+    """
+
+    bounds: Bounds
+    committed: GroupOffset | None
+    next_ms: int | None
+    newest_ms: int | None
+
+
+class Onlooker(Protocol):
+    """What somebody asks a cluster who must not be in anybody's way; Unavailable, soon."""
+
+    def partitions(self, topics: Sequence[str]) -> dict[str, int]:
+        """Partition counts of those that exist."""
+
+    def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
+        """Log start and last stable offset of each."""
+
+    def inputs(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, InputFacts]:
+        """Each input of the application, and how far its group is."""
+
+    def close(self) -> None: ...
+
+
 class Clock(Protocol):
     """Time, passed in so that tests own it."""
 

@@ -5,6 +5,7 @@ The only package that names concrete edges, a module per product. `open_store`, 
 `run` does both in this process: same lock, same guarantees.
 """
 
+from statestore.assembly.looking import onlooking, status
 from statestore.assembly.opening import open_store
 from statestore.assembly.pipelines import load_pipeline
 from statestore.assembly.reading import open_snapshot, stores_at_rest
@@ -24,6 +25,7 @@ __all__ = [
     "SystemClock",
     "failure",
     "load_pipeline",
+    "onlooking",
     "open_snapshot",
     "open_store",
     "relocate",
@@ -31,6 +33,7 @@ __all__ = [
     "run_request",
     "serve_planned",
     "start_run",
+    "status",
     "stores_at_rest",
     "summary_fields",
     "upgrade_to_versioned",

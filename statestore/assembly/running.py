@@ -24,7 +24,8 @@ from statestore.stores.specs import BuiltInSpec
 from statestore.tasks.budget import Share, Slot
 from statestore.tasks.lifecycle import StreamTask
 from statestore.tasks.plan import TaskEdges, TaskPlan, TaskReport, transactional_id
-from statestore.tasks.slot import serve
+from statestore.tasks.progress import ProgressFile
+from statestore.tasks.slot import Served, serve
 from statestore.topology.graph import Topology
 
 LATEST: Literal["latest"] = "latest"
@@ -108,12 +109,15 @@ def serve_planned(
         check_shared(layout, task)
     slot = Slot(Share.of(settings, slots))
     tasks = [
-        StreamTask(
-            _task_plan(topology, task, request, slots),
-            _edges(settings, task, clock, slots),
-            settings,
-            layout,
-            slot,
+        Served(
+            StreamTask(
+                _task_plan(topology, task, request, slots),
+                _edges(settings, task, clock, slots),
+                settings,
+                layout,
+                slot,
+            ),
+            ProgressFile(layout.task_dir(task.task_id), clock, slots=slots),
         )
         for task in planned
     ]

@@ -103,16 +103,7 @@ def parse_run(flags: Mapping[str, Any]) -> RunArguments:
 
     Those of `run_options`, or of `deployment_options` alone. Misuse names what is missing.
     """
-    application_id, config = _application(flags)
-    overrides: dict[str, str] = {}
-    for flag in ("bootstrap_servers", "state_dir", "processing_guarantee"):
-        if flags[flag]:
-            overrides[flag.replace("_", ".")] = flags[flag]
-    # Last: --set is a flag, and a flag beats the variable of another flag.
-    overrides |= _pairs(flags["pairs"]) | {"application.id": application_id}
-    pipeline = flags["pipeline"]
-    if pipeline is None and config is not None:
-        pipeline = Application.load(config, application_id).pipeline
+    application_id, config, overrides, pipeline = _deployment(flags)
     if not pipeline:
         raise Misuse(
             "which pipeline? pass --pipeline module:function, or name it in statestore.toml"
@@ -128,6 +119,13 @@ def parse_run(flags: Mapping[str, Any]) -> RunArguments:
         accept_new_topology=flags.get("accept_new_topology", False),
         accept_empty_changelog=flags.get("accept_empty_changelog", False),
     )
+
+
+def parse_deployment(flags: Mapping[str, Any]) -> tuple[Settings, str | None]:
+    """Settings and pipeline of a command that can do without the latter."""
+    application_id, config, overrides, pipeline = _deployment(flags)
+    settings = Settings.from_mapping(_section(config, application_id) | overrides)
+    return settings, pipeline or None
 
 
 def parse_span(text: str) -> int:
@@ -169,6 +167,23 @@ def _with_options(command: F, *options: Callable[[F], F]) -> F:
 def _option(flag: str, **details: Any) -> Callable[[F], F]:
     variable = "STATESTORE_" + flag.removeprefix("--").replace("-", "_").upper()
     return click.option(flag, envvar=variable, **details)
+
+
+def _deployment(
+    flags: Mapping[str, Any],
+) -> tuple[str, str | None, dict[str, str], str | None]:
+    """Application id, applications file, what flags say otherwise, pipeline."""
+    application_id, config = _application(flags)
+    overrides: dict[str, str] = {}
+    for flag in ("bootstrap_servers", "state_dir", "processing_guarantee"):
+        if flags[flag]:
+            overrides[flag.replace("_", ".")] = flags[flag]
+    # Last: --set is a flag, and a flag beats the variable of another flag.
+    overrides |= _pairs(flags["pairs"]) | {"application.id": application_id}
+    pipeline = flags["pipeline"]
+    if pipeline is None and config is not None:
+        pipeline = Application.load(config, application_id).pipeline
+    return application_id, config, overrides, pipeline
 
 
 def _application(flags: Mapping[str, Any]) -> tuple[str, str | None]:

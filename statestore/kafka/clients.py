@@ -85,9 +85,16 @@ class Trouble:
         return f" ({self._text})" if self._text else ""
 
 
-def consumer(settings: Settings, group_id: str, trouble: Trouble) -> Consumer:
-    """A consumer that commits nothing by itself and sees committed records only."""
+def consumer(
+    settings: Settings, group_id: str, trouble: Trouble, *, stable: bool = True
+) -> Consumer:
+    """A consumer that commits nothing by itself and sees committed records only.
+
+    `stable` False: for who asks where a group stands now, whatever transaction may be open on it.
+    """
     fixed = {**_CONSUMER_FIXED, "group.id": group_id}
+    if not stable:
+        fixed["isolation.level"] = "read_uncommitted"
     config = _config(settings, "consumer", _CONSUMER, fixed, trouble)
     try:
         return Consumer(config)

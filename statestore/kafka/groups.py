@@ -23,9 +23,12 @@ class Group(NamedTuple):
     member: Any
 
 
-def read_group(settings: Settings, group_id: str, tps: Sequence[TopicPartition]) -> Group:
+def read_group(
+    settings: Settings, group_id: str, tps: Sequence[TopicPartition], *, stable: bool = True
+) -> Group:
     """The committed offsets, once no transaction holds one open and the coordinator is there.
 
+    `stable` False: those of now, which a transaction still open may be about to move.
     Not by the admin client: its ListConsumerGroupOffsets crashes the process when the coordinator
     is loading or moved (librdkafka 2.16: the error handler reaches for a consumer group that an
     admin client does not have).
@@ -33,7 +36,7 @@ def read_group(settings: Settings, group_id: str, tps: Sequence[TopicPartition])
     doing = f"read the committed offsets of group {group_id}"
     timeout_s = settings.request_timeout_ms / 1000
     trouble = Trouble()
-    client = consumer(settings, group_id, trouble)
+    client = consumer(settings, group_id, trouble, stable=stable)
     try:
         offsets = tenacity.Retrying(
             stop=tenacity.stop_after_delay(timeout_s),

@@ -88,6 +88,18 @@ class Admin:
         self, tps: Sequence[TopicPartition], spec: OffsetSpec, doing: str
     ) -> dict[TopicPartition, int]:
         """One request for the offset `spec` describes, of committed records; -1 where none is."""
+        return {tp: found.offset for tp, found in self._listed(tps, spec, doing).items()}
+
+    def times(
+        self, tps: Sequence[TopicPartition], spec: OffsetSpec, doing: str
+    ) -> dict[TopicPartition, int]:
+        """The time of the record `spec` describes, of those that have one."""
+        listed = self._listed(tps, spec, doing)
+        return {tp: found.timestamp for tp, found in listed.items() if found.offset >= 0}
+
+    def _listed(
+        self, tps: Sequence[TopicPartition], spec: OffsetSpec, doing: str
+    ) -> dict[TopicPartition, Any]:
         if not tps:
             return {}
         asked = {KafkaPartition(*tp): spec for tp in tps}
@@ -104,7 +116,7 @@ class Admin:
             if _failed_with(future, KafkaError._NOENT):
                 raise self._leaderless(tps, doing)
             answer = self.answer(future, f"{doing} of {tp.topic}-{tp.partition}")
-            found[TopicPartition(tp.topic, tp.partition)] = answer.offset
+            found[TopicPartition(tp.topic, tp.partition)] = answer
         return found
 
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
     <state.dir>/<application id>/.lock owner.json nonce topology.json relocation.json
                                  <task id>/.lock owner.json inputs.json .checkpoint rocksdb/<store>/
+                                 <task id>/progress.json         advice for onlookers
                                  <task id>/rocksdb.<epoch>/<store>/     in its place (takeover.py)
                                  <task id>/<store>.position     left by Kafka Streams
                                  quarantine/<store>-<time>-<reason>/.quarantined.json

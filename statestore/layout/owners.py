@@ -43,11 +43,15 @@ class Owner(msgspec.Struct, frozen=True):
     def describe(self) -> str:
         return f"process {self.pid} on {self.host}, epoch {self.epoch}"
 
+    def is_here(self) -> bool:
+        """Whether its process is, or was, of this host and boot."""
+        return (self.host, self.boot_id) == (socket.gethostname(), _boot_id())
+
     def provably_dead(self) -> bool:
         """Released, or on this host and boot and its process gone."""
         if self.released:
             return True
-        if (self.host, self.boot_id) != (socket.gethostname(), _boot_id()):
+        if not self.is_here():
             return False
         return _started_ticks(self.pid) != self.started_ticks
 

@@ -8,17 +8,26 @@ import gc
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
 
 from statestore.ports import Clock
 from statestore.tasks.lifecycle import StreamTask
 from statestore.tasks.plan import TaskReport
+from statestore.tasks.progress import ProgressFile
 
 _POLL_MS = 200
 _STEPS_PER_COLLECTION = 200
 
 
+class Served(NamedTuple):
+    """A stream task, and where it tells onlookers of its progress."""
+
+    task: StreamTask
+    progress: ProgressFile
+
+
 def serve(
-    tasks: Sequence[StreamTask], *, run_for_ms: int | None, stop: threading.Event, clock: Clock
+    tasks: Sequence[Served], *, run_for_ms: int | None, stop: threading.Event, clock: Clock
 ) -> list[TaskReport]:
     """Run the tasks; `run_for_ms` None: each to its planned ends.
 
@@ -26,42 +35,47 @@ def serve(
     """
     with _collector_off():
         if run_for_ms is None:
-            for task in tasks:
-                _to_its_end(task, stop)
+            for served in tasks:
+                _to_its_end(served, stop)
         else:
             _in_turn(tasks, run_for_ms, stop, clock)
-    return [task.report for task in tasks]
+    return [served.task.report for served in tasks]
 
 
-def _to_its_end(task: StreamTask, stop: threading.Event) -> None:
+def _to_its_end(served: Served, stop: threading.Event) -> None:
+    task, progress = served
     with task:
+        progress.write(task.report)
         steps = 0
         while not task.finished() and not stop.is_set():
             task.step(_POLL_MS)
+            progress.note(task.report)
             steps += 1
             if steps % _STEPS_PER_COLLECTION == 0:
                 gc.collect()
         task.finish()
+        progress.write(task.report)
 
 
-def _in_turn(
-    tasks: Sequence[StreamTask], run_for_ms: int, stop: threading.Event, clock: Clock
-) -> None:
+def _in_turn(tasks: Sequence[Served], run_for_ms: int, stop: threading.Event, clock: Clock) -> None:
     deadline_s = clock.monotonic() + run_for_ms / 1000
     with ExitStack() as open_tasks:
-        for task in tasks:
+        for task, progress in tasks:
             open_tasks.enter_context(task)
+            progress.write(task.report)
         # Busy neighbours must not wait for an idle one: share the poll time.
         poll_ms = max(5, _POLL_MS // (4 * len(tasks)))
         steps = 0
         while clock.monotonic() < deadline_s and not stop.is_set():
-            for task in tasks:
+            for task, progress in tasks:
                 task.step(poll_ms)
+                progress.note(task.report)
             steps += 1
             if steps % _STEPS_PER_COLLECTION == 0:
                 gc.collect()
-        for task in tasks:
+        for task, progress in tasks:
             task.finish()
+            progress.write(task.report)
 
 
 @contextmanager

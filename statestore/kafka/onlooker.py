@@ -1,0 +1,101 @@
+"""Looks at an application's topics and group without being in anybody's way.
+
+Joins no group, waits for no transaction, and gives up soon where no broker answers.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from time import monotonic
+
+from confluent_kafka.admin._listoffsets import OffsetSpec
+
+from statestore.kafka.errors import error_for
+from statestore.kafka.groups import read_group
+from statestore.kafka.source import KafkaSource
+from statestore.kafka.topics import Admin
+from statestore.model import TopicPartition
+from statestore.ports import Bounds, GroupOffset, InputFacts
+from statestore.settings import Settings
+
+_PATIENCE_MS = 10_000
+_WAIT_MS = 200
+# One record of each partition is wanted; what is fetched beyond it is thrown away.
+_LITTLE = {
+    "consumer.queued.min.messages": "1",
+    "consumer.queued.max.messages.kbytes": "1024",
+    "consumer.max.partition.fetch.bytes": "16384",
+}
+_NEWEST: OffsetSpec = OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]  # library gap
+
+
+class KafkaOnlooker:
+    """`ports.Onlooker` on a real cluster; the group is the application's."""
+
+    def __init__(self, settings: Settings) -> None:
+        patience_ms = min(_PATIENCE_MS, settings.request_timeout_ms)
+        clients = {**settings.clients, **_LITTLE}
+        self._settings = replace(settings, request_timeout_ms=patience_ms, clients=clients)
+        self._admin = Admin(self._settings)
+
+    def partitions(self, topics: Sequence[str]) -> dict[str, int]:
+        """Partition counts of those that exist."""
+        self._admin.connect()
+        return self._admin.partitions(topics)
+
+    def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
+        """Log start and last stable offset of each."""
+        return self._admin.bounds(tps) if tps else {}
+
+    def inputs(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, InputFacts]:
+        """Each input of the application, and how far its group is."""
+        if not tps:
+            return {}
+        bounds, committed = self.bounds(tps), self._committed(tps)
+        newest = self._admin.times(tps, _NEWEST, "read the newest record's time")
+        unread = {
+            tp: Bounds(max(bound.start, committed[tp].offset if tp in committed else 0), bound.end)
+            for tp, bound in bounds.items()
+        }
+        following = self._first_times(unread)
+        return {
+            tp: InputFacts(bounds[tp], committed.get(tp), following.get(tp), newest.get(tp))
+            for tp in tps
+        }
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._admin.close()
+
+    def _committed(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, GroupOffset]:
+        group = read_group(self._settings, self._settings.application_id, tps, stable=False)
+        found = {}
+        for tp in group.offsets:
+            if tp.error is not None:
+                raise error_for(tp.error, f"read the committed offset of {tp.topic}-{tp.partition}")
+            if tp.offset >= 0:
+                at = TopicPartition(tp.topic, tp.partition)
+                found[at] = GroupOffset(tp.offset, tp.metadata or "")
+        return found
+
+    def _first_times(self, spans: Mapping[TopicPartition, Bounds]) -> dict[TopicPartition, int]:
+        """The time of the first record in each span that has one: others hold no data."""
+        left = {tp: span for tp, span in spans.items() if span.end > span.start}
+        found: dict[TopicPartition, int] = {}
+        if not left:
+            return found
+        deadline_s = monotonic() + self._settings.request_timeout_ms / 1000
+        with closing(KafkaSource(self._settings, group_id=self._settings.application_id)) as source:
+            source.start({tp: span.start for tp, span in left.items()})
+            while left and monotonic() < deadline_s:
+                for batch in source.poll(len(left), _WAIT_MS):
+                    assert batch.topic is not None
+                    assert batch.partition is not None
+                    tp = TopicPartition(batch.topic, batch.partition)
+                    if tp in left:
+                        found[tp] = batch.timestamps[0]
+                done = [tp for tp, s in left.items() if tp in found or source.position(tp) >= s.end]
+                source.pause(done)
+                for tp in done:
+                    del left[tp]
+        return found

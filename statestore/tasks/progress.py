@@ -1,0 +1,85 @@
+"""What a stream task tells onlookers: `progress.json`, a note on its owner's work.
+
+Advice for people, never for tasks: it is not synced to disk, may be missing, and lags behind by up
+to a second. `statestore status` reads it beside `owner.json`, which says whether its writer lives.
+The rates are those of the last run that had enough to do to have one.
+"""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from statestore.faults import CrashPoint, reach
+from statestore.ports import Clock
+from statestore.tasks.plan import TaskReport
+
+NAME = "progress.json"
+_EVERY_S = 1.0
+_ENOUGH = 1000
+"""Records that make a rate."""
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """The file. Rates are records a second, None where none is known; `slots` of its host.
+
+    One of another process than the folder's owner: the owner has not begun to process yet.
+    """
+
+    pid: int = 0
+    slots: int = 1
+    written_ms: int = 0
+    last_commit_ms: int | None = None
+    process_rate: float | None = None
+    restore_rate: float | None = None
+    restored_records: int = 0
+    restore_seconds: float = 0.0
+
+
+class ProgressFile:
+    """Writes the note of one stream task, about once a second."""
+
+    def __init__(self, folder: Path, clock: Clock, *, slots: int) -> None:
+        self._path = folder / NAME
+        self._clock = clock
+        self._before = read_progress(folder)
+        self._slots = slots
+        self._written_s = float("-inf")
+
+    def note(self, report: TaskReport) -> None:
+        """The task was opened, or has made a step; written if the last note is a second old."""
+        if self._clock.monotonic() - self._written_s >= _EVERY_S:
+            self.write(report)
+
+    def write(self, report: TaskReport) -> None:
+        """Write it now, as at the end of a run."""
+        self._written_s = self._clock.monotonic()
+        before, busy_s = self._before, report.process_seconds + report.commit_seconds
+        progress = Progress(
+            os.getpid(),
+            self._slots,
+            self._clock.now_ms(),
+            report.last_commit_ms or before.last_commit_ms,
+            _rate(report.records_in, busy_s) or before.process_rate,
+            _rate(report.restored_records, report.restore_seconds) or before.restore_rate,
+            report.restored_records,
+            report.restore_seconds,
+        )
+        temporary = self._path.with_name(f".{NAME}.tmp")
+        # Where the folder cannot be written, the task itself will say so.
+        with suppress(OSError):
+            temporary.write_bytes(msgspec.json.encode(progress))
+            temporary.replace(self._path)
+            reach(CrashPoint.PROGRESS_WRITTEN)
+
+
+def read_progress(folder: Path) -> Progress:
+    """The last note; one of nobody if there is none that can be read."""
+    with suppress(OSError, msgspec.DecodeError):
+        return msgspec.json.decode((folder / NAME).read_bytes(), type=Progress)
+    return Progress()
+
+
+def _rate(records: int, seconds: float) -> float | None:
+    return records / seconds if records >= _ENOUGH and seconds > 0 else None

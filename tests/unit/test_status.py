@@ -1,0 +1,123 @@
+"""What status says of folders and figures; on a real broker: tests/kafka/test_stores_command.py."""
+
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from statestore.cli import cli
+from statestore.commands.status import judge, shown
+from statestore.errors import Behind, Unavailable
+from statestore.layout import owners
+from statestore.layout.folders import StateLayout
+from statestore.layout.owners import Owner
+from statestore.model import TaskId
+from statestore.operations.status import Onlooking, State, Status, state_of
+from statestore.tasks.plan import TaskReport
+from statestore.tasks.progress import Progress, ProgressFile, read_progress
+from tests.builders import ManualClock
+
+TASK = TaskId(0, 0)
+
+
+def owner(**changes: object) -> Owner:
+    """One of another host."""
+    fields: dict[str, object] = {
+        "epoch": 1,
+        "host": "elsewhere",
+        "boot_id": "b",
+        "pid": 7,
+        "since_ms": 1000,
+        "started_ticks": 1,
+    }
+    return Owner(**{**fields, **changes})  # type: ignore[arg-type]  # as given
+
+
+@pytest.mark.parametrize(
+    ("last", "noted", "now_ms", "word"),
+    [
+        (None, Progress(), 0, State.NEW),
+        (owner(released=True), Progress(), 0, State.STOPPED),
+        (owner(), Progress(), 2000, State.RESTORING),
+        (owner(), Progress(pid=7, written_ms=1500), 2000, State.RUNNING),
+        (owner(), Progress(pid=7, written_ms=500), 2000, State.RESTORING),
+        (owner(), Progress(pid=8, written_ms=1500), 2000, State.RESTORING),
+        (owner(), Progress(pid=7, written_ms=1500), 62_000, State.SILENT),
+        (owner(), Progress(), 62_000, State.SILENT),
+    ],
+)
+def test_owner_and_note_give_one_word(
+    last: Owner | None, noted: Progress, now_ms: int, word: State
+) -> None:
+    assert state_of(last, noted, now_ms) is word
+
+
+def test_an_owner_of_this_host_is_running_or_crashed_but_never_silent(tmp_path: Path) -> None:
+    claim = owners.claim(tmp_path, what="", wait_ms=0, clock=ManualClock())
+    noted = Progress(pid=os.getpid(), written_ms=claim.owner.since_ms)
+    assert state_of(claim.owner, noted, claim.owner.since_ms + 10**7) is State.RUNNING
+    claim.abandon()
+    assert state_of(owners.read_owner(tmp_path), noted, claim.owner.since_ms) is State.CRASHED
+
+
+def test_a_run_with_little_to_do_keeps_the_rates_of_the_one_before(tmp_path: Path) -> None:
+    clock = ManualClock()
+    busy = TaskReport("0_0", records_in=5000, process_seconds=1.5, commit_seconds=1.0)
+    busy.restored_records, busy.restore_seconds, busy.last_commit_ms = 4000, 2.0, 123
+    ProgressFile(tmp_path, clock, slots=2).write(busy)
+    ProgressFile(tmp_path, clock, slots=2).write(TaskReport("0_0", records_in=3))
+    noted = read_progress(tmp_path)
+    assert (noted.process_rate, noted.restore_rate, noted.last_commit_ms) == (2000, 2000, 123)
+
+
+def test_a_note_is_written_once_a_second_and_a_folder_that_is_gone_is_no_error(
+    tmp_path: Path,
+) -> None:
+    clock = ManualClock()
+    file = ProgressFile(tmp_path, clock, slots=1)
+    file.note(TaskReport("0_0", last_commit_ms=1))
+    file.note(TaskReport("0_0", last_commit_ms=2))
+    assert read_progress(tmp_path).last_commit_ms == 1
+    clock.advance(1000)
+    file.note(TaskReport("0_0", last_commit_ms=3))
+    assert read_progress(tmp_path).last_commit_ms == 3
+    ProgressFile(tmp_path / "gone", clock, slots=1).write(TaskReport("0_0"))
+
+
+def look(state_dir: Path) -> Status:
+    return Onlooking(StateLayout(state_dir, "app"), None, ManualClock()).now()
+
+
+def test_an_application_never_run_and_without_a_broker_has_a_status(tmp_path: Path) -> None:
+    found = look(tmp_path / "nowhere")
+    assert (found.state, found.stream_tasks, found.lag_records) == (State.NEW, [], None)
+    assert "--bootstrap-servers" in str(found.broker)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_looking_writes_nothing_and_needs_no_lock(tmp_path: Path) -> None:
+    layout = StateLayout(tmp_path, "app")
+    layout.create(layout.task_dir(TASK))
+    with_lock = owners.claim(layout.task_dir(TASK), what="", wait_ms=0, clock=ManualClock())
+    before = sorted(tmp_path.rglob("*"))
+    (task,) = look(tmp_path).stream_tasks
+    assert (task.stream_task, task.state) == ("0_0", State.RESTORING)
+    assert sorted(tmp_path.rglob("*")) == before
+    with_lock.release()
+
+
+def test_limits_are_judged_by_what_is_known(tmp_path: Path) -> None:
+    found = look(tmp_path)
+    assert judge(found, None) is None
+    assert isinstance(judge(found, 5.0), Unavailable)
+    assert shown(found).renderables
+
+
+def test_the_command_ends_with_the_exit_code_of_the_limit(tmp_path: Path) -> None:
+    command = ["status", "--application-id=app", f"--state-dir={tmp_path}", "--json"]
+    assert CliRunner().invoke(cli, command).exit_code == 0
+    failed = CliRunner().invoke(cli, [*command, "--max-lag-seconds=5"])
+    assert isinstance(failed.exception, Unavailable)
+    assert '"exit_code":7' in failed.stdout
+    assert Behind.exit_code == 14
