@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import click
 
+from statestore.commands.audit import audit_command
 from statestore.commands.relocate import relocate_command
 from statestore.commands.running import run_command
 from statestore.commands.status import status_command
@@ -38,6 +39,7 @@ for command in (
     offsets_command,
     relocate_command,
     upgrade_command,
+    audit_command,
 ):
     cli.add_command(command)
 

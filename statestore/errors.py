@@ -24,6 +24,8 @@
     ├── NotUpToBound                        9  retry        a copy is behind its PositionBound
     ├── TaskCorrupted                      10  retry        handled inside: restore that store
     ├── CommitUnknown                      11  retry        resolved inside: ask the log (E4)
+    ├── AuditFailed                        12  fail         stores are not what their logs say
+    ├── NotChecked                         13  retry later  an audit proved too little, or nothing
     └── Behind                             14  fail         lags more than was allowed
 
 Messages say what, where and the way out. An error nobody foresaw exits with 1 and is retried.
@@ -167,6 +169,20 @@ class CommitUnknown(StateStoreError):
     """The log did not say whether a commit went through (SEMANTICS E4)."""
 
     exit_code = 11
+
+
+class AuditFailed(StateStoreError):
+    """An audit found stores that are not what their changelogs make of them."""
+
+    exit_code = 12
+    action = Action.FAIL
+
+
+class NotChecked(StateStoreError):
+    """An audit compared nothing, or too little: no verdict, which is not a pass."""
+
+    exit_code = 13
+    action = Action.RETRY_LATER
 
 
 class Behind(StateStoreError):

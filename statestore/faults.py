@@ -55,6 +55,8 @@ class CrashPoint(StrEnum):
     RELOCATE_DEPLOYED = "relocate.deployed"
     RELOCATE_DONE = "relocate.done"
     UPGRADE_LAG_RAISED = "upgrade.lag-raised"
+    AUDIT_JUDGED = "audit.judged"
+    AUDIT_KEPT = "audit.kept"
     CLOSE_STORES_CLOSED = "close.stores-closed"
     CLOSE_RELEASED = "close.released"
 

@@ -180,6 +180,25 @@ class Changelog(Protocol):
         """All records in [start, end), the last stretch beyond it; offsets gone: TaskCorrupted."""
 
 
+class LogRecords(NamedTuple):
+    """A stretch of committed records by column, in order; a value of None deletes its key."""
+
+    keys: list[bytes | None]
+    values: list[bytes | None]
+    times: list[int]
+
+
+class Witness(Protocol):
+    """Reads changelogs for an audit: shares no code with Changelog, whose work it judges."""
+
+    def bounds(self, tp: TopicPartition) -> Bounds: ...
+
+    def read(self, tp: TopicPartition, start: int, end: int) -> Iterator[LogRecords]:
+        """What [start, end) holds; `end` is at most the last stable offset."""
+
+    def close(self) -> None: ...
+
+
 class GroupOffset(NamedTuple):
     """A committed input offset (next to read) and the metadata committed with it."""
 

@@ -146,6 +146,13 @@ class Settings:
         "How long a quarantined store is kept after the restored one's first commit.",
         least=0,
     )
+    audit_superseded_max_percent: int = _knob(
+        "statestore.audit.superseded.max.percent",
+        1,
+        "%",
+        "Of a store's rows that compaction kept from being compared, before an audit is no pass.",
+        least=0,
+    )
     batch_max_records: int = _knob(
         "statestore.batch.max.records", 100_000, "records", "Records handed on at once.", least=1
     )
@@ -190,7 +197,7 @@ class Settings:
         "processing.exception.handler",
         OnError.FAIL,
         "",
-        "A record or punctuation for which the pipeline's code raises: the same three.",
+        "A record for which the pipeline's code raises: the same three.",
     )
     on_production_error: OnError = _knob(
         "production.exception.handler",

@@ -5,6 +5,7 @@ The only package that names concrete edges, a module per product. `open_store`, 
 `run` does both in this process: same lock, same guarantees.
 """
 
+from statestore.assembly.auditing import audit
 from statestore.assembly.looking import onlooking, status
 from statestore.assembly.opening import open_store
 from statestore.assembly.pipelines import load_pipeline
@@ -23,6 +24,7 @@ from statestore.assembly.upgrading import upgrade_to_versioned
 
 __all__ = [
     "SystemClock",
+    "audit",
     "failure",
     "load_pipeline",
     "onlooking",

@@ -48,12 +48,27 @@ class RunArguments(msgspec.Struct, frozen=True, kw_only=True):
 
     def for_workers(self) -> "RunArguments":
         """The same with paths absolute and addresses expanded: a worker's surroundings differ."""
-        settings = self.settings()
-        fixed = {
-            "bootstrap.servers": expand(settings.bootstrap_servers, "bootstrap.servers"),
-            "state.dir": str(Path(expand(settings.state_dir, "state.dir")).resolve()),
-        }
-        config = None if self.config is None else str(Path(self.config).resolve())
+        config, fixed = _fixed(self.config, self.settings())
+        return msgspec.structs.replace(self, config=config, overrides=self.overrides | fixed)
+
+
+class StateArguments(msgspec.Struct, frozen=True, kw_only=True):
+    """What a command that looks at state was told; `settings()` is the merged result."""
+
+    application_id: str
+    config: str | None = None
+    overrides: dict[str, str] = {}
+
+    def settings(self) -> Settings:
+        """The applications file's section with the overrides on top; the state dir is named."""
+        section = _section(self.config, self.application_id)
+        settings = Settings.from_mapping(section | self.overrides)
+        settings.require("state.dir")
+        return settings
+
+    def for_workers(self) -> "StateArguments":
+        """The same with paths absolute and addresses expanded: a worker's surroundings differ."""
+        config, fixed = _fixed(self.config, self.settings())
         return msgspec.structs.replace(self, config=config, overrides=self.overrides | fixed)
 
 
@@ -86,16 +101,26 @@ def state_options(command: F) -> F:
     )
 
 
+def broker_option(command: F) -> F:
+    """The option of a command that looks at state and asks brokers, too."""
+    return _option("--bootstrap-servers", help="Kafka brokers, host:port,…")(command)
+
+
 def parse_state(flags: Mapping[str, Any]) -> Settings:
     """Settings with application id and state dir; Misuse names what is missing."""
+    return parse_state_arguments(flags).settings()
+
+
+def parse_state_arguments(flags: Mapping[str, Any]) -> StateArguments:
+    """Flags of `state_options`, and `broker_option` where a command has it."""
     application_id, config = _application(flags)
-    overrides: dict[str, str] = {}
-    if flags["state_dir"]:
-        overrides["state.dir"] = flags["state_dir"]
+    overrides = {
+        flag.replace("_", "."): flags[flag]
+        for flag in ("bootstrap_servers", "state_dir")
+        if flags.get(flag)
+    }
     overrides |= _pairs(flags["pairs"]) | {"application.id": application_id}
-    settings = Settings.from_mapping(_section(config, application_id) | overrides)
-    settings.require("state.dir")
-    return settings
+    return StateArguments(application_id=application_id, config=config, overrides=overrides)
 
 
 def parse_run(flags: Mapping[str, Any]) -> RunArguments:
@@ -156,6 +181,15 @@ def _deployment_options() -> list[Callable[[F], F]]:
         click.option("--set", "pairs", multiple=True, metavar="K=V", help="Any setting."),
         _option("--config", help=f"Applications file; {DEFAULT_CONFIG} if there is one."),
     ]
+
+
+def _fixed(config: str | None, settings: Settings) -> tuple[str | None, dict[str, str]]:
+    """Applications file and settings that mean the same anywhere."""
+    fixed = {
+        "bootstrap.servers": expand(settings.bootstrap_servers, "bootstrap.servers"),
+        "state.dir": str(Path(expand(settings.state_dir, "state.dir")).resolve()),
+    }
+    return None if config is None else str(Path(config).resolve()), fixed
 
 
 def _with_options(command: F, *options: Callable[[F], F]) -> F:

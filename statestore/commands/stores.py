@@ -246,13 +246,13 @@ class _Face:
 
     def _shown(self, side: str, data: bytes, serde: Serde[Any]) -> Any:
         if serde is serdes.BYTES:
-            return _escaped(data)
+            return serdes.printable(data)
         try:
             return serde.deserialize(data)
         except Exception as error:
+            shown = serdes.printable(data)
             raise Misuse(
-                f"store {self.store!r}: the {side} {_escaped(data)} is no {serde.name} ({error}): "
-                "pass --raw"
+                f"store {self.store!r}: the {side} {shown} is no {serde.name} ({error}): pass --raw"
             ) from error
 
 
@@ -296,13 +296,6 @@ def _item(text: str, serde: Serde[Any]) -> Any:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:
         return text
-
-
-def _escaped(data: bytes) -> str:
-    r"""Printable ASCII as it is, all else, and the backslash, as \xNN."""
-    return "".join(
-        chr(byte) if 32 <= byte < 127 and byte != 92 else f"\\x{byte:02x}" for byte in data
-    )
 
 
 def _unescaped(text: str) -> bytes:

@@ -6,24 +6,22 @@ import click
 import msgspec
 
 from statestore.assembly import upgrade_to_versioned
-from statestore.commands.arguments import parse_span, parse_state, state_options
+from statestore.commands.arguments import broker_option, parse_span, parse_state, state_options
 from statestore.faults import arm_from_environment
 from statestore.operations.upgrade import UpgradeReport
-from statestore.settings import Settings
 
 
 @click.command("upgrade-to-versioned")
 @click.argument("store")
 @click.option("--history-retention", required=True, metavar="SPAN", help="Such as 30d.")
-@click.option("--bootstrap-servers", envvar="STATESTORE_BOOTSTRAP_SERVERS", help="Kafka brokers.")
 @click.option("--dry-run", is_flag=True, help="Show what would be done; asks no broker.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
 @state_options
+@broker_option
 def upgrade_command(
     *,
     store: str,
     history_retention: str,
-    bootstrap_servers: str | None,
     dry_run: bool,
     as_json: bool,
     **flags: Any,
@@ -35,9 +33,6 @@ def upgrade_command(
     """
     arm_from_environment()
     settings = parse_state(flags)
-    if bootstrap_servers:
-        servers = {"bootstrap.servers": bootstrap_servers}
-        settings = Settings.from_mapping(settings.to_mapping() | servers)
     retention_ms = parse_span(history_retention)
     report = upgrade_to_versioned(settings, store, retention_ms, dry_run=dry_run)
     click.echo(msgspec.json.encode(report) if as_json else _text(report))

@@ -5,8 +5,11 @@ inputs were partitioned alike.
 """
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
+
+import numpy as np
+import numpy.typing as npt
 
 from statestore.ports import KeyHashes
 
@@ -14,6 +17,14 @@ _SEED = 0x9747B28C
 _MULTIPLIER = 0x5BD1E995
 _SHIFT = 24
 _MASK = 0xFFFFFFFF
+
+
+class _Wide:
+    """The same for whole arrays, which stay unsigned only among their own kind."""
+
+    multiplier = np.uint64(_MULTIPLIER)
+    shift = np.uint64(_SHIFT)
+    mask = np.uint64(_MASK)
 
 
 def murmur2_partition(key: bytes, partitions: int) -> int:
@@ -37,6 +48,41 @@ def key_hashes(rows: Iterable[tuple[int, bytes | None]], partitions: int, limit:
         murmur2=all(murmur2_partition(key, partitions) == p for p, key in keys),
         crc32=all(crc32_partition(key, partitions) == p for p, key in keys),
     )
+
+
+def murmur2_partitions(keys: Sequence[bytes], partitions: int) -> list[int]:
+    """As `murmur2_partition`, of many keys: those of one length are hashed side by side."""
+    found = np.zeros(len(keys), dtype=np.int64)
+    by_length: dict[int, list[int]] = {}
+    for place, key in enumerate(keys):
+        by_length.setdefault(len(key), []).append(place)
+    for length, places in by_length.items():
+        joined = b"".join([keys[place] for place in places])
+        table = np.frombuffer(joined, dtype=np.uint8).reshape(len(places), length)
+        found[places] = (_murmur2_rows(table) & 0x7FFFFFFF) % partitions
+    return [int(partition) for partition in found]
+
+
+def crc32_partitions(keys: Sequence[bytes], partitions: int) -> list[int]:
+    """As `crc32_partition`, of many keys."""
+    return [crc32_partition(key, partitions) for key in keys]
+
+
+def _murmur2_rows(table: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
+    """`murmur2` of each row."""
+    count, length = table.shape
+    whole = length & ~3
+    digest = np.full(count, _SEED ^ length, dtype=np.uint64)
+    for word in np.ascontiguousarray(table[:, :whole]).view("<u4").astype(np.uint64).T:
+        mixed = word * _Wide.multiplier & _Wide.mask
+        mixed = (mixed ^ mixed >> _Wide.shift) * _Wide.multiplier & _Wide.mask
+        digest = digest * _Wide.multiplier & _Wide.mask ^ mixed
+    if whole < length:
+        for place in range(whole, length):
+            digest ^= table[:, place].astype(np.uint64) << np.uint64(8 * (place - whole))
+        digest = digest * _Wide.multiplier & _Wide.mask
+    digest = (digest ^ digest >> np.uint64(13)) * _Wide.multiplier & _Wide.mask
+    return digest ^ digest >> np.uint64(15)
 
 
 def murmur2(data: bytes) -> int:

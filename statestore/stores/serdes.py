@@ -98,6 +98,13 @@ def windowed(key_serde: Serde[T], size_ms: int) -> Serde[Windowed[T]]:
     return Serde(f"WINDOWED({size_ms},{key_serde.name})", write, read)
 
 
+def printable(data: bytes) -> str:
+    r"""Printable ASCII as it is, all else, and the backslash, as \xNN."""
+    return "".join(
+        chr(byte) if 32 <= byte < 127 and byte != 92 else f"\\x{byte:02x}" for byte in data
+    )
+
+
 def mismatch(
     *, where: str, side: str, value: object, serde: Serde[Any], keyword: str, cause: Exception
 ) -> SerdeMismatch:

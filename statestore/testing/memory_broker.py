@@ -15,7 +15,7 @@ from statestore.errors import (
 )
 from statestore.kafka.partitioner import key_hashes
 from statestore.model import Batch, Column, Record, TopicPartition
-from statestore.ports import Bounds, GroupOffset, KeyHashes, Replayed, TopicSpec
+from statestore.ports import Bounds, GroupOffset, KeyHashes, LogRecords, Replayed, TopicSpec
 from statestore.testing.memory_log import BrokerState, Entry
 from statestore.testing.memory_outbox import MemoryOutbox, MemoryPlainOutbox
 
@@ -46,6 +46,10 @@ class MemoryBroker:
     def changelog(self) -> "MemoryChangelog":
         """A reader of changelogs."""
         return MemoryChangelog(self.state)
+
+    def witness(self) -> "MemoryWitness":
+        """A reader of changelogs for audits."""
+        return MemoryWitness(self.state)
 
     def cluster(self, group_id: str) -> "MemoryCluster":
         """What a driver asks."""
@@ -178,6 +182,30 @@ class MemoryChangelog:
             offsets = batch.offsets
             assert offsets is not None
             yield Replayed(batch.slice(0, bisect_left(offsets, end)), min(at, end))
+
+
+class MemoryWitness:
+    """`ports.Witness` in memory."""
+
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
+
+    def bounds(self, tp: TopicPartition) -> Bounds:
+        """Log start and last stable offset."""
+        return _bounds(self._state, [tp])[tp]
+
+    def read(self, tp: TopicPartition, start: int, end: int) -> Iterator[LogRecords]:
+        """What [start, end) holds."""
+        found = [entry for entry in self._state.log(tp).read(start, end) if entry.is_visible]
+        if found:
+            yield LogRecords(
+                [entry.key for entry in found],
+                [entry.value for entry in found],
+                [entry.timestamp_ms for entry in found],
+            )
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 class MemoryCluster:

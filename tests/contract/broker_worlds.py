@@ -24,8 +24,9 @@ from statestore.kafka.changelog import KafkaChangelog
 from statestore.kafka.outbox import PlainOutbox, TransactionalOutbox
 from statestore.kafka.source import KafkaSource
 from statestore.kafka.topics import KafkaCluster
+from statestore.kafka.witness import LogWitness
 from statestore.model import Header, Record, TopicPartition
-from statestore.ports import Changelog, Cluster, Outbox, Source, TopicSpec
+from statestore.ports import Changelog, Cluster, Outbox, Source, TopicSpec, Witness
 from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka
 from statestore.testing.memory_broker import MemoryBroker
@@ -54,6 +55,7 @@ class World(Protocol):
     def outbox(self, name: str = "0_0", **settings: int) -> Outbox: ...
     def plain_outbox(self) -> Outbox: ...
     def changelog(self) -> Changelog: ...
+    def witness(self) -> Witness: ...
     def cluster(self, **settings: int) -> Cluster: ...
     def transactional_id(self, name: str = "0_0") -> str: ...
     def rows(self, topic: str) -> list[Row]: ...
@@ -91,6 +93,9 @@ class MemoryWorld:
 
     def changelog(self) -> Changelog:
         return self.broker.changelog()
+
+    def witness(self) -> Witness:
+        return self.broker.witness()
 
     def cluster(self, **settings: int) -> Cluster:
         return self.broker.cluster(self.application_id)
@@ -178,6 +183,11 @@ class KafkaWorld:
 
     def changelog(self, **settings: object) -> Changelog:
         return KafkaChangelog(self.settings(**settings))
+
+    def witness(self) -> Witness:
+        witness = LogWitness(self.settings())
+        self._stack.callback(witness.close)
+        return witness
 
     def cluster(self, **settings: object) -> Cluster:
         cluster = KafkaCluster(self.settings(**settings))

@@ -46,6 +46,30 @@ def test_a_plain_outbox_commits_records_first_and_offsets_when_told(world: World
     assert [row.value for row in world.rows(topic)] == [b"1", b"2", b"stays"]
 
 
+# Witnesses of an audit.
+
+
+def test_a_witness_reads_what_was_committed_between_two_offsets_and_no_more(world: World) -> None:
+    topic = world.topic(partitions=2)
+    tp = TopicPartition(topic, 1)
+    outbox = opened(world)
+    for texts in (["a", "b"], ["c"], ["d"]):
+        outbox.begin()
+        send(outbox, topic, *texts, partition=1)
+        outbox.commit()
+    outbox.begin()
+    send(outbox, topic, "dropped", partition=1)
+    outbox.flush()
+    outbox.abort()
+    world.settle(topic)
+    witness = world.witness()
+    assert witness.bounds(tp) == (0, 9)  # four records committed, one aborted, four control records
+    for first, last, found in [(0, 9, "abcd"), (0, 3, "ab"), (1, 4, "bc"), (5, 5, ""), (7, 9, "")]:
+        read = list(witness.read(tp, first, last))
+        assert b"".join(value or b"" for lot in read for value in lot.values) == found.encode()
+        assert all(lot.keys == lot.values and set(lot.times) == {YEAR_2013} for lot in read)
+
+
 # Polling.
 
 

@@ -17,7 +17,13 @@ from statestore.errors import (
 )
 from statestore.kafka.clients import Trouble, admin_client, consumer, producer
 from statestore.kafka.errors import translated
-from statestore.kafka.partitioner import crc32_partition, murmur2, murmur2_partition
+from statestore.kafka.partitioner import (
+    crc32_partition,
+    crc32_partitions,
+    murmur2,
+    murmur2_partition,
+    murmur2_partitions,
+)
 from statestore.kafka.topics import judge_protocol
 from statestore.settings import Settings
 
@@ -36,6 +42,13 @@ MURMUR2 = {
 def test_murmur2_is_javas(key: bytes, digest: int) -> None:
     assert murmur2(key) == digest & 0xFFFFFFFF
     assert murmur2_partition(key, 11) == (digest & 0x7FFFFFFF) % 11
+
+
+def test_many_keys_are_placed_as_each_alone_would_be() -> None:
+    keys = [*MURMUR2, b"", b"\xff" * 7, *(b"%d" % n for n in range(300))]
+    assert murmur2_partitions(keys, 11) == [murmur2_partition(key, 11) for key in keys]
+    assert crc32_partitions(keys, 11) == [crc32_partition(key, 11) for key in keys]
+    assert murmur2_partitions([], 11) == []
 
 
 def test_crc32_is_the_usual_one() -> None:

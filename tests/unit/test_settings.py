@@ -11,13 +11,7 @@ import pytest
 from statestore.applications import Application
 from statestore.errors import InvalidSetting
 from statestore.model import IsolationLevel, OnError, ProcessingGuarantee
-from statestore.settings import (
-    Optimization,
-    Settings,
-    describe_settings,
-    expand,
-    is_secret,
-)
+from statestore.settings import Optimization, Settings, describe_settings, expand, is_secret
 
 AT_LEAST_ONCE, EXACTLY_ONCE = ProcessingGuarantee.AT_LEAST_ONCE, ProcessingGuarantee.EXACTLY_ONCE
 NOT_NUMBERS = ("soon", "", "1.5", 1.5, True, [1])
@@ -72,6 +66,7 @@ KEYS = [
     number("statestore.snapshot.wait.ms", 60_000, 0),
     number("statestore.snapshot.lease.ms", 600_000, 1000),
     number("statestore.quarantine.retention.ms", 7 * 24 * 3_600_000, 0),
+    number("statestore.audit.superseded.max.percent", 1, 0),
     number("statestore.batch.max.records", 100_000, 1),
     number("max.task.idle.ms", 0, 0),
     number("replication.factor", -1, -1),

@@ -1,0 +1,131 @@
+"""What audits found, kept where status and the next audit read it.
+
+    <state.dir>/<application id>/audits/<time, ms>.json
+
+One file per audit, published whole; the newest `KEPT` stay. A file nobody can read is passed over.
+"""
+
+from contextlib import suppress
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+from statestore.errors import HostFailure
+from statestore.faults import CrashPoint, reach
+from statestore.layout.files import publish
+from statestore.layout.folders import StateLayout
+
+KEPT = 50
+
+
+class Verdict(StrEnum):
+    """What an audit says; only `right` is a pass."""
+
+    RIGHT = "right"
+    WRONG = "wrong"
+    NOT_ENOUGH_CHECKED = "not enough checked"
+    NOTHING_CHECKED = "nothing checked"
+
+
+class AuditedStore(msgspec.Struct, frozen=True):
+    """One store over all its partitions.
+
+    Rows are keys, of stores with history versions. `equal`: the same on both sides; `superseded`:
+    they differ, but compaction may have removed what would prove it; so they prove nothing.
+    `placement`: the hash that places its keys, None if neither murmur2 nor crc32 does.
+    """
+
+    store: str
+    kind: str
+    rows: int
+    rows_of_log: int
+    equal: int
+    superseded: int
+    placement: str | None = None
+
+
+class AuditedPlace(msgspec.Struct, frozen=True):
+    """Where a store of one stream task stood: `offset_next` of its log, NEXT to read."""
+
+    store: str
+    stream_task: str
+    topic: str
+    partition: int
+    offset_next: int
+    log_end: int
+
+
+class AuditFailure(msgspec.Struct, frozen=True):
+    """A check that did not hold: where, how often, and some of the keys, as text."""
+
+    check: str
+    store: str
+    stream_task: str | None
+    count: int
+    keys: list[str]
+    detail: str
+
+
+class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One audit. `source`: "live", or the export it looked at; `link`: its report, if it has one.
+
+    `not_checked`: stores no snapshot holds, and why.
+    """
+
+    application_id: str
+    time_ms: int
+    verdict: Verdict
+    source: str = "live"
+    stores: list[AuditedStore] = []
+    places: list[AuditedPlace] = []
+    failures: list[AuditFailure] = []
+    not_checked: dict[str, str] = {}
+    link: str | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether the stores were shown to be right."""
+        return self.verdict is Verdict.RIGHT
+
+
+class Audits:
+    """The audits of one application, on disk."""
+
+    def __init__(self, layout: StateLayout) -> None:
+        self._layout = layout
+        self._folder = layout.application_dir / "audits"
+
+    def keep(self, record: AuditRecord) -> Path:
+        """Publish a record; those beyond the newest `KEPT` go. Returns its file."""
+        self._layout.create(self._folder)
+        reach(CrashPoint.AUDIT_JUDGED)
+        time_ms = record.time_ms
+        while (path := self._path(time_ms)).exists():
+            time_ms += 1  # another audit of this millisecond
+        publish(path, msgspec.json.encode(msgspec.structs.replace(record, time_ms=time_ms)))
+        reach(CrashPoint.AUDIT_KEPT)
+        for old in self._times()[KEPT:]:
+            self._path(old).unlink(missing_ok=True)
+        return path
+
+    def last(self, source: str | None = None) -> AuditRecord | None:
+        """The newest, of one source if given; None if there is none."""
+        for time_ms in self._times():
+            with suppress(FileNotFoundError, msgspec.DecodeError):
+                data = self._path(time_ms).read_bytes()
+                found = msgspec.json.decode(data, type=AuditRecord)
+                if source in {None, found.source}:
+                    return found
+        return None
+
+    def _path(self, time_ms: int) -> Path:
+        return self._folder / f"{time_ms}.json"
+
+    def _times(self) -> list[int]:
+        """Newest first."""
+        try:
+            names = [path.stem for path in self._folder.glob("[0-9]*.json")]
+        except OSError as error:
+            raise HostFailure(f"cannot look into {self._folder}: {error.strerror}") from error
+        return sorted((int(name) for name in names if name.isdecimal()), reverse=True)

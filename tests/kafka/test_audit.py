@@ -1,0 +1,193 @@
+"""Audits of stores on a real broker: sound ones, spoilt ones, and one that is being written."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import statestore as ss
+from statestore.assembly import audit
+from statestore.cli import cli
+from statestore.errors import AuditFailed, NotChecked, StateStoreError
+from statestore.layout.audits import AuditRecord, Audits, Verdict
+from statestore.layout.folders import StateLayout
+from statestore.operations.audit import Check, require_pass
+from statestore.settings import Settings
+from statestore.testing.local_kafka import LocalKafka
+from tests import audit_rig
+from tests.audit_rig import COUNTS, PLANTS, Audited, audited
+from tests.kafka.audit_pipelines import KEYS
+from tests.kafka.run_pipelines import PREFIX_VARIABLE
+from tests.kafka.run_rig import end_of, running
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Audited]:
+    with LocalKafka() as kafka:
+        one = audited(kafka, "audited", tmp_path_factory.mktemp("sound") / "state")
+        yield one
+        one.app.end_children()
+
+
+def verdict(one: Audited, *stores: str, **settings: object) -> AuditRecord:
+    return audit(Settings.of(one.settings(**settings)), stores)
+
+
+def command(one: Audited, *more: str) -> tuple[int, dict[str, Any], str]:
+    """`statestore audit --json` in this process: exit code, the line, the message."""
+    app = one.app
+    flags = [
+        f"--application-id={app.name}",
+        f"--state-dir={app.state_dir}",
+        f"--bootstrap-servers={app.kafka.bootstrap_servers}",
+    ]
+    done = CliRunner().invoke(cli, ["audit", "--json", *flags, *more])
+    line = json.loads(done.stdout)
+    match done.exception:
+        case None:
+            return done.exit_code, line, ""
+        case StateStoreError() as error:
+            return error.exit_code, line, str(error)
+    raise done.exception
+
+
+def test_sound_stores_of_every_kind_pass_and_the_verdict_is_kept(
+    sound: Audited, tmp_path: Path
+) -> None:
+    one = sound.copy(tmp_path / "state")
+    record = verdict(one)
+    assert record.failures == []
+    assert record.verdict is Verdict.RIGHT
+    stores = {store.store: store for store in record.stores}
+    assert stores.keys() == {"counts", "windows", "rates"}
+    for store in stores.values():
+        assert store.rows == store.rows_of_log == store.equal
+    assert (stores[COUNTS].rows, stores[COUNTS].placement) == (KEYS, "murmur2")
+    assert (stores["windows"].rows, stores["windows"].placement) == (400 + 2, "crc32")
+    assert (stores["rates"].rows, stores["rates"].kind) == (200, "versioned")
+    layout = StateLayout(one.app.state_dir, one.app.name)
+    assert Audits(layout).last() == record
+    places = {place.partition: place for place in record.places if place.store == COUNTS}
+    for partition in range(2):
+        # After the last record comes the control record of its transaction.
+        end = one.log_end(COUNTS, partition)
+        assert (places[partition].offset_next, places[partition].log_end) == (end - 1, end)
+    assert list(layout.application_dir.glob("*/snapshots/*")) == []
+
+
+def test_many_faults_at_once_are_all_found_and_named(sound: Audited, tmp_path: Path) -> None:
+    one = sound.copy(tmp_path / "state")
+    # The last of them moves the offset that another one sets.
+    names = [*(PLANTS.keys() - {"too_early", "offset_too_far"}), "offset_too_far"]
+    planted = [PLANTS[name](one) for name in names]
+    record = verdict(one)
+    assert record.verdict is Verdict.WRONG
+    assert {check for _, checks in planted for check in checks} <= {
+        failure.check for failure in record.failures
+    }
+    named = " ".join(text for failure in record.failures for text in failure.keys)
+    assert [key for key, _ in planted if key not in named] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plant", PLANTS)
+def test_what_is_wrong_is_found_and_named(sound: Audited, tmp_path: Path, plant: str) -> None:
+    one = sound.copy(tmp_path / "state")
+    key, checks = PLANTS[plant](one)
+    record = verdict(one)
+    assert record.verdict is Verdict.WRONG
+    failed = {failure.check: failure for failure in record.failures}
+    assert checks <= failed.keys()
+    named = " ".join(text for failure in record.failures for text in failure.keys)
+    assert key in named
+    with pytest.raises(AuditFailed) as told:
+        require_pass(record)
+    assert key in str(told.value)
+
+
+def test_an_offset_that_went_back_is_found_by_the_next_audit(
+    sound: Audited, tmp_path: Path
+) -> None:
+    one = sound.copy(tmp_path / "state")
+    assert verdict(one).passed
+    one.stand(COUNTS, 1, one.log_end(COUNTS, 1) - 3)
+    failed = {failure.check: failure for failure in verdict(one).failures}
+    assert failed[Check.FORWARD_OFFSETS].stream_task == "1_1"
+
+
+def test_a_damaged_store_is_wrong_and_named(sound: Audited, tmp_path: Path) -> None:
+    one = sound.copy(tmp_path / "state")
+    for path in one.folder(COUNTS, 0).glob("*.sst"):
+        path.write_bytes(path.read_bytes()[:100])
+    failed = {(failure.check, failure.store) for failure in verdict(one).failures}
+    assert (Check.READABLE, COUNTS) in failed
+
+
+def test_the_command_ends_with_the_verdicts_exit_code(sound: Audited, tmp_path: Path) -> None:
+    one = sound.copy(tmp_path / "state")
+    code, line, _ = command(one, "--store=counts")
+    assert (code, line["verdict"], line["error"]) == (0, "right", None)
+    assert [store["store"] for store in line["stores"]] == ["counts"]
+    key, _ = audit_rig.wrong_value(one)
+    code, line, message = command(one)
+    assert (code, line["verdict"], line["error"]["class"]) == (12, "wrong", "AuditFailed")
+    assert line["error"]["action"] == "fail"
+    assert "equal values: store 'counts' of task 1_0: the store has another value" in message
+    assert key in message
+    code, line, message = command(one, "--store=nobody")
+    assert (code, line["error"]["class"]) == (2, "UnknownStore")
+    assert "no store 'nobody'" in message
+
+
+def test_nothing_compared_is_no_pass(sound: Audited, tmp_path: Path) -> None:
+    app = sound.app
+    for partition in range(2):
+        folder = tmp_path / "state" / app.name / f"0_{partition}" / "rocksdb"
+        ss.open_store(ss.persistent_key_value_store(COUNTS), folder).close()
+    one = Audited(app, {}).copy(tmp_path / "unused")
+    empty = {**one.settings(), "state.dir": str(tmp_path / "state")}
+    record = audit(Settings.of(empty))
+    assert record.verdict is Verdict.NOTHING_CHECKED
+    with pytest.raises(NotChecked):
+        require_pass(record)
+
+
+def test_without_the_log_there_is_no_verdict(sound: Audited, tmp_path: Path) -> None:
+    app = sound.app
+    folder = tmp_path / "state" / app.name / "0_0" / "rocksdb"
+    with ss.open_store(ss.persistent_key_value_store("lonely"), folder) as store:
+        store.put(b"a", b"1")
+        store.commit()
+    settings = {**sound.settings(), "state.dir": str(tmp_path / "state")}
+    with pytest.raises(StateStoreError, match="audited-lonely-changelog"):
+        audit(Settings.of(settings))
+
+
+@pytest.mark.slow
+def test_a_live_application_is_audited_between_its_commits_and_goes_on(
+    sound: Audited, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kafka = sound.app.kafka
+    one = audited(kafka, "live", tmp_path / "state", records=40)
+    monkeypatch.setenv(PREFIX_VARIABLE, "live")
+    app, sent = one.app, 40
+    process = app.start("--run-for=60s")
+    out = f"{app.name}-out"
+    for _ in range(3):
+        reached = app.bounds(out)
+        app.produce(range(sent, sent + 2000))
+        sent += 2000
+        running(app, process, lambda before=reached: app.bounds(out) != before)  # type: ignore[misc]
+        record = verdict(one)
+        assert record.failures == []
+        assert record.verdict is Verdict.RIGHT
+    process.terminate()
+    assert end_of(process, 0).code == 0
+    app.drained()
+    assert verdict(one).passed
+    assert sum({row.key: row.value for row in app.read()}.values()) == sent

@@ -1,0 +1,316 @@
+"""The judgement of an audit: rows of both sides in, findings and a verdict out."""
+
+import msgspec
+import pytest
+
+from statestore.assembly.auditing import HASHES
+from statestore.errors import AuditFailed, NotChecked
+from statestore.kafka.partitioner import murmur2_partition
+from statestore.layout.audits import AuditedStore, AuditFailure, AuditRecord, Verdict
+from statestore.model import Record, TopicPartition
+from statestore.operations.audit import (
+    Check,
+    Examined,
+    failure_line,
+    placing_hash,
+    require_pass,
+    verdict_of,
+)
+from statestore.operations.audit_rows import Fold, Row, Rows, Subject, fold
+from statestore.stores.versioned_layout import TIME_MIN
+from statestore.testing.memory_broker import MemoryBroker
+
+LOG = TopicPartition("shop-counts-changelog", 0)
+SUBJECT = Subject(
+    store="counts",
+    stream_task="0_0",
+    kind="keyvalue",
+    path="",
+    topic=LOG.topic,
+    partition=0,
+    partitions=1,
+    offset_next=10,
+    log_end=10,
+    last_offset=None,
+    bound_ms=TIME_MIN,
+    compactable_ms=0,
+    key_serde="STRING",
+)
+VERSIONED = msgspec.structs.replace(SUBJECT, kind="versioned", compactable_ms=100)
+
+
+def rows(text: str) -> Rows:
+    """`a=1` or `a=1@5-9`, a version from 5 to 9; `a=1@5` is a latest one."""
+    found = []
+    for word in text.split():
+        pair, _, span = word.partition("@")
+        key, _, value = pair.partition("=")
+        begins, _, ends = span.partition("-")
+        found.append((key.encode(), int(begins or 0), int(ends) if ends else None, value.encode()))
+    keys, begin, end, values = map(list, zip(*found, strict=True)) if found else ([], [], [], [])
+    return Rows(keys, begin, end, values)
+
+
+def folded(text: str, later: str = "", gone: str = "") -> Fold:
+    """What the log says up to the offset, after it, and which of the former it no longer has."""
+    known = {
+        (key, begins): Row(value, ends)
+        for key, begins, ends, value in zip(*rows(text), strict=True)
+    }
+    after = rows(later)
+    keys = frozenset(key for key, _ in known) | frozenset(map(str.encode, gone.split()))
+    return Fold(known, keys, dict(zip(after.keys, after.values, strict=True)))
+
+
+def examined(stored: str, log: Fold, subject: Subject = SUBJECT) -> Examined:
+    one = Examined(subject.store, subject.kind, subject.key_serde)
+    one.examine(subject, [rows(stored)], log, HASHES)
+    return one
+
+
+# Stores without history.
+
+
+@pytest.mark.parametrize(
+    ("stored", "log", "later", "finding"),
+    [
+        ("a=1", "a=1", "", "equal"),
+        ("a=1", "a=1", "a=2", "equal"),
+        ("a=1", "a=2", "", "differs"),
+        ("a=1", "", "", "extra"),
+        ("", "a=1", "", "missing"),
+        # Compaction may have removed the record the store has, as there is a later one.
+        ("a=1", "", "a=2", "superseded"),
+        ("a=1", "a=0", "a=2", "superseded"),
+        ("", "a=1", "a=2", "superseded"),
+        ("a=2", "", "a=2", "superseded"),
+        # But a log that still has an earlier one shows that the store was given this too early.
+        ("a=2", "a=1", "a=2", "pending"),
+    ],
+)
+def test_a_row_is_judged_by_both_sides_and_by_what_comes_later(
+    stored: str, log: str, later: str, finding: str
+) -> None:
+    one = examined(stored, folded(log, later))
+    assert {found.value: count for found, count in one.findings.items()} == {finding: 1}
+
+
+def test_a_failure_names_check_store_task_and_keys() -> None:
+    one = examined("a=1 b=2 c=3 same=1", folded("a=1 b=3 d=4 e=5 same=1"))
+    told = {failure.check: failure for failure in one.failures}
+    assert told[Check.EQUAL_VALUES].keys == ["b"]
+    assert told[Check.NONE_EXTRA].keys == ["c"]
+    assert told[Check.NONE_MISSING].keys == ["d", "e"]
+    assert told[Check.ROW_COUNTS].detail == "the store has -1 rows against its log"
+    line = failure_line(told[Check.NONE_MISSING])
+    assert line.startswith("no key missing: store 'counts' of task 0_0: ")
+    assert line.endswith("(2: d, e)")
+    result = one.result()
+    assert (result.rows, result.rows_of_log, result.equal) == (4, 5, 2)
+
+
+def test_of_many_keys_only_some_are_named() -> None:
+    one = examined(" ".join(f"k{i}=1" for i in range(1000)), folded(""))
+    (extra,) = [failure for failure in one.failures if failure.check is Check.NONE_EXTRA]
+    assert (extra.count, len(extra.keys)) == (1000, 20)
+    assert "1000: k0, k1" in failure_line(extra)
+    assert failure_line(extra).endswith(", …)")
+
+
+@pytest.mark.parametrize(
+    ("offset", "end", "last", "check"),
+    [
+        (10, 10, None, None),
+        (9, 10, 9, None),
+        (11, 10, None, Check.STABLE_OFFSETS),
+        (8, 10, 9, Check.FORWARD_OFFSETS),
+    ],
+)
+def test_a_store_stands_within_its_log_and_not_before_where_it_stood(
+    offset: int, end: int, last: int | None, check: Check | None
+) -> None:
+    subject = msgspec.structs.replace(SUBJECT, offset_next=offset, log_end=end, last_offset=last)
+    one = examined("a=1", folded("a=1"), subject)
+    assert [failure.check for failure in one.failures] == ([] if check is None else [check])
+
+
+def test_a_record_without_a_key_is_a_failure() -> None:
+    one = examined("", Fold({(None, 0): Row(b"1", None)}, frozenset([None]), {}))
+    assert Check.NON_NULL_KEYS in {failure.check for failure in one.failures}
+
+
+# Where keys lie.
+
+
+def test_a_key_where_its_hash_does_not_put_it_is_named() -> None:
+    keys = [f"k{i}" for i in range(200)]
+    one = Examined("counts", "keyvalue", "STRING")
+    for partition in range(2):
+        mine = [key for key in keys if murmur2_partition(key.encode(), 2) == partition]
+        strange = next(key for key in keys if key not in mine)
+        text = " ".join(f"{key}=1" for key in [*mine, strange])
+        subject = msgspec.structs.replace(
+            SUBJECT, partition=partition, partitions=2, stream_task=f"0_{partition}"
+        )
+        one.examine(subject, [rows(text)], folded(text), HASHES)
+    assert one.result().placement == "murmur2"
+    assert [(f.check, f.stream_task, f.count) for f in one.failures] == [
+        (Check.RIGHT_PARTITION, "0_0", 1),
+        (Check.RIGHT_PARTITION, "0_1", 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("keys", "murmur2", "crc32", "hash_name"),
+    [
+        (1000, 0, 480, "murmur2"),
+        (1000, 510, 3, "crc32"),
+        (1000, 100, 500, "murmur2"),
+        (1000, 101, 500, None),
+        (20, 1, 9, None),
+        (20, 0, 9, "murmur2"),
+    ],
+)
+def test_keys_placed_some_other_way_are_not_judged(
+    keys: int, murmur2: int, crc32: int, hash_name: str | None
+) -> None:
+    assert placing_hash(keys, {"murmur2": murmur2, "crc32": crc32}) == hash_name
+
+
+# Stores with history.
+
+
+@pytest.mark.parametrize(
+    ("stored", "log", "later", "findings"),
+    [
+        ("a=1@150-160 a=2@160", "a=1@150-160 a=2@160", "", {"equal": 2}),
+        ("a=1@150-155 a=2@160", "a=1@150-160 a=2@160", "", {"differs": 1, "equal": 1}),
+        ("a=2@160", "a=1@150-160 a=2@160", "", {"missing": 1, "equal": 1}),
+        # Young records are never removed, so a later one excuses nothing.
+        ("a=2@160", "a=1@150", "a=9", {"extra": 1, "missing": 1}),
+        # Old ones may be, save the latest of each key …
+        ("a=1@50-60 a=2@60", "a=2@60", "", {"superseded": 1, "equal": 1}),
+        ("a=1@50-55 a=2@60", "a=1@50-60 a=2@60", "", {"superseded": 1, "equal": 1}),
+        ("a=2@60", "a=3@60", "", {"differs": 1}),
+        # … and that one if there is a later record.
+        ("a=2@60", "", "a=9", {"superseded": 1}),
+    ],
+)
+def test_a_version_is_judged_by_its_age(
+    stored: str, log: str, later: str, findings: dict[str, int]
+) -> None:
+    one = examined(stored, folded(log, later), VERSIONED)
+    assert {found.value: count for found, count in one.findings.items()} == findings
+
+
+@pytest.mark.parametrize(
+    ("stored", "check"),
+    [
+        ("a=1@1-5 a=2@5-9 a=3@9", None),
+        ("a=1@1-5 a=2@6-9", None),
+        ("a=1@1-7 a=2@5-9", Check.VERSIONS_APART),
+        ("a=1@1 a=2@5-9", Check.VERSIONS_APART),
+        ("a=1@1 a=2@5", Check.ONE_LATEST),
+        ("a=1@1-5 a=2@1-9", Check.UNIQUE_KEYS),
+    ],
+)
+def test_versions_of_a_key_follow_one_another(stored: str, check: Check | None) -> None:
+    one = examined(stored, folded(stored), VERSIONED)
+    found = {failure.check for failure in one.failures}
+    assert (check in found) if check else not found
+
+
+def test_a_key_is_the_latest_in_one_partition_only() -> None:
+    one = examined("a=1@5", folded("a=1@5"), VERSIONED)
+    other = msgspec.structs.replace(VERSIONED, partition=1, stream_task="0_1")
+    one.examine(other, [rows("a=1@5")], folded("a=1@5"), {})
+    assert [(f.check, f.stream_task) for f in one.failures] == [(Check.ONE_LATEST, "0_1")]
+
+
+# Folding a log.
+
+
+def logged(*records: tuple[str, str | None, int]) -> MemoryBroker:
+    broker = MemoryBroker()
+    broker.state.create(LOG.topic, 1, {})
+    for key, value, time in records:
+        data = None if value is None else value.encode()
+        broker.produce(LOG, Record(key.encode(), data, time))
+    return broker
+
+
+def test_a_log_is_folded_up_to_the_offset_and_the_rest_is_told_apart() -> None:
+    broker = logged(("a", "1", 0), ("b", "1", 0), ("a", "2", 0), ("b", None, 0), ("a", "3", 0))
+    subject = msgspec.structs.replace(SUBJECT, offset_next=4)
+    found = fold(broker.witness(), subject)
+    assert found == Fold({(b"a", 0): Row(b"2", None)}, frozenset([b"a", b"b"]), {b"a": b"3"})
+    beyond = msgspec.structs.replace(SUBJECT, offset_next=99)
+    assert fold(broker.witness(), beyond).rows == {(b"a", 0): Row(b"3", None)}
+
+
+def test_versions_are_folded_by_their_times_without_what_has_expired() -> None:
+    broker = logged(
+        ("a", "1", 10),
+        ("a", "3", 30),
+        ("a", "2", 20),
+        ("a", "two", 20),
+        ("b", "1", 5),
+        ("b", None, 15),
+        ("a", None, 40),
+        ("c", "1", 1),
+    )
+    subject = msgspec.structs.replace(VERSIONED, bound_ms=20)
+    found = fold(broker.witness(), subject)
+    assert found.rows == {
+        (b"a", 20): Row(b"two", 30),
+        (b"a", 30): Row(b"3", 40),
+        (b"c", 1): Row(b"1", None),
+    }
+
+
+# The verdict.
+
+RIGHT = AuditedStore("counts", "keyvalue", 100, 100, 99, 1)
+
+
+@pytest.mark.parametrize(
+    ("stores", "verdict"),
+    [
+        ([], Verdict.NOTHING_CHECKED),
+        ([AuditedStore("counts", "keyvalue", 0, 0, 0, 0)], Verdict.NOTHING_CHECKED),
+        ([RIGHT], Verdict.RIGHT),
+        ([RIGHT, AuditedStore("empty", "keyvalue", 0, 0, 0, 0)], Verdict.RIGHT),
+        ([RIGHT, AuditedStore("busy", "keyvalue", 98, 98, 98, 2)], Verdict.NOT_ENOUGH_CHECKED),
+        ([AuditedStore("busy", "keyvalue", 0, 0, 0, 2)], Verdict.NOT_ENOUGH_CHECKED),
+    ],
+)
+def test_only_what_was_compared_is_a_pass(stores: list[AuditedStore], verdict: Verdict) -> None:
+    assert verdict_of(stores, [], superseded_max_percent=1) is verdict
+
+
+def test_one_failure_outweighs_all_else() -> None:
+    failure = AuditFailure(Check.NONE_EXTRA, "counts", "0_0", 1, ["a"], "more")
+    assert verdict_of([], [failure], superseded_max_percent=1) is Verdict.WRONG
+
+
+def test_no_pass_is_an_error_with_what_was_found_and_the_way_out() -> None:
+    failure = AuditFailure(Check.NONE_EXTRA, "counts", "0_0", 1, ["a"], "more")
+
+    def record(verdict: Verdict) -> AuditRecord:
+        return AuditRecord(
+            application_id="shop",
+            time_ms=1,
+            verdict=verdict,
+            failures=[failure],
+            stores=[AuditedStore("busy", "keyvalue", 98, 98, 98, 2)],
+            not_checked={"recent": "it is in memory"},
+            link="file:///docs/index.html",
+        )
+
+    assert require_pass(record(Verdict.RIGHT)).passed
+    with pytest.raises(AuditFailed, match=r"store 'counts' of task 0_0: more \(1: a\); report: f"):
+        require_pass(record(Verdict.WRONG))
+    with pytest.raises(NotChecked, match=r"busy: 2 of 100\): audit again"):
+        require_pass(record(Verdict.NOT_ENOUGH_CHECKED))
+    with pytest.raises(NotChecked, match=r"nothing of shop was compared.*recent: it is in memory"):
+        require_pass(record(Verdict.NOTHING_CHECKED))
