@@ -197,7 +197,7 @@ class Settings:
         "processing.exception.handler",
         OnError.FAIL,
         "",
-        "A record for which the pipeline's code raises: the same three.",
+        "A record or punctuation for which the pipeline's code raises: the same three.",
     )
     on_production_error: OnError = _knob(
         "production.exception.handler",

@@ -172,8 +172,8 @@ class NodeBench:
     def request_commit(self) -> None:
         self.commits_requested += 1
 
-    def schedule(self, interval: Span, kind: PunctuationType, fire: Fire) -> Punctuation:
-        return self.punctuations.add(interval, kind, fire, now_ms=0)
+    def schedule(self, node: str, every: Span, by: PunctuationType, fire: Fire) -> Punctuation:
+        return self.punctuations.add(node, every, by, fire, now_ms=0)
 
     def drop(self, node: str, batch: Batch, indices: Sequence[int], reason: str) -> None:
         assert node

@@ -9,15 +9,17 @@ memory survives records that were not committed.
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from statestore.errors import RecordFailed, UnknownStore
 from statestore.metrics import count_dropped
-from statestore.model import Batch, PunctuationType, Span, TaskId
+from statestore.model import Batch, PunctuationType, Span, TaskId, TopicPartition
 from statestore.ports import Clock, Outbox
 from statestore.stores.staged_table import StagedTable
 from statestore.stores.versioned_table import VersionedTable
 from statestore.tasks.owned import OwnedStore
+from statestore.tasks.poison_punctuations import PoisonPunctuations
 from statestore.topology.failures import Stage, encoded, failed
 from statestore.topology.graph import (
     Forward,
@@ -47,6 +49,7 @@ class TaskContext:
         application_id: str,
         stream_time_ms: int | None,
         clock: Clock,
+        punctuations: PoisonPunctuations,
     ) -> None:
         self._task_id = task_id
         self._stores = stores
@@ -56,7 +59,7 @@ class TaskContext:
         self.stream_time_ms = stream_time_ms
         self.commit_requested = False
         self.records_out = 0
-        self.punctuations = Punctuations()
+        self.punctuations = Punctuations(partial(punctuations.pass_over, tally=self))
         self._clock = clock
         self.dropped: Counter[str] = Counter()
         self._told: set[tuple[str, str]] = set()
@@ -80,8 +83,11 @@ class TaskContext:
     def request_commit(self) -> None:
         self.commit_requested = True
 
-    def schedule(self, interval: Span, kind: PunctuationType, fire: Fire) -> Punctuation:
-        return self.punctuations.add(interval, kind, fire, self._clock.now_ms())
+    def schedule(self, node: str, every: Span, by: PunctuationType, fire: Fire) -> Punctuation:
+        return self.punctuations.add(node, every, by, fire, self._clock.now_ms())
+
+    def count_dropped(self, reason: str) -> None:
+        self.dropped[reason] += 1
 
     def drop(self, node: str, batch: Batch, indices: Sequence[int], reason: str) -> None:
         self.dropped[reason] += len(indices)
@@ -167,7 +173,7 @@ class TaskContext:
             latest_ms = max(part.timestamps)
             if before_ms is None or latest_ms > before_ms:
                 self.stream_time_ms = latest_ms
-                self.punctuations.stream_time_rose(before_ms, latest_ms)
+                self.punctuations.stream_time_rose(before_ms, latest_ms, _last_of(part))
             start = stop
 
     def has_written(self) -> bool:
@@ -210,6 +216,13 @@ class TaskContext:
             self.records_out += len(batch)
 
         return push
+
+
+def _last_of(batch: Batch) -> tuple[TopicPartition, int]:
+    assert batch.topic is not None
+    assert batch.partition is not None
+    assert batch.offsets is not None
+    return TopicPartition(batch.topic, batch.partition), batch.offsets[-1]
 
 
 def _forwarding(name: str, children: Mapping[str, Push]) -> Forward:

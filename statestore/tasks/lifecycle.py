@@ -209,10 +209,8 @@ class StreamTask:
     # Start.
 
     def _restore(self) -> None:
-        committer = self._committer
-        done = self._stores.restore(
-            committer.offsets, nothing_committed=committer.stamp.number == 0
-        )
+        offsets, nothing = self._committer.offsets, self._committer.stamp.number == 0
+        done = self._stores.restore(offsets, nothing_committed=nothing)
         self.report.restored_records += done.records
         self.report.restore_seconds += done.seconds
         self.report.quarantined = list(self._stores.quarantined)
@@ -227,6 +225,7 @@ class StreamTask:
             application_id=self._settings.application_id,
             stream_time_ms=self._committer.stamp.stream_time_ms,
             clock=self._edges.clock,
+            punctuations=self._poison.punctuations,
         )
         self._pushes = self._context.wire(self._plan.part)
         self._poison.went_back()

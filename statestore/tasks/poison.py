@@ -7,7 +7,6 @@ verdicts last until the input is committed past them; after a crash they are fou
 """
 
 import logging
-import traceback
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -19,12 +18,14 @@ from statestore.settings import Settings
 from statestore.stores import serdes
 from statestore.tasks.context import TaskContext
 from statestore.tasks.intake import Chunk
+from statestore.tasks.letters import error_headers
+from statestore.tasks.poison_punctuations import PoisonPunctuations
 from statestore.topology.failures import NodeFailed, Stage
 from statestore.topology.graph import SubTopology
+from statestore.topology.punctuation import PunctuationFailed
 
 _log = logging.getLogger(__name__)
 _LOTS = 16
-_TEXT_MAX = 8_000
 _NEGATIVE_TIME = "negative_timestamp"
 
 
@@ -70,6 +71,9 @@ class Poison:
             Stage.PROCESSING: settings.on_processing_error,
             Stage.PRODUCTION: settings.on_production_error,
         }
+        self.punctuations = PoisonPunctuations(
+            task_id, self._handlers, outbox, settings.dead_letter_topic
+        )
         self._condemned: dict[TopicPartition, dict[int, _Verdict]] = {}
         # Per input the offsets at which a new lot begins, and last the one after the last lot.
         self._suspects: dict[TopicPartition, list[int]] = {}
@@ -88,7 +92,10 @@ class Poison:
         if known:
             # A later failure is not to bring them back.
             take = known[-1] + 1
-        return Cut(take, alone, commit=alone or bool(known))
+        fires = self.punctuations.cut(chunk.tp, offsets[:take])
+        if fires is not None:
+            take = fires
+        return Cut(take, alone, commit=alone or bool(known) or fires is not None)
 
     def pass_over(self, chunk: Chunk, context: TaskContext) -> Batch:
         """The records of a chunk to process; dead letters of the others go into the transaction."""
@@ -114,7 +121,8 @@ class Poison:
 
     def committed(self, offsets: Mapping[TopicPartition, int]) -> None:
         """The inputs are committed up to these offsets, exclusive."""
-        self.went_back()
+        self._forget_work()
+        self.punctuations.committed(offsets)
         for tp, offset in offsets.items():
             bounds = self._suspects.get(tp)
             if bounds is not None and bounds[-1] <= offset:
@@ -125,6 +133,10 @@ class Poison:
 
     def went_back(self) -> None:
         """Nothing since the last commit happened."""
+        self._forget_work()
+        self.punctuations.went_back()
+
+    def _forget_work(self) -> None:
         self._working = None
         self._uncommitted.clear()
 
@@ -133,6 +145,9 @@ class Poison:
 
         `punctuated`: what a punctuation wrote since the last commit may be to blame as well.
         """
+        if isinstance(failed, PunctuationFailed):
+            self.punctuations.condemn(failed)
+            return
         work = self._working
         if work is not None and failed.certain and failed.node in self._independent:
             self.condemn(work.tp, failed)
@@ -180,7 +195,8 @@ class Poison:
         if handler is OnError.FAIL:
             raise error from cause
         buried = handler is OnError.DEAD_LETTER
-        headers = _error_headers(cause, tp, offset) if buried else None
+        place = {"topic": tp.topic, "partition": str(tp.partition), "offset": str(offset)}
+        headers = error_headers(cause, place) if buried else None
         known[offset] = _Verdict(failed.stage, headers)
         done = f"goes to {self._dead_letter_topic}" if buried else "is passed over"
         trace = cause if failed.stage is Stage.PROCESSING else None
@@ -249,23 +265,6 @@ def _independent(part: SubTopology) -> frozenset[str]:
             if not node.stores:
                 stateless.add(node.name)
     return frozenset(found)
-
-
-def _error_headers(error: Exception, tp: TopicPartition, offset: int) -> tuple[Header, ...]:
-    """What a dead letter says of itself (KIP-1034)."""
-    kind = type(error)
-    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-    told = {
-        "exception": f"{module}{kind.__qualname__}",
-        "message": str(error)[:_TEXT_MAX],
-        "stacktrace": "".join(traceback.format_exception(error))[-_TEXT_MAX:],
-        "topic": tp.topic,
-        "partition": str(tp.partition),
-        "offset": str(offset),
-    }
-    return tuple(
-        (f"__streams.errors.{name}", text.encode(errors="replace")) for name, text in told.items()
-    )
 
 
 def _offsets(batch: Batch) -> Sequence[int]:

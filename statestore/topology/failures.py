@@ -104,6 +104,21 @@ def failed(
 
 
 @contextmanager
+def punctuating(node: str, time_ms: int) -> Iterator[None]:
+    """What a user's function raises that runs by time becomes NodeFailed."""
+    try:
+        yield
+    except NodeFailed:
+        raise
+    except Exception as error:
+        if isinstance(error, StateStoreError) and not isinstance(error, _ABOUT_A_RECORD):
+            raise
+        where = f"punctuation at {time_ms}"
+        made = NodeFailed(Stage.PROCESSING, f"node {node}", error, node=node, where=where)
+        raise made from error
+
+
+@contextmanager
 def processing(node: str, batch: Batch) -> Iterator[None]:
     """What a user's function raises inside becomes NodeFailed: some record of the batch did it."""
     try:

@@ -45,7 +45,7 @@ class NodeContext(Protocol):
     def request_commit(self) -> None:
         """Ask for a task commit after this batch."""
 
-    def schedule(self, interval: Span, kind: PunctuationType, fire: Fire) -> Punctuation: ...
+    def schedule(self, node: str, every: Span, by: PunctuationType, fire: Fire) -> Punctuation: ...
 
     def drop(self, node: str, batch: Batch, indices: Sequence[int], reason: str) -> None:
         """Count records that `node` does not take, as Kafka Streams does not either.

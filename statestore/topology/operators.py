@@ -13,9 +13,9 @@ from typing import Any, Protocol
 from statestore.errors import InvalidTopology, StateStoreError, UnknownStore
 from statestore.model import Batch, Column, PunctuationType, Record, Span, T, TaskId
 from statestore.stores.specs import StoreSpec
-from statestore.topology.failures import NodeFailed, Stage, decoded, failed
+from statestore.topology.failures import Stage, decoded, failed, punctuating
 from statestore.topology.graph import Build, Forward, NodeContext, Push
-from statestore.topology.punctuation import Punctuation, fired
+from statestore.topology.punctuation import Punctuation
 
 Transform = Callable[[Batch, Iterator[Any]], T]
 
@@ -80,7 +80,7 @@ class ProcessorContext:
         processor is made, a replay fires it by stream time at the very same records (rule 7).
         """
         fire = partial(self._punctuate, function)
-        return self._node.schedule(interval_ms, kind, fire)
+        return self._node.schedule(self._name, interval_ms, kind, fire)
 
     def take_lots(self) -> list[tuple[Batch, str | None]]:
         """What was forwarded: runs for the same child as one batch each."""
@@ -103,12 +103,10 @@ class ProcessorContext:
     def _punctuate(self, function: Callable[[int], object], time_ms: int) -> None:
         self.stream_time = self._node.stream_time()
         try:
-            fired(self._name, function, time_ms)
-            for made, child in self.take_lots():
-                self._forward(made, child)
-        except NodeFailed as error:
-            # No record is to blame, so no handler passes over one.
-            raise error.error(f"punctuation at {time_ms}", error.cause) from error.cause
+            with punctuating(self._name, time_ms):
+                function(time_ms)
+                for made, child in self.take_lots():
+                    self._forward(made, child)
         finally:
             self.drop_forwarded()
 

@@ -6,20 +6,55 @@ the very same records. By the wall clock: first when the task opens, then once p
 many passed unseen. One scheduled later than that first fires an interval later.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from statestore.errors import Misuse, RecordFailed, StateStoreError
-from statestore.model import PunctuationType, Span, span_ms
+from statestore.errors import Misuse
+from statestore.model import PunctuationType, Span, TopicPartition, span_ms
+from statestore.topology.failures import NodeFailed
 
 Fire = Callable[[int], None]
+
+
+class Firing(NamedTuple):
+    """One time that one function is due: the `number`th that its node has scheduled, from 0.
+
+    By stream time, `after` the record with which it was reached; by the wall clock None.
+    """
+
+    node: str
+    number: int
+    after: tuple[TopicPartition, int] | None
+
+
+class PunctuationFailed(NodeFailed):
+    """A punctuation raised, or a node to which it forwarded did: no record is to blame."""
+
+    def __init__(self, firing: Firing, time_ms: int, failed: NodeFailed) -> None:
+        self.firing = firing
+        self.time_ms = time_ms
+        super().__init__(
+            failed.stage,
+            failed.place,
+            failed.cause,
+            node=failed.node,
+            where=f"punctuation at {time_ms}",
+        )
+
+
+PassOver = Callable[[Firing], bool]
+"""Whether this firing is to be left out: it was tried before, and failed."""
 
 
 class Punctuation:
     """A scheduled function, until it is cancelled."""
 
-    __slots__ = ("active", "armed", "due_ms", "fire", "interval_ms")
+    __slots__ = ("active", "armed", "due_ms", "fire", "interval_ms", "node", "number")
 
-    def __init__(self, interval_ms: int, fire: Fire, due_ms: int) -> None:
+    def __init__(self, node: str, number: int, interval_ms: int, fire: Fire, due_ms: int) -> None:
+        self.node = node
+        self.number = number
         self.interval_ms = interval_ms
         self.fire = fire
         self.due_ms = due_ms
@@ -37,19 +72,24 @@ class Punctuations:
     `has_fired`: since it was last set False.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pass_over: PassOver = lambda _firing: False) -> None:
+        self._pass_over = pass_over
+        self._numbers: Counter[str] = Counter()
         self._stream: list[Punctuation] = []
         self._wall: list[Punctuation] = []
         self._opening = True
         self.has_fired = False
 
-    def add(self, interval: Span, kind: PunctuationType, fire: Fire, now_ms: int) -> Punctuation:
+    def add(
+        self, node: str, interval: Span, kind: PunctuationType, fire: Fire, now_ms: int
+    ) -> Punctuation:
         """Schedule; Misuse unless the interval is at least a millisecond."""
         interval_ms = span_ms(interval)
         if interval_ms < 1:
             raise Misuse(f"schedule: an interval of {interval_ms} ms: want at least 1")
         due_ms = now_ms if self._opening else now_ms + interval_ms
-        made = Punctuation(interval_ms, fire, due_ms)
+        made = Punctuation(node, self._numbers[node], interval_ms, fire, due_ms)
+        self._numbers[node] += 1
         match PunctuationType(kind):
             case PunctuationType.STREAM_TIME:
                 self._stream.append(made)
@@ -82,15 +122,16 @@ class Punctuations:
         reached = (i for i in range(start, len(times)) if times[i] >= due_ms)
         return next(reached, len(times) - 1) + 1
 
-    def stream_time_rose(self, before_ms: int | None, now_ms: int) -> None:
-        """Fire what those records made due. The first record of all crosses nothing."""
+    def stream_time_rose(
+        self, before_ms: int | None, now_ms: int, after: tuple[TopicPartition, int]
+    ) -> None:
+        """Fire what records up to that one made due. The first record of all crosses nothing."""
         if before_ms is None:
             return
         for one in self._stream.copy():
             crossed = now_ms // one.interval_ms > before_ms // one.interval_ms
             if crossed and one.armed and one.active:
-                self.has_fired = True
-                one.fire(now_ms)
+                self._fire(one, now_ms, after)
 
     def wall_clock_due(self, now_ms: int) -> bool:
         """Whether `wall_clock_is` would fire something."""
@@ -102,8 +143,8 @@ class Punctuations:
             if one.active and one.due_ms <= now_ms:
                 passed = (now_ms - one.due_ms) // one.interval_ms
                 one.due_ms += (passed + 1) * one.interval_ms
-                one.armed = self.has_fired = True
-                one.fire(now_ms)
+                one.armed = True
+                self._fire(one, now_ms, None)
         self._wall = [one for one in self._wall if one.active]
 
     def wait_ms(self, now_ms: int, limit_ms: int) -> int:
@@ -115,15 +156,14 @@ class Punctuations:
         """Whether each that fires when the task opens has fired."""
         return all(one.armed or not one.active for one in self._wall)
 
-
-def fired(node: str, function: Callable[[int], object], time_ms: int) -> None:
-    """Call a user's function; RecordFailed names the node and the time."""
-    try:
-        function(time_ms)
-    except StateStoreError:
-        raise
-    except Exception as error:
-        raise RecordFailed(
-            f"node {node}, punctuation at {time_ms}: {type(error).__name__}: {error}; fix the "
-            "pipeline, then start again: nothing since the last commit was committed"
-        ) from error
+    def _fire(
+        self, one: Punctuation, time_ms: int, after: tuple[TopicPartition, int] | None
+    ) -> None:
+        firing = Firing(one.node, one.number, after)
+        if self._pass_over(firing):
+            return
+        self.has_fired = True
+        try:
+            one.fire(time_ms)
+        except NodeFailed as failed:
+            raise PunctuationFailed(firing, time_ms, failed) from failed.cause

@@ -11,6 +11,7 @@ from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec
 from statestore.tasks.context import TaskContext
 from statestore.tasks.owned import OpenStore
+from statestore.tasks.poison_punctuations import PoisonPunctuations
 from statestore.testing.memory_broker import MemoryBroker
 from statestore.topology.builder import StreamsBuilder
 from statestore.topology.failures import NodeFailed
@@ -43,6 +44,7 @@ class Wired:
             application_id="shop",
             stream_time_ms=None,
             clock=ManualClock(),
+            punctuations=PoisonPunctuations(TaskId(0, 0), {}, self.outbox, ""),
         )
         self.pushes = self.context.wire(topology.sub_topologies[0])
 

@@ -201,8 +201,9 @@ def test_an_input_cannot_be_the_topic_of_the_dead_letters() -> None:
         TopologyTestDriver(topology("map_values"), wanted)
 
 
+@pytest.mark.parametrize("handler", ["fail", "dead_letter"])
 @pytest.mark.parametrize("what", ["raises", "writes too much"])
-def test_no_record_is_blamed_for_what_a_punctuation_does(what: str) -> None:
+def test_no_record_is_blamed_for_what_a_punctuation_does(what: str, handler: str) -> None:
     class Timed:
         def __init__(self, context: ProcessorContext) -> None:
             self.context = context
@@ -218,11 +219,16 @@ def test_no_record_is_blamed_for_what_a_punctuation_does(what: str) -> None:
 
     b = texts()
     sunk(b.stream("in").process(Timed, name="timed"))
-    with TopologyTestDriver(b.build(), settings("dead_letter")) as driver:
+    with TopologyTestDriver(b.build(), settings(handler)) as driver:
         driver.pipe("in", "a", "1", 1)
-        with pytest.raises(RecordFailed, match="punctuation at 15"):
-            driver.pipe("in", "b", "2", 15)
-        assert driver.read("dead") == []
+        if handler == "fail":
+            with pytest.raises(RecordFailed, match="punctuation at 15"):
+                driver.pipe("in", "b", "2", 15)
+            return
+        driver.pipe("in", "b", "2", 15)
+        assert [record.key for record in driver.read("out")] == ["a", "b"]
+        (letter,) = driver.read("dead")
+        assert (letter.key, letter.value, letter.timestamp_ms) == (None, None, 15)
 
 
 def test_nulls_that_no_join_can_use_are_dropped_and_counted() -> None:
