@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from statestore.errors import StateStoreError
-from statestore.model import Batch, TopicPartition
+from statestore.model import Batch, Header, TopicPartition
 
 Writes = Mapping[bytes, bytes | None]
 LinkStore = Callable[[Path, Path, bool], None]
@@ -114,6 +114,17 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
+class Records(NamedTuple):
+    """Columns to append to a topic; `partition` None: each goes where its key says."""
+
+    topic: str
+    keys: Sequence[bytes | None]
+    values: Sequence[bytes | None]
+    timestamps: Sequence[int]
+    partition: int | None = None
+    headers: Sequence[tuple[Header, ...]] | None = None
+
+
 class Outbox(Protocol):
     """Writes outputs, changelog records and input offsets, one transaction at a time.
 
@@ -127,18 +138,8 @@ class Outbox(Protocol):
 
     def begin(self) -> None: ...
 
-    def send(
-        self,
-        topic: str,
-        keys: Sequence[bytes | None],
-        values: Sequence[bytes | None],
-        timestamps: Sequence[int],
-        *,
-        partition: int | None = None,
-        headers: Sequence[tuple[tuple[str, bytes | None], ...]] | None = None,
-        tracked: bool = False,
-    ) -> None:
-        """Append records; `partition` None: by key. Tracked: `ends` knows where they end."""
+    def send(self, records: Records, *, tracked: bool = False) -> None:
+        """Append records, in order. Tracked: `ends` knows where they end."""
 
     def send_offsets(self, offsets: Mapping[TopicPartition, int], metadata: str) -> None:
         """Input offsets (next to read) of the group, each carrying `metadata`."""

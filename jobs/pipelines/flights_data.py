@@ -28,7 +28,7 @@ from statestore.kafka.changelog import KafkaChangelog
 from statestore.kafka.outbox import TransactionalOutbox
 from statestore.kafka.topics import KafkaCluster
 from statestore.model import ProcessingGuarantee, TopicPartition
-from statestore.ports import TopicSpec
+from statestore.ports import Records, TopicSpec
 from statestore.settings import Settings
 
 WEATHER_TOPIC = "weather"
@@ -210,7 +210,7 @@ def _send(outbox: TransactionalOutbox, sample: Sample, on_sent: Callable[[str, i
     for start in range(0, len(sample.keys), _RECORDS_PER_SEND):
         chunk = slice(start, start + _RECORDS_PER_SEND)
         keys = sample.keys[chunk]
-        outbox.send(sample.topic, keys, sample.values[chunk], sample.timestamps_ms[chunk])
+        outbox.send(Records(sample.topic, keys, sample.values[chunk], sample.timestamps_ms[chunk]))
         on_sent(sample.topic, len(keys))
     outbox.commit()
 

@@ -6,7 +6,7 @@ How records reach the client is `sender.py`. One thread.
 # ruff: noqa: SLF001 - librdkafka's local codes are public, underscored by convention
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
@@ -24,8 +24,9 @@ from statestore.kafka.clients import (
 )
 from statestore.kafka.errors import error_for, kafka_error, translated
 from statestore.kafka.groups import read_group
-from statestore.kafka.sender import Sender, records_of
-from statestore.model import Header, TopicPartition
+from statestore.kafka.sender import Sender
+from statestore.model import TopicPartition
+from statestore.ports import Records
 from statestore.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -85,26 +86,15 @@ class TransactionalOutbox:
             raise self._error(failure, "begin") from failure
         self._open_transaction = True
 
-    def send(
-        self,
-        topic: str,
-        keys: Sequence[bytes | None],
-        values: Sequence[bytes | None],
-        timestamps: Sequence[int],
-        *,
-        partition: int | None = None,
-        headers: Sequence[tuple[Header, ...]] | None = None,
-        tracked: bool = False,
-    ) -> None:
+    def send(self, records: Records, *, tracked: bool = False) -> None:
         """See `ports.Outbox`. RecordFailed, TopicMissing: abort; other records may be queued."""
         sender = self._ready()
         # Any record's failure fails the commit; the last one's report tells of a missing topic.
         report = sender.on_tracked if tracked else sender.on_report
-        records = records_of(topic, (keys, values, timestamps), partition, headers)
         try:
             sender.send(records, each=None, last=report)
         except KafkaException as failure:
-            raise self._reason(failure, f"send to {topic}") from failure
+            raise self._reason(failure, f"send to {records.topic}") from failure
 
     def send_offsets(self, offsets: Mapping[TopicPartition, int], metadata: str) -> None:
         """The group's input offsets join the transaction."""
@@ -261,26 +251,15 @@ class PlainOutbox:
         """Forget the last unit's ends and failures."""
         self._ready().forget()
 
-    def send(
-        self,
-        topic: str,
-        keys: Sequence[bytes | None],
-        values: Sequence[bytes | None],
-        timestamps: Sequence[int],
-        *,
-        partition: int | None = None,
-        headers: Sequence[tuple[Header, ...]] | None = None,
-        tracked: bool = False,
-    ) -> None:
+    def send(self, records: Records, *, tracked: bool = False) -> None:
         """See `ports.Outbox`."""
         sender = self._ready()
         # No transaction tells of a failed record, so each one reports.
         report = sender.on_tracked if tracked else sender.on_report
-        records = records_of(topic, (keys, values, timestamps), partition, headers)
         try:
             sender.send(records, each=report, last=report)
         except KafkaException as failure:
-            raise translated(failure, f"send to {topic}") from failure
+            raise translated(failure, f"send to {records.topic}") from failure
 
     def send_offsets(self, offsets: Mapping[TopicPartition, int], metadata: str) -> None:
         """Commit the group's input offsets, now."""

@@ -7,19 +7,20 @@ loop in C over the columns does it: no Python runs per record, and it is the fas
 # ruff: noqa: SLF001 - librdkafka's local codes are public, underscored by convention
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import chain, repeat
 from operator import length_hint
 from time import monotonic
-from typing import NamedTuple, cast
+from typing import cast
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from statestore.errors import RecordFailed
 from statestore.kafka.clients import Properties, Trouble, producer, unanswered
 from statestore.kafka.errors import error_for, kafka_error
-from statestore.model import Header, TopicPartition
+from statestore.model import TopicPartition
+from statestore.ports import Records
 from statestore.settings import Settings
 
 Report = Callable[[KafkaError | None, Message], None]
@@ -31,33 +32,18 @@ _EPOCH_MS = 1
 _PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
 
 
-class Records(NamedTuple):
-    """What one send brings; `keys` is a list."""
-
-    topic: str
-    keys: list[bytes | None]
-    values: Sequence[bytes | None]
-    timestamps: Sequence[int]
-    partition: int
-    headers: Sequence[tuple[Header, ...]] | None
-
-
-def records_of(
-    topic: str,
-    columns: tuple[Sequence[bytes | None], Sequence[bytes | None], Sequence[int]],
-    partition: int | None,
-    headers: Sequence[tuple[Header, ...]] | None,
-) -> Records:
-    """Columns as the client takes them; without a partition, the key decides."""
-    keys, values, timestamps = columns
-    return Records(
-        topic,
-        keys if isinstance(keys, list) else list(keys),
-        values,
-        [time_ms or _EPOCH_MS for time_ms in timestamps] if 0 in timestamps else timestamps,
-        _ANY_PARTITION if partition is None else partition,
-        headers if headers is not None and any(headers) else None,
+def _clean(records: Records) -> Records:
+    """As the client takes them: keys in a list, no time it reads as "now", no empty headers."""
+    keys, times, headers = records.keys, records.timestamps, records.headers
+    return records._replace(
+        keys=keys if isinstance(keys, list) else list(keys),
+        timestamps=[time_ms or _EPOCH_MS for time_ms in times] if 0 in times else times,
+        headers=headers if headers is not None and any(headers) else None,
     )
+
+
+def _partition(records: Records) -> int:
+    return _ANY_PARTITION if records.partition is None else records.partition
 
 
 class Sender:
@@ -76,6 +62,7 @@ class Sender:
 
     def send(self, records: Records, *, each: Report | None, last: Report) -> None:
         """Hand all records to the client, in order; a full queue makes it wait, not fail."""
+        records = _clean(records)
         count = len(records.keys)
         assert count == len(records.values) == len(records.timestamps), "columns differ in length"
         if not count:
@@ -87,7 +74,7 @@ class Sender:
             repeat(records.topic),
             records.values,
             ahead,
-            repeat(records.partition),
+            repeat(_partition(records)),
             chain(repeat(each, count - 1), (last,)),
             repeat(None),
             records.timestamps,
@@ -146,7 +133,7 @@ class Sender:
                     records.topic,
                     records.values[at],
                     records.keys[at],
-                    records.partition,
+                    _partition(records),
                     report,
                     None,
                     records.timestamps[at],

@@ -20,7 +20,7 @@ import msgspec
 from statestore.errors import CommitUnknown, Fenced, RecordFailed, TopicMissing
 from statestore.faults import CrashPoint, reach
 from statestore.model import Position, ProcessingGuarantee, TopicPartition
-from statestore.ports import Changelog, Cluster, GroupOffset, Outbox
+from statestore.ports import Changelog, Cluster, GroupOffset, Outbox, Records
 from statestore.tasks.changelog_times import sendable
 from statestore.tasks.owned import OwnedStore
 from statestore.topology.failures import NodeFailed, Stage
@@ -124,15 +124,9 @@ def _log_changes(opened: OwnedStore, outbox: Outbox, stamp: CommitStamp) -> None
         else:
             times, headers = sendable(times)
         with _producing(f"store {opened.name!r}"):
-            outbox.send(
-                opened.changelog.topic,
-                keys,
-                values,
-                times,
-                partition=opened.changelog.partition,
-                headers=headers,
-                tracked=True,
-            )
+            topic, partition = opened.changelog
+            records = Records(topic, keys, values, times, partition=partition, headers=headers)
+            outbox.send(records, tracked=True)
 
 
 @contextmanager

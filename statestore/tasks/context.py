@@ -15,7 +15,7 @@ from typing import Any
 from statestore.errors import RecordFailed, UnknownStore
 from statestore.metrics import count_dropped
 from statestore.model import Batch, PunctuationType, Span, TaskId, TopicPartition
-from statestore.ports import Clock, Outbox
+from statestore.ports import Clock, Outbox, Records
 from statestore.stores.staged_table import StagedTable
 from statestore.stores.versioned_table import VersionedTable
 from statestore.tasks.owned import OwnedStore
@@ -59,7 +59,7 @@ class TaskContext:
         self.stream_time_ms = stream_time_ms
         self.commit_requested = False
         self.records_out = 0
-        self.punctuations = Punctuations(partial(punctuations.pass_over, tally=self))
+        self.punctuations = Punctuations(partial(punctuations.run, tally=self))
         self._clock = clock
         self.dropped: Counter[str] = Counter()
         self._told: set[tuple[str, str]] = set()
@@ -205,7 +205,8 @@ class TaskContext:
             keys = encoded(node.name, batch, "key", node.key_serde, Stage.PRODUCTION)
             values = encoded(node.name, batch, "value", node.value_serde, Stage.PRODUCTION)
             try:
-                self._outbox.send(topic, keys, values, batch.timestamps, headers=batch.headers)
+                records = Records(topic, keys, values, batch.timestamps, headers=batch.headers)
+                self._outbox.send(records)
             except Exception as error:
                 # The client's own too: times and headers come from a user's code.
                 at = error.at if isinstance(error, RecordFailed) else None

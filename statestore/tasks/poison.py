@@ -13,16 +13,15 @@ from typing import NamedTuple
 
 from statestore.errors import RecordFailed, TopicMissing
 from statestore.model import Batch, Header, OnError, TaskId, TopicPartition
-from statestore.ports import Outbox
+from statestore.ports import Outbox, Records
 from statestore.settings import Settings
 from statestore.stores import serdes
 from statestore.tasks.context import TaskContext
 from statestore.tasks.intake import Chunk
 from statestore.tasks.letters import error_headers
-from statestore.tasks.poison_punctuations import PoisonPunctuations
+from statestore.tasks.poison_punctuations import PoisonPunctuations, PunctuationFailed
 from statestore.topology.failures import NodeFailed, Stage
 from statestore.topology.graph import SubTopology
-from statestore.topology.punctuation import PunctuationFailed
 
 _log = logging.getLogger(__name__)
 _LOTS = 16
@@ -249,7 +248,7 @@ class Poison:
         keys, values = batch.keys.encoded(serdes.BYTES), batch.values.encoded(serdes.BYTES)
         topic = self._dead_letter_topic
         try:
-            self._outbox.send(topic, keys, values, batch.timestamps, headers=headers)
+            self._outbox.send(Records(topic, keys, values, batch.timestamps, headers=headers))
         except (RecordFailed, TopicMissing) as error:
             first, last = _offsets(batch)[0], _offsets(batch)[-1]
             raise type(error)(f"dead letters of {tp} offset {first} to {last}: {error}") from error

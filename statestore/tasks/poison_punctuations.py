@@ -12,13 +12,28 @@ from typing import NamedTuple, Protocol
 
 from statestore.errors import RecordFailed, TopicMissing
 from statestore.model import Header, OnError, TaskId, TopicPartition
-from statestore.ports import Outbox
+from statestore.ports import Outbox, Records
 from statestore.tasks.letters import error_headers
-from statestore.topology.failures import Stage
-from statestore.topology.punctuation import Firing, PunctuationFailed
+from statestore.topology.failures import NodeFailed, Stage
+from statestore.topology.punctuation import Fire, Firing
 
 _log = logging.getLogger(__name__)
 _REASON = "punctuation"
+
+
+class PunctuationFailed(NodeFailed):
+    """A punctuation raised, or a node to which it forwarded did: no record is to blame."""
+
+    def __init__(self, firing: Firing, time_ms: int, failed: NodeFailed) -> None:
+        self.firing = firing
+        self.time_ms = time_ms
+        super().__init__(
+            failed.stage,
+            failed.place,
+            failed.cause,
+            node=failed.node,
+            where=f"punctuation at {time_ms}",
+        )
 
 
 class Tally(Protocol):
@@ -65,23 +80,14 @@ class PoisonPunctuations:
         done = f"goes to {self._topic}" if buried else "is passed over"
         _log.error("task %s: %s %s", self._task_id, error, done, exc_info=failed.cause)
 
-    def pass_over(self, firing: Firing, tally: Tally) -> bool:
-        """Whether this firing is condemned; its dead letter goes into the open transaction."""
-        verdict = self._condemned.get(firing)
-        if verdict is None or firing in self._passed:
+    def run(self, firing: Firing, fire: Fire, time_ms: int, tally: Tally) -> bool:
+        """Call the function, unless this firing is condemned; PunctuationFailed if it fails."""
+        if self._pass_over(firing, tally):
             return False
-        self._passed.add(firing)
-        tally.count_dropped(_REASON)
-        tally.request_commit()
-        if verdict.headers is not None:
-            try:
-                # Kafka's client takes 0 for "now".
-                at = [max(verdict.time_ms, 1)]
-                self._outbox.send(self._topic, [None], [None], at, headers=[verdict.headers])
-            except (RecordFailed, TopicMissing) as error:
-                raise type(error)(
-                    f"dead letter of a punctuation of node {firing.node}: {error}"
-                ) from error
+        try:
+            fire(time_ms)
+        except NodeFailed as failed:
+            raise PunctuationFailed(firing, time_ms, failed) from failed.cause
         return True
 
     def cut(self, tp: TopicPartition, offsets: Sequence[int]) -> int | None:
@@ -103,6 +109,25 @@ class PoisonPunctuations:
     def went_back(self) -> None:
         """Nothing since the last commit happened."""
         self._passed.clear()
+
+    def _pass_over(self, firing: Firing, tally: Tally) -> bool:
+        """Whether this firing is condemned; its dead letter goes into the open transaction."""
+        verdict = self._condemned.get(firing)
+        if verdict is None or firing in self._passed:
+            return False
+        self._passed.add(firing)
+        tally.count_dropped(_REASON)
+        tally.request_commit()
+        if verdict.headers is not None:
+            try:
+                # Kafka's client takes 0 for "now".
+                at = [max(verdict.time_ms, 1)]
+                self._outbox.send(Records(self._topic, [None], [None], at, None, [verdict.headers]))
+            except (RecordFailed, TopicMissing) as error:
+                raise type(error)(
+                    f"dead letter of a punctuation of node {firing.node}: {error}"
+                ) from error
+        return True
 
 
 def _headers(failed: PunctuationFailed, task_id: TaskId) -> tuple[Header, ...]:

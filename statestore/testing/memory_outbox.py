@@ -1,12 +1,11 @@
 """The writers of the in-memory broker, with transactions and without."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import repeat
-from typing import NamedTuple
 
 from statestore.errors import CommitUnknown, Fenced, RecordFailed, Unavailable
-from statestore.model import Header, TopicPartition
-from statestore.ports import GroupOffset
+from statestore.model import TopicPartition
+from statestore.ports import GroupOffset, Records
 from statestore.testing.memory_log import BrokerState, Entry, Outcome, Transaction
 
 
@@ -40,21 +39,10 @@ class MemoryOutbox:
         self._writer.ends.clear()
         self._is_open = True
 
-    def send(
-        self,
-        topic: str,
-        keys: Sequence[bytes | None],
-        values: Sequence[bytes | None],
-        timestamps: Sequence[int],
-        *,
-        partition: int | None = None,
-        headers: Sequence[tuple[Header, ...]] | None = None,
-        tracked: bool = False,
-    ) -> None:
+    def send(self, records: Records, *, tracked: bool = False) -> None:
         """See `ports.Outbox`."""
         transaction = self._state.transaction(self._id, self._epoch)
-        where = _Where(topic, partition, tracked)
-        self._writer.write(where, (keys, values, timestamps), headers, transaction)
+        self._writer.write(records, transaction, tracked=tracked)
 
     def send_offsets(self, offsets: Mapping[TopicPartition, int], metadata: str) -> None:
         """The group's input offsets join the transaction."""
@@ -113,20 +101,9 @@ class MemoryPlainOutbox:
         """Forget the last unit's ends."""
         self._writer.ends.clear()
 
-    def send(
-        self,
-        topic: str,
-        keys: Sequence[bytes | None],
-        values: Sequence[bytes | None],
-        timestamps: Sequence[int],
-        *,
-        partition: int | None = None,
-        headers: Sequence[tuple[Header, ...]] | None = None,
-        tracked: bool = False,
-    ) -> None:
+    def send(self, records: Records, *, tracked: bool = False) -> None:
         """See `ports.Outbox`."""
-        where = _Where(topic, partition, tracked)
-        self._writer.write(where, (keys, values, timestamps), headers, None)
+        self._writer.write(records, None, tracked=tracked)
 
     def send_offsets(self, offsets: Mapping[TopicPartition, int], metadata: str) -> None:
         """Commit the group's input offsets, now."""
@@ -153,12 +130,6 @@ class MemoryPlainOutbox:
         """Nothing is held."""
 
 
-class _Where(NamedTuple):
-    topic: str
-    partition: int | None
-    tracked: bool
-
-
 class _Writer:
     """Appends columns, and knows the ends of what was tracked."""
 
@@ -166,25 +137,18 @@ class _Writer:
         self._state = state
         self.ends: dict[TopicPartition, int] = {}
 
-    def write(
-        self,
-        where: _Where,
-        columns: tuple[Sequence[bytes | None], Sequence[bytes | None], Sequence[int]],
-        headers: Sequence[tuple[Header, ...]] | None,
-        transaction: Transaction | None,
-    ) -> None:
+    def write(self, records: Records, transaction: Transaction | None, *, tracked: bool) -> None:
+        topic, keys, values, times, fixed, headers = records
         tails = repeat(()) if headers is None else headers
-        rows = zip(zip(*columns, strict=True), tails, strict=False)
+        rows = zip(zip(keys, values, times, strict=True), tails, strict=False)
         for i, ((key, value, time_ms), tail) in enumerate(rows):
-            partition = where.partition
-            if partition is None:
-                partition = self._state.partition_for(where.topic, key)
-            tp = TopicPartition(where.topic, partition)
+            partition = self._state.partition_for(topic, key) if fixed is None else fixed
+            tp = TopicPartition(topic, partition)
             entry = Entry(-1, key, value, time_ms, tuple(tail), transaction)
             try:
                 offset = self._state.append(tp, entry)
             except RecordFailed as error:
                 error.at = i
                 raise
-            if where.tracked:
+            if tracked:
                 self.ends[tp] = offset + 1

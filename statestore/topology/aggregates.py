@@ -18,7 +18,14 @@ from statestore.model import Batch, Column, Serde
 from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec, WindowSpec
 from statestore.stores.staged_table import StagedTable
-from statestore.topology.failures import Stage, decoded, encoded, failed, mismatch, processing
+from statestore.topology.failures import (
+    Stage,
+    decoded,
+    encoded,
+    failed,
+    mismatch,
+    processing,
+)
 from statestore.topology.graph import Build, Forward, NodeContext, Push
 
 # INT64's bytes, one by one and as arrays.
@@ -359,42 +366,3 @@ def _without_nulls(
 def _drop(context: NodeContext, node: str, batch: Batch, indices: list[int], reason: str) -> None:
     if indices:
         context.drop(node, batch, indices, reason)
-
-
-def tabled(node: str, spec: KeyValueSpec[Any, Any], *, before: Before | None = None) -> Build:
-    """The latest value per key into a store; null keys are dropped, null values delete."""
-
-    def build(context: NodeContext, forward: Forward) -> Push:
-        table = context.table(spec.name)
-        wanted = before is not None and before.wanted
-
-        def push(batch: Batch) -> None:
-            keys = encoded(node, batch, "key", spec.key_serde)
-            if None in keys:
-                nulls = [i for i, key in enumerate(keys) if key is None]
-                context.drop(node, batch, nulls, "null_key")
-                batch = batch.take([i for i, key in enumerate(keys) if key is not None])
-                keys = [key for key in keys if key is not None]
-            if not keys:
-                return
-            values = encoded(node, batch, "value", spec.value_serde)
-            writes: dict[Any, bytes | None] = dict(zip(keys, values, strict=True))
-            if wanted:
-                known = sorted(writes)
-                old = dict(zip(known, table.get_many(known), strict=True))
-                replaced = [_swapped(old, key, new) for key, new in zip(keys, values, strict=True)]
-                batch = batch.with_columns()
-                batch.before = Column(raw=replaced, serde=spec.value_serde)
-            table.put_all(writes)
-            forward(batch, None)
-
-        return push
-
-    return build
-
-
-def _swapped(held: dict[Any, bytes | None], key: Any, new: bytes | None) -> bytes | None:
-    """What is held for `key`; `new` is held from here on."""
-    old = held[key]
-    held[key] = new
-    return old

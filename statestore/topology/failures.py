@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from statestore.errors import RecordFailed, SerdeMismatch, StateStoreError, TopicMissing
 from statestore.model import Batch, Column, Serde
 from statestore.stores import serdes
+from statestore.topology.graph import NodeContext
 
 # What these say is about a record; any other error of ours is about the pipeline or the world.
 _ABOUT_A_RECORD = (SerdeMismatch, RecordFailed, TopicMissing)
@@ -163,6 +164,18 @@ def encoded(
         raise one_by_one(
             stage, node, batch, error, lambda one: _encoded_one(one, side, serde)
         ) from error
+
+
+def keyed(
+    context: NodeContext, node: str, batch: Batch, serde: Serde[Any]
+) -> tuple[Batch, list[bytes]]:
+    """The records that have a key, and their keys under `serde`; the others are dropped."""
+    found = encoded(node, batch, "key", serde)
+    keys = [key for key in found if key is not None]
+    if len(keys) < len(found):
+        context.drop(node, batch, [i for i, key in enumerate(found) if key is None], "null_key")
+        batch = batch.take([i for i, key in enumerate(found) if key is not None])
+    return batch, keys
 
 
 def mismatch(side: str, value: object, serde: Serde[Any], error: Exception) -> SerdeMismatch:

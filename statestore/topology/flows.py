@@ -13,9 +13,10 @@ from statestore.model import Serde
 from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec, VersionedSpec, WindowSpec
 from statestore.stores.windows import row_of
-from statestore.topology.aggregates import Before, Spec, tabled
+from statestore.topology.aggregates import Before, Spec
 from statestore.topology.collector import Collector, Materialized
 from statestore.topology.graph import Build, NodeContext
+from statestore.topology.tables import tabled
 from statestore.topology.versions import History, history_of, latest_of, versioned
 
 Look = Callable[[list[bytes]], list[Any]]

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from statestore.errors import Misuse
 from statestore.model import PunctuationType, Span, TopicPartition, span_ms
-from statestore.topology.failures import NodeFailed
 
 Fire = Callable[[int], None]
 
@@ -28,23 +27,14 @@ class Firing(NamedTuple):
     after: tuple[TopicPartition, int] | None
 
 
-class PunctuationFailed(NodeFailed):
-    """A punctuation raised, or a node to which it forwarded did: no record is to blame."""
-
-    def __init__(self, firing: Firing, time_ms: int, failed: NodeFailed) -> None:
-        self.firing = firing
-        self.time_ms = time_ms
-        super().__init__(
-            failed.stage,
-            failed.place,
-            failed.cause,
-            node=failed.node,
-            where=f"punctuation at {time_ms}",
-        )
+Run = Callable[[Firing, Fire, int], bool]
+"""Calls the function with that time; False: this firing is left out, as it failed before."""
 
 
-PassOver = Callable[[Firing], bool]
-"""Whether this firing is to be left out: it was tried before, and failed."""
+def run_plainly(_firing: Firing, fire: Fire, time_ms: int) -> bool:
+    """A Run that leaves out nothing."""
+    fire(time_ms)
+    return True
 
 
 class Punctuation:
@@ -72,8 +62,8 @@ class Punctuations:
     `has_fired`: since it was last set False.
     """
 
-    def __init__(self, pass_over: PassOver = lambda _firing: False) -> None:
-        self._pass_over = pass_over
+    def __init__(self, run: Run = run_plainly) -> None:
+        self._run = run
         self._numbers: Counter[str] = Counter()
         self._stream: list[Punctuation] = []
         self._wall: list[Punctuation] = []
@@ -160,10 +150,4 @@ class Punctuations:
         self, one: Punctuation, time_ms: int, after: tuple[TopicPartition, int] | None
     ) -> None:
         firing = Firing(one.node, one.number, after)
-        if self._pass_over(firing):
-            return
-        self.has_fired = True
-        try:
-            one.fire(time_ms)
-        except NodeFailed as failed:
-            raise PunctuationFailed(firing, time_ms, failed) from failed.cause
+        self.has_fired = self._run(firing, one.fire, time_ms) or self.has_fired

@@ -13,7 +13,7 @@ from statestore.stores import versioned_layout as layout
 from statestore.stores.specs import VersionedSpec
 from statestore.stores.versioned_table import VersionedTable
 from statestore.topology.aggregates import Before
-from statestore.topology.failures import encoded
+from statestore.topology.failures import encoded, keyed
 from statestore.topology.graph import Build, Forward, NodeContext, Push
 
 LookAsOf = Callable[[Sequence[bytes | None], Sequence[int]], list[Any]]
@@ -70,12 +70,7 @@ def versioned(node: str, spec: VersionedSpec[Any, Any], *, before: Before) -> Bu
         table = context.versions(spec.name)
 
         def push(batch: Batch) -> None:
-            keys = encoded(node, batch, "key", spec.key_serde)
-            if None in keys:
-                nulls = [i for i, key in enumerate(keys) if key is None]
-                context.drop(node, batch, nulls, "null_key")
-                batch = batch.take([i for i, key in enumerate(keys) if key is not None])
-            known = [key for key in keys if key is not None]
+            batch, known = keyed(context, node, batch, spec.key_serde)
             if not known:
                 return
             values = encoded(node, batch, "value", spec.value_serde)

@@ -4,11 +4,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from statestore.model import Record, TopicPartition
-from statestore.ports import Outbox, Source
+from statestore.ports import Outbox, Records, Source
 from tests.contract.broker_worlds import DEADLINE_S, World
 
 YEAR_2013 = 1_357_034_400_000
-Records = list[Record[bytes | None, bytes | None]]
+Rows = list[Record[bytes | None, bytes | None]]
 
 
 def until(done: Callable[[], bool], what: str) -> None:
@@ -18,9 +18,9 @@ def until(done: Callable[[], bool], what: str) -> None:
         assert time.monotonic() < deadline, f"not within {DEADLINE_S:g} s: {what}"
 
 
-def read(source: Source, ends: dict[TopicPartition, int], *, at_once: int = 1000) -> Records:
+def read(source: Source, ends: dict[TopicPartition, int], *, at_once: int = 1000) -> Rows:
     """Poll until every position is at its end."""
-    found: Records = []
+    found: Rows = []
 
     def step() -> bool:
         batches = source.poll(at_once, 100)
@@ -33,7 +33,7 @@ def read(source: Source, ends: dict[TopicPartition, int], *, at_once: int = 1000
     return found
 
 
-def read_all(world: World, *tps: TopicPartition, at_once: int = 1000) -> Records:
+def read_all(world: World, *tps: TopicPartition, at_once: int = 1000) -> Rows:
     for topic in {tp.topic for tp in tps}:
         world.settle(topic)
     bounds = world.cluster().bounds(tps)
@@ -48,7 +48,7 @@ def values(records: Sequence[Record[bytes | None, bytes | None]]) -> list[bytes 
 
 def send(outbox: Outbox, topic: str, *texts: str, partition: int | None = 0) -> None:
     data = [text.encode() for text in texts]
-    outbox.send(topic, data, data, [YEAR_2013] * len(data), partition=partition)
+    outbox.send(Records(topic, data, data, [YEAR_2013] * len(data), partition=partition))
 
 
 def commit(outbox: Outbox, topic: str, *texts: str) -> None:

@@ -13,7 +13,7 @@ from statestore.errors import (
 )
 from statestore.kafka.partitioner import murmur2_partition
 from statestore.model import Record, TopicPartition
-from statestore.ports import GroupOffset
+from statestore.ports import GroupOffset, Records
 from tests.contract.broker_steps import (
     YEAR_2013,
     commit,
@@ -237,8 +237,8 @@ def test_tracked_ends_are_where_the_records_landed(world: World) -> None:
     outbox.begin()
     for count in (3, 2):
         data: list[bytes | None] = [b"k"] * count
-        outbox.send(log, data, data, [1] * count, partition=1, tracked=True)
-    outbox.send(log, [b"k"], [b"v"], [1], partition=0, tracked=True)
+        outbox.send(Records(log, data, data, [1] * count, partition=1), tracked=True)
+    outbox.send(Records(log, [b"k"], [b"v"], [1], partition=0), tracked=True)
     send(outbox, output, "untracked")
     outbox.commit()
     ends = outbox.ends()
@@ -264,12 +264,14 @@ def test_nulls_empty_bytes_headers_and_old_times_survive(world: World) -> None:
     outbox = opened(world)
     outbox.begin()
     outbox.send(
-        topic,
-        [row.key for row in rows],
-        [row.value for row in rows],
-        [row.timestamp_ms for row in rows],
-        partition=0,
-        headers=[row.headers for row in rows],
+        Records(
+            topic,
+            [row.key for row in rows],
+            [row.value for row in rows],
+            [row.timestamp_ms for row in rows],
+            partition=0,
+            headers=[row.headers for row in rows],
+        )
     )
     outbox.commit()
     expected = [row._replace(offset=i) for i, row in enumerate(rows)]
@@ -286,7 +288,7 @@ def test_records_without_a_partition_go_where_java_would_put_them(world: World) 
     keys += [b"", b"\xff", b"\x80" * 5, b"N14228", "Zürich".encode()]
     outbox = opened(world)
     outbox.begin()
-    outbox.send(topic, keys, keys, [YEAR_2013] * len(keys))
+    outbox.send(Records(topic, keys, keys, [YEAR_2013] * len(keys)))
     outbox.commit()
     rows = world.rows(topic)
     assert len(rows) == len(keys)
@@ -300,7 +302,7 @@ def test_sends_are_kept_in_order_per_partition(world: World) -> None:
     for start in range(0, 3000, 500):
         data: list[bytes | None] = [b"%d" % i for i in range(start, start + 500)]
         for partition in range(2):
-            outbox.send(topic, data, data, [1] * 500, partition=partition)
+            outbox.send(Records(topic, data, data, [1] * 500, partition=partition))
     outbox.commit()
     for partition in range(2):
         got = [int(row.value or b"") for row in world.rows(topic) if row.partition == partition]
@@ -313,7 +315,7 @@ def test_a_record_too_large_fails_by_name_and_abort_lets_the_next_go_on(world: W
     outbox.begin()
     send(outbox, topic, "with it")
     with pytest.raises(RecordFailed, match=topic):
-        outbox.send(topic, [b"k"], [b"x" * 2_000_000], [YEAR_2013], partition=0)
+        outbox.send(Records(topic, [b"k"], [b"x" * 2_000_000], [YEAR_2013], partition=0))
     outbox.abort()
     commit(outbox, topic, "after")
     assert values(read_all(world, TopicPartition(topic, 0))) == [b"after"]

@@ -10,7 +10,7 @@ from statestore.errors import (
     TaskCorrupted,
 )
 from statestore.model import Batch, TopicPartition
-from statestore.ports import GroupOffset, TopicSpec
+from statestore.ports import GroupOffset, Records, TopicSpec
 from tests.contract.broker_steps import (
     YEAR_2013,
     commit,
@@ -32,7 +32,7 @@ def test_a_plain_outbox_commits_records_first_and_offsets_when_told(world: World
     outbox, cluster = world.plain_outbox(), world.cluster()
     outbox.open()
     outbox.begin()
-    outbox.send(topic, [b"a", b"b"], [b"1", b"2"], [1, 2], partition=0, tracked=True)
+    outbox.send(Records(topic, [b"a", b"b"], [b"1", b"2"], [1, 2], partition=0), tracked=True)
     outbox.commit()
     assert [row.value for row in world.rows(topic)] == [b"1", b"2"]
     assert outbox.ends() == {tp: 2}

@@ -8,6 +8,7 @@ import pytest
 
 from statestore.errors import RecordFailed, StateStoreError, Unavailable
 from statestore.model import TopicPartition
+from statestore.ports import Records
 from tests.contract.broker_worlds import KafkaWorld, Row
 
 pytestmark = pytest.mark.kafka
@@ -34,7 +35,7 @@ def test_a_full_queue_neither_loses_nor_doubles_nor_reorders(
     data: list[bytes | None] = [b"%d" % i for i in range(count)]
     times = list(range(1, count + 1))
     headers = [(("n", b"%d" % i),) for i in range(count)] if with_headers else None
-    outbox.send(topic, data, data, times, partition=1, headers=headers, tracked=True)
+    outbox.send(Records(topic, data, data, times, partition=1, headers=headers), tracked=True)
     outbox.commit()
     assert outbox.ends() == {TopicPartition(topic, 1): count}
     assert kafka_world.rows(topic) == [
@@ -64,9 +65,9 @@ def test_a_record_the_broker_refuses_is_named_and_the_next_unit_goes_on(
 
     def unit(value: bytes) -> None:
         outbox.begin()
-        outbox.send(topic, [b"k"], [value], [1], partition=0, tracked=True)
+        outbox.send(Records(topic, [b"k"], [value], [1], partition=0), tracked=True)
         outbox.flush()
-        outbox.send(topic, [b"k"], [b"after"], [1], partition=0)
+        outbox.send(Records(topic, [b"k"], [b"after"], [1], partition=0))
         outbox.commit()
 
     with pytest.raises(RecordFailed, match=topic):
@@ -83,7 +84,7 @@ def test_a_plain_commit_fails_if_any_record_did(kafka_world: KafkaWorld) -> None
     outbox.open()
     outbox.begin()
     values: list[bytes | None] = [b"a", TOO_LARGE, b"b"]
-    outbox.send(topic, values, values, [1, 1, 1], partition=0)
+    outbox.send(Records(topic, values, values, [1, 1, 1], partition=0))
     with pytest.raises(RecordFailed, match=topic):
         outbox.commit()
     outbox.begin()
@@ -95,7 +96,7 @@ def test_time_zero_is_stamped_one_millisecond_late(kafka_world: KafkaWorld) -> N
     outbox = kafka_world.outbox()
     outbox.open()
     outbox.begin()
-    outbox.send(topic, [b"a", b"b"], [b"a", b"b"], [0, 5], partition=0)
+    outbox.send(Records(topic, [b"a", b"b"], [b"a", b"b"], [0, 5], partition=0))
     outbox.commit()
     assert [row.timestamp_ms for row in kafka_world.rows(topic)] == [1, 5]
 
@@ -106,13 +107,13 @@ def test_closing_does_not_wait_for_a_silent_broker(kafka_world: KafkaWorld) -> N
     outbox, plain, source = kafka_world.outbox(), kafka_world.plain_outbox(), kafka_world.source()
     outbox.open()
     outbox.begin()
-    outbox.send(topic, [b"k"], [b"v"], [1], partition=0)
+    outbox.send(Records(topic, [b"k"], [b"v"], [1], partition=0))
     outbox.flush()
     plain.open()
     source.start({tp: 0})
     source.poll(1, 500)
     with kafka_world.silent_commit("0_0"):
-        plain.send(topic, [b"k"], [b"v"], [1], partition=0)
+        plain.send(Records(topic, [b"k"], [b"v"], [1], partition=0))
         began = time.monotonic()
         outbox.close()
         plain.close()

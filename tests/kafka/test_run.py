@@ -18,6 +18,7 @@ from statestore.kafka.topics import KafkaCluster
 from statestore.layout.files import read_checkpoint
 from statestore.layout.owners import read_owner
 from statestore.model import TopicPartition
+from statestore.ports import Records
 from statestore.settings import Settings
 from statestore.tasks.plan import TaskReport
 from statestore.testing.local_kafka import LocalKafka
@@ -105,7 +106,7 @@ def test_what_a_closed_outbox_committed_can_be_read_at_once(app: App) -> None:
         outbox = TransactionalOutbox(settings, transactional_id="closed", group_id=app.name)
         outbox.open()
         outbox.begin()
-        outbox.send(f"{app.name}-out", keys, keys, [1] * 40)
+        outbox.send(Records(f"{app.name}-out", keys, keys, [1] * 40))
         outbox.send_offsets({TopicPartition(f"{app.name}-in", 0): number}, "")
         outbox.commit()
         outbox.close()

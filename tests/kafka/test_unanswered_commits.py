@@ -11,6 +11,7 @@ import pytest
 from statestore.errors import Unavailable
 from statestore.kafka.outbox import TransactionalOutbox
 from statestore.model import TopicPartition
+from statestore.ports import Records
 from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka
 from tests.kafka.cutting_proxy import Proxy, When
@@ -96,7 +97,7 @@ def test_offsets_nobody_takes_are_given_up_in_time_and_the_next_try_goes_through
     offsets = {TopicPartition(f"{app.name}-in", 0): 1}
     outbox.open()
     outbox.begin()
-    outbox.send(f"{app.name}-out", [b"lost"], [b"0"], [1])
+    outbox.send(Records(f"{app.name}-out", [b"lost"], [b"0"], [1]))
     began_s = time.monotonic()
     proxy.swallow(*lost)
     try:
@@ -108,7 +109,7 @@ def test_offsets_nobody_takes_are_given_up_in_time_and_the_next_try_goes_through
         proxy.swallow()
     outbox.open()
     outbox.begin()
-    outbox.send(f"{app.name}-out", [b"kept"], [b"1"], [1])
+    outbox.send(Records(f"{app.name}-out", [b"kept"], [b"1"], [1]))
     outbox.send_offsets(offsets, "")
     outbox.commit()
     outbox.close()

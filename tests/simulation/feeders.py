@@ -3,7 +3,7 @@
 from random import Random
 
 from statestore.model import Record, TopicPartition
-from statestore.ports import Outbox
+from statestore.ports import Outbox, Records
 from statestore.testing.memory_broker import MemoryBroker
 from tests.simulation.pipeline import KEYS, is_unreadable, key_of
 from tests.simulation.world import SimulatedClock
@@ -59,7 +59,7 @@ class Feeders:
         taken = self._take()
         for number in taken:
             key, value, time_ms, partition = self._row(number)
-            outbox.send("in", [key], [value], [time_ms], partition=partition)
+            outbox.send(Records("in", [key], [value], [time_ms], partition=partition))
         numbers += taken
         return taken
 

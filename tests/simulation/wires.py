@@ -15,6 +15,7 @@ from statestore.ports import (
     GroupOffset,
     KeyHashes,
     Outbox,
+    Records,
     Replayed,
     Source,
     TopicSpec,
@@ -64,21 +65,9 @@ class SimulatedOutbox:
         client.begin()
         self._transaction = _Transaction(client)
 
-    def send(
-        self,
-        topic: str,
-        keys: Sequence[bytes | None],
-        values: Sequence[bytes | None],
-        timestamps: Sequence[int],
-        *,
-        partition: int | None = None,
-        headers: Sequence[tuple[tuple[str, bytes | None], ...]] | None = None,
-        tracked: bool = False,
-    ) -> None:
-        self._process.ask(f"outbox.send {len(keys)} to {topic}")
-        self._opened().send(
-            topic, keys, values, timestamps, partition=partition, headers=headers, tracked=tracked
-        )
+    def send(self, records: Records, *, tracked: bool = False) -> None:
+        self._process.ask(f"outbox.send {len(records.keys)} to {records.topic}")
+        self._opened().send(records, tracked=tracked)
 
     def send_offsets(self, offsets: Mapping[TopicPartition, int], metadata: str) -> None:
         self._process.ask(f"outbox.send_offsets {_told(offsets)} {metadata}")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from statestore.model import Column, Serde
 from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec, in_memory_key_value_store
-from statestore.topology import aggregates
+from statestore.topology import aggregates, tables
 from statestore.topology.failures import NodeFailed
 from tests.builders import NodeBench, batch
 
@@ -185,7 +185,7 @@ def test_a_failing_step_leaves_the_store_as_it_was(every_update: bool) -> None:
 
 def test_a_table_keeps_the_latest_value_drops_null_keys_and_deletes_by_null_values() -> None:
     of = spec(serdes.STRING)
-    bench = NodeBench(aggregates.tabled("n", of), of)
+    bench = NodeBench(tables.tabled("n", of), of)
     out = bench.push(
         batch([("a", "1", 1), (None, "2", 2), ("b", "3", 3), ("a", "4", 4), ("b", None, 5)])
     )
@@ -214,7 +214,7 @@ def test_an_aggregate_that_does_not_fit_the_stores_serde_names_node_side_and_key
 
 def test_a_tables_value_that_does_not_fit_names_node_side_and_keyword() -> None:
     of = spec(serdes.FLOAT64)
-    bench = NodeBench(aggregates.tabled("n", of), of)
+    bench = NodeBench(tables.tabled("n", of), of)
     with pytest.raises(NodeFailed, match=r"node n.*value is str.*FLOAT64.*value_serde="):
         bench.push(batch([("a", "1")]))
 

@@ -4,7 +4,7 @@ import pytest
 
 from statestore.errors import CommitUnknown, Fenced, Unavailable
 from statestore.model import Record, TopicPartition
-from statestore.ports import GroupOffset, TopicSpec
+from statestore.ports import GroupOffset, Records, TopicSpec
 from statestore.testing.memory_broker import MemoryBroker
 
 LOG = TopicPartition("log", 0)
@@ -24,7 +24,7 @@ def test_a_lost_answer_leaves_the_outcome_open_until_commit_is_called_again(happ
     outbox = broker.outbox("app-0_0", "app")
     outbox.open()
     outbox.begin()
-    outbox.send("log", [b"k"], [b"v"], [1], partition=0, tracked=True)
+    outbox.send(Records("log", [b"k"], [b"v"], [1], partition=0), tracked=True)
     outbox.send_offsets({LOG: 7}, "m")
     broker.lose_answer("app-0_0", happened=happened)
     with pytest.raises(CommitUnknown):
@@ -55,7 +55,7 @@ def test_an_expired_transaction_fences_its_owner() -> None:
     outbox = broker.outbox("app-0_0", "app")
     outbox.open()
     outbox.begin()
-    outbox.send("log", [b"k"], [b"v"], [1])
+    outbox.send(Records("log", [b"k"], [b"v"], [1]))
     broker.expire("app-0_0")
     with pytest.raises(Fenced):
         outbox.commit()
@@ -93,7 +93,7 @@ def test_records_without_a_key_go_the_same_way_every_time() -> None:
         broker.cluster("app").create([TopicSpec("log", 3, {})])
         outbox = broker.plain_outbox("app")
         outbox.open()
-        outbox.send("log", [None] * 9, [b"%d" % i for i in range(9)], [1] * 9)
+        outbox.send(Records("log", [None] * 9, [b"%d" % i for i in range(9)], [1] * 9))
         return [record.partition for record in broker.records("log")]
 
     assert places() == places()
