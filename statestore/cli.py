@@ -11,6 +11,7 @@ from collections.abc import Callable
 import click
 
 from statestore.commands.audit import audit_command
+from statestore.commands.exports import export_command, exports, restore_short_command
 from statestore.commands.relocate import relocate_command
 from statestore.commands.running import run_command
 from statestore.commands.status import status_command
@@ -40,6 +41,9 @@ for command in (
     relocate_command,
     upgrade_command,
     audit_command,
+    exports,
+    export_command,
+    restore_short_command,
 ):
     cli.add_command(command)
 

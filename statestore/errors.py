@@ -13,7 +13,9 @@
     │   ├── UncommittedWrites                               `with` left cleanly with pending writes
     │   ├── UnknownStore (also LookupError)                 no store of that name
     │   ├── CommitInsideProcessor                           a processor called store.commit
-    │   └── FormatTooNew                                    written by a newer statestore
+    │   ├── FormatTooNew                                    written by a newer statestore
+    │   ├── ExportTooOld                                    deleted keys would come back
+    │   └── ExportDamaged                                   a file of it is missing or not its own
     ├── TopologyMismatch                    3  fail         state on disk is of another topology
     ├── Fenced                              4  fail         a newer owner took over
     ├── RecordFailed                        5  fail         a record cannot be processed
@@ -103,6 +105,14 @@ class CommitInsideProcessor(Misuse):
 
 class FormatTooNew(Misuse):
     """The store on disk was written by a newer statestore."""
+
+
+class ExportTooOld(Misuse):
+    """The changelog may have forgotten deletes that came after the export."""
+
+
+class ExportDamaged(Misuse):
+    """A file of an export is missing, or is not what its manifest says: use another export."""
 
 
 class TopologyMismatch(StateStoreError):

@@ -1,7 +1,8 @@
 """All seams to the world on one page: what the inside needs, as Protocols; edges implement them.
 
-`engines/` implements Engine; `kafka/` implements Source, Outbox, Changelog and Cluster; `testing/`
-implements the last four in memory. One contract suite per port runs on every implementation.
+`engines/` implements Engine; `kafka/` implements Source, Outbox, Changelog and Cluster, `targets`
+Target; `testing/` implements the four of Kafka in memory. One contract suite per port runs on every
+implementation.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -284,6 +285,37 @@ class Onlooker(Protocol):
         """Each input of the application, and how far its group is."""
 
     def close(self) -> None: ...
+
+
+class Target(Protocol):
+    """A folder of files, here or far away, where exports lie; a file appears whole or not at all.
+
+    Names are relative, with slashes. Unavailable, HostFailure or Misuse say what is wrong with it.
+    """
+
+    @property
+    def url(self) -> str: ...
+
+    def names(self, folder: str) -> dict[str, int]:
+        """Every file below `folder`, however deep, and its size."""
+
+    def read(self, name: str) -> bytes | None:
+        """Its content; None if there is none."""
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write or replace it; durable when this returns."""
+
+    def put(self, source: Path, *, temporary: str, name_of: Callable[[str], str]) -> str:
+        """Read `source` once; keep it under the name its SHA-256 gives, which is returned.
+
+        A death leaves at most `temporary` behind.
+        """
+
+    def fetch(self, name: str, into: Path | None) -> str | None:
+        """Copy it to the new file `into`, or only read it; its SHA-256, None if there is none."""
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove these; those that are gone do not matter."""
 
 
 class Clock(Protocol):

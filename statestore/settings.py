@@ -153,6 +153,9 @@ class Settings:
         "Of a store's rows that compaction kept from being compared, before an audit is no pass.",
         least=0,
     )
+    export_target: str = _knob(
+        "statestore.export.target", "", "", "Where exports lie: a folder or URL, as s3://bucket/a."
+    )
     batch_max_records: int = _knob(
         "statestore.batch.max.records", 100_000, "records", "Records handed on at once.", least=1
     )

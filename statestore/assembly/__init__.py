@@ -6,6 +6,7 @@ The only package that names concrete edges, a module per product. `open_store`, 
 """
 
 from statestore.assembly.auditing import audit
+from statestore.assembly.exporting import create_export, restore_export
 from statestore.assembly.looking import onlooking, status
 from statestore.assembly.opening import open_store
 from statestore.assembly.pipelines import load_pipeline
@@ -19,18 +20,21 @@ from statestore.assembly.running import (
     start_run,
     summary_fields,
 )
-from statestore.assembly.surroundings import SystemClock
+from statestore.assembly.surroundings import SystemClock, exports_of
 from statestore.assembly.upgrading import upgrade_to_versioned
 
 __all__ = [
     "SystemClock",
     "audit",
+    "create_export",
+    "exports_of",
     "failure",
     "load_pipeline",
     "onlooking",
     "open_snapshot",
     "open_store",
     "relocate",
+    "restore_export",
     "run",
     "run_request",
     "serve_planned",

@@ -1,20 +1,21 @@
 """Stores looked at from outside: snapshots of the live ones, and files at rest."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 from statestore.assembly.opening import open_files, read_offsets
-from statestore.assembly.surroundings import SystemClock, layout_of
+from statestore.assembly.surroundings import SystemClock, exports_of, layout_of
 from statestore.engines.rocks_files import link_store
-from statestore.errors import Misuse
 from statestore.model import Serde
-from statestore.operations.at_rest import StoresAtRest
-from statestore.operations.snapshot_store import SnapshotKeyValueStore
+from statestore.operations.at_rest import StoresAtRest, spec_of
+from statestore.operations.exports import FetchedStore, find
+from statestore.operations.snapshot_store import HeldFiles, SnapshotKeyValueStore
 from statestore.operations.snapshots import Snapshots
 from statestore.settings import Settings
+from statestore.stores import keyvalue
 
 
 def open_snapshot(
@@ -30,29 +31,42 @@ def open_snapshot(
 ) -> SnapshotKeyValueStore[Any, Any]:
     """A store of an application as it was committed last, read-only, whether or not a run is on.
 
-    `partition`: None is all of them. Serdes not given are those of the deployed topology.
+    `partition`: None is all of them. `export`: the id of an export at `statestore.export.target`,
+    or "latest", in place of the live store; `state_dir` is not looked into then. Serdes not given
+    are those of the deployed topology.
     Unavailable if the owner of a task takes no snapshot in time, UnknownStore names what there is.
     """
-    if export is not None:
-        raise Misuse("export=… is not there yet: leave it out to read the live store")
     known = dataclasses.replace(
         Settings.of(settings), state_dir=str(state_dir), application_id=application_id
     )
-    with closing(stores_at_rest(known)) as looked:
-        tasks = looked.find(store, partition)
-        spec = looked.spec(store, key_serde, value_serde)
-    snapshots = _snapshots(known)
+    files: Iterator[HeldFiles]
+    if export is None:
+        with closing(stores_at_rest(known)) as looked:
+            tasks = looked.find(store, partition)
+            spec = spec_of(looked.deployed, store, key_serde, value_serde)
+        snapshots = snapshots_of(known)
+        files = (snapshots.take(task) for task in tasks)
+    else:
+        exports = exports_of(known)
+        manifest = exports.read(export)
+        found = find(manifest, store, partition, kind=keyvalue.KIND)
+        spec = spec_of(manifest.deployed, store, key_serde, value_serde)
+        files = (FetchedStore(exports, at) for at in found)
     with ExitStack() as taken:
-        found = [taken.enter_context(snapshots.take(task)) for task in tasks]
-        opened = SnapshotKeyValueStore(spec, found, open_files)
+        opened = []
+        for one in files:
+            taken.callback(one.release)
+            opened.append(one)
+        made = SnapshotKeyValueStore(spec, opened, open_files)
         taken.pop_all()
-    return opened
+    return made
 
 
 def stores_at_rest(settings: Settings) -> StoresAtRest:
     """The stores of an application, to look at from outside."""
-    return StoresAtRest(_snapshots(settings), open_files)
+    return StoresAtRest(snapshots_of(settings), open_files)
 
 
-def _snapshots(settings: Settings) -> Snapshots:
+def snapshots_of(settings: Settings) -> Snapshots:
+    """Takes snapshots of its stream tasks."""
     return Snapshots(layout_of(settings), settings, SystemClock(), link_store, read_offsets)

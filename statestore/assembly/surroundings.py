@@ -1,11 +1,13 @@
-"""What every product is put together from: clocks, the state folder, the cluster."""
+"""What every product is put together from: clocks, the state folder, exports, the cluster."""
 
 import time
 from pathlib import Path
 
 from statestore.kafka.topics import KafkaCluster
 from statestore.layout.folders import StateLayout
+from statestore.operations.exports import Exports
 from statestore.settings import Settings, expand
+from statestore.targets import FsspecTarget
 
 
 class SystemClock:
@@ -21,6 +23,13 @@ class SystemClock:
 def layout_of(settings: Settings) -> StateLayout:
     """The folder of an application."""
     return StateLayout(Path(expand(settings.state_dir, "state.dir")), settings.application_id)
+
+
+def exports_of(settings: Settings) -> Exports:
+    """The exports of an application at its `statestore.export.target`."""
+    settings.require("application.id", "statestore.export.target")
+    target = expand(settings.export_target, "statestore.export.target")
+    return Exports(FsspecTarget(target), settings.application_id, SystemClock())
 
 
 def checked_cluster(settings: Settings) -> KafkaCluster:

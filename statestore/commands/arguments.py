@@ -153,6 +153,26 @@ def parse_deployment(flags: Mapping[str, Any]) -> tuple[Settings, str | None]:
     return settings, pipeline or None
 
 
+def export_options(command: F) -> F:
+    """The options of a command that looks at exports."""
+    target = click.option(
+        "--target",
+        envvar="STATESTORE_EXPORT_TARGET",
+        help="Where exports lie: a folder or URL, as s3://bucket/a.",
+    )
+    return _with_options(command, *_deployment_options(), target)
+
+
+def parse_exports(flags: Mapping[str, Any], *needs: str) -> tuple[Settings, str | None]:
+    """Settings that have what is needed, and the pipeline, if one is named."""
+    application_id, config, overrides, pipeline = _deployment(flags)
+    if flags["target"]:
+        overrides["statestore.export.target"] = flags["target"]
+    settings = Settings.from_mapping(_section(config, application_id) | overrides)
+    settings.require("statestore.export.target", *needs)
+    return settings, pipeline or None
+
+
 def parse_span(text: str) -> int:
     """Milliseconds from `300` (seconds), `300s`, `5m`, `1500ms`."""
     match = re.fullmatch(r"(\d+)(ms|s|m|h|d|)", text.strip())

@@ -7,8 +7,6 @@ no printable ASCII as `\xNN`, and takes a KEY written so.
 """
 
 import re
-import sys
-from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -16,12 +14,10 @@ from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from statestore.assembly import stores_at_rest
 from statestore.commands.arguments import parse_state, parse_time, state_options
+from statestore.commands.printing import print_rows, text_of
 from statestore.errors import Misuse
 from statestore.model import Serde, to_ms
 from statestore.operations.at_rest import Row, StoresAtRest
@@ -58,7 +54,7 @@ def ls_command(*, as_json: bool, **flags: Any) -> None:
                 "value_serde": known and known.value_serde,
             }
         )
-    _print(rows, as_json=as_json)
+    print_rows(rows, as_json=as_json)
 
 
 @stores.command("get")
@@ -96,9 +92,9 @@ def get_command(
         click.echo(f"store {store!r} has no key {key}", err=True)
         context.exit(1)
     elif as_json:
-        _print([face.fields(row)], as_json=True)
+        print_rows([face.fields(row)], as_json=True)
     else:
-        click.echo(_text(face.value_of(row)))
+        click.echo(text_of(face.value_of(row)))
 
 
 @stores.command("history")
@@ -131,7 +127,7 @@ def history_command(
     if from_ms is not None and to_ms is not None and from_ms > to_ms:
         raise Misuse(f"--from {first} is after --to {last}: swap them")
     rows = versions.history(face.key(key), from_ms, to_ms)
-    _print(map(face.fields, reversed(rows) if ascending else rows), as_json=as_json)
+    print_rows(map(face.fields, reversed(rows) if ascending else rows), as_json=as_json)
 
 
 @stores.command("range")
@@ -171,7 +167,7 @@ def range_command(
     found = at_rest.range(store, low, high, reverse=reverse, partition=partition)
     with closing(found):
         rows = (face.fields(row) for row in found if row.key != beyond)
-        _print(islice(rows, limit) if limit else rows, as_json=as_json)
+        print_rows(islice(rows, limit) if limit else rows, as_json=as_json)
         if limit and next(rows, None) is not None:
             click.echo(f"there are more than {limit} rows: pass --limit", err=True)
 
@@ -187,7 +183,7 @@ def count_command(*, store: str, partition: int | None, as_json: bool, **flags: 
     total = sum(counts.values())
     if as_json:
         by_task = {str(task): count for task, count in counts.items()}
-        _print([{"store": store, "count": total, "stream_tasks": by_task}], as_json=True)
+        print_rows([{"store": store, "count": total, "stream_tasks": by_task}], as_json=True)
     else:
         click.echo(total)
 
@@ -211,7 +207,7 @@ def offsets_command(*, store: str | None, as_json: bool, **flags: Any) -> None:
         for offsets in (found.changelog, found.position)
         for tp, offset in sorted(offsets.items())
     ]
-    _print(rows, as_json=as_json)
+    print_rows(rows, as_json=as_json)
 
 
 @dataclass(frozen=True)
@@ -300,35 +296,3 @@ def _item(text: str, serde: Serde[Any]) -> Any:
 
 def _unescaped(text: str) -> bytes:
     return re.sub(rb"\\x([0-9a-fA-F]{2})", lambda found: bytes([int(found[1], 16)]), text.encode())
-
-
-def _print(rows: Iterable[dict[str, Any]], *, as_json: bool) -> None:
-    """JSON lines; else a table on a terminal, columns with tabs between them elsewhere."""
-    if as_json:
-        for row in rows:
-            click.echo(msgspec.json.encode(row, enc_hook=str))
-        return
-    listed = list(rows)
-    columns = list(listed[0]) if listed else []
-    lines = [[_text(row[column]) for column in columns] for row in listed]
-    console = Console(file=sys.stdout)
-    if not console.is_terminal:
-        for line in lines:
-            click.echo("\t".join(line))
-        return
-    console.print(_table(columns, lines) if lines else "nothing")
-
-
-def _table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> Table:
-    table = Table()
-    for column in columns:
-        table.add_column(column.replace("_", " "))
-    for line in lines:
-        table.add_row(*map(Text, line))
-    return table
-
-
-def _text(item: Any) -> str:
-    if item is None:
-        return ""
-    return item if isinstance(item, str) else msgspec.json.encode(item, enc_hook=str).decode()

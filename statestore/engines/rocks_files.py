@@ -76,7 +76,7 @@ def _link(path: Path, target: Path) -> None:
     except FileNotFoundError:
         raise
     except OSError:
-        shutil.copyfile(path, target)  # a volume without hard links
+        shutil.copy2(path, target)  # a volume without hard links; by its time exports know it
 
 
 def _drop_unlisted(target: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from statestore.errors import Misuse, StateStoreError, UnknownStore
 from statestore.layout.folders import StateLayout
 from statestore.model import Serde, TaskId, TopicPartition
-from statestore.operations.deployed import DeployedStore, read_deployed
+from statestore.operations.deployed import Deployed, DeployedStore, read_deployed
 from statestore.operations.snapshots import Snapshot, Snapshots
 from statestore.ports import Engine
 from statestore.stores import keyvalue, offsets, serdes, versioned_layout
@@ -97,29 +97,6 @@ class StoresAtRest:
             )
         return chosen
 
-    def spec(
-        self, store: str, key_serde: Serde[Any] | None, value_serde: Serde[Any] | None
-    ) -> KeyValueSpec[Any, Any]:
-        """How to read it; a serde that is None is that of the deployed topology, if it names one.
-
-        Misuse names the keyword to pass where it is not one of the library's.
-        """
-        known = self.deployed.stores.get(store)
-
-        def serde(given: Serde[Any] | None, named: str | None, keyword: str) -> Serde[Any]:
-            if given is not None:
-                return given
-            try:
-                return serdes.BYTES if named is None else serdes.by_name(named)
-            except Misuse as error:
-                raise Misuse(f"store {store!r}: {error}; or pass {keyword}=") from error
-
-        return KeyValueSpec(
-            store,
-            serde(key_serde, None if known is None else known.key_serde, "key_serde"),
-            serde(value_serde, None if known is None else known.value_serde, "value_serde"),
-        )
-
     def get(self, store: str, key: bytes, partition: int | None = None) -> Row | None:
         """The row of a key, in whichever partition it is."""
         for task in self.find(store, partition):
@@ -196,6 +173,33 @@ class StoresAtRest:
             raise engine.failure(error) or error from error
         finally:
             engine.close()
+
+
+def spec_of(
+    deployed: Deployed,
+    store: str,
+    key_serde: Serde[Any] | None,
+    value_serde: Serde[Any] | None,
+) -> KeyValueSpec[Any, Any]:
+    """How to read a store; a serde that is None is that of the deployed topology, if it names one.
+
+    Misuse names the keyword to pass where it is not one of the library's.
+    """
+    known = deployed.stores.get(store)
+
+    def serde(given: Serde[Any] | None, named: str | None, keyword: str) -> Serde[Any]:
+        if given is not None:
+            return given
+        try:
+            return serdes.BYTES if named is None else serdes.by_name(named)
+        except Misuse as error:
+            raise Misuse(f"store {store!r}: {error}; or pass {keyword}=") from error
+
+    return KeyValueSpec(
+        store,
+        serde(key_serde, None if known is None else known.key_serde, "key_serde"),
+        serde(value_serde, None if known is None else known.value_serde, "value_serde"),
+    )
 
 
 def existing_application(layout: StateLayout) -> StateLayout:

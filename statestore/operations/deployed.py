@@ -70,6 +70,11 @@ class Deployed(msgspec.Struct, frozen=True):
         topic = None if known is None else known.source_topic
         return log_of(application_id, store, {} if topic is None else {store: topic})
 
+    def has_changelog(self, store: str) -> bool:
+        """Whether that log is the store's own, not the topic its table is made of."""
+        known = self.stores.get(store)
+        return known is None or known.source_topic is None
+
 
 def deployed(
     topology: Topology,

@@ -1,7 +1,7 @@
 """A store as its application committed it, over all partitions: what `open_snapshot` gives.
 
-Each partition is as of the moment its snapshot was taken; ranges merge them in key order. It is
-read-only, for any thread.
+Each partition is as of the moment its snapshot was taken, that of an export as well; ranges merge
+them in key order. It is read-only, for any thread.
 """
 
 import heapq
@@ -9,16 +9,26 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from operator import itemgetter
 from pathlib import Path
-from typing import Generic, Self
+from typing import Generic, Protocol, Self
 
 from statestore.errors import StateStoreError, StoreClosed
 from statestore.model import K, V
-from statestore.operations.snapshots import Snapshot
 from statestore.ports import Cursor, Engine
 from statestore.stores import keyvalue
 from statestore.stores.codec import Codec, PairScan
 from statestore.stores.specs import KeyValueSpec
 from statestore.stores.staged_table import Pair
+
+
+class HeldFiles(Protocol):
+    """The files of stores of one stream task, kept for whoever reads them until released."""
+
+    def store_dir(self, store: str) -> Path: ...
+    def renew(self) -> None:
+        """Keep them for longer; Unavailable if they are gone."""
+
+    def release(self) -> None:
+        """Let them go. Twice is harmless."""
 
 
 class SnapshotKeyValueStore(Generic[K, V]):
@@ -27,7 +37,7 @@ class SnapshotKeyValueStore(Generic[K, V]):
     def __init__(
         self,
         spec: KeyValueSpec[K, V],
-        snapshots: Sequence[Snapshot],
+        snapshots: Sequence[HeldFiles],
         open_files: Callable[[Path], Engine],
     ) -> None:
         """Takes over the snapshots: they are released here, also if one cannot be opened."""

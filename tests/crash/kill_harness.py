@@ -39,7 +39,16 @@ from tests.crash.pipeline import COUNTS, PREFIX_VARIABLE
 PARTITIONS = 2
 # Visited only when something is broken, the topology changed or somebody asks: these have tests of
 # their own.
-_ELSEWHERE = ("quarantine.", "relocate.", "snapshot.", "takeover.", "upgrade.")
+_ELSEWHERE = (
+    "clone.",
+    "export.",
+    "import.",
+    "quarantine.",
+    "relocate.",
+    "snapshot.",
+    "takeover.",
+    "upgrade.",
+)
 ELSEWHERE = {point for point in CrashPoint if point.startswith(_ELSEWHERE)}
 _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # library gap
 STATESTORE = Path(sys.executable).with_name("statestore")

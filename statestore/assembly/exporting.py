@@ -1,0 +1,72 @@
+"""Exports put together: made, listed, verified, pruned, brought back, read."""
+
+from collections.abc import Sequence
+
+from statestore.assembly.opening import is_empty
+from statestore.assembly.reading import snapshots_of
+from statestore.assembly.surroundings import SystemClock, checked_cluster, exports_of, layout_of
+from statestore.kafka.changelog import KafkaChangelog
+from statestore.model import TopicPartition
+from statestore.operations.at_rest import existing_application
+from statestore.operations.export import Export, ExportReport
+from statestore.operations.exports import LATEST, Progress, Silent
+from statestore.operations.restore_export import Choice, Log, Restore, RestoreReport
+from statestore.settings import Settings
+
+
+def create_export(settings: Settings, progress: Progress | None = None) -> ExportReport:
+    """Export all stores of an application, beside its run or between two."""
+    settings.require("application.id", "state.dir")
+    return Export(
+        existing_application(layout_of(settings)),
+        snapshots_of(settings),
+        exports_of(settings),
+        SystemClock(),
+        KafkaChangelog(settings) if settings.bootstrap_servers else None,
+        progress or Silent(),
+    ).create()
+
+
+def restore_export(
+    settings: Settings,
+    export: str = LATEST,
+    choice: Choice | None = None,
+    progress: Progress | None = None,
+    *,
+    dry_run: bool = False,
+) -> RestoreReport:
+    """Bring stores back from an export; the next start replays what their changelogs have since.
+
+    ExportTooOld where keys deleted since could come back. `dry_run`: nothing is touched.
+    """
+    settings.require("application.id", "state.dir")
+    exports = exports_of(settings)
+    manifest = exports.read(export)
+    cluster = checked_cluster(settings)
+
+    def ask_log(tps: Sequence[TopicPartition]) -> Log:
+        counts = cluster.partitions(sorted({tp.topic for tp in tps}))
+        there = [tp for tp in tps if tp.partition < counts.get(tp.topic, 0)]
+        retention = {
+            topic: int(said["delete.retention.ms"])
+            for topic, said in cluster.topic_settings(sorted(counts)).items()
+            if "compact" in said["cleanup.policy"]
+        }
+        return Log(cluster.bounds(there), retention)
+
+    try:
+        restore = Restore(
+            layout_of(settings),
+            exports,
+            manifest,
+            SystemClock(),
+            ask_log,
+            is_empty,
+            choice or Choice(),
+            lock_wait_ms=settings.lock_wait_ms,
+            locks=settings.volume_locks,
+            progress=progress or Silent(),
+        )
+        return restore.plan() if dry_run else restore.apply()
+    finally:
+        cluster.close()

@@ -1,0 +1,180 @@
+"""`statestore exports create|ls|verify|restore|prune`, with `export` and `restore` for short."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import click
+import msgspec
+
+from statestore.assembly import create_export, exports_of, failure, restore_export
+from statestore.commands.arguments import export_options, parse_exports, parse_span
+from statestore.commands.printing import print_rows
+from statestore.commands.progress import shown
+from statestore.faults import arm_from_environment
+from statestore.operations.exports import LATEST, Retention
+from statestore.operations.restore_export import Choice, RestoreReport
+from statestore.settings import Settings
+
+_json_option = click.option(
+    "--json", "as_json", is_flag=True, help="One JSON line, on failure too."
+)
+
+
+@click.group("exports")
+def exports() -> None:
+    """Durable copies of all stores, in a folder or an object store."""
+
+
+@exports.command("create")
+@export_options
+@_json_option
+def create_command(*, as_json: bool, **flags: Any) -> None:
+    """Export all stores, beside a run or between two; uploads only what is not there yet."""
+    with _told(flags, as_json=as_json, needs=("state.dir",)) as (settings, tell):
+        with shown("export") as progress:
+            report = create_export(settings, progress)
+        tell(
+            msgspec.structs.asdict(report),
+            f"{report.export_id}: {report.stores} stores, {report.bytes} bytes, "
+            f"{report.bytes_uploaded} of them new, in {report.seconds} s",
+        )
+
+
+@exports.command("ls")
+@export_options
+@click.option("--json", "as_json", is_flag=True, help="JSON lines.")
+def ls_command(*, as_json: bool, **flags: Any) -> None:
+    """The exports there are, oldest first."""
+    found = exports_of(parse_exports(flags)[0])
+    rows = []
+    for export_id in found.ids():
+        manifest = found.read(export_id)
+        rows.append(
+            {
+                "export": export_id,
+                "made_ms": manifest.made_ms,
+                "stream_tasks": len(manifest.tasks),
+                "stores": sum(1 for _ in manifest.stores()),
+                "bytes": manifest.size_bytes,
+                "fingerprint": manifest.deployed.fingerprint,
+            }
+        )
+    print_rows(rows, as_json=as_json)
+
+
+@exports.command("verify")
+@click.argument("export", default=LATEST)
+@export_options
+@_json_option
+def verify_command(*, export: str, as_json: bool, **flags: Any) -> None:
+    """Read every file of EXPORT (the newest) again and check it against its manifest."""
+    with _told(flags, as_json=as_json, needs=()) as (settings, tell):
+        found = exports_of(settings)
+        with shown("verify") as progress:
+            done = found.verify(found.read(export), progress)
+        tell(
+            msgspec.structs.asdict(done),
+            f"{done.export_id}: {done.files} files, {done.bytes} bytes, all as they were exported",
+        )
+
+
+@exports.command("restore")
+@click.argument("export", default=LATEST)
+@click.option("--store", "stores", multiple=True, help="Only this store.")
+@click.option("--partition", "partitions", type=int, multiple=True, help="Only this partition.")
+@click.option("--replace", is_flag=True, help="Set aside stores that are there.")
+@click.option("--full", is_flag=True, help="Place nothing: the changelogs alone restore.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done.")
+@export_options
+@_json_option
+def restore_command(
+    *,
+    export: str,
+    stores: Sequence[str],
+    partitions: Sequence[int],
+    replace: bool,
+    full: bool,
+    dry_run: bool,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Bring back the stores of EXPORT (the newest) that are not in the state dir.
+
+    The application must be stopped; its next start replays what the changelogs have since. An
+    export so old that deleted keys could come back is refused: then --full.
+    """
+    with _told(flags, as_json=as_json, needs=("state.dir",)) as (settings, tell):
+        choice = Choice(stores, partitions, replace=replace, full=full)
+        with shown("restore") as progress:
+            report = restore_export(settings, export, choice, progress, dry_run=dry_run)
+        tell(msgspec.to_builtins(report), _restored(report))
+
+
+@exports.command("prune")
+@click.option("--keep", type=int, default=7, show_default=True, help="The newest so many stay.")
+@click.option("--keep-for", metavar="SPAN", help="All younger than that stay too, such as 7d.")
+@export_options
+@_json_option
+def prune_command(*, keep: int, keep_for: str | None, as_json: bool, **flags: Any) -> None:
+    """Remove old exports, and files no export needs."""
+    with _told(flags, as_json=as_json, needs=()) as (settings, tell):
+        retention = Retention(keep, parse_span(keep_for) if keep_for else 0)
+        done = exports_of(settings).prune(retention)
+        tell(
+            msgspec.structs.asdict(done),
+            f"{len(done.removed)} exports and {done.files_removed} files "
+            f"({done.bytes_removed} bytes) removed, {len(done.kept)} exports kept",
+        )
+
+
+export_command = click.Command(
+    "export",
+    callback=create_command.callback,
+    params=create_command.params,
+    help=f"{create_command.help} Short for `exports create`.",
+)
+restore_short_command = click.Command(
+    "restore",
+    callback=restore_command.callback,
+    params=restore_command.params,
+    help=f"{restore_command.help}\n\nShort for `exports restore`.",
+)
+
+
+@contextmanager
+def _told(
+    flags: dict[str, Any], *, as_json: bool, needs: tuple[str, ...]
+) -> Iterator[tuple[Settings, Callable[[dict[str, Any], str], None]]]:
+    """The settings, and what shows a result: as JSON, or as text; errors show as JSON too."""
+    arm_from_environment()
+    application_id = flags["application_id"] or ""
+
+    def tell(fields: dict[str, Any], text: str) -> None:
+        named = {"application_id": application_id, **fields, "error": None}
+        click.echo(msgspec.json.encode(named) if as_json else text)
+
+    try:
+        yield parse_exports(flags, *needs)[0], tell
+    except Exception as error:
+        if as_json:
+            failed = {"application_id": application_id, "error": failure(error)}
+            click.echo(msgspec.json.encode(failed))
+        raise
+
+
+def _restored(report: RestoreReport) -> str:
+    did = "placed" if report.applied else "would place"
+    lines = [
+        f"{did} {one.stream_task}/{one.store}: {one.bytes} bytes, then {one.replay} offsets of its "
+        "changelog at most"
+        for one in report.placed
+    ]
+    lines += [f"kept {name}: it is there; --replace sets it aside" for name in report.kept]
+    lines += [f"set aside {name}" for name in report.set_aside]
+    lines += [
+        f"{name}: the next start restores it from its changelog" for name in report.by_changelog
+    ]
+    took = f" in {report.seconds} s" if report.applied else ""
+    lines.append(f"{len(report.placed)} stores, {report.bytes} bytes{took}")
+    return "\n".join(lines)

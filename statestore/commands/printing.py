@@ -1,0 +1,44 @@
+"""Rows of a result, for people and for programs."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+
+def print_rows(rows: Iterable[dict[str, Any]], *, as_json: bool) -> None:
+    """JSON lines; else a table on a terminal, columns with tabs between them elsewhere."""
+    if as_json:
+        for row in rows:
+            click.echo(msgspec.json.encode(row, enc_hook=str))
+        return
+    listed = list(rows)
+    columns = list(listed[0]) if listed else []
+    lines = [[text_of(row[column]) for column in columns] for row in listed]
+    console = Console(file=sys.stdout)
+    if not console.is_terminal:
+        for line in lines:
+            click.echo("\t".join(line))
+        return
+    console.print(_table(columns, lines) if lines else "nothing")
+
+
+def text_of(item: Any) -> str:
+    """As a cell shows it."""
+    if item is None:
+        return ""
+    return item if isinstance(item, str) else msgspec.json.encode(item, enc_hook=str).decode()
+
+
+def _table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> Table:
+    table = Table()
+    for column in columns:
+        table.add_column(column.replace("_", " "))
+    for line in lines:
+        table.add_row(*map(Text, line))
+    return table

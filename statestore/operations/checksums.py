@@ -1,0 +1,62 @@
+"""Checksums of data files known from earlier exports, so that none is read a second time.
+
+RocksDB never changes a data file, nor uses its number again within one database. A database that
+was put back from an export may: so a file is known by its time as well. One small file per stream
+task, `<task id>/exported.json`; without it everything is read once more.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from statestore.layout.files import publish
+
+_NAME = "exported.json"
+_DATA = (".sst", ".blob")
+
+
+class Known(NamedTuple):
+    """One data file: the database's identity, its number, size and time."""
+
+    identity: str
+    name: str
+    size_bytes: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, identity: str, path: Path) -> "Known | None":
+        """None of a file that may change under its name."""
+        if path.suffix not in _DATA:
+            return None
+        found = path.stat()
+        return cls(identity, path.name, found.st_size, found.st_mtime_ns)
+
+
+class Checksums:
+    """Of one stream task's files."""
+
+    def __init__(self, task_dir: Path) -> None:
+        self._path = task_dir / _NAME
+        self._known: dict[Known, str] = {}
+        with suppress(OSError, msgspec.DecodeError):
+            rows = msgspec.json.decode(self._path.read_bytes(), type=list[tuple[Known, str]])
+            self._known = dict(rows)
+
+    def get(self, known: Known | None) -> str | None:
+        """The SHA-256, if it is known."""
+        return None if known is None else self._known.get(known)
+
+    def keep(self, found: Mapping[Known, str]) -> None:
+        """Remember these, and no others: files that are gone are of no use."""
+        if dict(found) != self._known:
+            publish(self._path, msgspec.json.encode(list(found.items())))
+
+
+def identity_of(store_dir: Path) -> str:
+    """What RocksDB calls a database; empty if it does not say."""
+    with suppress(OSError):
+        return (store_dir / "IDENTITY").read_text(encoding="utf-8").strip()
+    return ""

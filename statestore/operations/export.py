@@ -1,0 +1,308 @@
+"""Makes an export: snapshots of all stream tasks, the files the target lacks, then the manifest.
+
+    lease        a prune keeps away from now on          export.leased
+    per task     a snapshot, then each file whose
+                 content the target does not have        export.file-stored
+                 the checksums found, remembered         export.stored
+    publish      the manifest                            export.published
+
+Runs beside the application or between its runs. One task's stores are of one commit: an owner takes
+its snapshot between two; a task that a crash left with its stores at different commits is not
+exported before a run has brought them together. A death leaves files no manifest names.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from statestore.errors import Misuse, TaskCorrupted, Unavailable
+from statestore.faults import CrashPoint, reach
+from statestore.layout import owners
+from statestore.layout.folders import StateLayout
+from statestore.layout.snapshots import Manifest, StoreOffsets
+from statestore.model import TaskId, TopicPartition
+from statestore.operations.checksums import Checksums, Known, identity_of
+from statestore.operations.deployed import Deployed, read_deployed
+from statestore.operations.export_leases import Upload
+from statestore.operations.exports import SMALL, Exports, Progress, Silent, sha256_of
+from statestore.operations.manifest import (
+    VERSION,
+    Cut,
+    ExportedFile,
+    ExportedStore,
+    ExportedTask,
+    ExportManifest,
+)
+from statestore.operations.relocate_disk import journal_file
+from statestore.operations.snapshots import Snapshot, Snapshots
+from statestore.ports import Changelog, Clock
+
+_TASKS_AT_ONCE = 4
+_NOT_DATA = re.compile(r"LOG|LOCK|IDENTITY|\.")
+"""What begins the names of files a database makes anew, or that are no part of it."""
+
+
+class ExportReport(msgspec.Struct, frozen=True):
+    """What an export holds, and what of it was new to the target."""
+
+    application_id: str
+    export_id: str
+    target: str
+    stream_tasks: int
+    stores: int
+    left_out: dict[str, dict[str, str]]
+    files: int
+    bytes: int
+    files_read: int
+    bytes_read: int
+    files_uploaded: int
+    bytes_uploaded: int
+    seconds: float
+
+
+@dataclass
+class Work:
+    """What was read and uploaded for one task."""
+
+    files_read: int = 0
+    bytes_read: int = 0
+    files_uploaded: int = 0
+    bytes_uploaded: int = 0
+
+
+@dataclass(frozen=True)
+class Export:
+    """Of one application, to one target.
+
+    `changelog` None: no broker is to be asked. `cut`: what the log says of the whole application,
+    asked once all tasks are stored.
+    """
+
+    layout: StateLayout
+    snapshots: Snapshots
+    exports: Exports
+    clock: Clock
+    changelog: Changelog | None = None
+    progress: Progress = field(default_factory=Silent)
+    cut: Callable[[], Cut] | None = None
+
+    def create(self) -> ExportReport:
+        """Make one. Unavailable, Locked: try again; nothing is there that a prune leaves."""
+        began_s = self.clock.monotonic()
+        deployed = self.check()
+        tasks = self.tasks()
+        with self.exports.uploading() as (export_id, upload):
+            reach(CrashPoint.EXPORT_LEASED)
+            contents = self.exports.contents()
+            with ThreadPoolExecutor(_TASKS_AT_ONCE, "export") as pool:
+                work = [Work() for _ in tasks]
+                done = list(
+                    pool.map(
+                        lambda task, mine: self.store(task, deployed, contents, upload, mine),
+                        tasks,
+                        work,
+                    )
+                )
+            manifest = self.manifest(export_id, deployed, done)
+            if self.check() != deployed:
+                raise Unavailable(
+                    f"application {self.layout.application_id}: another topology was deployed "
+                    "while it was exported: export again"
+                )
+            self.exports.publish(manifest, upload)
+            reach(CrashPoint.EXPORT_PUBLISHED)
+        return self._report(manifest, work, self.clock.monotonic() - began_s)
+
+    def check(self) -> Deployed:
+        """What is deployed; Misuse or Unavailable if it cannot be exported now."""
+        if journal_file(self.layout).exists():
+            raise Unavailable(
+                f"{journal_file(self.layout)}: a relocation was begun and not finished: the next "
+                "start of the application finishes it; export then"
+            )
+        deployed = read_deployed(self.layout)
+        if not deployed.fingerprint:
+            raise Misuse(
+                f"{self.layout.application_dir}: nothing was deployed here: run the application "
+                "once, then export"
+            )
+        return deployed
+
+    def tasks(self) -> list[TaskId]:
+        """The stream tasks that have stores."""
+        return [task for task in self.layout.tasks() if self.layout.stores(task)]
+
+    def store(
+        self,
+        task: TaskId,
+        deployed: Deployed,
+        contents: dict[str, int],
+        upload: Upload,
+        work: Work,
+    ) -> ExportedTask:
+        """One task's part: its snapshot, and what of it the target lacks stored there."""
+        with self.snapshots.take(task) as snapshot:
+            self._check_whole(task, snapshot)
+            checksums = Checksums(self.layout.task_dir(task))
+            found: dict[Known, str] = {}
+            stores, left_out = {}, dict(snapshot.manifest.left_out)
+            for store, offsets in snapshot.manifest.stores.items():
+                known = deployed.stores.get(store)
+                if known is None or known.sub_topology != task.sub_topology:
+                    left_out[store] = "the topology deployed last does not have it here"
+                    continue
+                files = _Files(self, upload, contents, checksums, found, work)
+                identity = identity_of(self.layout.store_dir(task, store))
+                stored = files.store(snapshot, store, identity, f"{task}-{store}")
+                stores[store] = ExportedStore(known.kind, offsets, stored)
+        checksums.keep(found)
+        reach(CrashPoint.EXPORT_STORED)
+        said = snapshot.manifest
+        return ExportedTask(
+            str(task), self._as_of_ms(task, said), said.commit_number, stores, left_out
+        )
+
+    def manifest(
+        self, export_id: str, deployed: Deployed, tasks: list[ExportedTask]
+    ) -> ExportManifest:
+        """All parts together."""
+        cut = None if self.cut is None else self.cut()
+        if cut is None and not any(task.stores for task in tasks):
+            raise Misuse(
+                f"application {self.layout.application_id} has no store on disk to export: "
+                "its changelogs hold all there is"
+            )
+        now_ms = self.clock.now_ms()
+        return ExportManifest(
+            VERSION, export_id, self.layout.application_id, now_ms, deployed, tasks, cut
+        )
+
+    def _check_whole(self, task: TaskId, snapshot: Snapshot) -> None:
+        """Refuse stores of one task that are not of one commit, or not readable."""
+        said = snapshot.manifest
+        for store in said.unreadable:
+            raise TaskCorrupted(
+                f"store {store!r} of task {task} is in no export: {said.left_out[store]}; the next "
+                "run restores it"
+            )
+        if said.commit_number is not None or len(said.stores) < 2:
+            return
+        owner = owners.read_owner(self.layout.task_dir(task))
+        first, *others = (offsets.position for offsets in said.stores.values())
+        if owner is not None and owner.released and all(other == first for other in others):
+            return
+        # Left by a crash, or restored and not committed to since: their changelogs tell.
+        if self.changelog is None or self._behind(task, said.stores):
+            raise Unavailable(
+                f"task {task} was left by a crash with stores of different commits: a run brings "
+                "them together; export beside it or after it"
+            )
+
+    def _as_of_ms(self, task: TaskId, said: Manifest) -> int:
+        """When the stores were what is exported: of a task that died, when it last flushed."""
+        owner = owners.read_owner(self.layout.task_dir(task))
+        if said.commit_number is not None or owner is None or owner.released:
+            return said.taken_ms
+        folder = self.layout.stores_dir(task)
+        flushed = [path.stat().st_mtime_ns // 1_000_000 for path in folder.glob("*/*.sst")]
+        return max(flushed, default=said.taken_ms)
+
+    def _behind(self, task: TaskId, stores: Mapping[str, StoreOffsets]) -> bool:
+        """Whether a store lacks records of its log that another store has seen the effect of."""
+        assert self.changelog is not None
+        deployed, application_id = read_deployed(self.layout), self.layout.application_id
+        stands: dict[TopicPartition, int] = {}
+        for store, offsets in stores.items():
+            log = TopicPartition(deployed.log_of(application_id, store), task.partition)
+            at = offsets.offsets().get(log, 0)
+            if deployed.has_changelog(store):
+                stands[log] = at
+            elif at <= max(other.positions().get(log, -1) for other in stores.values()):
+                return True
+        return bool(behind(self.changelog, stands))
+
+    def _report(self, manifest: ExportManifest, work: list[Work], seconds: float) -> ExportReport:
+        files = manifest.files()
+        return ExportReport(
+            manifest.application_id,
+            manifest.export_id,
+            self.exports.target.url,
+            len(manifest.tasks),
+            sum(1 for _ in manifest.stores()),
+            {task.stream_task: task.left_out for task in manifest.tasks if task.left_out},
+            len(files),
+            sum(files.values()),
+            sum(one.files_read for one in work),
+            sum(one.bytes_read for one in work),
+            sum(one.files_uploaded for one in work),
+            sum(one.bytes_uploaded for one in work),
+            round(seconds, 3),
+        )
+
+
+def behind(changelog: Changelog, offsets: Mapping[TopicPartition, int]) -> list[TopicPartition]:
+    """The changelog partitions that hold committed records at these offsets or after them."""
+    bounds = changelog.bounds(list(offsets))
+    return [
+        tp
+        for tp, at in offsets.items()
+        if any(
+            len(stretch.batch)
+            for stretch in changelog.replay(tp, max(at, bounds[tp].start), bounds[tp].end)
+        )
+    ]
+
+
+@dataclass(frozen=True)
+class _Files:
+    """Stores files of one task at the target, each content once."""
+
+    export: Export
+    upload: Upload
+    contents: dict[str, int]
+    checksums: Checksums
+    found: dict[Known, str]
+    work: Work
+
+    def store(
+        self, snapshot: Snapshot, store: str, identity: str, temporary: str
+    ) -> list[ExportedFile]:
+        """Every file of a store; what a snapshot's own bookkeeping is not."""
+        folder = snapshot.store_dir(store)
+        paths = sorted(path for path in folder.iterdir() if not _NOT_DATA.match(path.name))
+        sizes = {path: path.stat().st_size for path in paths}
+        self.export.progress.expect(sum(sizes.values()))
+        files = []
+        for nth, (path, size) in enumerate(sizes.items()):
+            snapshot.renew()
+            known = Known.of(identity, path)
+            sha256 = self.checksums.get(known)
+            if sha256 is None or self.contents.get(sha256) != size:
+                sha256 = self._add(path, size, f"{self.upload.folder}/{temporary}-{nth}")
+            if known is not None:
+                self.found[known] = sha256
+            self.export.progress.done(size)
+            files.append(ExportedFile(path.name, size, sha256))
+        return files
+
+    def _add(self, path: Path, size: int, temporary: str) -> str:
+        exports = self.export.exports
+        self.work.files_read += 1
+        self.work.bytes_read += size
+        if size <= SMALL:
+            data = path.read_bytes()
+            sha256 = sha256_of(data)
+            if self.contents.get(sha256) == size:
+                return sha256
+            exports.target.write(exports.content(sha256), data)
+        else:
+            sha256 = exports.target.put(path, temporary=temporary, name_of=exports.content)
+        self.contents[sha256] = size
+        self.work.files_uploaded += 1
+        self.work.bytes_uploaded += size
+        reach(CrashPoint.EXPORT_FILE_STORED)
+        return sha256

@@ -1,0 +1,138 @@
+"""Who is at work at a target: exports being uploaded, or one that removes files, never both.
+
+An upload counts on files it found there; whoever prunes must not take them away. Each writes its
+own lease first and looks for the other's then, so that of two at once at least one sees the other
+and gives way. Leases of the dead run out.
+"""
+
+import logging
+import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from statestore.errors import Locked, StateStoreError, Unavailable
+from statestore.ports import Clock, Target
+
+_log = logging.getLogger(__name__)
+LEASE_MS = 600_000
+"""How long the dead keep others away; the living renew thrice within it."""
+
+
+class _Lease(msgspec.Struct, frozen=True):
+    expires_ms: int
+
+
+class Leases:
+    """The leases of one application at one target."""
+
+    def __init__(
+        self, target: Target, folder: str, clock: Clock, *, lease_ms: int = LEASE_MS
+    ) -> None:
+        self._target = target
+        self._uploads = f"{folder}/uploads"
+        self._prunings = f"{folder}/prunings"
+        self._clock = clock
+        self._lease_ms = lease_ms
+
+    @contextmanager
+    def uploading(self, export_id: str) -> Iterator["Upload"]:
+        """Keep files from being removed meanwhile; Locked while somebody removes some."""
+        name = f"{self._uploads}/{export_id}.json"
+        self._write(name)
+        try:
+            self._give_way(self._prunings, "exports are being pruned")
+            upload = Upload(self, name, f"{self._uploads}/{export_id}")
+            with self._renewed(name):
+                yield upload
+        finally:
+            self._give_back([name])
+
+    @contextmanager
+    def pruning(self) -> Iterator[None]:
+        """Keep uploads away; Locked while there is one."""
+        name = f"{self._prunings}/{secrets.token_hex(4)}.json"
+        self._write(name)
+        try:
+            self._give_way(self._prunings, "another process prunes exports", but=name)
+            self._give_way(self._uploads, "an export is being uploaded")
+            with self._renewed(name):
+                yield
+        finally:
+            self._give_back([name])
+
+    def left_over(self) -> list[str]:
+        """What uploads and prunes that died left behind; ask only while pruning."""
+        found = self._target.names(self._uploads) | self._target.names(self._prunings)
+        return sorted(name for name in found if not self.holds(name))
+
+    def holds(self, name: str) -> bool:
+        """Whether that lease is there and has not run out."""
+        data = self._target.read(name) if name.endswith(".json") else None
+        if data is None:
+            return False
+        try:
+            lease = msgspec.json.decode(data, type=_Lease)
+        except msgspec.DecodeError:
+            return False
+        return lease.expires_ms > self._clock.now_ms()
+
+    def _give_way(self, folder: str, what: str, *, but: str | None = None) -> None:
+        for name in self._target.names(folder):
+            if name != but and self.holds(name):
+                raise Locked(
+                    f"{what} ({name} at {self._target.url}): try again when that is done, or, if "
+                    f"its process died, in {self._lease_ms // 1000} s"
+                )
+
+    def _write(self, name: str) -> None:
+        lease = _Lease(self._clock.now_ms() + self._lease_ms)
+        self._target.write(name, msgspec.json.encode(lease))
+
+    @contextmanager
+    def _renewed(self, name: str) -> Iterator[None]:
+        """Renew it from a thread of its own, unless it has run out."""
+        over = threading.Event()
+
+        def renew() -> None:
+            while not over.wait(self._lease_ms / 3000):
+                try:
+                    if not self.holds(name):
+                        return
+                    self._write(name)
+                except StateStoreError as error:
+                    _log.warning("lease %s: %s", name, error)
+
+        thread = threading.Thread(target=renew, name="lease", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def _give_back(self, names: list[str]) -> None:
+        try:
+            self._target.remove(names)
+        except StateStoreError as error:
+            # The first error is the one to tell; the lease runs out.
+            _log.warning("lease %s: %s", names[0], error)
+
+
+class Upload:
+    """The right to add files until it is given back."""
+
+    def __init__(self, leases: Leases, name: str, folder: str) -> None:
+        self.folder = folder
+        self._leases = leases
+        self._name = name
+
+    def check(self) -> None:
+        """Unavailable once it has run out: files may have been removed since."""
+        if not self._leases.holds(self._name):
+            raise Unavailable(
+                f"{self._name}: this export stood still until its lease ran out, and files it "
+                "needs may have been removed: export again"
+            )

@@ -1,0 +1,269 @@
+"""The exports at a target: which there are, read, verified, pruned, their stores fetched.
+
+    prune   lease                                     export.prune-leased
+            the manifests that need not be kept       export.manifest-removed
+            the contents no manifest names            export.files-removed
+
+An export is there once its manifest is, and gone once its manifest is; contents are removed after
+the manifests that name them, so a death leaves only what the next prune removes.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple, Protocol, Self
+
+import msgspec
+
+from statestore.errors import ExportDamaged, Misuse, UnknownStore
+from statestore.faults import CrashPoint, reach
+from statestore.operations import manifest as manifests
+from statestore.operations.export_leases import Leases, Upload
+from statestore.operations.manifest import ExportedFile, ExportManifest, StoreOfTask
+from statestore.ports import Clock, Target
+
+LATEST = "latest"
+SMALL = 8 << 20
+"""Files up to that size are read into memory whole."""
+
+
+class Progress(Protocol):
+    """Is told of long work, from any thread; bytes."""
+
+    def expect(self, size_bytes: int) -> None:
+        """So much more is to be done."""
+
+    def done(self, size_bytes: int) -> None:
+        """So much more is done."""
+
+
+class Silent:
+    """Progress nobody looks at."""
+
+    def expect(self, size_bytes: int) -> None:
+        pass
+
+    def done(self, size_bytes: int) -> None:
+        pass
+
+
+class Verified(msgspec.Struct, frozen=True):
+    """What a verification read; it raised if anything was wrong."""
+
+    export_id: str
+    stores: int
+    files: int
+    bytes: int
+
+
+class Pruned(msgspec.Struct, frozen=True):
+    """What a prune removed, and what is left."""
+
+    kept: list[str]
+    removed: list[str]
+    files_removed: int
+    bytes_removed: int
+
+
+class Retention(NamedTuple):
+    """Which exports stay: the newest `keep`, and all younger than `keep_for_ms`."""
+
+    keep: int
+    keep_for_ms: int = 0
+
+
+class Exports:
+    """The exports of one application at one target."""
+
+    def __init__(self, target: Target, application_id: str, clock: Clock) -> None:
+        self.target = target
+        self.application_id = application_id
+        self._clock = clock
+        self._leases = Leases(target, application_id, clock)
+
+    def ids(self) -> list[str]:
+        """Every export, oldest first."""
+        names = self.target.names(f"{self.application_id}/exports")
+        found = (name.rpartition("/")[2] for name in names)
+        ids = (name.removesuffix(".json") for name in found if name.endswith(".json"))
+        return sorted(export_id for export_id in ids if manifests.is_export_id(export_id))
+
+    def read(self, export: str = LATEST) -> ExportManifest:
+        """The manifest of an id, or of the newest; Misuse names those there are."""
+        ids = self.ids()
+        wanted = ids[-1] if export == LATEST and ids else export
+        if wanted not in ids:
+            raise Misuse(
+                f"no export {export!r} of {self.application_id} at {self.target.url}; "
+                f"there are: {', '.join(ids[-5:]) or 'none: run `statestore export` first'}"
+            )
+        name = self._manifest(wanted)
+        data = self.target.read(name)
+        if data is None:
+            raise Misuse(f"export {wanted} was pruned just now: name another")
+        return manifests.decode(data, f"{self.target.url}/{name}")
+
+    @contextmanager
+    def uploading(self) -> Iterator[tuple[str, Upload]]:
+        """A new id, which sorts behind all others, and the right to add files for it."""
+        now_ms = self._clock.now_ms()
+        if ids := self.ids():
+            now_ms = max(now_ms, manifests.made_after(ids[-1]))
+        export_id = manifests.new_export_id(now_ms, secrets.token_hex(4))
+        with self._leases.uploading(export_id) as upload:
+            yield export_id, upload
+
+    def contents(self) -> dict[str, int]:
+        """The checksum and size of every content there is."""
+        found = self.target.names(f"{self.application_id}/files")
+        return {name.rpartition("/")[2]: size for name, size in found.items()}
+
+    def content(self, sha256: str) -> str:
+        """The name of a content at the target."""
+        return f"{self.application_id}/files/{sha256[:2]}/{sha256}"
+
+    def publish(self, manifest: ExportManifest, upload: Upload) -> None:
+        """Make it an export, unless its files may have been removed meanwhile."""
+        name = self._manifest(manifest.export_id)
+        upload.check()
+        self.target.write(name, manifests.encode(manifest))
+        try:
+            upload.check()
+        except BaseException:
+            self.target.remove([name])
+            raise
+
+    def fetch(self, at: StoreOfTask, folder: Path, progress: Progress) -> None:
+        """The files of a store into the new `folder`, verified; ExportDamaged names a wrong one."""
+        folder.mkdir(parents=True)
+        for file in at.store.files:
+            self._read_content(file, at, folder / file.name)
+            progress.done(file.size_bytes)
+
+    def verify(self, manifest: ExportManifest, progress: Progress) -> Verified:
+        """Read every content again; ExportDamaged names the first that is not what it was."""
+        sizes = manifest.files()
+        progress.expect(sum(sizes.values()))
+        seen: set[str] = set()
+        stores = list(manifest.stores())
+        for at in stores:
+            for file in at.store.files:
+                if file.sha256 not in seen:
+                    seen.add(file.sha256)
+                    self._read_content(file, at, None)
+                    progress.done(file.size_bytes)
+        return Verified(manifest.export_id, len(stores), len(seen), sum(sizes.values()))
+
+    def prune(self, retention: Retention) -> Pruned:
+        """Remove what need not be kept; Locked while an export is being uploaded."""
+        if retention.keep < 1:
+            raise Misuse(f"keep {retention.keep} exports: keep at least one")
+        with self._leases.pruning():
+            reach(CrashPoint.EXPORT_PRUNE_LEASED)
+            ids = self.ids()
+            since_ms = self._clock.now_ms() - retention.keep_for_ms
+            kept, removed, named = [], [], set[str]()
+            for nth, export_id in enumerate(reversed(ids)):
+                manifest = self.read(export_id)
+                if nth < retention.keep or manifest.made_ms > since_ms:
+                    kept.append(export_id)
+                    named |= manifest.files().keys()
+                else:
+                    removed.append(export_id)
+            for export_id in removed:
+                self.target.remove([self._manifest(export_id)])
+                reach(CrashPoint.EXPORT_MANIFEST_REMOVED)
+            files, size_bytes = self._remove_unnamed(kept, named)
+        return Pruned(kept[::-1], removed[::-1], files, size_bytes)
+
+    def _remove_unnamed(self, kept: Collection[str], named: Collection[str]) -> tuple[int, int]:
+        wanted = {self._manifest(export_id) for export_id in kept}
+        wanted |= {self.content(sha256) for sha256 in named}
+        there = self.target.names(f"{self.application_id}/files")
+        there |= self.target.names(f"{self.application_id}/exports")
+        garbage = {name: size for name, size in there.items() if name not in wanted}
+        self.target.remove(sorted(garbage))
+        self.target.remove(self._leases.left_over())
+        reach(CrashPoint.EXPORT_FILES_REMOVED)
+        return len(garbage), sum(garbage.values())
+
+    def _read_content(self, file: ExportedFile, at: StoreOfTask, into: Path | None) -> None:
+        found = self.target.fetch(self.content(file.sha256), into)
+        if found != file.sha256:
+            what = "is missing" if found is None else "is not what it was when it was exported"
+            raise ExportDamaged(
+                f"file {file.name} of store {at.name!r} of task {at.task} "
+                f"({self.target.url}/{self.content(file.sha256)}) {what}: use another export, or "
+                "`statestore exports restore --full` to go by the changelog alone"
+            )
+
+    def _manifest(self, export_id: str) -> str:
+        return f"{self.application_id}/exports/{export_id}.json"
+
+
+def find(
+    manifest: ExportManifest, store: str, partition: int | None = None, *, kind: str | None = None
+) -> list[StoreOfTask]:
+    """That store of every stream task, or of one partition; UnknownStore names what there is.
+
+    Misuse if it is of another kind than the one given.
+    """
+    where = f"export {manifest.export_id} of {manifest.application_id}"
+    found = [at for at in manifest.stores() if at.name == store]
+    if not found:
+        left_out = [why for task in manifest.tasks if (why := task.left_out.get(store))]
+        if left_out:
+            raise Misuse(f"store {store!r} is not in {where}: {left_out[0]}")
+        known = ", ".join(sorted({at.name for at in manifest.stores()})) or "none"
+        raise UnknownStore(f"no store {store!r} in {where}; it has: {known}")
+    if kind is not None and found[0].store.kind != kind:
+        raise Misuse(
+            f"store {store!r} is a {found[0].store.kind} one: it cannot be read as a {kind} one"
+        )
+    chosen = [at for at in found if partition is None or at.task.partition == partition]
+    if not chosen:
+        tasks = ", ".join(str(at.task) for at in found)
+        raise Misuse(
+            f"store {store!r} has no partition {partition} in {where}; it is in stream tasks "
+            f"{tasks}"
+        )
+    return chosen
+
+
+class FetchedStore:
+    """The files of one exported store in a folder of their own; use `with`, or release() it."""
+
+    def __init__(self, exports: "Exports", at: StoreOfTask) -> None:
+        """Fetched and verified when this returns; TMPDIR says where such folders lie."""
+        self.at = at
+        self._folder = TemporaryDirectory(prefix=f"statestore-{at.task}-{at.name}-")
+        try:
+            exports.fetch(at, Path(self._folder.name) / at.name, Silent())
+        except BaseException:
+            self.release()
+            raise
+
+    def store_dir(self, store: str) -> Path:
+        """Where its files are."""
+        return Path(self._folder.name) / store
+
+    def renew(self) -> None:
+        """Nobody else removes them."""
+
+    def release(self) -> None:
+        """Remove them. Twice is harmless."""
+        self._folder.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.release()
+
+
+def sha256_of(data: bytes) -> str:
+    """The checksum contents go by."""
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,171 @@
+"""The manifest of an export: every task, store and file of it, and where each store stands.
+
+    <target>/<application id>/exports/<export id>.json   manifests: an export is there once it is
+                              files/<2>/<sha256>         contents, shared by all exports
+                              uploads/<export id>.json   the lease of one being made
+                              uploads/<export id>/<n>    a file whose checksum is not known yet
+                              pruning.json               the lease of whoever removes files
+
+Offsets as everywhere: of changelogs and groups the NEXT to read, of positions the LAST processed.
+"""
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import msgspec
+
+from statestore.errors import ExportDamaged, FormatTooNew
+from statestore.layout.snapshots import StoreOffsets
+from statestore.model import TaskId, TopicPartition
+from statestore.operations.deployed import Deployed
+from statestore.ports import Bounds, GroupOffset
+
+VERSION = 1
+_ID = re.compile(r"\d{8}T\d{9}Z-[0-9a-f]{8}")
+_FILE_NAME = re.compile(r"(?!\.)[A-Za-z0-9._-]+")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class ExportedFile(msgspec.Struct, frozen=True):
+    """One file of a store, under the name RocksDB knows it by."""
+
+    name: str
+    size_bytes: int
+    sha256: str
+
+
+class ExportedStore(msgspec.Struct, frozen=True):
+    """One store of a stream task; `kind` as the topology has it."""
+
+    kind: str
+    offsets: StoreOffsets
+    files: list[ExportedFile]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+    def position(self) -> dict[TopicPartition, int]:
+        """The inputs LAST processed."""
+        return self.offsets.positions()
+
+
+class ExportedTask(msgspec.Struct, frozen=True):
+    """The stores of one stream task, all of one commit; `commit_number` None: nobody ran it.
+
+    `left_out`: stores without files here, and why; their changelogs have them.
+    """
+
+    stream_task: str
+    taken_ms: int
+    commit_number: int | None
+    stores: dict[str, ExportedStore]
+    left_out: dict[str, str] = {}
+
+    @property
+    def task_id(self) -> TaskId:
+        return TaskId.parse(self.stream_task)
+
+
+class Cut(msgspec.Struct, frozen=True):
+    """What the log said while the application's lock was held: what a clone begins with.
+
+    `group`: rows of topic, partition, offset, metadata; `logs`: of topic, partition, start, end.
+    """
+
+    group: list[tuple[str, int, int, str]]
+    logs: list[tuple[str, int, int, int]]
+
+    def group_offsets(self) -> dict[TopicPartition, GroupOffset]:
+        """What the group had committed."""
+        return {TopicPartition(t, p): GroupOffset(at, text) for t, p, at, text in self.group}
+
+    def bounds(self) -> dict[TopicPartition, Bounds]:
+        """Start and last stable offset of every topic the application writes."""
+        return {TopicPartition(t, p): Bounds(start, end) for t, p, start, end in self.logs}
+
+
+class ExportManifest(msgspec.Struct, frozen=True):
+    """One export. `cut` None: it was made beside a run, and cannot be cloned."""
+
+    version: int
+    export_id: str
+    application_id: str
+    made_ms: int
+    deployed: Deployed
+    tasks: list[ExportedTask]
+    cut: Cut | None = None
+
+    def stores(self) -> Iterator["StoreOfTask"]:
+        """Every store of every task, in order."""
+        for task in self.tasks:
+            for name, store in task.stores.items():
+                yield StoreOfTask(task.task_id, name, store, task.taken_ms)
+
+    def files(self) -> dict[str, int]:
+        """Every content by its checksum, and its size."""
+        return {file.sha256: file.size_bytes for at in self.stores() for file in at.store.files}
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files; what several stores share counts once."""
+        return sum(self.files().values())
+
+
+class StoreOfTask(NamedTuple):
+    """A store and where it belongs; `taken_ms`: when its snapshot was taken."""
+
+    task: TaskId
+    name: str
+    store: ExportedStore
+    taken_ms: int
+
+
+def new_export_id(now_ms: int, token: str) -> str:
+    """An id in order of time; `token`: eight hex digits that nobody else has."""
+    made = datetime.fromtimestamp(now_ms // 1000, UTC)
+    return f"{made:%Y%m%dT%H%M%S}{now_ms % 1000:03d}Z-{token}"
+
+
+def made_after(export_id: str) -> int:
+    """The first time, ms, at which an id sorts behind that one."""
+    made = datetime.strptime(f"{export_id[:15]}+0000", "%Y%m%dT%H%M%S%z")
+    return round(made.timestamp()) * 1000 + int(export_id[15:18]) + 1
+
+
+def is_export_id(text: str) -> bool:
+    """Whether that could be one: ids become file names."""
+    return _ID.fullmatch(text) is not None
+
+
+def encode(manifest: ExportManifest) -> bytes:
+    """The bytes of the manifest's file."""
+    return msgspec.json.encode(manifest)
+
+
+def decode(data: bytes, where: str) -> ExportManifest:
+    """The manifest in these bytes; ExportDamaged, FormatTooNew if it is not for this version."""
+    try:
+        found = msgspec.json.decode(data, type=_Versioned)
+        if found.version > VERSION:
+            raise FormatTooNew(
+                f"{where} has version {found.version}, this statestore reads up to {VERSION}: "
+                "upgrade statestore"
+            )
+        manifest = msgspec.json.decode(data, type=ExportManifest)
+    except msgspec.DecodeError as error:
+        raise ExportDamaged(
+            f"{where} is no manifest of an export: {error}; use another export"
+        ) from error
+    for at in manifest.stores():
+        for file in at.store.files:
+            # They become paths.
+            if not _FILE_NAME.fullmatch(file.name) or not _DIGEST.fullmatch(file.sha256):
+                raise ExportDamaged(f"{where}: {file.name!r} is no file of a store: use another")
+    return manifest
+
+
+class _Versioned(msgspec.Struct, frozen=True):
+    version: int

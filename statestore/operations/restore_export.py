@@ -1,0 +1,304 @@
+"""Brings stores back from an export: verified, placed by rename; the next start replays the tail.
+
+    check       the changelogs go on from where the stores stand, and have forgotten no delete
+    lock        the application's folder, then each task's
+    per store   its files fetched beside its place, verified       import.fetched
+                what is to be replaced goes to quarantine          quarantine.renamed
+                renamed into its place                             import.placed
+    deploy      topology.json, if there is none                    import.deployed
+
+A store that is there is left alone unless it is to be replaced. Repeated after a death at any
+point, it goes on with what is missing.
+"""
+
+import shutil
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from statestore.errors import ExportTooOld, HostFailure, Misuse
+from statestore.faults import CrashPoint, reach
+from statestore.layout import owners
+from statestore.layout.files import sync_folder
+from statestore.layout.folders import StateLayout
+from statestore.model import TaskId, TopicPartition
+from statestore.operations.deployed import publish_deployed, read_deployed
+from statestore.operations.exports import Exports, Progress, Silent
+from statestore.operations.manifest import ExportManifest, StoreOfTask
+from statestore.ports import Bounds, Clock
+
+_REPLACED = "replaced"
+
+
+class Log(msgspec.Struct, frozen=True):
+    """What a broker says of the logs asked about; topics that do not exist are absent.
+
+    `delete_retention_ms`: of those that are compacted; others forget no delete before its record.
+    """
+
+    bounds: dict[TopicPartition, Bounds]
+    delete_retention_ms: dict[str, int]
+
+
+AskLog = Callable[[Sequence[TopicPartition]], Log]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What of an export is wanted.
+
+    `stores`, `partitions`: empty is all. `replace`: stores that are there are set aside. `full`: no
+    file is placed, so that the next start restores from the changelogs alone.
+    """
+
+    stores: Collection[str] = ()
+    partitions: Collection[int] = ()
+    replace: bool = False
+    full: bool = False
+
+    def takes(self, at: StoreOfTask) -> bool:
+        """Whether that store is wanted."""
+        return (not self.stores or at.name in self.stores) and (
+            not self.partitions or at.task.partition in self.partitions
+        )
+
+
+class Placed(msgspec.Struct, frozen=True):
+    """A store and where it goes; `replay`: offsets its changelog goes on for, at most records."""
+
+    store: str
+    stream_task: str
+    bytes: int
+    offset: int | None
+    replay: int
+
+
+class RestoreReport(msgspec.Struct, frozen=True):
+    """What a restore did (`applied`) or would do.
+
+    `kept`: stores that were there; `set_aside`: where those lay that are replaced; `by_changelog`:
+    those the next start restores from scratch.
+    """
+
+    application_id: str
+    export_id: str
+    applied: bool
+    placed: list[Placed]
+    kept: list[str]
+    set_aside: list[str]
+    by_changelog: list[str]
+    bytes: int
+    replay: int
+    seconds: float = 0.0
+
+
+class _Step(NamedTuple):
+    """One store: what it replaces, if anything; `placed` None: its changelog has it."""
+
+    at: StoreOfTask
+    home: TaskId
+    replaces: Path | None
+    placed: Placed | None
+
+
+@dataclass(frozen=True)
+class Restore:
+    """Of one export into the state dir of the application it was made of."""
+
+    layout: StateLayout
+    exports: Exports
+    manifest: ExportManifest
+    clock: Clock
+    ask_log: AskLog
+    is_empty: Callable[[Path], bool]
+    choice: Choice = field(default_factory=Choice)
+    lock_wait_ms: int = 0
+    locks: bool = True
+    progress: Progress = field(default_factory=Silent)
+
+    def plan(self) -> RestoreReport:
+        """What would be done. ExportTooOld, Misuse: nothing may be."""
+        return self._report(self._steps())
+
+    def apply(self) -> RestoreReport:
+        """Do it. Locked while the application runs; nothing is touched then."""
+        began_s = self.clock.monotonic()
+        self._steps()  # a refusal leaves nothing behind, not even a lock file
+        with self._locked():
+            steps = self._steps()
+            self.progress.expect(self._report(steps).bytes)
+            for step in steps:
+                self._take(step)
+            if not read_deployed(self.layout).fingerprint:
+                publish_deployed(self.layout, self.manifest.deployed)
+            reach(CrashPoint.IMPORT_DEPLOYED)
+        seconds = round(self.clock.monotonic() - began_s, 3)
+        return msgspec.structs.replace(self._report(steps), applied=True, seconds=seconds)
+
+    def _steps(self) -> list[_Step]:
+        """What is to be done to each store wanted that is not kept."""
+        wanted = [at for at in self.manifest.stores() if self.choice.takes(at)]
+        self._check_choice(wanted)
+        log = self.ask_log([self._log_of(at) for at in wanted])
+        steps = []
+        for at in wanted:
+            found = self._found(at)
+            bounds = self._bounds(at, log)
+            if found is not None and not self.choice.replace:
+                continue
+            home, placed = self._home(at), None
+            if not self.choice.full:
+                self._check_age(at, log)
+                offset = at.store.offsets.offsets().get(self._log_of(at))
+                replay = bounds.end - self._check_offset(at, offset, bounds)
+                placed = Placed(at.name, str(home), at.store.size_bytes, offset, replay)
+            steps.append(_Step(at, home, found, placed))
+        return steps
+
+    def _report(self, steps: list[_Step]) -> RestoreReport:
+        taken = {(step.at.task, step.at.name) for step in steps}
+        placed = [step.placed for step in steps if step.placed is not None]
+        left_out = [
+            f"{task.stream_task}/{store}" for task in self.manifest.tasks for store in task.left_out
+        ]
+        return RestoreReport(
+            self.layout.application_id,
+            self.manifest.export_id,
+            False,
+            placed,
+            [
+                f"{self._home(at)}/{at.name}"
+                for at in self.manifest.stores()
+                if self.choice.takes(at) and (at.task, at.name) not in taken
+            ],
+            [str(step.replaces) for step in steps if step.replaces is not None],
+            [f"{step.home}/{step.at.name}" for step in steps if step.placed is None] + left_out,
+            sum(one.bytes for one in placed),
+            sum(one.replay for one in placed),
+        )
+
+    def _take(self, step: _Step) -> None:
+        layout, name = self.layout, step.at.name
+        making = layout.task_dir(step.home) / f".import-{name}"
+        target = layout.store_dir(step.home, name)
+        if step.placed is not None:
+            shutil.rmtree(making, ignore_errors=True)
+            self.exports.fetch(step.at, making, self.progress)
+            sync_folder(making)
+            reach(CrashPoint.IMPORT_FETCHED)
+        if step.replaces is not None:
+            layout.quarantine(step.replaces, name, _REPLACED, self.clock)
+        if step.placed is None:
+            return
+        try:
+            target.parent.mkdir(exist_ok=True)
+            if target.is_dir():
+                shutil.rmtree(target)  # empty: neither a row nor an offset
+            making.rename(target)
+            sync_folder(target.parent)
+        except OSError as error:
+            raise HostFailure(f"cannot place {target}: {error.strerror}; fix the volume") from error
+        reach(CrashPoint.IMPORT_PLACED)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        layout = self.layout
+        layout.create(layout.application_dir)
+        what = f"application {layout.application_id}"
+        with ExitStack() as held:
+            claim = owners.claim(
+                layout.application_dir,
+                what=what,
+                wait_ms=self.lock_wait_ms,
+                clock=self.clock,
+                locks=self.locks,
+            )
+            held.callback(claim.release)
+            homes = {self._home(at) for at in self.manifest.stores()}
+            for task in sorted(homes | set(layout.tasks())):
+                layout.create(folder := layout.task_dir(task))
+                held.enter_context(
+                    owners.at_rest(
+                        folder, what=f"task {task}", wait_ms=self.lock_wait_ms, locks=self.locks
+                    )
+                )
+            yield
+
+    def _home(self, at: StoreOfTask) -> TaskId:
+        """Where the topology deployed here looks for it, if one is."""
+        known = read_deployed(self.layout).stores.get(at.name)
+        return at.task if known is None else TaskId(known.sub_topology, at.task.partition)
+
+    def _found(self, at: StoreOfTask) -> Path | None:
+        """Where that store of that partition lies, if it holds anything."""
+        for task in self.layout.tasks():
+            folder = self.layout.store_dir(task, at.name)
+            same = task.partition == at.task.partition
+            if same and folder.is_dir() and not self.is_empty(folder):
+                return folder
+        return None
+
+    def _log_of(self, at: StoreOfTask) -> TopicPartition:
+        topic = self.manifest.deployed.log_of(self.layout.application_id, at.name)
+        return TopicPartition(topic, at.task.partition)
+
+    def _check_choice(self, wanted: Collection[StoreOfTask]) -> None:
+        manifest = self.manifest
+        if manifest.application_id != self.layout.application_id:
+            raise Misuse(
+                f"export {manifest.export_id} is of application {manifest.application_id}, not "
+                f"{self.layout.application_id}: to open it under another id, clone it (--as)"
+            )
+        known = {at.name for at in manifest.stores()}
+        unknown = set(self.choice.stores) - known
+        if unknown or not wanted:
+            raise Misuse(
+                f"export {manifest.export_id} has no {', '.join(sorted(unknown)) or 'such store'};"
+                f" it has: {', '.join(sorted(known)) or 'none'}"
+            )
+
+    def _bounds(self, at: StoreOfTask, log: Log) -> Bounds:
+        tp = self._log_of(at)
+        if tp not in log.bounds:
+            raise Misuse(
+                f"there is no changelog {tp}, so what came after the export is lost: is this the "
+                "application's cluster?"
+            )
+        bounds = log.bounds[tp]
+        if self.choice.full and bounds.end == bounds.start:
+            raise Misuse(f"the changelog {tp} is empty: nothing could be restored from it")
+        return bounds
+
+    def _check_age(self, at: StoreOfTask, log: Log) -> None:
+        retention_ms = log.delete_retention_ms.get(self._log_of(at).topic)
+        age_ms = self.clock.now_ms() - at.taken_ms
+        if retention_ms is not None and age_ms >= retention_ms:
+            raise ExportTooOld(
+                f"export {self.manifest.export_id} has store {at.name!r} of task {at.task} as it "
+                f"was {age_ms // 1000} s ago; its changelog keeps deletes for "
+                f"{retention_ms // 1000} s (delete.retention.ms), so keys deleted since could come "
+                "back: restore from the changelog alone, with --full"
+            )
+
+    def _check_offset(self, at: StoreOfTask, offset: int | None, bounds: Bounds) -> int:
+        """From where the next start replays."""
+        tp, export_id = self._log_of(at), self.manifest.export_id
+        if offset is None:
+            return bounds.start
+        if offset < bounds.start:
+            raise ExportTooOld(
+                f"export {export_id} has store {at.name!r} of task {at.task} at offset {offset} of "
+                f"{tp}, whose log begins at {bounds.start}: what lies between is gone: restore "
+                "from the changelog alone, with --full"
+            )
+        if offset > bounds.end:
+            raise Misuse(
+                f"export {export_id} has store {at.name!r} of task {at.task} at offset {offset} of "
+                f"{tp}, whose log ends at {bounds.end}: the topic was truncated or made anew: "
+                "restore from the changelog alone, with --full"
+            )
+        return offset
