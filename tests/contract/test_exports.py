@@ -137,7 +137,7 @@ def test_an_export_says_what_it_leaves_out_and_where_each_store_stands(rig: Expo
         assert at.store.position() == {("in", 0): 1}
     assert find(manifest, "latest", 0)[0].task == TASK
     with pytest.raises(UnknownStore, match="it has: copies, latest"):
-        find(manifest, "lates")
+        find(manifest, "nothere")
     with pytest.raises(Misuse, match="no partition 7"):
         find(manifest, "latest", 7)
 

@@ -173,7 +173,7 @@ def test_a_changelog_that_is_not_there_is_refused(rig: ExportRig) -> None:
 
 
 def test_what_is_not_in_the_export_or_of_another_application_is_refused(rig: ExportRig) -> None:
-    refused(rig, Misuse, "has no lates; it has: copies, latest", stores=["lates"])
+    refused(rig, Misuse, "has no nothere; it has: copies, latest", stores=["nothere"])
     refused(rig, Misuse, "no export '20260101'", export="20260101")
     elsewhere = StateLayout(rig.tasks.layout.state_dir, "other")
     with pytest.raises(Misuse, match="is of application shop, not other"):

@@ -67,6 +67,7 @@ KEYS = [
     number("statestore.snapshot.lease.ms", 600_000, 1000),
     number("statestore.quarantine.retention.ms", 7 * 24 * 3_600_000, 0),
     number("statestore.audit.superseded.max.percent", 1, 0),
+    Key("statestore.export.target", "", "s3://bucket/a", "s3://bucket/a", (["s3://bucket/a"],)),
     number("statestore.batch.max.records", 100_000, 1),
     number("max.task.idle.ms", 0, 0),
     number("replication.factor", -1, -1),

@@ -1,0 +1,85 @@
+"""`statestore exports …` as a user calls it, on stores at rest."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from statestore.cli import cli
+from statestore.errors import StateStoreError
+from statestore.targets import FsspecTarget
+from tests.contract.export_rig import ExportRig
+from tests.contract.task_rig import APPLICATION
+from tests.relocation_rig import in_memory_folder
+
+
+@pytest.fixture
+def rig() -> Iterator[ExportRig]:
+    with in_memory_folder() as folder:
+        rig = ExportRig(folder)
+        rig.send(("a", "1"), ("b", "2"))
+        rig.drain()
+        yield rig
+
+
+def call(rig: ExportRig, *arguments: str) -> tuple[int, str]:
+    """Exit code and output of a call in this process, as `main` does it."""
+    given = {
+        "STATESTORE_APPLICATION_ID": APPLICATION,
+        "STATESTORE_STATE_DIR": str(rig.tasks.layout.state_dir),
+        "STATESTORE_EXPORT_TARGET": str(rig.target),
+    }
+    done = CliRunner().invoke(cli, arguments, env=given)
+    match done.exception:
+        case StateStoreError() as error:
+            return error.exit_code, done.stdout
+        case None | SystemExit():
+            return done.exit_code, done.stdout
+    raise done.exception
+
+
+def said(rig: ExportRig, *arguments: str) -> dict[str, Any]:
+    code, out = call(rig, *arguments, "--json")
+    assert code == 0, out
+    line: dict[str, Any] = json.loads(out)
+    return line
+
+
+def test_export_and_exports_create_are_one_and_ls_shows_both(rig: ExportRig) -> None:
+    first = said(rig, "export")
+    again = said(rig, "exports", "create")
+    assert (first["stores"], first["error"], again["files_uploaded"]) == (2, None, 0)
+    code, out = call(rig, "exports", "ls", "--json")
+    assert code == 0
+    listed = [json.loads(line) for line in out.splitlines()]
+    assert [line["export"] for line in listed] == [first["export_id"], again["export_id"]]
+    assert all(line["bytes"] == first["bytes"] for line in listed)
+    assert call(rig, "exports", "ls")[1].startswith(first["export_id"] + "\t")
+
+
+def test_verify_and_prune_say_what_they_did(rig: ExportRig) -> None:
+    ids = [said(rig, "export")["export_id"] for _ in range(3)]
+    assert said(rig, "exports", "verify")["export_id"] == ids[2]
+    assert said(rig, "exports", "verify", ids[0])["export_id"] == ids[0]
+    assert said(rig, "exports", "prune", "--keep", "1")["removed"] == ids[:2]
+    assert call(rig, "exports", "prune")[1].startswith("0 exports and 0 files")
+
+
+def test_an_error_is_told_in_json_too_with_its_exit_code(rig: ExportRig) -> None:
+    code, out = call(rig, "exports", "verify", "--json")
+    assert code == 2
+    error = json.loads(out)["error"]
+    assert (error["class"], error["action"]) == ("Misuse", "fail")
+    assert "run `statestore export` first" in error["message"]
+    code, out = call(rig, "export", "--target", "nowhere://x", "--json")
+    assert (code, json.loads(out)["application_id"]) == (2, APPLICATION)
+
+
+def test_a_target_in_the_memory_of_another_file_system_works_alike(rig: ExportRig) -> None:
+    ids = [said(rig, "export", "--target=memory://exports")["export_id"] for _ in range(2)]
+    assert said(rig, "exports", "verify", "--target=memory://exports")["export_id"] == ids[1]
+    pruned = said(rig, "exports", "prune", "--keep=1", "--target=memory://exports")
+    assert pruned["kept"] == ids[1:]
+    assert FsspecTarget("memory://exports").names(f"{APPLICATION}/uploads") == {}
