@@ -185,10 +185,7 @@ class Settings:
         "all or reuse.ktable.source.topics: a table's source topic serves as its changelog.",
     )
     partitioner: str = _knob(
-        "partitioner",
-        "murmur2_random",
-        "",
-        "How keys map to partitions; the default is Java Kafka's.",
+        "partitioner", "murmur2_random", "", "How keys map to partitions, as Java Kafka by default."
     )
     on_deserialization_error: OnError = _knob(
         "deserialization.exception.handler",
