@@ -110,6 +110,9 @@ class Source(Protocol):
     def position(self, tp: TopicPartition) -> int:
         """The next offset to be returned for `tp`, control records passed over."""
 
+    def at_end(self, tp: TopicPartition) -> bool:
+        """Whether it stood at the end of `tp`'s log (its last stable offset) when last heard of."""
+
     def pause(self, tps: Sequence[TopicPartition]) -> None: ...
     def resume(self, tps: Sequence[TopicPartition]) -> None: ...
     def close(self) -> None: ...

@@ -163,8 +163,8 @@ class Settings:
         "max.task.idle.ms",
         0,
         "ms",
-        "Continuous mode: wait for an input that fell silent, to keep records in order of time.",
-        least=0,
+        "Continuous mode: wait for a silent input; 0: for records known to be there; -1: never.",
+        least=-1,
     )
     replication_factor: int = _knob(
         "replication.factor", -1, "", "Of internal topics; -1 is the broker's default.", least=-1

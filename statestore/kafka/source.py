@@ -95,6 +95,10 @@ class KafkaSource:
         """The next offset to be returned for `tp`, control records passed over."""
         return self._positions[tp]
 
+    def at_end(self, tp: TopicPartition) -> bool:
+        """Whether `tp` was last seen at the end of its log; False until it was."""
+        return self._log_ends.get(tp, -1) >= self._positions[tp]
+
     def pause(self, tps: Sequence[TopicPartition]) -> None:
         """Poll without these until resumed; what was fetched of them is fetched again then."""
         self._paused_wanted.update(tps)
@@ -176,11 +180,7 @@ class KafkaSource:
 
     def _at_log_ends(self) -> bool:
         """Whether every partition not paused was last seen at the end of its log."""
-        return all(
-            self._log_ends.get(tp, -1) >= position
-            for tp, position in self._positions.items()
-            if tp not in self._paused
-        )
+        return all(self.at_end(tp) for tp in self._positions if tp not in self._paused)
 
     def _check_alive(self, client: Consumer, *, news: bool) -> None:
         now_s = monotonic()

@@ -3,8 +3,8 @@
 One input: batches pass straight through. Several: the record with the smallest timestamp first,
 ties by declaration, partition, offset; runs of one input are handed on as one batch. In a bounded
 run nothing is handed on until every input has a record waiting or stands at its planned end; in a
-continuous one an input that falls silent while others have records is waited for `max.task.idle.ms`
-once, until it speaks again.
+continuous one an input without records is waited for while its log is not known to have been read
+to the end, and then for `max.task.idle.ms` once, until it speaks again (KIP-695; -1: never).
 """
 
 from bisect import bisect_left
@@ -53,6 +53,7 @@ class Intake:
         self._judge = judge
         self._ends = ends
         self._idle_s = idle_ms / 1000
+        self._more: set[TopicPartition] = set()
         self._silent_since: dict[TopicPartition, float] = {}
         self._read: dict[TopicPartition, int] = {}
         self._cut: set[TopicPartition] = set()
@@ -73,9 +74,13 @@ class Intake:
         if len(batch):
             self._waiting[tp].append(batch)
 
-    def at(self, tp: TopicPartition, position: int) -> None:
-        """The source stands at `position` without new records (end of log, control records)."""
+    def at(self, tp: TopicPartition, position: int, *, more: bool = False) -> None:
+        """The source stands at `position` without new records (end of log, control records).
+
+        `more`: as far as it knows, that is not yet the end of the log.
+        """
         self._read[tp] = max(position, self._read.get(tp, 0))
+        (self._more.add if more else self._more.discard)(tp)
 
     def waiting(self) -> int:
         """Records buffered."""
@@ -149,6 +154,10 @@ class Intake:
         """Whether one of the inputs without records may yet bring the one that comes first."""
         if self._ends is not None:
             return not all(map(self._at_end, silent))
+        if self._idle_s < 0:
+            return False
+        if not self._more.isdisjoint(silent):
+            return True
         if not self._idle_s:
             return False
         # Whoever has a record again is waited for anew, the next time it has none.

@@ -276,7 +276,7 @@ class StreamTask:
                 intake.add(batch, source.position(tp))
             source.resume(sorted(paused))
         for tp in inputs:
-            intake.at(tp, source.position(tp))
+            intake.at(tp, source.position(tp), more=not source.at_end(tp))
 
     def _process_within_share(self, chunk: Chunk) -> int | None:
         """The records processed; None: not before another task of the slot has committed."""

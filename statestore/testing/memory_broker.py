@@ -122,6 +122,10 @@ class MemorySource:
         """The next offset to be returned for `tp`, control records passed over."""
         return self._positions[tp]
 
+    def at_end(self, tp: TopicPartition) -> bool:
+        """Whether nothing stable is left to read of `tp`."""
+        return self._positions[tp] >= self._state.log(tp).last_stable
+
     def pause(self, tps: Sequence[TopicPartition]) -> None:
         """Poll without these until resumed."""
         self._paused.update(tps)

@@ -204,6 +204,24 @@ def test_replay_of_offsets_the_log_does_not_hold_is_corruption(world: World) -> 
             list(changelog.replay(tp, start, end))
 
 
+def test_a_source_knows_when_it_has_read_a_log_to_its_stable_end(world: World) -> None:
+    topic = world.topic()
+    tp = TopicPartition(topic, 0)
+    outbox = opened(world)
+    commit(outbox, topic, "a")
+    outbox.begin()
+    send(outbox, topic, "open")
+    outbox.flush()
+    source = world.source()
+    source.start({tp: 0})
+    assert not source.at_end(tp)
+    read(source, {tp: 2})
+    until(lambda: source.poll(10, 100) == [] and source.at_end(tp), "at the open transaction")
+    outbox.commit()
+    read(source, {tp: 4})
+    until(lambda: source.poll(10, 100) == [] and source.at_end(tp), "at the end")
+
+
 # The cluster.
 
 

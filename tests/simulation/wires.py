@@ -151,6 +151,9 @@ class SimulatedSource:
     def position(self, tp: TopicPartition) -> int:
         return self._source.position(tp)
 
+    def at_end(self, tp: TopicPartition) -> bool:
+        return self._source.at_end(tp)
+
     def pause(self, tps: Sequence[TopicPartition]) -> None:
         self._source.pause(tps)
 

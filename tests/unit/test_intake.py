@@ -157,10 +157,35 @@ def test_an_input_that_falls_silent_is_waited_for_once_until_it_speaks_again() -
     assert handed_on(102.1) == ["a:2"]
 
 
-def test_without_an_idle_time_a_continuous_run_waits_for_nobody() -> None:
+def test_without_an_idle_time_a_continuous_run_waits_for_nobody_at_the_end_of_its_log() -> None:
     intake = intake_of([A, B], {}, None)
     feed(intake, A, [(0, 10)])
     assert shown(drain(intake)) == ["a:0"]
+
+
+# Of b: has it more on the broker; how long it has been silent; whether a's record waits for it.
+WAITS_FOR_MORE = """
+    max.task.idle.ms | more | silent ms | a waits
+    -1               | yes  | 0         | no
+    -1               | no   | 0         | no
+    0                | yes  | 99999     | yes
+    0                | no   | 0         | no
+    500              | yes  | 99999     | yes
+    500              | no   | 499       | yes
+    500              | no   | 500       | no
+"""
+
+
+@pytest.mark.parametrize("row", table_rows(WAITS_FOR_MORE), ids=" | ".join)
+def test_records_known_to_be_on_the_broker_are_waited_for_however_long(row: list[str]) -> None:
+    idle_ms, more, silent_ms, waits = row
+    intake = intake_of([A, B], {}, None, idle_ms=int(idle_ms))
+    feed(intake, A, [(0, 10)])
+    intake.at(B, 0, more=more == "yes")
+    first = intake.next_chunk(0.0)
+    if first is None:
+        first = intake.next_chunk(int(silent_ms) / 1000)
+    assert (first is None) is (waits == "yes")
 
 
 def test_an_input_planned_to_end_where_it_starts_is_waited_for_by_nobody() -> None:
