@@ -297,7 +297,7 @@ def test_what_cannot_be_opened_is_refused_and_leaves_nothing(state_dir: Path) ->
         ss.open_snapshot(state_dir, "shop", "nope")
     with pytest.raises(Misuse, match="no application 'none'"):
         ss.open_snapshot(state_dir, "none", "counts")
-    with pytest.raises(Misuse, match="statestore.export.target is not set"):
+    with pytest.raises(Misuse, match=r"statestore\.export\.target is not set"):
         ss.open_snapshot(state_dir, "shop", "counts", export="x")
     assert list(state_dir.rglob("snapshots/*")) == []
 
