@@ -67,6 +67,13 @@ class CrashPoint(StrEnum):
     IMPORT_FETCHED = "import.fetched"
     IMPORT_PLACED = "import.placed"
     IMPORT_DEPLOYED = "import.deployed"
+    CLONE_BEGUN = "clone.begun"
+    CLONE_TOPICS_CREATED = "clone.topics-created"
+    CLONE_COPIED = "clone.copied"
+    CLONE_SEEDED = "clone.seeded"
+    CLONE_PLACED = "clone.placed"
+    CLONE_COMMITTED = "clone.committed"
+    CLONE_FINISHED = "clone.finished"
     CLOSE_STORES_CLOSED = "close.stores-closed"
     CLOSE_RELEASED = "close.released"
 

@@ -6,6 +6,7 @@ The only package that names concrete edges, a module per product. `open_store`, 
 """
 
 from statestore.assembly.auditing import audit
+from statestore.assembly.cloning import clone_export, drop_clone, export_for_clone
 from statestore.assembly.exporting import create_export, restore_export
 from statestore.assembly.looking import onlooking, status
 from statestore.assembly.opening import open_store
@@ -26,7 +27,10 @@ from statestore.assembly.upgrading import upgrade_to_versioned
 __all__ = [
     "SystemClock",
     "audit",
+    "clone_export",
     "create_export",
+    "drop_clone",
+    "export_for_clone",
     "exports_of",
     "failure",
     "load_pipeline",

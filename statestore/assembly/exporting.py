@@ -1,30 +1,54 @@
 """Exports put together: made, listed, verified, pruned, brought back, read."""
 
+import dataclasses
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from statestore.assembly.opening import is_empty
 from statestore.assembly.reading import snapshots_of
 from statestore.assembly.surroundings import SystemClock, checked_cluster, exports_of, layout_of
 from statestore.kafka.changelog import KafkaChangelog
+from statestore.layout import owners
 from statestore.model import TopicPartition
 from statestore.operations.at_rest import existing_application
+from statestore.operations.cut import Cutting
 from statestore.operations.export import Export, ExportReport
 from statestore.operations.exports import LATEST, Progress, Silent
 from statestore.operations.restore_export import Choice, Log, Restore, RestoreReport
 from statestore.settings import Settings
+from statestore.topology.graph import Topology
+from statestore.topology.logs import logs
 
 
 def create_export(settings: Settings, progress: Progress | None = None) -> ExportReport:
     """Export all stores of an application, beside its run or between two."""
-    settings.require("application.id", "state.dir")
-    return Export(
-        existing_application(layout_of(settings)),
-        snapshots_of(settings),
-        exports_of(settings),
-        SystemClock(),
-        KafkaChangelog(settings) if settings.bootstrap_servers else None,
-        progress or Silent(),
-    ).create()
+    return _export(settings, progress or Silent()).create()
+
+
+def export_under_lock(topology: Topology, settings: Settings, progress: Progress) -> ExportReport:
+    """The same while the application is stopped, with what the log says of it then."""
+    settings.require("bootstrap.servers")
+    export = _export(settings, progress)
+    layout = export.layout
+    with ExitStack() as held:
+        claim = owners.claim(
+            layout.application_dir,
+            what=f"application {layout.application_id}",
+            wait_ms=settings.lock_wait_ms,
+            clock=export.clock,
+            locks=settings.volume_locks,
+        )
+        held.callback(claim.release)
+        cluster = checked_cluster(settings)
+        held.callback(cluster.close)
+        cutting = Cutting(
+            topology,
+            layout.application_id,
+            cluster,
+            KafkaChangelog(settings),
+            logs(topology, settings).topics(),
+        )
+        return dataclasses.replace(export, cut=cutting.take).create()
 
 
 def restore_export(
@@ -70,3 +94,15 @@ def restore_export(
         return restore.plan() if dry_run else restore.apply()
     finally:
         cluster.close()
+
+
+def _export(settings: Settings, progress: Progress) -> Export:
+    settings.require("application.id", "state.dir")
+    return Export(
+        existing_application(layout_of(settings)),
+        snapshots_of(settings),
+        exports_of(settings),
+        SystemClock(),
+        KafkaChangelog(settings) if settings.bootstrap_servers else None,
+        progress,
+    )

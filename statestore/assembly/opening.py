@@ -134,6 +134,13 @@ def open_files(path: Path) -> Engine:
     return _open_read_only(path, VERSIONED_TABLES if versioned else KEY_VALUE_TABLES)
 
 
+def open_to_rewrite(path: Path) -> Engine:
+    """The database of a built-in store that nobody else has, to write rows to it as they are."""
+    memory = _memory(os.getpid(), 32 << 20)
+    tables = [name for name in stored_tables(path) if name != "default"]
+    return open_rocks(path, tables=tables, tuning=RocksTuning(memory=memory))
+
+
 def kind_of(path: Path) -> str | None:
     """What kind of built-in store lies there; None if there is no database or no format in it."""
     stored = stored_tables(path)

@@ -6,6 +6,7 @@ from statestore.assembly.opening import is_empty
 from statestore.assembly.surroundings import SystemClock, checked_cluster, layout_of
 from statestore.kafka.topics import KafkaCluster
 from statestore.operations.at_rest import existing_application
+from statestore.operations.clone_record import as_deployed
 from statestore.operations.relocate import Choices
 from statestore.operations.relocate_apply import Relocation, RelocationReport
 from statestore.settings import Settings
@@ -23,6 +24,7 @@ def relocate(
     """
     settings.require("application.id", "state.dir")
     layout = existing_application(layout_of(settings))
+    topology, settings = as_deployed(topology, settings, layout)
     cluster = None if dry_run or offline else checked_cluster(settings)
     try:
         relocation = Relocation(

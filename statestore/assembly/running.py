@@ -16,6 +16,7 @@ from statestore.kafka.outbox import PlainOutbox, TransactionalOutbox
 from statestore.kafka.source import KafkaSource
 from statestore.kafka.topics import KafkaCluster
 from statestore.model import Span, Time, span_ms, to_ms
+from statestore.operations.clone_record import as_deployed
 from statestore.operations.run import PlannedTask, Run, RunRequest, RunSummary, check_shared
 from statestore.ports import Clock
 from statestore.settings import Settings
@@ -78,6 +79,7 @@ def run_request(
 def start_run(topology: Topology, settings: Settings, request: RunRequest) -> Run:
     """The driver's side of a run: enter it, and it holds the application lock."""
     settings.require("application.id", "bootstrap.servers", "state.dir")
+    topology, settings = as_deployed(topology, settings, layout_of(settings))
     _check_client_settings(settings)
     options_hook(settings, "")
     return Run(
@@ -105,6 +107,7 @@ def serve_planned(
     `slots`: how many slots share this host's memory.
     """
     clock, layout = SystemClock(), layout_of(settings)
+    topology, settings = as_deployed(topology, settings, layout)
     for task in planned:
         check_shared(layout, task)
     slot = Slot(Share.of(settings, slots))

@@ -1,5 +1,6 @@
 """`statestore exports create|ls|verify|restore|prune`, with `export` and `restore` for short."""
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -7,14 +8,25 @@ from typing import Any
 import click
 import msgspec
 
-from statestore.assembly import create_export, exports_of, failure, restore_export
+from statestore.assembly import (
+    clone_export,
+    create_export,
+    drop_clone,
+    export_for_clone,
+    exports_of,
+    failure,
+    load_pipeline,
+    restore_export,
+)
 from statestore.commands.arguments import export_options, parse_exports, parse_span
 from statestore.commands.printing import print_rows
 from statestore.commands.progress import shown
+from statestore.errors import Misuse
 from statestore.faults import arm_from_environment
 from statestore.operations.exports import LATEST, Retention
 from statestore.operations.restore_export import Choice, RestoreReport
 from statestore.settings import Settings
+from statestore.topology.graph import Topology
 
 _json_option = click.option(
     "--json", "as_json", is_flag=True, help="One JSON line, on failure too."
@@ -27,13 +39,19 @@ def exports() -> None:
 
 
 @exports.command("create")
+@click.option(
+    "--for-clone", is_flag=True, help="Of a stopped application, with its group's offsets."
+)
 @export_options
 @_json_option
-def create_command(*, as_json: bool, **flags: Any) -> None:
+def create_command(*, for_clone: bool, as_json: bool, **flags: Any) -> None:
     """Export all stores, beside a run or between two; uploads only what is not there yet."""
-    with _told(flags, as_json=as_json, needs=("state.dir",)) as (settings, tell):
+    with _told(flags, "state.dir", as_json=as_json) as (settings, tell):
         with shown("export") as progress:
-            report = create_export(settings, progress)
+            if for_clone:
+                report = export_for_clone(_pipeline(flags), settings, progress)
+            else:
+                report = create_export(settings, progress)
         tell(
             msgspec.structs.asdict(report),
             f"{report.export_id}: {report.stores} stores, {report.bytes} bytes, "
@@ -69,7 +87,7 @@ def ls_command(*, as_json: bool, **flags: Any) -> None:
 @_json_option
 def verify_command(*, export: str, as_json: bool, **flags: Any) -> None:
     """Read every file of EXPORT (the newest) again and check it against its manifest."""
-    with _told(flags, as_json=as_json, needs=()) as (settings, tell):
+    with _told(flags, as_json=as_json) as (settings, tell):
         found = exports_of(settings)
         with shown("verify") as progress:
             done = found.verify(found.read(export), progress)
@@ -86,11 +104,13 @@ def verify_command(*, export: str, as_json: bool, **flags: Any) -> None:
 @click.option("--replace", is_flag=True, help="Set aside stores that are there.")
 @click.option("--full", is_flag=True, help="Place nothing: the changelogs alone restore.")
 @click.option("--dry-run", is_flag=True, help="Show what would be done.")
+@click.option("--as", "clone_id", metavar="CLONE_ID", help="Clone it under this application id.")
 @export_options
 @_json_option
 def restore_command(
     *,
     export: str,
+    clone_id: str | None,
     stores: Sequence[str],
     partitions: Sequence[int],
     replace: bool,
@@ -103,12 +123,42 @@ def restore_command(
 
     The application must be stopped; its next start replays what the changelogs have since. An
     export so old that deleted keys could come back is refused: then --full.
+
+    With --as, an export made --for-clone becomes an application of its own, with topics of its own;
+    nothing of the original is touched. `exports drop-clone` removes it.
     """
-    with _told(flags, as_json=as_json, needs=("state.dir",)) as (settings, tell):
+    if clone_id is not None:
+        if stores or partitions or replace or full or dry_run:
+            raise Misuse("--as clones a whole export: leave out the other options")
+        _clone(flags, export, clone_id, as_json=as_json)
+        return
+    with _told(flags, "state.dir", as_json=as_json) as (settings, tell):
         choice = Choice(stores, partitions, replace=replace, full=full)
         with shown("restore") as progress:
             report = restore_export(settings, export, choice, progress, dry_run=dry_run)
         tell(msgspec.to_builtins(report), _restored(report))
+
+
+def _clone(flags: dict[str, Any], export: str, clone_id: str, *, as_json: bool) -> None:
+    with _told(flags, "state.dir", as_json=as_json) as (settings, tell):
+        topology = _pipeline(flags)
+        with shown("clone") as progress:
+            report = clone_export(topology, settings, clone_id, export=export, progress=progress)
+        lines = [f"{name} is {own}" for name, own in report.topics.items()]
+        lines.append(f"{clone_id}: {report.stores} stores, {report.bytes} bytes; run it with")
+        lines.append(f"statestore run --application-id {clone_id} and the original's flags")
+        tell(msgspec.structs.asdict(report), "\n".join(lines))
+
+
+@exports.command("drop-clone")
+@click.argument("clone_id")
+@export_options
+@_json_option
+def drop_clone_command(*, clone_id: str, as_json: bool, **flags: Any) -> None:
+    """Remove CLONE_ID: its topics, its group, its folder. Refused of what is no clone."""
+    with _told(flags, "state.dir", as_json=as_json) as (settings, tell):
+        topics = drop_clone(dataclasses.replace(settings, application_id=clone_id))
+        tell({"clone": clone_id, "topics": topics}, f"{clone_id} removed, {len(topics)} topics")
 
 
 @exports.command("prune")
@@ -118,7 +168,7 @@ def restore_command(
 @_json_option
 def prune_command(*, keep: int, keep_for: str | None, as_json: bool, **flags: Any) -> None:
     """Remove old exports, and files no export needs."""
-    with _told(flags, as_json=as_json, needs=()) as (settings, tell):
+    with _told(flags, as_json=as_json) as (settings, tell):
         retention = Retention(keep, parse_span(keep_for) if keep_for else 0)
         done = exports_of(settings).prune(retention)
         tell(
@@ -144,7 +194,7 @@ restore_short_command = click.Command(
 
 @contextmanager
 def _told(
-    flags: dict[str, Any], *, as_json: bool, needs: tuple[str, ...]
+    flags: dict[str, Any], *needs: str, as_json: bool
 ) -> Iterator[tuple[Settings, Callable[[dict[str, Any], str], None]]]:
     """The settings, and what shows a result: as JSON, or as text; errors show as JSON too."""
     arm_from_environment()
@@ -161,6 +211,15 @@ def _told(
             failed = {"application_id": application_id, "error": failure(error)}
             click.echo(msgspec.json.encode(failed))
         raise
+
+
+def _pipeline(flags: dict[str, Any]) -> Topology:
+    _, pipeline = parse_exports(flags)
+    if pipeline is None:
+        raise Misuse(
+            "which pipeline? pass --pipeline module:function, or name it in statestore.toml"
+        )
+    return load_pipeline(pipeline)
 
 
 def _restored(report: RestoreReport) -> str:

@@ -26,6 +26,7 @@ from statestore.layout.folders import StateLayout
 from statestore.layout.snapshots import Manifest, StoreOffsets
 from statestore.model import TaskId, TopicPartition
 from statestore.operations.checksums import Checksums, Known, identity_of
+from statestore.operations.cut import behind
 from statestore.operations.deployed import Deployed, read_deployed
 from statestore.operations.export_leases import Upload
 from statestore.operations.exports import SMALL, Exports, Progress, Silent, sha256_of
@@ -88,7 +89,7 @@ class Export:
     clock: Clock
     changelog: Changelog | None = None
     progress: Progress = field(default_factory=Silent)
-    cut: Callable[[], Cut] | None = None
+    cut: Callable[[list[ExportedTask]], Cut] | None = None
 
     def create(self) -> ExportReport:
         """Make one. Unavailable, Locked: try again; nothing is there that a prune leaves."""
@@ -170,7 +171,7 @@ class Export:
         self, export_id: str, deployed: Deployed, tasks: list[ExportedTask]
     ) -> ExportManifest:
         """All parts together."""
-        cut = None if self.cut is None else self.cut()
+        cut = None if self.cut is None else self.cut(tasks)
         if cut is None and not any(task.stores for task in tasks):
             raise Misuse(
                 f"application {self.layout.application_id} has no store on disk to export: "
@@ -242,19 +243,6 @@ class Export:
             sum(one.bytes_uploaded for one in work),
             round(seconds, 3),
         )
-
-
-def behind(changelog: Changelog, offsets: Mapping[TopicPartition, int]) -> list[TopicPartition]:
-    """The changelog partitions that hold committed records at these offsets or after them."""
-    bounds = changelog.bounds(list(offsets))
-    return [
-        tp
-        for tp, at in offsets.items()
-        if any(
-            len(stretch.batch)
-            for stretch in changelog.replay(tp, max(at, bounds[tp].start), bounds[tp].end)
-        )
-    ]
 
 
 @dataclass(frozen=True)

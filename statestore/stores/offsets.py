@@ -11,7 +11,7 @@ meets them.
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -45,6 +45,11 @@ def offset_rows(
     }
     rows.update({_key(b"p", tp): _OFFSET.pack(last) for tp, last in position.as_dict().items()})
     return rows
+
+
+def position_gone(tps: Iterable[TopicPartition]) -> dict[bytes, bytes | None]:
+    """The rows that have a store forget what it processed of these inputs."""
+    return {_key(b"p", tp): None for tp in tps}
 
 
 def read_offsets(table: Table, where: str) -> dict[TopicPartition, int]:

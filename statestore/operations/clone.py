@@ -1,0 +1,306 @@
+"""Opens an export under another application id, for drills and for looking at what would happen.
+
+    check     the id is free: no folder, topic or group offset of that name
+    begin     clone.json, which names the clone's topics             clone.begun
+    topics    changelogs, repartition and sink topics of its own     clone.topics-created
+    copy      what the original had written to topics it reads, and
+              not read; the changelogs of stores in memory           clone.copied
+    stores    fetched; their changelogs seeded from their rows       clone.seeded
+              their offsets rewritten, renamed into place            clone.placed
+    group     the original's offsets, as the export has them         clone.committed
+    finish    topology.json and clone.json                           clone.finished
+
+The original's topics are read, never written; its group and its transactional ids are not touched.
+A clone half made by one that died is dropped and made anew.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from statestore.errors import Misuse, Unavailable
+from statestore.faults import CrashPoint, reach
+from statestore.layout import owners
+from statestore.layout.files import sync_folder
+from statestore.layout.folders import StateLayout
+from statestore.model import Position, TaskId, TopicPartition
+from statestore.operations.clone_log import copy, seed
+from statestore.operations.clone_record import (
+    CloneRecord,
+    publish_record,
+    read_record,
+    renamed,
+)
+from statestore.operations.deployed import deployed, publish_deployed
+from statestore.operations.exports import Exports, Progress, Silent
+from statestore.operations.manifest import Cut, ExportManifest, StoreOfTask
+from statestore.operations.run import dead_letter_topics, internal_topics
+from statestore.ports import Bounds, Changelog, Clock, Cluster, Engine, Outbox, TopicSpec
+from statestore.settings import Settings
+from statestore.stores import offsets
+from statestore.tasks.commit import CommitStamp
+from statestore.topology.graph import TopicName, Topology
+from statestore.topology.logs import log_of
+
+_SINK = {"retention.ms": "-1", "message.timestamp.type": "CreateTime"}
+
+
+class CloneReport(msgspec.Struct, frozen=True):
+    """What was made."""
+
+    application_id: str
+    original: str
+    export_id: str
+    topics: dict[str, str]
+    stores: int
+    bytes: int
+    records_copied: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Clone:
+    """Of one export; `layout`, `cluster` and `outbox` are the clone's, `logs` as of `Logs.topics`.
+
+    `open_store` opens the database in a folder for writing; `drop` removes a half-made clone.
+    """
+
+    topology: Topology
+    settings: Settings
+    layout: StateLayout
+    exports: Exports
+    manifest: ExportManifest
+    cluster: Cluster
+    changelog: Changelog
+    outbox: Outbox
+    open_store: Callable[[Path], Engine]
+    drop: Callable[[], object]
+    clock: Clock
+    logs: Mapping[str, str] = field(default_factory=dict)
+    progress: Progress = field(default_factory=Silent)
+
+    def apply(self) -> CloneReport:
+        """Make it. Misuse: the id is taken, or the export was not made for clones."""
+        began_s = self.clock.monotonic()
+        cut = self._check()
+        counts = self._counts(self.topology)
+        topics = self._own_topics(counts)
+        half_made = read_record(self.layout)
+        if half_made is not None:
+            self.drop()
+        self._check_free(topics, counts)
+        with self._claimed():
+            self._record(topics, finished=False)
+            reach(CrashPoint.CLONE_BEGUN)
+            self._create_topics(topics, counts)
+            reach(CrashPoint.CLONE_TOPICS_CREATED)
+            self.outbox.open()
+            copied = self._copy(cut, topics, counts)
+            reach(CrashPoint.CLONE_COPIED)
+            stores = list(self.manifest.stores())
+            self.progress.expect(sum(at.store.size_bytes for at in stores))
+            for at in stores:
+                self._place(at, cut, topics, counts)
+            self._commit_group(cut, topics)
+            reach(CrashPoint.CLONE_COMMITTED)
+            own = renamed(self.topology, topics)
+            guarantee = self.settings.processing_guarantee
+            publish_deployed(self.layout, deployed(own, guarantee, self._counts(own), self.logs))
+            self._record(topics, finished=True)
+            reach(CrashPoint.CLONE_FINISHED)
+        return CloneReport(
+            self.layout.application_id,
+            self._original,
+            self.manifest.export_id,
+            topics,
+            len(stores),
+            sum(at.store.size_bytes for at in stores),
+            copied,
+            round(self.clock.monotonic() - began_s, 3),
+        )
+
+    @property
+    def _original(self) -> str:
+        return self.manifest.application_id
+
+    def _check(self) -> Cut:
+        manifest, clone_id = self.manifest, self.layout.application_id
+        if clone_id == self._original:
+            raise Misuse(f"a clone of {clone_id} needs another id than the original's")
+        if manifest.cut is None:
+            raise Misuse(
+                f"export {manifest.export_id} was made beside a run, or without the group's "
+                "offsets: make one with `statestore export --for-clone`"
+            )
+        if manifest.deployed.fingerprint != self.topology.fingerprint():
+            raise Misuse(
+                f"export {manifest.export_id} is of topology {manifest.deployed.fingerprint}, this "
+                f"pipeline is {self.topology.fingerprint()}: name the one that was deployed then"
+            )
+        record = read_record(self.layout)
+        if self.layout.application_dir.exists() and (record is None or record.finished):
+            raise Misuse(
+                f"{self.layout.application_dir} is there: name another id"
+                + (f", or `statestore exports drop-clone {clone_id}` first" if record else "")
+            )
+        return manifest.cut
+
+    def _check_free(self, topics: Mapping[str, str], counts: Mapping[TopicName, int]) -> None:
+        taken = sorted(self.cluster.partitions(sorted(topics.values())))
+        if taken:
+            raise Misuse(f"topics {', '.join(taken)} are there: name another id for the clone")
+        inputs = [
+            TopicPartition(topic.full(self._original), p)
+            for topic, count in counts.items()
+            for p in range(count)
+            if not topic.internal
+        ]
+        if self.cluster.group_offsets(inputs):
+            raise Misuse(
+                f"group {self.layout.application_id} has offsets of {inputs[0].topic}: "
+                "name another id for the clone"
+            )
+
+    def _counts(self, topology: Topology) -> dict[TopicName, int]:
+        read, _ = topology.topics()
+        return topology.partition_counts(self.cluster.partitions(sorted(read)))
+
+    def _own_topics(self, counts: Mapping[TopicName, int]) -> dict[str, str]:
+        """By every topic the original writes, the one the clone writes in its place."""
+        clone_id = self.layout.application_id
+        _, written = self.topology.topics()
+        written |= dead_letter_topics(self.topology, self.settings)
+        for store, topic in self.logs.items():
+            if topic in written:
+                raise Misuse(
+                    f"store {store!r} is restored from topic {topic}, which the application writes "
+                    "itself: it cannot be cloned"
+                )
+        internal = [spec.name for spec in self._internal(self._original, counts)]
+        own = {name: f"{clone_id}-{name.removeprefix(f'{self._original}-')}" for name in internal}
+        return {name: f"{clone_id}-{name}" for name in sorted(written)} | own
+
+    def _internal(self, application_id: str, counts: Mapping[TopicName, int]) -> list[TopicSpec]:
+        return internal_topics(self.topology, counts, application_id, self.logs)
+
+    def _record(self, topics: dict[str, str], *, finished: bool) -> None:
+        record = CloneRecord(self._original, self.manifest.export_id, topics, finished)
+        publish_record(self.layout, record)
+
+    @contextmanager
+    def _claimed(self) -> Iterator[None]:
+        layout = self.layout
+        layout.create(layout.application_dir)
+        what = f"application {layout.application_id}"
+        claim = owners.claim(
+            layout.application_dir,
+            what=what,
+            wait_ms=0,
+            clock=self.clock,
+            locks=self.settings.volume_locks,
+        )
+        with ExitStack() as closing:
+            closing.callback(claim.release)
+            closing.callback(self.outbox.close)
+            yield
+
+    def _create_topics(self, topics: Mapping[str, str], counts: Mapping[TopicName, int]) -> None:
+        specs = self._internal(self.layout.application_id, counts)
+        internal = {spec.name for spec in specs}
+        sinks = [name for name, own in topics.items() if own not in internal]
+        for name, count in self.cluster.partitions(sinks).items():
+            specs.append(TopicSpec(topics[name], count, _SINK))
+        self.cluster.create(specs)
+
+    def _copy(self, cut: Cut, topics: Mapping[str, str], counts: Mapping[TopicName, int]) -> int:
+        """Records written and not yet read, and whole changelogs of stores without files."""
+        group, logs, count = cut.group_offsets(), cut.bounds(), 0
+        for topic, partitions in counts.items():
+            name = topic.full(self._original)
+            for tp in (TopicPartition(name, p) for p in range(partitions)):
+                if name in topics and tp in logs:
+                    start = group[tp].offset if tp in group else logs[tp].start
+                    bounds = Bounds(start, logs[tp].end)
+                    count += copy(self.changelog, tp, bounds, self.outbox, topics[name])
+        there = {(at.task, at.name) for at in self.manifest.stores()}
+        for task, store in self._stores(counts):
+            tp = TopicPartition(log_of(self._original, store, self.logs), task.partition)
+            if (task, store) in there or tp.topic not in topics:
+                continue
+            now = self.cluster.bounds([tp])[tp]
+            if now.end != logs[tp].end:
+                raise Unavailable(
+                    f"store {store!r} of task {task} is in no export, and its changelog {tp} has "
+                    f"gone on from {logs[tp].end} to {now.end}: export for a clone again, and "
+                    "clone before the next run"
+                )
+            count += copy(self.changelog, tp, now, self.outbox, topics[tp.topic])
+        return count
+
+    def _stores(self, counts: Mapping[TopicName, int]) -> Iterator[tuple[TaskId, str]]:
+        tasks = self.topology.tasks(counts)
+        for part in self.topology.sub_topologies:
+            for task in tasks[part.ordinal]:
+                for store in part.stores:
+                    yield task, store
+
+    def _place(
+        self,
+        at: StoreOfTask,
+        cut: Cut,
+        topics: Mapping[str, str],
+        counts: Mapping[TopicName, int],
+    ) -> None:
+        layout = self.layout
+        making = layout.task_dir(at.task) / f".import-{at.name}"
+        target = layout.store_dir(at.task, at.name)
+        layout.create(target.parent)
+        self.exports.fetch(at, making, self.progress)
+        engine = self.open_store(making)
+        try:
+            self._rewrite(at, engine, self._stream_time_ms(at.task, cut, counts), topics)
+            engine.flush()
+        finally:
+            engine.close()
+        making.rename(target)
+        sync_folder(target.parent)
+        reach(CrashPoint.CLONE_PLACED)
+
+    def _rewrite(
+        self, at: StoreOfTask, engine: Engine, stream_time_ms: int, topics: Mapping[str, str]
+    ) -> None:
+        """Seed the changelog, and have the store stand at its end."""
+        log = TopicPartition(log_of(self._original, at.name, self.logs), at.task.partition)
+        rows: dict[bytes, bytes | None] = {}
+        if log.topic in topics:
+            own = TopicPartition(topics[log.topic], log.partition)
+            end = seed(self.outbox, own, engine, at.store.kind, stream_time_ms)
+            reach(CrashPoint.CLONE_SEEDED)
+            rows = offsets.offset_rows({log: None, own: end}, Position())
+        gone = [tp for tp in at.store.position() if tp.topic in topics]
+        rows |= offsets.position_gone(gone)
+        engine.write({offsets.TABLE: rows})
+
+    def _stream_time_ms(self, task: TaskId, cut: Cut, counts: Mapping[TopicName, int]) -> int:
+        group = cut.group_offsets()
+        part = self.topology.sub_topologies[task.sub_topology]
+        inputs = [
+            TopicPartition(topic.full(self._original), task.partition)
+            for topic in part.source_topics
+            if task.partition < counts[topic]
+        ]
+        stamp = CommitStamp.latest({tp: group[tp] for tp in inputs if tp in group})
+        return stamp.stream_time_ms or 0
+
+    def _commit_group(self, cut: Cut, topics: Mapping[str, str]) -> None:
+        """The original's offsets, with what was committed with them; of own topics the start."""
+        by_text: dict[str, dict[TopicPartition, int]] = {}
+        for tp, at in cut.group_offsets().items():
+            own = TopicPartition(topics.get(tp.topic, tp.topic), tp.partition)
+            offset = at.offset if own == tp else 0
+            by_text.setdefault(at.metadata, {})[own] = offset
+        for text, found in by_text.items():
+            self.outbox.send_offsets(found, text)
