@@ -13,15 +13,12 @@ import logging
 import os
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import starmap
-from operator import itemgetter, not_
+from operator import not_
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
 from rocksdict import (
     AccessType,
     Checkpoint,
@@ -41,6 +38,7 @@ from tenacity import (
 
 from statestore.engines.rocks_cursor import Cursors, RocksCursor
 from statestore.engines.rocks_errors import translate
+from statestore.engines.rocks_order import fill, in_order
 from statestore.engines.rocks_seeker import RocksSeeker
 from statestore.engines.rocks_tuning import RocksMemory, RocksTuning, options, write_options
 from statestore.errors import HostFailure, Misuse, StateStoreError, StoreClosed, TaskCorrupted
@@ -62,7 +60,6 @@ _FLUSH_WAIT_S = 60
 _LIST_MAX = 256
 _SORT_MIN = 20_000
 
-_HEADS_MIN = 1000  # from here on numpy's sort is worth its detour
 _UNFLUSHED = ("rocksdb.num-entries-active-mem-table", "rocksdb.num-immutable-mem-table")
 
 
@@ -113,11 +110,7 @@ class RocksTable:
             return self._get_list(keys)
         if len(keys) < _SORT_MIN:
             return self._get_lists(keys)
-        ordered = sorted(keys)
-        if ordered == keys:
-            return self._get_lists(keys)
-        found = dict(zip(ordered, self._get_lists(ordered), strict=True))
-        return list(map(found.__getitem__, keys))
+        return in_order(self._get_lists, keys)
 
     def scan(
         self, lo: bytes | None = None, hi: bytes | None = None, *, reverse: bool = False
@@ -201,7 +194,7 @@ class RocksEngine:
                             batch.delete_range(start, end, self._named(self._handles, name))
                 for name, rows in writes.items():
                     batch.set_default_column_family(self._named(self._handles, name))
-                    _fill(batch, rows)
+                    fill(batch, rows)
                 self._db.write(batch)
             finally:
                 # A traceback keeps the batch: it must not keep the family, and the folder locked.
@@ -350,40 +343,6 @@ def _close_when_idle(handle: Rdict) -> None:
         # Its own flush fails, as it should: background work has ended.
         if "Shutdown in progress" not in str(error):
             raise
-
-
-def _fill(batch: WriteBatch, rows: Writes) -> None:
-    """Puts and deletes, in key order as RocksDB inserts that several times faster.
-
-    All loops run in C: `itemgetter` looks up, `map` into a deque of length 0 fills.
-    """
-    keys, values = _in_order(rows)
-    if not all(values) and None in values:  # to look for None alone is slow
-        pairs = list(zip(keys, values, strict=True))
-        deque(map(batch.__delitem__, [key for key, value in pairs if value is None]), 0)
-        pairs = [pair for pair in pairs if pair[1] is not None]
-        deque(starmap(batch.__setitem__, pairs), 0)
-    else:
-        deque(map(batch.__setitem__, keys, values), 0)
-
-
-def _in_order(rows: Writes) -> tuple[Sequence[bytes], Sequence[bytes | None]]:
-    """Keys and values in key order, or nearly so: nothing but speed hangs on it.
-
-    Many keys are sorted by their first 8 bytes, in a third of the time, if these differ.
-    """
-    if len(rows) < _HEADS_MIN:
-        ordered = sorted(rows)
-        return ordered, [rows[key] for key in ordered]
-    keys = list(rows)
-    heads = np.array(keys, "S8").view(">u8").astype(np.uint64)
-    order = np.argsort(heads)
-    heads = heads[order]
-    if np.count_nonzero(heads[1:] == heads[:-1]) > len(keys) // 10:
-        ordered = sorted(keys)
-        return ordered, itemgetter(*ordered)(rows)
-    pick = itemgetter(*order.tolist())
-    return pick(keys), pick(list(rows.values()))
 
 
 def _check_folder(path: Path, tuning: RocksTuning) -> None:

@@ -4,13 +4,15 @@ Written by the owner thread only. Other threads may call `get` and `snapshot`: a
 dict copy are atomic under the interpreter lock, so they see each write whole.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Final
+from typing import Final, TypeVar
 
 from sortedcontainers import SortedList
 
 from statestore.ports import Writes
+
+T = TypeVar("T")
 
 ENTRY_COST: Final = 96
 """Bytes charged per pending entry besides key and value: the dict slot and two object headers."""
@@ -153,8 +155,8 @@ class Overlay:
 
 
 def slice_of(
-    entries: Entries, lo: bytes | None, hi: bytes | None, *, reverse: bool
-) -> list[tuple[bytes, bytes | None]]:
+    entries: Mapping[bytes, T], lo: bytes | None, hi: bytes | None, *, reverse: bool
+) -> list[tuple[bytes, T]]:
     """The same slice of a copied overlay: for readers on other threads."""
     return sorted(
         (

@@ -54,8 +54,10 @@ class VersionedSpec(Generic[K, V]):
                 f"store {self.name!r}: history retention {retention} ms is negative: "
                 "0 keeps the latest versions only"
             )
-        if interval is not None and interval <= 0:
-            raise Misuse(f"store {self.name!r}: segment interval {interval} ms: want 1 or more")
+        if interval is not None and not 0 < interval <= versioned_layout.TIME_MAX:
+            raise Misuse(
+                f"store {self.name!r}: segment interval {interval} ms: want 1 or more, in 64 bits"
+            )
 
     def interval_ms(self, stored: int | None) -> int:
         """The segment interval, given that of the store on disk; Misuse if they differ."""

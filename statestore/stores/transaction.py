@@ -46,6 +46,13 @@ class Staged(Protocol):
     def rollback(self) -> None: ...
 
 
+class StagedBytes(Staged, Protocol):
+    """What also takes memory that counts as pending."""
+
+    @property
+    def size_bytes(self) -> int: ...
+
+
 @dataclass(slots=True)
 class _Lag:
     size_bytes: int = 0
@@ -93,6 +100,7 @@ class StagedEngine:
         self._clock = clock
         self._overlays = {table: Overlay() for table in tables}
         self._staged: list[Staged] = list(self._overlays.values())
+        self._sized: list[StagedBytes] = list(self._overlays.values())
         self._journal: Journal | None = None
         self._open = True
         self._lag = _Lag()
@@ -119,10 +127,15 @@ class StagedEngine:
         """Mark, merge, undo and settle `part` with the pending writes from now on."""
         self._staged.append(part)
 
+    def keep_sized(self, part: StagedBytes) -> None:
+        """As `keep_in_step`; what it takes counts among the pending bytes."""
+        self._sized.append(part)
+        self.keep_in_step(part)
+
     def keep_journal(self, journal: Journal) -> None:
-        """As `keep_in_step`: each entry is one write, whatever rows it takes."""
+        """As `keep_sized`: each entry is one write, whatever rows it takes."""
         self._journal = journal
-        self.keep_in_step(journal)
+        self.keep_sized(journal)
 
     def table(self, name: str) -> Table:
         """The committed rows of one table."""
@@ -271,8 +284,7 @@ class StagedEngine:
         return self._pending_position if pending else self._position
 
     def uncommitted_bytes(self) -> int:
-        journal = 0 if self._journal is None else self._journal.size_bytes
-        return journal + sum(overlay.size_bytes for overlay in self._overlays.values())
+        return sum(part.size_bytes for part in self._sized)
 
     def uncommitted_entries(self) -> int:
         if self._journal is not None:

@@ -18,10 +18,13 @@ with each other (docs/adr/0008).
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import repeat
 from operator import add
 from typing import Final, NamedTuple
+
+import numpy as np
 
 LATEST: Final = "data"
 HISTORY: Final = "history"
@@ -36,21 +39,27 @@ CLOCK_KEY: Final = b"c"
 _GRAVE: Final = b"d"
 _VERSION: Final = b"v"
 _TOMBSTONE: Final = 0
-_VALUE: Final = 1
+VALUE: Final = 1
 NOT_VERSIONS: Final = (CLOCK_KEY, _GRAVE)
 """What the rows of a history begin with that are no versions."""
 
-_BIAS: Final = 1 << 63
+BIAS: Final = 1 << 63
+"""Added to times and segments, so that bytes sort as the numbers do."""
 _HEAD: Final = struct.Struct(">BQ")
 _PLACE: Final = struct.Struct(">cQI")
 _TIME: Final = struct.Struct(">Q")
 _CLOCK: Final = struct.Struct(">QQ")
 HEAD_SIZE: Final = _HEAD.size
+STAMP: Final = slice(1, HEAD_SIZE)
+"""Where a row has the time it is valid from, as history keys end with: bytes sort as times do."""
 _PLACE_SIZE: Final = _PLACE.size
+PLACE_EXTRA: Final = _PLACE.size + _TIME.size
+"""What a history key holds besides the key."""
 
 # Bound once: these run for every record.
-_pack_head = _HEAD.pack
-_unpack_head = _HEAD.unpack_from
+pack_head = _HEAD.pack
+unpack_head = _HEAD.unpack_from
+"""Of a row: its kind and biased time. Like `pack_head` for those who cannot afford a call more."""
 _pack_place = _PLACE.pack
 _pack_time = _TIME.pack
 
@@ -65,26 +74,28 @@ class Version(NamedTuple):
 def version_row(value: bytes | None, valid_from: int) -> bytes:
     """The bytes of a version, in either table."""
     if value is None:
-        return _pack_head(_TOMBSTONE, valid_from + _BIAS)
-    return _pack_head(_VALUE, valid_from + _BIAS) + value
+        return pack_head(_TOMBSTONE, valid_from + BIAS)
+    return pack_head(VALUE, valid_from + BIAS) + value
 
 
-def version_rows(values: list[bytes], times: list[int]) -> Iterator[bytes]:
+def version_rows(values: list[bytes | None], times: list[int]) -> list[bytes]:
     """As `version_row`, of many values, without a call in Python for each."""
-    heads = map(_pack_head, repeat(_VALUE), [time + _BIAS for time in times])
-    return map(add, heads, values)
+    if None in values:
+        return list(map(version_row, values, times))
+    heads = map(pack_head, repeat(VALUE), [time + BIAS for time in times])
+    return list(map(add, heads, values))
 
 
 def read_version(row: bytes) -> Version:
     """The inverse of `version_row`."""
-    kind, time = _unpack_head(row)
-    return Version(time - _BIAS, row[HEAD_SIZE:] if kind == _VALUE else None)
+    kind, time = unpack_head(row)
+    return Version(time - BIAS, row[HEAD_SIZE:] if kind == VALUE else None)
 
 
 def valid_from(row: bytes) -> int:
     """When a version begins."""
-    begins: int = _unpack_head(row)[1]
-    return begins - _BIAS
+    begins: int = unpack_head(row)[1]
+    return begins - BIAS
 
 
 def is_tombstone(row: bytes) -> bool:
@@ -94,21 +105,39 @@ def is_tombstone(row: bytes) -> bool:
 
 def history_key(key: bytes, valid_to: int, interval_ms: int) -> bytes:
     """Where the version of `key` that ends at `valid_to` lies."""
-    return (
-        _pack_place(_VERSION, valid_to // interval_ms + _BIAS, len(key))
-        + key
-        + _pack_time(valid_to + _BIAS)
-    )
+    return place_head(valid_to // interval_ms, len(key)) + key + _pack_time(valid_to + BIAS)
+
+
+def stamp_of(time: int) -> bytes:
+    """A time as rows have it."""
+    return _pack_time(time + BIAS)
 
 
 def history_prefix(key: bytes, segment: int) -> bytes:
     """What all versions of `key` in one segment begin with, and nothing else does."""
-    return _pack_place(_VERSION, segment + _BIAS, len(key)) + key
+    return place_head(segment, len(key)) + key
+
+
+def history_keys(keys: Sequence[bytes], rows: Sequence[bytes], interval_ms: int) -> list[bytes]:
+    """Where the versions of `keys` lie that end where `rows` begin."""
+    stamps = [row[STAMP] for row in rows]
+    ends = np.frombuffer(b"".join(stamps), ">u8") ^ np.uint64(BIAS)
+    segments = (ends.astype(np.int64) // interval_ms).tolist()
+    heads: Iterable[bytes] = map(place_head, segments, map(len, keys))
+    if len(set(segments)) == 1 and len(set(map(len, keys))) == 1:  # as of most commits
+        heads = repeat(place_head(segments[0], len(keys[0])), len(keys))
+    return list(map(b"".join, zip(heads, keys, stamps, strict=True)))
+
+
+@lru_cache(maxsize=1024)
+def place_head(segment: int, key_length: int) -> bytes:
+    """What stands before the key in a `v` key; writers stay in one segment for long."""
+    return _pack_place(_VERSION, segment + BIAS, key_length)
 
 
 def valid_to(history_row_key: bytes) -> int:
     """When the version under this `v` key ends."""
-    return int.from_bytes(history_row_key[-8:], "big") - _BIAS
+    return int.from_bytes(history_row_key[-8:], "big") - BIAS
 
 
 def key_of(history_row_key: bytes) -> bytes:
@@ -118,12 +147,12 @@ def key_of(history_row_key: bytes) -> bytes:
 
 def grave_key(key: bytes, deleted_at: int, interval_ms: int) -> bytes:
     """The row that says when the latest version of `key` became a tombstone."""
-    return _GRAVE + _pack_time(deleted_at // interval_ms + _BIAS) + key
+    return _GRAVE + _pack_time(deleted_at // interval_ms + BIAS) + key
 
 
 def grave_of(row_key: bytes) -> tuple[int, bytes]:
     """Segment and key of a `d` key."""
-    return int.from_bytes(row_key[1:9], "big") - _BIAS, row_key[9:]
+    return int.from_bytes(row_key[1:9], "big") - BIAS, row_key[9:]
 
 
 def graves_below(segment: int) -> tuple[bytes, bytes]:
@@ -131,12 +160,12 @@ def graves_below(segment: int) -> tuple[bytes, bytes]:
 
     It may find one row of this segment: that of the empty key.
     """
-    return _GRAVE, _GRAVE + _pack_time(segment + _BIAS)
+    return _GRAVE, _GRAVE + _pack_time(segment + BIAS)
 
 
 def versions_below(segment: int) -> tuple[bytes, bytes]:
     """The span [from, to) of the `v` rows of segments before this one."""
-    return _VERSION, _VERSION + _pack_time(segment + _BIAS)
+    return _VERSION, _VERSION + _pack_time(segment + BIAS)
 
 
 def expired_below(bound_ms: int, interval_ms: int) -> int:
@@ -149,13 +178,13 @@ def expired_below(bound_ms: int, interval_ms: int) -> int:
 
 def clock_row(stream_time: int, bound: int) -> bytes:
     """Observed stream time and the bound of history."""
-    return _CLOCK.pack(stream_time + _BIAS, bound + _BIAS)
+    return _CLOCK.pack(stream_time + BIAS, bound + BIAS)
 
 
 def read_clock(row: bytes) -> tuple[int, int]:
     """The inverse of `clock_row`."""
     stream_time, bound = _CLOCK.unpack(row)
-    return stream_time - _BIAS, bound - _BIAS
+    return stream_time - BIAS, bound - BIAS
 
 
 _INTERVALS: Final = ((60_000, 3, 2_000), (300_000, 5, 20_000), (3_600_000, 12, 60_000))
@@ -166,4 +195,4 @@ def default_segment_interval_ms(retention_ms: int) -> int:
     for up_to_ms, parts, at_least_ms in _INTERVALS:
         if retention_ms <= up_to_ms:
             return max(retention_ms // parts, at_least_ms)
-    return max(retention_ms // 24, 300_000)
+    return min(max(retention_ms // 24, 300_000), TIME_MAX)

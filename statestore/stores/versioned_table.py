@@ -1,43 +1,53 @@
 """A versioned store as its owner sees it: pending writes over committed rows, in bytes.
 
-What operators work on, in batches. Owner thread only. An ordered put is one read and two rows: the
-row of the latest version is moved into the segment of the time that ends it. A late one also looks
-for the version it cuts short. Expiry is a range delete in the commit that crosses a segment's end.
+What operators work on, in batches. Owner thread only. An ordered put is one row; that of the
+version it supersedes is moved, with many others, to the segment of the time that ends it, before
+anybody looks. A late one also looks for the version it cuts short. Expiry is a range delete in the
+commit that crosses a segment's end.
 """
 
 import logging
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
-from typing import Any, Final, NamedTuple
+from itertools import accumulate, compress
+from operator import gt
+from typing import Final
 
 from statestore.errors import TaskCorrupted
 from statestore.model import Position, PutResult, TopicPartition
 from statestore.stores import versioned_layout as layout
 from statestore.stores.journal import Journal
 from statestore.stores.observed_time import Moment, ObservedTime
+from statestore.stores.overlay import MISSING, Missing
 from statestore.stores.staged_table import Changes, Pair, StagedTable
+from statestore.stores.superseded import Superseded, moved_rows
 from statestore.stores.transaction import StagedEngine
 from statestore.stores.version_search import Asked, Found, View, find, valid_at
 from statestore.stores.version_views import HistorySnapshot, PendingVersions
-from statestore.stores.versioned_layout import HISTORY, LATEST, NEVER
+from statestore.stores.version_writes import (
+    Change,
+    Columns,
+    Staged,
+    next_versions,
+    versions_ahead,
+)
+from statestore.stores.versioned_layout import (
+    BIAS,
+    HISTORY,
+    LATEST,
+    NEVER,
+    STAMP,
+    VALUE,
+    pack_head,
+)
 
 _log = logging.getLogger(__name__)
 
-Rows = dict[bytes, bytes | None]
 _IS_LATEST: Final = PutResult(accepted=True, latest=True, valid_to_ms=None)
 _TOO_LATE: Final = PutResult(accepted=False, latest=False, valid_to_ms=None)
 
 _SWEEP_MAX: Final = 10_000
 """How many forgotten deletes one commit clears away, so that no commit takes long."""
-
-
-class Change(NamedTuple):
-    """A version to put before the latest of its key."""
-
-    key: bytes
-    value: bytes | None
-    time: int
 
 
 class VersionedTable:
@@ -51,11 +61,20 @@ class VersionedTable:
         self.latest: Final = StagedTable(staged, LATEST)
         self.history: Final = StagedTable(staged, HISTORY)
         self.time: Final = ObservedTime(_committed_moment(staged), retention_ms)
+        self._committed_latest: Final = staged.table(LATEST)
         self._latest_rows: Final = staged.overlay(LATEST)
         self._history_rows: Final = staged.overlay(HISTORY)
         self._journal: Final = Journal()
+        self.superseded: Final = Superseded(self._latest_rows)
+        # Bound once: they run for every put.
+        self._pending: Final = self._latest_rows.entries
+        self._first: Final = self.superseded.first
+        self._note_key: Final = self._journal.keys.append
+        self._note_value: Final = self._journal.values.append
+        self._note_time: Final = self._journal.times.append
         staged.keep_journal(self._journal)
         staged.keep_in_step(self.time)
+        staged.keep_sized(self.superseded)
         self._expired_below = layout.expired_below(self.time.committed.bound, self.interval_ms)
         self._swept_below = self._expired_below
         self._told_late = False
@@ -66,23 +85,26 @@ class VersionedTable:
         """Stage one version; None is a tombstone. Older than the retention: not accepted."""
         self.staged.check_open()
         clock = self.time
-        if time < clock.bound:
-            self._refuse(1, time)
-            return _TOO_LATE
-        old = self.latest.get(key)
-        begins = NEVER if old is None else layout.valid_from(old)
-        if time < begins:
-            ends = self._insert([Change(key, value, time)], [begins])[0]
-            self._journal.put(key, value, time)
-            return PutResult(accepted=True, latest=False, valid_to_ms=ends)
+        if time < clock.now:
+            return self._put_behind(key, value, time)
         if time > clock.now:
             clock.advance(time)
-        self._journal.put(key, value, time)
-        if old is not None and time > begins and time > clock.bound:
-            self._history_rows.put(layout.history_key(key, time, self.interval_ms), old)
         if value is None:
             self._history_rows.put(layout.grave_key(key, time, self.interval_ms), b"")
-        self._latest_rows.put(key, layout.version_row(value, time))
+            self._journal.deletes += 1
+            row = layout.version_row(None, time)
+        else:
+            row = pack_head(VALUE, time + BIAS) + value
+        self._note_key(key)
+        self._note_value(value)
+        self._note_time(time)
+        old = self._pending.get(key, MISSING)
+        if isinstance(old, Missing):
+            self._first[key] = row
+        elif old is not None and time > clock.bound and old[STAMP] < row[STAMP]:
+            place = layout.place_head(time // self.interval_ms, len(key))
+            self._history_rows.put(place + key + row[STAMP], old)
+        self._latest_rows.put(key, row)
         return _IS_LATEST
 
     def put_all(
@@ -90,7 +112,8 @@ class VersionedTable:
     ) -> list[int] | None:
         """Stage many versions, as `put` in this order would.
 
-        One look-up for all keys. Returns the places of those not accepted, None if all were.
+        One look-up for all keys, at most. Returns the places of those refused, None if there are
+        none.
         """
         self.staged.check_open()
         if not keys:
@@ -105,12 +128,16 @@ class VersionedTable:
             values = [values[i] for i in kept]
             times = [times[i] for i in kept]
         if keys:
-            newest = max(times)
-            if newest > clock.now:
+            now, newest = clock.now, max(times)
+            if newest > now:
                 clock.advance(newest)
-            self._put_accepted(keys, values, times, clock.bound)
+            self._put_accepted(keys, values, times, now=now, bound=clock.bound)
             self._journal.put_all(keys, values, times)
         return late
+
+    def in_order(self, times: list[int]) -> bool:
+        """Whether versions of these times, put now, would each be the latest of its key."""
+        return times[0] >= self.time.now and not any(map(gt, times, times[1:]))
 
     def restore(
         self,
@@ -122,10 +149,11 @@ class VersionedTable:
         """Changelog records, none refused, with the offsets they reach, in one batch (V8)."""
         if keys:
             # What has expired is judged when all is there: by the first commit, and by reads.
-            self._put_accepted(keys, values, times, NEVER)
-            newest = max(times)
-            if newest > self.time.now:
+            now, newest = self.time.now, max(times)
+            if newest > now:
                 self.time.advance(newest)
+            self._put_accepted(keys, values, times, now=now, bound=NEVER)
+            self._move_superseded(NEVER)
         self._stage_clock()
         self.staged.commit_restored(offsets, len(keys))
         self._expired_below = self._swept_below = layout.TIME_MIN
@@ -134,6 +162,7 @@ class VersionedTable:
 
     def view(self) -> View:
         """What the owner sees, for questions answered at once."""
+        self._move_superseded(self.time.bound)
         return View(
             self.time.bound,
             self.interval_ms,
@@ -149,6 +178,7 @@ class VersionedTable:
 
     def snapshot(self) -> HistorySnapshot:
         """The history as the owner sees it now."""
+        self._move_superseded(self.time.bound)
         seeker = self.staged.table(HISTORY).seeker()
         return HistorySnapshot(self.staged, seeker, PendingVersions(self._history_rows.entries))
 
@@ -158,6 +188,7 @@ class VersionedTable:
         self, offsets: Mapping[TopicPartition, int | None], position: Position | None = None
     ) -> None:
         """All that is pending, with the stream time; segments that have expired go."""
+        self._move_superseded(self.time.bound)
         ranges = None
         below = layout.expired_below(self.time.bound, self.interval_ms)
         if below > self._expired_below:
@@ -174,12 +205,13 @@ class VersionedTable:
         Compaction keeps the last record of a key. So where only older versions were written, the
         latest is logged once more.
         """
+        # Now, as a read that fails should do so before anything is logged.
+        self._move_superseded(self.time.bound)
         logged = self._journal.distinct()
         times = [time for time, _, _ in logged]
         keys = [key for _, key, _ in logged]
         values = [value for _, _, value in logged]
-        known = self._latest_rows.entries
-        behind = [key for key in dict.fromkeys(keys) if key not in known]
+        behind = [key for key in dict.fromkeys(keys) if key not in self._pending]
         for key, row in zip(behind, self.latest.get_many(behind), strict=True):
             if row is not None:
                 begins, value = layout.read_version(row)
@@ -220,21 +252,77 @@ class VersionedTable:
                 self.time.bound,
             )
 
+    def _put_behind(self, key: bytes, value: bytes | None, time: int) -> PutResult:
+        """Stage one version from before the observed stream time: it may not be the latest."""
+        if time < self.time.bound:
+            self._refuse(1, time)
+            return _TOO_LATE
+        self._move_superseded(self.time.bound)
+        old = self.latest.get(key)
+        begins = NEVER if old is None else layout.valid_from(old)
+        self._journal.put(key, value, time)
+        if time < begins:
+            ends = self._insert([Change(key, value, time)], [begins])[0]
+            return PutResult(accepted=True, latest=False, valid_to_ms=ends)
+        if old is not None and time > begins and time > self.time.bound:
+            self._history_rows.put(layout.history_key(key, time, self.interval_ms), old)
+        if value is None:
+            self._history_rows.put(layout.grave_key(key, time, self.interval_ms), b"")
+        self._latest_rows.put(key, layout.version_row(value, time))
+        return _IS_LATEST
+
     def _put_accepted(
+        self,
+        keys: list[bytes],
+        values: list[bytes | None],
+        times: list[int],
+        *,
+        now: int,
+        bound: int,
+    ) -> None:
+        """Stage versions; those that end at `bound` or before need not be kept.
+
+        `now`: the stream time before them.
+        """
+        if min(times) >= now:
+            self._put_ahead(keys, values, times, bound)
+            return
+        for put, part in (
+            (self._put_all_behind, [time < now for time in times]),
+            (self._put_ahead, [time >= now for time in times]),
+        ):
+            if any(part):
+                put(
+                    list(compress(keys, part)),
+                    list(compress(values, part)),
+                    list(compress(times, part)),
+                    bound,
+                )
+
+    def _put_ahead(
         self, keys: list[bytes], values: list[bytes | None], times: list[int], bound: int
     ) -> None:
-        """Stage versions; those that end at `bound` or before need not be kept."""
+        """Stage versions that begin when all there are had begun: nothing is looked up."""
+        made = versions_ahead(
+            Columns(keys, values, times),
+            self._pending,
+            self._first,
+            bound=bound,
+            interval_ms=self.interval_ms,
+        )
+        self._stage(made)
+
+    def _put_all_behind(
+        self, keys: list[bytes], values: list[bytes | None], times: list[int], bound: int
+    ) -> None:
+        """Stage versions from before the observed stream time: some may not be the latest."""
+        self._move_superseded(bound)
         unique = list(dict.fromkeys(keys))
-        found = self.latest.get_many(unique)
-        behind: list[Change] = []
-        if len(unique) == len(keys) and found.count(None) == len(found):
-            newer, older = self._first_versions(keys, values, times)
-        else:
-            rows = dict(zip(unique, found, strict=True))
-            newer, older = self._next_versions(keys, values, times, bound, rows, behind)
-        # History before what supersedes it: see the readers of pending writes.
-        self._history_rows.put_all(older)
-        self._latest_rows.put_all(newer)
+        rows = dict(zip(unique, self.latest.get_many(unique), strict=True))
+        made, behind = next_versions(
+            Columns(keys, values, times), rows, bound=bound, interval_ms=self.interval_ms
+        )
+        self._stage(made)
         # Versions of one key see each other, so one of each key at a time.
         while behind:
             turn = {one.key: one for one in reversed(behind)}
@@ -243,52 +331,25 @@ class VersionedTable:
             self._insert(list(turn.values()), begins)
             behind = [one for one in behind if turn[one.key] is not one]
 
-    def _first_versions(
-        self, keys: list[bytes], values: list[bytes | None], times: list[int]
-    ) -> tuple[Rows, Rows]:
-        """Of keys that have none yet, one each."""
-        if None not in values:
-            plain: list[Any] = values
-            return dict(zip(keys, layout.version_rows(plain, times), strict=True)), {}
-        newer: Rows = dict(zip(keys, map(layout.version_row, values, times), strict=True))
-        older: Rows = {
-            layout.grave_key(key, time, self.interval_ms): b""
-            for key, value, time in zip(keys, values, times, strict=True)
-            if value is None
-        }
-        return newer, older
+    def _stage(self, made: Staged) -> None:
+        # History before what supersedes it: see the readers of pending writes.
+        self._history_rows.put_all(made.history)
+        self._latest_rows.put_all(made.latest)
 
-    def _next_versions(
-        self,
-        keys: list[bytes],
-        values: list[bytes | None],
-        times: list[int],
-        bound: int,
-        rows: Rows,
-        behind: list[Change],
-    ) -> tuple[Rows, Rows]:
-        """Of keys whose latest are `rows`; what is older than those goes to `behind`."""
-        begins = {k: NEVER if r is None else layout.valid_from(r) for k, r in rows.items()}
-        newer: Rows = {}
-        older: Rows = {}
-        interval, row_of, place_of = self.interval_ms, layout.version_row, layout.history_key
-        records = zip(times, keys, values, strict=True)
-        if any(map(int.__gt__, times, times[1:])):
-            # Stable: of one key and time the later write stays the later.
-            records = iter(sorted(records, key=_first))  # type: ignore[assignment]  # either way triples
-        for time, key, value in records:
-            began = begins[key]
-            if time < began:
-                behind.append(Change(key, value, time))
-                continue
-            if began < time:
-                if began != NEVER and time > bound:
-                    older[place_of(key, time, interval)] = rows[key]
-                begins[key] = time
-            if value is None:
-                older[layout.grave_key(key, time, interval)] = b""
-            rows[key] = newer[key] = row_of(value, time)
-        return newer, older
+    def _move_superseded(self, bound: int) -> None:
+        """Look up what pending versions have ended, and stage it as history."""
+        first = self._first
+        if not first:
+            return
+        if self.time.now > bound:
+            try:
+                found = self._committed_latest.get_many(list(first))
+            except Exception as error:
+                raise self.staged.failure(error) from error
+            self._history_rows.put_all(
+                moved_rows(first, found, bound=bound, interval_ms=self.interval_ms)
+            )
+        self.superseded.moved()
 
     def _insert(self, late: Sequence[Change], latest_from: Sequence[int]) -> list[int]:
         """Put versions before the latest of their keys, one of each key; returns when they end."""
@@ -344,7 +405,3 @@ def _committed_moment(staged: StagedEngine) -> Moment | None:
         return Moment(*layout.read_clock(row))
     except struct.error as error:
         raise TaskCorrupted(f"{staged.where}: its stream time is not readable") from error
-
-
-def _first(record: tuple[int, bytes, bytes | None]) -> int:
-    return record[0]

@@ -74,6 +74,10 @@ def versioned(node: str, spec: VersionedSpec[Any, Any], *, before: Before) -> Bu
             if not known:
                 return
             values = encoded(node, batch, "value", spec.value_serde)
+            if not before.wanted and table.in_order(batch.timestamps):
+                table.put_all(known, values, batch.timestamps)
+                forward(batch, None)
+                return
             rows = _latest_rows(table, known)
             late = table.put_all(known, values, batch.timestamps)
             if late:

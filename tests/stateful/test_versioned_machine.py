@@ -80,6 +80,9 @@ class Oracle:
         return None
 
 
+View = tuple[TransactionalVersionedStore[bytes, bytes] | VersionedReader[bytes, bytes], Oracle]
+
+
 class VersionedMachine(RuleBasedStateMachine):
     """The store, the oracle of what is committed, and that of what is pending."""
 
@@ -143,12 +146,14 @@ class VersionedMachine(RuleBasedStateMachine):
         self.pending.put(key, None, time)
 
     @precondition(lambda self: self.opened)
-    @rule(writes=WRITES, kept=st.booleans())
-    def unit(self, writes: list[tuple[bytes, bytes | None, int]], kept: bool) -> None:
+    @rule(writes=WRITES, kept=st.booleans(), asked=st.booleans())
+    def unit(self, writes: list[tuple[bytes, bytes | None, int]], kept: bool, asked: bool) -> None:
         before = copy.deepcopy(self.pending)
         unit = self.store.transaction()
         unit.__enter__()
         self.put_all(writes)
+        if asked:
+            self.ask_the_owner()
         error = None if kept else KeyError("a user's")
         assert not unit.__exit__(type(error) if error else None, error, None)
         if not kept:
@@ -219,25 +224,26 @@ class VersionedMachine(RuleBasedStateMachine):
                 expected = [(k, oracle.as_of(k, time)) for k in names]
                 assert list(rows) == [(k, one) for k, one in expected if one is not None]
 
-    def views(
-        self,
-    ) -> list[
-        tuple[
-            TransactionalVersionedStore[bytes, bytes] | VersionedReader[bytes, bytes],
-            Oracle,
-        ]
-    ]:
+    def views(self) -> list[View]:
         return [
             (self.store, self.pending),
             (self.readers[IsolationLevel.READ_UNCOMMITTED], self.pending),
             (self.readers[IsolationLevel.READ_COMMITTED], self.committed),
         ]
 
+    @precondition(lambda self: self.opened)
+    @rule()
+    def ask_the_owner(self) -> None:
+        """Only now and then: its reads look up what puts have left for later."""
+        self.compare(self.views()[:1])
+
     @invariant()
-    def the_latest_and_the_whole_history_are_the_oracles(self) -> None:
-        if not self.opened:
-            return
-        for reads, oracle in self.views():
+    def readers_see_the_latest_and_the_whole_history_of_the_oracles(self) -> None:
+        if self.opened:
+            self.compare(self.views()[1:])
+
+    def compare(self, views: list[View]) -> None:
+        for reads, oracle in views:
             assert reads.observed_stream_time() == oracle.now
             for key in oracle.versions:
                 assert reads.get(key) == oracle.as_of(key, EVER)

@@ -1,0 +1,67 @@
+"""Keys in RocksDB's order, or nearly so, quickly: it reads and inserts them several times faster.
+
+Nothing but speed hangs on the order. All loops run in C: numpy sorts, `map` into a deque of length
+0 fills.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import starmap
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from rocksdict import WriteBatch
+
+from statestore.ports import Writes
+
+T = TypeVar("T")
+
+_HEADS_MIN = 1000  # from here on numpy's sort is worth its detour
+
+
+def fill(batch: WriteBatch, rows: Writes) -> None:
+    """Puts and deletes into the family the batch is at."""
+    keys = list(rows)
+    order = order_of(keys)
+    keys = _taken(keys, order)
+    values = _taken(list(rows.values()), order)
+    if not all(values) and None in values:  # to look for None alone is slow
+        pairs = list(zip(keys, values, strict=True))
+        deque(map(batch.__delitem__, [key for key, value in pairs if value is None]), 0)
+        pairs = [pair for pair in pairs if pair[1] is not None]
+        deque(starmap(batch.__setitem__, pairs), 0)
+    else:
+        deque(map(batch.__setitem__, keys, values), 0)
+
+
+def in_order(
+    look: Callable[[list[bytes]], list[bytes | None]], keys: list[bytes]
+) -> list[bytes | None]:
+    """What `look` gives for `keys`, looked up in order."""
+    order = order_of(keys)
+    values = np.empty(len(keys), object)
+    values[order] = look(_taken(keys, order))
+    found: list[bytes | None] = values.tolist()
+    return found
+
+
+def order_of(keys: list[bytes]) -> npt.NDArray[np.intp]:
+    """The places of `keys` in their order.
+
+    Many keys are sorted by their first 8 or 16 bytes, in a third of the time, if these differ.
+    """
+    if len(keys) >= _HEADS_MIN:
+        for width in (8, 16):
+            heads = np.array(keys, f"S{width}").view(">u8").astype(np.uint64)
+            columns = heads.reshape(len(keys), -1).T
+            order = np.argsort(columns[0]) if width == 8 else np.lexsort(columns[::-1])
+            same = (columns[:, order[1:]] == columns[:, order[:-1]]).all(axis=0)
+            if np.count_nonzero(same) <= len(keys) // 10:
+                return order
+    return np.array(sorted(range(len(keys)), key=keys.__getitem__), np.intp)
+
+
+def _taken(items: Sequence[T], order: npt.NDArray[np.intp]) -> list[T]:
+    taken: list[T] = np.array(items, object)[order].tolist()
+    return taken
