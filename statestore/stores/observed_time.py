@@ -3,8 +3,12 @@
 It goes back with a rollback or an undone savepoint, and becomes durable in the commit's own batch.
 """
 
+import struct
 from typing import NamedTuple
 
+from statestore.errors import TaskCorrupted
+from statestore.stores import versioned_layout as layout
+from statestore.stores.transaction import StagedEngine
 from statestore.stores.versioned_layout import NEVER, TIME_MIN
 
 
@@ -68,3 +72,14 @@ class ObservedTime:
         """Go back to the last commit; so do open savepoints."""
         self.now, self.bound = self.committed
         self._marks = [self.committed for _ in self._marks]
+
+
+def committed_moment(staged: StagedEngine) -> Moment | None:
+    """That of the last commit; None before the first put."""
+    row = staged.table(layout.HISTORY).get(layout.CLOCK_KEY)
+    if row is None:
+        return None
+    try:
+        return Moment(*layout.read_clock(row))
+    except struct.error as error:
+        raise TaskCorrupted(f"{staged.where}: its stream time is not readable") from error

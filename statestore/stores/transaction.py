@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from statestore.errors import StateStoreError, StoreClosed, TaskCorrupted
 from statestore.faults import CrashPoint, reach
@@ -21,6 +20,7 @@ from statestore.ports import Clock, Engine, Table, Writes
 from statestore.stores import offsets as rows
 from statestore.stores.journal import Journal
 from statestore.stores.overlay import ENTRY_COST, Overlay
+from statestore.stores.parts import Staged, StagedBytes
 
 
 @dataclass(frozen=True)
@@ -34,23 +34,6 @@ class LagLimits:
     max_bytes: int
     max_records: int
     max_ms: int
-
-
-class Staged(Protocol):
-    """What is kept in step with the pending writes: marked, merged, undone, settled with them."""
-
-    def mark(self) -> None: ...
-    def merge(self) -> None: ...
-    def undo(self) -> None: ...
-    def commit(self) -> None: ...
-    def rollback(self) -> None: ...
-
-
-class StagedBytes(Staged, Protocol):
-    """What also takes memory that counts as pending."""
-
-    @property
-    def size_bytes(self) -> int: ...
 
 
 @dataclass(slots=True)

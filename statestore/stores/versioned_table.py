@@ -7,17 +7,15 @@ commit that crosses a segment's end.
 """
 
 import logging
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, compress
 from operator import gt
 from typing import Final
 
-from statestore.errors import TaskCorrupted
 from statestore.model import Position, PutResult, TopicPartition
 from statestore.stores import versioned_layout as layout
 from statestore.stores.journal import Journal
-from statestore.stores.observed_time import Moment, ObservedTime
+from statestore.stores.observed_time import ObservedTime, committed_moment
 from statestore.stores.overlay import MISSING, Missing
 from statestore.stores.staged_table import Changes, Pair, StagedTable
 from statestore.stores.superseded import Superseded, moved_rows
@@ -60,7 +58,7 @@ class VersionedTable:
         self.interval_ms: Final = staged.segment_interval_ms
         self.latest: Final = StagedTable(staged, LATEST)
         self.history: Final = StagedTable(staged, HISTORY)
-        self.time: Final = ObservedTime(_committed_moment(staged), retention_ms)
+        self.time: Final = ObservedTime(committed_moment(staged), retention_ms)
         self._committed_latest: Final = staged.table(LATEST)
         self._latest_rows: Final = staged.overlay(LATEST)
         self._history_rows: Final = staged.overlay(HISTORY)
@@ -395,13 +393,3 @@ class VersionedTable:
                     self._latest_rows.put(key, None)
             self._history_rows.put(at, None)
         self._swept_below = done
-
-
-def _committed_moment(staged: StagedEngine) -> Moment | None:
-    row = staged.table(HISTORY).get(layout.CLOCK_KEY)
-    if row is None:
-        return None
-    try:
-        return Moment(*layout.read_clock(row))
-    except struct.error as error:
-        raise TaskCorrupted(f"{staged.where}: its stream time is not readable") from error
