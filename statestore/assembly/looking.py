@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from statestore.assembly.pipelines import load_pipeline
-from statestore.assembly.surroundings import SystemClock, layout_of
+from statestore.assembly.surroundings import SystemClock, exports_of, layout_of
 from statestore.errors import PipelineNotFound
 from statestore.kafka.onlooker import KafkaOnlooker
 from statestore.operations.deployed import Deployed, deployed
@@ -33,6 +33,7 @@ def onlooking(settings: Settings, *, pipeline: str | None = None) -> Iterator[On
             SystemClock(),
             wanted=_wanted(settings, pipeline),
             flush_lag_max_records=settings.flush_lag_max_records,
+            exports=exports_of(settings) if settings.export_target else None,
         )
     finally:
         if onlooker is not None:

@@ -13,8 +13,16 @@ from rich.table import Table
 from rich.text import Text
 
 from statestore.assembly import failure, onlooking
-from statestore.commands.arguments import deployment_options, parse_deployment
-from statestore.errors import Behind, StateStoreError, Unavailable
+from statestore.commands.arguments import deployment_options, parse_deployment, parse_span
+from statestore.errors import (
+    AuditFailed,
+    AuditTooOld,
+    Behind,
+    NotChecked,
+    StateStoreError,
+    Unavailable,
+)
+from statestore.layout.audits import Verdict
 from statestore.operations.status import State, Status, TaskStatus
 
 EVERY_S = 2.0
@@ -32,11 +40,16 @@ _COLOURS = {
 @click.option(
     "--max-lag-seconds", type=float, help="Fail (exit code 14) if it is further behind than this."
 )
+@click.option(
+    "--max-audit-age",
+    help="Fail (15) if the last audit is older: 24h, 7d; and (12, 13) if it is no pass.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
 def status_command(
     *,
     watch: bool,
     max_lag_seconds: float | None,
+    max_audit_age: str | None,
     as_json: bool,
     **flags: Any,
 ) -> None:
@@ -45,9 +58,10 @@ def status_command(
     Lags are at most what is told; times left go by the rates of the last run.
     """
     settings, pipeline = parse_deployment(flags)
+    age_ms = None if max_audit_age is None else parse_span(max_audit_age)
     with onlooking(settings, pipeline=pipeline) as look:
         found = _watch(look.now, as_json=as_json) if watch else look.now()
-    wrong = judge(found, max_lag_seconds)
+    wrong = judge(found, max_lag_seconds, age_ms)
     if not watch:
         if as_json:
             _echo(found, wrong)
@@ -57,8 +71,10 @@ def status_command(
         raise wrong
 
 
-def judge(found: Status, max_lag_seconds: float | None) -> StateStoreError | None:
-    """What is wrong by the limits given."""
+def judge(
+    found: Status, max_lag_seconds: float | None, max_audit_age_ms: int | None
+) -> StateStoreError | None:
+    """What is wrong by the limits given; the lag comes first."""
     name = found.application_id
     if max_lag_seconds is not None:
         if found.broker is not None:
@@ -70,6 +86,30 @@ def judge(found: Status, max_lag_seconds: float | None) -> StateStoreError | Non
                 f"{name}: {found.lag_seconds:g} s and {found.lag_records} records behind, "
                 f"{max_lag_seconds:g} s are allowed: {_way_out(found)}"
             )
+    return None if max_audit_age_ms is None else _doubt(found, max_audit_age_ms)
+
+
+def _doubt(found: Status, max_age_ms: int) -> StateStoreError | None:
+    """Why the state is not known to be right."""
+    audit, name = found.audit, found.application_id
+    if audit is None:
+        return AuditTooOld(f"{name}: it was never audited: run `statestore audit`")
+    where = f"; report: {audit.link}" if audit.link else ""
+    if audit.verdict is Verdict.WRONG:
+        return AuditFailed(
+            f"{name}: the audit of {_span(audit.age_seconds)} ago found stores that are not what "
+            f"their changelogs say{where}; run `statestore audit` to see which"
+        )
+    if audit.verdict is not Verdict.RIGHT:
+        return NotChecked(
+            f"{name}: the audit of {_span(audit.age_seconds)} ago is no pass: "
+            f"{audit.verdict}{where}; audit again"
+        )
+    if audit.age_seconds * 1000 > max_age_ms:
+        return AuditTooOld(
+            f"{name}: the last audit is {_span(audit.age_seconds)} old, "
+            f"{_span(max_age_ms / 1000)} are allowed: run `statestore audit`"
+        )
     return None
 
 
@@ -103,11 +143,29 @@ def _answers(found: Status) -> list[tuple[str, Text]]:
             ),
         ),
     ]
+    rows += [("data", _audited(found)), ("last export", _exported(found))]
     if found.relocation:
         rows.append(("relocation", Text(found.relocation, "yellow")))
     if found.free_bytes is not None:
         rows.append(("volume", Text(f"{found.free_bytes / 2**30:.1f} GiB free")))
     return rows
+
+
+def _audited(found: Status) -> Text:
+    audit = found.audit
+    if audit is None:
+        return Text("never audited", "yellow")
+    colour = {Verdict.RIGHT: "green", Verdict.WRONG: "red"}.get(audit.verdict, "yellow")
+    return Text(f"{audit.verdict}, by the audit of {_span(audit.age_seconds)} ago", colour)
+
+
+def _exported(found: Status) -> Text:
+    export = found.export
+    if export is None:
+        return Text("no statestore.export.target is set")
+    if export.problem:
+        return Text(f"not known: {export.problem}", "red")
+    return Text("none" if export.export_id is None else f"{_span(export.age_seconds)} ago")
 
 
 def _row(task: TaskStatus) -> list[Text]:

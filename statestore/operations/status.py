@@ -14,12 +14,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from statestore.errors import Unavailable
+from statestore.errors import StateStoreError, Unavailable
 from statestore.layout import files, owners
+from statestore.layout.audits import Audits, Verdict
 from statestore.layout.folders import StateLayout
 from statestore.layout.owners import Owner
 from statestore.model import TaskId, TopicPartition
 from statestore.operations.deployed import Deployed, read_deployed
+from statestore.operations.exports import Exports
+from statestore.operations.manifest import made_after
 from statestore.operations.relocate_disk import read_journal
 from statestore.ports import Bounds, Clock, InputFacts, Onlooker
 from statestore.tasks.commit import CommitStamp
@@ -62,6 +65,25 @@ class TaskStatus(msgspec.Struct, frozen=True):
     restore_seconds: float | None = None
 
 
+class AuditStatus(msgspec.Struct, frozen=True):
+    """What the last audit said, of the live stores or of an export."""
+
+    verdict: Verdict
+    time_ms: int
+    age_seconds: float
+    source: str
+    link: str | None
+
+
+class ExportStatus(msgspec.Struct, frozen=True):
+    """The newest export at the target; `export_id` None: there is none, or `problem` says why."""
+
+    target: str
+    export_id: str | None = None
+    age_seconds: float | None = None
+    problem: str | None = None
+
+
 class Status(msgspec.Struct, frozen=True):
     """An application, its stream tasks summed up: lags and ages of the worst, records of all.
 
@@ -80,6 +102,8 @@ class Status(msgspec.Struct, frozen=True):
     last_commit_age_seconds: float | None
     catch_up_seconds: float | None
     restore_seconds: float | None
+    audit: AuditStatus | None
+    export: ExportStatus | None
     relocation: str | None
     free_bytes: int | None
 
@@ -99,7 +123,8 @@ class Onlooking:
 
     `onlooker` None: there is no broker to ask. `wanted`: what the pipeline says, where it is at
     hand: it tells of inputs before the first run, and of stores that are to move.
-    `flush_lag_max_records`: bounds what a crash replays; negative: nothing does.
+    `flush_lag_max_records`: bounds what a crash replays; negative: nothing does. `exports`: None if
+    no target is set.
     """
 
     layout: StateLayout
@@ -107,6 +132,7 @@ class Onlooking:
     clock: Clock
     wanted: Deployed | None = None
     flush_lag_max_records: int = -1
+    exports: Exports | None = None
 
     def now(self) -> Status:
         """How it is; an application nobody ever ran is one too."""
@@ -134,6 +160,8 @@ class Onlooking:
                 max((noted.slots for noted in progress.values()), default=1),
             ),
             restore_seconds=_worst([task.restore_seconds for task in tasks]),
+            audit=self._audit(now_ms),
+            export=None if self.exports is None else _export(self.exports, now_ms),
             relocation=_relocation(layout, known, self.wanted),
             free_bytes=_free_bytes(layout),
         )
@@ -167,6 +195,13 @@ class Onlooking:
             restore_seconds=_left(to_restore, restore_rate),
         )
 
+    def _audit(self, now_ms: int) -> AuditStatus | None:
+        last = Audits(self.layout).last()
+        if last is None:
+            return None
+        age_s = max(0, now_ms - last.time_ms) / 1000
+        return AuditStatus(last.verdict, last.time_ms, age_s, last.source, last.link)
+
     def _to_restore(
         self, task: TaskId, shape: Deployed, logs: Mapping[TopicPartition, Bounds]
     ) -> int:
@@ -180,7 +215,7 @@ class Onlooking:
         checkpoint = files.read_checkpoint(layout.task_dir(task))
         total = 0
         for name, store in shape.stores.items():
-            tp = TopicPartition(f"{layout.application_id}-{name}-changelog", task.partition)
+            tp = TopicPartition(shape.log_of(layout.application_id, name), task.partition)
             if store.sub_topology != task.sub_topology or tp not in logs:
                 continue
             start, end = logs[tp]
@@ -216,7 +251,7 @@ def _ask(onlooker: Onlooker | None, shape: Deployed, application_id: str) -> _Fa
     internal = {
         topic: f"{application_id}-{topic}" for topic in sources if topic.endswith(_INTERNAL)
     }
-    logs = [f"{application_id}-{name}-changelog" for name in sorted(shape.stores)]
+    logs = [shape.log_of(application_id, name) for name in sorted(shape.stores)]
     try:
         counts = onlooker.partitions([*sorted(sources), *internal.values(), *logs])
         full = {topic: name for topic, name in internal.items() if name in counts}
@@ -269,6 +304,17 @@ def _overall(owner: Owner | None, tasks: Sequence[TaskStatus], now_ms: int) -> S
     if State.CRASHED in states:
         return State.CRASHED
     return state_of(owner, Progress(), now_ms)
+
+
+def _export(exports: Exports, now_ms: int) -> ExportStatus:
+    target = exports.target.url
+    try:
+        ids = exports.ids()
+    except StateStoreError as error:
+        return ExportStatus(target, problem=str(error))
+    if not ids:
+        return ExportStatus(target)
+    return ExportStatus(target, ids[-1], max(0, now_ms - made_after(ids[-1])) / 1000)
 
 
 def _relocation(layout: StateLayout, known: Deployed, wanted: Deployed | None) -> str | None:

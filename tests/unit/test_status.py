@@ -1,19 +1,25 @@
 """What status says of folders and figures; on a real broker: tests/kafka/test_stores_command.py."""
 
 import os
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from statestore.cli import cli
 from statestore.commands.status import judge, shown
-from statestore.errors import Behind, Unavailable
+from statestore.errors import AuditFailed, AuditTooOld, Behind, NotChecked, Unavailable
 from statestore.layout import owners
+from statestore.layout.audits import AuditRecord, Audits, Verdict
 from statestore.layout.folders import StateLayout
 from statestore.layout.owners import Owner
 from statestore.model import TaskId
+from statestore.operations.exports import Exports
+from statestore.operations.manifest import new_export_id
 from statestore.operations.status import Onlooking, State, Status, state_of
+from statestore.targets import FsspecTarget
 from statestore.tasks.plan import TaskReport
 from statestore.tasks.progress import Progress, ProgressFile, read_progress
 from tests.builders import ManualClock
@@ -109,9 +115,60 @@ def test_looking_writes_nothing_and_needs_no_lock(tmp_path: Path) -> None:
 
 def test_limits_are_judged_by_what_is_known(tmp_path: Path) -> None:
     found = look(tmp_path)
-    assert judge(found, None) is None
-    assert isinstance(judge(found, 5.0), Unavailable)
+    assert judge(found, None, None) is None
+    assert isinstance(judge(found, 5.0, None), Unavailable)
     assert shown(found).renderables
+
+
+def audited(state_dir: Path, verdict: Verdict, age_ms: int) -> Status:
+    layout, clock = StateLayout(state_dir, "app"), ManualClock()
+    made_ms = clock.now_ms() - age_ms
+    Audits(layout).keep(AuditRecord(application_id="app", time_ms=made_ms, verdict=verdict))
+    return Onlooking(layout, None, clock).now()
+
+
+@pytest.mark.parametrize(
+    ("verdict", "age_ms", "error"),
+    [
+        (Verdict.RIGHT, 50_000, None),
+        (Verdict.RIGHT, 70_000, AuditTooOld),
+        (Verdict.WRONG, 50_000, AuditFailed),
+        (Verdict.NOT_ENOUGH_CHECKED, 50_000, NotChecked),
+        (Verdict.NOTHING_CHECKED, 50_000, NotChecked),
+    ],
+)
+def test_the_last_audit_counts_if_it_is_a_pass_and_not_too_old(
+    tmp_path: Path, verdict: Verdict, age_ms: int, error: type[Exception] | None
+) -> None:
+    found = audited(tmp_path, verdict, age_ms)
+    assert found.audit is not None
+    assert (found.audit.verdict, found.audit.age_seconds) == (verdict, age_ms / 1000)
+    judged = judge(found, None, 60_000)
+    assert type(judged) is (error or type(None))
+    console = Console(width=200, file=StringIO())
+    console.print(shown(found))
+    assert f"{verdict}, by the audit of" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_an_application_never_audited_is_not_known_to_be_right(tmp_path: Path) -> None:
+    assert isinstance(judge(look(tmp_path), None, 60_000), AuditTooOld)
+
+
+def test_the_newest_export_is_told_or_why_it_is_not_known(tmp_path: Path) -> None:
+    clock = ManualClock()
+    exports = Exports(FsspecTarget(str(tmp_path / "exports")), "app", clock)
+    looking = Onlooking(StateLayout(tmp_path, "app"), None, clock, exports=exports)
+    none = looking.now().export
+    assert none is not None
+    assert (none.export_id, none.problem) == (None, None)
+    export_id = new_export_id(clock.now_ms() - 5000, "0" * 8)
+    made = tmp_path / "exports" / "app" / "exports"
+    made.mkdir(parents=True)
+    (made / f"{export_id}.json").write_text("{}")
+    there = looking.now().export
+    assert there is not None
+    assert there.export_id == export_id
+    assert there.age_seconds == pytest.approx(5, abs=0.01)
 
 
 def test_the_command_ends_with_the_exit_code_of_the_limit(tmp_path: Path) -> None:
