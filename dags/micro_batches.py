@@ -62,6 +62,7 @@ def micro_batches(application: Application) -> None:
             "retry_delay": timedelta(seconds=30),
             "retry_exponential_backoff": 2.0,
             "max_retry_delay": timedelta(minutes=10),
+            "execution_timeout": timedelta(hours=24),
         },
     ):
         StateStoreJobOperator(

@@ -66,6 +66,7 @@ with DAG(
         "owner": "statestore",
         "retries": int(os.environ.get("STATESTORE_RETRIES", "3")),
         "retry_delay": timedelta(seconds=30),
+        "execution_timeout": timedelta(hours=1),
     },
 ):
     wait_for_runs = NoRunSensor(

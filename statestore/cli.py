@@ -11,6 +11,7 @@ from collections.abc import Callable
 import click
 
 from statestore.commands.audit import audit_command
+from statestore.commands.drill import drill_command
 from statestore.commands.exports import export_command, exports, restore_short_command
 from statestore.commands.relocate import relocate_command
 from statestore.commands.running import run_command
@@ -19,6 +20,7 @@ from statestore.commands.stores import offsets_command, stores
 from statestore.commands.topologies import topology
 from statestore.commands.upgrade import upgrade_command
 from statestore.errors import StateStoreError
+from statestore.faults import arm_from_environment
 from statestore.testing.kafka_command import kafka
 
 _log = logging.getLogger("statestore")
@@ -29,11 +31,13 @@ _log = logging.getLogger("statestore")
 def cli(verbose: bool) -> None:
     """Exactly-once, stateful stream processing with Kafka, Spark and Airflow."""
     set_up_logging(verbose=verbose)
+    arm_from_environment()
 
 
 for command in (
     run_command,
     status_command,
+    drill_command,
     topology,
     kafka,
     stores,

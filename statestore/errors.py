@@ -28,7 +28,10 @@
     ├── CommitUnknown                      11  retry        resolved inside: ask the log (E4)
     ├── AuditFailed                        12  fail         stores are not what their logs say
     ├── NotChecked                         13  retry later  an audit proved too little, or nothing
-    └── Behind                             14  fail         lags more than was allowed
+    ├── Behind                             14  fail         lags more than was allowed
+    ├── AuditTooOld                        15  fail         no audit, or none of late
+    ├── DrillFailed                        16  fail         a crash drill lost or doubled something
+    └── NotDrilled                         17  fail         a drill missed: it shows nothing
 
 Messages say what, where and the way out. An error nobody foresaw exits with 1 and is retried.
 """
@@ -199,4 +202,25 @@ class Behind(StateStoreError):
     """The application lags behind its inputs by more than whoever asked allows."""
 
     exit_code = 14
+    action = Action.FAIL
+
+
+class AuditTooOld(StateStoreError):
+    """The last audit is older than whoever asked allows, or there is none."""
+
+    exit_code = 15
+    action = Action.FAIL
+
+
+class DrillFailed(StateStoreError):
+    """A crash drill found something lost, doubled or unlike; its evidence is kept."""
+
+    exit_code = 16
+    action = Action.FAIL
+
+
+class NotDrilled(StateStoreError):
+    """No drill came about, or not one that was asked for: nothing is shown, which is no pass."""
+
+    exit_code = 17
     action = Action.FAIL

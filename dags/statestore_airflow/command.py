@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from airflow.sdk import BaseOperator, Context
 
-from statestore_airflow.applications import applications_file
+from statestore_airflow.applications import PROJECT_DIR, applications_file
 from statestore_airflow.operator import (
     KILL_GRACE_S,
     RETRY_POLICY,
@@ -33,26 +33,37 @@ STATESTORE = Path(sys.executable).with_name("statestore")
 class StateStoreCommandOperator(BaseOperator):
     """`statestore <command> --json` for one application; `flags` as a shell would split them.
 
-    Returns the JSON line, so that it is the task's XCom; after a failure it is under "result".
+    `script`: a job of this project that takes the same flags, run in the command's place unless
+    empty. Returns the JSON line, so that it is the task's XCom; after a failure under "result".
     """
 
-    template_fields: Sequence[str] = ("application_id", "flags")
+    template_fields: Sequence[str] = ("application_id", "flags", "script")
     ui_color: str = "#dfe8cf"
 
     def __init__(
-        self, *, command: str, application_id: str, flags: str = "", **kwargs: Any
+        self,
+        *,
+        command: str,
+        application_id: str,
+        flags: str = "",
+        script: str = "",
+        **kwargs: Any,
     ) -> None:
         kwargs.setdefault("retry_policy", RETRY_POLICY)
         super().__init__(**kwargs)
         self.command = command
         self.application_id = application_id
         self.flags = flags
+        self.script = script
         self._process: subprocess.Popen[str] | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Run it to its end; its log becomes the task's."""
         config = applications_file()
-        arguments = [str(STATESTORE), *shlex.split(self.command), *shlex.split(self.flags)]
+        program = [str(STATESTORE), *shlex.split(self.command)]
+        if self.script:
+            program = [sys.executable, str(PROJECT_DIR / self.script)]
+        arguments = [*program, *shlex.split(self.flags)]
         arguments += ["--application-id", self.application_id, "--config", str(config), "--json"]
         self.log.info("%s", shlex.join(arguments))
         with tempfile.TemporaryFile("w+", encoding="utf-8") as out:

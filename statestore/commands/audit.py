@@ -15,7 +15,6 @@ from rich.table import Table
 from statestore.assembly import audit, failure
 from statestore.commands.arguments import broker_option, parse_state, state_options
 from statestore.errors import StateStoreError
-from statestore.faults import arm_from_environment
 from statestore.layout.audits import AuditRecord
 from statestore.operations.audit import failure_line, require_pass
 
@@ -30,7 +29,6 @@ def audit_command(*, stores: tuple[str, ...], as_json: bool, **flags: Any) -> No
 
     Exit code 12: they differ; 13: nothing, or not enough, could be compared, which is no pass.
     """
-    arm_from_environment()
     record: AuditRecord | None = None
     try:
         record = audit(parse_state(flags), stores)

@@ -22,7 +22,6 @@ from statestore.commands.arguments import export_options, parse_exports, parse_s
 from statestore.commands.printing import print_rows
 from statestore.commands.progress import shown
 from statestore.errors import Misuse
-from statestore.faults import arm_from_environment
 from statestore.operations.exports import LATEST, Retention
 from statestore.operations.restore_export import Choice, RestoreReport
 from statestore.settings import Settings
@@ -197,7 +196,6 @@ def _told(
     flags: dict[str, Any], *needs: str, as_json: bool
 ) -> Iterator[tuple[Settings, Callable[[dict[str, Any], str], None]]]:
     """The settings, and what shows a result: as JSON, or as text; errors show as JSON too."""
-    arm_from_environment()
     application_id = flags["application_id"] or ""
 
     def tell(fields: dict[str, Any], text: str) -> None:

@@ -13,7 +13,6 @@ from rich.text import Text
 from statestore.assembly import failure, load_pipeline, relocate
 from statestore.commands.arguments import deployment_options, parse_run
 from statestore.errors import Misuse
-from statestore.faults import arm_from_environment
 from statestore.model import TaskId
 from statestore.operations.relocate import Choices, Move
 from statestore.operations.relocate_apply import RelocationReport
@@ -46,7 +45,6 @@ def relocate_command(
     The application must be stopped. Without `automatic.state.relocation=false` its next start does
     the same by itself.
     """
-    arm_from_environment()
     try:
         choices = Choices(frozenset(map(TaskId.parse, keep)), _renames(rename))
         arguments = parse_run(flags)

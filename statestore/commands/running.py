@@ -24,7 +24,6 @@ from statestore.assembly import (
 )
 from statestore.commands.arguments import RunArguments, parse_run, run_options
 from statestore.errors import HostFailure
-from statestore.faults import arm_from_environment
 from statestore.operations.run import Run, RunSummary
 
 _log = logging.getLogger("statestore")
@@ -35,7 +34,6 @@ _log = logging.getLogger("statestore")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
 def run_command(as_json: bool, **flags: Any) -> None:
     """Process what the input topics hold in this process: the code of one Spark slot."""
-    arm_from_environment()
     stop = stop_on_sigterm()
     summary = report_run(flags, lambda arguments, started: _serve_here(arguments, started, stop))
     if as_json:

@@ -7,7 +7,6 @@ import msgspec
 
 from statestore.assembly import upgrade_to_versioned
 from statestore.commands.arguments import broker_option, parse_span, parse_state, state_options
-from statestore.faults import arm_from_environment
 from statestore.operations.upgrade import UpgradeReport
 
 
@@ -31,7 +30,6 @@ def upgrade_command(
     The application must be stopped. Then deploy a pipeline that gives the store a history of SPAN:
     its next start restores the store from the changelog.
     """
-    arm_from_environment()
     settings = parse_state(flags)
     retention_ms = parse_span(history_retention)
     report = upgrade_to_versioned(settings, store, retention_ms, dry_run=dry_run)

@@ -1,0 +1,120 @@
+"""`crash_drill`: kill runs on purpose, and show that nothing is lost or doubled."""
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import pendulum
+from airflow.sdk import DAG, Param, task
+from airflow.sdk.exceptions import AirflowFailException
+
+from statestore_airflow.applications import load_applications
+from statestore_airflow.command import StateStoreCommandOperator
+
+APPLICATIONS = [application.application_id for application in load_applications()]
+NAMES = r"^[a-z][a-z.-]*(,[a-z][a-z.-]*)*(?![\s\S])"
+FLAGS = (
+    "--points {{ params.points }} --random {{ params.moments }} "
+    "--special {{ params.specials }} --brokers {{ params.brokers }}"
+    "{% if params.seed is not none %} --seed {{ params.seed }}{% endif %}"
+    "{% if params.confirm %} --confirm{% endif %}"
+)
+
+DOC = """
+# Drill crashes
+
+Runs of a scratch application `drill-…` are killed at every named crash point and at random moments,
+started again, and audited: every input record seen once, every count right, store and changelog
+alike. Its workload is generated; no topic, group or folder of a real application is touched.
+
+* By default it starts a broker of its own. On the **application's brokers** it makes and deletes
+  topics `drill-…`: that takes **Confirm**.
+* The task fails if a drill is **red**; folder and topics of a red one stay as evidence. What could
+  not be drilled (no rights to mount a small volume, say) is told apart and is no pass.
+* The XCom of `drill` has every verdict, and the path of `report.html`. The **seed** repeats it.
+"""
+
+with DAG(
+    dag_id="crash_drill",
+    description="Kill runs of a scratch application, audit what is left",
+    schedule=None,
+    start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
+    catchup=False,
+    max_active_runs=1,
+    params={
+        "application": Param(
+            next(iter(APPLICATIONS), None),
+            enum=APPLICATIONS,
+            title="Application",
+            description="Whose volume, and on request whose brokers, the drill uses.",
+        ),
+        "points": Param(
+            "all",
+            type="string",
+            pattern=NAMES,
+            title="Crash points",
+            description="all, none, or names with commas between: commit.begin,commit.log-done.",
+        ),
+        "moments": Param(
+            5, type="integer", minimum=0, maximum=100, title="Random moments to kill at"
+        ),
+        "specials": Param(
+            "all",
+            type="string",
+            pattern=NAMES,
+            title="What else may happen",
+            description="all, none, or some of zombie, broker-restart, disk-full, "
+            "unreadable-file, truncated-changelog, two-starters, rollback-export-reload.",
+        ),
+        "seed": Param(
+            None,
+            type=["null", "integer"],
+            minimum=0,
+            title="Seed",
+            description="Repeats the random choices of an earlier drill.",
+        ),
+        "runs_on": Param(
+            "process",
+            enum=["process", "spark"],
+            title="Runs on",
+            description="spark: only crash points are drilled, and it takes much longer.",
+        ),
+        "brokers": Param("own", enum=["own", "application"], title="Brokers"),
+        "confirm": Param(
+            False,
+            type="boolean",
+            title="Confirm",
+            description="Yes, make and delete topics drill-… on the application's brokers.",
+        ),
+    },
+    tags=["statestore"],
+    doc_md=DOC,
+    default_args={
+        "owner": "statestore",
+        "retries": int(os.environ.get("STATESTORE_RETRIES", "1")),
+        "retry_delay": timedelta(minutes=1),
+        "execution_timeout": timedelta(hours=3),
+    },
+):
+
+    @task(retries=0)
+    def confirmed(**context: Any) -> None:
+        """Fail unless what is shared was confirmed."""
+        params = context["params"]
+        if params["brokers"] == "application" and not params["confirm"]:
+            raise AirflowFailException(
+                f"{params['application']}: a drill on its brokers makes and deletes topics "
+                "drill-… there: trigger again with Confirm, or with brokers = own"
+            )
+
+    drill = StateStoreCommandOperator(
+        task_id="drill",
+        command="drill",
+        script="{{ 'jobs/drill.py' if params.runs_on == 'spark' else '' }}",
+        application_id="{{ params.application }}",
+        flags=FLAGS,
+        pool="statestore_slots",
+        doc_md="All drills, one after another; its log names each verdict as it falls.",
+    )
+
+    confirmed() >> drill

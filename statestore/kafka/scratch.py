@@ -1,0 +1,48 @@
+"""What is done to the topics of a scratch application, and to no others: cut short, taken away."""
+
+from collections.abc import Mapping
+from contextlib import closing
+
+from confluent_kafka import TopicPartition as KafkaPartition
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin._resource import ResourceType
+
+from statestore.kafka.removal import remove
+from statestore.kafka.topics import Admin
+from statestore.settings import Settings
+
+
+def delete(settings: Settings, prefix: str) -> None:
+    """Every topic whose name begins so, and the application's group."""
+    with closing(Admin(settings)) as admin:
+        admin.connect()
+        listed = admin.client.list_topics(timeout=admin.timeout_s).topics
+    remove(settings, [name for name in listed if name.startswith(prefix)], settings.application_id)
+
+
+def truncate(settings: Settings, topic: str, offsets: Mapping[int, int]) -> None:
+    """Purge a compacted topic below these offsets, by partition: what brokers refuse by its policy.
+
+    The policy is another for that moment.
+    """
+    with closing(Admin(settings)) as admin:
+        _set_policy(admin, topic, {"cleanup.policy": "compact,delete", "retention.ms": "-1"})
+        try:
+            below = [KafkaPartition(topic, p, at) for p, at in offsets.items()]
+            pending = admin.client.delete_records(below, request_timeout=admin.timeout_s)
+            for tp, future in pending.items():
+                admin.answer(future, f"purge {tp.topic}-{tp.partition} below {tp.offset}")
+        finally:
+            _set_policy(admin, topic, {"cleanup.policy": "compact"})
+
+
+def _set_policy(admin: Admin, topic: str, config: Mapping[str, str]) -> None:
+    entries = [
+        ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
+        for key, value in config.items()
+    ]
+    wanted = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+    (done,) = admin.client.incremental_alter_configs(
+        [wanted], request_timeout=admin.timeout_s
+    ).values()
+    admin.answer(done, f"set the policy of {topic}")

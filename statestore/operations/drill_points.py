@@ -1,0 +1,262 @@
+"""How a run is brought to each crash point, killed there, and brought back.
+
+Most points lie on every run's way. Others are visited only when something is broken, moved or asked
+for: a recipe says by its prefix what to do first, and which command gets there.
+"""
+
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from statestore.faults import CrashPoint
+from statestore.operations.drill_scratch import MODULE, Ended, Scratch
+
+_LATER: Final = 4
+"""The visit of a commit's points to die at: commits of that very run came before."""
+_MISSES: Final = 3
+NO_LOCKS: Final = "--set=statestore.volume.locks=false"
+_PRUNES: Final = (
+    CrashPoint.EXPORT_PRUNE_LEASED,
+    CrashPoint.EXPORT_MANIFEST_REMOVED,
+    CrashPoint.EXPORT_FILES_REMOVED,
+)
+
+
+class Met(NamedTuple):
+    """What a drill did: `killed` False: it missed, and `happened` says why."""
+
+    killed: bool
+    happened: str
+    recovery: Ended | None
+    findings: list[str]
+
+
+class _Tried(NamedTuple):
+    """A child armed with a point; `died` False: it ended without visiting that."""
+
+    died: bool
+    at: str
+    end: Ended
+
+    @property
+    def happened(self) -> str:
+        return f"killed at {self.at}"
+
+
+Recipe = Callable[[Scratch, str], Met]
+
+
+def at_point(scratch: Scratch, point: CrashPoint, rng: random.Random) -> Met:
+    """Die at a point, run again, look."""
+    recipe = next((r for prefix, r in _RECIPES.items() if point.startswith(prefix)), _on_the_way)
+    visit = _LATER + rng.randrange(4) if point.startswith("commit.") else 1
+    return recipe(scratch, f"{point}:{visit}")
+
+
+def at_moment(scratch: Scratch, rng: random.Random, span_s: float) -> Met:
+    """Die at a random moment between the claim and the end, which takes about `span_s`."""
+    for _ in range(_MISSES):
+        scratch.produce()
+        child = scratch.start()
+        scratch.await_claim(child)
+        wait_s = rng.uniform(0.0, span_s)
+        if child.outlives(wait_s):
+            child.end()
+            return back(scratch, f"killed {wait_s:.3f} s after its claim")
+        span_s /= 2
+        child.ended()
+    return Met(False, "every run had ended before the moment came", None, scratch.findings())
+
+
+def span_of_a_run(scratch: Scratch) -> float:
+    """Seconds from the claim to the end of a run with one lot to process."""
+    scratch.produce()
+    child = scratch.start()
+    scratch.await_claim(child)
+    claimed_s = time.monotonic()
+    child.ended()
+    return time.monotonic() - claimed_s
+
+
+def back(scratch: Scratch, happened: str, *more: str) -> Met:
+    """The run after a death, and what is wrong after it."""
+    again = scratch.run(*more)
+    wrong = []
+    if again.code != 0:
+        ended = "does not end" if again.code is None else f"ends with {again.code}"
+        wrong.append(f"the run after it {ended}: {again.tail()}; log: {again.log}")
+    elif again.summary is None or not again.summary["caught_up"]:
+        wrong.append("the run after it does not catch up")
+    return Met(True, happened, again, wrong + scratch.findings())
+
+
+def _on_the_way(scratch: Scratch, crash_at: str, *more: str) -> Met:
+    scratch.produce()
+    tried = _try(scratch, crash_at, *more)
+    return back(scratch, tried.happened, *more) if tried.died else _missed(scratch, tried)
+
+
+def _taken_over(scratch: Scratch, crash_at: str) -> Met:
+    """Without file locks every start takes over in a folder of its own."""
+    return _on_the_way(scratch, crash_at, NO_LOCKS)
+
+
+def _damaged(scratch: Scratch, crash_at: str) -> Met:
+    damage(scratch)
+    return _on_the_way(scratch, crash_at)
+
+
+def _moved(scratch: Scratch, crash_at: str) -> Met:
+    """A topology whose parts have other numbers; the next such drill goes back."""
+    there, back = f"{MODULE}:moved", f"{MODULE}:topology"
+    scratch.pipeline = there if scratch.pipeline == back else back
+    return _on_the_way(scratch, crash_at)
+
+
+def _asked(scratch: Scratch, crash_at: str) -> Met:
+    """An onlooker that dies over a snapshot; of a living owner it has to ask for one."""
+    look = ("stores", "count", "counts", "--json")
+    scratch.produce()
+    if crash_at.startswith(CrashPoint.SNAPSHOT_REQUESTED):
+        with scratch.running() as child:
+            tried = _try(scratch, crash_at, *scratch.where(), command=look)
+            child.send(signal.SIGTERM)
+            child.ended()
+    else:
+        tried = _try(scratch, crash_at, *scratch.where(), command=look)
+    return back(scratch, tried.happened) if tried.died else _missed(scratch, tried)
+
+
+def _upgraded(scratch: Scratch, crash_at: str) -> Met:
+    """A plain store makes way for one with history; left plain, it is restored from its log."""
+    command = ("upgrade-to-versioned", "counts", "--history-retention=30d")
+    tried = _try(scratch, crash_at, *_reach(scratch), command=command)
+    if not tried.died:
+        return _missed(scratch, tried)
+    again = scratch.run(*_reach(scratch), command=command)
+    if again.code != 0:
+        wrong = [f"the command again ends with {again.code}: {again.tail()}"]
+        return Met(True, tried.happened, again, wrong)
+    return back(scratch, tried.happened)
+
+
+def _audited(scratch: Scratch, crash_at: str) -> Met:
+    return _again(scratch, _try(scratch, crash_at, *_reach(scratch), command=("audit",)), "audit")
+
+
+def _exported(scratch: Scratch, crash_at: str) -> Met:
+    """An export that dies is made again; one that prunes dies over an old export."""
+    target = _target(scratch)
+    scratch.produce()
+    scratch.run()
+    if crash_at.startswith(_PRUNES):
+        for _ in range(2):
+            scratch.run(*_reach(scratch), target, command=("exports", "create"))
+            scratch.produce()
+            scratch.run()
+        prune = ("exports", "prune", "--keep=1")
+        tried = _try(scratch, crash_at, *scratch.where(), target, command=prune)
+        return _again(scratch, tried, "exports", "verify", target)
+    tried = _try(scratch, crash_at, *_reach(scratch), target, command=("exports", "create"))
+    met = _again(scratch, tried, "exports", "create", target)
+    verified = scratch.run(*scratch.where(), target, command=("exports", "verify"))
+    if verified.code != 0:
+        met.findings.append(f"the export made again is not whole: {verified.tail()}")
+    return met
+
+
+def _imported(scratch: Scratch, crash_at: str) -> Met:
+    """The state is lost, and whoever brings it back dies."""
+    target = _target(scratch)
+    scratch.run(*_reach(scratch), target, command=("exports", "create"))
+    scratch.produce()
+    for task in scratch.layout.tasks():
+        shutil.rmtree(scratch.layout.stores_dir(task), ignore_errors=True)
+    restore = ("exports", "restore")
+    tried = _try(scratch, crash_at, *_reach(scratch), target, command=restore)
+    again = scratch.run(*_reach(scratch), target, command=restore)
+    wrong = [] if again.code == 0 else [f"again it ends with {again.code}: {again.tail()}"]
+    met = back(scratch, tried.happened) if tried.died else _missed(scratch, tried)
+    return met._replace(findings=wrong + met.findings)
+
+
+def _cloned(scratch: Scratch, crash_at: str) -> Met:
+    """A clone that dies half made is made anew; the original is as it was."""
+    flags = [*scratch.deployment(), _target(scratch)]
+    clone_id = f"{scratch.application_id}-clone-{scratch.ledger.produced}"
+    scratch.run(*flags, command=("exports", "create", "--for-clone"))
+    make, drop = ("exports", "restore", f"--as={clone_id}"), ("exports", "drop-clone", clone_id)
+    tried = _try(scratch, crash_at, *flags, command=make)
+    if not tried.died:
+        return _missed(scratch, tried)
+    if crash_at.startswith(CrashPoint.CLONE_FINISHED):
+        scratch.run(*flags, command=drop)  # it was whole already
+    ends = [scratch.run(*flags, command=command) for command in (make, drop)]
+    wrong = [f"after it a call ends with {e.code}: {e.tail()}" for e in ends if e.code != 0]
+    return Met(True, tried.happened, ends[0], wrong + scratch.findings())
+
+
+def _again(scratch: Scratch, tried: _Tried, *command: str) -> Met:
+    """A command that died is called again; nothing of the application may have changed."""
+    if not tried.died:
+        return _missed(scratch, tried)
+    end = scratch.run(*_reach(scratch), command=command)
+    wrong = [] if end.code == 0 else [f"{' '.join(command)} ends with {end.code}: {end.tail()}"]
+    return Met(True, tried.happened, end, wrong + scratch.findings())
+
+
+def _reach(scratch: Scratch) -> list[str]:
+    return [*scratch.where(), *scratch.flags]
+
+
+def _target(scratch: Scratch) -> str:
+    """Of each drill its own: what died holds its lease for some minutes."""
+    return f"--set=statestore.export.target={scratch.folder}/exports-{scratch.ledger.produced}"
+
+
+_RECIPES: Final[dict[str, Recipe]] = {
+    "takeover.": _taken_over,
+    "quarantine.": _damaged,
+    "relocate.": _moved,
+    "snapshot.": _asked,
+    "upgrade.": _upgraded,
+    "audit.": _audited,
+    "clone.": _cloned,
+    "export.": _exported,
+    "import.": _imported,
+}
+
+
+def damage(scratch: Scratch) -> int:
+    """Flip a byte in the first block of every file of rows; how many there were."""
+    files = [
+        path
+        for task in scratch.layout.tasks()
+        for path in scratch.layout.stores_dir(task).rglob("*.sst")
+    ]
+    for path in files:
+        _flip(path)
+    return len(files)
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[20] ^= 1
+    path.write_bytes(content)
+
+
+def _try(scratch: Scratch, crash_at: str, *more: str, command: Sequence[str] = ()) -> _Tried:
+    """A child that is to die at a point; the token tells whether somebody did."""
+    token = scratch.folder / "token"
+    token.unlink(missing_ok=True)
+    end = scratch.run(*more, crash_at=f"{crash_at}:{token}", command=command)
+    return _Tried(token.exists(), crash_at, end)
+
+
+def _missed(scratch: Scratch, tried: _Tried) -> Met:
+    happened = f"{tried.at} was not reached; it ended with {tried.end.code}: {tried.end.tail()}"
+    return Met(False, happened, None, scratch.findings())

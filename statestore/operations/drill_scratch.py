@@ -1,0 +1,270 @@
+"""A scratch application to be killed: its folder, its topics, its runs in child processes.
+
+Everything of it carries an id that begins with `drill-` and lies in a folder of its own, so that no
+drill touches a real application's topics, groups or state.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import psutil
+import tenacity
+
+from statestore.errors import Misuse, Unavailable
+from statestore.faults import VARIABLE
+from statestore.layout import owners
+from statestore.layout.folders import StateLayout
+from statestore.operations.deployed import read_deployed
+from statestore.operations.drill import PREFIX
+from statestore.operations.drill_workload import (
+    PARTITIONS,
+    PREFIX_VARIABLE,
+    STORE,
+    TOPICS,
+    Ledger,
+    Row,
+    Seen,
+)
+
+T = TypeVar("T")
+MODULE = "statestore.operations.drill_workload"
+DEADLINE_S = 180.0
+LOT = 4000
+
+
+class Tools(Protocol):
+    """What a drill does to a cluster and to stores at rest, for one scratch application."""
+
+    def create(self, topics: Mapping[str, int]) -> None:
+        """New topics, whose records are never too old."""
+
+    def delete(self, prefix: str) -> None:
+        """Every topic whose name begins so, and the group."""
+
+    def produce(self, topic: str, records: Sequence[tuple[bytes, bytes, int]]) -> None:
+        """Key, value and time of each, acknowledged."""
+
+    def ends(self, topic: str) -> dict[int, int]:
+        """The last stable offset of each partition; {}: no such topic."""
+
+    def read(self, topic: str) -> Iterable[Row]:
+        """Every committed record, in order per partition."""
+
+    def truncate(self, topic: str, share: float) -> None:
+        """Purge that share of every partition, oldest first."""
+
+    def rows(self, store: str) -> dict[bytes, bytes]:
+        """What a store holds, all partitions, as of a snapshot."""
+
+    def snapshot_findings(self, store: str) -> list[str]:
+        """Take a snapshot of each task and compare it with its log up to the same offset."""
+
+    def audit(self) -> list[str]:
+        """What an audit finds wrong, or why it proves nothing."""
+
+
+class Ended(NamedTuple):
+    """A child that has ended; `summary` None: it printed none. `code` None: it had to be ended."""
+
+    code: int | None
+    seconds: float
+    summary: dict[str, Any] | None
+    log: Path
+
+    def tail(self) -> str:
+        """The last line it logged."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return lines[-1] if lines else "nothing"
+
+
+@dataclass
+class Child:
+    """A run in a process of its own, whose output lies in files."""
+
+    process: "subprocess.Popen[bytes]"
+    out: Path
+    log: Path
+    began_s: float = field(default_factory=time.monotonic)
+
+    def ended(self, within_s: float = DEADLINE_S) -> Ended:
+        """Its end; waited for, then forced."""
+        try:
+            code: int | None = self.process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            self.end()
+            code = None
+        return Ended(code, time.monotonic() - self.began_s, _last_line(self.out), self.log)
+
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def outlives(self, seconds: float) -> bool:
+        """Whether it is still there after that long."""
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return True
+        return False
+
+    def send(self, order: signal.Signals) -> None:
+        self.process.send_signal(order)
+
+    def end(self) -> None:
+        """Kill it and what it started; a stopped one too."""
+        if not self.alive():
+            return
+        running = psutil.Process(self.process.pid)
+        for process in [*running.children(recursive=True), running]:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        self.process.wait()
+
+
+@dataclass
+class Scratch:
+    """One scratch application. `launch`: the command of a run, such as `statestore run --json`."""
+
+    application_id: str
+    folder: Path
+    launch: Sequence[str]
+    statestore: Sequence[str]
+    flags: Sequence[str]
+    variables: Mapping[str, str]
+    tools: Tools
+    state_dir: Path = field(init=False)
+    ledger: Ledger = field(init=False)
+    pipeline: str = f"{MODULE}:topology"
+    spoilt: str | None = None
+    _children: list[Child] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not self.application_id.startswith(PREFIX):
+            raise Misuse(
+                f"{self.application_id!r} is no scratch application: drills touch no other"
+            )
+        self.state_dir = self.folder / "state"
+        self.ledger = Ledger(self.application_id)
+
+    @property
+    def layout(self) -> StateLayout:
+        return StateLayout(self.state_dir, self.application_id)
+
+    def begin(self) -> None:
+        """Topics, records, and a first run: there is state to lose from now on."""
+        self.folder.mkdir(parents=True)
+        self.tools.create({f"{self.application_id}-{name}": PARTITIONS for name in TOPICS})
+        self.produce()
+        done = self.run()
+        if done.code != 0:
+            raise Unavailable(f"the workload does not even run: {done.tail()}; log: {done.log}")
+
+    def produce(self, count: int = LOT, *, poisonous: bool = False) -> None:
+        """Append records to the input."""
+        records = self.ledger.lot(count, poisonous=poisonous)
+        self.tools.produce(f"{self.application_id}-in", records)
+
+    def start(self, *more: str, crash_at: str = "", command: Sequence[str] = ()) -> Child:
+        """A run, or another command of `statestore`, in a child process."""
+        number = len(self._children) + 1
+        out, log = self.folder / f"{number:03}.out", self.folder / f"{number:03}.log"
+        environment = {
+            **os.environ,
+            **self.variables,
+            PREFIX_VARIABLE: self.application_id,
+            VARIABLE: crash_at,
+        }
+        line = [*self.statestore, *command] if command else [*self.launch, *self.deployment()]
+        with out.open("wb") as told, log.open("wb") as logged:
+            process = subprocess.Popen([*line, *more], env=environment, stdout=told, stderr=logged)
+        self._children.append(Child(process, out, log))
+        return self._children[-1]
+
+    def run(self, *more: str, crash_at: str = "", command: Sequence[str] = ()) -> Ended:
+        """A child to its end."""
+        return self.start(*more, crash_at=crash_at, command=command).ended()
+
+    def deployment(self) -> list[str]:
+        """The flags of a command that needs pipeline, state and brokers."""
+        return [f"--pipeline={self.pipeline}", *self.where(), *self.flags]
+
+    def where(self) -> list[str]:
+        """The flags of a command that looks at state."""
+        return [f"--application-id={self.application_id}", f"--state-dir={self.state_dir}"]
+
+    @contextmanager
+    def running(self, *more: str) -> Iterator[Child]:
+        """A continuous run that has claimed its tasks; whatever is left of it is ended."""
+        child = self.start("--run-for=600s", *more)
+        try:
+            self.await_claim(child, of_all=True)
+            yield child
+        finally:
+            child.end()
+
+    def await_claim(self, child: Child, *, of_all: bool = False) -> None:
+        """Until it has claimed a stream task, or all there are; returns too if it ends."""
+
+        def claims() -> bool:
+            # A topology change leaves folders behind that nobody claims any more.
+            tasks = read_deployed(self.layout).tasks() or set(self.layout.tasks())
+            found = [owners.read_owner(self.layout.task_dir(task)) for task in tasks]
+            pids = {owner.pid for owner in found if owner is not None}
+            ours = child.process.pid in pids
+            return not child.alive() or (ours and (len(pids) == 1 or not of_all))
+
+        eventually(claims, "the run claims its stream tasks")
+
+    def findings(self) -> list[str]:
+        """What is wrong with what it left; nothing may run meanwhile."""
+        tools, name = self.tools, self.application_id
+        seen = Seen(
+            tools.ends(f"{name}-in"),
+            list(tools.read(f"{name}-passed")),
+            list(tools.read(f"{name}-counts")),
+            tools.read(f"{name}-{STORE}-changelog"),
+            tools.rows(STORE),
+        )
+        return [*self.ledger.findings(seen), *tools.audit()]
+
+    def quarantined(self) -> int:
+        """How many stores were moved away so far."""
+        return sum(1 for _ in self.layout.quarantined())
+
+    def end_children(self) -> None:
+        """Leave no process behind."""
+        for child in self._children:
+            child.end()
+
+
+def eventually(holds: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
+    """Wait until it holds; Unavailable says what did not come about."""
+    try:
+        tenacity.Retrying(
+            stop=tenacity.stop_after_delay(within_s),
+            wait=tenacity.wait_fixed(0.02),
+            retry=tenacity.retry_if_not_result(bool),
+        )(holds)
+    except tenacity.RetryError as late:
+        raise Unavailable(f"within {within_s:g} s it did not come about that {what}") from late
+
+
+def _last_line(path: Path) -> dict[str, Any] | None:
+    """The JSON line; other programs may print around it."""
+    for line in reversed(path.read_text(encoding="utf-8", errors="replace").splitlines()):
+        if line.startswith("{"):
+            try:
+                found: dict[str, Any] = json.loads(line)
+            except ValueError:
+                continue
+            return found
+    return None

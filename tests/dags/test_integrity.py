@@ -1,0 +1,168 @@
+"""What every DAG must be, whoever wrote it: loadable, light, documented, owned, bounded."""
+
+import copy
+import json
+import os
+import re
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.dag_processing.dagbag import DagBag
+from airflow.sdk import DAG
+from airflow.sdk.definitions.param import Param
+from airflow.sdk.exceptions import ParamValidationError
+from airflow.serialization.serialized_objects import DagSerialization
+
+pytestmark = pytest.mark.airflow
+
+ROOT = Path(__file__).resolve().parents[2]
+DAGS = ROOT / "dags"
+FILES = sorted(path.stem for path in DAGS.glob("*.py"))
+HEAVY = (
+    "statestore",
+    "jobs",
+    "pyspark",
+    "great_expectations",
+    "rocksdict",
+    "confluent_kafka",
+    "numpy",
+    "pandas",
+    "pyarrow",
+)
+LINES_MAX = 200
+
+
+@pytest.fixture(scope="module")
+def bag() -> DagBag:
+    return DagBag(str(DAGS))
+
+
+@pytest.fixture(scope="module", params=FILES)
+def dag(bag: DagBag, request: pytest.FixtureRequest) -> DAG:
+    """The DAG a file makes for the sample application."""
+    return bag.dags[request.param]
+
+
+def params(dag: DAG) -> dict[str, Param]:
+    return {name: dag.params.get_param(name) for name in dag.params}
+
+
+def test_every_dag_file_loads_and_makes_the_dag_it_is_named_after(bag: DagBag) -> None:
+    assert bag.import_errors == {}
+    assert bag.captured_warnings == {}
+    assert set(bag.dags) == set(FILES)
+
+
+def test_parsing_imports_neither_the_library_nor_what_it_drives() -> None:
+    code = f"""
+import json, sys
+from pathlib import Path
+from airflow.dag_processing.dagbag import BundleDagBag
+before = set(sys.modules)
+bag = BundleDagBag({str(DAGS)!r}, bundle_path=Path({str(DAGS)!r}), bundle_name="dags-folder")
+new = {{name.partition(".")[0] for name in set(sys.modules) - before}}
+print(json.dumps([sorted(bag.dags), sorted(new.intersection({HEAVY!r}))]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": ""},
+    )
+    dags, heavy = json.loads(done.stdout.splitlines()[-1])
+    assert (dags, heavy) == (FILES, [])
+
+
+def test_parsing_twice_gives_one_version_of_each_dag(bag: DagBag) -> None:
+    again = DagBag(str(DAGS))
+    for dag_id, dag in bag.dags.items():
+        first, second = (DagSerialization.to_dict(each) for each in (dag, again.dags[dag_id]))
+        assert first == second
+
+
+def test_a_dag_file_fits_a_few_screens() -> None:
+    long = {
+        path.name: lines
+        for path in DAGS.glob("*.py")
+        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > LINES_MAX
+    }
+    assert long == {}
+
+
+def test_it_says_what_it_is_for_and_whose_it_is(dag: DAG) -> None:
+    assert dag.description
+    assert dag.doc_md
+    assert dag.doc_md.lstrip().startswith("# ")
+    assert "statestore" in dag.tags
+    assert dag.owner == "statestore"
+    assert [task.task_id for task in dag.tasks if not task.doc_md] == []
+
+
+def test_runs_neither_overlap_nor_catch_up(dag: DAG) -> None:
+    assert dag.max_active_runs == 1
+    assert not dag.catchup
+
+
+def test_every_task_ends_some_day(dag: DAG) -> None:
+    """Sensors by their own timeout; the rest by theirs."""
+    endless = [
+        task.task_id
+        for task in dag.tasks
+        if task.execution_timeout is None and not hasattr(task, "poke")
+    ]
+    assert endless == []
+
+
+def test_what_calls_us_is_retried_by_the_class_of_its_error(dag: DAG) -> None:
+    for task in dag.tasks:
+        if type(task).__module__.startswith("statestore_airflow") and not hasattr(task, "poke"):
+            assert task.retry_policy is not None, task.task_id
+            assert task.retry_delay >= timedelta(seconds=10)
+
+
+def test_what_uses_spark_slots_asks_for_one(dag: DAG) -> None:
+    for task in dag.tasks:
+        script = str(getattr(task, "script", "") or getattr(task, "application", ""))
+        if "jobs/" in script:
+            assert task.pool == "statestore_slots", task.task_id
+
+
+def test_its_form_explains_and_checks_every_field(dag: DAG) -> None:
+    for name, param in params(dag).items():
+        assert param.schema.get("title"), name
+        checked = {"enum", "pattern", "type", "minimum", "items"} & param.schema.keys()
+        assert checked, name
+        resolved = copy.copy(param).resolve()
+        assert resolved == param.value, "the default is valid"
+
+
+@pytest.mark.parametrize("value", ["; rm -rf /", "$(id)", "a' b", "{{ var.value.secret }}", "\n"])
+def test_no_field_takes_what_a_shell_or_a_template_would(dag: DAG, value: str) -> None:
+    for param in params(dag).values():
+        with pytest.raises(ParamValidationError):
+            copy.copy(param).resolve(value)
+
+
+def test_templates_name_only_fields_of_the_form(dag: DAG) -> None:
+    known = set(params(dag))
+    for task in dag.tasks:
+        for field in getattr(task, "template_fields", ()):
+            named = set(re.findall(r"params\.(\w+)", str(getattr(task, field, ""))))
+            assert named <= known, (task.task_id, field)
+
+
+def values(dag: DAG) -> dict[str, Any]:
+    return {name: param.value for name, param in params(dag).items()}
+
+
+def test_defaults_destroy_nothing(dag: DAG) -> None:
+    """What moves, deletes or burdens others is off until somebody says so."""
+    for name in ("approve", "confirm"):
+        if name in values(dag):
+            assert values(dag)[name] is False
