@@ -1,4 +1,4 @@
-"""The applications file as the DAGs see it: names and schedules, never settings.
+"""The applications file as the DAGs see it: names, schedules, and who is exported; no settings.
 
 The job reads the rest of the file itself (`--application-id`, `--config`), so nothing secret passes
 through Airflow.
@@ -7,10 +7,11 @@ through Airflow.
 import os
 import tomllib
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 PROJECT_DIR = Path(__file__).resolve().parents[2]
 SAMPLE_ID = "flights"
+EXPORT_TARGET = "statestore.export.target"
 
 
 class Application(NamedTuple):
@@ -20,6 +21,8 @@ class Application(NamedTuple):
     pipeline: str
     schedule: str | None
     config: Path
+    exports: bool = False
+    """Whether it says where its exports go."""
 
     def dag_id(self, verb: str) -> str:
         """`micro_batches` for the sample application, `micro_batches__<id>` for any other."""
@@ -52,9 +55,17 @@ def load_applications() -> tuple[Application, ...]:
             pipeline=_text(section, "pipeline", application_id, path) or "given by the job's flags",
             schedule=_text(section, "schedule", application_id, path),
             config=path,
+            exports=bool(_settings(section, application_id, path).get(EXPORT_TARGET)),
         )
         for application_id, section in sections.items()
     )
+
+
+def _settings(section: dict[str, Any], application_id: str, path: Path) -> dict[str, Any]:
+    found = section.get("settings", {})
+    if isinstance(found, dict):
+        return found
+    raise ValueError(f"{path}: [applications.{application_id}.settings] must be a table")
 
 
 def _text(section: dict[str, object], field: str, application_id: str, path: Path) -> str | None:

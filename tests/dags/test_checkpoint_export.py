@@ -1,0 +1,167 @@
+"""The DAG checkpoint_export: its shape, whom it exports, all of it in Airflow on a real broker."""
+
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from airflow.dag_processing.dagbag import DagBag
+from airflow.sdk import DAG
+from airflow.sdk.definitions.param import Param
+from airflow.sdk.exceptions import ParamValidationError
+from airflow.serialization.serialized_objects import DagSerialization
+
+import statestore as ss
+from statestore.assembly.surroundings import SystemClock
+from statestore.operations.exports import Exports, Silent
+from statestore.targets import FsspecTarget
+from statestore.testing.local_kafka import LocalKafka
+from tests.kafka import run_pipelines
+from tests.kafka.run_pipelines import PREFIX_VARIABLE
+from tests.kafka.run_rig import App
+
+pytestmark = pytest.mark.airflow
+
+ROOT = Path(__file__).resolve().parents[2]
+THREE = """
+[applications.flights]
+[applications.flights.settings]
+"statestore.export.target" = "s3://bucket/a"
+[applications.orders]
+[applications.orders.settings]
+"statestore.export.target" = "exports"
+[applications.trial]
+"""
+
+
+@pytest.fixture
+def dag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DAG:
+    config = tmp_path / "statestore.toml"
+    config.write_text(THREE, encoding="utf-8")
+    monkeypatch.setenv("STATESTORE_CONFIG", str(config))
+    bag = DagBag(str(ROOT / "dags"))
+    assert bag.import_errors == {}
+    return bag.dags["checkpoint_export"]
+
+
+class Uri(NamedTuple):
+    uri: str
+
+
+def test_each_export_is_verified_then_old_ones_are_pruned(dag: DAG) -> None:
+    steps = [f"exported.{name}" for name in ("export", "verify", "prune")]
+    assert dag.task_ids == ["chosen", *steps]
+    assert dag.get_task("chosen").downstream_task_ids == set(steps)
+    assert dag.get_task(steps[0]).downstream_task_ids == {steps[1]}
+    assert dag.get_task(steps[1]).downstream_task_ids == {steps[2]}
+
+
+def test_it_follows_the_micro_batches_of_those_that_say_where_exports_go(dag: DAG) -> None:
+    said = DagSerialization.to_dict(dag)["dag"]["timetable"]["__var"]["asset_condition"]
+    assert said["__type"] == "asset_any"
+    watched = {asset["uri"] for asset in said["objects"]}
+    assert watched == {"statestore://flights/state", "statestore://orders/state"}
+    assert dag.max_active_runs == 1
+
+
+def test_who_was_processed_is_exported_and_by_hand_who_was_chosen(dag: DAG) -> None:
+    chosen: Any = dag.get_task("chosen")
+    params = {"applications": ["trial"]}
+    events = {Uri("statestore://orders/state"): [1], Uri("statestore://other/x"): [2]}
+    pick = chosen.python_callable
+    assert pick(params=params, triggering_asset_events=events) == ["orders"]
+    assert pick(params=params, triggering_asset_events={}) == ["trial"]
+    assert pick(params=params) == ["trial"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("applications", ["nobody"]), ("applications", "flights"), ("keep", 0), ("keep_for", "ever")],
+)
+def test_the_form_refuses_what_the_command_would(dag: DAG, name: str, value: object) -> None:
+    found = dag.params.get_param(name)
+    assert isinstance(found, Param)
+    assert found.schema["title"]
+    with pytest.raises(ParamValidationError):
+        Param(**{"default": found.value, **found.schema}).resolve(value)
+
+
+# In Airflow, on a real broker.
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[LocalKafka]:
+    with LocalKafka() as broker:
+        yield broker
+
+
+def in_airflow(project: Path, **conf: object) -> dict[tuple[str, int], str]:
+    """A run of the DAG that must succeed; the states of its task instances."""
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")
+    }
+    environment |= {"STATESTORE_CONFIG": str(project / "statestore.toml")}
+    environment["PYTHONPATH"] = str(ROOT)
+    command = ["scripts/airflow_local.py", "run", "checkpoint_export", "--conf", json.dumps(conf)]
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=project,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    newest = "select max(id) from dag_run where dag_id = 'checkpoint_export'"
+    run = f"select run_id from dag_run where id = ({newest})"
+    asked = f"select task_id, map_index, state from task_instance where run_id = ({run})"
+    with sqlite3.connect(project / ".scratch" / "airflow" / "airflow.db") as database:
+        rows = database.execute(asked).fetchall()
+    database.close()
+    return {(task, index): state for task, index, state in rows}
+
+
+@pytest.mark.slow
+@pytest.mark.kafka
+def test_two_applications_are_exported_side_by_side_and_a_rerun_uploads_nothing(
+    kafka: LocalKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("dags", "scripts"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    shutil.copy(ROOT / "airflow.cfg", tmp_path)
+    text = ""
+    for name in ("one", "two"):
+        app = App(kafka, name, tmp_path / "state").create_topics()
+        app.produce(range(20))
+        monkeypatch.setenv(PREFIX_VARIABLE, name)
+        ss.run(run_pipelines.counts(), app.run_settings())
+        text += f"""[applications.{name}]
+pipeline = "tests.kafka.run_pipelines:counts"
+bootstrap_servers = "{kafka.bootstrap_servers}"
+state_dir = "{app.state_dir}"
+[applications.{name}.settings]
+"statestore.export.target" = "{tmp_path / "exports"}"
+"""
+    (tmp_path / "statestore.toml").write_text(text)
+    steps = {(f"exported.{step}", i) for step in ("export", "verify", "prune") for i in (0, 1)}
+    conf = {"applications": ["one", "two"], "keep": 1}
+    assert in_airflow(tmp_path, **conf) == dict.fromkeys({("chosen", -1), *steps}, "success")
+    found = {
+        name: Exports(FsspecTarget(str(tmp_path / "exports")), name, SystemClock())
+        for name in ("one", "two")
+    }
+    contents = {name: exports.contents() for name, exports in found.items()}
+    first = {name: exports.ids() for name, exports in found.items()}
+    in_airflow(tmp_path, **conf)
+    for name, exports in found.items():
+        assert exports.contents() == contents[name], "nothing new"
+        assert len(exports.ids()) == 1
+        assert exports.ids() > first[name], "the old one is pruned"
+        exports.verify(exports.read(), Silent())
