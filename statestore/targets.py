@@ -23,7 +23,7 @@ from statestore.layout.files import sync_folder
 _CHUNK = 4 << 20
 _WHOLE = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "memory"})
 """Those that show a file only once it is written to its end."""
-_OURS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
+_OURS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EEXIST})
 """What only this machine's disk says, whatever the target."""
 
 

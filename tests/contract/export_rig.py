@@ -15,7 +15,7 @@ from statestore.operations.exports import LATEST, Exports, FetchedStore
 from statestore.operations.manifest import StoreOfTask
 from statestore.operations.restore_export import Choice, Log, Restore, RestoreReport
 from statestore.operations.snapshots import Snapshots
-from statestore.ports import Bounds
+from statestore.ports import Bounds, Target
 from statestore.targets import FsspecTarget
 from tests.contract.task_rig import APPLICATION, TaskRig
 
@@ -48,12 +48,15 @@ def keeping() -> ss.Topology:
 
 @dataclass
 class ExportRig:
-    """`tasks` runs it; exports go to `target`. `bounds`, `cluster_has`: what the broker says."""
+    """`tasks` runs it; exports go to `target`, or elsewhere. `bounds`, `cluster_has`: what a
+    broker says.
+    """
 
     root: Path
     delete_retention_ms: int = WEEK_MS
     bounds: Bounds | None = None
     cluster_has: bool = True
+    elsewhere: Target | None = None
     tasks: TaskRig = field(init=False)
 
     def __post_init__(self) -> None:
@@ -66,7 +69,8 @@ class ExportRig:
 
     @property
     def exports(self) -> Exports:
-        return Exports(FsspecTarget(str(self.target)), APPLICATION, self.tasks.clock)
+        target = self.elsewhere or FsspecTarget(str(self.target))
+        return Exports(target, APPLICATION, self.tasks.clock)
 
     def deploy(self) -> None:
         topology = self.tasks.topology
