@@ -24,6 +24,9 @@ from statestore.settings import Settings
 
 # Messages of one call into the client: enough to make the call cheap, few enough to stay in cache.
 _CHUNK = 1000
+# About how many bytes of values one poll hands on, as told by every so many of them.
+_BATCH_BYTES = 64 << 20
+_SAMPLED = 16
 _SILENCE_S = 2.0
 
 _time_of: Callable[[tuple[int, int]], int] = itemgetter(1)
@@ -73,8 +76,8 @@ class KafkaSource:
         self._apply_pauses(client)
         deadline = monotonic() + timeout_ms / 1000
         arrived: dict[TopicPartition, list[Message]] = {}
-        room, news = max_records, False
-        while room > 0:
+        room, news, size_bytes = max_records, False, 0
+        while room > 0 and size_bytes < _BATCH_BYTES:
             messages = client.consume(min(room, _CHUNK), 0)
             if not messages:
                 left_s = deadline - monotonic()
@@ -87,6 +90,7 @@ class KafkaSource:
             messages = self._records_of(messages)
             if messages:
                 room -= len(messages)
+                size_bytes += _SAMPLED * sum(map(len, messages[::_SAMPLED]))
                 self._sort(messages, arrived)
         self._check_alive(client, news=news)
         return [_batch(tp, messages) for tp, messages in arrived.items()]

@@ -259,6 +259,7 @@ class StreamTask:
         self.report.process_seconds += clock.monotonic() - polled
         if self._commit_due():
             self._commit()
+        self._patience.took(processed, clock.monotonic() - polled)
         self._stores.maintain()
         self._ownership.glance()
         self._desk.serve(self._stores.opened, self._committer.stamp.number)

@@ -87,14 +87,12 @@ class Poison:
         if bounds is not None and offsets[0] < bounds[-1]:
             take = bisect_left(offsets, bounds[bisect_right(bounds, offsets[0])])
             alone = offsets[0] >= bounds[0]
-        known = self._condemned_among(chunk.tp, offsets[:take])
+        known = self._condemned_among(chunk.tp, offsets, take)
         if known:
             # A later failure is not to bring them back.
             take = known[-1] + 1
-        fires = self.punctuations.cut(chunk.tp, offsets[:take])
-        if fires is not None:
-            take = fires
-        return Cut(take, alone, commit=alone or bool(known) or fires is not None)
+        fires = self.punctuations.cut(chunk.tp, offsets, take)
+        return Cut(fires or take, alone, commit=alone or bool(known) or fires is not None)
 
     def pass_over(self, chunk: Chunk, context: TaskContext) -> Batch:
         """The records of a chunk to process; dead letters of the others go into the transaction."""
@@ -104,7 +102,7 @@ class Poison:
         first = offsets[0] if before is None else before.first
         count = len(offsets) + (0 if before is None else before.records)
         self._uncommitted[tp] = _Lot(tp, first, offsets[-1], count)
-        known = self._condemned_among(tp, offsets)
+        known = self._condemned_among(tp, offsets, len(offsets))
         if known:
             self._bury(tp, batch.take(known), context)
             gone = set(known)
@@ -222,15 +220,15 @@ class Poison:
             len(bounds) - 1,
         )
 
-    def _condemned_among(self, tp: TopicPartition, offsets: Sequence[int]) -> list[int]:
-        """Indices of the condemned among these offsets."""
+    def _condemned_among(self, tp: TopicPartition, offsets: Sequence[int], take: int) -> list[int]:
+        """Indices of the condemned among the first `take` of these offsets."""
         known = self._condemned.get(tp)
         if not known:
             return []
         found = []
         for offset in sorted(known):
             i = bisect_left(offsets, offset)
-            if i < len(offsets) and offsets[i] == offset:
+            if i < take and offsets[i] == offset:
                 found.append(i)
         return found
 

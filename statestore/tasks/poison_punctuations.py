@@ -7,6 +7,7 @@ clock the next one of the same function is passed over, as the task opens anew.
 """
 
 import logging
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -90,10 +91,13 @@ class PoisonPunctuations:
             raise PunctuationFailed(firing, time_ms, failed) from failed.cause
         return True
 
-    def cut(self, tp: TopicPartition, offsets: Sequence[int]) -> int | None:
-        """How many of these records there are up to the first after which one is passed over."""
+    def cut(self, tp: TopicPartition, offsets: Sequence[int], take: int) -> int | None:
+        """How many of the first `take` there are up to the one after which a firing is left out."""
+        if not self._condemned:
+            return None
         places = {f.after[1] for f in self._condemned if f.after is not None and f.after[0] == tp}
-        return next((i + 1 for i, at in enumerate(offsets) if at in places), None)
+        found = sorted(bisect_left(offsets, at) for at in places)
+        return next((i + 1 for i in found if i < take and offsets[i] in places), None)
 
     def committed(self, offsets: Mapping[TopicPartition, int]) -> None:
         """What was passed over is so for good; the inputs are committed up to these offsets."""

@@ -7,7 +7,7 @@ the batch. What is a row of the store is the `Keying`'s business: a key, or a ke
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import pyarrow as pa
@@ -184,7 +184,8 @@ def _distinct(rows: list[bytes | None]) -> _Distinct:
     Buffers are handed over as they are: Arrow's own conversions would import pandas, for seconds.
     """
     places = np.arange(len(rows))
-    known = [row for row in rows if row is not None]
+    # An empty row is one too, but none is the rule.
+    known = cast("list[bytes]", rows) if all(rows) else [row for row in rows if row is not None]
     if len(known) < len(rows):
         places = np.array([i for i, row in enumerate(rows) if row is not None], np.int64)
     column = _binary(known).dictionary_encode()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from statestore.errors import RecordFailed, StateStoreError, Unavailable
+from statestore.kafka import source as kafka_source
 from statestore.model import TopicPartition
 from statestore.ports import Records
 from tests.contract.broker_worlds import KafkaWorld, Row
@@ -119,6 +120,21 @@ def test_closing_does_not_wait_for_a_silent_broker(kafka_world: KafkaWorld) -> N
         plain.close()
         source.close()
         assert time.monotonic() - began < 10
+
+
+def test_a_poll_of_large_values_ends_before_memory_does(
+    kafka_world: KafkaWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_source, "_BATCH_BYTES", 1 << 20)
+    topic = kafka_world.topic()
+    kafka_world.produce(topic, [Row(None, bytes(1000), 1) for _ in range(6000)])
+    tp, reader = TopicPartition(topic, 0), kafka_world.source()
+    reader.start({tp: 0})
+    sizes: list[int] = []
+    while reader.position(tp) < 6000:
+        sizes += [len(batch) for batch in reader.poll(1_000_000, 2000)]
+    assert sum(sizes) == 6000
+    assert max(sizes) <= 2100, "a megabyte, and a call into the client"
 
 
 def test_a_source_that_hears_nothing_says_so(kafka_world: KafkaWorld) -> None:

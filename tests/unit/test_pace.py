@@ -1,0 +1,41 @@
+"""A stream task takes about as many records at once as it can do in a second."""
+
+import pytest
+
+from statestore.tasks.pace import Pace
+from tests.builders import table_rows
+
+# Of at most 250 000: what the batches before took, and how many come next.
+PACES = """
+    took                     | next
+    -                        | 100000
+    100000 in 0.5            | 200000
+    100000 in 0.1            | 250000
+    100000 in 0              | 250000
+    100000 in 2              | 50000
+    100000 in 1000           | 1000
+    50000 in 10              | 5000
+    49999 in 10              | 100000
+    100000 in 4, 25000 in 4  | 6250
+    100000 in 4, 2000 in 0   | 25000
+    100000 in 4, 25000 in .1 | 250000
+"""
+
+
+@pytest.mark.parametrize("row", table_rows(PACES), ids=" | ".join)
+def test_the_next_batch_is_what_a_second_is_enough_for(row: list[str]) -> None:
+    took, wanted = row
+    pace = Pace(250_000)
+    for step in took.split(", ") if took != "-" else ():
+        records, seconds = step.split(" in ")
+        pace.took(int(records), float(seconds))
+    assert pace.records == int(wanted)
+
+
+@pytest.mark.parametrize("most", [1, 500, 10_000])
+def test_a_setting_below_it_all_is_kept(most: int) -> None:
+    pace = Pace(most)
+    assert pace.records == most
+    for seconds in (0.0, 0.001, 100.0):
+        pace.took(most, seconds)
+        assert pace.records <= most
