@@ -2,12 +2,19 @@
 
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from statestore.testing.local_kafka import LocalKafka
+
+# Abandoned transactions are looked for every 10 s by default, what to compact every 15 s.
+_OFTEN = {
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": 200,
+    "log.cleaner.backoff.ms": 200,
+}
 # What starts a broker, Spark or Airflow takes longer than the limit in pyproject.toml.
 TIMEOUT_S = {"slow": 3000, "airflow": 420, "spark": 300, "kafka": 180}
 
@@ -31,6 +38,16 @@ settings.register_profile(
     "long", deadline=None, max_examples=1000, print_blob=True, suppress_health_check=_SLOW_MACHINE
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[LocalKafka]:
+    """One broker for all modules that neither stop it nor want one of their own making.
+
+    They keep apart by the names of their topics and applications.
+    """
+    with LocalKafka(config=_OFTEN) as broker:
+        yield broker
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

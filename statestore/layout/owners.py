@@ -5,6 +5,7 @@
 `still_ours`, may go on for a while: nothing it has open may be used then (`Owner.in_place`).
 """
 
+import functools
 import os
 import socket
 from collections.abc import Iterator
@@ -197,5 +198,6 @@ def _started_ticks(pid: int) -> int | None:
     return None if state in {"Z", "X"} else int(fields[18])
 
 
+@functools.cache
 def _boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()

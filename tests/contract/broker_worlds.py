@@ -304,25 +304,17 @@ def _row(message: Message) -> Row:
     return Row(message.key(), message.value(), at, tuple(headers), partition, offset)
 
 
-@pytest.fixture(scope="session")
-def real_broker() -> Iterator[LocalKafka]:
-    # An abandoned transaction is looked for every 10 s by default.
-    often = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 200}
-    with LocalKafka(config=often) as kafka:
-        yield kafka
-
-
 @pytest.fixture(params=["memory", pytest.param("kafka", marks=pytest.mark.kafka)])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     if request.param == "memory":
         made: World = MemoryWorld()
     else:
-        made = KafkaWorld(request.getfixturevalue("real_broker"))
+        made = KafkaWorld(request.getfixturevalue("kafka"))
     with made:
         yield made
 
 
 @pytest.fixture
-def kafka_world(real_broker: LocalKafka) -> Iterator[KafkaWorld]:
-    with KafkaWorld(real_broker) as made:
+def kafka_world(kafka: LocalKafka) -> Iterator[KafkaWorld]:
+    with KafkaWorld(kafka) as made:
         yield made

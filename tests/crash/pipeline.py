@@ -16,6 +16,16 @@ def topology() -> ss.Topology:
     return over(os.environ.get(PREFIX_VARIABLE, "kill"))
 
 
+# For Spark sessions whose workers already run: their environment does not change.
+
+
+def workers() -> ss.Topology:
+    return over("workers")
+
+
+def worker_points() -> ss.Topology:
+    return over("worker-points")
+
+
 def worker_moments() -> ss.Topology:
-    """For a Spark session whose workers already run: their environment does not change."""
     return over("worker-moments")

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,12 +20,6 @@ from statestore.testing.local_kafka import LocalKafka
 from tests.crash.kill_harness import STATESTORE, Rig
 
 pytestmark = pytest.mark.kafka
-
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[LocalKafka]:
-    with LocalKafka() as broker:
-        yield broker
 
 
 def flip_rows(folder: Path) -> None:

@@ -3,7 +3,6 @@
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -199,12 +198,6 @@ def _int(data: bytes | None) -> int:
 def _unlike(found: Any, wanted: Any) -> list[Any]:
     keys = found.keys() | wanted.keys()
     return [(k, found.get(k), wanted.get(k)) for k in keys if found.get(k) != wanted.get(k)][:3]
-
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[LocalKafka]:
-    with LocalKafka() as broker:
-        yield broker
 
 
 def test_a_pipeline_of_most_operators_killed_again_and_again_is_exact(

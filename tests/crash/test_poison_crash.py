@@ -1,6 +1,5 @@
 """SIGKILL of runs among poison records: one dead letter each, and nothing else of them (I11)."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,6 @@ from tests.crash.poison_pipeline import is_refused
 pytestmark = pytest.mark.kafka
 
 POINTS = [point for point in CrashPoint if point.startswith("commit.")]
-
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[LocalKafka]:
-    with LocalKafka() as broker:
-        yield broker
 
 
 def test_runs_killed_among_poison_records_bury_each_of_them_once(

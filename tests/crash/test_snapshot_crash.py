@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,12 +34,6 @@ settings = {"statestore.snapshot.lease.ms": 1000}
 with open_snapshot(sys.argv[1], sys.argv[2], "counts", settings=settings) as store:
     print(len(list(store.all())))
 """
-
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[LocalKafka]:
-    with LocalKafka() as broker:
-        yield broker
 
 
 def rig_on(kafka: LocalKafka, folder: Path, name: str) -> Rig:

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +57,6 @@ faults.arm_from_environment = lambda: faults.on_reach(visit)
 from statestore.cli import main
 main()
 """
-
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[LocalKafka]:
-    # An abandoned transaction is looked for every 10 s by default.
-    often = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 200}
-    with LocalKafka(config=often) as broker:
-        yield broker
 
 
 def rig_on(kafka: LocalKafka, folder: Path, name: str, **settings: object) -> Rig:

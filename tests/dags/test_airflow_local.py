@@ -118,6 +118,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
     )(condition)
 
 
+@pytest.mark.slow
 def test_run_submits_the_job_and_records_its_summary(project: Path) -> None:
     summary = tell(project, None)
     done = local(project, "run", "--until", "2013-07-01T00:00Z")
@@ -141,6 +142,7 @@ def test_run_of_a_failing_job_ends_with_one_line_and_the_jobs_exit_code(project:
     assert processes(project) == []
 
 
+@pytest.mark.slow
 def test_run_that_is_stopped_leaves_no_process(project: Path) -> None:
     with subprocess.Popen(
         command(project, "run"),

@@ -6,7 +6,6 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -170,12 +169,6 @@ def test_the_sensor_waits_while_a_run_is_on() -> None:
 # In Airflow, on a real broker.
 
 
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[LocalKafka]:
-    with LocalKafka() as broker:
-        yield broker
-
-
 def in_airflow(project: Path, **conf: object) -> dict[str, str]:
     """A run of the DAG that must succeed; the states of its tasks."""
     environment = {
@@ -203,6 +196,7 @@ def in_airflow(project: Path, **conf: object) -> dict[str, str]:
 
 
 @pytest.mark.kafka
+@pytest.mark.slow
 def test_what_is_approved_moves_once_and_nothing_is_restored_after(
     kafka: LocalKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

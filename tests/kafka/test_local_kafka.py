@@ -164,6 +164,7 @@ def test_killed_and_stopped_broker_comes_back_on_its_port_with_its_data(tmp_path
         assert consume(again, "kept", 2) == [b"before", b"after kill"]
 
 
+@pytest.mark.slow
 def test_three_brokers_replicate_and_survive_a_kill() -> None:
     with LocalKafka(3) as kafka:
         assert len(kafka.bootstrap_servers.split(",")) == 3

@@ -23,12 +23,6 @@ UNREADABLE, REFUSED, TOO_LARGE_FOR_THE_CLIENT, TOO_LARGE_FOR_THE_BROKER = 11, 23
 POISON = (UNREADABLE, REFUSED, TOO_LARGE_FOR_THE_CLIENT, TOO_LARGE_FOR_THE_BROKER)
 
 
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[LocalKafka]:
-    with LocalKafka() as broker:
-        yield broker
-
-
 @pytest.fixture
 def app(kafka: LocalKafka, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[App]:
     """Four poison records of four kinds among 60, in one partition."""

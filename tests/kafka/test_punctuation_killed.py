@@ -3,13 +3,11 @@
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from statestore.faults import CrashPoint
-from statestore.testing.local_kafka import LocalKafka
 from tests.kafka.run_rig import App, Row, end_of
 
 pytestmark = pytest.mark.kafka
@@ -22,12 +20,6 @@ POINTS = (
     CrashPoint.COMMIT_DONE,
 )
 SMALL = ("--set=commit.interval.ms=20", "--set=statestore.batch.max.records=100")
-
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[LocalKafka]:
-    with LocalKafka() as broker:
-        yield broker
 
 
 def ticks(times_ms: list[int]) -> list[list[int]]:

@@ -8,7 +8,6 @@ import json
 import signal
 import struct
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import confluent_kafka
@@ -21,7 +20,6 @@ from rocksdict import AccessType, Options, Rdict
 import statestore as ss
 from statestore.faults import CrashPoint
 from statestore.kafka import clients
-from statestore.testing.local_kafka import LocalKafka
 from tests.kafka import run_pipelines
 from tests.kafka.run_pipelines import PREFIX_VARIABLE
 from tests.kafka.run_rig import (
@@ -39,12 +37,6 @@ PLAIN_POINTS = [CrashPoint.RELOCATE_RENAMED]
 OTHER_POINTS = [
     point for point in CrashPoint if point.startswith("relocate.") and point not in PLAIN_POINTS
 ]
-
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[LocalKafka]:
-    with LocalKafka() as broker:
-        yield broker
 
 
 @pytest.fixture

@@ -38,12 +38,6 @@ from tests.kafka.run_rig import (
 pytestmark = pytest.mark.kafka
 
 
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[LocalKafka]:
-    with LocalKafka() as broker:
-        yield broker
-
-
 @pytest.fixture
 def app(
     kafka: LocalKafka,

@@ -1,10 +1,7 @@
 """Input a run refuses: gone, made anew, not decodable, not processable."""
 
-from collections.abc import Iterator
-
 import pytest
 
-from statestore.testing.local_kafka import LocalKafka
 from tests.kafka.run_rig import (
     START_MS,
     App,
@@ -12,12 +9,6 @@ from tests.kafka.run_rig import (
 )
 
 pytestmark = pytest.mark.kafka
-
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[LocalKafka]:
-    with LocalKafka() as broker:
-        yield broker
 
 
 @pytest.mark.parametrize("how", [(), ("--run-for=20s",)], ids=["bounded", "continuous"])

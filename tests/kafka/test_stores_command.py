@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +28,14 @@ WAIT = "statestore.snapshot.wait.ms"
 
 
 @pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+def rig(kafka: LocalKafka, tmp_path_factory: pytest.TempPathFactory) -> Rig:
     """An application that has counted 3400 records of 17 users, in two partitions."""
-    with LocalKafka() as kafka:
-        made = Rig(kafka, tmp_path_factory.mktemp("state"), application_id="rest")
-        made.create_topics()
-        made.produce(3400)
-        made.run()
-        yield made
+    folder = tmp_path_factory.mktemp("state")
+    made = Rig(kafka, folder, application_id="rest", topic_prefix="rest")
+    made.create_topics()
+    made.produce(3400)
+    made.run()
+    return made
 
 
 def call(rig: Rig, *arguments: str) -> "subprocess.CompletedProcess[str]":

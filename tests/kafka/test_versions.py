@@ -32,12 +32,6 @@ PIPELINES = "tests.kafka.version_pipelines"
 FAR_MS = START_MS + 10**7
 
 
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[LocalKafka]:
-    with LocalKafka(config={"log.cleaner.backoff.ms": 200}) as broker:
-        yield broker
-
-
 @pytest.fixture
 def app(
     kafka: LocalKafka,

@@ -28,12 +28,6 @@ SETTINGS = {
 }
 
 
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[LocalKafka]:
-    with LocalKafka() as broker:
-        yield broker
-
-
 @pytest.fixture
 def spark() -> Iterator[SparkSession]:
     with pytest.MonkeyPatch.context() as patch:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -37,20 +37,19 @@ MASTER = "local[2,4]"
 # The whole tree is to die, so no worker is to come back first and clean up what was open.
 NO_RETRY = "local[2]"
 SEED = 336_776
-
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[LocalKafka]:
-    with LocalKafka() as broker:
-        yield broker
+VISITED = [point for point in CrashPoint if point not in ELSEWHERE]
+# On either side of the log's commit, and where nothing is open.
+WHERE_IT_MATTERS = [
+    CrashPoint.CLAIM_OWNED,
+    CrashPoint.COMMIT_OFFSETS_SENT,
+    CrashPoint.COMMIT_LOG_DONE,
+]
 
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    # The workers inherit the environment of the session's start.
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYSPARK_SUBMIT_ARGS", f"--master {MASTER} pyspark-shell")
-        patch.setenv(PREFIX_VARIABLE, "workers")
         session = spark_session("kill tests")
         yield session
         session.stop()
@@ -88,13 +87,28 @@ def run_in_session(rig: Rig, monkeypatch: pytest.MonkeyPatch, crash_at: str | No
     assert summary.caught_up
 
 
+@pytest.mark.parametrize(
+    ("name", "points"),
+    [
+        ("workers", WHERE_IT_MATTERS),
+        pytest.param("worker-points", VISITED, marks=pytest.mark.slow),
+    ],
+)
 def test_a_killed_worker_is_retried_by_spark_and_nothing_is_seen_twice(
-    kafka: LocalKafka, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kafka: LocalKafka,
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    points: Sequence[CrashPoint],
 ) -> None:
-    rig = rig_on(kafka, tmp_path / "state", "workers")
+    rig = replace(
+        rig_on(kafka, tmp_path / "state", name),
+        pipeline=f"tests.crash.pipeline:{name.replace('-', '_')}",
+    )
     rig.produce(3000)
     run_in_session(rig, monkeypatch, None)
-    for number, point in enumerate(p for p in CrashPoint if p not in ELSEWHERE):
+    for number, point in enumerate(points):
         rig.produce(4000)
         nth = 2 if point.value.startswith("commit.") else 1
         token = tmp_path / f"token-{number}"
@@ -261,7 +275,7 @@ def test_a_spark_run_killed_whole_at_every_point_goes_on_from_the_last_commit(
     rig = rig_on(kafka, tmp_path / "state", "tree-points")
     rig.produce(10_000)
     finish(rig, tmp_path)
-    for point in (p for p in CrashPoint if p not in ELSEWHERE):
+    for point in VISITED:
         rig.produce(20_000)
         assert killed_run(rig, tmp_path, point=point, span_s=0).died, point
     finish(rig, tmp_path)

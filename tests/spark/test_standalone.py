@@ -99,34 +99,33 @@ def master(tmp_path: Path) -> Iterator[str]:
 
 
 def test_a_run_on_a_standalone_master_with_two_workers_is_exact(
-    master: str, tmp_path: Path
+    kafka: LocalKafka, master: str, tmp_path: Path
 ) -> None:
-    with LocalKafka() as kafka:
-        rig = Rig(kafka, tmp_path / "state", application_id="standalone", topic_prefix="standalone")
-        rig.create_topics()
-        for _ in range(2):
-            rig.produce(4000)
-            done = subprocess.run(
-                [
-                    str(SPARK_SUBMIT),
-                    *("--master", master, "--executor-cores", "1", "--executor-memory", "512m"),
-                    "jobs/process.py",
-                    *rig.command(),
-                ],
-                cwd=ROOT,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": str(ROOT),
-                    "PYSPARK_PYTHON": sys.executable,
-                    "SPARK_LOCAL_IP": HOST,
-                    PREFIX_VARIABLE: "standalone",
-                },
-                capture_output=True,
-                text=True,
-                timeout=240,
-                check=False,
-            )
-            assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-        assert rig.findings() == []
+    rig = Rig(kafka, tmp_path / "state", application_id="standalone", topic_prefix="standalone")
+    rig.create_topics()
+    for _ in range(2):
+        rig.produce(4000)
+        done = subprocess.run(
+            [
+                str(SPARK_SUBMIT),
+                *("--master", master, "--executor-cores", "1", "--executor-memory", "512m"),
+                "jobs/process.py",
+                *rig.command(),
+            ],
+            cwd=ROOT,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "PYSPARK_PYTHON": sys.executable,
+                "SPARK_LOCAL_IP": HOST,
+                PREFIX_VARIABLE: "standalone",
+            },
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    assert rig.findings() == []
     executors = [path for number in range(2) for path in (tmp_path / f"w{number}").glob("app-*/*")]
     assert {path.parents[1].name for path in executors} == {"w0", "w1"}, "both workers took part"
