@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from statestore.assembly import open_store
 from statestore.model import IsolationLevel
@@ -28,6 +28,13 @@ class StoreWorld:
     typed: bool
     directory: Path
     opened: list[Store] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for store in self.opened:
+            store.close()
 
     @property
     def folder(self) -> Path:
@@ -56,6 +63,11 @@ class StoreWorld:
         )
         self.opened.append(store)
         return store
+
+    def reopened(self) -> Store:
+        """The last one closed, then opened again."""
+        self.opened[-1].close()
+        return self.open()
 
     def key(self, text: str) -> Any:
         return text if self.typed else text.encode()

@@ -28,10 +28,8 @@ WRITES: dict[str, Callable[[StoreWorld, Store], object]] = {
 
 @pytest.fixture(params=WORLDS)
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreWorld]:
-    made = StoreWorld(*WORLDS[request.param], tmp_path)
-    yield made
-    for store in made.opened:
-        store.close()
+    with StoreWorld(*WORLDS[request.param], tmp_path) as made:
+        yield made
 
 
 @pytest.mark.parametrize("write", WRITES)

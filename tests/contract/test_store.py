@@ -42,10 +42,8 @@ RANGES = [
 
 @pytest.fixture(params=WORLDS)
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreWorld]:
-    made = StoreWorld(*WORLDS[request.param], tmp_path)
-    yield made
-    for store in made.opened:
-        store.close()
+    with StoreWorld(*WORLDS[request.param], tmp_path) as made:
+        yield made
 
 
 # Reads and writes: pending over committed.

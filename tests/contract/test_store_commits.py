@@ -23,24 +23,15 @@ OTHER = TopicPartition("shop-prices-changelog", 1)
 
 @pytest.fixture(params=WORLDS)
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreWorld]:
-    made = StoreWorld(*WORLDS[request.param], tmp_path)
-    yield made
-    for store in made.opened:
-        store.close()
+    with StoreWorld(*WORLDS[request.param], tmp_path) as made:
+        yield made
 
 
 @pytest.fixture(params=[False, True], ids=["bytes", "typed"])
 def durable(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreWorld]:
     """Persistent stores only."""
-    made = StoreWorld(True, request.param, tmp_path)
-    yield made
-    for store in made.opened:
-        store.close()
-
-
-def reopened(world: StoreWorld) -> Store:
-    world.opened[-1].close()
-    return world.open()
+    with StoreWorld(True, request.param, tmp_path) as made:
+        yield made
 
 
 # Commit and rollback (S2, S3).
@@ -95,7 +86,7 @@ def test_offset_rows_are_in_no_scan_and_under_no_key(world: StoreWorld) -> None:
     assert world.shown(store.prefix_scan(world.key(""))) == "a=1 z=2"
     if world.persistent:
         assert store.committed_offset(LOG) == 5
-        assert reopened(world).committed_offset(LOG) == 5
+        assert world.reopened().committed_offset(LOG) == 5
 
 
 # Offsets and position (S4, S14, S15).
@@ -107,7 +98,7 @@ def test_an_offset_is_the_number_given(durable: StoreWorld, offset: int) -> None
     assert store.committed_offset(LOG) is None
     store.commit({LOG: offset})
     assert store.committed_offset(LOG) == offset
-    assert reopened(durable).committed_offset(LOG) == offset
+    assert durable.reopened().committed_offset(LOG) == offset
 
 
 def test_none_clears_the_offset_of_that_partition_and_no_other(durable: StoreWorld) -> None:
@@ -116,7 +107,7 @@ def test_none_clears_the_offset_of_that_partition_and_no_other(durable: StoreWor
     store.commit({LOG: None})
     for _ in range(2):
         assert (store.committed_offset(LOG), store.committed_offset(OTHER)) == (None, 6)
-        store = reopened(durable)
+        store = durable.reopened()
 
 
 def test_a_commit_without_offsets_keeps_them(durable: StoreWorld) -> None:
@@ -124,7 +115,7 @@ def test_a_commit_without_offsets_keeps_them(durable: StoreWorld) -> None:
     store.commit({LOG: 5})
     store.put(durable.key("a"), durable.value("1"))
     store.commit()
-    assert reopened(durable).committed_offset(LOG) == 5
+    assert durable.reopened().committed_offset(LOG) == 5
 
 
 def test_a_rollback_keeps_offsets_and_position_of_the_last_commit(durable: StoreWorld) -> None:
@@ -162,7 +153,7 @@ def test_the_durable_offset_is_never_ahead_and_catches_up_at_close(durable: Stor
         # The commit that reaches the limit does not wait for the flush, the next one does.
         assert (store.durable_offset(LOG) or 0) <= reached
         eventually(lambda: (store.durable_offset(LOG) or 0) == reached, "the flush is done")  # noqa: B023  # called at once
-    assert reopened(durable).durable_offset(LOG) == 12
+    assert durable.reopened().durable_offset(LOG) == 12
 
 
 # Units: transaction() (S8).

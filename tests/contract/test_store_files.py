@@ -13,7 +13,7 @@ from statestore.model import Position, TopicPartition
 from statestore.stores.specs import persistent_key_value_store
 from tests.builders import DEADLINE_S, child
 from tests.contract.conftest import rocks_rows
-from tests.contract.store_worlds import Store, StoreWorld
+from tests.contract.store_worlds import StoreWorld
 
 LOG = TopicPartition("shop-prices-changelog", 0)
 OTHER = TopicPartition("shop-prices-changelog", 1)
@@ -21,15 +21,8 @@ OTHER = TopicPartition("shop-prices-changelog", 1)
 
 @pytest.fixture(params=[False, True], ids=["bytes", "typed"])
 def durable(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreWorld]:
-    made = StoreWorld(True, request.param, tmp_path)
-    yield made
-    for store in made.opened:
-        store.close()
-
-
-def reopened(world: StoreWorld) -> Store:
-    world.opened[-1].close()
-    return world.open()
+    with StoreWorld(True, request.param, tmp_path) as made:
+        yield made
 
 
 # Opening again (S3, S12).
@@ -40,7 +33,7 @@ def test_what_was_committed_is_there_after_reopening_and_nothing_else(durable: S
     store.put_all(durable.pairs("a=3 c=4 b"))
     store.commit({LOG: 9}, position=Position.of({"in": {0: 8}}))
     store.put_all(durable.pairs("a=lost d=lost"))
-    store = reopened(durable)
+    store = durable.reopened()
     assert durable.shown(store.all()) == "a=3 c=4"
     assert (store.committed_offset(LOG), store.durable_offset(LOG)) == (9, 9)
     assert store.position() == Position.of({"in": {0: 8}})
@@ -49,7 +42,7 @@ def test_what_was_committed_is_there_after_reopening_and_nothing_else(durable: S
 def test_an_in_memory_store_begins_empty(tmp_path: Path) -> None:
     world = StoreWorld(False, True, tmp_path)
     world.holding("a=1")
-    assert world.shown(reopened(world).all()) == ""
+    assert world.shown(world.reopened().all()) == ""
 
 
 def test_the_files_hold_committed_rows_offsets_and_format_and_no_pending_write(
@@ -109,7 +102,7 @@ def test_a_format_this_code_does_not_read_is_refused_and_the_files_stay_as_they_
 
 def test_a_fresh_store_that_was_never_committed_to_opens_again(durable: StoreWorld) -> None:
     durable.open()
-    assert durable.shown(reopened(durable).all()) == ""
+    assert durable.shown(durable.reopened().all()) == ""
 
 
 def test_a_store_open_in_this_process_is_locked(durable: StoreWorld) -> None:

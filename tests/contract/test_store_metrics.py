@@ -16,10 +16,8 @@ RATES = ("put", "delete", "get", "range", "restore", "commit")
 
 @pytest.fixture(params=WORLDS)
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreWorld]:
-    made = StoreWorld(*WORLDS[request.param], tmp_path)
-    yield made
-    for store in made.opened:
-        store.close()
+    with StoreWorld(*WORLDS[request.param], tmp_path) as made:
+        yield made
 
 
 def test_a_fresh_store_has_every_metric_of_the_kip_at_zero(world: StoreWorld) -> None:

@@ -26,10 +26,8 @@ KEYS = [f"k{i}" for i in range(6)]
 
 @pytest.fixture(params=WORLDS)
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreWorld]:
-    made = StoreWorld(*WORLDS[request.param], tmp_path)
-    yield made
-    for store in made.opened:
-        store.close()
+    with StoreWorld(*WORLDS[request.param], tmp_path) as made:
+        yield made
 
 
 @pytest.fixture
