@@ -98,7 +98,6 @@ class Committer:
     def _settle(self, commit: Commit) -> Mapping[TopicPartition, int] | None:
         """The changelogs' ends if the log holds an unanswered commit (SEMANTICS E4)."""
         # A new epoch first: after it, nothing of the old one can arrive any more.
-        self._check_ours()
-        edges = self._edges
-        edges.outbox.open()
-        return settled(commit, list(self._stores.opened.values()), edges.cluster, edges.changelog)
+        self.fence()
+        stores, edges = list(self._stores.opened.values()), self._edges
+        return settled(commit, stores, edges.cluster, edges.changelog)

@@ -10,6 +10,7 @@ stdout: first what was found, then commit and durable offset, commit by commit.
 import json
 import random
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from statestore.assembly import open_store
@@ -85,7 +86,6 @@ def say(**fields: object) -> None:
 
 def main(folder: Path, seed: int, commits: int, settings: dict[str, str]) -> None:
     """Check, commit so many times, close; with `maintain=true` idle until all is durable."""
-    arm_from_environment()
     idle = settings.pop("maintain", None) == "true"
     store = open_store(persistent_key_value_store("prices"), folder, settings=settings)
     found = store.committed_offset(LOG) or 0
@@ -103,10 +103,12 @@ def main(folder: Path, seed: int, commits: int, settings: dict[str, str]) -> Non
     say(closed=True)
 
 
+def from_command_line(main: Callable[[Path, int, int, dict[str, str]], None]) -> None:
+    """Call `main` with what stands on the command line."""
+    arm_from_environment()
+    folder, seed, commits, *settings = sys.argv[1:]
+    main(Path(folder), int(seed), int(commits), dict(pair.split("=", 1) for pair in settings))
+
+
 if __name__ == "__main__":
-    main(
-        Path(sys.argv[1]),
-        int(sys.argv[2]),
-        int(sys.argv[3]),
-        dict(argument.split("=", 1) for argument in sys.argv[4:]),
-    )
+    from_command_line(main)

@@ -8,15 +8,13 @@ worked out from all writes up to n. JSON lines on stdout, as of `store_writer`.
 """
 
 import random
-import sys
 from pathlib import Path
 
 from statestore.assembly import open_store
-from statestore.faults import arm_from_environment
 from statestore.model import Position
 from statestore.stores.specs import persistent_versioned_key_value_store
 from statestore.stores.versioned import TransactionalVersionedStore
-from tests.crash.store_writer import DOUBLE, LOG, position, say
+from tests.crash.store_writer import DOUBLE, LOG, from_command_line, position, say
 
 Store = TransactionalVersionedStore[bytes, bytes]
 Triple = tuple[bytes, bytes | None, int]
@@ -93,23 +91,16 @@ def commit(store: Store, seed: int, number: int) -> None:
 
 def main(folder: Path, seed: int, commits: int, settings: dict[str, str]) -> None:
     """Check, commit so many times, close."""
-    arm_from_environment()
     spec = persistent_versioned_key_value_store("rates", RETENTION_MS, SEGMENT_MS)
-    store = open_store(spec, folder, settings=settings)
-    found = store.committed_offset(LOG) or 0
-    say(found=found, problems=problems(store, seed, found))
-    for number in range(found + 1, found + commits + 1):
-        commit(store, seed, number)
-        say(commit=number, durable=store.durable_offset(LOG) or 0)
-        store.rollback()
-    store.close()
+    with open_store(spec, folder, settings=settings) as store:
+        found = store.committed_offset(LOG) or 0
+        say(found=found, problems=problems(store, seed, found))
+        for number in range(found + 1, found + commits + 1):
+            commit(store, seed, number)
+            say(commit=number, durable=store.durable_offset(LOG) or 0)
+            store.rollback()
     say(closed=True)
 
 
 if __name__ == "__main__":
-    main(
-        Path(sys.argv[1]),
-        int(sys.argv[2]),
-        int(sys.argv[3]),
-        dict(argument.split("=", 1) for argument in sys.argv[4:]),
-    )
+    from_command_line(main)
