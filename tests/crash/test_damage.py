@@ -116,7 +116,8 @@ def test_a_drill_of_what_doubles_records_is_red_and_keeps_the_evidence(
     report = drilled(rig, tmp_path / "drill", "commit.store-written")
     (red,) = report.drills
     assert red.outcome is Outcome.RED
-    assert any("more than once" in finding for finding in red.findings)
+    # Which stream task dies decides what is doubled: records passed on, or what is counted.
+    assert any("more than once" in one or "is wrong from" in one for one in red.findings)
     assert isinstance(report.failure(), DrillFailed)
     assert red.evidence
     assert list(Path(red.evidence).glob("*.log"))
