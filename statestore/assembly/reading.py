@@ -13,9 +13,11 @@ from statestore.model import Serde
 from statestore.operations.at_rest import StoresAtRest, spec_of
 from statestore.operations.exports import FetchedStore, find
 from statestore.operations.snapshot_store import HeldFiles, SnapshotKeyValueStore
+from statestore.operations.snapshot_versions import SnapshotVersionedStore
+from statestore.operations.snapshot_windows import SnapshotWindowStore
 from statestore.operations.snapshots import Snapshots
 from statestore.settings import Settings
-from statestore.stores import keyvalue
+from statestore.stores.specs import KeyValueSpec, VersionedSpec, WindowSpec
 
 
 def open_snapshot(
@@ -28,9 +30,15 @@ def open_snapshot(
     settings: Settings | Mapping[str, object] | None = None,
     key_serde: Serde[Any] | None = None,
     value_serde: Serde[Any] | None = None,
-) -> SnapshotKeyValueStore[Any, Any]:
+) -> (
+    SnapshotKeyValueStore[Any, Any]
+    | SnapshotVersionedStore[Any, Any]
+    | SnapshotWindowStore[Any, Any]
+):
     """A store of an application as it was committed last, read-only, whether or not a run is on.
 
+    What it gives is a ReadOnlyKeyValueStore, a ReadOnlyVersionedKeyValueStore or a WindowStore, by
+    what the deployed topology says of the store.
     `partition`: None is all of them. `export`: the id of an export at `statestore.export.target`,
     or "latest", in place of the live store; `state_dir` is not looked into then. Serdes not given
     are those of the deployed topology.
@@ -42,24 +50,29 @@ def open_snapshot(
     files: Iterator[HeldFiles]
     if export is None:
         with closing(stores_at_rest(known)) as looked:
-            tasks = looked.find(store, partition)
             spec = spec_of(looked.deployed, store, key_serde, value_serde)
+            tasks = looked.find(store, partition, kind=spec.kind)
         snapshots = snapshots_of(known)
         files = (snapshots.take(task) for task in tasks)
     else:
         exports = exports_of(known)
         manifest = exports.read(export)
-        found = find(manifest, store, partition, kind=keyvalue.KIND)
         spec = spec_of(manifest.deployed, store, key_serde, value_serde)
+        found = find(manifest, store, partition, kind=spec.kind)
         files = (FetchedStore(exports, at) for at in found)
     with ExitStack() as taken:
         opened = []
         for one in files:
             taken.callback(one.release)
             opened.append(one)
-        made = SnapshotKeyValueStore(spec, opened, open_files)
         taken.pop_all()
-    return made
+    match spec:
+        case KeyValueSpec():
+            return SnapshotKeyValueStore(spec, opened, open_files)
+        case VersionedSpec():
+            return SnapshotVersionedStore(spec, opened, open_files)
+        case WindowSpec():
+            return SnapshotWindowStore(spec, opened, open_files)
 
 
 def stores_at_rest(settings: Settings) -> StoresAtRest:

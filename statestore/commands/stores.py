@@ -7,6 +7,7 @@ no printable ASCII as `\xNN`, and takes a KEY written so.
 """
 
 import re
+from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -22,8 +23,12 @@ from statestore.errors import Misuse
 from statestore.model import Serde, to_ms
 from statestore.operations.at_rest import Row, StoresAtRest
 from statestore.operations.versions_at_rest import VersionRow, VersionsAtRest
+from statestore.operations.windows_at_rest import WindowRow, WindowsAtRest
 from statestore.stores import keyvalue, serdes, versioned_layout
 from statestore.stores.codec import after_prefix
+from statestore.stores.specs import WindowSpec
+
+_Row = Row | VersionRow | WindowRow
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="JSON lines.")
 _raw_option = click.option("--raw", is_flag=True, help=r"Bytes, as text with \xNN.")
@@ -60,7 +65,7 @@ def ls_command(*, as_json: bool, **flags: Any) -> None:
 @stores.command("get")
 @click.argument("store")
 @click.argument("key")
-@click.option("--as-of", metavar="TIME", help="Of a store with history: the value valid then.")
+@click.option("--as-of", metavar="TIME", help="Of a store with history or windows: that of then.")
 @_partition_option
 @_raw_option
 @state_options
@@ -80,14 +85,18 @@ def get_command(
 ) -> None:
     """The value of KEY in STORE. Exit code 1 if there is none. TIME is ISO-8601 or epoch ms."""
     at_rest = _at_rest(flags)
-    row: Row | VersionRow | None
-    if as_of is None and not _keeps_history(at_rest, store):
-        face = _face(at_rest, store, raw=raw)
-        row = at_rest.get(store, face.key(key), partition)
+    time_ms = _time_ms(as_of)
+    kind = _kind(at_rest, store, as_of=as_of)
+    face = _face(at_rest, store, raw=raw, kind=kind)
+    row: _Row | None
+    if kind == WindowSpec.kind:
+        if time_ms is None:
+            raise Misuse(f"store {store!r} has windows: pass --as-of, a time in the one you want")
+        row = WindowsAtRest(at_rest, store, partition).get(face.key(key), time_ms)
+    elif kind == versioned_layout.KIND:
+        row = VersionsAtRest(at_rest, store, partition).get(face.key(key), time_ms)
     else:
-        versions = VersionsAtRest(at_rest, store, partition)
-        face = _face(at_rest, store, raw=raw, kind=versioned_layout.KIND)
-        row = versions.get(face.key(key), _time_ms(as_of))
+        row = at_rest.get(store, face.key(key), partition)
     if row is None:
         click.echo(f"store {store!r} has no key {key}", err=True)
         context.exit(1)
@@ -137,6 +146,7 @@ def history_command(
 @click.option("--prefix", help="Keys whose bytes begin with this one's.")
 @click.option("--reverse", is_flag=True, help="From the largest key down.")
 @click.option("--limit", default=100, show_default=True, help="At most so many rows; 0: all.")
+@click.option("--as-of", metavar="TIME", help="Of a store with history: the values valid then.")
 @_partition_option
 @_raw_option
 @state_options
@@ -149,14 +159,20 @@ def range_command(
     prefix: str | None,
     reverse: bool,
     limit: int,
+    as_of: str | None,
     partition: int | None,
     raw: bool,
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Rows of STORE with LO <= key <= HI by bytes, partition by partition."""
+    """Rows of STORE with LO <= key <= HI by bytes, partition by partition.
+
+    Of a store with history the latest versions, or those valid as of TIME; of one with windows all
+    of the keys' windows, by start.
+    """
     at_rest = _at_rest(flags)
-    face = _face(at_rest, store, raw=raw)
+    kind = _kind(at_rest, store, as_of=as_of)
+    face = _face(at_rest, store, raw=raw, kind=kind)
     low, high = (None if end is None else face.key(end) for end in (lo, hi))
     beyond = None
     if prefix is not None:
@@ -164,7 +180,16 @@ def range_command(
             raise Misuse("pass LO and HI, or --prefix, not both")
         low = face.key(prefix)
         high = beyond = after_prefix(low)
-    found = at_rest.range(store, low, high, reverse=reverse, partition=partition)
+    found: Generator[_Row, None, None]
+    if kind == WindowSpec.kind:
+        if as_of is not None:
+            raise Misuse(f"store {store!r} has windows, and no history: leave --as-of out")
+        found = WindowsAtRest(at_rest, store, partition).range(low, high, reverse=reverse)
+    elif kind == versioned_layout.KIND:
+        versions = VersionsAtRest(at_rest, store, partition)
+        found = versions.range(low, high, as_of_ms=_time_ms(as_of), reverse=reverse)
+    else:
+        found = at_rest.range(store, low, high, reverse=reverse, partition=partition)
     with closing(found):
         rows = (face.fields(row) for row in found if row.key != beyond)
         print_rows(islice(rows, limit) if limit else rows, as_json=as_json)
@@ -178,8 +203,19 @@ def range_command(
 @state_options
 @_json_option
 def count_command(*, store: str, partition: int | None, as_json: bool, **flags: Any) -> None:
-    """How many rows STORE has, exactly: every one is read."""
-    counts = _at_rest(flags).counts(store, partition)
+    """How many rows STORE has, exactly: every one is read.
+
+    Of a store with history the keys that have a value now, of one with windows the windows of all
+    keys.
+    """
+    at_rest = _at_rest(flags)
+    kind = _kind(at_rest, store)
+    if kind == WindowSpec.kind:
+        counts = WindowsAtRest(at_rest, store, partition).counts()
+    elif kind == versioned_layout.KIND:
+        counts = VersionsAtRest(at_rest, store, partition).counts()
+    else:
+        counts = at_rest.counts(store, partition)
     total = sum(counts.values())
     if as_json:
         by_task = {str(task): count for task, count in counts.items()}
@@ -228,15 +264,17 @@ class _Face:
                 "write one, or pass --raw"
             ) from error
 
-    def fields(self, row: Row | VersionRow) -> dict[str, Any]:
+    def fields(self, row: _Row) -> dict[str, Any]:
         """The row as a line of JSON."""
         key = self._shown("key", row.key, self.key_serde)
         line = {"stream_task": str(row.task), "key": key, "value": self.value_of(row)}
         if isinstance(row, VersionRow):
             line |= {"timestamp_ms": row.timestamp_ms, "valid_to_ms": row.valid_to_ms}
+        if isinstance(row, WindowRow):
+            line |= {"start_ms": row.start_ms, "end_ms": row.end_ms}
         return line
 
-    def value_of(self, row: Row | VersionRow) -> Any:
+    def value_of(self, row: _Row) -> Any:
         """The value, decoded."""
         return self._shown("value", row.value, self.value_serde)
 
@@ -258,9 +296,13 @@ def _at_rest(flags: dict[str, Any]) -> StoresAtRest:
     return looked
 
 
-def _keeps_history(at_rest: StoresAtRest, store: str) -> bool:
+def _kind(at_rest: StoresAtRest, store: str, *, as_of: str | None = None) -> str:
+    """What the deployed topology says; else who asks for a time means one with history."""
     known = at_rest.deployed.stores.get(store)
-    return known is not None and known.kind == versioned_layout.KIND
+    windows = known is not None and known.kind == WindowSpec.kind
+    if as_of is not None and not windows:
+        return versioned_layout.KIND
+    return keyvalue.KIND if known is None else known.kind
 
 
 def _time_ms(text: str | None) -> int | None:
@@ -277,8 +319,10 @@ def _face(at_rest: StoresAtRest, store: str, *, raw: bool, kind: str = keyvalue.
             f"store {store!r} is not in the topology deployed last, so nothing says how to decode "
             "it: pass --raw"
         )
+    windows = serdes.of_windowed(known.key_serde)
+    keys = known.key_serde if windows is None else windows[1]
     try:
-        return _Face(store, serdes.by_name(known.key_serde), serdes.by_name(known.value_serde))
+        return _Face(store, serdes.by_name(keys), serdes.by_name(known.value_serde))
     except Misuse as error:
         raise Misuse(f"store {store!r}: {error}; or pass --raw") from error
 

@@ -3,6 +3,7 @@
 Each stream task is seen in a snapshot, as it stood at its last commit; `owner.json` stays as it is.
 """
 
+import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +15,11 @@ from statestore.model import Serde, TaskId, TopicPartition
 from statestore.operations.deployed import Deployed, DeployedStore, read_deployed
 from statestore.operations.snapshots import Snapshot, Snapshots
 from statestore.ports import Engine
-from statestore.stores import keyvalue, offsets, serdes, versioned_layout
-from statestore.stores.specs import KeyValueSpec
+from statestore.stores import keyvalue, offsets, serdes
+from statestore.stores.specs import BuiltInSpec, KeyValueSpec, VersionedSpec, WindowSpec
+
+READABLE = (KeyValueSpec.kind, VersionedSpec.kind, WindowSpec.kind)
+"""The kinds of stores whose files can be looked into."""
 
 
 class StoreFiles(NamedTuple):
@@ -76,7 +80,10 @@ class StoresAtRest:
     def find(
         self, store: str, partition: int | None = None, *, kind: str = keyvalue.KIND
     ) -> list[TaskId]:
-        """The stream tasks that have it; UnknownStore or Misuse name what there is."""
+        """The stream tasks that have it, if it is of that kind.
+
+        UnknownStore or Misuse name what there is.
+        """
         found = [task for task in self._layout.tasks() if store in self._layout.stores(task)]
         known = self.deployed.stores.get(store)
         if known is not None and known.kind != kind:
@@ -134,7 +141,7 @@ class StoresAtRest:
         found = []
         for file in self.files():
             kind = keyvalue.KIND if file.deployed is None else file.deployed.kind
-            readable = kind in {keyvalue.KIND, versioned_layout.KIND}
+            readable = kind in READABLE
             if file.store == store or (store is None and readable):
                 with self.opened(file.task, file.store, kind=kind) as engine:
                     table = engine.table(offsets.TABLE)
@@ -148,7 +155,8 @@ class StoresAtRest:
                         )
                     )
         if store is not None and not found:
-            self.find(store)
+            known = self.deployed.stores.get(store)
+            self.find(store, kind=keyvalue.KIND if known is None else known.kind)
         return found
 
     def snapshot(self, task: TaskId) -> Snapshot:
@@ -180,12 +188,15 @@ def spec_of(
     store: str,
     key_serde: Serde[Any] | None,
     value_serde: Serde[Any] | None,
-) -> KeyValueSpec[Any, Any]:
+) -> BuiltInSpec | WindowSpec[Any, Any]:
     """How to read a store; a serde that is None is that of the deployed topology, if it names one.
 
-    Misuse names the keyword to pass where it is not one of the library's.
+    Misuse names the keyword to pass where it is not one of the library's. The `key_serde` of
+    windows is that of the keys in them. A retention that was not recorded keeps all there is.
     """
     known = deployed.stores.get(store)
+    if known is not None and known.kind not in READABLE:
+        raise Misuse(f"store {store!r} is of a class of your own: only that can read its files")
 
     def serde(given: Serde[Any] | None, named: str | None, keyword: str) -> Serde[Any]:
         if given is not None:
@@ -195,11 +206,24 @@ def spec_of(
         except Misuse as error:
             raise Misuse(f"store {store!r}: {error}; or pass {keyword}=") from error
 
-    return KeyValueSpec(
-        store,
-        serde(key_serde, None if known is None else known.key_serde, "key_serde"),
-        serde(value_serde, None if known is None else known.value_serde, "value_serde"),
-    )
+    if known is None:
+        keys, values = serde(key_serde, None, "key_serde"), serde(value_serde, None, "value_serde")
+        return KeyValueSpec(store, keys, values)
+    values = serde(value_serde, known.value_serde, "value_serde")
+    windows = serdes.of_windowed(known.key_serde)
+    if known.kind == WindowSpec.kind and windows is not None:
+        size_ms, inner = windows
+        keys = serde(key_serde, inner, "key_serde")
+        return WindowSpec(store, keys, values, size_ms, windows_kept_ms(known))
+    keys = serde(key_serde, known.key_serde, "key_serde")
+    if known.kind == VersionedSpec.kind:
+        return VersionedSpec(store, known.retention_ms or 0, keys, values)
+    return KeyValueSpec(store, keys, values)
+
+
+def windows_kept_ms(known: DeployedStore) -> int:
+    """How long windows show after their start; where that was not recorded, all there are."""
+    return sys.maxsize if known.retention_ms is None else known.retention_ms
 
 
 def existing_application(layout: StateLayout) -> StateLayout:

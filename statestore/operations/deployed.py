@@ -12,6 +12,7 @@ from statestore.layout import files
 from statestore.layout.folders import StateLayout
 from statestore.model import ProcessingGuarantee, TaskId
 from statestore.stores import keyvalue
+from statestore.stores.specs import StoreSpec, VersionedSpec, WindowSpec
 from statestore.topology.graph import TopicName, Topology
 from statestore.topology.logs import log_of
 
@@ -21,7 +22,8 @@ VERSION = 1
 class DeployedStore(msgspec.Struct, frozen=True):
     """What the last deployed topology says of a store.
 
-    `source_topic`: the topic its table is made of, where that is its log; None: it has a changelog.
+    `retention_ms`: of a versioned or window store. `source_topic`: the topic its table is made of,
+    where that is its log; None: it has a changelog.
     """
 
     sub_topology: int
@@ -30,6 +32,7 @@ class DeployedStore(msgspec.Struct, frozen=True):
     persistent: bool
     kind: str = keyvalue.KIND
     source_topic: str | None = None
+    retention_ms: int | None = None
 
 
 class DeployedPart(msgspec.Struct, frozen=True):
@@ -93,7 +96,11 @@ def deployed(
         for part in said.sub_topologies
     ]
     stores = {
-        name: msgspec.structs.replace(store, source_topic=(logs or {}).get(name))
+        name: msgspec.structs.replace(
+            store,
+            source_topic=(logs or {}).get(name),
+            retention_ms=_retention_ms(topology.stores[name]),
+        )
         for name, store in said.stores.items()
     }
     return msgspec.structs.replace(
@@ -128,6 +135,12 @@ def read_deployed(layout: StateLayout) -> Deployed:
 def publish_deployed(layout: StateLayout, said: Deployed) -> None:
     """Write `topology.json`."""
     files.publish(layout.topology_file, msgspec.json.encode(said))
+
+
+def _retention_ms(spec: StoreSpec) -> int | None:
+    if isinstance(spec, VersionedSpec):
+        return spec.history_retention_ms
+    return spec.retention_ms if isinstance(spec, WindowSpec) else None
 
 
 class _Versioned(msgspec.Struct, frozen=True):

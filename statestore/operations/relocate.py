@@ -18,6 +18,8 @@ import msgspec
 from statestore.errors import Misuse, TopologyMismatch
 from statestore.model import ProcessingGuarantee, TaskId
 from statestore.operations.deployed import Deployed
+from statestore.stores import serdes
+from statestore.stores.specs import WindowSpec
 from statestore.topology.graph import Topology
 
 EMPTY = "empty"
@@ -26,11 +28,15 @@ OTHER_COPY = "other-copy"
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a topology looks for its persistent stores, by sub-topology; those it has in memory."""
+    """Where a topology looks for its persistent stores, by sub-topology; those it has in memory.
+
+    `windows`: how long those of each window store are, ms.
+    """
 
     fingerprint: str
     places: Mapping[str, int]
     in_memory: frozenset[str] = frozenset()
+    windows: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -131,7 +137,10 @@ def placement(topology: Topology) -> Placement:
     """Where a topology looks for its stores."""
     where = {name: part.ordinal for part in topology.sub_topologies for name in part.stores}
     kept = {name: o for name, o in where.items() if topology.stores[name].persistent}
-    return Placement(topology.fingerprint(), kept, frozenset(where.keys() - kept.keys()))
+    in_memory = frozenset(where.keys() - kept.keys())
+    specs = topology.stores.items()
+    windows = {name: spec.size_ms for name, spec in specs if isinstance(spec, WindowSpec)}
+    return Placement(topology.fingerprint(), kept, in_memory, windows)
 
 
 def plan(
@@ -147,6 +156,7 @@ def plan(
     """
     choices = choices or Choices()
     _check_renames(wanted, disk, log_of, choices.renames)
+    _check_windows(wanted, previous)
     found: dict[tuple[str, int], list[Copy]] = defaultdict(list)
     stays = []
     for copy in sorted(disk.copies, key=lambda copy: (copy.store, copy.task)):
@@ -246,6 +256,18 @@ def _check_renames(
             )
         if sum(target == new for target in renames.values()) > 1:
             raise Misuse(f"{flag}: two stores cannot both become {new}")
+
+
+def _check_windows(wanted: Placement, previous: Deployed) -> None:
+    for name, size_ms in wanted.windows.items():
+        known = previous.stores.get(name)
+        before = None if known is None else serdes.of_windowed(known.key_serde)
+        if before is not None and before[0] != size_ms:
+            raise TopologyMismatch(
+                f"store {name}: it and its changelog have windows of {before[0]} ms, the pipeline "
+                f"makes windows of {size_ms} ms: give the aggregate's store another name, so that "
+                "it begins anew"
+            )
 
 
 def _to_settle(wanted: Placement, disk: Disk, previous: Deployed, *, anything: bool) -> list[str]:

@@ -7,17 +7,21 @@ them in key order. It is read-only, for any thread.
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Generic, Protocol, Self
+from typing import Generic, Protocol, Self, TypeVar
 
 from statestore.errors import StateStoreError, StoreClosed
 from statestore.model import K, V
 from statestore.ports import Cursor, Engine
-from statestore.stores import keyvalue
+from statestore.stores import keyvalue, offsets
 from statestore.stores.codec import Codec, PairScan
-from statestore.stores.specs import KeyValueSpec
+from statestore.stores.offsets import check_format
+from statestore.stores.specs import BuiltInSpec, KeyValueSpec
 from statestore.stores.staged_table import Pair
+
+T = TypeVar("T")
 
 
 class HeldFiles(Protocol):
@@ -31,28 +35,77 @@ class HeldFiles(Protocol):
         """Let them go. Twice is harmless."""
 
 
-class SnapshotKeyValueStore(Generic[K, V]):
+class SnapshotStore:
+    """What all kinds share: files opened and released together, leases kept up, close."""
+
+    def __init__(
+        self,
+        spec: BuiltInSpec,
+        files: Sequence[HeldFiles],
+        open_files: Callable[[Path], Engine],
+    ) -> None:
+        """Takes over the files: they are released here, also if some cannot be opened.
+
+        Misuse if they are of another kind of store.
+        """
+        self.name = name = spec.name
+        self._files = files
+        self._open = True
+        with ExitStack() as closing:
+            for one in files:
+                closing.callback(one.release)
+            self._engines = [open_files(one.store_dir(name)) for one in files]
+            for engine in self._engines:
+                closing.callback(engine.close)
+            for engine in self._engines:
+                meta = engine.table(offsets.TABLE)
+                self._asked(engine, partial(check_format, meta, spec.kind, f"store {name!r}"))
+            self._closing = closing.pop_all()
+
+    def is_open(self) -> bool:
+        return self._open
+
+    def close(self) -> None:
+        """Release the files. Closing twice is harmless."""
+        self._open = False
+        self._closing.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def check_open(self) -> None:
+        """StoreClosed after close; while it is open, its leases are kept up."""
+        if not self._open:
+            raise StoreClosed(f"this snapshot of {self.name!r} is closed: open a new one")
+        for one in self._files:
+            one.renew()
+
+    def _asked(self, engine: Engine, ask: Callable[[], T]) -> T:
+        """What `ask` gives, its errors as ours."""
+        try:
+            return ask()
+        except StateStoreError:
+            raise
+        except Exception as error:
+            raise engine.failure(error) or error from error
+
+
+class SnapshotKeyValueStore(SnapshotStore, Generic[K, V]):
     """See `contracts.ReadOnlyKeyValueStore` for the promises; `with`, or close() it."""
 
     def __init__(
         self,
         spec: KeyValueSpec[K, V],
-        snapshots: Sequence[HeldFiles],
+        files: Sequence[HeldFiles],
         open_files: Callable[[Path], Engine],
     ) -> None:
-        """Takes over the snapshots: they are released here, also if one cannot be opened."""
-        self.name = spec.name
+        """Takes over the files: they are released here, also if some cannot be opened."""
+        super().__init__(spec, files, open_files)
         self._codec = Codec(spec)
-        self._snapshots = snapshots
-        self._open = True
-        with ExitStack() as closing:
-            for snapshot in snapshots:
-                closing.callback(snapshot.release)
-            self._engines = [open_files(one.store_dir(spec.name)) for one in snapshots]
-            for engine in self._engines:
-                closing.callback(engine.close)
-            self._tables = [engine.table(keyvalue.TABLE) for engine in self._engines]
-            self._closing = closing.pop_all()
+        self._tables = [engine.table(keyvalue.TABLE) for engine in self._engines]
 
     def get(self, key: K, default: V | None = None) -> V | None:
         """The value, in whichever partition it is, or `default`."""
@@ -68,10 +121,7 @@ class SnapshotKeyValueStore(Generic[K, V]):
         asked = self._codec.keys(keys)
         found: list[bytes | None] = [None] * len(asked)
         for table, engine in zip(self._tables, self._engines, strict=True):
-            try:
-                values = table.get_many(asked)
-            except Exception as error:
-                raise self._failure(engine, error) from error
+            values = self._asked(engine, partial(table.get_many, asked))
             found = [
                 new if new is not None else old for old, new in zip(found, values, strict=True)
             ]
@@ -101,27 +151,6 @@ class SnapshotKeyValueStore(Generic[K, V]):
         self.check_open()
         return sum(table.approximate_count() for table in self._tables)
 
-    def is_open(self) -> bool:
-        return self._open
-
-    def close(self) -> None:
-        """Release the snapshots. Closing twice is harmless."""
-        self._open = False
-        self._closing.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.close()
-
-    def check_open(self) -> None:
-        """StoreClosed after close; while it is open, its leases are kept up."""
-        if not self._open:
-            raise StoreClosed(f"this snapshot of {self.name!r} is closed: open a new one")
-        for snapshot in self._snapshots:
-            snapshot.renew()
-
     def _scan(
         self, lo: bytes | None, hi: bytes | None, *, reverse: bool, exclude: bytes | None = None
     ) -> PairScan[K, V]:
@@ -129,11 +158,6 @@ class SnapshotKeyValueStore(Generic[K, V]):
         cursors = [table.scan(lo, hi, reverse=reverse) for table in self._tables]
         scan = _MergedScan(self, cursors, reverse=reverse)
         return PairScan(scan, self._codec.pairs(scan, exclude))
-
-    def _failure(self, engine: Engine, error: Exception) -> Exception:
-        if isinstance(error, StateStoreError):
-            return error
-        return engine.failure(error) or error
 
 
 class _MergedScan:

@@ -1,6 +1,6 @@
 """Versions of stores at rest: the one valid at a time, and a key's history."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -10,7 +10,15 @@ from statestore.operations.at_rest import StoresAtRest
 from statestore.ports import Engine
 from statestore.stores import offsets
 from statestore.stores import versioned_layout as layout
-from statestore.stores.version_search import Pair, Span, Valid, View, overlapping, valid_at
+from statestore.stores.version_search import (
+    Pair,
+    Span,
+    Valid,
+    View,
+    each_valid_at,
+    overlapping,
+    valid_at,
+)
 
 
 class VersionRow(NamedTuple):
@@ -56,13 +64,53 @@ class VersionsAtRest:
                     rows += [_row(task, key, one) for one in overlapping(view, key, latest, span)]
         return rows
 
+    def range(
+        self,
+        lo: bytes | None = None,
+        hi: bytes | None = None,
+        *,
+        as_of_ms: int | None = None,
+        reverse: bool = False,
+    ) -> Generator[VersionRow, None, None]:
+        """Per key with lo <= key <= hi the latest version, or the one valid at a time.
+
+        Partition by partition, in key order within each.
+        """
+        time = layout.TIME_MAX if as_of_ms is None else as_of_ms
+        for task in self._tasks:
+            with self._at_rest.opened(task, self._store, kind=layout.KIND) as engine:
+                view = view_of(engine, f"store {self._store!r} of task {task}")
+                for key, found in each_valid_at(
+                    engine.table(layout.LATEST).scan(lo, hi, reverse=reverse),
+                    time,
+                    bound=view.bound,
+                    interval_ms=view.interval_ms,
+                    seek=view.seek,
+                ):
+                    if found is not None and not layout.is_tombstone(found.row):
+                        yield _row(task, key, found)
+
+    def counts(self) -> dict[TaskId, int]:
+        """Exactly how many keys of each stream task have a value now: every one is read."""
+        counted = dict.fromkeys(self._tasks, 0)
+        for row in self.range():
+            counted[row.task] += 1
+        return counted
+
     @contextmanager
     def _view(self, task: TaskId) -> Iterator[View]:
         with self._at_rest.opened(task, self._store, kind=layout.KIND) as engine:
-            yield _view(engine, f"store {self._store!r} of task {task}")
+            yield view_of(engine, f"store {self._store!r} of task {task}")
 
 
-def _view(engine: Engine, where: str) -> View:
+def stream_time_of(engine: Engine) -> int | None:
+    """The stream time of a versioned store; None before the first put."""
+    clock = engine.table(layout.HISTORY).get(layout.CLOCK_KEY)
+    return None if clock is None else layout.read_clock(clock)[0]
+
+
+def view_of(engine: Engine, where: str) -> View:
+    """The committed rows of a versioned store; TaskCorrupted if it is not a whole one."""
     latest, history = engine.table(layout.LATEST), engine.table(layout.HISTORY)
     known = offsets.check_format(engine.table(offsets.TABLE), layout.KIND, where)
     if known is None or known.segment_interval_ms is None:

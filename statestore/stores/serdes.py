@@ -66,14 +66,20 @@ def register(serde: Serde[T]) -> Serde[T]:
 
 def by_name(name: str) -> Serde[Any]:
     """The serde of that name; Misuse lists the known ones."""
-    of_windows = _WINDOWED.fullmatch(name)
-    if of_windows:
-        return windowed(by_name(of_windows[2]), int(of_windows[1]))
+    of_windows = of_windowed(name)
+    if of_windows is not None:
+        return windowed(by_name(of_windows[1]), of_windows[0])
     try:
         return _known[name]
     except KeyError:
         known = ", ".join(sorted(_known))
         raise Misuse(f"no serde named {name!r}; known: {known}, or register yours") from None
+
+
+def of_windowed(name: str) -> tuple[int, str] | None:
+    """The size of windows and the name of the keys' serde; None if it is no serde of windows."""
+    found = _WINDOWED.fullmatch(name)
+    return None if found is None else (int(found[1]), found[2])
 
 
 @functools.cache

@@ -24,6 +24,8 @@ class KeyValueSpec(Generic[K, V]):
     value_serde: Serde[V]
     persistent: bool = True
     changelog_config: dict[str, str] = field(default_factory=dict, hash=False)
+    terms: tuple[str, ...] = ()
+    """What else decides about its rows, for the fingerprint of a topology."""
 
     def __post_init__(self) -> None:
         check_store_name(self.name)
@@ -59,6 +61,11 @@ class VersionedSpec(Generic[K, V]):
                 f"store {self.name!r}: segment interval {interval} ms: want 1 or more, in 64 bits"
             )
 
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """What else decides about its rows, for the fingerprint of a topology."""
+        return (f"history {self.history_retention_ms}",)
+
     def interval_ms(self, stored: int | None) -> int:
         """The segment interval, given that of the store on disk; Misuse if they differ."""
         asked = self.segment_interval_ms
@@ -89,6 +96,7 @@ class StoreSupplier(Generic[S]):
     restore: Callable[[S, Mapping[bytes, bytes | None]], None]
     persistent: bool = True
     changelog_config: dict[str, str] = field(default_factory=dict, hash=False)
+    terms: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         check_store_name(self.name)
@@ -127,6 +135,8 @@ class WindowSpec(Generic[K, V]):
     retention_ms: int
     persistent: bool = True
     changelog_config: dict[str, str] = field(default_factory=dict, hash=False)
+    terms: tuple[str, ...] = ()
+    """What else decides about its rows, for the fingerprint of a topology."""
 
     def __post_init__(self) -> None:
         check_store_name(self.name)

@@ -1,26 +1,30 @@
 """The iterators of versioned stores; `with` or close() releases what they hold."""
 
-from collections.abc import Iterator, Sequence
-from itertools import islice
-from typing import Any, Final, Generic, Self, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from statestore.errors import StoreClosed
 from statestore.model import K, VersionedRecord
-from statestore.stores.staged_table import Pair, TableScan
-from statestore.stores.transaction import StagedEngine
+from statestore.stores.staged_table import TableScan
 from statestore.stores.version_reads import VersionReads
-from statestore.stores.version_search import valid_at_over
+from statestore.stores.version_search import each_valid_at
 from statestore.stores.version_views import HistorySnapshot
 
 T = TypeVar("T")
-_CHUNK: Final = 256
+
+
+class Checked(Protocol):
+    """A store, or what is under it."""
+
+    def check_open(self) -> None:
+        """StoreClosed after close."""
 
 
 class VersionScan(Generic[T]):
-    """An iterator over versions read when it was opened; StoreClosed after the store's close."""
+    """An iterator over versions as they were when it was opened; StoreClosed after the store's."""
 
-    def __init__(self, staged: StagedEngine, versions: Sequence[T]) -> None:
-        self._staged = staged
+    def __init__(self, store: Checked, versions: Iterable[T]) -> None:
+        self._store = store
         self._versions: Iterator[T] | None = iter(versions)
 
     def __iter__(self) -> Self:
@@ -29,7 +33,7 @@ class VersionScan(Generic[T]):
     def __next__(self) -> T:
         if self._versions is None:
             raise StoreClosed("this iterator is closed: open a new one")
-        self._staged.check_open()
+        self._store.check_open()
         return next(self._versions)
 
     def close(self) -> None:
@@ -80,14 +84,12 @@ class AsOfScan(Generic[K]):
     def _found(
         self, time: int, bound: int, interval_ms: int, reads: VersionReads[K, Any]
     ) -> Iterator[tuple[K, VersionedRecord[Any]]]:
-        rows = iter(self._latest)
-        while chunk := list[Pair](islice(rows, _CHUNK)):
-            keys, latest = [key for key, _ in chunk], [row for _, row in chunk]
-            times = [time] * len(chunk)
-            found = valid_at_over(keys, times, latest, bound, interval_ms, self._history.seek_many)
-            for key, one in zip(keys, found, strict=True):
-                record = None if one is None else reads.record(*one)
-                if record is not None:
-                    yield reads.codec.read_key(key), record
-                elif one is None and time < bound:
-                    reads.tell_old(time, bound)
+        seek = self._history.seek_many
+        for key, one in each_valid_at(
+            self._latest, time, bound=bound, interval_ms=interval_ms, seek=seek
+        ):
+            record = None if one is None else reads.record(*one)
+            if record is not None:
+                yield reads.codec.read_key(key), record
+            elif one is None and time < bound:
+                reads.tell_old(time, bound)

@@ -5,13 +5,15 @@ a key leave no gaps: each ends where the next begins. So from the latest one bac
 is at a known place, and a segment without a row of the key tells that nothing older is there.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import islice
+from typing import Final, NamedTuple
 
 from statestore.stores import versioned_layout as layout
 
 Pair = tuple[bytes, bytes]
+_CHUNK: Final = 256
 Seek = Callable[[list[bytes]], list[Pair | None]]
 """Per key the first row at or after it."""
 ScanBack = Callable[[bytes, bytes], Iterator[Pair]]
@@ -152,6 +154,18 @@ def valid_at_over(
             if one.row is not None:
                 answers[i] = Valid(one.row, one.valid_to)
     return answers
+
+
+def each_valid_at(
+    rows: Iterable[Pair], time: int, *, bound: int, interval_ms: int, seek: Seek
+) -> Iterator[tuple[bytes, Valid | None]]:
+    """Per row of latest versions its key, and the version valid at `time` as `valid_at` has it."""
+    waiting = iter(rows)
+    while chunk := list[Pair](islice(waiting, _CHUNK)):
+        keys, latest = [key for key, _ in chunk], [row for _, row in chunk]
+        times = [time] * len(chunk)
+        found = valid_at_over(keys, times, latest, bound, interval_ms, seek)
+        yield from zip(keys, found, strict=True)
 
 
 def overlapping(view: View, key: bytes, latest: bytes, span: Span) -> Iterator[Valid]:

@@ -1,7 +1,8 @@
 """Window stores: one row per key and window, the window's start before the key (SEMANTICS 6).
 
     start, 8 bytes, key    value          so that windows that expire lie together
-    t                      stream time    8 bytes; shorter than any other row, no window's
+    t                      stream time    8 bytes; shorter than any other row, no window's; then,
+                                          with ON_WINDOW_CLOSE, 8 more: up to when it has emitted
 
 Integers are big-endian, ms. The changelog has the start after the key, as sinks do. Operators write
 rows through the table; users read. Stream time is a row like others: staged, committed, logged and
@@ -10,7 +11,7 @@ restored with the windows it decides about.
 
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, Self
+from typing import Any, Generic, Protocol, Self
 
 from statestore.errors import StoreClosed
 from statestore.model import (
@@ -23,7 +24,8 @@ from statestore.model import (
     Windowed,
     to_ms,
 )
-from statestore.stores.keyvalue import KeyValueReader, TransactionalKeyValueStore
+from statestore.stores.contracts import Scan
+from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.stores.specs import WindowSpec
 
 TIME_ROW = b"t"
@@ -78,10 +80,22 @@ class WindowScan(Generic[K, V]):
         self.close()
 
 
+class Rows(Protocol):
+    """The rows of a window store, read."""
+
+    def get(self, key: bytes, default: bytes | None = None) -> bytes | None: ...
+    def get_many(self, keys: Iterable[bytes]) -> list[bytes | None]: ...
+    def range(
+        self, lo: bytes | None = None, hi: bytes | None = None, reverse: bool = False
+    ) -> Scan[tuple[bytes, bytes]]: ...
+    def is_open(self) -> bool: ...
+    def close(self) -> None: ...
+
+
 class WindowReader(Generic[K, V]):
     """Reads from any thread under one isolation level; see `contracts.WindowStore`."""
 
-    def __init__(self, rows: KeyValueReader[bytes, bytes], spec: WindowSpec[K, V]) -> None:
+    def __init__(self, rows: Rows, spec: WindowSpec[K, V]) -> None:
         self.name = spec.name
         self._rows = rows
         self._spec = spec

@@ -313,9 +313,9 @@ class Topology:
         }
 
     def fingerprint(self) -> str:
-        """A hash of the description and the serdes: what is deployed, in short."""
-        serdes = {n: (s.key_serde.name, s.value_serde.name) for n, s in self.stores.items()}
-        text = self.describe() + json.dumps(serdes, sort_keys=True)
+        """A hash of description, serdes and terms of the stores: what is deployed, in short."""
+        told = {n: (s.key_serde.name, s.value_serde.name, *s.terms) for n, s in self.stores.items()}
+        text = self.describe() + json.dumps(told, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @cached_property

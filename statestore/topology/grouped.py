@@ -84,7 +84,7 @@ class _Grouped(Generic[TableT]):
     ) -> TableT:
         flow, before, windows = self._flow, Before(), self._windows
         plain, every = flow.spec(materialized, "KSTREAM-AGGREGATE", value_serde)
-        spec: Spec = plain if windows is None else windows[0].spec(plain)
+        spec: Spec = plain if windows is None else windows[0].spec(plain, windows[1])
         flow.builder.declare(spec)
         explicit = self._name is not None or materialized is not None
         source = flow.repartitioned(self._name or spec.name, explicit=explicit)

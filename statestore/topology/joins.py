@@ -127,7 +127,8 @@ def with_grace(
 ) -> str:
     """Add a join whose records wait, due as stream time passes on either side; its node."""
     builder = flow.builder
-    store = KeyValueSpec(f"{name}-buffer", serdes.BYTES, serdes.BYTES)
+    terms = (f"grace {grace_ms}",)
+    store = KeyValueSpec(f"{name}-buffer", serdes.BYTES, serdes.BYTES, terms=terms)
     builder.declare(store)
     side = grace.Side(store.name, grace_ms, flow.key_serde, flow.value_serde)
     join = joining(name, table, function, left=left)

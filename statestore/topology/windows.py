@@ -53,8 +53,9 @@ class TumblingWindows:
         for name, value in (("size_ms", size), ("grace_ms", grace), ("retention_ms", retention)):
             object.__setattr__(self, name, value)
 
-    def spec(self, plain: KeyValueSpec[Any, Any]) -> WindowSpec[Any, Any]:
+    def spec(self, plain: KeyValueSpec[Any, Any], emit: EmitStrategy) -> WindowSpec[Any, Any]:
         """The window store in place of a plain one."""
+        terms = (f"grace {self.grace_ms}", f"retention {self.retention_ms}", f"emit {emit}")
         return WindowSpec(
             plain.name,
             plain.key_serde,
@@ -63,6 +64,7 @@ class TumblingWindows:
             self.retention_ms,
             plain.persistent,
             plain.changelog_config,
+            terms,
         )
 
 
@@ -77,14 +79,13 @@ def in_windows(
     final = emit is EmitStrategy.ON_WINDOW_CLOSE
 
     def build(context: NodeContext, forward: Forward) -> Push:
-        open_windows = _OpenWindows(node, spec, windows, context)
+        open_windows = _OpenWindows(node, spec, windows, context, final=final)
         push_rows = fold(lambda *_: open_windows)(context, _silent if final else forward)
 
         def push(batch: Batch) -> None:
-            closed_ms = open_windows.closed_ms()
             push_rows(batch)
             if final:
-                open_windows.emit_closed(closed_ms, forward)
+                open_windows.emit_closed(forward)
             open_windows.expire(2 * len(batch) + _EXPIRED_AT_ONCE)
 
         return push
@@ -105,7 +106,13 @@ class _OpenWindows:
         spec: WindowSpec[Any, Any],
         windows: TumblingWindows,
         context: NodeContext,
+        *,
+        final: bool,
     ) -> None:
+        """`final`: one result a window, at its close; how far these went is kept beside the time.
+
+        So another grace neither passes over a window nor gives one a second result.
+        """
         self._node = node
         self._context = context
         self._spec = spec
@@ -113,6 +120,10 @@ class _OpenWindows:
         self._table = context.table(spec.name)
         stored = self._table.get(TIME_ROW)
         self._now_ms = -1 if stored is None else start_of(stored)
+        self._emitted_ms = -1
+        if final:
+            told = b"" if stored is None else stored[START.size :]
+            self._emitted_ms = start_of(told) if told else self.closed_ms()
         self._expired_ms = -1
         self._low: bytes | None = None
 
@@ -129,7 +140,8 @@ class _OpenWindows:
         seen = times if known is None else np.where(known, times, -1)
         now = np.maximum(np.maximum.accumulate(seen), self._now_ms)
         starts = times - times % self._windows.size_ms
-        late = (starts + self._windows.size_ms <= now - self._windows.grace_ms) | (times < 0)
+        closed = np.maximum(now - self._windows.grace_ms, self._emitted_ms)
+        late = (starts + self._windows.size_ms <= closed) | (times < 0)
         if known is not None:
             late &= known
         self._advance(int(now[-1]))
@@ -168,10 +180,13 @@ class _OpenWindows:
 
     # What time does.
 
-    def emit_closed(self, since_ms: int, forward: Forward) -> None:
-        """Forward the windows that closed after `since_ms`, by start."""
-        size = self._windows.size_ms
-        high = self.closed_ms() - size
+    def emit_closed(self, forward: Forward) -> None:
+        """Forward the windows that have closed and not been emitted, by start."""
+        size, since_ms, closed_ms = self._windows.size_ms, self._emitted_ms, self.closed_ms()
+        if closed_ms > since_ms:
+            self._emitted_ms = closed_ms
+            self._table.put(TIME_ROW, START.pack(self._now_ms) + START.pack(self._emitted_ms))
+        high = closed_ms - size
         if high < 0 or high <= since_ms - size:
             return
         low = max(since_ms - size + 1, 0)

@@ -6,6 +6,7 @@ import pytest
 
 import statestore as ss
 from statestore import serdes
+from statestore.errors import StoreClosed
 from statestore.layout.folders import StateLayout
 from statestore.model import TaskId, TopicPartition
 from tests.contract.test_stores_at_rest import Passing, Shop
@@ -74,7 +75,7 @@ def test_a_store_without_history_is_refused(shop: Shop) -> None:
     assert "'plain' is a keyvalue one" in shop.refused(
         "stores", "get", "plain", "k", "--as-of", "1"
     )
-    assert "'rates' is a versioned one" in shop.refused("stores", "range", "rates")
+    assert "'plain' is a keyvalue one" in shop.refused("stores", "range", "plain", "--as-of", "1")
     assert "swap them" in shop.refused(
         "stores", "history", "rates", "EUR", "--from", "2", "--to", "1"
     )
@@ -91,3 +92,53 @@ def test_looking_changes_no_file_of_the_database(shop: Shop) -> None:
     before = {path.name for path in folder.iterdir() if path.suffix == ".sst"}
     shop.said("stores", "history", "rates", "EUR")
     assert {path.name for path in folder.iterdir() if path.suffix == ".sst"} == before
+
+
+def test_range_lists_the_latest_version_of_each_key_or_that_of_a_time(shop: Shop) -> None:
+    assert shop.said("stores", "range", "rates") == [
+        ["0_0", "EUR", "4.5", "700", ""],
+        ["0_0", "GBP", "8.0", "20", ""],
+        ["0_1", "GBP", "8.0", "20", ""],
+        ["0_1", "USD", "4.75", "1100", ""],
+    ]
+    as_of = shop.said("stores", "range", "rates", "EUR", "EUR", "--as-of", "350")
+    assert as_of == [["0_0", "EUR", "2.5", "300", "500"]]
+    assert shop.said("stores", "range", "rates", "--as-of", "600", "--prefix", "U") == []
+    backwards = shop.json("stores", "range", "rates", "--reverse", "--partition", "1")
+    assert [row["key"] for row in backwards] == ["USD", "GBP"]
+
+
+def test_count_counts_keys_that_have_a_value(shop: Shop) -> None:
+    assert shop.said("stores", "count", "rates") == [["4"]]
+
+
+def test_a_snapshot_reads_versions_over_all_partitions(shop: Shop) -> None:
+    with ss.open_snapshot(shop.layout.state_dir, "shop", "rates") as rates:
+        assert rates.get("EUR") == (4.5, 700, None)
+        assert rates.get("USD", as_of=299) == (1.5, 100, 300)
+        assert rates.get("EUR", as_of=500) is None
+        assert [one.value for one in rates.history("USD")] == [4.75, 4.5, 2.5, 1.5]
+        oldest_first = rates.history("USD", from_time=300, to_time=700, descending=False)
+        assert [one.timestamp_ms for one in oldest_first] == [300, 700]
+        with rates.range_as_of("EUR", "USD", 350) as rows:
+            assert [(key, one.value) for key, one in rows] == [
+                ("EUR", 2.5),
+                ("GBP", 8.0),
+                ("GBP", 8.0),
+                ("USD", 2.5),
+            ]
+        assert rates.observed_stream_time() == 1100
+        waiting = rates.range_as_of(None, None, 350)
+    with pytest.raises(StoreClosed):
+        next(waiting)
+    with ss.open_snapshot(shop.layout.state_dir, "shop", "rates", partition=1) as rates:
+        assert rates.get("EUR") is None
+    assert list(shop.layout.state_dir.rglob("snapshots/*")) == []
+
+
+def test_a_question_from_before_history_is_answered_with_none_and_a_warning(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ss.open_snapshot(shop.layout.state_dir, "shop", "rates") as rates:
+        assert rates.get("USD", as_of=99) is None
+    assert "its history begins at 100" in caplog.text

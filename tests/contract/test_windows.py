@@ -104,8 +104,21 @@ def test_a_count_in_windows_of_other_values_and_two_shapes_of_one_store_are_refu
 
 
 def test_windows_that_differ_are_another_topology() -> None:
-    prints = {counting(ss.TumblingWindows(size)).fingerprint() for size in (10, 20)}
-    assert len(prints) == 2
+    ten = ss.TumblingWindows(10)
+    prints = [
+        counting(ten).fingerprint(),
+        counting(ten, emit="on_window_close").fingerprint(),
+        *(
+            counting(windows).fingerprint()
+            for windows in (
+                ss.TumblingWindows(20),
+                ss.TumblingWindows(10, grace_ms=1, retention_ms=20),
+                ss.TumblingWindows(10, retention_ms=20),
+            )
+        ),
+    ]
+    assert len(set(prints)) == len(prints)
+    assert prints[0] == counting(ten).fingerprint()
     deployed = counting().deployed()["stores"]["counts"]
     assert (deployed["kind"], deployed["key_serde"]) == ("window", "WINDOWED(10,STRING)")
 
@@ -242,6 +255,27 @@ def test_on_window_close_each_window_is_emitted_once_also_after_a_crash() -> Non
         assert closed == [(("a", 0, 10), 1, 9), (("b", 0, 10), 1, 9)]
 
 
+def test_another_grace_loses_no_last_result_and_gives_none_twice() -> None:
+    def graced(grace_ms: int) -> Topology:
+        windows = ss.TumblingWindows(10, grace_ms=grace_ms, retention_ms=100)
+        return counting(windows, emit="on_window_close")
+
+    def deployed_again(driver: TopologyTestDriver, grace_ms: int) -> list[tuple[object, int]]:
+        driver._topology = graced(grace_ms)
+        driver.crash()
+        pipe(driver, "a21 a9 a12")
+        return [(record.key.start_ms, record.value) for record in driver.read("out")]
+
+    with TopologyTestDriver(graced(15)) as driver:
+        pipe(driver, "a1 a11 a21")
+        assert driver.read("out") == []
+        # 0-10 and 10-20 are closed by now, and what is late for them too.
+        assert deployed_again(driver, 0) == [(0, 1), (10, 1)]
+        assert deployed_again(driver, 30) == []
+        pipe(driver, "a60")
+        assert [(r.key.start_ms, r.value) for r in driver.read("out")] == [(20, 3)]
+
+
 def test_a_batch_that_fails_takes_its_stream_time_with_it() -> None:
     b = StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
     windowed = b.stream("in").group_by_key().windowed_by(KEPT)
@@ -311,3 +345,10 @@ def test_a_plain_stores_folder_is_not_opened_as_windows_nor_the_reverse(tmp_path
         ss.open_store(WindowRows("a", serdes.BYTES, serdes.BYTES), tmp_path)
     with pytest.raises(Misuse, match="holds a window store, not a keyvalue one"):
         ss.open_store(ss.persistent_key_value_store("b"), tmp_path)
+
+
+def test_the_changelog_of_a_window_store_reads_as_windows(driver: TopologyTestDriver) -> None:
+    pipe(driver, "a1 a2 b12")
+    topic = f"{driver._settings.application_id}-counts-changelog"
+    logged = {record.key: record.value for record in driver.read(topic)}
+    assert logged == {ss.Windowed("a", 0, 10): 2, ss.Windowed("b", 10, 20): 1}

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from statestore.errors import Misuse, TopologyMismatch
 from statestore.model import ProcessingGuarantee, TaskId
-from statestore.operations.deployed import Deployed, DeployedPart
+from statestore.operations.deployed import Deployed, DeployedPart, deployed
 from statestore.operations.relocate import (
     Choices,
     Copy,
@@ -16,6 +16,9 @@ from statestore.operations.relocate import (
     placement,
     plan,
 )
+from statestore.topology.builder import StreamsBuilder
+from statestore.topology.graph import Topology
+from statestore.topology.windows import TumblingWindows
 from tests.builders import table_rows
 from tests.relocation_rig import places_of, topology_of
 
@@ -233,6 +236,20 @@ def test_the_tasks_of_the_last_deployment_are_settled_when_another_follows(
 ) -> None:
     made = plan(Placement("new", {"A": 0}), on_disk(disk), before, own_changelog)
     assert " ".join(made.settle) == settled
+
+
+def test_windows_of_another_size_are_refused_and_other_terms_are_not() -> None:
+    def windows(size: int, **told: int) -> Topology:
+        builder = StreamsBuilder()
+        builder.stream("in").group_by_key().windowed_by(TumblingWindows(size, **told)).count("n")
+        return builder.build()
+
+    before = deployed(windows(10), ProcessingGuarantee.EXACTLY_ONCE)
+    with pytest.raises(TopologyMismatch, match=r"windows of 10 ms, .* 20 ms: .* another name"):
+        plan(placement(windows(20)), on_disk("n@0_0"), before, own_changelog)
+    longer = placement(windows(10, grace_ms=5, retention_ms=90))
+    assert longer.fingerprint != before.fingerprint
+    assert not plan(longer, on_disk("n@0_0"), before, own_changelog).touches_disk
 
 
 # In general.
