@@ -64,6 +64,8 @@ _PRODUCER: Properties = {
     "connections.max.idle.ms": 30_000,
     "compression.type": "lz4",
 }
+# Nobody sees the records of a transaction before it commits, and a commit waits for no lingering.
+_TRANSACTIONAL: Properties = {"linger.ms": 50}
 _PRODUCER_FIXED: Properties = {"enable.idempotence": True}
 
 
@@ -104,7 +106,8 @@ def consumer(
 
 def producer(settings: Settings, extra: Properties, trouble: Trouble) -> Producer:
     """An idempotent producer; `extra` is fixed too."""
-    defaults = {**_PRODUCER, "partitioner": settings.partitioner}
+    patient = _TRANSACTIONAL if settings.exactly_once else {}
+    defaults = {**_PRODUCER, **patient, "partitioner": settings.partitioner}
     fixed = {**_PRODUCER_FIXED, **extra}
     config = _config(settings, "producer", defaults, fixed, trouble)
     try:

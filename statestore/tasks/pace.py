@@ -1,10 +1,10 @@
-"""How many records a stream task takes at once: about what it can do in a second.
+"""How many records a stream task takes at once: about what it can do in two seconds.
 
 The more at once, the less work each is: a key that comes again costs nothing more in the store, the
 changelog and the output of an aggregate. But a batch lies in memory, and is committed as a whole.
 """
 
-_STEP_S = 1.0
+_STEP_S = 2.0
 _FIRST_RECORDS = 100_000
 _LEAST_RECORDS = 1_000
 
