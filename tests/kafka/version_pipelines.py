@@ -44,3 +44,12 @@ def _rates(kept: ss.Materialized, *, grace_ms: int) -> ss.Topology:
     counts = ss.Materialized("counts", changelog_config=CLEANED)
     orders.group_by_key().count(counts, name="orders-counted")
     return b.build()
+
+
+def forgetting() -> ss.Topology:
+    """The latest value per key; its changelog forgets deletes as soon as the broker looks."""
+    b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.STRING)
+    config = CLEANED | {"delete.retention.ms": "1"}
+    rows = ss.Materialized("rows", changelog_config=config)
+    b.table(f"{os.environ[PREFIX_VARIABLE]}-in", materialized=rows, name="rows-table")
+    return b.build()
