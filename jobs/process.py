@@ -16,9 +16,8 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from jobs.session import slots_per_host, spark_session
+from jobs.session import raise_first_error, slots_per_host, spark_session
 from jobs.worker import REPORT_SCHEMA, PlanRow, serving
-from statestore import errors
 from statestore.cli import guarded, set_up_logging
 from statestore.commands.arguments import RunArguments, run_options
 from statestore.commands.running import report_run, summary_line
@@ -48,7 +47,7 @@ def run_on_spark(arguments: RunArguments, started: Run) -> RunSummary:
         reports = commit_reports(spark, arguments.for_workers(), planned, slots).collect()
         for report in reports:
             _log.info("%s", report.asDict())
-        _raise_first_error([report.error for report in reports])
+        raise_first_error([report.error for report in reports])
         fields = TaskReport.__dataclass_fields__
         summary.add([TaskReport(**{name: report[name] for name in fields}) for report in reports])
     return summary
@@ -80,15 +79,6 @@ def _max_failures(spark: SparkSession) -> int:
         return int(master.rstrip("]").split(",")[1]) if "," in master else 1
     # Without a default, asking for a key nobody set is an error.
     return int(spark.conf.get("spark.task.maxFailures", None) or 4)
-
-
-def _raise_first_error(texts: list[str | None]) -> None:
-    for text in texts:
-        if text is None:
-            continue
-        error = msgspec.json.decode(text)
-        kind = getattr(errors, error["class"], errors.StateStoreError)
-        raise kind(error["message"])
 
 
 if __name__ == "__main__":

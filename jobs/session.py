@@ -1,9 +1,13 @@
-"""The SparkSession of our jobs."""
+"""The SparkSession of our jobs, and how their Spark tasks fail."""
 
 import logging
 import sys
+from collections.abc import Iterable
 
+import msgspec
 from pyspark.sql import SparkSession
+
+from statestore import errors
 
 
 def spark_session(name: str) -> SparkSession:
@@ -28,3 +32,12 @@ def slots_per_host(spark: SparkSession) -> int:
     """How many Spark tasks share one executor host's memory."""
     cores = spark.conf.get("spark.executor.cores", None)
     return int(cores) if cores else max(1, spark.sparkContext.defaultParallelism)
+
+
+def raise_first_error(texts: Iterable[str | None]) -> None:
+    """Raise what a Spark task told of its failure, as what it was."""
+    for text in texts:
+        if text is not None:
+            error = msgspec.json.decode(text)
+            kind = getattr(errors, error["class"], errors.StateStoreError)
+            raise kind(error["message"])

@@ -7,7 +7,7 @@ The only package that names concrete edges, a module per product. `open_store`, 
 
 from statestore.assembly.auditing import audit
 from statestore.assembly.cloning import clone_export, drop_clone, export_for_clone
-from statestore.assembly.exporting import create_export, restore_export
+from statestore.assembly.exporting import create_export, exporting, restore_export
 from statestore.assembly.looking import onlooking, status
 from statestore.assembly.opening import open_store
 from statestore.assembly.pipelines import load_pipeline
@@ -31,6 +31,7 @@ __all__ = [
     "create_export",
     "drop_clone",
     "export_for_clone",
+    "exporting",
     "exports_of",
     "failure",
     "load_pipeline",

@@ -22,13 +22,13 @@ from statestore.topology.logs import logs
 
 def create_export(settings: Settings, progress: Progress | None = None) -> ExportReport:
     """Export all stores of an application, beside its run or between two."""
-    return _export(settings, progress or Silent()).create()
+    return exporting(settings, progress).create()
 
 
 def export_under_lock(topology: Topology, settings: Settings, progress: Progress) -> ExportReport:
     """The same while the application is stopped, with what the log says of it then."""
     settings.require("bootstrap.servers")
-    export = _export(settings, progress)
+    export = exporting(settings, progress)
     layout = export.layout
     with ExitStack() as held:
         claim = owners.claim(
@@ -96,7 +96,8 @@ def restore_export(
         cluster.close()
 
 
-def _export(settings: Settings, progress: Progress) -> Export:
+def exporting(settings: Settings, progress: Progress | None = None) -> Export:
+    """An export to be made, step by step where several processes share the work."""
     settings.require("application.id", "state.dir")
     return Export(
         existing_application(layout_of(settings)),
@@ -104,5 +105,5 @@ def _export(settings: Settings, progress: Progress) -> Export:
         exports_of(settings),
         SystemClock(),
         KafkaChangelog(settings) if settings.bootstrap_servers else None,
-        progress,
+        progress or Silent(),
     )

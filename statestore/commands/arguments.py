@@ -163,14 +163,16 @@ def export_options(command: F) -> F:
     return _with_options(command, *_deployment_options(), target)
 
 
-def parse_exports(flags: Mapping[str, Any], *needs: str) -> tuple[Settings, str | None]:
-    """Settings that have what is needed, and the pipeline, if one is named."""
+def parse_exports(flags: Mapping[str, Any], *needs: str) -> RunArguments:
+    """Flags of `export_options`; the settings have what is needed, the pipeline may be empty."""
     application_id, config, overrides, pipeline = _deployment(flags)
     if flags["target"]:
         overrides["statestore.export.target"] = flags["target"]
-    settings = Settings.from_mapping(_section(config, application_id) | overrides)
-    settings.require("statestore.export.target", *needs)
-    return settings, pipeline or None
+    arguments = RunArguments(
+        application_id=application_id, pipeline=pipeline or "", config=config, overrides=overrides
+    )
+    arguments.settings().require("statestore.export.target", *needs)
+    return arguments
 
 
 def parse_span(text: str) -> int:

@@ -22,14 +22,13 @@ from statestore.commands.arguments import export_options, parse_exports, parse_s
 from statestore.commands.printing import print_rows
 from statestore.commands.progress import shown
 from statestore.errors import Misuse
+from statestore.operations.export import ExportReport
 from statestore.operations.exports import LATEST, Retention
 from statestore.operations.restore_export import Choice, RestoreReport
 from statestore.settings import Settings
 from statestore.topology.graph import Topology
 
-_json_option = click.option(
-    "--json", "as_json", is_flag=True, help="One JSON line, on failure too."
-)
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON line, on failure too.")
 
 
 @click.group("exports")
@@ -42,20 +41,16 @@ def exports() -> None:
     "--for-clone", is_flag=True, help="Of a stopped application, with its group's offsets."
 )
 @export_options
-@_json_option
+@json_option
 def create_command(*, for_clone: bool, as_json: bool, **flags: Any) -> None:
     """Export all stores, beside a run or between two; uploads only what is not there yet."""
-    with _told(flags, "state.dir", as_json=as_json) as (settings, tell):
+    with told(flags, "state.dir", as_json=as_json) as (settings, tell):
         with shown("export") as progress:
             if for_clone:
                 report = export_for_clone(_pipeline(flags), settings, progress)
             else:
                 report = create_export(settings, progress)
-        tell(
-            msgspec.structs.asdict(report),
-            f"{report.export_id}: {report.stores} stores, {report.bytes} bytes, "
-            f"{report.bytes_uploaded} of them new, in {report.seconds} s",
-        )
+        tell(*told_export(report))
 
 
 @exports.command("ls")
@@ -63,7 +58,7 @@ def create_command(*, for_clone: bool, as_json: bool, **flags: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="JSON lines.")
 def ls_command(*, as_json: bool, **flags: Any) -> None:
     """The exports there are, oldest first."""
-    found = exports_of(parse_exports(flags)[0])
+    found = exports_of(parse_exports(flags).settings())
     rows = []
     for export_id in found.ids():
         manifest = found.read(export_id)
@@ -83,10 +78,10 @@ def ls_command(*, as_json: bool, **flags: Any) -> None:
 @exports.command("verify")
 @click.argument("export", default=LATEST)
 @export_options
-@_json_option
+@json_option
 def verify_command(*, export: str, as_json: bool, **flags: Any) -> None:
     """Read every file of EXPORT (the newest) again and check it against its manifest."""
-    with _told(flags, as_json=as_json) as (settings, tell):
+    with told(flags, as_json=as_json) as (settings, tell):
         found = exports_of(settings)
         with shown("verify") as progress:
             done = found.verify(found.read(export), progress)
@@ -105,7 +100,7 @@ def verify_command(*, export: str, as_json: bool, **flags: Any) -> None:
 @click.option("--dry-run", is_flag=True, help="Show what would be done.")
 @click.option("--as", "clone_id", metavar="CLONE_ID", help="Clone it under this application id.")
 @export_options
-@_json_option
+@json_option
 def restore_command(
     *,
     export: str,
@@ -131,7 +126,7 @@ def restore_command(
             raise Misuse("--as clones a whole export: leave out the other options")
         _clone(flags, export, clone_id, as_json=as_json)
         return
-    with _told(flags, "state.dir", as_json=as_json) as (settings, tell):
+    with told(flags, "state.dir", as_json=as_json) as (settings, tell):
         choice = Choice(stores, partitions, replace=replace, full=full)
         with shown("restore") as progress:
             report = restore_export(settings, export, choice, progress, dry_run=dry_run)
@@ -139,7 +134,7 @@ def restore_command(
 
 
 def _clone(flags: dict[str, Any], export: str, clone_id: str, *, as_json: bool) -> None:
-    with _told(flags, "state.dir", as_json=as_json) as (settings, tell):
+    with told(flags, "state.dir", as_json=as_json) as (settings, tell):
         topology = _pipeline(flags)
         with shown("clone") as progress:
             report = clone_export(topology, settings, clone_id, export=export, progress=progress)
@@ -152,10 +147,10 @@ def _clone(flags: dict[str, Any], export: str, clone_id: str, *, as_json: bool) 
 @exports.command("drop-clone")
 @click.argument("clone_id")
 @export_options
-@_json_option
+@json_option
 def drop_clone_command(*, clone_id: str, as_json: bool, **flags: Any) -> None:
     """Remove CLONE_ID: its topics, its group, its folder. Refused of what is no clone."""
-    with _told(flags, "state.dir", as_json=as_json) as (settings, tell):
+    with told(flags, "state.dir", as_json=as_json) as (settings, tell):
         topics = drop_clone(dataclasses.replace(settings, application_id=clone_id))
         tell({"clone": clone_id, "topics": topics}, f"{clone_id} removed, {len(topics)} topics")
 
@@ -164,10 +159,10 @@ def drop_clone_command(*, clone_id: str, as_json: bool, **flags: Any) -> None:
 @click.option("--keep", type=int, default=7, show_default=True, help="The newest so many stay.")
 @click.option("--keep-for", metavar="SPAN", help="All younger than that stay too, such as 7d.")
 @export_options
-@_json_option
+@json_option
 def prune_command(*, keep: int, keep_for: str | None, as_json: bool, **flags: Any) -> None:
     """Remove old exports, and files no export needs."""
-    with _told(flags, as_json=as_json) as (settings, tell):
+    with told(flags, as_json=as_json) as (settings, tell):
         retention = Retention(keep, parse_span(keep_for) if keep_for else 0)
         done = exports_of(settings).prune(retention)
         tell(
@@ -191,11 +186,19 @@ restore_short_command = click.Command(
 )
 
 
+def told_export(report: ExportReport) -> tuple[dict[str, Any], str]:
+    """An export for programs and for people."""
+    return msgspec.structs.asdict(report), (
+        f"{report.export_id}: {report.stores} stores, {report.bytes} bytes, "
+        f"{report.bytes_uploaded} of them new, in {report.seconds} s"
+    )
+
+
 @contextmanager
-def _told(
+def told(
     flags: dict[str, Any], *needs: str, as_json: bool
 ) -> Iterator[tuple[Settings, Callable[[dict[str, Any], str], None]]]:
-    """The settings, and what shows a result: as JSON, or as text; errors show as JSON too."""
+    """The settings, and what shows a result, as JSON or as text; an error shows as JSON too."""
     application_id = flags["application_id"] or ""
 
     def tell(fields: dict[str, Any], text: str) -> None:
@@ -203,7 +206,7 @@ def _told(
         click.echo(msgspec.json.encode(named) if as_json else text)
 
     try:
-        yield parse_exports(flags, *needs)[0], tell
+        yield parse_exports(flags, *needs).settings(), tell
     except Exception as error:
         if as_json:
             failed = {"application_id": application_id, "error": failure(error)}
@@ -212,8 +215,8 @@ def _told(
 
 
 def _pipeline(flags: dict[str, Any]) -> Topology:
-    _, pipeline = parse_exports(flags)
-    if pipeline is None:
+    pipeline = parse_exports(flags).pipeline
+    if not pipeline:
         raise Misuse(
             "which pipeline? pass --pipeline module:function, or name it in statestore.toml"
         )

@@ -12,8 +12,9 @@ exported before a run has brought them together. A death leaves files no manifes
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -65,14 +66,25 @@ class ExportReport(msgspec.Struct, frozen=True):
     seconds: float
 
 
-@dataclass
-class Work:
-    """What was read and uploaded for one task."""
+class Part(msgspec.Struct):
+    """One stream task of an export, and what of it was read and uploaded."""
 
+    task: ExportedTask
     files_read: int = 0
     bytes_read: int = 0
     files_uploaded: int = 0
     bytes_uploaded: int = 0
+
+
+@dataclass(frozen=True)
+class Begun:
+    """An export under way: its tasks, and where uploads lie until their checksums are known."""
+
+    export_id: str
+    deployed: Deployed
+    tasks: list[TaskId]
+    upload: Upload
+    since_s: float
 
 
 @dataclass(frozen=True)
@@ -93,30 +105,51 @@ class Export:
 
     def create(self) -> ExportReport:
         """Make one. Unavailable, Locked: try again; nothing is there that a prune leaves."""
-        began_s = self.clock.monotonic()
+        with self.begin() as begun:
+            return self.publish(begun, self.parts(begun.tasks, begun.upload.folder))
+
+    @contextmanager
+    def begin(self) -> Iterator[Begun]:
+        """Keep prunes away until this is left; then others may store `parts`, and one publishes."""
+        since_s = self.clock.monotonic()
         deployed = self.check()
-        tasks = self.tasks()
+        tasks = [task for task in self.layout.tasks() if self.layout.stores(task)]
+        if not tasks and self.cut is None:
+            raise Misuse(
+                f"application {self.layout.application_id} has no store on disk to export: "
+                "its changelogs hold all there is"
+            )
         with self.exports.uploading() as (export_id, upload):
             reach(CrashPoint.EXPORT_LEASED)
-            contents = self.exports.contents()
-            with ThreadPoolExecutor(_TASKS_AT_ONCE, "export") as pool:
-                work = [Work() for _ in tasks]
-                done = list(
-                    pool.map(
-                        lambda task, mine: self.store(task, deployed, contents, upload, mine),
-                        tasks,
-                        work,
-                    )
-                )
-            manifest = self.manifest(export_id, deployed, done)
-            if self.check() != deployed:
-                raise Unavailable(
-                    f"application {self.layout.application_id}: another topology was deployed "
-                    "while it was exported: export again"
-                )
-            self.exports.publish(manifest, upload)
-            reach(CrashPoint.EXPORT_PUBLISHED)
-        return self._report(manifest, work, self.clock.monotonic() - began_s)
+            yield Begun(export_id, deployed, tasks, upload, since_s)
+
+    def parts(self, tasks: Sequence[TaskId], folder: str) -> list[Part]:
+        """Their snapshots, and what of them the target lacks stored there; in any process."""
+        deployed, contents = self.check(), self.exports.contents()
+        with ThreadPoolExecutor(_TASKS_AT_ONCE, "export") as pool:
+            return list(pool.map(lambda task: self._part(task, deployed, contents, folder), tasks))
+
+    def publish(self, begun: Begun, parts: Sequence[Part]) -> ExportReport:
+        """Make an export of the parts. Unavailable: they do not go together."""
+        tasks = [part.task for part in parts]
+        cut = None if self.cut is None else self.cut(tasks)
+        if self.check() != begun.deployed:
+            raise Unavailable(
+                f"application {self.layout.application_id}: another topology was deployed "
+                "while it was exported: export again"
+            )
+        manifest = ExportManifest(
+            VERSION,
+            begun.export_id,
+            self.layout.application_id,
+            self.clock.now_ms(),
+            begun.deployed,
+            tasks,
+            cut,
+        )
+        self.exports.publish(manifest, begun.upload)
+        reach(CrashPoint.EXPORT_PUBLISHED)
+        return self._report(manifest, parts, self.clock.monotonic() - begun.since_s)
 
     def check(self) -> Deployed:
         """What is deployed; Misuse or Unavailable if it cannot be exported now."""
@@ -133,54 +166,31 @@ class Export:
             )
         return deployed
 
-    def tasks(self) -> list[TaskId]:
-        """The stream tasks that have stores."""
-        return [task for task in self.layout.tasks() if self.layout.stores(task)]
-
-    def store(
-        self,
-        task: TaskId,
-        deployed: Deployed,
-        contents: dict[str, int],
-        upload: Upload,
-        work: Work,
-    ) -> ExportedTask:
-        """One task's part: its snapshot, and what of it the target lacks stored there."""
+    def _part(
+        self, task: TaskId, deployed: Deployed, contents: dict[str, int], folder: str
+    ) -> Part:
         with self.snapshots.take(task) as snapshot:
             self._check_whole(task, snapshot)
+            said = snapshot.manifest
+            stores: dict[str, ExportedStore] = {}
+            left_out = dict(said.left_out)
+            as_of_ms = self._as_of_ms(task, said)
+            exported = ExportedTask(str(task), as_of_ms, said.commit_number, stores, left_out)
+            part = Part(exported)
             checksums = Checksums(self.layout.task_dir(task))
             found: dict[Known, str] = {}
-            stores, left_out = {}, dict(snapshot.manifest.left_out)
-            for store, offsets in snapshot.manifest.stores.items():
+            for store, offsets in said.stores.items():
                 known = deployed.stores.get(store)
                 if known is None or known.sub_topology != task.sub_topology:
                     left_out[store] = "the topology deployed last does not have it here"
                     continue
-                files = _Files(self, upload, contents, checksums, found, work)
+                files = _Files(self, f"{folder}/{task}-{store}", contents, checksums, found, part)
                 identity = identity_of(self.layout.store_dir(task, store))
-                stored = files.store(snapshot, store, identity, f"{task}-{store}")
+                stored = files.store(snapshot, store, identity)
                 stores[store] = ExportedStore(known.kind, offsets, stored)
         checksums.keep(found)
         reach(CrashPoint.EXPORT_STORED)
-        said = snapshot.manifest
-        return ExportedTask(
-            str(task), self._as_of_ms(task, said), said.commit_number, stores, left_out
-        )
-
-    def manifest(
-        self, export_id: str, deployed: Deployed, tasks: list[ExportedTask]
-    ) -> ExportManifest:
-        """All parts together."""
-        cut = None if self.cut is None else self.cut(tasks)
-        if cut is None and not any(task.stores for task in tasks):
-            raise Misuse(
-                f"application {self.layout.application_id} has no store on disk to export: "
-                "its changelogs hold all there is"
-            )
-        now_ms = self.clock.now_ms()
-        return ExportManifest(
-            VERSION, export_id, self.layout.application_id, now_ms, deployed, tasks, cut
-        )
+        return part
 
     def _check_whole(self, task: TaskId, snapshot: Snapshot) -> None:
         """Refuse stores of one task that are not of one commit, or not readable."""
@@ -226,7 +236,9 @@ class Export:
                 return True
         return bool(behind(self.changelog, stands))
 
-    def _report(self, manifest: ExportManifest, work: list[Work], seconds: float) -> ExportReport:
+    def _report(
+        self, manifest: ExportManifest, parts: Sequence[Part], seconds: float
+    ) -> ExportReport:
         files = manifest.files()
         return ExportReport(
             manifest.application_id,
@@ -237,10 +249,10 @@ class Export:
             {task.stream_task: task.left_out for task in manifest.tasks if task.left_out},
             len(files),
             sum(files.values()),
-            sum(one.files_read for one in work),
-            sum(one.bytes_read for one in work),
-            sum(one.files_uploaded for one in work),
-            sum(one.bytes_uploaded for one in work),
+            sum(one.files_read for one in parts),
+            sum(one.bytes_read for one in parts),
+            sum(one.files_uploaded for one in parts),
+            sum(one.bytes_uploaded for one in parts),
             round(seconds, 3),
         )
 
@@ -250,15 +262,13 @@ class _Files:
     """Stores files of one task at the target, each content once."""
 
     export: Export
-    upload: Upload
+    temporary: str
     contents: dict[str, int]
     checksums: Checksums
     found: dict[Known, str]
-    work: Work
+    part: Part
 
-    def store(
-        self, snapshot: Snapshot, store: str, identity: str, temporary: str
-    ) -> list[ExportedFile]:
+    def store(self, snapshot: Snapshot, store: str, identity: str) -> list[ExportedFile]:
         """Every file of a store; what a snapshot's own bookkeeping is not."""
         folder = snapshot.store_dir(store)
         paths = sorted(path for path in folder.iterdir() if not _NOT_DATA.match(path.name))
@@ -270,7 +280,7 @@ class _Files:
             known = Known.of(identity, path)
             sha256 = self.checksums.get(known)
             if sha256 is None or self.contents.get(sha256) != size:
-                sha256 = self._add(path, size, f"{self.upload.folder}/{temporary}-{nth}")
+                sha256 = self._add(path, size, f"{self.temporary}-{nth}")
             if known is not None:
                 self.found[known] = sha256
             self.export.progress.done(size)
@@ -279,8 +289,8 @@ class _Files:
 
     def _add(self, path: Path, size: int, temporary: str) -> str:
         exports = self.export.exports
-        self.work.files_read += 1
-        self.work.bytes_read += size
+        self.part.files_read += 1
+        self.part.bytes_read += size
         if size <= SMALL:
             data = path.read_bytes()
             sha256 = sha256_of(data)
@@ -290,7 +300,7 @@ class _Files:
         else:
             sha256 = exports.target.put(path, temporary=temporary, name_of=exports.content)
         self.contents[sha256] = size
-        self.work.files_uploaded += 1
-        self.work.bytes_uploaded += size
+        self.part.files_uploaded += 1
+        self.part.bytes_uploaded += size
         reach(CrashPoint.EXPORT_FILE_STORED)
         return sha256

@@ -1,0 +1,50 @@
+"""The Spark task of an export: one stream task's snapshot, uploaded from here.
+
+Runs in a Python worker. A failure comes back as a row, so that the driver ends with its exit code.
+"""
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+import pyarrow as pa
+
+from statestore.assembly import exporting, failure
+from statestore.commands.arguments import RunArguments
+from statestore.errors import StateStoreError
+from statestore.model import TaskId
+from statestore.operations.export import Part
+
+SCHEMA = pa.schema([("stored", pa.string())])
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """A part of an export, or why there is none, as JSON."""
+
+    part: Part | None = None
+    error: str | None = None
+
+
+def storing(
+    arguments: RunArguments, tasks: list[str], folder: str
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """For mapInArrow over a column `id` of places in `tasks`."""
+
+    def store_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column("id").to_pylist():
+                row = {"stored": _stored(arguments, TaskId.parse(tasks[number]), folder)}
+                yield pa.RecordBatch.from_pylist([row], schema=SCHEMA)
+
+    return store_partition
+
+
+def _stored(arguments: RunArguments, task: TaskId, folder: str) -> str:
+    try:
+        (part,) = exporting(arguments.settings()).parts([task], folder)
+    except StateStoreError as error:
+        return _text(Stored(error=msgspec.json.encode(failure(error)).decode()))
+    return _text(Stored(part))
+
+
+def _text(stored: Stored) -> str:
+    return msgspec.json.encode(stored).decode()
