@@ -3,7 +3,7 @@
 SHELL := bash
 .DEFAULT_GOAL := help
 CHECKS := check-types check-layers check-format check-lint check-spelling check-tidy
-.PHONY: help setup run up down fmt check $(CHECKS) test test-fast test-all bench lock clean
+.PHONY: help setup run up down fmt check $(CHECKS) test test-fast test-all drill bench lock clean
 
 BIN := .venv/bin
 CODE := $(wildcard statestore jobs dags scripts tests)
@@ -79,6 +79,9 @@ test: setup ## everything but the long profiles, on a real broker, Spark and Air
 
 test-fast: setup ## what needs no broker, no Spark and no Airflow
 	@$(PYTEST) $(SIDE_BY_SIDE) -m "not kafka and not spark and not airflow and not slow"
+
+drill: setup ## kill runs at every crash point and in other ways; report in .scratch/drill (SEED=)
+	@$(BIN)/statestore drill --report .scratch/drill $(if $(SEED),--seed $(SEED))
 
 test-all: setup ## everything, with the long profiles
 	@REQUIRE_KAFKA=1 HYPOTHESIS_PROFILE=long $(PYTEST) -o faulthandler_timeout=3600

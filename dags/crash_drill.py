@@ -15,7 +15,8 @@ APPLICATIONS = [application.application_id for application in load_applications(
 NAMES = r"^[a-z][a-z.-]*(,[a-z][a-z.-]*)*(?![\s\S])"
 FLAGS = (
     "--points {{ params.points }} --random {{ params.moments }} "
-    "--special {{ params.specials }} --brokers {{ params.brokers }}"
+    "--special {{ params.specials }} --workload {{ params.workload }} "
+    "--brokers {{ params.brokers }}"
     "{% if params.seed is not none %} --seed {{ params.seed }}{% endif %}"
     "{% if params.confirm %} --confirm{% endif %}"
 )
@@ -25,10 +26,11 @@ DOC = """
 
 Runs of a scratch application `drill-…` are killed at every named crash point and at random moments,
 started again, and audited: every input record seen once, every count right, store and changelog
-alike. Its workload is generated; no topic, group or folder of a real application is touched.
+alike. Its workload is generated, or the application's own pipeline on a **clone** of its state for
+each drill; no topic, group or folder of a real application is written.
 
 * By default it starts a broker of its own. On the **application's brokers** it makes and deletes
-  topics `drill-…`: that takes **Confirm**.
+  topics `drill-…`: that takes **Confirm**. Clones are always there.
 * The task fails if a drill is **red**; folder and topics of a red one stay as evidence. What could
   not be drilled (no rights to mount a small volume, say) is told apart and is no pass.
 * The XCom of `drill` has every verdict, and the path of `report.html`. The **seed** repeats it.
@@ -80,6 +82,13 @@ with DAG(
             description="spark: only crash points are drilled, and it takes much longer.",
         ),
         "brokers": Param("own", enum=["own", "application"], title="Brokers"),
+        "workload": Param(
+            "generated",
+            enum=["generated", "clone"],
+            title="Workload",
+            description="clone: the application must be stopped, with a backlog; takes brokers = "
+            "application and an export target.",
+        ),
         "confirm": Param(
             False,
             type="boolean",
@@ -101,6 +110,11 @@ with DAG(
     def confirmed(**context: Any) -> None:
         """Fail unless what is shared was confirmed."""
         params = context["params"]
+        if params["workload"] == "clone" and params["brokers"] != "application":
+            raise AirflowFailException(
+                f"{params['application']}: a clone is on the application's brokers: trigger again "
+                "with brokers = application, or with workload = generated"
+            )
         if params["brokers"] == "application" and not params["confirm"]:
             raise AirflowFailException(
                 f"{params['application']}: a drill on its brokers makes and deletes topics "

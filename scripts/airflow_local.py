@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 HOME = ROOT / ".scratch" / "airflow"
 PID_FILE = HOME / "standalone.json"
 LOG_FILE = HOME / "standalone.log"
-READY_DEADLINE_S = 180
+READY_DEADLINE_S = 300
 STOP_GRACE_S = 20
 CLOCK_STEP_S = 60.0
 """Start times move with the system's clock; two processes of one number never start this close."""

@@ -1,14 +1,18 @@
 """Drills put together: settings in, a report out."""
 
+import dataclasses
 import logging
 import secrets
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import NamedTuple
 
 from statestore.assembly.auditing import audit
+from statestore.assembly.cloning import clone_export, drop_clone, export_for_clone
 from statestore.assembly.opening import open_files, read_offsets
+from statestore.assembly.pipelines import load_pipeline
 from statestore.assembly.reading import stores_at_rest
 from statestore.assembly.surroundings import SystemClock, checked_cluster, layout_of
 from statestore.engines.rocks_files import link_store
@@ -23,6 +27,7 @@ from statestore.operations.drill_run import Drills
 from statestore.operations.drill_scratch import Scratch
 from statestore.operations.drill_specials import OwnBroker
 from statestore.operations.drill_workload import Row
+from statestore.operations.exports import LATEST
 from statestore.operations.snapshots import Snapshots
 from statestore.ports import Bounds, Records, TopicSpec
 from statestore.settings import Settings, is_secret
@@ -44,6 +49,13 @@ EAGER: Mapping[str, object] = {
 }
 
 
+class CloneFrom(NamedTuple):
+    """What to clone: a pipeline, and an export made for clones; None: one is made now."""
+
+    pipeline: str
+    export: str | None = None
+
+
 def drill(
     settings: Settings,
     *,
@@ -55,42 +67,105 @@ def drill(
     broker: OwnBroker | None = None,
     launch: Sequence[str] = RUN,
     keep: bool = False,
+    clone: CloneFrom | None = None,
 ) -> DrillReport:
-    """Drill on the generated workload; everything made for it lies in `folder`.
+    """Drill on the generated workload, or on clones of an application; `folder` is for evidence.
 
-    `settings`: how to reach the brokers, and nothing else of the application they are of. `launch`:
-    what starts a run, `statestore run` or jobs/process.py on Spark.
+    `settings`: how to reach the brokers and, for clones, all of the application. `launch`: what
+    starts a run, `statestore run` or jobs/process.py on Spark.
     """
     settings.require("bootstrap.servers")
     planned = plan(points, moments, specials, seed)
     checked_cluster(settings).close()
+    if clone is not None and clone.export is None:
+        exported = export_for_clone(load_pipeline(clone.pipeline), settings)
+        clone = clone._replace(export=exported.export_id)
     made = Drills(
-        lambda: _scratch(settings, folder, launch),
+        lambda: (
+            _scratch(settings, folder, launch)
+            if clone is None
+            else _cloned(settings, folder, launch, clone)
+        ),
         SystemClock(),
         broker,
         keep=keep,
         killable=tuple(launch) == RUN,
     )
-    return made.run(planned, workload="generated", seed=seed)
+    return made.run(
+        planned, workload="generated" if clone is None else f"clones of {clone.export}", seed=seed
+    )
 
 
 def _scratch(settings: Settings, folder: Path, launch: Sequence[str]) -> Scratch:
     application_id = f"{PREFIX}{secrets.token_hex(4)}"
-    flags, variables = [], {}
     reached: dict[str, object] = {
         "bootstrap.servers": settings.bootstrap_servers,
         **settings.clients,
     }
-    for number, (key, value) in enumerate({**reached, **EAGER}.items()):
+    flags, variables = _flags({**reached, **EAGER})
+    home = folder / application_id
+    mapping = {"application.id": application_id, "state.dir": str(home / "state")}
+    own = Settings.from_mapping({**reached, **mapping, "processing.guarantee": "exactly_once"})
+    tools = KafkaTools(own)
+    program = (_STATESTORE,)
+    return Scratch(application_id, home, launch, program, flags, variables, tools, home / "state")
+
+
+def _cloned(settings: Settings, folder: Path, launch: Sequence[str], clone: CloneFrom) -> Scratch:
+    clone_id = f"{PREFIX}{secrets.token_hex(4)}"
+    own = dataclasses.replace(settings, application_id=clone_id)
+    guarantee = {"processing.guarantee": settings.processing_guarantee}
+    carried = {
+        key: value
+        for key, value in {**EAGER, **guarantee, **settings.to_mapping()}.items()
+        if key not in {"application.id", "state.dir"}
+    }
+    flags, variables = _flags(carried)
+    state_dir = layout_of(settings).state_dir
+    made = _Clone(settings, own, clone)
+    program = (_STATESTORE,)
+    return Scratch(
+        clone_id,
+        folder / clone_id,
+        launch,
+        program,
+        flags,
+        variables,
+        KafkaTools(own),
+        state_dir,
+        clone.pipeline,
+        made,
+    )
+
+
+class _Clone(NamedTuple):
+    """`CloneOf` an application."""
+
+    original: Settings
+    own: Settings
+    source: CloneFrom
+
+    def make(self) -> None:
+        """Open the export under the scratch id."""
+        topology = load_pipeline(self.source.pipeline)
+        clone_id = self.own.application_id
+        clone_export(topology, self.original, clone_id, export=self.source.export or LATEST)
+
+    def drop(self) -> None:
+        """Remove the clone's topics, group and folder."""
+        drop_clone(self.own)
+
+
+def _flags(settings: Mapping[str, object]) -> tuple[list[str], dict[str, str]]:
+    """Settings for a child's command line; secrets go by its environment."""
+    flags, variables = [], {}
+    for number, (key, value) in enumerate(settings.items()):
         shown = str(value)
         if is_secret(key) and not shown.startswith("${"):
             name = f"STATESTORE_DRILL_SECRET_{number}"
             variables[name], shown = shown, f"${{{name}}}"
         flags.append(f"--set={key}={shown}")
-    home = folder / application_id
-    mapping = {"application.id": application_id, "state.dir": str(home / "state")}
-    own = Settings.from_mapping({**reached, **mapping, "processing.guarantee": "exactly_once"})
-    return Scratch(application_id, home, launch, (_STATESTORE,), flags, variables, KafkaTools(own))
+    return flags, variables
 
 
 class KafkaTools:

@@ -15,7 +15,7 @@ import msgspec
 from rich.console import Console
 
 from statestore.assembly import failure
-from statestore.assembly.drilling import RUN, drill
+from statestore.assembly.drilling import RUN, CloneFrom, drill
 from statestore.commands.arguments import deployment_options, parse_deployment
 from statestore.commands.drill_report import html_of, table_of
 from statestore.errors import HostFailure, Misuse
@@ -53,6 +53,14 @@ def drill_options(command: Callable[..., None]) -> Callable[..., None]:
                 show_default=True,
                 help="Start a broker for the drill, or drill on the application's.",
             ),
+            click.option(
+                "--workload",
+                type=click.Choice(["generated", "clone"]),
+                default="generated",
+                show_default=True,
+                help="clone: the application's own pipeline, on a clone for each drill.",
+            ),
+            click.option("--export", help="What to clone: an export made --for-clone, else a new."),
             click.option(
                 "--confirm",
                 is_flag=True,
@@ -98,6 +106,7 @@ def run_drill(flags: dict[str, Any], launch: Sequence[str]) -> None:
                 broker=broker,
                 launch=launch,
                 keep=flags["keep"],
+                clone=asked.clone,
             )
         _write(report, asked.folder)
     except Exception as error:
@@ -121,6 +130,7 @@ class _Asked(NamedTuple):
     own_broker: bool
     folder: Path
     seed: int
+    clone: CloneFrom | None
 
 
 class _OwnBroker:
@@ -136,9 +146,9 @@ class _OwnBroker:
 
 def _asked(flags: Mapping[str, Any]) -> _Asked:
     own_broker = flags["brokers"] == "own"
-    settings = Settings()
+    settings, pipeline = Settings(), None
     if flags["application_id"]:
-        settings, _ = parse_deployment(flags)
+        settings, pipeline = parse_deployment(flags)
     elif not own_broker:
         raise Misuse("on which brokers? pass --application-id, or leave out --brokers application")
     if not own_broker:
@@ -149,6 +159,15 @@ def _asked(flags: Mapping[str, Any]) -> _Asked:
                 "brokers and deletes those topics again: pass --confirm if that may be, or leave "
                 "out --brokers application"
             )
+    clone = None
+    if flags["workload"] == "clone":
+        if own_broker or pipeline is None:
+            raise Misuse(
+                "a clone is of an application and on its brokers: pass --application-id, "
+                "--brokers application, and --pipeline if statestore.toml names none"
+            )
+        settings.require("state.dir", "statestore.export.target")
+        clone = CloneFrom(pipeline, flags["export"])
     folder = Path(flags["report"] or _home(settings)).absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -157,7 +176,7 @@ def _asked(flags: Mapping[str, Any]) -> _Asked:
             f"cannot make {folder}: {error.strerror}; pass another --report"
         ) from error
     seed = secrets.randbelow(2**31) if flags["seed"] is None else flags["seed"]
-    return _Asked(settings, own_broker, folder, seed)
+    return _Asked(settings, own_broker, folder, seed, clone)
 
 
 def _home(settings: Settings) -> Path:

@@ -6,7 +6,6 @@ drill ends the chain: its folder and topics stay as evidence, and the next begin
 
 import logging
 import random
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -43,10 +42,11 @@ class Drills:
         started_ms, started_s = self.clock.now_ms(), self.clock.monotonic()
         try:
             done = list(self._each(planned))
-            self._retire()
         finally:
             for scratch in self._made:
                 scratch.end_children()
+            # Also of a drill that was stopped: what is no evidence goes.
+            self._retire()
         return DrillReport(
             application_id=self._made[0].application_id,
             workload=workload,
@@ -82,13 +82,10 @@ class Drills:
             yield result
 
     def _met(self, drill: Planned) -> tuple[Scratch, Met]:
-        scratch = self._scratch
-        rng = random.Random(drill.seed)
+        scratch, rng = self._scratch, random.Random(drill.seed)
         try:
             if scratch is None:
-                scratch = self._scratch = self.fresh()
-                self._made.append(scratch)
-                scratch.begin()
+                scratch = self._begun()
             match drill.kind:
                 case Kind.POINT:
                     return scratch, at_point(scratch, CrashPoint(drill.name), rng)
@@ -97,10 +94,13 @@ class Drills:
                         return scratch, _unkillable()
                     if self._span_s is None:
                         self._span_s = span_of_a_run(scratch)
+                        scratch = self._unspent(scratch)
                     return scratch, at_moment(scratch, rng, self._span_s)
                 case Kind.SPECIAL:
                     if not self.killable:
                         return scratch, _unkillable()
+                    if scratch.clone is not None:
+                        return scratch, _not_on_a_clone()
                     return scratch, drilled(Special(drill.name), scratch, self.broker)
         except (StateStoreError, OSError) as error:
             if scratch is None:
@@ -108,14 +108,25 @@ class Drills:
             wrong = [f"the drill itself could not go on: {type(error).__name__}: {error}"]
             return scratch, Met(killed=False, happened="broken off", recovery=None, findings=wrong)
 
+    def _begun(self) -> Scratch:
+        scratch = self._scratch = self.fresh()
+        self._made.append(scratch)
+        scratch.begin()
+        return scratch
+
+    def _unspent(self, scratch: Scratch) -> Scratch:
+        """A clone whose backlog is done with gives way to another."""
+        if scratch.clone is None:
+            return scratch
+        self._retire()
+        return self._begun()
+
     def _retire(self) -> None:
         """Take away a scratch application that is of no more use."""
         scratch, self._scratch = self._scratch, None
         if scratch is None or self.keep:
             return
-        scratch.end_children()
-        scratch.tools.delete(scratch.application_id)
-        shutil.rmtree(scratch.folder, ignore_errors=True)
+        scratch.remove()
 
 
 def _result(drill: Planned, met: Met, outcome: Outcome, evidence: str | None) -> Drilled:
@@ -133,6 +144,11 @@ def _result(drill: Planned, met: Met, outcome: Outcome, evidence: str | None) ->
         evidence=evidence,
         by_name=drill.by_name,
     )
+
+
+def _not_on_a_clone() -> Met:
+    why = "takes the generated workload: leave out --workload clone"
+    return Met(killed=False, happened=why, recovery=None, findings=[])
 
 
 def _unkillable() -> Met:

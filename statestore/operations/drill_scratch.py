@@ -6,6 +6,7 @@ drill touches a real application's topics, groups or state.
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -130,9 +131,23 @@ class Child:
         self.process.wait()
 
 
+class CloneOf(Protocol):
+    """A clone of a real application under a scratch id, which is read and never written."""
+
+    def make(self) -> None:
+        """Open the export under the scratch id."""
+
+    def drop(self) -> None:
+        """Remove the clone's topics, group and folder."""
+
+
 @dataclass
 class Scratch:
-    """One scratch application. `launch`: the command of a run, such as `statestore run --json`."""
+    """One scratch application. `launch`: the command of a run, such as `statestore run --json`.
+
+    `folder`: logs and evidence. `clone`: what it is a clone of; it has the backlog of one run to
+    process, so it is drilled once. None: the generated workload.
+    """
 
     application_id: str
     folder: Path
@@ -141,9 +156,10 @@ class Scratch:
     flags: Sequence[str]
     variables: Mapping[str, str]
     tools: Tools
-    state_dir: Path = field(init=False)
-    ledger: Ledger = field(init=False)
+    state_dir: Path
     pipeline: str = f"{MODULE}:topology"
+    clone: CloneOf | None = None
+    ledger: Ledger = field(init=False)
     spoilt: str | None = None
     _children: list[Child] = field(default_factory=list)
 
@@ -152,7 +168,6 @@ class Scratch:
             raise Misuse(
                 f"{self.application_id!r} is no scratch application: drills touch no other"
             )
-        self.state_dir = self.folder / "state"
         self.ledger = Ledger(self.application_id)
 
     @property
@@ -160,8 +175,12 @@ class Scratch:
         return StateLayout(self.state_dir, self.application_id)
 
     def begin(self) -> None:
-        """Topics, records, and a first run: there is state to lose from now on."""
+        """Topics, records, and a first run, or a clone: there is state to lose from now on."""
         self.folder.mkdir(parents=True)
+        if self.clone is not None:
+            self.clone.make()
+            self.spoilt = "a clone has the backlog of one run"
+            return
         self.tools.create({f"{self.application_id}-{name}": PARTITIONS for name in TOPICS})
         self.produce()
         done = self.run()
@@ -169,7 +188,9 @@ class Scratch:
             raise Unavailable(f"the workload does not even run: {done.tail()}; log: {done.log}")
 
     def produce(self, count: int = LOT, *, poisonous: bool = False) -> None:
-        """Append records to the input."""
+        """Append records to the input; a clone reads what the original has not."""
+        if self.clone is not None:
+            return
         records = self.ledger.lot(count, poisonous=poisonous)
         self.tools.produce(f"{self.application_id}-in", records)
 
@@ -227,6 +248,8 @@ class Scratch:
     def findings(self) -> list[str]:
         """What is wrong with what it left; nothing may run meanwhile."""
         tools, name = self.tools, self.application_id
+        if self.clone is not None:
+            return tools.audit()
         seen = Seen(
             tools.ends(f"{name}-in"),
             list(tools.read(f"{name}-passed")),
@@ -235,6 +258,15 @@ class Scratch:
             tools.rows(STORE),
         )
         return [*self.ledger.findings(seen), *tools.audit()]
+
+    def remove(self) -> None:
+        """Its topics, its group and its folders."""
+        self.end_children()
+        if self.clone is not None:
+            self.clone.drop()
+        else:
+            self.tools.delete(self.application_id)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def quarantined(self) -> int:
         """How many stores were moved away so far."""

@@ -10,14 +10,18 @@ from confluent_kafka.admin import AdminClient
 from rocksdict import AccessType, Options, Rdict
 
 from statestore.assembly import drilling
-from statestore.assembly.drilling import drill
+from statestore.assembly.cloning import export_for_clone
+from statestore.assembly.drilling import CloneFrom, drill
+from statestore.assembly.pipelines import load_pipeline
 from statestore.errors import DrillFailed
 from statestore.faults import CrashPoint
 from statestore.layout.folders import StateLayout
 from statestore.operations.drill import DrillReport, Outcome
 from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka
+from tests.builders import ROOT
 from tests.crash.kill_harness import STATESTORE, Rig
+from tests.crash.pipeline import PREFIX_VARIABLE
 
 pytestmark = pytest.mark.kafka
 
@@ -122,6 +126,44 @@ def test_a_drill_of_what_doubles_records_is_red_and_keeps_the_evidence(
     assert red.evidence
     assert list(Path(red.evidence).glob("*.log"))
     assert list(Path(red.evidence, "state").rglob("*.sst"))
+
+
+@pytest.mark.slow
+def test_a_drill_on_clones_is_green_and_leaves_the_application_as_it_was(
+    kafka: LocalKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PREFIX_VARIABLE, "cloned")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    rig = Rig(kafka, tmp_path / "state", application_id="cloned", topic_prefix="cloned")
+    rig.create_topics()
+    rig.produce(2000)
+    rig.run()
+    settings = Settings.from_mapping(
+        {
+            "application.id": "cloned",
+            "bootstrap.servers": kafka.bootstrap_servers,
+            "state.dir": str(rig.state_dir),
+            "processing.guarantee": "exactly_once",
+            "statestore.export.target": str(tmp_path / "exports"),
+        }
+    )
+    exported = export_for_clone(load_pipeline(rig.pipeline), settings).export_id
+    rig.produce(6000)
+    before = untouched(rig)
+    report = drill(
+        settings,
+        folder=tmp_path / "drill",
+        points="commit.log-done,quarantine.renamed,relocate.renamed",
+        moments=1,
+        specials="none",
+        seed=1,
+        clone=CloneFrom(rig.pipeline, exported),
+    )
+    outcomes = {one.name: (one.outcome, one.happened, one.findings) for one in report.drills}
+    assert outcomes.pop("relocate.renamed")[0] is Outcome.NOT_DRILLED
+    assert {outcome for outcome, *_ in outcomes.values()} == {Outcome.GREEN}, outcomes
+    assert untouched(rig) == before
+    assert [path.name for path in rig.state_dir.iterdir()] == ["cloned"]
 
 
 @pytest.mark.slow

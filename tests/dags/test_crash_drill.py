@@ -50,6 +50,8 @@ def test_it_drills_only_what_was_confirmed(dag: DAG) -> None:
     with pytest.raises(AirflowFailException, match="Confirm"):
         confirmed.python_callable(params=shared)
     confirmed.python_callable(params={**shared, "confirm": True})
+    with pytest.raises(AirflowFailException, match="brokers = application"):
+        confirmed.python_callable(params={**given, "workload": "clone"})
 
 
 def test_the_command_takes_every_flag_the_form_gives(dag: DAG) -> None:

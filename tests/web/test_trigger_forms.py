@@ -1,0 +1,234 @@
+"""Airflow as `make up` starts it, in a browser: DAGs are triggered from their forms.
+
+Screenshots go to .scratch/screenshots. Needs Debian's chromium and chromium-driver, which root gets
+by apt.
+"""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.remote_connection import RemoteConnection
+from selenium.webdriver.remote.webdriver import WebDriver
+from selenium.webdriver.remote.webelement import WebElement
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
+
+pytestmark = [pytest.mark.slow, pytest.mark.airflow, pytest.mark.kafka]
+
+ROOT = Path(__file__).resolve().parents[2]
+SHOTS = ROOT / ".scratch" / "screenshots"
+PROGRAMS = ("chromium", "chromedriver")
+PAGE_S, RUN_S = 120, 900
+
+# In place of jobs/process.py: says what it was called with, and that all went well.
+JOB = """\
+import json, sys
+from pathlib import Path
+Path(__file__).with_name("called.json").write_text(json.dumps(sys.argv[1:]))
+summary = {"application_id": "flights", "records_in": 7, "error": None}
+Path(sys.argv[sys.argv.index("--summary-file") + 1]).write_text(json.dumps(summary))
+"""
+
+
+def eventually(get: Callable[[], Any], seconds: float = PAGE_S) -> Any:
+    """What it gives once it gives something."""
+
+    def wanted() -> Any:
+        found = get()
+        assert found
+        return found
+
+    return Retrying(
+        stop=stop_after_delay(seconds),
+        wait=wait_fixed(0.3),
+        retry=retry_if_exception_type(Exception),
+        reraise=True,
+    )(wanted)
+
+
+class Airflow:
+    """A running Airflow, its API and a browser that is logged in."""
+
+    def __init__(self, url: str, user: str, password: str, browser: WebDriver) -> None:
+        self.browser = browser
+        self._url = url
+        self.api = httpx.Client(base_url=url, trust_env=False, timeout=30)
+        answer = self.api.post("/auth/token", json={"username": user, "password": password})
+        self.api.headers["Authorization"] = f"Bearer {answer.json()['access_token']}"
+        browser.get(url)
+        eventually(lambda: browser.find_elements(By.NAME, "username"))
+        for name, text in (("username", user), ("password", password)):
+            browser.find_element(By.NAME, name).send_keys(text)
+        self._button("Sign in", self.browser).click()
+        eventually(lambda: "/auth/login" not in browser.current_url)
+
+    def close(self) -> None:
+        """Let go of the API; the browser is somebody else's."""
+        self.api.close()
+
+    def form(self, dag_id: str) -> WebElement:
+        """The trigger form of a DAG, open."""
+        eventually(lambda: self.api.get(f"/api/v2/dags/{dag_id}").is_success)
+        self.browser.get(f"{self._url}/dags/{dag_id}")
+        self._button("Trigger", self.browser).click()
+        form: WebElement = eventually(
+            lambda: [
+                found
+                for found in self.browser.find_elements(By.CSS_SELECTOR, "[role=dialog]")
+                if "Run Parameters" in found.text and found.find_elements(By.NAME, "dagRunId")
+            ]
+        )[0]
+        return form
+
+    def fill(self, form: WebElement, **fields: str) -> None:
+        """Type into fields by the name of their Param."""
+        for name, text in fields.items():
+            field = form.find_element(By.NAME, f"element_{name}")
+            field.send_keys(Keys.CONTROL, "a")
+            field.send_keys(text, Keys.TAB)
+
+    def trigger(self, form: WebElement) -> None:
+        """Press the form's own button."""
+        self._button("Trigger", form).click()
+
+    def end_of_run(self, dag_id: str) -> dict[str, Any]:
+        """The one run somebody triggered, once it has ended; a schedule may make others."""
+        runs = f"/api/v2/dags/{dag_id}/dagRuns"
+
+        def ended() -> Any:
+            found = self.api.get(runs).json()["dag_runs"]
+            mine = [run for run in found if run["run_type"] == "manual"]
+            return [run for run in mine if run["state"] in {"success", "failed"}]
+
+        (run,) = eventually(ended, RUN_S)
+        found: dict[str, Any] = run
+        return found
+
+    def shoot(self, name: str) -> None:
+        """A screenshot, for people to look at."""
+        SHOTS.mkdir(parents=True, exist_ok=True)
+        assert self.browser.save_screenshot(str(SHOTS / f"{name}.png"))
+
+    def _button(self, text: str, where: WebDriver | WebElement) -> WebElement:
+        def found() -> list[WebElement]:
+            buttons = where.find_elements(By.TAG_NAME, "button")
+            return [button for button in buttons if button.text.strip() == text]
+
+        button: WebElement = eventually(found)[-1]
+        return button
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[WebDriver]:
+    missing = [name for name in PROGRAMS if shutil.which(name) is None]
+    if missing and os.geteuid() == 0 and shutil.which("apt-get"):
+        for command in (["update"], ["install", "-y", "chromium", "chromium-driver"]):
+            subprocess.run(["apt-get", "-qq", *command], check=False, capture_output=True)
+        missing = [name for name in PROGRAMS if shutil.which(name) is None]
+    if missing:
+        pytest.skip(f"no {' and no '.join(missing)}: apt-get install chromium chromium-driver")
+    chromium, driver = (shutil.which(name) or "" for name in PROGRAMS)
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    wanted = ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--no-proxy-server")
+    for argument in (*wanted, "--window-size=1400,1600"):
+        options.add_argument(argument)
+    started = webdriver.Chrome(options=options, service=Service(driver))
+    yield started
+    started.quit()
+    if isinstance(started.command_executor, RemoteConnection):
+        started.command_executor.close()  # type: ignore[no-untyped-call]  # library gap
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("project")
+    for name in ("dags", "scripts", "jobs"):
+        shutil.copytree(ROOT / name, folder / name)
+    for name in ("airflow.cfg", "statestore.toml"):
+        shutil.copy(ROOT / name, folder)
+    (folder / "jobs" / "process.py").write_text(JOB, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def airflow(project: Path, browser: WebDriver) -> Iterator[Airflow]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW", "STATESTORE"))}
+    more = {"AIRFLOW__API__PORT": str(port), "PYTHONPATH": str(ROOT), "STATESTORE_RETRIES": "0"}
+    environment = {**kept, **more, "STATESTORE_STATE_DIR": str(project / "state")}
+
+    def local(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, str(project / "scripts" / "airflow_local.py"), *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+        return done.stdout
+
+    try:
+        user, password = local("up").split("Login:")[1].split()[::2]
+        with closing(Airflow(f"http://127.0.0.1:{port}", user, password, browser)) as opened:
+            yield opened
+    finally:
+        local("down")
+
+
+def test_a_run_is_triggered_from_its_form_and_gets_what_was_typed(
+    airflow: Airflow, project: Path
+) -> None:
+    form = airflow.form("micro_batches")
+    airflow.fill(form, until="2013-07-01T06:00Z")
+    airflow.shoot("micro_batches-form")
+    airflow.trigger(form)
+    run = airflow.end_of_run("micro_batches")
+    airflow.shoot("micro_batches-run")
+    assert run["state"] == "success"
+    assert run["conf"]["until"] == "2013-07-01T06:00Z"
+    called = json.loads((project / "jobs" / "called.json").read_text(encoding="utf-8"))
+    assert called[called.index("--until") + 1] == "2013-07-01T06:00Z"
+
+
+def test_a_drill_is_triggered_from_its_form_and_its_verdict_is_green(
+    airflow: Airflow, project: Path
+) -> None:
+    form = airflow.form("crash_drill")
+    airflow.fill(form, points="commit.log-done", moments="0", specials="none", seed="7")
+    airflow.shoot("crash_drill-form")
+    airflow.trigger(form)
+    run = airflow.end_of_run("crash_drill")
+    airflow.browser.get(f"{airflow.browser.current_url.partition('/dags/')[0]}/dags/crash_drill")
+    eventually(lambda: "drill" in airflow.browser.page_source)
+    airflow.shoot("crash_drill-run")
+    assert run["state"] == "success", run
+    (page,) = (project / "state").rglob("report.html")
+    airflow.browser.get(page.as_uri())
+    airflow.shoot("crash_drill-report")
+    shown = airflow.browser.find_element(By.TAG_NAME, "body").text
+    assert "1 green, 0 red, 0 not drilled" in shown
+
+
+def test_every_dag_offers_its_form(airflow: Airflow) -> None:
+    for file in sorted((ROOT / "dags").glob("*.py")):
+        form = airflow.form(file.stem)
+        airflow.shoot(f"form-of-{file.stem}")
+        assert form.find_elements(By.CSS_SELECTOR, "[name^=element_]"), file.stem
