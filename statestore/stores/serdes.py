@@ -112,11 +112,22 @@ def printable(data: bytes) -> str:
 
 
 def mismatch(
-    *, where: str, side: str, value: object, serde: Serde[Any], keyword: str, cause: Exception
+    *,
+    where: str,
+    side: str,
+    value: object,
+    serde: Serde[Any],
+    keyword: str,
+    cause: Exception,
+    told_to: str = "",
 ) -> SerdeMismatch:
-    """The error for a value that does not fit (INTERFACE rule 3); `where` "": the caller says."""
+    """The error for a value that does not fit (INTERFACE rule 3); `where` "": the caller says.
+
+    `told_to`: what takes the keyword, where that is not plain.
+    """
     place = f"{where}: " if where else ""
+    taker = f" to {told_to}" if told_to else ""
     return SerdeMismatch(
         f"{place}the {side} is {type(value).__name__} but its serde is {serde.name} ({cause}): "
-        f"pass {keyword}=…"
+        f"pass {keyword}=…{taker}"
     )

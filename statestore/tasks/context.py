@@ -200,10 +200,16 @@ class TaskContext:
 
     def _sink(self, node: SinkNode) -> Push:
         topic = node.topic.full(self._application_id)
+        # An internal topic's serdes are told to what made it, or before that.
+        told_to = f"a repartition() before {node.topic.name!r}" if node.topic.internal else ""
 
         def push(batch: Batch) -> None:
-            keys = encoded(node.name, batch, "key", node.key_serde, Stage.PRODUCTION)
-            values = encoded(node.name, batch, "value", node.value_serde, Stage.PRODUCTION)
+            keys = encoded(
+                node.name, batch, "key", node.key_serde, Stage.PRODUCTION, told_to=told_to
+            )
+            values = encoded(
+                node.name, batch, "value", node.value_serde, Stage.PRODUCTION, told_to=told_to
+            )
             try:
                 records = Records(topic, keys, values, batch.timestamps, headers=batch.headers)
                 self._outbox.send(records)

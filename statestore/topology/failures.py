@@ -154,15 +154,24 @@ def decoded(node: str, batch: Batch, side: str) -> list[Any]:
 
 
 def encoded(
-    node: str, batch: Batch, side: str, serde: Serde[Any], stage: Stage = Stage.PROCESSING
+    node: str,
+    batch: Batch,
+    side: str,
+    serde: Serde[Any],
+    stage: Stage = Stage.PROCESSING,
+    *,
+    told_to: str = "",
 ) -> list[bytes | None]:
-    """The keys or values (`side`) of a batch under a serde; NodeFailed names those unfit."""
+    """The keys or values (`side`) of a batch under a serde; NodeFailed names those unfit.
+
+    `told_to`: what takes the serde, where it is not the node itself.
+    """
     try:
         return _column(batch, side).encoded(serde)
     except Exception as error:
         decoded(node, batch, side)
         raise one_by_one(
-            stage, node, batch, error, lambda one: _encoded_one(one, side, serde)
+            stage, node, batch, error, lambda one: _encoded_one(one, side, serde, told_to)
         ) from error
 
 
@@ -178,19 +187,22 @@ def keyed(
     return batch, keys
 
 
-def mismatch(side: str, value: object, serde: Serde[Any], error: Exception) -> SerdeMismatch:
+def mismatch(
+    side: str, value: object, serde: Serde[Any], error: Exception, told_to: str = ""
+) -> SerdeMismatch:
     """The cause for a key or value that does not fit its serde (INTERFACE rule 3)."""
+    keyword = f"{side}_serde"
     return serdes.mismatch(
-        where="", side=side, value=value, serde=serde, keyword=f"{side}_serde", cause=error
+        where="", side=side, value=value, serde=serde, keyword=keyword, cause=error, told_to=told_to
     )
 
 
-def _encoded_one(one: Batch, side: str, serde: Serde[Any]) -> None:
+def _encoded_one(one: Batch, side: str, serde: Serde[Any], told_to: str) -> None:
     column = _column(one, side)
     try:
         column.encoded(serde)
     except Exception as error:
-        raise mismatch(side, column.objects[0], serde, error) from error
+        raise mismatch(side, column.objects[0], serde, error, told_to) from error
 
 
 def _column(batch: Batch, side: str) -> Column:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from statestore.errors import InvalidTopology
+from statestore.errors import SerdeMismatch
 from statestore.model import Serde
 from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec, VersionedSpec, WindowSpec
@@ -183,13 +183,15 @@ class Table:
         self.builder.declare(spec)
         return spec
 
-    def check_keys(self, verb: str, key_serde: Serde[Any], whose: str) -> None:
-        """InvalidTopology if these keys and the table's cannot meet in one partition."""
+    def check_keys(self, verb: str, node: str | None, key_serde: Serde[Any], whose: str) -> None:
+        """SerdeMismatch if these keys and the table's cannot meet in one partition."""
         if key_serde is not self.key_serde and key_serde.name != self.key_serde.name:
-            raise InvalidTopology(
-                f"{verb}: the keys of {whose} are {key_serde.name}, the table's "
-                f"{self.key_serde.name}: equal keys would have other bytes and lie in other "
-                f"partitions; give both key_serde={self.key_serde.name}, or repartition() first"
+            raise SerdeMismatch(
+                f"{verb}{f' {node}' if node else ''}: the keys of {whose} are {key_serde.name}, "
+                f"those of the table of node {self.node} are {self.key_serde.name}: equal keys "
+                "would have other bytes and lie in other partitions; pass the same key_serde=… to "
+                f"both stream() and table(), or key_serde={self.key_serde.name} to a repartition() "
+                "of the stream"
             )
 
 

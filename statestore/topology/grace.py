@@ -26,6 +26,8 @@ _NEXT: Final = b"n"
 _WAITS: Final = b"w"
 _BIAS: Final = 1 << 63
 
+_TOLD_TO: Final = "StreamsBuilder(), or to a repartition() before the join, where records wait"
+
 Join = Callable[[NodeContext], Callable[[Batch], Batch]]
 
 
@@ -89,7 +91,7 @@ class _Room:
         """Let a batch wait; what has no value joins nothing, and does not."""
         side = self._side
         keys = encoded(node, batch, "key", side.key_serde)
-        values = encoded(node, batch, "value", side.value_serde)
+        values = encoded(node, batch, "value", side.value_serde, told_to=_TOLD_TO)
         headers = batch.headers or [()] * len(keys)
         first = _NUMBER.unpack(self._table.get(_NEXT) or bytes(8))[0]
         rows = {

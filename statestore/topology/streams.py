@@ -262,7 +262,7 @@ class KStream:
         flow = self._flow.repartitioned(
             chosen, explicit=name is not None, key_serde=other.key_serde
         )
-        other.check_keys(verb, flow.key_serde, "the stream")
+        other.check_keys(verb, name, flow.key_serde, "the stream")
         if span_ms(grace_ms):
             node = joins.with_grace(flow, other, function, span_ms(grace_ms), chosen, left=left)
             return KStream(flow.revalued(node))
@@ -358,7 +358,7 @@ class KTable:
         check_arity(verb, function, 2, name)
         this = self._table
         other = _table_of(verb, table, this)
-        other.check_keys(verb, this.key_serde, "the first table")
+        other.check_keys(verb, name, this.key_serde, "the first table")
         kept = this.keep(materialized, this.builder.value_serde)
         return KTable(joins.tables(this, other, function, left=left, kept=kept, name=name))
 
