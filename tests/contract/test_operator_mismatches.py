@@ -112,7 +112,7 @@ JOINS: dict[str, tuple[Callable[[StreamsBuilder, ss.KTable], object], Any, tuple
         1,
         (
             "node it",
-            "the value is set",
+            "the value is complex",
             "its serde is JSON",
             "pass value_serde=… to StreamsBuilder()",
         ),
