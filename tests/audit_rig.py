@@ -165,6 +165,15 @@ def overlapping_versions(one: Audited) -> tuple[str, set[Check]]:
     return at[13:-8].decode(), {Check.VERSIONS_APART, Check.EQUAL_VALUES}
 
 
+def version_twice(one: Audited) -> tuple[str, set[Check]]:
+    """Two versions of a key that begin at once."""
+    history = {k: v for k, v in one.rows(RATES, 1, "history").items() if k[:1] == b"v"}
+    at, row = min(history.items())
+    twin = at[:-8] + (int.from_bytes(at[-8:], "big") + 1).to_bytes(8, "big")
+    one.write(RATES, 1, {twin: row}, "history")
+    return at[13:-8].decode(), {Check.UNIQUE_KEYS}
+
+
 def two_latest(one: Audited) -> tuple[str, set[Check]]:
     key, row = min(one.rows(RATES, 0).items())
     one.write(RATES, 1, {key: row})
@@ -187,6 +196,7 @@ PLANTS: dict[str, Plant] = {
         too_early,
         wrong_partition,
         overlapping_versions,
+        version_twice,
         two_latest,
         wrong_window,
     )

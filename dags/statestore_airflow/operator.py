@@ -1,4 +1,4 @@
-"""`StateStoreJobOperator`: one submission of jobs/process.py to Spark.
+"""`StateStoreJobOperator`: one submission of a job in jobs/ to Spark.
 
 The job's summary file decides what happens next, because spark-submit hides exit codes:
 
@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import sys
 import tempfile
 import uuid
@@ -27,7 +28,7 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk import Asset, Context, ExceptionRetryPolicy, RetryAction, RetryRule
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from statestore_airflow.applications import PROJECT_DIR, Application
+from statestore_airflow.applications import PROJECT_DIR, Application, applications_file
 
 SUMMARY_KEY = "summary"
 RETRY_LATER_DELAY = timedelta(minutes=5)
@@ -43,7 +44,7 @@ class JobFailed(AirflowException):
 
 
 class ApplicationLocked(JobFailed):
-    """Another process owns the application: time helps, another attempt at once does not."""
+    """Time helps, another attempt at once does not: mostly, another process has the application."""
 
 
 RETRY_POLICY = ExceptionRetryPolicy(
@@ -60,38 +61,52 @@ RETRY_POLICY = ExceptionRetryPolicy(
 
 
 class StateStoreJobOperator(SparkSubmitOperator):
-    """Run one application up to `until`, or continuously for `run_for`.
+    """Run one application up to `until`, or continuously for `run_for`; or any `script` about it.
 
-    `until` is "latest", a time, or one of the run's own times such as "{{ data_interval_end }}".
+    `until` is "latest", a time, or one of the run's own times such as "{{ data_interval_end }}". A
+    job that is no run has an `application_id`, which may be a template, and `flags` as a shell
+    would split them, in place of a `target`.
+
     The summary goes to XCom (key "summary") after success and failure, and into the asset's event
-    after success. With STATESTORE_SUMMARY_FILE set it is also left in that file. Stopping the task
-    ends every process of the job on this host.
+    after success of a run. With STATESTORE_SUMMARY_FILE set it is also left in that file. Stopping
+    the task ends every process of the job on this host.
     """
 
-    template_fields: Sequence[str] = (*SparkSubmitOperator.template_fields, "until", "run_for")
+    template_fields: Sequence[str] = (
+        *SparkSubmitOperator.template_fields,
+        "until",
+        "run_for",
+        "application_id",
+        "flags",
+    )
     ui_color: str = "#cfe8dc"
 
     def __init__(
         self,
         *,
-        target: Application,
+        target: Application | None = None,
         until: str = "latest",
         run_for: str = "",
+        application_id: str = "",
+        flags: str = "",
         script: str = "jobs/process.py",
         **kwargs: Any,
     ) -> None:
-        self._asset = Asset(name=f"{target.application_id}_state", uri=target.asset_uri)
+        name = application_id if target is None else target.application_id
+        self._asset = target and Asset(name=f"{name}_state", uri=target.asset_uri)
         kwargs.setdefault("spark_binary", str(Path(sys.executable).with_name("spark-submit")))
-        kwargs.setdefault("name", f"statestore-{target.application_id}")
+        kwargs.setdefault("name", f"statestore-{name}")
         kwargs.setdefault("retry_policy", RETRY_POLICY)
+        if self._asset:
+            kwargs["outlets"] = [self._asset]
         super().__init__(
             application=str(PROJECT_DIR / script),
             conf={"spark.executorEnv.PYTHONPATH": str(PROJECT_DIR)},
-            outlets=[self._asset],
             **kwargs,
         )
-        self.application_id = target.application_id
-        self.config_file = str(target.config)
+        self.application_id = name
+        self.flags = flags
+        self.config_file = str(applications_file() if target is None else target.config)
         self.until = until
         self.run_for = run_for
         self._submission = ""
@@ -119,7 +134,8 @@ class StateStoreJobOperator(SparkSubmitOperator):
             message = f"{self.application_id}: finished and committed, then spark-submit failed"
             self.log.error("%s; the retry goes on from the committed offsets", message)
             raise JobFailed(message) from failure
-        context["outlet_events"][self._asset].extra = {SUMMARY_KEY: summary}
+        if self._asset:
+            context["outlet_events"][self._asset].extra = {SUMMARY_KEY: summary}
         self.log.info("%s: %s", self.application_id, _figures(summary))
 
     def on_kill(self) -> None:
@@ -131,7 +147,9 @@ class StateStoreJobOperator(SparkSubmitOperator):
 
     def _arguments(self, context: Context, summary_file: Path) -> list[str]:
         arguments = ["--application-id", self.application_id, "--config", self.config_file]
-        if self.run_for:
+        if self._asset is None:
+            arguments += shlex.split(self.flags)
+        elif self.run_for:
             if self.until != "latest":
                 raise AirflowFailException(
                     f"{self.application_id}: until={self.until!r} and run_for={self.run_for!r} "
@@ -224,6 +242,8 @@ def _read_summary(path: Path) -> dict[str, Any] | None:
 
 
 def _figures(summary: Mapping[str, Any]) -> str:
+    if "verdict" in summary:
+        return f"{summary['verdict']}; Data Docs: {summary.get('link')}"
     return (
         f"{summary.get('records_in')} records in, {summary.get('records_out')} out, "
         f"{summary.get('commits')} commits by {summary.get('stream_tasks')} stream tasks; "

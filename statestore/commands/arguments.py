@@ -112,13 +112,15 @@ def parse_state(flags: Mapping[str, Any]) -> Settings:
 
 
 def parse_state_arguments(flags: Mapping[str, Any]) -> StateArguments:
-    """Flags of `state_options`, and `broker_option` where a command has it."""
+    """Flags of `state_options`; `broker_option` and `target_option` where a command has them."""
     application_id, config = _application(flags)
     overrides = {
         flag.replace("_", "."): flags[flag]
         for flag in ("bootstrap_servers", "state_dir")
         if flags.get(flag)
     }
+    if flags.get("target"):
+        overrides["statestore.export.target"] = flags["target"]
     overrides |= _pairs(flags["pairs"]) | {"application.id": application_id}
     return StateArguments(application_id=application_id, config=config, overrides=overrides)
 
@@ -155,12 +157,17 @@ def parse_deployment(flags: Mapping[str, Any]) -> tuple[Settings, str | None]:
 
 def export_options(command: F) -> F:
     """The options of a command that looks at exports."""
-    target = click.option(
+    return _with_options(command, *_deployment_options(), target_option)
+
+
+def target_option(command: F) -> F:
+    """Where exports are."""
+    option: Callable[[F], F] = click.option(
         "--target",
         envvar="STATESTORE_EXPORT_TARGET",
         help="Where exports lie: a folder or URL, as s3://bucket/a.",
     )
-    return _with_options(command, *_deployment_options(), target)
+    return option(command)
 
 
 def parse_exports(flags: Mapping[str, Any], *needs: str) -> RunArguments:

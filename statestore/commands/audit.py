@@ -13,25 +13,42 @@ from rich.console import Console
 from rich.table import Table
 
 from statestore.assembly import audit, failure
-from statestore.commands.arguments import broker_option, parse_state, state_options
+from statestore.commands.arguments import (
+    broker_option,
+    parse_state,
+    state_options,
+    target_option,
+)
 from statestore.errors import StateStoreError
 from statestore.layout.audits import AuditRecord
 from statestore.operations.audit import failure_line, require_pass
+
+store_option = click.option(
+    "--store", "stores", multiple=True, metavar="STORE", help="Only this; repeatable."
+)
+
+export_option = click.option(
+    "--export", metavar="EXPORT", help="An export, or latest, in place of the live stores."
+)
 
 
 @click.command("audit")
 @state_options
 @broker_option
-@click.option("--store", "stores", multiple=True, metavar="STORE", help="Only this; repeatable.")
+@target_option
+@store_option
+@export_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line, on failure too.")
-def audit_command(*, stores: tuple[str, ...], as_json: bool, **flags: Any) -> None:
+def audit_command(
+    *, stores: tuple[str, ...], export: str | None, as_json: bool, **flags: Any
+) -> None:
     """Compare the stores with their changelogs, whether or not a run is on.
 
     Exit code 12: they differ; 13: nothing, or not enough, could be compared, which is no pass.
     """
     record: AuditRecord | None = None
     try:
-        record = audit(parse_state(flags), stores)
+        record = audit(parse_state(flags), stores, export=export)
         require_pass(record)
     except StateStoreError as error:
         if as_json:

@@ -59,13 +59,13 @@ def report_run(
         topology = load_pipeline(arguments.pipeline)
         with start_run(topology, arguments.settings(), request) as started:
             summary = work(arguments, started)
-        write_summary(summary_file, summary)
+        write_line(summary_file, summary_line(summary))
     except Exception as error:
         application_id = flags["application_id"] or ""
         failed = RunSummary(application_id, caught_up=False, error=failure(error))
         click.echo(summary_line(failed))
         with suppress(HostFailure):  # the first error is the one to tell
-            write_summary(summary_file, failed)
+            write_line(summary_file, summary_line(failed))
         raise
     return summary
 
@@ -75,12 +75,12 @@ def summary_line(summary: RunSummary) -> str:
     return msgspec.json.encode(summary_fields(summary)).decode()
 
 
-def write_summary(path: str | None, summary: RunSummary) -> None:
-    """The JSON line into `path`, if one was asked for."""
+def write_line(path: str | None, line: str) -> None:
+    """The JSON line into the summary file `path`, if one was asked for."""
     if path is None:
         return
     try:
-        Path(path).write_text(summary_line(summary) + "\n", encoding="utf-8")
+        Path(path).write_text(line + "\n", encoding="utf-8")
     except OSError as error:
         raise _unwritable(path, error.strerror) from error
 

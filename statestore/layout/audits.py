@@ -1,10 +1,12 @@
 """What audits found, kept where status and the next audit read it.
 
     <state.dir>/<application id>/audits/<time, ms>.json
+                                        <time, ms>/          its Data Docs, where it has any
 
 One file per audit, published whole; the newest `KEPT` stay. A file nobody can read is passed over.
 """
 
+import shutil
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -13,10 +15,11 @@ import msgspec
 
 from statestore.errors import HostFailure
 from statestore.faults import CrashPoint, reach
-from statestore.layout.files import publish
+from statestore.layout.files import folders_in, publish
 from statestore.layout.folders import StateLayout
 
-KEPT = 50
+KEPT = 20
+LIVE = "live"
 
 
 class Verdict(StrEnum):
@@ -76,7 +79,7 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     application_id: str
     time_ms: int
     verdict: Verdict
-    source: str = "live"
+    source: str = LIVE
     stores: list[AuditedStore] = []
     places: list[AuditedPlace] = []
     failures: list[AuditFailure] = []
@@ -100,14 +103,21 @@ class Audits:
         """Publish a record; those beyond the newest `KEPT` go. Returns its file."""
         self._layout.create(self._folder)
         reach(CrashPoint.AUDIT_JUDGED)
-        time_ms = record.time_ms
-        while (path := self._path(time_ms)).exists():
-            time_ms += 1  # another audit of this millisecond
-        publish(path, msgspec.json.encode(msgspec.structs.replace(record, time_ms=time_ms)))
+        path = self._path(record.time_ms)
+        publish(path, msgspec.json.encode(record))
         reach(CrashPoint.AUDIT_KEPT)
-        for old in self._times()[KEPT:]:
+        times = self._times()
+        for old in times[KEPT:]:
             self._path(old).unlink(missing_ok=True)
+        for docs in folders_in(self._folder):
+            # Of an audit whose record has gone, or that died before it had one.
+            if docs.isdecimal() and int(docs) < times[:KEPT][-1]:
+                shutil.rmtree(self._folder / docs, ignore_errors=True)
         return path
+
+    def docs_folder(self, time_ms: int) -> Path:
+        """Where the Data Docs of an audit of that time go."""
+        return self._folder / str(time_ms)
 
     def last(self, source: str | None = None) -> AuditRecord | None:
         """The newest, of one source if given; None if there is none."""

@@ -6,7 +6,7 @@ was compared, nothing failed, and few rows were superseded.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final
 
@@ -121,7 +121,7 @@ class Examined:
         self, subject: Subject, stored: Iterable[Rows], folded: Fold, hashes: dict[str, Homes]
     ) -> None:
         """Compare one partition; `stored` is read once, row by row in lots."""
-        left = dict(folded.rows)
+        left = dict.fromkeys(folded.rows)
         keys_of: dict[Finding, list[bytes | None]] = {}
         found: Counter[Finding] = Counter()
         spans: dict[bytes | None, list[tuple[int, int | None]]] = {}
@@ -143,7 +143,8 @@ class Examined:
 
         for rows in stored:
             for key, begins, ends, value in zip(*rows, strict=True):
-                ours, theirs = Row(value, ends), left.pop((key, begins), None)
+                ours, theirs = Row(value, ends), folded.rows.get((key, begins))
+                left.pop((key, begins), None)
                 if ours == theirs:
                     found[Finding.EQUAL] += 1
                 else:
@@ -151,8 +152,8 @@ class Examined:
                 if subject.versioned:
                     spans.setdefault(key, []).append((begins, ends))
             self._place(subject, placing_keys(rows.keys, subject.kind), hashes)
-        for (key, begins), theirs in left.items():
-            weigh(key, begins, None, theirs)
+        for key, begins in left:
+            weigh(key, begins, None, folded.rows[key, begins])
         self.findings += found
         for finding, keys in keys_of.items():
             self._fail(FAILED_BY[finding], subject, keys, _SAYS[finding])
@@ -166,17 +167,7 @@ class Examined:
     def result(self) -> AuditedStore:
         """What is said of the store; now also where its keys lie was judged."""
         placement = self._judge_placement()
-        found = self.findings
-        sides = found[Finding.EQUAL] + found[Finding.DIFFERS] + found[Finding.PENDING]
-        return AuditedStore(
-            self.store,
-            self.kind,
-            sides + found[Finding.EXTRA],
-            sides + found[Finding.MISSING],
-            found[Finding.EQUAL],
-            found[Finding.SUPERSEDED],
-            placement,
-        )
+        return audited_store(self.store, self.kind, self.findings, placement)
 
     def _check_counts(self, subject: Subject, found: Counter[Finding]) -> None:
         if found[Finding.EXTRA] != found[Finding.MISSING]:
@@ -256,6 +247,20 @@ _SAYS: Final = {
     Finding.EXTRA: "the store has them, its log does not",
     Finding.PENDING: "the store has what the log says only after the store's offset",
 }
+
+
+def sides(found: Mapping[Finding, int]) -> tuple[int, int]:
+    """How many rows a store and its log have, superseded ones left out."""
+    both = sum(found.get(one, 0) for one in (Finding.EQUAL, Finding.DIFFERS, Finding.PENDING))
+    return both + found.get(Finding.EXTRA, 0), both + found.get(Finding.MISSING, 0)
+
+
+def audited_store(
+    store: str, kind: str, found: Mapping[Finding, int], placement: str | None
+) -> AuditedStore:
+    """What is said of a store of which so many of each finding were made."""
+    equal, superseded = found.get(Finding.EQUAL, 0), found.get(Finding.SUPERSEDED, 0)
+    return AuditedStore(store, kind, *sides(found), equal, superseded, placement)
 
 
 class KeyTexts:

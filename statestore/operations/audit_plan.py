@@ -1,82 +1,62 @@
-"""What an audit looks at: a snapshot of every stream task, and where each store stands in its log.
+"""What an audit looks at, live stores or an export, and where each store stands in its log.
 
-snapshots    of every stream task, leased until the audit ends
+snapshots    of every stream task, leased until the audit ends; of an export none are needed
 ends         the logs' last stable offsets, asked for after the snapshots
-memory       the offsets the audit before saw, unless the store was quarantined since
+memory       the offsets the audit before saw of the live stores, but of those quarantined since
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from statestore.errors import (
-    StateStoreError,
-    TaskCorrupted,
-    TopicMissing,
-    UnknownStore,
-)
-from statestore.layout.audits import AuditFailure, Audits
+from statestore.errors import StateStoreError, TaskCorrupted, TopicMissing, UnknownStore
+from statestore.layout.audits import LIVE, AuditFailure, Audits
 from statestore.layout.folders import StateLayout
 from statestore.model import TaskId, TopicPartition
 from statestore.operations.audit import Check
 from statestore.operations.audit_rows import Subject, facts_of
-from statestore.operations.deployed import read_deployed
+from statestore.operations.deployed import Deployed, read_deployed
+from statestore.operations.exports import Exports, FetchedStore
 from statestore.operations.snapshots import Snapshot, Snapshots
-from statestore.ports import Bounds, Clock, Cluster, Engine
-from statestore.stores import keyvalue
+from statestore.ports import Clock, Cluster, Engine
+from statestore.stores import keyvalue, versioned_layout
 
-LIVE = "live"
 _RENEW_S = 1.0
+OpenFiles = Callable[[Path], Engine]
 
 
-class _Stand(NamedTuple):
-    """A store of one stream task in a snapshot, before anybody asked the brokers."""
+class Stand(NamedTuple):
+    """A store of one stream task, before anybody asked the brokers; `path` "": in an export."""
 
     store: str
     task: TaskId
     kind: str
-    path: Path
-    log: TopicPartition
+    path: str
     offset_next: int
     bound_ms: int
 
 
+class Found(NamedTuple):
+    """The stores there are to audit, those that cannot be read, and those nobody can read."""
+
+    stands: list[Stand]
+    failures: list[AuditFailure]
+    not_checked: dict[str, str]
+
+
 class AuditPlan:
-    """Snapshots held, subjects listed. Use `with`: at its end the snapshots are released."""
+    """Subjects listed, their snapshots held. Use `with`: at its end those are released."""
 
     def __init__(
-        self,
-        layout: StateLayout,
-        snapshots: Snapshots,
-        cluster: Cluster,
-        open_files: Callable[[Path], Engine],
-        clock: Clock,
-        stores: Collection[str] = (),
+        self, subjects: list[Subject], found: Found, source: str, held: Sequence[Snapshot] = ()
     ) -> None:
-        """`stores`: only these, all if empty; UnknownStore names what there is."""
-        self.subjects: list[Subject] = []
-        self.failures: list[AuditFailure] = []
-        self.not_checked: dict[str, str] = {}
-        self._layout = layout
-        self._deployed = read_deployed(layout)
-        self._cluster = cluster
-        self._open_files = open_files
-        self._clock = clock
-        self._wanted = self._known(stores)
-        self._closing = ExitStack()
-        self._held: list[Snapshot] = []
-        with ExitStack() as taken:
-            for task in layout.tasks():
-                if self._wanted.intersection(layout.stores(task)):
-                    self._held.append(taken.enter_context(snapshots.take(task)))
-            stands = [stand for snapshot in self._held for stand in self._stands(snapshot)]
-            self.subjects = self._subjects(stands)
-            self._closing = taken.pop_all()
-        for name in sorted(self._wanted.intersection(self._deployed.stores)):
-            if not self._deployed.stores[name].persistent:
-                self.not_checked[name] = "it is in memory: it has no files to look into"
+        self.subjects = subjects
+        self.failures = found.failures
+        self.not_checked = found.not_checked
+        self.source = source
+        self._held = held
 
     def by_store(self) -> Iterator[tuple[str, list[Subject]]]:
         """Each store with its partitions."""
@@ -114,7 +94,8 @@ class AuditPlan:
 
     def close(self) -> None:
         """Release the snapshots. Twice is harmless."""
-        self._closing.close()
+        for snapshot in self._held:
+            snapshot.release()
 
     def __enter__(self) -> Self:
         return self
@@ -122,96 +103,71 @@ class AuditPlan:
     def __exit__(self, *_exc: object) -> None:
         self.close()
 
-    def _known(self, stores: Collection[str]) -> set[str]:
-        there = {store for task in self._layout.tasks() for store in self._layout.stores(task)}
-        there.update(self._deployed.stores)
-        for store in stores:
-            if store not in there:
-                raise UnknownStore(
-                    f"no store {store!r} in {self._layout.application_dir}; "
-                    f"it has: {', '.join(sorted(there)) or 'none'}"
-                )
-        return set(stores) or there
 
-    def _stands(self, snapshot: Snapshot) -> Iterator[_Stand]:
-        manifest = snapshot.manifest
-        task = TaskId.parse(manifest.stream_task)
-        for store, why in sorted(manifest.left_out.items()):
-            if store not in self._wanted:
-                continue
-            if store in manifest.unreadable:
-                self._fail(store, task, why)
-            else:
-                self.not_checked[store] = why
-        for store, at in sorted(manifest.stores.items()):
-            if store not in self._wanted:
-                continue
-            path = snapshot.store_dir(store)
-            try:
-                with closing(self._open_files(path)) as engine:
-                    kind, bound_ms = facts_of(engine, str(path))
-            except TaskCorrupted as error:
-                self._fail(store, task, str(error))
-                continue
-            said = self._deployed.stores.get(store)
-            kind = kind or (keyvalue.KIND if said is None else said.kind)
-            topic = self._deployed.log_of(self._layout.application_id, store)
-            log = TopicPartition(topic, task.partition)
-            yield _Stand(store, task, kind, path, log, at.offsets().get(log, 0), bound_ms)
-
-    def _fail(self, store: str, task: TaskId, why: str) -> None:
-        failure = AuditFailure(Check.READABLE, store, str(task), 1, [], why)
-        self.failures.append(failure)
-
-    def _subjects(self, stands: list[_Stand]) -> list[Subject]:
-        topics = sorted({stand.log.topic for stand in stands})
-        counts = self._cluster.partitions(topics)
-        missing = [topic for topic in topics if topic not in counts]
-        if missing:
-            raise TopicMissing(
-                f"there is no topic {', '.join(missing)} to compare with: bring it back, or let a "
-                "run make it"
-            )
-        bounds = self._cluster.bounds([stand.log for stand in stands])
-        lags = {
-            topic: int(settings.get("min.compaction.lag.ms", 0))
-            for topic, settings in self._cluster.topic_settings(topics).items()
-        }
-        before = last_offsets(self._layout)
-        now_ms = self._clock.now_ms()
-        return [
-            self._subject(
-                stand, counts, bounds, before.get(stand.log), now_ms - lags[stand.log.topic]
-            )
-            for stand in stands
+def plan_live(
+    snapshots: Snapshots,
+    cluster: Cluster,
+    open_files: OpenFiles,
+    clock: Clock,
+    stores: Collection[str] = (),
+) -> AuditPlan:
+    """Of the stores as committed last; `stores`: only these, all if empty, UnknownStore."""
+    layout = snapshots.layout
+    said = read_deployed(layout)
+    there = {store for task in layout.tasks() for store in layout.stores(task)} | said.stores.keys()
+    wanted = _wanted(there, stores, str(layout.application_dir))
+    with ExitStack() as taken:
+        held = [
+            taken.enter_context(snapshots.take(task))
+            for task in layout.tasks()
+            if wanted.intersection(layout.stores(task))
         ]
+        found = Found([], [], {})
+        for snapshot in held:
+            _look(snapshot, layout.application_id, said, wanted, open_files, found)
+        for name in sorted(wanted & said.stores.keys()):
+            if not said.stores[name].persistent:
+                found.not_checked[name] = "it is in memory: it has no files to look into"
+        before = last_offsets(layout)
+        subjects = _subjects(found.stands, layout.application_id, said, cluster, clock, before)
+        taken.pop_all()
+    return AuditPlan(subjects, found, LIVE, held)
 
-    def _subject(
-        self,
-        stand: _Stand,
-        counts: Mapping[str, int],
-        bounds: Mapping[TopicPartition, Bounds],
-        last_offset: int | None,
-        compactable_ms: int,
-    ) -> Subject:
-        known = self._deployed.stores.get(stand.store)
-        return Subject(
-            stand.store,
-            str(stand.task),
-            stand.kind,
-            str(stand.path),
-            stand.log.topic,
-            stand.log.partition,
-            counts[stand.log.topic],
-            stand.offset_next,
-            bounds[stand.log].end,
-            last_offset,
-            stand.bound_ms,
-            compactable_ms,
-            None if known is None else known.key_serde,
-            None if known is None else known.value_serde,
-            known is not None and known.source_topic is not None,
-        )
+
+def plan_export(
+    exports: Exports,
+    export: str,
+    cluster: Cluster,
+    open_files: OpenFiles,
+    clock: Clock,
+    stores: Collection[str] = (),
+) -> AuditPlan:
+    """Of the stores in an export, whose files are fetched when they are read."""
+    manifest = exports.read(export)
+    left_out = {store: why for task in manifest.tasks for store, why in task.left_out.items()}
+    there = {at.name for at in manifest.stores()} | left_out.keys()
+    wanted = _wanted(there, stores, f"export {manifest.export_id}")
+    found = Found([], [], {store: left_out[store] for store in wanted & left_out.keys()})
+    for at in manifest.stores():
+        if at.name in wanted:
+            log = _log_of(manifest.deployed, manifest.application_id, at.name, at.task)
+            offset_next = at.store.offsets.offsets().get(log, 0)
+            bound_ms = versioned_layout.TIME_MIN
+            if at.store.kind == versioned_layout.KIND:
+                with FetchedStore(exports, at) as fetched:
+                    _, bound_ms = _facts(fetched.store_dir(at.name), open_files)
+            stand = Stand(at.name, at.task, at.store.kind, "", offset_next, bound_ms)
+            found.stands.append(stand)
+    subjects = _subjects(
+        found.stands,
+        manifest.application_id,
+        manifest.deployed,
+        cluster,
+        clock,
+        {},
+        export=manifest.export_id,
+    )
+    return AuditPlan(subjects, found, manifest.export_id)
 
 
 def last_offsets(layout: StateLayout) -> dict[TopicPartition, int]:
@@ -229,3 +185,102 @@ def last_offsets(layout: StateLayout) -> dict[TopicPartition, int]:
         for place in last.places
         if (place.store, place.partition) not in moved
     }
+
+
+def _wanted(there: set[str], stores: Collection[str], where: str) -> set[str]:
+    for store in stores:
+        if store not in there:
+            known = ", ".join(sorted(there)) or "none"
+            raise UnknownStore(f"no store {store!r} in {where}; it has: {known}")
+    return set(stores) or there
+
+
+def _look(
+    snapshot: Snapshot,
+    application_id: str,
+    said: Deployed,
+    wanted: set[str],
+    open_files: OpenFiles,
+    found: Found,
+) -> None:
+    """What a snapshot has of the stores wanted."""
+    manifest = snapshot.manifest
+    task = TaskId.parse(manifest.stream_task)
+
+    def unreadable(store: str, why: str) -> None:
+        found.failures.append(AuditFailure(Check.READABLE, store, str(task), 1, [], why))
+
+    for store in sorted(wanted & manifest.left_out.keys()):
+        if store in manifest.unreadable:
+            unreadable(store, manifest.left_out[store])
+        else:
+            found.not_checked[store] = manifest.left_out[store]
+    for store in sorted(wanted & manifest.stores.keys()):
+        path = snapshot.store_dir(store)
+        try:
+            kind, bound_ms = _facts(path, open_files)
+        except TaskCorrupted as error:
+            unreadable(store, str(error))
+            continue
+        if kind is None:
+            kind = said.stores[store].kind if store in said.stores else keyvalue.KIND
+        log = _log_of(said, application_id, store, task)
+        offset_next = manifest.stores[store].offsets().get(log, 0)
+        found.stands.append(Stand(store, task, kind, str(path), offset_next, bound_ms))
+
+
+def _facts(path: Path, open_files: OpenFiles) -> tuple[str | None, int]:
+    with closing(open_files(path)) as engine:
+        return facts_of(engine, str(path))
+
+
+def _log_of(said: Deployed, application_id: str, store: str, task: TaskId) -> TopicPartition:
+    return TopicPartition(said.log_of(application_id, store), task.partition)
+
+
+def _subjects(
+    stands: Sequence[Stand],
+    application_id: str,
+    said: Deployed,
+    cluster: Cluster,
+    clock: Clock,
+    before: Mapping[TopicPartition, int],
+    *,
+    export: str | None = None,
+) -> list[Subject]:
+    """The stands with what the brokers say of their logs."""
+    logs = [_log_of(said, application_id, stand.store, stand.task) for stand in stands]
+    topics = sorted({log.topic for log in logs})
+    counts = cluster.partitions(topics)
+    missing = [topic for topic in topics if topic not in counts]
+    if missing:
+        raise TopicMissing(
+            f"there is no topic {', '.join(missing)} to compare with: bring it back, or let a "
+            "run make it"
+        )
+    bounds, settings = cluster.bounds(logs), cluster.topic_settings(topics)
+    now_ms = clock.now_ms()
+    subjects = []
+    for stand, log in zip(stands, logs, strict=True):
+        known = said.stores.get(stand.store)
+        lag_ms = int(settings[log.topic].get("min.compaction.lag.ms") or 0)
+        subjects.append(
+            Subject(
+                stand.store,
+                str(stand.task),
+                stand.kind,
+                stand.path,
+                *log,
+                partitions=counts[log.topic],
+                offset_next=stand.offset_next,
+                log_end=bounds[log].end,
+                last_offset=before.get(log),
+                bound_ms=stand.bound_ms,
+                compactable_ms=now_ms - lag_ms,
+                key_serde=None if known is None else known.key_serde,
+                value_serde=None if known is None else known.value_serde,
+                is_source=known is not None and known.source_topic is not None,
+                export=export,
+            )
+        )
+    return subjects

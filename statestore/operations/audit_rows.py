@@ -5,7 +5,7 @@ Either side gives the same kind of rows: a key as the log has it, when the versi
 tombstones, are on neither side: what they say is when the version before them ends.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -24,11 +24,12 @@ _ROWS: Final = 10_000
 class Subject(msgspec.Struct, frozen=True):
     """A store of one stream task, and all that is needed to read both sides of it, anywhere.
 
-    `path`: its files in a snapshot. `offset_next`: where it stands in its log; `log_end`: the last
-    stable offset, asked for after the snapshot; `last_offset`: `offset_next` as the audit before
-    saw it. `bound_ms`: versions that end then or before are gone. `compactable_ms`: records older
-    than that may have been removed by compaction. `is_source`: the log is the topic its table is
-    made of, and has records that are none of the table's.
+    `path`: its files in a snapshot; "" where they are to be fetched from an `export`.
+    `offset_next`: where it stands in its log; `log_end`: the last stable offset, asked for after
+    the snapshot; `last_offset`: `offset_next` as the audit before saw it. `bound_ms`: versions that
+    end then or before are gone. `compactable_ms`: records older than that may have been removed by
+    compaction. `is_source`: the log is the topic its table is made of, and has records that are
+    none of the table's.
     """
 
     store: str
@@ -46,6 +47,7 @@ class Subject(msgspec.Struct, frozen=True):
     key_serde: str | None
     value_serde: str | None = None
     is_source: bool = False
+    export: str | None = None
 
     @property
     def log(self) -> TopicPartition:
@@ -66,6 +68,27 @@ class Rows(NamedTuple):
     ends: list[int | None]
     values: list[bytes]
 
+    def taken(self, places: Sequence[int]) -> "Rows":
+        """Only the rows there."""
+        keys, begins, ends, values = self
+        return Rows(
+            [keys[i] for i in places],
+            [begins[i] for i in places],
+            [ends[i] for i in places],
+            [values[i] for i in places],
+        )
+
+    def valid_at(self, time_ms: int, bound_ms: int) -> "Rows":
+        """Only the versions valid then; before the bound of history only those that still are."""
+        spans = enumerate(zip(self.begins, self.ends, strict=True))
+        return self.taken(
+            [
+                place
+                for place, (begins, ends) in spans
+                if begins <= time_ms and (ends is None or (ends > time_ms >= bound_ms))
+            ]
+        )
+
 
 class Row(NamedTuple):
     """What a side says of one key and beginning."""
@@ -83,6 +106,11 @@ class Fold(NamedTuple):
     rows: dict[tuple[bytes | None, int], Row]
     known: frozenset[bytes | None]
     later: dict[bytes | None, bytes | None]
+
+    def lots(self) -> Iterator[Rows]:
+        """The rows, in lots."""
+        found = ((key, begins, row.ends, row.value) for (key, begins), row in self.rows.items())
+        return _lots(found)
 
 
 def facts_of(engine: Engine, where: str) -> tuple[str | None, int]:
@@ -199,7 +227,7 @@ def _history(
                 yield versioned_layout.key_of(at), begins, ends, value
 
 
-def _lots(rows: Iterable[tuple[bytes, int, int | None, bytes]]) -> Iterator[Rows]:
+def _lots(rows: Iterable[tuple[bytes | None, int, int | None, bytes]]) -> Iterator[Rows]:
     left = iter(rows)
     while lot := list(islice(left, _ROWS)):
         keys, begins, ends, values = map(list, zip(*lot, strict=True))

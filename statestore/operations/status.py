@@ -16,7 +16,7 @@ import msgspec
 
 from statestore.errors import StateStoreError, Unavailable
 from statestore.layout import files, owners
-from statestore.layout.audits import Audits, Verdict
+from statestore.layout.audits import LIVE, Audits, Verdict
 from statestore.layout.folders import StateLayout
 from statestore.layout.owners import Owner
 from statestore.model import TaskId, TopicPartition
@@ -196,7 +196,7 @@ class Onlooking:
         )
 
     def _audit(self, now_ms: int) -> AuditStatus | None:
-        last = Audits(self.layout).last()
+        last = Audits(self.layout).last(LIVE)
         if last is None:
             return None
         age_s = max(0, now_ms - last.time_ms) / 1000

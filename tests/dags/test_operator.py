@@ -127,8 +127,16 @@ def pipes() -> Iterator[None]:
             hook._submit_sp.stdout.close()
 
 
-def operator(target: Application, program: str = SUBMIT, **fields: Any) -> StateStoreJobOperator:
-    binary = target.config.parent / "spark-submit"
+def operator(
+    target: Application | None,
+    program: str = SUBMIT,
+    *,
+    folder: Path | None = None,
+    **fields: Any,
+) -> StateStoreJobOperator:
+    """`folder`: where the program goes, if not beside the target's configuration."""
+    folder = folder or (target.config.parent if target else Path())
+    binary = folder / "spark-submit"
     binary.write_text(program.format(python=sys.executable), encoding="utf-8")
     binary.chmod(binary.stat().st_mode | stat.S_IXUSR)
     fields = {"task_id": "process", "spark_binary": str(binary)} | fields
@@ -170,6 +178,32 @@ def run(target: Application) -> Callable[..., Run]:
 def failed(action: str, exit_code: int = 6) -> dict[str, Any]:
     error = {"class": "Locked", "message": "held by host b", "exit_code": exit_code}
     return {**DONE, "error": {**error, "action": action}}
+
+
+def test_a_job_that_is_no_run_gets_its_flags_and_makes_no_asset(target: Application) -> None:
+    audit = {"application_id": "flights", "verdict": "right", "link": "file:///docs", "error": None}
+    folder = target.config.parent
+    told = {"summary": json.dumps(audit), "exit_code": 0}
+    (folder / "told.json").write_text(json.dumps(told), encoding="utf-8")
+    target.config.touch()
+    # As Airflow makes the mapped ones: with outlets, though there are none.
+    task = operator(
+        None,
+        folder=folder,
+        script="jobs/audit.py",
+        application_id="flights",
+        flags="--store counts --store 'of two'",
+        outlets=[],
+    )
+    instance = TaskInstance()
+    task.execute(cast("Context", {"ti": instance}))
+    assert task.outlets == []
+    assert instance.pushed == {"summary": audit}
+    argv = json.loads((folder / "given.json").read_text(encoding="utf-8"))["argv"]
+    arguments = argv[argv.index(str(PROJECT_DIR / "jobs/audit.py")) + 1 :]
+    assert arguments[:2] == ["--application-id", "flights"]
+    flags = ["--store", "counts", "--store", "of two", "--summary-file"]
+    assert arguments[4:-1] == flags
 
 
 def test_success_gives_the_summary_to_xcom_and_to_the_assets_event(run: Callable[..., Run]) -> None:

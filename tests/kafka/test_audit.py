@@ -9,7 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 import statestore as ss
-from statestore.assembly import audit
+from jobs.datasource import TransactionalStore
+from statestore.assembly import audit, create_export
 from statestore.cli import cli
 from statestore.errors import AuditFailed, NotChecked, StateStoreError
 from statestore.layout.audits import AuditRecord, Audits, Verdict
@@ -19,7 +20,7 @@ from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka
 from tests import audit_rig
 from tests.audit_rig import COUNTS, PLANTS, Audited, audited
-from tests.kafka.audit_pipelines import KEYS
+from tests.kafka.audit_pipelines import KEYS, WINDOW_MS
 from tests.kafka.run_pipelines import PREFIX_VARIABLE
 from tests.kafka.run_rig import end_of, running
 
@@ -36,6 +37,14 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Audited]:
 
 def verdict(one: Audited, *stores: str, **settings: object) -> AuditRecord:
     return audit(Settings.of(one.settings(**settings)), stores)
+
+
+def read_all(options: dict[str, str]) -> list[Any]:
+    """What the Data Source reads, without Spark."""
+    source = TransactionalStore(options)
+    reader = source.reader(source.schema())
+    lots = [lot for one in reader.partitions() for lot in reader.read(one)]
+    return sorted((row for lot in lots for row in lot.to_pylist()), key=str)  # type: ignore[union-attr]
 
 
 def command(one: Audited, *more: str) -> tuple[int, dict[str, Any], str]:
@@ -166,6 +175,55 @@ def test_without_the_log_there_is_no_verdict(sound: Audited, tmp_path: Path) -> 
     settings = {**sound.settings(), "state.dir": str(tmp_path / "state")}
     with pytest.raises(StateStoreError, match="audited-lonely-changelog"):
         audit(Settings.of(settings))
+
+
+def test_an_export_is_audited_at_its_own_offsets(sound: Audited, tmp_path: Path) -> None:
+    one = sound.copy(tmp_path / "state")
+    settings = Settings.of(one.settings(**{"statestore.export.target": str(tmp_path / "exports")}))
+    sound_export = create_export(settings).export_id
+    key, _ = audit_rig.wrong_value(one)
+    spoilt = create_export(settings).export_id
+    record = audit(settings, export=sound_export)
+    assert (record.verdict, record.source) == (Verdict.RIGHT, sound_export)
+    assert {store.store: store.rows for store in record.stores} == {
+        "counts": KEYS,
+        "windows": 402,
+        "rates": 200,
+    }
+    found = audit(settings, ["counts"], export="latest")
+    assert found.source == spoilt
+    assert [failure.keys for failure in found.failures] == [[key]]
+    options = {
+        "state_dir": str(one.app.state_dir),
+        "application_id": one.app.name,
+        "target": str(tmp_path / "exports"),
+        "export": sound_export,
+    }
+    assert len(read_all({**options, "store": "rates"})) == 200
+    assert len(read_all({**options, "store": "counts", "partition": "1"})) < KEYS
+
+
+@pytest.mark.parametrize("store", ["counts", "windows", "rates"])
+def test_the_data_source_reads_a_folded_changelog_as_it_reads_the_store(
+    sound: Audited, store: str
+) -> None:
+    app = sound.app
+    named = {
+        "state_dir": str(app.state_dir),
+        "application_id": app.name,
+        "bootstrap_servers": app.kafka.bootstrap_servers,
+        "store": store,
+    }
+
+    live = read_all(named)
+    logged = read_all({**named, "changelog": "true"})
+    # A key that another test planted in the log stays there.
+    assert [row for row in logged if not row["key"].startswith("y")] == live
+    assert len(live) == {"counts": KEYS, "windows": 400, "rates": 200}[store]
+    if store == "windows":
+        row = live[0]
+        assert (row["window_end"] - row["window_start"]).total_seconds() * 1000 == WINDOW_MS
+        assert sum(row["value"] for row in live) == 400
 
 
 @pytest.mark.slow

@@ -248,6 +248,20 @@ def test_a_log_is_folded_up_to_the_offset_and_the_rest_is_told_apart() -> None:
     assert fold(broker.witness(), beyond).rows == {(b"a", 0): Row(b"3", None)}
 
 
+def test_what_compaction_took_from_under_the_store_is_superseded() -> None:
+    broker = logged(("a", "1", 0), ("b", "1", 0), ("a", "2", 0))
+    subject = msgspec.structs.replace(SUBJECT, offset_next=2)
+    broker.compact(LOG.topic)
+    one = examined("a=1 b=1", fold(broker.witness(), subject), subject)
+    assert {found.value: count for found, count in one.findings.items()} == {
+        "equal": 1,
+        "superseded": 1,
+    }
+    found = verdict_of([one.result()], one.failures, superseded_max_percent=1)
+    assert found is Verdict.NOT_ENOUGH_CHECKED
+    assert verdict_of([one.result()], [], superseded_max_percent=50) is Verdict.RIGHT
+
+
 def test_versions_are_folded_by_their_times_without_what_has_expired() -> None:
     broker = logged(
         ("a", "1", 10),

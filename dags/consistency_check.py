@@ -1,0 +1,91 @@
+"""`consistency_check`: are an application's stores what their changelogs make of them?"""
+
+import logging
+import os
+from datetime import timedelta
+from typing import Any
+
+import pendulum
+from airflow.sdk import DAG, Param, TriggerRule, task
+
+from statestore_airflow.applications import load_applications
+from statestore_airflow.operator import SUMMARY_KEY, StateStoreJobOperator
+
+_log = logging.getLogger(__name__)
+APPLICATIONS = [application.application_id for application in load_applications()]
+DATA_DOCS_KEY = "data_docs"
+STORES = "{% for store in params.stores %} --store {{ store }}{% endfor %}"
+
+DOC = """
+# Compare stores with their changelogs
+
+`jobs/audit.py` takes a snapshot of every stream task, folds each store's changelog up to the very
+offset of its snapshot with a reader of its own, joins both on Spark and lets Great Expectations
+judge: values, missing and extra keys, offsets, partitions, history. The application may run
+meanwhile; all it does is answer one snapshot per stream task.
+
+* **Red** names stores, stream tasks and keys, and is not retried: docs/runbook.md, "An audit is
+  red". Nothing compared, or too little, is no pass: it is tried again, and red in the end.
+* **Data Docs** lie beside the state, in `audits/` of the application; the XCom `data_docs` of
+  `publish` has the address, after a red audit too. `statestore status` shows the last verdict.
+* Repeating a run changes nothing.
+"""
+
+with DAG(
+    dag_id="consistency_check",
+    description="Compare stores with their changelogs, judged by Great Expectations",
+    schedule="@daily",
+    start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
+    catchup=False,
+    max_active_runs=1,
+    params={
+        "application": Param(
+            next(iter(APPLICATIONS), None), enum=APPLICATIONS, title="Application"
+        ),
+        "stores": Param(
+            [],
+            type="array",
+            items={"type": "string", "pattern": r"^(?!\.)[A-Za-z0-9._-]{1,200}$"},
+            title="Stores",
+            description="Only these; none: all of them.",
+        ),
+    },
+    tags=["statestore"],
+    doc_md=DOC,
+    default_args={
+        "owner": "statestore",
+        "retries": int(os.environ.get("STATESTORE_RETRIES", "3")),
+        "retry_delay": timedelta(seconds=30),
+        "execution_timeout": timedelta(hours=6),
+    },
+):
+
+    @task(retries=0)
+    def chosen(**context: Any) -> list[str]:
+        """The application chosen, or all there are."""
+        application = context["params"]["application"]
+        return [application] if application else APPLICATIONS
+
+    audit = StateStoreJobOperator.partial(
+        task_id="audit",
+        script="jobs/audit.py",
+        flags=STORES,
+        pool="statestore_slots",
+        map_index_template="{{ task.application_id }}",
+        doc_md="Both sides read and joined on Spark, judged by Great Expectations.",
+    ).expand(application_id=chosen())
+
+    @task(trigger_rule=TriggerRule.ALL_DONE, retries=0)
+    def publish(**context: Any) -> list[dict[str, Any]]:
+        """Say what was found and where its Data Docs are, whatever the verdicts."""
+        found = context["ti"].xcom_pull(task_ids="audit", key=SUMMARY_KEY) or []
+        summaries = [found] if isinstance(found, dict) else [one for one in found if one]
+        docs = {one["application_id"]: one.get("link") for one in summaries}
+        context["ti"].xcom_push(key=DATA_DOCS_KEY, value=docs)
+        for one in summaries:
+            _log.info("%s: %s; %s", one["application_id"], one.get("verdict"), one.get("link"))
+        told = ("application_id", "verdict", "stores", "failures", "link")
+        return [{name: one.get(name) for name in told} for one in summaries]
+
+    # Red stays red: what publishes does not decide about the run.
+    audit >> publish().as_teardown(on_failure_fail_dagrun=False)

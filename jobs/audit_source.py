@@ -1,0 +1,108 @@
+"""Both sides of an audit as DataFrames: what `transactional_store` reads for jobs/audit.py.
+
+The driver holds the snapshots and says where each store stands (`Subject`), so that every Spark
+task, and every repetition of one, sees the same commit. Its options are of the audit's own:
+audit = store | log, subjects, arguments.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from statestore.assembly.auditing import HASHES, fold_of, rows_of
+from statestore.commands.arguments import StateArguments
+from statestore.operations.audit import KeyTexts
+from statestore.operations.audit_rows import Rows, Subject, placing_keys
+
+STORE, LOG = "store", "log"
+_ROW = [
+    ("subject", pa.int32()),
+    ("row_key", pa.binary()),
+    ("begins", pa.int64()),
+    ("ends", pa.int64()),
+    ("value", pa.binary()),
+]
+_STORED = pa.schema([*_ROW, *((name, pa.int32()) for name in HASHES), ("key", pa.string())])
+_LOGGED = pa.schema([*_ROW, ("key", pa.string()), ("is_later", pa.bool_()), ("known", pa.bool_())])
+
+
+def audit_schema(side: str) -> pa.Schema:
+    """The columns of a side. Of the log, `is_later` rows are what comes after the offset."""
+    return _STORED if side == STORE else _LOGGED
+
+
+def audit_frame(
+    spark: SparkSession, side: str, subjects: list[Subject], arguments: StateArguments
+) -> DataFrame:
+    """One side of all subjects, a Spark partition each."""
+    options = {
+        "audit": side,
+        "subjects": msgspec.json.encode(subjects).decode(),
+        "arguments": msgspec.json.encode(arguments.for_workers()).decode(),
+    }
+    return spark.read.format("transactional_store").options(**options).load()
+
+
+class SubjectPartition(InputPartition):
+    """A store of one stream task, by its place among the subjects."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class AuditReader(DataSourceReader):
+    """Reads one side of every subject."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._side = options["audit"]
+        self._subjects = msgspec.json.decode(options["subjects"], type=list[Subject])
+        self._arguments = msgspec.json.decode(options["arguments"], type=StateArguments)
+
+    def partitions(self) -> list[InputPartition]:
+        """One per subject."""
+        return [SubjectPartition(number) for number in range(len(self._subjects))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Its rows, in lots."""
+        assert isinstance(partition, SubjectPartition)
+        number, subject = partition.number, self._subjects[partition.number]
+        texts = KeyTexts(subject.key_serde)
+        if self._side == STORE:
+            for rows in rows_of(self._arguments.settings(), subject):
+                yield _batch(_STORED, number, rows, texts, _homes(subject, rows))
+            return
+        fold = fold_of(self._arguments.settings(), subject)
+        for rows in fold.lots():
+            count = len(rows.keys)
+            yield _batch(_LOGGED, number, rows, texts, [[False] * count, [True] * count])
+        if fold.later:
+            keys, values = list(fold.later), list(fold.later.values())
+            count = len(keys)
+            later = Rows(keys, [0] * count, [None] * count, values)  # type: ignore[arg-type]  # deletes
+            known = [key in fold.known for key in keys]
+            yield _batch(_LOGGED, number, later, texts, [[True] * count, known])
+
+
+def _homes(subject: Subject, rows: Rows) -> list[list[Any]]:
+    """Per hash the partition it gives each key; None for rows without one of their own."""
+    placed = [bool(placing_keys([key], subject.kind)) for key in rows.keys]
+    keys = placing_keys(rows.keys, subject.kind)
+    columns = []
+    for homes in HASHES.values():
+        found = iter(homes(keys, subject.partitions))
+        columns.append([next(found) if one else None for one in placed])
+    return columns
+
+
+def _batch(
+    schema: pa.Schema, number: int, rows: Rows, texts: KeyTexts, more: list[list[Any]]
+) -> pa.RecordBatch:
+    names = list(map(texts.text, rows.keys))
+    columns = [[number] * len(rows.keys), rows.keys, rows.begins, rows.ends, rows.values]
+    columns += [*more, names] if schema is _STORED else [names, *more]
+    arrays = [pa.array(c, field.type) for c, field in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -1,0 +1,239 @@
+"""The Python Data Source `transactional_store`: rows of stores as DataFrames, in Arrow batches.
+
+    spark.dataSource.register(TransactionalStore)          # jobs.session does it
+    spark.read.format("transactional_store").option("state_dir", D).option("application_id", A)
+        .option("store", S).load()
+
+Options are the flags of the command line in snake case (INTERFACE rule 13): state_dir,
+application_id, config, bootstrap_servers, target; store, partition, export, as_of, raw;
+`changelog` = true reads the store's log, folded, instead of the store. Columns:
+
+    stream_task, partition, key, value                         of every store
+    valid_from, valid_to                                       with history; valid_to null: latest
+    window_start, window_end                                   of windows
+
+A store is seen as committed last, whether or not a run is on: each Spark partition takes a snapshot
+of its stream task. Keys and values go through the serdes the deployed topology names, JSON and
+MSGPACK to JSON text; raw = true gives bytes. Times are TIMESTAMP.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from jobs.audit_source import AuditReader, audit_schema
+from statestore.assembly.rows import Shape, committed_rows, logged_rows, shape_of
+from statestore.commands.arguments import StateArguments, parse_state_arguments, parse_time
+from statestore.errors import Misuse
+from statestore.model import Serde, Time, to_ms
+from statestore.operations.audit_rows import WINDOW, Rows
+from statestore.stores import serdes, versioned_layout, windows
+
+NAME = "transactional_store"
+_KNOWN = {
+    "application_id", "state_dir", "config", "bootstrap_servers", "store", "partition", "as_of",
+    "raw", "changelog", "audit", "export", "target",
+}  # fmt: skip
+_TIME = pa.timestamp("us", tz="UTC")
+
+
+class TransactionalStore(DataSource):
+    """See the module; Misuse names an option that is wrong."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format."""
+        return NAME
+
+    def schema(self) -> StructType:
+        """The columns, by the store's kind and serdes."""
+        if "audit" in self.options:
+            return from_arrow_schema(audit_schema(self.options["audit"]))
+        return from_arrow_schema(_plan(dict(self.options)).schema())
+
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - it is what we said
+        """One Spark partition per partition of the store."""
+        if "audit" in self.options:
+            return AuditReader(dict(self.options))
+        return StoreReader(_plan(dict(self.options)))
+
+
+class Plan(NamedTuple):
+    """What is to be read, and where settings are found, never a secret."""
+
+    arguments: StateArguments
+    shape: Shape
+    as_of_ms: int | None
+    raw: bool
+    changelog: bool
+
+    def schema(self) -> pa.Schema:
+        """The columns."""
+        key, value = self.sides()
+        fields = [("stream_task", pa.string()), ("partition", pa.int32()), ("key", key.type)]
+        if self.shape.kind == versioned_layout.KIND:
+            fields += [("valid_from", _TIME), ("valid_to", _TIME)]
+        if self.shape.kind == WINDOW:
+            fields += [("window_start", _TIME), ("window_end", _TIME)]
+        return pa.schema([*fields, ("value", value.type)])
+
+    def sides(self) -> tuple["Side", "Side"]:
+        """How keys and values become columns."""
+        shape = self.shape
+        key_serde = shape.key_serde
+        found = serdes.of_windowed(key_serde or "")
+        if found is not None:
+            key_serde = found[1]
+        names = (None, None) if self.raw else (key_serde, shape.value_serde)
+        if None in names and not self.raw:
+            raise Misuse(
+                f"store {shape.store!r} is not in the topology deployed last, so nothing says how "
+                'to decode it: pass .option("raw", "true")'
+            )
+        key, value = (_side(shape.store, name) for name in names)
+        return key, value
+
+    def window_ms(self) -> int:
+        """How long a window is."""
+        found = serdes.of_windowed(self.shape.key_serde or "")
+        return 0 if found is None else found[0]
+
+
+class StorePartition(InputPartition):
+    """A stream task's part of a store."""
+
+    def __init__(self, stream_task: str, partition: int) -> None:
+        self.stream_task = stream_task
+        self.partition = partition
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Both."""
+        return self.stream_task, self.partition
+
+
+class StoreReader(DataSourceReader):
+    """Reads one store, live or as its log has it."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    def partitions(self) -> list[InputPartition]:
+        """One per stream task that has the store."""
+        return [StorePartition(*task) for task in self._plan.shape.tasks]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Its rows, in lots."""
+        assert isinstance(partition, StorePartition)
+        plan, task = self._plan, partition.stream_task
+        settings = plan.arguments.settings()
+        lots: Iterator[Rows]
+        if plan.changelog:
+            lots = logged_rows(settings, plan.shape, *partition.place, as_of_ms=plan.as_of_ms)
+        else:
+            lots = committed_rows(settings, plan.shape, task, as_of_ms=plan.as_of_ms)
+        schema, convert = plan.schema(), _converter(plan)
+        for rows in lots:
+            if rows.keys:
+                yield _batch(schema, task, partition.partition, convert(rows))
+
+
+class Side(NamedTuple):
+    """The type of a column and what makes its entries from bytes."""
+
+    type: pa.DataType
+    read: Callable[[bytes], Any] | None
+
+
+def _plan(options: dict[str, str]) -> Plan:
+    unknown = sorted(set(options) - _KNOWN)
+    if unknown:
+        raise Misuse(f"{NAME} has no option {unknown[0]!r}; it has {', '.join(sorted(_KNOWN))}")
+    if not options.get("store"):
+        raise Misuse(f'{NAME}: which store? pass .option("store", …)')
+    named = {name: options.get(name) for name in ("application_id", "state_dir", "config")}
+    named |= {name: options.get(name) for name in ("bootstrap_servers", "target")}
+    arguments = parse_state_arguments({**named, "pairs": ()}).for_workers()
+    partition = options.get("partition")
+    shape = shape_of(
+        arguments.settings(),
+        options["store"],
+        None if partition is None else int(partition),
+        options.get("export"),
+    )
+    as_of = options.get("as_of")
+    if as_of is not None and shape.kind != versioned_layout.KIND:
+        raise Misuse(f"store {shape.store!r} keeps no history: leave as_of out")
+    time: Time | None = None if as_of is None else parse_time(as_of)
+    return Plan(
+        arguments,
+        shape,
+        None if time is None else to_ms(time),
+        _is_set(options, "raw"),
+        _is_set(options, "changelog"),
+    )
+
+
+def _is_set(options: dict[str, str], name: str) -> bool:
+    text = options.get(name, "false").lower()
+    if text not in {"true", "false"}:
+        raise Misuse(f"{NAME}: {name} = {text!r}: want true or false")
+    return text == "true"
+
+
+def _side(store: str, serde_name: str | None) -> Side:
+    if serde_name is None or serde_name == serdes.BYTES.name:
+        return Side(pa.binary(), None)
+    try:
+        serde: Serde[Any] = serdes.by_name(serde_name)
+    except Misuse as error:
+        raise Misuse(f'store {store!r}: {error}; or pass .option("raw", "true")') from error
+    known = {
+        serdes.STRING.name: pa.string(),
+        serdes.INT64.name: pa.int64(),
+        serdes.FLOAT64.name: pa.float64(),
+    }
+    if serde_name in known:
+        return Side(known[serde_name], serde.deserialize)
+    read = serde.deserialize
+    return Side(pa.string(), lambda data: msgspec.json.encode(read(data), enc_hook=str).decode())
+
+
+def _converter(plan: Plan) -> Callable[[Rows], list[pa.Array]]:
+    """Rows to the columns from `key` on."""
+    key, value = plan.sides()
+    size_ms = plan.window_ms()
+
+    def column(side: Side, data: list[Any]) -> pa.Array:
+        read = side.read
+        return pa.array(data if read is None else list(map(read, data)), side.type)
+
+    def times(found: list[int] | list[int | None]) -> pa.Array:
+        return pa.array(found, pa.timestamp("ms", tz="UTC")).cast(_TIME)
+
+    def convert(rows: Rows) -> list[pa.Array]:
+        values = column(value, rows.values)
+        match plan.shape.kind:
+            case versioned_layout.KIND:
+                spans = [times(rows.begins), times(rows.ends)]
+                return [column(key, rows.keys), *spans, values]
+            case kind if kind == WINDOW:
+                stored = [windows.row_of(key or b"") for key in rows.keys]
+                starts = list(map(windows.start_of, stored))
+                ends = times([start + size_ms for start in starts])
+                keys = column(key, [row[8:] for row in stored])
+                return [keys, times(starts), ends, values]
+        return [column(key, rows.keys), values]
+
+    return convert
+
+
+def _batch(schema: pa.Schema, task: str, partition: int, columns: list[pa.Array]) -> pa.RecordBatch:
+    count = len(columns[0])
+    head = [pa.array([task] * count), pa.array([partition] * count, pa.int32())]
+    return pa.RecordBatch.from_arrays([*head, *columns], schema=schema)

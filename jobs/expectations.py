@@ -1,0 +1,205 @@
+"""The Great Expectations suites of an audit, and Data Docs: the only module that knows GX.
+
+Three frames are judged, of all stores at once:
+
+    compared    a row per key and beginning on either side, superseded ones left out
+    stored      the store's rows, with where each key belongs and what follows it
+    places      a row per store and stream task: offsets and counts
+
+Each expectation says which check of statestore.operations.audit it makes; what it finds unexpected
+comes back with store, stream task and key.
+"""
+
+import os
+
+# Before the import: it asks a server of its makers whether to report usage.
+os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
+
+import logging
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import great_expectations as gx
+from great_expectations.core.run_identifier import RunIdentifier
+from great_expectations.expectations.core.expect_column_pair_values_a_to_be_greater_than_b import (
+    ExpectColumnPairValuesAToBeGreaterThanB,
+)
+from great_expectations.expectations.core.expect_column_pair_values_to_be_equal import (
+    ExpectColumnPairValuesToBeEqual,
+)
+from great_expectations.expectations.core.expect_column_values_to_be_between import (
+    ExpectColumnValuesToBeBetween,
+)
+from great_expectations.expectations.core.expect_column_values_to_not_be_in_set import (
+    ExpectColumnValuesToNotBeInSet,
+)
+from great_expectations.expectations.core.expect_column_values_to_not_be_null import (
+    ExpectColumnValuesToNotBeNull,
+)
+from great_expectations.expectations.core.expect_compound_columns_to_be_unique import (
+    ExpectCompoundColumnsToBeUnique,
+)
+from pyspark.sql import DataFrame
+
+from statestore.layout.audits import AuditFailure
+from statestore.operations.audit import EXAMPLES, Check, Finding
+
+logging.getLogger("great_expectations").setLevel(logging.WARNING)
+SITE = "audit"
+NAMED_MAX = 1000
+"""Of more rows that are wrong, Data Docs and failures name only some."""
+_EITHER: Final = "either_value_is_missing"
+
+
+class Frames(NamedTuple):
+    """What is judged; see the module."""
+
+    compared: DataFrame
+    stored: DataFrame
+    places: DataFrame
+
+
+class Judged(NamedTuple):
+    """What did not hold, and where Data Docs begin."""
+
+    failures: list[AuditFailure]
+    link: str
+
+
+def validate(frames: Frames, docs: Path, *, run_name: str, wrong_rows: int) -> Judged:
+    """Run every suite and write Data Docs into the folder `docs`.
+
+    `wrong_rows`: about how many will be found; Data Docs name them all only if they are few.
+    """
+    context = gx.get_context(mode="ephemeral")
+    context.variables.progress_bars = {"globally": False}  # type: ignore[assignment]  # its config
+    context.delete_data_docs_site("local_site")
+    context.add_data_docs_site(SITE, _site(docs))  # type: ignore[arg-type]  # what its documentation shows
+    source = context.data_sources.add_spark("stores")
+    failures: list[AuditFailure] = []
+    for name, frame in frames._asdict().items():
+        asset = source.add_dataframe_asset(name)
+        suite = context.suites.add(gx.ExpectationSuite(name=name, expectations=SUITES[name]()))
+        definition = context.validation_definitions.add(
+            gx.ValidationDefinition(
+                name=name, data=asset.add_batch_definition_whole_dataframe("all"), suite=suite
+            )
+        )
+        index = ["store", "stream_task"] + ([] if name == "places" else ["key"])
+        result = definition.run(
+            batch_parameters={"dataframe": frame},
+            run_id=RunIdentifier(run_name=run_name),
+            result_format={
+                "result_format": "COMPLETE" if wrong_rows <= NAMED_MAX else "SUMMARY",
+                "unexpected_index_column_names": index,
+                "partial_unexpected_count": EXAMPLES,
+                "return_unexpected_index_query": False,
+            },
+        )
+        for one in result.results:
+            failures += _failures(one)
+    context.build_data_docs(site_names=[SITE])
+    return Judged(failures, (docs / "index.html").resolve().as_uri())
+
+
+def compared_suite() -> list[Any]:
+    """What both sides must say of a row."""
+    return [
+        ExpectColumnValuesToNotBeNull(column="stored", **_of(Check.NONE_MISSING)),
+        ExpectColumnValuesToNotBeNull(column="logged", **_of(Check.NONE_EXTRA)),
+        ExpectColumnPairValuesToBeEqual(
+            column_A="stored",
+            column_B="logged",
+            ignore_row_if=_EITHER,
+            **_of(Check.EQUAL_VALUES),
+        ),
+        ExpectColumnValuesToNotBeInSet(
+            column="finding", value_set=[Finding.PENDING.value], **_of(Check.NOTHING_PENDING)
+        ),
+        ExpectColumnValuesToNotBeNull(column="row_key", **_of(Check.NON_NULL_KEYS)),
+    ]
+
+
+def stored_suite() -> list[Any]:
+    """What must hold of a store's rows among themselves."""
+    return [
+        ExpectColumnValuesToNotBeNull(column="row_key", **_of(Check.NON_NULL_KEYS)),
+        ExpectCompoundColumnsToBeUnique(
+            column_list=["store", "stream_task", "row_key", "begins"], **_of(Check.UNIQUE_KEYS)
+        ),
+        ExpectColumnPairValuesToBeEqual(
+            column_A="partition",
+            column_B="home",
+            ignore_row_if=_EITHER,
+            **_of(Check.RIGHT_PARTITION),
+        ),
+        ExpectColumnPairValuesAToBeGreaterThanB(
+            column_A="next_begins",
+            column_B="ends_at_last",
+            or_equal=True,
+            ignore_row_if=_EITHER,
+            **_of(Check.VERSIONS_APART),
+        ),
+        ExpectColumnValuesToBeBetween(column="latest_of_key", max_value=1, **_of(Check.ONE_LATEST)),
+    ]
+
+
+def places_suite() -> list[Any]:
+    """What must hold of where a store stands."""
+    return [
+        ExpectColumnPairValuesToBeEqual(
+            column_A="rows", column_B="rows_of_log", **_of(Check.ROW_COUNTS)
+        ),
+        ExpectColumnPairValuesAToBeGreaterThanB(
+            column_A="log_end", column_B="offset_next", or_equal=True, **_of(Check.STABLE_OFFSETS)
+        ),
+        ExpectColumnPairValuesAToBeGreaterThanB(
+            column_A="offset_next",
+            column_B="last_offset",
+            or_equal=True,
+            ignore_row_if=_EITHER,
+            **_of(Check.FORWARD_OFFSETS),
+        ),
+    ]
+
+
+SUITES = {"compared": compared_suite, "stored": stored_suite, "places": places_suite}
+
+
+def _of(check: Check) -> dict[str, Any]:
+    return {"meta": {"check": check.value}, "description": check.value}
+
+
+def _failures(result: Any) -> list[AuditFailure]:
+    """One failure per store and stream task among what was unexpected."""
+    raised = result.exception_info or {}
+    if raised.get("raised_exception"):
+        raise RuntimeError(f"an expectation could not be judged: {raised['exception_message']}")
+    if result.success:
+        return []
+    check = Check(result.expectation_config.meta["check"])
+    told = result.result
+    rows = told.get("unexpected_index_list") or told.get("partial_unexpected_index_list") or []
+    count = told.get("unexpected_count", 0)
+    kind = result.expectation_config.type
+    detail = f"{kind} found {count} unexpected rows in all"
+    by_place: dict[tuple[str, str | None], list[str]] = {}
+    for row in rows:
+        keys = by_place.setdefault((row["store"], row["stream_task"]), [])
+        if "key" in row and row["key"] not in keys:
+            keys.append(row["key"])
+    return [
+        AuditFailure(check, store, task, len(keys) or 1, keys[:EXAMPLES], detail)
+        for (store, task), keys in by_place.items()
+    ] or [AuditFailure(check, "", None, count, [], detail)]
+
+
+def _site(docs: Path) -> dict[str, Any]:
+    return {
+        "class_name": "SiteBuilder",
+        "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
+        "store_backend": {
+            "class_name": "TupleFilesystemStoreBackend",
+            "base_directory": str(docs.resolve()),
+        },
+    }

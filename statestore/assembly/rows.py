@@ -1,0 +1,151 @@
+"""A store's rows for whoever reads them partition by partition, such as Spark: bytes, in lots."""
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import msgspec
+
+from statestore.assembly.auditing import fold_of
+from statestore.assembly.opening import open_files
+from statestore.assembly.reading import stores_at_rest
+from statestore.assembly.surroundings import checked_cluster, exports_of
+from statestore.errors import Misuse, UnknownStore
+from statestore.model import TopicPartition
+from statestore.operations.at_rest import windows_kept_ms
+from statestore.operations.audit_rows import WINDOW, Rows, Subject, facts_of, stored_rows
+from statestore.operations.exports import FetchedStore, find
+from statestore.ports import Engine
+from statestore.settings import Settings
+from statestore.stores import keyvalue, versioned_layout, windows
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """What a store is like: its kind, its serdes where they are known, its tasks, its log."""
+
+    store: str
+    kind: str
+    key_serde: str | None
+    value_serde: str | None
+    tasks: list[tuple[str, int]]
+    topic: str
+    is_source: bool
+    windows_kept_ms: int = 0
+    export: str | None = None
+
+
+def shape_of(
+    settings: Settings, store: str, partition: int | None = None, export: str | None = None
+) -> Shape:
+    """Of a store as deployed last, or in an export; UnknownStore or Misuse name what there is."""
+    if export is None:
+        with closing(stores_at_rest(settings)) as looked:
+            said = looked.deployed
+            kind = said.stores[store].kind if store in said.stores else keyvalue.KIND
+            tasks = looked.find(store, partition, kind=kind)
+    else:
+        manifest = exports_of(settings).read(export)
+        found = find(manifest, store, partition)
+        said, kind, export = manifest.deployed, found[0].store.kind, manifest.export_id
+        tasks = [at.task for at in found]
+    known = said.stores.get(store)
+    return Shape(
+        store,
+        kind,
+        None if known is None else known.key_serde,
+        None if known is None else known.value_serde,
+        [(str(task), task.partition) for task in tasks],
+        said.log_of(settings.application_id, store),
+        known is not None and known.source_topic is not None,
+        0 if known is None else windows_kept_ms(known),
+        export,
+    )
+
+
+def committed_rows(
+    settings: Settings, shape: Shape, stream_task: str, *, as_of_ms: int | None = None
+) -> Iterator[Rows]:
+    """What the store of one stream task holds, as committed last, in a snapshot of its own.
+
+    `as_of_ms`: of a store with history, the versions valid then; None: all.
+    """
+    if shape.export is not None:
+        exports = exports_of(settings)
+        found = find(exports.read(shape.export), shape.store, kind=shape.kind)
+        (at,) = [one for one in found if str(one.task) == stream_task]
+        with (
+            FetchedStore(exports, at) as fetched,
+            closing(open_files(fetched.store_dir(shape.store))) as engine,
+        ):
+            yield from _shown(engine, shape, as_of_ms)
+        return
+    with closing(stores_at_rest(settings)) as looked:
+        tasks = looked.find(shape.store, kind=shape.kind)
+        task = next((task for task in tasks if str(task) == stream_task), None)
+        if task is None:
+            raise UnknownStore(f"store {shape.store!r} is no longer in stream task {stream_task}")
+        with looked.opened(task, shape.store, kind=shape.kind) as engine:
+            for rows in _shown(engine, shape, as_of_ms):
+                looked.snapshot(task)  # renews its lease
+                yield rows
+
+
+def logged_rows(
+    settings: Settings,
+    shape: Shape,
+    stream_task: str,
+    partition: int,
+    *,
+    as_of_ms: int | None = None,
+) -> Iterator[Rows]:
+    """What the log of that store makes of it, up to the last stable offset; nothing expires."""
+    log = TopicPartition(shape.topic, partition)
+    with closing(checked_cluster(settings)) as cluster:
+        if log.topic not in cluster.partitions([log.topic]):
+            raise Misuse(f"store {shape.store!r} has no log {log.topic} on these brokers")
+        end = cluster.bounds([log])[log].end
+    subject = Subject(
+        shape.store,
+        stream_task,
+        shape.kind,
+        "",
+        *log,
+        partitions=0,
+        offset_next=end,
+        log_end=end,
+        last_offset=None,
+        bound_ms=versioned_layout.TIME_MIN,
+        compactable_ms=0,
+        key_serde=shape.key_serde,
+        value_serde=shape.value_serde,
+        is_source=shape.is_source,
+    )
+    folded = fold_of(settings, subject)
+    clock = folded.rows.get((windows.TIME_ROW, 0))
+    for rows in folded.lots():
+        yield _seen(rows, shape, as_of_ms, versioned_layout.TIME_MIN, clock and clock.value)
+
+
+def _shown(engine: Engine, shape: Shape, as_of_ms: int | None) -> Iterator[Rows]:
+    """What a store's files hold, of what its readers see."""
+    _, bound_ms = facts_of(engine, shape.store)
+    clock = engine.table(keyvalue.TABLE).get(windows.TIME_ROW) if shape.kind == WINDOW else None
+    for rows in stored_rows(engine, shape.kind, bound_ms):
+        yield _seen(rows, shape, as_of_ms, bound_ms, clock)
+
+
+def _seen(
+    rows: Rows, shape: Shape, as_of_ms: int | None, bound_ms: int, clock: bytes | None
+) -> Rows:
+    """The versions valid then; of windows those that have not expired."""
+    if shape.kind == WINDOW:
+        expired_ms = -1 if clock is None else windows.start_of(clock) - shape.windows_kept_ms
+        return rows.taken(
+            [
+                place
+                for place, key in enumerate(rows.keys)
+                if key is not None
+                and key != windows.TIME_ROW
+                and windows.start_of(key[-8:]) > max(expired_ms, -1)
+            ]
+        )
+    return rows if as_of_ms is None else rows.valid_at(as_of_ms, bound_ms)

@@ -1,0 +1,125 @@
+"""Audits on Spark: Great Expectations' suites on faults planted one by one, in one session."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+import pytest
+from pyspark.sql import SparkSession
+
+from jobs.audit import audit_on_spark
+from jobs.datasource import TransactionalStore
+from jobs.expectations import Frames, validate
+from statestore.assembly import audit
+from statestore.commands.arguments import StateArguments
+from statestore.layout.audits import AuditRecord, Verdict
+from statestore.settings import Settings
+from statestore.testing.local_kafka import LocalKafka
+from tests.audit_rig import COUNTS, PLANTS, Audited, audited
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Audited]:
+    with LocalKafka() as kafka:
+        yield audited(kafka, "sparked", tmp_path_factory.mktemp("sound") / "state")
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    builder = SparkSession.builder.master("local[2]").appName("audits")
+    session = (
+        builder.config("spark.ui.enabled", "false")
+        .config("spark.pyspark.python", sys.executable)
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.ui.showConsoleProgress", "false")
+        .getOrCreate()
+    )
+    session.dataSource.register(TransactionalStore)
+    yield session
+    session.stop()
+
+
+def arguments(one: Audited) -> StateArguments:
+    settings = {key: str(value) for key, value in one.settings().items()}
+    return StateArguments(application_id=one.app.name, overrides=settings)
+
+
+def sparked(spark: SparkSession, one: Audited) -> AuditRecord:
+    return audit_on_spark(lambda: spark, arguments(one))
+
+
+def docs_of(record: AuditRecord) -> str:
+    """All the text of its Data Docs."""
+    assert record.link is not None
+    folder = Path(unquote(urlparse(record.link).path)).parent
+    pages = folder.glob("validations/**/*.html")
+    return " ".join(page.read_text(encoding="utf-8") for page in pages)
+
+
+def test_sound_stores_pass_as_they_do_without_spark(
+    spark: SparkSession, sound: Audited, tmp_path: Path
+) -> None:
+    one = sound.copy(tmp_path / "state")
+    plain = audit(Settings.of(one.settings()))
+    record = sparked(spark, one)
+    assert record.failures == []
+    assert record.verdict is Verdict.RIGHT
+    assert record.stores == plain.stores
+    assert record.places == plain.places
+    assert "no key in a wrong partition" in docs_of(record)
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_each_expectation_finds_its_fault_and_names_the_key(
+    spark: SparkSession, sound: Audited, tmp_path: Path, plant: str
+) -> None:
+    one = sound.copy(tmp_path / "state")
+    key, checks = PLANTS[plant](one)
+    record = sparked(spark, one)
+    assert record.verdict is Verdict.WRONG
+    failed = {failure.check: failure for failure in record.failures}
+    assert checks <= failed.keys()
+    if key:
+        assert key in " ".join(text for failure in record.failures for text in failure.keys)
+        assert key in docs_of(record)
+    plain = audit(Settings.of(one.settings()))
+    assert record.stores == plain.stores
+
+
+def test_a_row_without_a_key_fails_its_expectation(spark: SparkSession, tmp_path: Path) -> None:
+    row = ("counts", "0_0", 0, None, "null", 0)
+    columns = "store string, stream_task string, partition int, row_key string, key string, "
+    columns += "begins long"
+    frames = Frames(
+        spark.createDataFrame(
+            [(*row, "00", "00", "equal")],
+            f"{columns}, stored string, logged string, finding string",
+        ),
+        spark.createDataFrame(
+            [(*row, 0, None, 1, 0)],
+            f"{columns}, home int, next_begins long, ends_at_last long, latest_of_key long",
+        ),
+        spark.createDataFrame(
+            [("counts", "0_0", 1, 1, None, 1, 1)],
+            "store string, stream_task string, offset_next long, log_end long, last_offset long, "
+            "rows long, rows_of_log long",
+        ),
+    )
+    found = validate(frames, tmp_path, run_name="a key", wrong_rows=1)
+    assert [(failure.check, failure.keys) for failure in found.failures] == [
+        ("non-null keys", ["null"]),
+        ("non-null keys", ["null"]),
+    ]
+
+
+def test_an_offset_that_went_back_fails_its_expectation(
+    spark: SparkSession, sound: Audited, tmp_path: Path
+) -> None:
+    one = sound.copy(tmp_path / "state")
+    assert sparked(spark, one).passed
+    one.stand(COUNTS, 1, one.log_end(COUNTS, 1) - 3)
+    failed = {failure.check: failure for failure in sparked(spark, one).failures}
+    assert failed["offsets never go back"].stream_task == "1_1"
