@@ -40,6 +40,7 @@ PARTITIONS = 2
 # Visited only when something is broken, the topology changed or somebody asks: these have tests of
 # their own.
 _ELSEWHERE = (
+    "audit.",
     "clone.",
     "export.",
     "import.",
