@@ -62,7 +62,7 @@ class Drills:
             outcome = Outcome.GREEN if met.killed else Outcome.NOT_DRILLED
             evidence = None
             if met.findings:
-                outcome, evidence = Outcome.RED, str(scratch.folder)
+                outcome, evidence = Outcome.RED, scratch.evidence()
                 scratch.end_children()
                 self._scratch = None
             elif scratch.spoilt:

@@ -259,6 +259,11 @@ class Scratch:
         )
         return [*self.ledger.findings(seen), *tools.audit()]
 
+    def evidence(self) -> str:
+        """Where everything of it lies."""
+        state = f" and {self.layout.application_dir}" if self.clone is not None else ""
+        return f"{self.folder}{state}"
+
     def remove(self) -> None:
         """Its topics, its group and its folders."""
         self.end_children()

@@ -4,6 +4,7 @@ import os
 from io import StringIO
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
@@ -16,6 +17,7 @@ from statestore.layout.audits import AuditRecord, Audits, Verdict
 from statestore.layout.folders import StateLayout
 from statestore.layout.owners import Owner
 from statestore.model import TaskId
+from statestore.operations.deployed import Deployed, DeployedStore
 from statestore.operations.exports import Exports
 from statestore.operations.manifest import new_export_id
 from statestore.operations.status import Onlooking, State, Status, state_of
@@ -111,6 +113,18 @@ def test_looking_writes_nothing_and_needs_no_lock(tmp_path: Path) -> None:
     assert (task.stream_task, task.state) == ("0_0", State.RESTORING)
     assert sorted(tmp_path.rglob("*")) == before
     with_lock.release()
+
+
+def test_a_store_that_lies_elsewhere_is_to_be_moved(tmp_path: Path) -> None:
+    layout = StateLayout(tmp_path, "app")
+    layout.create(layout.task_dir(TASK) / "rocksdb" / "counts")
+    known = DeployedStore(1, "STRING", "INT64", persistent=True)
+    wanted = Deployed(stores={"counts": known})
+    found = Onlooking(layout, None, ManualClock(), wanted).now()
+    assert found.relocation == "counts: in 0_0, should be in 1_0"
+    here = msgspec.structs.replace(known, sub_topology=0)
+    wanted = Deployed(stores={"counts": here})
+    assert Onlooking(layout, None, ManualClock(), wanted).now().relocation is None
 
 
 def test_limits_are_judged_by_what_is_known(tmp_path: Path) -> None:
