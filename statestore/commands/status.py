@@ -118,7 +118,8 @@ def shown(found: Status) -> Group:
     head = Table.grid(padding=(0, 2))
     for name, text in _answers(found):
         head.add_row(Text(name, "bold"), text)
-    table = Table("stream task", "state", "lag", "event time", "last commit", "catch-up", "restore")
+    columns = ("stream task", "state", "lag", "event time", "last commit", "catch-up", "restore")
+    table = Table(*columns, "owner")
     for task in found.stream_tasks:
         table.add_row(*_row(task))
     return Group(head, table) if found.stream_tasks else Group(head)
@@ -177,6 +178,7 @@ def _row(task: TaskStatus) -> list[Text]:
         Text(_span(task.last_commit_age_seconds)),
         Text(_span(task.catch_up_seconds)),
         Text(_span(task.restore_seconds)),
+        Text(task.owner or ""),
     ]
 
 

@@ -107,6 +107,14 @@ class Child:
     def alive(self) -> bool:
         return self.process.poll() is None
 
+    def pids(self) -> set[int]:
+        """It and all it started: on Spark, stream tasks are owned by workers."""
+        try:
+            running = psutil.Process(self.process.pid)
+            return {running.pid, *(each.pid for each in running.children(recursive=True))}
+        except psutil.NoSuchProcess:
+            return set()
+
     def outlives(self, seconds: float) -> bool:
         """Whether it is still there after that long."""
         try:
@@ -239,9 +247,9 @@ class Scratch:
             # A topology change leaves folders behind that nobody claims any more.
             tasks = read_deployed(self.layout).tasks() or set(self.layout.tasks())
             found = [owners.read_owner(self.layout.task_dir(task)) for task in tasks]
-            pids = {owner.pid for owner in found if owner is not None}
-            ours = child.process.pid in pids
-            return not child.alive() or (ours and (len(pids) == 1 or not of_all))
+            ours = child.pids()
+            owned = [owner is not None and owner.pid in ours for owner in found]
+            return not child.alive() or (all(owned) if of_all else any(owned))
 
         eventually(claims, "the run claims its stream tasks")
 
