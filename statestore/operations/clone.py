@@ -141,12 +141,18 @@ class Clone:
                 f"pipeline is {self.topology.fingerprint()}: name the one that was deployed then"
             )
         record = read_record(self.layout)
-        if self.layout.application_dir.exists() and (record is None or record.finished):
+        if self._is_used() and (record is None or record.finished):
             raise Misuse(
                 f"{self.layout.application_dir} is there: name another id"
                 + (f", or `statestore exports drop-clone {clone_id}` first" if record else "")
             )
         return manifest.cut
+
+    def _is_used(self) -> bool:
+        """Whether the folder has more than the lock of somebody who died at once."""
+        folder = self.layout.application_dir
+        there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+        return bool(there - {".lock", "owner.json"})
 
     def _check_free(self, topics: Mapping[str, str], counts: Mapping[TopicName, int]) -> None:
         taken = sorted(self.cluster.partitions(sorted(topics.values())))
