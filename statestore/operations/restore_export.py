@@ -23,6 +23,7 @@ import msgspec
 from statestore.errors import ExportTooOld, HostFailure, Misuse
 from statestore.faults import CrashPoint, reach
 from statestore.layout import owners
+from statestore.layout import placed as placing
 from statestore.layout.files import sync_folder
 from statestore.layout.folders import StateLayout
 from statestore.model import TaskId, TopicPartition
@@ -97,12 +98,16 @@ class RestoreReport(msgspec.Struct, frozen=True):
 
 
 class _Step(NamedTuple):
-    """One store: what it replaces, if anything; `placed` None: its changelog has it."""
+    """One store: what it replaces, if anything; `placed` None: its changelog has it.
+
+    `mark`: until when it may be started on; None: for ever.
+    """
 
     at: StoreOfTask
     home: TaskId
     replaces: Path | None
-    placed: Placed | None
+    placed: Placed | None = None
+    mark: placing.Placed | None = None
 
 
 @dataclass(frozen=True)
@@ -150,13 +155,15 @@ class Restore:
             bounds = self._bounds(at, log)
             if found is not None and not self.choice.replace:
                 continue
-            home, placed = self._home(at), None
+            step = _Step(at, self._home(at), found)
             if not self.choice.full:
-                self._check_age(at, log)
+                deadline_ms = self._check_age(at, log)
                 offset = at.store.offsets.offsets().get(self._log_of(at))
                 replay = bounds.end - self._check_offset(at, offset, bounds)
-                placed = Placed(at.name, str(home), at.store.size_bytes, offset, replay)
-            steps.append(_Step(at, home, found, placed))
+                placed = Placed(at.name, str(step.home), at.store.size_bytes, offset, replay)
+                mark = None if deadline_ms is None else placing.Placed(deadline_ms, bounds.end)
+                step = step._replace(placed=placed, mark=mark)
+            steps.append(step)
         return steps
 
     def _report(self, steps: list[_Step]) -> RestoreReport:
@@ -188,6 +195,8 @@ class Restore:
         if step.placed is not None:
             shutil.rmtree(making, ignore_errors=True)
             self.exports.fetch(step.at, making, self.progress)
+            if step.mark is not None:
+                placing.write(making, step.mark)
             sync_folder(making)
             reach(CrashPoint.IMPORT_FETCHED)
         if step.replaces is not None:
@@ -273,16 +282,20 @@ class Restore:
             raise Misuse(f"the changelog {tp} is empty: nothing could be restored from it")
         return bounds
 
-    def _check_age(self, at: StoreOfTask, log: Log) -> None:
+    def _check_age(self, at: StoreOfTask, log: Log) -> int | None:
+        """Until when the log keeps the deletes that came after; None: for ever."""
         retention_ms = log.delete_retention_ms.get(self._log_of(at).topic)
+        if retention_ms is None:
+            return None
         age_ms = self.clock.now_ms() - at.taken_ms
-        if retention_ms is not None and age_ms >= retention_ms:
+        if age_ms >= retention_ms:
             raise ExportTooOld(
                 f"export {self.manifest.export_id} has store {at.name!r} of task {at.task} as it "
                 f"was {age_ms // 1000} s ago; its changelog keeps deletes for "
                 f"{retention_ms // 1000} s (delete.retention.ms), so keys deleted since could come "
                 "back: restore from the changelog alone, with --full"
             )
+        return at.taken_ms + retention_ms
 
     def _check_offset(self, at: StoreOfTask, offset: int | None, bounds: Bounds) -> int:
         """From where the next start replays."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from statestore.errors import FormatTooNew, HostFailure, Misuse, TaskCorrupted
-from statestore.layout import files
+from statestore.layout import files, placed
 from statestore.layout.folders import Quarantined, StateLayout
 from statestore.model import Position, TaskId, TopicPartition
 from statestore.ports import Changelog, Clock
@@ -82,6 +82,7 @@ class TaskStores:
             opened = self._opened(spec, path)
         self.opened[spec.name] = opened
         self._adopt(opened)
+        self._judge_placed(opened, path)
 
     def restore(
         self, committed: Mapping[TopicPartition, int], *, nothing_committed: bool = False
@@ -250,6 +251,17 @@ class TaskStores:
         opened.close()
         self._quarantine(error.name, error.reason, error)
         self.open(opened.spec)
+
+    def _judge_placed(self, opened: OwnedStore, path: Path) -> None:
+        """Replace a store from an export that was started on too late (I18)."""
+        found = placed.read(path)
+        if found is None:
+            return
+        if (opened.offset() or 0) >= found.end:
+            placed.forget(path)
+        elif self._clock.now_ms() >= found.deadline_ms:
+            what = "came from an export whose changelog may have forgotten deletes since"
+            self._replace(StoreCorrupted(opened.name, "export-too-old", f"{path} {what}"))
 
     def _refuse_empty_changelog(self, tp: TopicPartition, error: Exception) -> None:
         bounds = self._changelog.bounds([tp])[tp]

@@ -138,6 +138,32 @@ def test_an_export_older_than_the_changelog_keeps_deletes_is_refused(rig: Export
     assert stores_after_a_start(rig)[0] == wanted
 
 
+def test_a_store_placed_in_time_and_started_on_too_late_is_restored_from_its_changelog(
+    rig: ExportRig,
+) -> None:
+    wanted = grown(rig)
+    rig.lose_volume()
+    rig.restore()
+    rig.tasks.clock.advance(WEEK_MS)
+    task = rig.tasks.start()
+    assert sorted(task.report.quarantined) == ["copies", "latest"]
+    assert rows_of(task, "latest") == wanted
+    rig.tasks.end()
+    assert set(rig.tasks.quarantine()) == {"export-too-old"}
+
+
+def test_a_store_that_was_brought_up_in_time_is_trusted_for_good(rig: ExportRig) -> None:
+    wanted = grown(rig)
+    rig.lose_volume()
+    rig.restore()
+    assert stores_after_a_start(rig)[0] == wanted
+    rig.tasks.clock.advance(WEEK_MS)
+    rows, replayed = stores_after_a_start(rig)
+    in_memory = len(rig.tasks.broker.records(f"{APPLICATION}-recent-changelog"))
+    assert (rows, replayed) == (wanted, in_memory)
+    assert not list(rig.tasks.layout.application_dir.rglob(".from-export.json"))
+
+
 def test_an_export_of_a_task_that_died_is_as_old_as_its_last_flush(rig: ExportRig) -> None:
     rig.tasks.start()
     rig.tasks.crash()
