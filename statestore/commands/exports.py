@@ -18,6 +18,7 @@ from statestore.assembly import (
     load_pipeline,
     restore_export,
 )
+from statestore.assembly.opening import read_offsets
 from statestore.commands.arguments import export_options, parse_exports, parse_span
 from statestore.commands.printing import print_rows
 from statestore.commands.progress import shown
@@ -77,14 +78,15 @@ def ls_command(*, as_json: bool, **flags: Any) -> None:
 
 @exports.command("verify")
 @click.argument("export", default=LATEST)
+@click.option("--open", "opens", is_flag=True, help="Fetch each store into TMPDIR and open it.")
 @export_options
 @json_option
-def verify_command(*, export: str, as_json: bool, **flags: Any) -> None:
+def verify_command(*, export: str, opens: bool, as_json: bool, **flags: Any) -> None:
     """Read every file of EXPORT (the newest) again and check it against its manifest."""
     with told(flags, as_json=as_json) as (settings, tell):
         found = exports_of(settings)
         with shown("verify") as progress:
-            done = found.verify(found.read(export), progress)
+            done = found.verify(found.read(export), progress, read_offsets if opens else None)
         tell(
             msgspec.structs.asdict(done),
             f"{done.export_id}: {done.files} files, {done.bytes} bytes, all as they were exported",

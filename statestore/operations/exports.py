@@ -10,7 +10,7 @@ the manifests that name them, so a death leaves only what the next prune removes
 
 import hashlib
 import secrets
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,11 +18,12 @@ from typing import NamedTuple, Protocol, Self
 
 import msgspec
 
-from statestore.errors import ExportDamaged, Misuse, UnknownStore
+from statestore.errors import ExportDamaged, Misuse, TaskCorrupted, UnknownStore
 from statestore.faults import CrashPoint, reach
 from statestore.operations import manifest as manifests
 from statestore.operations.export_leases import Leases, Upload
 from statestore.operations.manifest import ExportedFile, ExportManifest, StoreOfTask
+from statestore.operations.snapshots import ReadOffsets
 from statestore.ports import Clock, Target
 
 LATEST = "latest"
@@ -143,19 +144,24 @@ class Exports:
             self._read_content(file, at, folder / file.name)
             progress.done(file.size_bytes)
 
-    def verify(self, manifest: ExportManifest, progress: Progress) -> Verified:
-        """Read every content again; ExportDamaged names the first that is not what it was."""
+    def verify(
+        self, manifest: ExportManifest, progress: Progress, opened: ReadOffsets | None = None
+    ) -> Verified:
+        """Read every content again; ExportDamaged names the first that is not what it was.
+
+        `opened`: fetch each store as well, one after another, and see that it opens and stands
+        where the manifest says.
+        """
         sizes = manifest.files()
-        progress.expect(sum(sizes.values()))
-        seen: set[str] = set()
         stores = list(manifest.stores())
-        for at in stores:
-            for file in at.store.files:
-                if file.sha256 not in seen:
-                    seen.add(file.sha256)
-                    self._read_content(file, at, None)
-                    progress.done(file.size_bytes)
-        return Verified(manifest.export_id, len(stores), len(seen), sum(sizes.values()))
+        if opened is None:
+            progress.expect(sum(sizes.values()))
+            self._read_all(stores, progress)
+        else:
+            progress.expect(sum(at.store.size_bytes for at in stores))
+            for at in stores:
+                self._open(at, progress, opened)
+        return Verified(manifest.export_id, len(stores), len(sizes), sum(sizes.values()))
 
     def prune(self, retention: Retention) -> Pruned:
         """Remove what need not be kept; Locked while an export is being uploaded."""
@@ -178,6 +184,29 @@ class Exports:
                 reach(CrashPoint.EXPORT_MANIFEST_REMOVED)
             files, size_bytes = self._remove_unnamed(kept, named)
         return Pruned(kept[::-1], removed[::-1], files, size_bytes)
+
+    def _read_all(self, stores: Sequence[StoreOfTask], progress: Progress) -> None:
+        seen: set[str] = set()
+        for at in stores:
+            for file in at.store.files:
+                if file.sha256 not in seen:
+                    seen.add(file.sha256)
+                    self._read_content(file, at, None)
+                    progress.done(file.size_bytes)
+
+    def _open(self, at: StoreOfTask, progress: Progress, opened: ReadOffsets) -> None:
+        with FetchedStore(self, at, progress) as fetched:
+            try:
+                found = opened(fetched.store_dir(at.name))
+            except TaskCorrupted as error:
+                raise ExportDamaged(
+                    f"store {at.name!r} of task {at.task} does not open: {error}: use another"
+                ) from error
+            if found != at.store.offsets:
+                raise ExportDamaged(
+                    f"store {at.name!r} of task {at.task} stands at {found}, its manifest says "
+                    f"{at.store.offsets}: use another export"
+                )
 
     def _remove_unnamed(self, kept: Collection[str], named: Collection[str]) -> tuple[int, int]:
         wanted = {self._manifest(export_id) for export_id in kept}
@@ -236,12 +265,14 @@ def find(
 class FetchedStore:
     """The files of one exported store in a folder of their own; use `with`, or release() it."""
 
-    def __init__(self, exports: "Exports", at: StoreOfTask) -> None:
+    def __init__(
+        self, exports: "Exports", at: StoreOfTask, progress: Progress | None = None
+    ) -> None:
         """Fetched and verified when this returns; TMPDIR says where such folders lie."""
         self.at = at
         self._folder = TemporaryDirectory(prefix=f"statestore-{at.task}-{at.name}-")
         try:
-            exports.fetch(at, Path(self._folder.name) / at.name, Silent())
+            exports.fetch(at, Path(self._folder.name) / at.name, progress or Silent())
         except BaseException:
             self.release()
             raise

@@ -8,6 +8,7 @@ import pytest
 
 import statestore as ss
 from statestore import faults
+from statestore.assembly.opening import read_offsets
 from statestore.errors import (
     ExportDamaged,
     FormatTooNew,
@@ -234,6 +235,26 @@ def test_a_damaged_file_is_named(rig: ExportRig, how: str) -> None:
     with pytest.raises(ExportDamaged, match="use another export"):
         rig.restore(replace=True, stores=["latest"])
     assert list(rig.tasks.layout.application_dir.rglob("*.sst")) == before, "nothing was set aside"
+
+
+def test_opening_what_was_exported_shows_what_checksums_do_not(rig: ExportRig) -> None:
+    rig.send(("a", "1"))
+    rig.drain()
+    rig.export()
+    manifest = rig.exports.read()
+    assert rig.exports.verify(manifest, Silent(), read_offsets).stores == 2
+    (task,) = manifest.tasks
+    store = task.stores["latest"]
+    other = msgspec.structs.replace(store.offsets, position=[("in", 0, 7)])
+    stores = task.stores | {"latest": msgspec.structs.replace(store, offsets=other)}
+    lie = msgspec.structs.replace(manifest, tasks=[msgspec.structs.replace(task, stores=stores)])
+    with pytest.raises(ExportDamaged, match="'latest' of task 0_0 stands at"):
+        rig.exports.verify(lie, Silent(), read_offsets)
+    files = [file for file in store.files if not file.name.startswith("MANIFEST")]
+    stores = task.stores | {"latest": msgspec.structs.replace(store, files=files)}
+    torn = msgspec.structs.replace(manifest, tasks=[msgspec.structs.replace(task, stores=stores)])
+    with pytest.raises(ExportDamaged, match="does not open"):
+        rig.exports.verify(torn, Silent(), read_offsets)
 
 
 def test_a_manifest_of_another_kind_or_of_a_newer_version_is_refused(rig: ExportRig) -> None:

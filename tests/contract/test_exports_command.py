@@ -63,6 +63,7 @@ def test_verify_and_prune_say_what_they_did(rig: ExportRig) -> None:
     ids = [said(rig, "export")["export_id"] for _ in range(3)]
     assert said(rig, "exports", "verify")["export_id"] == ids[2]
     assert said(rig, "exports", "verify", ids[0])["export_id"] == ids[0]
+    assert said(rig, "exports", "verify", "--open")["stores"] == 2
     assert said(rig, "exports", "prune", "--keep", "1")["removed"] == ids[:2]
     assert call(rig, "exports", "prune")[1].startswith("0 exports and 0 files")
 
