@@ -135,14 +135,8 @@ def _answers(found: Status) -> list[tuple[str, Text]]:
     rows = [
         ("state", state),
         ("behind", Text(lag, "red" if found.broker else "")),
-        ("last commit", Text(f"{_span(found.last_commit_age_seconds)} ago")),
-        (
-            "back in",
-            Text(
-                f"restore {_span(found.restore_seconds)}, then catch up in "
-                f"{_span(found.catch_up_seconds)}"
-            ),
-        ),
+        ("last commit", Text(_ago(found.last_commit_age_seconds, "none known"))),
+        ("back in", Text(_way_back(found))),
     ]
     rows += [("data", _audited(found)), ("last export", _exported(found))]
     if found.relocation:
@@ -150,6 +144,17 @@ def _answers(found: Status) -> list[tuple[str, Text]]:
     if found.free_bytes is not None:
         rows.append(("volume", Text(f"{found.free_bytes / 2**30:.1f} GiB free")))
     return rows
+
+
+def _way_back(found: Status) -> str:
+    if found.restore_seconds is None and found.catch_up_seconds is None:
+        return "not known"
+    restore, catch_up = _span(found.restore_seconds), _span(found.catch_up_seconds)
+    return f"restore {restore}, then catch up in {catch_up}"
+
+
+def _ago(seconds: float | None, otherwise: str) -> str:
+    return otherwise if seconds is None else f"{_span(seconds)} ago"
 
 
 def _audited(found: Status) -> Text:
@@ -166,7 +171,7 @@ def _exported(found: Status) -> Text:
         return Text("no statestore.export.target is set")
     if export.problem:
         return Text(f"not known: {export.problem}", "red")
-    return Text("none" if export.export_id is None else f"{_span(export.age_seconds)} ago")
+    return Text(_ago(export.age_seconds, "none"))
 
 
 def _row(task: TaskStatus) -> list[Text]:
