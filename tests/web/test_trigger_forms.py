@@ -197,6 +197,8 @@ def test_a_run_is_triggered_from_its_form_and_gets_what_was_typed(
     airflow: Airflow, project: Path
 ) -> None:
     form = airflow.form("micro_batches")
+    # The scheduler knows a new DAG's assets a moment after the DAG.
+    eventually(lambda: airflow.api.get("/api/v2/assets").json()["total_entries"])
     airflow.fill(form, until="2013-07-01T06:00Z")
     airflow.shoot("micro_batches-form")
     airflow.trigger(form)
