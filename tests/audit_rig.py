@@ -201,3 +201,6 @@ PLANTS: dict[str, Plant] = {
         wrong_window,
     )
 }
+# The last of them moves the offset that another one sets.
+TOGETHER = [name for name in PLANTS if name not in {"too_early", "offset_too_far"}]
+TOGETHER.append("offset_too_far")

@@ -19,7 +19,7 @@ from statestore.operations.audit import Check, require_pass
 from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka
 from tests import audit_rig
-from tests.audit_rig import COUNTS, PLANTS, Audited, audited
+from tests.audit_rig import COUNTS, PLANTS, TOGETHER, Audited, audited
 from tests.kafka.audit_pipelines import KEYS, WINDOW_MS
 from tests.kafka.run_pipelines import PREFIX_VARIABLE
 from tests.kafka.run_rig import end_of, running
@@ -91,9 +91,7 @@ def test_sound_stores_of_every_kind_pass_and_the_verdict_is_kept(
 
 def test_many_faults_at_once_are_all_found_and_named(sound: Audited, tmp_path: Path) -> None:
     one = sound.copy(tmp_path / "state")
-    # The last of them moves the offset that another one sets.
-    names = [*(PLANTS.keys() - {"too_early", "offset_too_far"}), "offset_too_far"]
-    planted = [PLANTS[name](one) for name in names]
+    planted = [PLANTS[name](one) for name in TOGETHER]
     record = verdict(one)
     assert record.verdict is Verdict.WRONG
     assert {check for _, checks in planted for check in checks} <= {

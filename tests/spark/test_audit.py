@@ -14,9 +14,10 @@ from jobs.expectations import Frames, validate
 from statestore.assembly import audit
 from statestore.commands.arguments import StateArguments
 from statestore.layout.audits import AuditRecord, Verdict
+from statestore.operations.audit import Check
 from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka
-from tests.audit_rig import COUNTS, PLANTS, Audited, audited
+from tests.audit_rig import COUNTS, PLANTS, TOGETHER, Audited, audited, too_early
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
 
@@ -72,21 +73,34 @@ def test_sound_stores_pass_as_they_do_without_spark(
     assert "no key in a wrong partition" in docs_of(record)
 
 
-@pytest.mark.parametrize("plant", PLANTS)
-def test_each_expectation_finds_its_fault_and_names_the_key(
-    spark: SparkSession, sound: Audited, tmp_path: Path, plant: str
+def test_each_expectation_finds_its_faults_and_names_the_keys(
+    spark: SparkSession, sound: Audited, tmp_path: Path
 ) -> None:
     one = sound.copy(tmp_path / "state")
-    key, checks = PLANTS[plant](one)
+    planted = [PLANTS[name](one) for name in TOGETHER]
     record = sparked(spark, one)
     assert record.verdict is Verdict.WRONG
-    failed = {failure.check: failure for failure in record.failures}
-    assert checks <= failed.keys()
-    if key:
-        assert key in " ".join(text for failure in record.failures for text in failure.keys)
-        assert key in docs_of(record)
-    plain = audit(Settings.of(one.settings()))
-    assert record.stores == plain.stores
+    docs = docs_of(record)
+    for key, checks in planted:
+        for check in checks:
+            failures = [failure for failure in record.failures if failure.check == check]
+            assert failures, check
+            named = " ".join(text for failure in failures for text in failure.keys)
+            assert key in named or check == Check.ROW_COUNTS, (check, key)
+        assert key in docs
+    assert record.stores == audit(Settings.of(one.settings())).stores
+
+
+def test_what_was_persisted_too_early_fails_its_expectation(
+    spark: SparkSession, sound: Audited, tmp_path: Path
+) -> None:
+    one = sound.copy(tmp_path / "state")
+    key, checks = too_early(one)
+    record = sparked(spark, one)
+    named = {failure.check: failure.keys for failure in record.failures}
+    assert checks <= named.keys()
+    assert key in named[Check.NOTHING_PENDING]
+    assert record.stores == audit(Settings.of(one.settings())).stores
 
 
 def test_a_row_without_a_key_fails_its_expectation(spark: SparkSession, tmp_path: Path) -> None:
