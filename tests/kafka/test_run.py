@@ -216,7 +216,9 @@ def test_a_table_comes_back_from_its_source_topic_up_to_what_was_processed(app: 
 @pytest.mark.slow
 def test_a_table_killed_while_it_comes_back_from_its_source_topic_goes_on(app: App) -> None:
     app = replace(app, settings={"topology.optimization": "all"}, pipeline="latest")
-    app.create_topics().produce(range(120_000))
+    app.create_topics()
+    for half in (range(60_000), range(60_000, 120_000)):  # the client's queue holds no more
+        app.produce(half)
     app.drained()
     shutil.rmtree(app.state_dir)
     app.produce(range(100_000, 120_010))
