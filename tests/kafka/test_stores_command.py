@@ -171,7 +171,10 @@ def test_status_without_a_broker_tells_the_rest_and_says_so(rig: Rig) -> None:
     assert isinstance(look(rig, *gone, "--max-lag-seconds=1").exception, Unavailable)
 
 
-def test_status_before_the_first_run_goes_by_the_pipeline(rig: Rig, tmp_path: Path) -> None:
+def test_status_before_the_first_run_goes_by_the_pipeline(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PREFIX_VARIABLE, rig.topic_prefix)
     found = status(rig, "--application-id=fresh", f"--state-dir={tmp_path}", rig.command()[0])
     assert (found["state"], found["lag_records"]) == ("new", rig.produced)
     assert [t["state"] for t in found["stream_tasks"]] == ["new", "new"]
