@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,12 +16,6 @@ from tests.crash.pipeline import PREFIX_VARIABLE
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 POINTS = [point for point in CrashPoint if point.startswith("clone.")]
-
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[LocalKafka]:
-    with LocalKafka() as broker:
-        yield broker
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,12 +34,6 @@ class Ended(NamedTuple):
     code: int
     said: dict[str, Any]
     err: str
-
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[LocalKafka]:
-    with LocalKafka() as broker:
-        yield broker
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,12 +92,6 @@ def test_the_form_refuses_what_the_command_would(dag: DAG, name: str, value: obj
 
 
 # In Airflow, on a real broker.
-
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[LocalKafka]:
-    with LocalKafka() as broker:
-        yield broker
 
 
 def in_airflow(project: Path, **conf: object) -> dict[tuple[str, int], str]:

@@ -28,11 +28,10 @@ pytestmark = pytest.mark.kafka
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Audited]:
-    with LocalKafka() as kafka:
-        one = audited(kafka, "audited", tmp_path_factory.mktemp("sound") / "state")
-        yield one
-        one.app.end_children()
+def sound(kafka: LocalKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Audited]:
+    one = audited(kafka, "audited", tmp_path_factory.mktemp("sound") / "state")
+    yield one
+    one.app.end_children()
 
 
 def verdict(one: Audited, *stores: str, **settings: object) -> AuditRecord:

@@ -1,7 +1,6 @@
 """A clone of a real application: it goes on by itself and touches nothing of the original."""
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,6 @@ from tests.kafka.run_pipelines import PREFIX_VARIABLE
 from tests.kafka.run_rig import App, counted, name_of, updates_in_order
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
-
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[LocalKafka]:
-    with LocalKafka() as broker:
-        yield broker
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Why an old export is refused: the broker's cleaner has taken the deletes that came after it."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,12 +20,6 @@ from tests.kafka.run_rig import DEADLINE_S, App
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 KEPT = {f"k{n}" for n in range(5, 10)}
-
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[LocalKafka]:
-    with LocalKafka(config={"log.cleaner.backoff.ms": 200}) as broker:
-        yield broker
 
 
 @pytest.fixture

@@ -23,9 +23,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Audited]:
-    with LocalKafka() as kafka:
-        yield audited(kafka, "sparked", tmp_path_factory.mktemp("sound") / "state")
+def sound(kafka: LocalKafka, tmp_path_factory: pytest.TempPathFactory) -> Audited:
+    return audited(kafka, "sparked", tmp_path_factory.mktemp("sound") / "state")
 
 
 @pytest.fixture(scope="module")

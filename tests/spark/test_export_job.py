@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,6 @@ from tests.kafka.run_pipelines import PREFIX_VARIABLE
 from tests.kafka.run_rig import App, counted
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
-
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[LocalKafka]:
-    with LocalKafka() as broker:
-        yield broker
 
 
 def exported(app: App, target: str) -> tuple[int, dict[str, Any], str]:
