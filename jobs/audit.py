@@ -38,7 +38,7 @@ from statestore.commands.audit import export_option, record_line, store_option
 from statestore.commands.running import check_summary_file, write_line
 from statestore.errors import HostFailure
 from statestore.layout.audits import AuditedStore, AuditRecord
-from statestore.operations.audit import (
+from statestore.operations.audits.audit import (
     Finding,
     audited_store,
     judge,
@@ -46,7 +46,7 @@ from statestore.operations.audit import (
     require_pass,
     sides,
 )
-from statestore.operations.audit_rows import Row, Subject
+from statestore.operations.audits.rows import Row, Subject
 
 _SHORT = 32
 """Values up to so many bytes are shown whole, longer ones as their SHA-256."""

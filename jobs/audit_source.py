@@ -15,8 +15,8 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from statestore.assembly.auditing import HASHES, fold_of, rows_of
 from statestore.commands.arguments import StateArguments
-from statestore.operations.audit import KeyTexts
-from statestore.operations.audit_rows import Rows, Subject, placing_keys
+from statestore.operations.audits.audit import KeyTexts
+from statestore.operations.audits.rows import Rows, Subject, placing_keys
 
 STORE, LOG = "store", "log"
 _ROW = [

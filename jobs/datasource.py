@@ -31,7 +31,7 @@ from statestore.assembly.rows import Shape, committed_rows, logged_rows, shape_o
 from statestore.commands.arguments import StateArguments, parse_state_arguments, parse_time
 from statestore.errors import Misuse
 from statestore.model import Serde, Time, to_ms
-from statestore.operations.audit_rows import WINDOW, Rows
+from statestore.operations.audits.rows import WINDOW, Rows
 from statestore.stores import serdes, versioned_layout, windows
 
 NAME = "transactional_store"

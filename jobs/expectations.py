@@ -6,7 +6,7 @@ Three frames are judged, of all stores at once:
     stored      the store's rows, with where each key belongs and what follows it
     places      a row per store and stream task: offsets and counts
 
-Each expectation says which check of statestore.operations.audit it makes; what it finds unexpected
+Each expectation says which check of statestore.operations.audits it makes; what it finds unexpected
 comes back with store, stream task and key.
 """
 
@@ -42,7 +42,7 @@ from great_expectations.expectations.core.expect_compound_columns_to_be_unique i
 from pyspark.sql import DataFrame
 
 from statestore.layout.audits import AuditFailure
-from statestore.operations.audit import EXAMPLES, Check, Finding
+from statestore.operations.audits.audit import EXAMPLES, Check, Finding
 
 logging.getLogger("great_expectations").setLevel(logging.WARNING)
 SITE = "audit"

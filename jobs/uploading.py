@@ -12,7 +12,7 @@ from statestore.assembly import exporting, failure
 from statestore.commands.arguments import RunArguments
 from statestore.errors import StateStoreError
 from statestore.model import TaskId
-from statestore.operations.export import Part
+from statestore.operations.exports.create import Part
 
 SCHEMA = pa.schema([("stored", pa.string())])
 

@@ -23,8 +23,8 @@ from statestore.layout.folders import StateLayout
 from statestore.layout.owners import Owner
 from statestore.model import ProcessingGuarantee, TaskId, TopicPartition
 from statestore.operations.deployed import deployed, publish_deployed
-from statestore.operations.relocate import Choices
-from statestore.operations.relocate_apply import Relocation
+from statestore.operations.relocation.apply import Relocation
+from statestore.operations.relocation.plan import Choices
 from statestore.topology.operators import ProcessorContext
 from tests.builders import ManualClock
 

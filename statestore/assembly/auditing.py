@@ -11,10 +11,10 @@ from statestore.kafka.partitioner import crc32_partitions, murmur2_partitions
 from statestore.kafka.witness import LogWitness
 from statestore.layout.audits import AuditedStore, AuditFailure, AuditRecord, Audits
 from statestore.operations.at_rest import existing_application
-from statestore.operations.audit import Examined, Homes, places_of, verdict_of
-from statestore.operations.audit_plan import AuditPlan, plan_export, plan_live
-from statestore.operations.audit_rows import Fold, Rows, Subject, fold, stored_rows
-from statestore.operations.exports import FetchedStore, find
+from statestore.operations.audits.audit import Examined, Homes, places_of, verdict_of
+from statestore.operations.audits.plan import AuditPlan, plan_export, plan_live
+from statestore.operations.audits.rows import Fold, Rows, Subject, fold, stored_rows
+from statestore.operations.exports.catalog import FetchedStore, find
 from statestore.settings import Settings
 
 HASHES: dict[str, Homes] = {"murmur2": murmur2_partitions, "crc32": crc32_partitions}

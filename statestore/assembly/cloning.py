@@ -12,10 +12,10 @@ from statestore.kafka.changelog import KafkaChangelog
 from statestore.kafka.outbox import PlainOutbox
 from statestore.kafka.removal import remove
 from statestore.layout import owners
-from statestore.operations.clone import Clone, CloneReport
-from statestore.operations.clone_record import read_record
-from statestore.operations.export import ExportReport
-from statestore.operations.exports import LATEST, Progress, Silent
+from statestore.operations.clones.clone import Clone, CloneReport
+from statestore.operations.clones.record import read_record
+from statestore.operations.exports.catalog import LATEST, Progress, Silent
+from statestore.operations.exports.create import ExportReport
 from statestore.settings import Settings
 from statestore.topology.graph import Topology
 from statestore.topology.logs import logs

@@ -21,13 +21,13 @@ from statestore.kafka.changelog import KafkaChangelog
 from statestore.kafka.outbox import PlainOutbox
 from statestore.kafka.scratch import delete, truncate
 from statestore.model import TopicPartition
-from statestore.operations.audit import failure_line
-from statestore.operations.drill import PREFIX, DrillReport, plan
-from statestore.operations.drill_run import Drills
-from statestore.operations.drill_scratch import Scratch
-from statestore.operations.drill_specials import OwnBroker
-from statestore.operations.drill_workload import Row
-from statestore.operations.exports import LATEST
+from statestore.operations.audits.audit import failure_line
+from statestore.operations.drills.plan import PREFIX, DrillReport, plan
+from statestore.operations.drills.run import Drills
+from statestore.operations.drills.scratch import Scratch
+from statestore.operations.drills.specials import OwnBroker
+from statestore.operations.drills.workload import Row
+from statestore.operations.exports.catalog import LATEST
 from statestore.operations.snapshots import Snapshots
 from statestore.ports import Bounds, Records, TopicSpec
 from statestore.settings import Settings, is_secret

@@ -11,10 +11,10 @@ from statestore.kafka.changelog import KafkaChangelog
 from statestore.layout import owners
 from statestore.model import TopicPartition
 from statestore.operations.at_rest import existing_application
-from statestore.operations.cut import Cutting
-from statestore.operations.export import Export, ExportReport
-from statestore.operations.exports import LATEST, Progress, Silent
-from statestore.operations.restore_export import Choice, Log, Restore, RestoreReport
+from statestore.operations.exports.catalog import LATEST, Progress, Silent
+from statestore.operations.exports.create import Export, ExportReport
+from statestore.operations.exports.cut import Cutting
+from statestore.operations.exports.restore import Choice, Log, Restore, RestoreReport
 from statestore.settings import Settings
 from statestore.topology.graph import Topology
 from statestore.topology.logs import logs

@@ -11,7 +11,7 @@ from statestore.assembly.surroundings import SystemClock, exports_of, layout_of
 from statestore.engines.rocks_files import link_store
 from statestore.model import Serde
 from statestore.operations.at_rest import StoresAtRest, spec_of
-from statestore.operations.exports import FetchedStore, find
+from statestore.operations.exports.catalog import FetchedStore, find
 from statestore.operations.snapshot_store import HeldFiles, SnapshotKeyValueStore
 from statestore.operations.snapshot_versions import SnapshotVersionedStore
 from statestore.operations.snapshot_windows import SnapshotWindowStore

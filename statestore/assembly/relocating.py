@@ -6,9 +6,9 @@ from statestore.assembly.opening import is_empty
 from statestore.assembly.surroundings import SystemClock, checked_cluster, layout_of
 from statestore.kafka.topics import KafkaCluster
 from statestore.operations.at_rest import existing_application
-from statestore.operations.clone_record import as_deployed
-from statestore.operations.relocate import Choices
-from statestore.operations.relocate_apply import Relocation, RelocationReport
+from statestore.operations.clones.record import as_deployed
+from statestore.operations.relocation.apply import Relocation, RelocationReport
+from statestore.operations.relocation.plan import Choices
 from statestore.settings import Settings
 from statestore.topology.graph import TopicName, Topology
 from statestore.topology.logs import logs

@@ -12,8 +12,8 @@ from statestore.assembly.surroundings import checked_cluster, exports_of
 from statestore.errors import Misuse, UnknownStore
 from statestore.model import TopicPartition
 from statestore.operations.at_rest import windows_kept_ms
-from statestore.operations.audit_rows import WINDOW, Rows, Subject, facts_of, stored_rows
-from statestore.operations.exports import FetchedStore, find
+from statestore.operations.audits.rows import WINDOW, Rows, Subject, facts_of, stored_rows
+from statestore.operations.exports.catalog import FetchedStore, find
 from statestore.ports import Engine
 from statestore.settings import Settings
 from statestore.stores import keyvalue, versioned_layout, windows

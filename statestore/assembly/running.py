@@ -16,7 +16,7 @@ from statestore.kafka.outbox import PlainOutbox, TransactionalOutbox
 from statestore.kafka.source import KafkaSource
 from statestore.kafka.topics import KafkaCluster
 from statestore.model import Span, Time, span_ms, to_ms
-from statestore.operations.clone_record import as_deployed
+from statestore.operations.clones.record import as_deployed
 from statestore.operations.run import PlannedTask, Run, RunRequest, RunSummary, check_shared
 from statestore.ports import Clock
 from statestore.settings import Settings

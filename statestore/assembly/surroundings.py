@@ -5,7 +5,7 @@ from pathlib import Path
 
 from statestore.kafka.topics import KafkaCluster
 from statestore.layout.folders import StateLayout
-from statestore.operations.exports import Exports
+from statestore.operations.exports.catalog import Exports
 from statestore.settings import Settings, expand
 from statestore.targets import FsspecTarget
 

@@ -21,7 +21,7 @@ from statestore.commands.arguments import (
 )
 from statestore.errors import StateStoreError
 from statestore.layout.audits import AuditRecord
-from statestore.operations.audit import failure_line, require_pass
+from statestore.operations.audits.audit import failure_line, require_pass
 
 store_option = click.option(
     "--store", "stores", multiple=True, metavar="STORE", help="Only this; repeatable."

@@ -19,7 +19,7 @@ from statestore.assembly.drilling import RUN, CloneFrom, drill
 from statestore.commands.arguments import deployment_options, parse_deployment
 from statestore.commands.drill_report import html_of, table_of
 from statestore.errors import HostFailure, Misuse
-from statestore.operations.drill import PREFIX, DrillReport
+from statestore.operations.drills.plan import PREFIX, DrillReport
 from statestore.settings import Settings, expand
 from statestore.testing.local_kafka import LocalKafka
 

@@ -7,7 +7,7 @@ from typing import Final
 from rich.table import Table
 from rich.text import Text
 
-from statestore.operations.drill import Drilled, DrillReport, Outcome
+from statestore.operations.drills.plan import Drilled, DrillReport, Outcome
 
 _COLOURS: Final = {Outcome.GREEN: "green", Outcome.RED: "red", Outcome.NOT_DRILLED: "yellow"}
 _COLUMNS: Final = ("drill", "seed", "verdict", "restored", "restore", "back in", "what happened")

@@ -23,9 +23,9 @@ from statestore.commands.arguments import export_options, parse_exports, parse_s
 from statestore.commands.printing import print_rows
 from statestore.commands.progress import shown
 from statestore.errors import Misuse
-from statestore.operations.export import ExportReport
-from statestore.operations.exports import LATEST, Retention
-from statestore.operations.restore_export import Choice, RestoreReport
+from statestore.operations.exports.catalog import LATEST, Retention
+from statestore.operations.exports.create import ExportReport
+from statestore.operations.exports.restore import Choice, RestoreReport
 from statestore.settings import Settings
 from statestore.topology.graph import Topology
 

@@ -14,8 +14,8 @@ from statestore.assembly import failure, load_pipeline, relocate
 from statestore.commands.arguments import deployment_options, parse_run
 from statestore.errors import Misuse
 from statestore.model import TaskId
-from statestore.operations.relocate import Choices, Move
-from statestore.operations.relocate_apply import RelocationReport
+from statestore.operations.relocation.apply import RelocationReport
+from statestore.operations.relocation.plan import Choices, Move
 
 _COLUMNS = ("store", "partition", "from", "to", "bytes", "why")
 

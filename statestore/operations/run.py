@@ -29,7 +29,7 @@ from statestore.layout.owners import Claim
 from statestore.layout.snapshots import TaskSnapshots
 from statestore.model import TaskId, TopicPartition
 from statestore.operations.hashing import check_hashes
-from statestore.operations.relocate_apply import Relocation, may_hold_rows
+from statestore.operations.relocation.apply import Relocation, may_hold_rows
 from statestore.operations.source_logs import check_topics
 from statestore.ports import Clock, Cluster, TopicSpec
 from statestore.settings import Settings

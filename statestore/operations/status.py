@@ -21,9 +21,9 @@ from statestore.layout.folders import StateLayout
 from statestore.layout.owners import Owner
 from statestore.model import TaskId, TopicPartition
 from statestore.operations.deployed import Deployed, read_deployed
-from statestore.operations.exports import Exports
-from statestore.operations.manifest import made_after
-from statestore.operations.relocate_disk import read_journal
+from statestore.operations.exports.catalog import Exports
+from statestore.operations.exports.manifest import made_after
+from statestore.operations.relocation.disk import read_journal
 from statestore.ports import Bounds, Clock, InputFacts, Onlooker
 from statestore.tasks.commit import CommitStamp
 from statestore.tasks.progress import Progress, read_progress

@@ -10,10 +10,10 @@ from statestore.assembly.opening import is_empty, open_files, read_offsets
 from statestore.engines.rocks_files import link_store
 from statestore.model import TopicPartition
 from statestore.operations.deployed import deployed, publish_deployed
-from statestore.operations.export import Export, ExportReport
-from statestore.operations.exports import LATEST, Exports, FetchedStore
-from statestore.operations.manifest import StoreOfTask
-from statestore.operations.restore_export import Choice, Log, Restore, RestoreReport
+from statestore.operations.exports.catalog import LATEST, Exports, FetchedStore
+from statestore.operations.exports.create import Export, ExportReport
+from statestore.operations.exports.manifest import StoreOfTask
+from statestore.operations.exports.restore import Choice, Log, Restore, RestoreReport
 from statestore.operations.snapshots import Snapshots
 from statestore.ports import Bounds, Target
 from statestore.targets import FsspecTarget

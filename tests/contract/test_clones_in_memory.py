@@ -13,10 +13,10 @@ from statestore.assembly.opening import open_files, open_to_rewrite
 from statestore.errors import Misuse, Unavailable
 from statestore.layout.folders import StateLayout
 from statestore.model import TaskId, TopicPartition
-from statestore.operations.clone import Clone, CloneReport
-from statestore.operations.clone_log import logged, seed
-from statestore.operations.clone_record import as_deployed, read_record
-from statestore.operations.cut import Cutting
+from statestore.operations.clones.clone import Clone, CloneReport
+from statestore.operations.clones.log import logged, seed
+from statestore.operations.clones.record import as_deployed, read_record
+from statestore.operations.exports.cut import Cutting
 from statestore.ports import TopicSpec
 from statestore.stores.versioned import TransactionalVersionedStore
 from statestore.tasks.changelog_times import true_times

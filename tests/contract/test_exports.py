@@ -19,10 +19,10 @@ from statestore.errors import (
     UnknownStore,
 )
 from statestore.faults import CrashPoint
-from statestore.operations.export import ExportReport
-from statestore.operations.export_leases import LEASE_MS
-from statestore.operations.exports import Retention, Silent, find
-from statestore.operations.manifest import encode
+from statestore.operations.exports.catalog import Retention, Silent, find
+from statestore.operations.exports.create import ExportReport
+from statestore.operations.exports.leases import LEASE_MS
+from statestore.operations.exports.manifest import encode
 from statestore.tasks.lifecycle import StreamTask
 from statestore.tasks.stores import TaskStores
 from tests.builders import DEADLINE_S, eventually

@@ -13,8 +13,8 @@ from statestore.errors import InvalidSetting, TopologyMismatch
 from statestore.layout.files import read_checkpoint
 from statestore.model import ProcessingGuarantee, TaskId
 from statestore.operations.deployed import read_deployed
-from statestore.operations.relocate import Choices
-from statestore.operations.relocate_apply import Relocation
+from statestore.operations.relocation.apply import Relocation
+from statestore.operations.relocation.plan import Choices
 from statestore.operations.run import Run, RunRequest
 from tests.contract.source_logs import IN, REUSE, commit, entered, topology
 from tests.contract.task_rig import APPLICATION, TaskRig, rows_of

@@ -9,7 +9,7 @@ import fsspec
 import pytest
 
 from statestore.errors import HostFailure, Misuse, Unavailable
-from statestore.operations.exports import SMALL, Retention, Silent, sha256_of
+from statestore.operations.exports.catalog import SMALL, Retention, Silent, sha256_of
 from statestore.targets import FsspecTarget
 from tests.builders import child
 from tests.contract.export_rig import ExportRig

@@ -16,7 +16,7 @@ from statestore.assembly.pipelines import load_pipeline
 from statestore.errors import DrillFailed
 from statestore.faults import CrashPoint
 from statestore.layout.folders import StateLayout
-from statestore.operations.drill import DrillReport, Outcome
+from statestore.operations.drills.plan import DrillReport, Outcome
 from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import ROOT

@@ -13,8 +13,8 @@ import pytest
 from statestore.assembly.opening import open_files
 from statestore.assembly.surroundings import SystemClock
 from statestore.faults import VARIABLE, CrashPoint
-from statestore.operations.export_leases import LEASE_MS
-from statestore.operations.exports import Exports, FetchedStore, Retention, Silent
+from statestore.operations.exports.catalog import Exports, FetchedStore, Retention, Silent
+from statestore.operations.exports.leases import LEASE_MS
 from statestore.targets import FsspecTarget
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import ROOT, ManualClock, eventually

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from statestore import faults
 from statestore.faults import CrashPoint
 from statestore.model import TaskId
-from statestore.operations.relocate import Choices
+from statestore.operations.relocation.plan import Choices
 from tests.relocation_rig import (
     Died,
     Rig,

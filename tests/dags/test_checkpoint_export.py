@@ -18,7 +18,7 @@ from airflow.serialization.serialized_objects import DagSerialization
 
 import statestore as ss
 from statestore.assembly.surroundings import SystemClock
-from statestore.operations.exports import Exports, Silent
+from statestore.operations.exports.catalog import Exports, Silent
 from statestore.targets import FsspecTarget
 from statestore.testing.local_kafka import LocalKafka
 from tests.kafka import run_pipelines

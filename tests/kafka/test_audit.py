@@ -15,7 +15,7 @@ from statestore.cli import cli
 from statestore.errors import AuditFailed, NotChecked, StateStoreError
 from statestore.layout.audits import AuditRecord, Audits, Verdict
 from statestore.layout.folders import StateLayout
-from statestore.operations.audit import Check, require_pass
+from statestore.operations.audits.audit import Check, require_pass
 from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka
 from tests import audit_rig

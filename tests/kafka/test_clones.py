@@ -10,7 +10,7 @@ import statestore as ss
 from statestore.assembly import clone_export, drop_clone, export_for_clone, load_pipeline
 from statestore.errors import Misuse, Unavailable
 from statestore.faults import CrashPoint
-from statestore.operations.clone import CloneReport
+from statestore.operations.clones.clone import CloneReport
 from statestore.testing.local_kafka import LocalKafka
 from tests.kafka import run_pipelines
 from tests.kafka.run_pipelines import PREFIX_VARIABLE

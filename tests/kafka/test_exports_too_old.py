@@ -11,7 +11,7 @@ from statestore.assembly import create_export, exports_of, restore_export
 from statestore.assembly.opening import is_empty
 from statestore.assembly.surroundings import SystemClock, checked_cluster, layout_of
 from statestore.errors import ExportTooOld
-from statestore.operations.restore_export import Choice, Log, Restore
+from statestore.operations.exports.restore import Choice, Log, Restore
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import eventually
 from tests.kafka import version_pipelines

@@ -14,7 +14,7 @@ from jobs.expectations import Frames, validate
 from statestore.assembly import audit
 from statestore.commands.arguments import StateArguments
 from statestore.layout.audits import AuditRecord, Verdict
-from statestore.operations.audit import Check
+from statestore.operations.audits.audit import Check
 from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka
 from tests.audit_rig import COUNTS, PLANTS, TOGETHER, Audited, audited, too_early

@@ -11,7 +11,7 @@ import pytest
 
 import statestore as ss
 from statestore.assembly import exports_of
-from statestore.operations.exports import Silent
+from statestore.operations.exports.catalog import Silent
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import ROOT
 from tests.kafka import run_pipelines

@@ -8,7 +8,7 @@ from statestore.errors import AuditFailed, NotChecked
 from statestore.kafka.partitioner import murmur2_partition
 from statestore.layout.audits import AuditedStore, AuditFailure, AuditRecord, Verdict
 from statestore.model import Record, TopicPartition
-from statestore.operations.audit import (
+from statestore.operations.audits.audit import (
     Check,
     Examined,
     failure_line,
@@ -16,7 +16,7 @@ from statestore.operations.audit import (
     require_pass,
     verdict_of,
 )
-from statestore.operations.audit_rows import Fold, Row, Rows, Subject, fold
+from statestore.operations.audits.rows import Fold, Row, Rows, Subject, fold
 from statestore.stores.versioned_layout import TIME_MIN
 from statestore.testing.memory_broker import MemoryBroker
 

@@ -12,9 +12,9 @@ from statestore.cli import cli
 from statestore.commands.drill_report import html_of, table_of
 from statestore.errors import DrillFailed, Misuse, NotDrilled
 from statestore.faults import CrashPoint
-from statestore.operations.drill import Drilled, DrillReport, Kind, Outcome, Special, plan
-from statestore.operations.drill_scratch import Scratch
-from statestore.operations.drill_workload import PARTITIONS, Ledger, Row, Seen
+from statestore.operations.drills.plan import Drilled, DrillReport, Kind, Outcome, Special, plan
+from statestore.operations.drills.scratch import Scratch
+from statestore.operations.drills.workload import PARTITIONS, Ledger, Row, Seen
 
 USERS = 17
 

@@ -8,9 +8,9 @@ import pytest
 from statestore.errors import FormatTooNew
 from statestore.layout import owners
 from statestore.model import TaskId, TopicPartition
-from statestore.operations.relocate import Choices
-from statestore.operations.relocate_apply import RelocationReport
-from statestore.operations.relocate_disk import journal_file
+from statestore.operations.relocation.apply import RelocationReport
+from statestore.operations.relocation.disk import journal_file
+from statestore.operations.relocation.plan import Choices
 from statestore.tasks.mark import REFRESH_MS, InputMark
 from tests.builders import ManualClock
 from tests.relocation_rig import (

@@ -8,7 +8,7 @@ from statestore import faults
 from statestore.errors import FormatTooNew, HostFailure, TopologyMismatch
 from statestore.faults import CrashPoint
 from statestore.model import TaskId
-from statestore.operations.relocate_disk import journal_file
+from statestore.operations.relocation.disk import journal_file
 from tests.relocation_rig import (
     Died,
     Rig,

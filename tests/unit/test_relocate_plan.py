@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from statestore.errors import Misuse, TopologyMismatch
 from statestore.model import ProcessingGuarantee, TaskId
 from statestore.operations.deployed import Deployed, DeployedPart, deployed
-from statestore.operations.relocate import (
+from statestore.operations.relocation.plan import (
     Choices,
     Copy,
     Disk,

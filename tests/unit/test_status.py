@@ -18,8 +18,8 @@ from statestore.layout.folders import StateLayout
 from statestore.layout.owners import Owner
 from statestore.model import TaskId
 from statestore.operations.deployed import Deployed, DeployedStore
-from statestore.operations.exports import Exports
-from statestore.operations.manifest import new_export_id
+from statestore.operations.exports.catalog import Exports
+from statestore.operations.exports.manifest import new_export_id
 from statestore.operations.status import Onlooking, State, Status, state_of
 from statestore.targets import FsspecTarget
 from statestore.tasks.plan import TaskReport

@@ -27,16 +27,16 @@ from statestore.layout import owners
 from statestore.layout.files import sync_folder
 from statestore.layout.folders import StateLayout
 from statestore.model import Position, TaskId, TopicPartition
-from statestore.operations.clone_log import copy, seed
-from statestore.operations.clone_record import (
+from statestore.operations.clones.log import copy, seed
+from statestore.operations.clones.record import (
     CloneRecord,
     publish_record,
     read_record,
     renamed,
 )
 from statestore.operations.deployed import deployed, publish_deployed
-from statestore.operations.exports import Exports, Progress, Silent
-from statestore.operations.manifest import Cut, ExportManifest, StoreOfTask
+from statestore.operations.exports.catalog import Exports, Progress, Silent
+from statestore.operations.exports.manifest import Cut, ExportManifest, StoreOfTask
 from statestore.operations.run import dead_letter_topics, internal_topics
 from statestore.ports import Bounds, Changelog, Clock, Cluster, Engine, Outbox, TopicSpec
 from statestore.settings import Settings

@@ -15,10 +15,10 @@ from statestore.errors import StateStoreError, TaskCorrupted, TopicMissing, Unkn
 from statestore.layout.audits import LIVE, AuditFailure, Audits
 from statestore.layout.folders import StateLayout
 from statestore.model import TaskId, TopicPartition
-from statestore.operations.audit import Check
-from statestore.operations.audit_rows import Subject, facts_of
+from statestore.operations.audits.audit import Check
+from statestore.operations.audits.rows import Subject, facts_of
 from statestore.operations.deployed import Deployed, read_deployed
-from statestore.operations.exports import Exports, FetchedStore
+from statestore.operations.exports.catalog import Exports, FetchedStore
 from statestore.operations.snapshots import Snapshot, Snapshots
 from statestore.ports import Clock, Cluster, Engine
 from statestore.stores import keyvalue, versioned_layout

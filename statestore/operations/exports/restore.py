@@ -28,8 +28,8 @@ from statestore.layout.files import sync_folder
 from statestore.layout.folders import StateLayout
 from statestore.model import TaskId, TopicPartition
 from statestore.operations.deployed import publish_deployed, read_deployed
-from statestore.operations.exports import Exports, Progress, Silent
-from statestore.operations.manifest import ExportManifest, StoreOfTask
+from statestore.operations.exports.catalog import Exports, Progress, Silent
+from statestore.operations.exports.manifest import ExportManifest, StoreOfTask
 from statestore.ports import Bounds, Clock
 
 _REPLACED = "replaced"

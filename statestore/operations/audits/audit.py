@@ -18,7 +18,7 @@ from statestore.layout.audits import (
     AuditRecord,
     Verdict,
 )
-from statestore.operations.audit_rows import Fold, Row, Rows, Subject, placing_keys
+from statestore.operations.audits.rows import Fold, Row, Rows, Subject, placing_keys
 from statestore.stores import serdes
 
 EXAMPLES: Final = 20

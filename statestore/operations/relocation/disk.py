@@ -19,7 +19,7 @@ from statestore.layout.folders import StateLayout
 from statestore.model import TaskId, TopicPartition
 from statestore.operations.at_rest import size_of
 from statestore.operations.deployed import Deployed
-from statestore.operations.relocate import Copy, Disk, Move, SetAside
+from statestore.operations.relocation.plan import Copy, Disk, Move, SetAside
 
 VERSION = 1
 

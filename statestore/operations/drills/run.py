@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 from statestore.errors import StateStoreError
 from statestore.faults import CrashPoint
-from statestore.operations.drill import Drilled, DrillReport, Kind, Outcome, Planned, Special
-from statestore.operations.drill_points import Met, at_moment, at_point, span_of_a_run
-from statestore.operations.drill_scratch import Scratch
-from statestore.operations.drill_specials import OwnBroker, drilled
+from statestore.operations.drills.plan import Drilled, DrillReport, Kind, Outcome, Planned, Special
+from statestore.operations.drills.points import Met, at_moment, at_point, span_of_a_run
+from statestore.operations.drills.scratch import Scratch
+from statestore.operations.drills.specials import OwnBroker, drilled
 from statestore.ports import Clock
 
 _log = logging.getLogger(__name__)

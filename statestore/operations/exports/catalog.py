@@ -20,9 +20,9 @@ import msgspec
 
 from statestore.errors import ExportDamaged, Misuse, TaskCorrupted, UnknownStore
 from statestore.faults import CrashPoint, reach
-from statestore.operations import manifest as manifests
-from statestore.operations.export_leases import Leases, Upload
-from statestore.operations.manifest import ExportedFile, ExportManifest, StoreOfTask
+from statestore.operations.exports import manifest as manifests
+from statestore.operations.exports.leases import Leases, Upload
+from statestore.operations.exports.manifest import ExportedFile, ExportManifest, StoreOfTask
 from statestore.operations.snapshots import ReadOffsets
 from statestore.ports import Clock, Target
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from statestore.errors import Unavailable
 from statestore.model import TopicPartition
-from statestore.operations.manifest import Cut, ExportedTask
+from statestore.operations.exports.manifest import Cut, ExportedTask
 from statestore.operations.run import internal_topics
 from statestore.ports import Changelog, Cluster
 from statestore.topology.graph import Topology

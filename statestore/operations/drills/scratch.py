@@ -24,8 +24,8 @@ from statestore.faults import VARIABLE
 from statestore.layout import owners
 from statestore.layout.folders import StateLayout
 from statestore.operations.deployed import read_deployed
-from statestore.operations.drill import PREFIX
-from statestore.operations.drill_workload import (
+from statestore.operations.drills.plan import PREFIX
+from statestore.operations.drills.workload import (
     PARTITIONS,
     PREFIX_VARIABLE,
     STORE,
@@ -36,7 +36,7 @@ from statestore.operations.drill_workload import (
 )
 
 T = TypeVar("T")
-MODULE = "statestore.operations.drill_workload"
+MODULE = "statestore.operations.drills.workload"
 DEADLINE_S = 180.0
 LOT = 4000
 

@@ -30,8 +30,7 @@ from statestore.layout import files, owners
 from statestore.layout.folders import QUARANTINE_RECORD, Quarantined, StateLayout
 from statestore.model import ProcessingGuarantee, TaskId, TopicPartition
 from statestore.operations.deployed import Deployed, deployed, publish_deployed, read_deployed
-from statestore.operations.relocate import Choices, Move, Plan, placement, plan
-from statestore.operations.relocate_disk import (
+from statestore.operations.relocation.disk import (
     Aside,
     Entry,
     Journal,
@@ -41,6 +40,7 @@ from statestore.operations.relocate_disk import (
     look,
     read_journal,
 )
+from statestore.operations.relocation.plan import Choices, Move, Plan, placement, plan
 from statestore.operations.source_logs import check_unchanged
 from statestore.ports import Clock
 from statestore.tasks import mark

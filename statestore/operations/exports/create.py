@@ -26,12 +26,12 @@ from statestore.layout import owners
 from statestore.layout.folders import StateLayout
 from statestore.layout.snapshots import Manifest, StoreOffsets
 from statestore.model import TaskId, TopicPartition
-from statestore.operations.checksums import Checksums, Known, identity_of
-from statestore.operations.cut import behind
 from statestore.operations.deployed import Deployed, read_deployed
-from statestore.operations.export_leases import Upload
-from statestore.operations.exports import SMALL, Exports, Progress, Silent, sha256_of
-from statestore.operations.manifest import (
+from statestore.operations.exports.catalog import SMALL, Exports, Progress, Silent, sha256_of
+from statestore.operations.exports.checksums import Checksums, Known, identity_of
+from statestore.operations.exports.cut import behind
+from statestore.operations.exports.leases import Upload
+from statestore.operations.exports.manifest import (
     VERSION,
     Cut,
     ExportedFile,
@@ -39,7 +39,7 @@ from statestore.operations.manifest import (
     ExportedTask,
     ExportManifest,
 )
-from statestore.operations.relocate_disk import journal_file
+from statestore.operations.relocation.disk import journal_file
 from statestore.operations.snapshots import Snapshot, Snapshots
 from statestore.ports import Changelog, Clock
 

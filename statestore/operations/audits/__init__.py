@@ -1,0 +1,1 @@
+"""Audits: stores against their changelogs, by readers of their own."""

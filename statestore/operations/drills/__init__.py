@@ -1,0 +1,1 @@
+"""Drills: scratch applications killed on purpose, and what came of it."""

@@ -1,0 +1,1 @@
+"""Exports: state at a target outside the volume, and its way back."""

@@ -1,0 +1,1 @@
+"""Relocation: stores moved to where a new topology looks for them."""
