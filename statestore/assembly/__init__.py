@@ -14,6 +14,7 @@ from statestore.assembly.pipelines import load_pipeline
 from statestore.assembly.reading import open_snapshot, stores_at_rest
 from statestore.assembly.relocating import relocate
 from statestore.assembly.running import (
+    check_run,
     failure,
     run,
     run_request,
@@ -27,6 +28,7 @@ from statestore.assembly.upgrading import upgrade_to_versioned
 __all__ = [
     "SystemClock",
     "audit",
+    "check_run",
     "clone_export",
     "create_export",
     "drop_clone",

@@ -17,7 +17,14 @@ from statestore.kafka.source import KafkaSource
 from statestore.kafka.topics import KafkaCluster
 from statestore.model import Span, Time, span_ms, to_ms
 from statestore.operations.clones.record import as_deployed
-from statestore.operations.run import PlannedTask, Run, RunRequest, RunSummary, check_shared
+from statestore.operations.run import (
+    Checked,
+    PlannedTask,
+    Run,
+    RunRequest,
+    RunSummary,
+    check_shared,
+)
 from statestore.ports import Clock
 from statestore.settings import Settings
 from statestore.stores.built_in import BuiltIn
@@ -91,6 +98,11 @@ def start_run(topology: Topology, settings: Settings, request: RunRequest) -> Ru
         request,
         is_empty=is_empty,
     )
+
+
+def check_run(topology: Topology, settings: Settings) -> Checked:
+    """What the next start would do first; raises all that it would refuse, writes nothing."""
+    return start_run(topology, settings, run_request()).check()
 
 
 def serve_planned(

@@ -1,13 +1,20 @@
-"""`statestore topology describe|tasks`: a pipeline, looked at without running it."""
+"""`statestore topology describe|tasks|check`: a pipeline, looked at without running it."""
 
 from typing import Any
 
 import click
+import msgspec
 
-from statestore.assembly import load_pipeline
+from statestore.assembly import check_run, load_pipeline
 from statestore.assembly.surroundings import checked_cluster
-from statestore.commands.arguments import RunArguments, parse_run, run_options
+from statestore.commands.arguments import (
+    RunArguments,
+    deployment_options,
+    parse_run,
+    run_options,
+)
 from statestore.model import TaskId
+from statestore.operations.run import Checked
 
 
 @click.group()
@@ -28,6 +35,34 @@ def tasks_command(**flags: Any) -> None:
     """The stream tasks of a pipeline, with their input topics, on the broker as it is."""
     for task, topics in _tasks(parse_run(flags)):
         click.echo(f"{task}\t{', '.join(topics)}")
+
+
+@topology.command("check")
+@deployment_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
+def check_command(*, as_json: bool, **flags: Any) -> None:
+    """Whether the pipeline would start now: its topics, its brokers, the state there is.
+
+    Everything a start refuses is refused here, with the same exit code; nothing is written. What
+    the start would do before its first record is printed.
+    """
+    arguments = parse_run(flags)
+    found = check_run(load_pipeline(arguments.pipeline), arguments.settings())
+    click.echo(msgspec.json.encode(found._asdict()).decode() if as_json else _told(found))
+
+
+def _told(found: Checked) -> str:
+    report = found.relocation
+    moves = [*report.begun, *report.plan.moves]
+    return "\n".join(
+        [
+            f"{found.application_id} can start: {found.stream_tasks} stream tasks",
+            f"topics to create: {', '.join(found.creates) or 'none'}",
+            f"stores to move: {', '.join(f'{m.store} {m.source} > {m.target}' for m in moves)}"
+            if moves
+            else "stores to move: none",
+        ]
+    )
 
 
 def _tasks(arguments: RunArguments) -> list[tuple[TaskId, list[str]]]:

@@ -10,13 +10,12 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import msgspec
 
 from statestore.errors import (
     HostFailure,
-    InvalidSetting,
     InvalidTopology,
     NotCopartitioned,
     StateDirNotShared,
@@ -29,17 +28,19 @@ from statestore.layout.owners import Claim
 from statestore.layout.snapshots import TaskSnapshots
 from statestore.model import TaskId, TopicPartition
 from statestore.operations.hashing import check_hashes
-from statestore.operations.relocation.apply import Relocation, may_hold_rows
+from statestore.operations.relocation.apply import (
+    Relocation,
+    RelocationReport,
+    may_hold_rows,
+)
 from statestore.operations.source_logs import check_topics
+from statestore.operations.topics import dead_letter_topics, internal_topics
 from statestore.ports import Clock, Cluster, TopicSpec
 from statestore.settings import Settings
-from statestore.stores.specs import StoreSpec, VersionedSpec
 from statestore.tasks.plan import TaskReport
 from statestore.topology.graph import SubTopology, TopicName, Topology, Wave
-from statestore.topology.logs import log_of, logs
+from statestore.topology.logs import logs
 
-_DAY_MS = 86_400_000
-_WEEK_MS = 7 * _DAY_MS
 _log = logging.getLogger(__name__)
 
 
@@ -101,6 +102,15 @@ class RunSummary:
             self.caught_up = self.caught_up and report.caught_up
 
 
+class Checked(NamedTuple):
+    """What the next start of an application does before its first record."""
+
+    application_id: str
+    stream_tasks: int
+    creates: list[str]
+    relocation: RelocationReport
+
+
 class Run:
     """A run, from the application lock to its release; use `with`."""
 
@@ -129,8 +139,17 @@ class Run:
         self._is_empty = is_empty
         self._logs = logs(topology, settings)
 
-    def __enter__(self) -> Self:
-        """Check, lock, prepare. Every refusal comes before anything is written."""
+    def check(self) -> Checked:
+        """What a start would do first; raises all that it would refuse. Nothing is written."""
+        relocation = self._checked()
+        return Checked(
+            application_id=self._application_id,
+            stream_tasks=sum(map(len, self.topology.tasks(self._counts).values())),
+            creates=[spec.name for spec in self._missing_internal_topics()],
+            relocation=relocation.report(),
+        )
+
+    def _checked(self) -> Relocation:
         if self._settings.explicit_naming and self.topology.unnamed:
             raise InvalidTopology(
                 f"no name of their own: {', '.join(self.topology.unnamed)}; relocation goes by "
@@ -141,6 +160,11 @@ class Run:
         check_known(self.topology, self._layout, self.request)
         relocation = self._relocation()
         relocation.check()
+        return relocation
+
+    def __enter__(self) -> Self:
+        """Check, lock, prepare. Every refusal comes before anything is written."""
+        relocation = self._checked()
         folder = self._layout.application_dir
         self._layout.create(folder)
         self._claim = owners.claim(
@@ -292,70 +316,6 @@ class Run:
         if tps:
             committed = self._cluster.group_offsets(tps)
             self._cluster.delete_before({tp: at.offset for tp, at in committed.items()})
-
-
-def dead_letter_topics(topology: Topology, settings: Settings) -> set[str]:
-    """The topic of the dead letters, if a handler writes any (SEMANTICS E9)."""
-    topic = settings.dead_letter_topic
-    if not settings.writes_dead_letters:
-        return set()
-    if topic in topology.topics()[0]:
-        raise InvalidSetting(
-            f"errors.dead.letter.queue.topic.name {topic!r} is an input of this pipeline, which "
-            "would read its dead letters without end: name another topic"
-        )
-    return {topic}
-
-
-def internal_topics(
-    topology: Topology,
-    counts: Mapping[TopicName, int],
-    application_id: str,
-    logs: Mapping[str, str] | None = None,
-) -> list[TopicSpec]:
-    """The repartition and changelog topics a topology needs (SEMANTICS T1, T3).
-
-    `logs`: by store, the source topic that is its log; those need no changelog.
-    """
-    specs = [
-        TopicSpec(
-            topic.full(application_id),
-            count,
-            {
-                "cleanup.policy": "delete",
-                "retention.ms": "-1",
-                "message.timestamp.type": "CreateTime",
-            },
-        )
-        for topic, count in counts.items()
-        if topic.internal
-    ]
-    tasks = topology.tasks(counts)
-    for part in topology.sub_topologies:
-        for store in part.stores:
-            if logs and store in logs:
-                continue
-            config = {
-                "cleanup.policy": "compact",
-                "delete.retention.ms": str(_WEEK_MS),
-                "message.timestamp.type": "CreateTime",
-            }
-            config |= _spared(topology.stores[store]) | topology.stores[store].changelog_config
-            name = log_of(application_id, store, {})
-            specs.append(TopicSpec(name, len(tasks[part.ordinal]), config))
-    return specs
-
-
-def _spared(spec: StoreSpec) -> dict[str, str]:
-    """What keeps a broker's cleaner from versions that history still shows (KIP-889)."""
-    if not isinstance(spec, VersionedSpec):
-        return {}
-    return {"min.compaction.lag.ms": str(compaction_lag_ms(spec.history_retention_ms))}
-
-
-def compaction_lag_ms(retention_ms: int) -> int:
-    """How long a cleaner must spare the records of a store with that much history (T3)."""
-    return min(retention_ms + _DAY_MS, 2**63 - 1)
 
 
 def check_known(topology: Topology, layout: StateLayout, request: RunRequest) -> None:

@@ -21,7 +21,7 @@ from statestore.layout import owners
 from statestore.layout.folders import StateLayout
 from statestore.model import TaskId
 from statestore.operations.deployed import read_deployed
-from statestore.operations.run import compaction_lag_ms
+from statestore.operations.topics import compaction_lag_ms
 from statestore.ports import Clock
 from statestore.stores import keyvalue, versioned_layout
 from statestore.topology.logs import log_of

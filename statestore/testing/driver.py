@@ -24,7 +24,7 @@ from statestore.model import (
     span_ms,
     to_ms,
 )
-from statestore.operations.run import dead_letter_topics, internal_topics
+from statestore.operations.topics import dead_letter_topics, internal_topics
 from statestore.ports import TopicSpec
 from statestore.settings import Settings
 from statestore.stores import serdes

@@ -14,7 +14,7 @@ from statestore.engines.rocks_files import link_store
 from statestore.errors import StateStoreError
 from statestore.layout.folders import StateLayout
 from statestore.model import Record, TaskId, TopicPartition
-from statestore.operations.run import internal_topics
+from statestore.operations.topics import internal_topics
 from statestore.ports import TopicSpec
 from statestore.settings import Settings
 from statestore.stores.built_in import BuiltIn

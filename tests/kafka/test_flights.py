@@ -27,7 +27,8 @@ from jobs.pipelines.flights import CARRIER_DAY, add_carrier_days, topology
 from statestore import serdes
 from statestore.errors import Misuse
 from statestore.kafka.topics import KafkaCluster
-from statestore.operations.run import RunSummary, internal_topics
+from statestore.operations.run import RunSummary
+from statestore.operations.topics import internal_topics
 from statestore.testing.local_kafka import LocalKafka
 
 pytestmark = pytest.mark.kafka

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from tests.kafka.run_rig import (
 
 pytestmark = pytest.mark.kafka
 
+CHECK = ("topology", "check")
 NOBODY_THERE = "127.0.0.1:1"
 SECRET = "hunter2-of-tests"
 # Root may write anywhere; without these capabilities it is stopped by file modes like others.
@@ -67,8 +68,10 @@ def alone(
     app.end_children()
 
 
-def run_here(app: App, *more: str, pipeline: str | None = None) -> Ended:
-    """`statestore run` without a process of its own."""
+def run_here(
+    app: App, *more: str, pipeline: str | None = None, command: Sequence[str] = ("run",)
+) -> Ended:
+    """`statestore run`, or another command, without a process of its own."""
     began, out, err = time.monotonic(), io.StringIO(), io.StringIO()
     on_sigterm = signal.getsignal(signal.SIGTERM)
     with (
@@ -77,7 +80,7 @@ def run_here(app: App, *more: str, pipeline: str | None = None) -> Ended:
         redirect_stdout(out),
         redirect_stderr(err),
     ):
-        patch.setattr(sys, "argv", ["statestore", "run", "--json", *app.flags(pipeline), *more])
+        patch.setattr(sys, "argv", ["statestore", *command, "--json", *app.flags(pipeline), *more])
         patch.setenv(PREFIX_VARIABLE, app.name)
         patch.syspath_prepend(app.state_dir.parent)
         with pytest.raises(SystemExit) as left:
@@ -128,8 +131,27 @@ def test_a_pipeline_that_cannot_run_is_refused_before_anything_is_done(
 ) -> None:
     pipeline, error, *says = WRONG[case]
     with shared.unchanged():
-        assert_refused(run_here(shared, pipeline=pipeline), 2, error, *says)
+        refused = run_here(shared, pipeline=pipeline)
+        assert_refused(refused, 2, error, *says)
+        checked = run_here(shared, pipeline=pipeline, command=CHECK)
+        assert (checked.code, checked.message) == (refused.code, refused.message)
     assert not shared.state_dir.exists()
+
+
+def test_a_check_tells_what_the_next_start_does_first_and_does_nothing(app: App) -> None:
+    with app.unchanged():
+        before = run_here(app, command=CHECK)
+    created = [f"{app.name}-by-user-repartition", f"{app.name}-counts-changelog"]
+    assert (before.code, before.summary["creates"]) == (0, created)
+    assert before.summary["stream_tasks"] == 4
+    app.drained()
+    for name in ("other", "other-out"):
+        app.kafka.create_topic(f"{app.name}-{name}", 2, {"retention.ms": -1})
+    with app.unchanged():
+        after = run_here(app, pipeline="counts_reordered", command=CHECK).summary
+    moves = [(m["store"], m["source"], m["target"]) for m in after["relocation"]["plan"]["moves"]]
+    assert [store for store, _, _ in moves] == ["counts", "counts"]
+    assert all(source != target for _, source, target in moves)
 
 
 FLAGS: dict[str, tuple[list[str], str, *tuple[str, ...]]] = {

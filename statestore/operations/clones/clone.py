@@ -37,7 +37,7 @@ from statestore.operations.clones.record import (
 from statestore.operations.deployed import deployed, publish_deployed
 from statestore.operations.exports.catalog import Exports, Progress, Silent
 from statestore.operations.exports.manifest import Cut, ExportManifest, StoreOfTask
-from statestore.operations.run import dead_letter_topics, internal_topics
+from statestore.operations.topics import dead_letter_topics, internal_topics
 from statestore.ports import Bounds, Changelog, Clock, Cluster, Engine, Outbox, TopicSpec
 from statestore.settings import Settings
 from statestore.stores import offsets

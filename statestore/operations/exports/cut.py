@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statestore.errors import Unavailable
 from statestore.model import TopicPartition
 from statestore.operations.exports.manifest import Cut, ExportedTask
-from statestore.operations.run import internal_topics
+from statestore.operations.topics import internal_topics
 from statestore.ports import Changelog, Cluster
 from statestore.topology.graph import Topology
 from statestore.topology.logs import log_of
