@@ -13,6 +13,7 @@ from statestore.commands.arguments import (
     parse_run,
     run_options,
 )
+from statestore.commands.printing import print_rows
 from statestore.model import TaskId
 from statestore.operations.run import Checked
 
@@ -31,10 +32,13 @@ def describe_command(pipeline: str) -> None:
 
 @topology.command("tasks")
 @run_options
-def tasks_command(**flags: Any) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line per stream task.")
+def tasks_command(*, as_json: bool, **flags: Any) -> None:
     """The stream tasks of a pipeline, with their input topics, on the broker as it is."""
-    for task, topics in _tasks(parse_run(flags)):
-        click.echo(f"{task}\t{', '.join(topics)}")
+    found = _tasks(parse_run(flags))
+    print_rows(
+        ({"stream_task": str(task), "topics": topics} for task, topics in found), as_json=as_json
+    )
 
 
 @topology.command("check")

@@ -38,7 +38,7 @@ from tests.kafka.run_rig import (
 
 pytestmark = pytest.mark.kafka
 
-CHECK = ("topology", "check")
+CHECK, TASKS = ("topology", "check"), ("topology", "tasks")
 NOBODY_THERE = "127.0.0.1:1"
 SECRET = "hunter2-of-tests"
 # Root may write anywhere; without these capabilities it is stopped by file modes like others.
@@ -144,6 +144,9 @@ def test_a_check_tells_what_the_next_start_does_first_and_does_nothing(app: App)
     created = [f"{app.name}-by-user-repartition", f"{app.name}-counts-changelog"]
     assert (before.code, before.summary["creates"]) == (0, created)
     assert before.summary["stream_tasks"] == 4
+    tasks = [json.loads(line) for line in run_here(app, command=TASKS).out.splitlines()]
+    assert [one["stream_task"] for one in tasks] == ["0_0", "0_1", "1_0", "1_1"]
+    assert tasks[-1]["topics"] == created[:1]
     app.drained()
     for name in ("other", "other-out"):
         app.kafka.create_topic(f"{app.name}-{name}", 2, {"retention.ms": -1})
