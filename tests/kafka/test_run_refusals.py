@@ -72,7 +72,8 @@ def run_here(
     app: App, *more: str, pipeline: str | None = None, command: Sequence[str] = ("run",)
 ) -> Ended:
     """`statestore run`, or another command, without a process of its own."""
-    began, out, err = time.monotonic(), io.StringIO(), io.StringIO()
+    began = time.monotonic()
+    out, err = io.TextIOWrapper(io.BytesIO()), io.TextIOWrapper(io.BytesIO())
     on_sigterm = signal.getsignal(signal.SIGTERM)
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -87,7 +88,9 @@ def run_here(
             main()
     signal.signal(signal.SIGTERM, on_sigterm)
     assert isinstance(left.value.code, int)
-    return Ended(left.value.code, out.getvalue(), err.getvalue(), time.monotonic() - began)
+    out.seek(0)
+    err.seek(0)
+    return Ended(left.value.code, out.read(), err.read(), time.monotonic() - began)
 
 
 # Before anything is asked of the broker, or of the topics only.
