@@ -8,8 +8,9 @@ CHECKS := check-types check-layers check-format check-lint check-spelling check-
 BIN := .venv/bin
 CODE := $(wildcard statestore jobs dags scripts tests)
 PYTEST = SET_UP_SECONDS=$$(cat .venv/.set-up-seconds) $(BIN)/python -m pytest
-# A module stays in one process, as its tests share a broker.
-SIDE_BY_SIDE = --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
+# A module stays in one process, as its tests share a broker. One process more than there are cores,
+# as tests wait much: for brokers, for processes they killed.
+SIDE_BY_SIDE = --numprocesses=$$(( $$(nproc) + 1 )) --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 
 help:
 	@awk 'BEGIN { FS = ":.*## " } \

@@ -134,6 +134,7 @@ def test_run_submits_the_job_and_records_its_summary(project: Path) -> None:
     assert processes(project) == []
 
 
+@pytest.mark.slow
 def test_run_of_a_failing_job_ends_with_one_line_and_the_jobs_exit_code(project: Path) -> None:
     tell(project, LOCKED)
     done = local(project, "run")

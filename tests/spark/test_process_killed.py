@@ -254,6 +254,7 @@ def finish(rig: Rig, tmp_path: Path) -> None:
     assert process.wait(timeout=180) == 0, log.read_text(errors="replace")[-4000:]
 
 
+@pytest.mark.slow
 def test_a_spark_run_killed_whole_goes_on_from_the_last_commit(
     kafka: LocalKafka, tmp_path: Path
 ) -> None:
