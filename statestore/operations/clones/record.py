@@ -43,9 +43,14 @@ def read_record(layout: StateLayout) -> CloneRecord | None:
         return msgspec.json.decode(path.read_bytes(), type=CloneRecord)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, msgspec.DecodeError) as error:
+    except OSError as error:
         raise HostFailure(
-            f"{path} is not readable: {error}; without it a run could write the original's topics: "
+            f"cannot read {path}: {error.strerror}; make the folder readable and writable, or pass "
+            "another --state-dir"
+        ) from error
+    except msgspec.DecodeError as error:
+        raise HostFailure(
+            f"{path} is not a clone's record: {error}; without it a run could write the original's topics: "
             "remove the clone's folder and topics, and clone again"
         ) from error
 
