@@ -50,8 +50,8 @@ def read_record(layout: StateLayout) -> CloneRecord | None:
         ) from error
     except msgspec.DecodeError as error:
         raise HostFailure(
-            f"{path} is not a clone's record: {error}; without it a run could write the original's topics: "
-            "remove the clone's folder and topics, and clone again"
+            f"{path} is not a clone's record: {error}; without it a run could write the "
+            "original's topics: remove the clone's folder and topics, and clone again"
         ) from error
 
 
