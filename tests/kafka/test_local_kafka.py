@@ -142,6 +142,7 @@ def test_second_cluster_beside_the_first_shares_nothing(kafka: LocalKafka) -> No
         other.create_topic("too-late")
 
 
+@pytest.mark.slow
 def test_killed_and_stopped_broker_comes_back_on_its_port_with_its_data(tmp_path: Path) -> None:
     with LocalKafka(data_dir=tmp_path) as kafka:
         address = kafka.bootstrap_servers

@@ -335,6 +335,7 @@ def test_a_restore_killed_half_way_goes_on_where_it_was(app: App) -> None:
     assert start > 0
 
 
+@pytest.mark.slow
 def test_an_outage_of_the_broker_in_mid_run_loses_and_doubles_nothing(app: App) -> None:
     app.create_topics().produce(range(3000))
     # The client waits for any connection to change before it looks for its coordinator again.

@@ -4,6 +4,7 @@ STATESTORE_SIMULATIONS=20000 pytest tests/simulation       more of them
 STATESTORE_SIMULATION_SEED=77 pytest tests/simulation -k one_seed -s     one of them, told
 """
 
+import gc
 import logging
 import os
 import secrets
@@ -44,9 +45,11 @@ def scratch() -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Warnings by the thousand say nothing here: the trace does."""
+    """Warnings by the thousand say nothing here: the trace does. Nor is garbage worth the search."""
     logging.disable(logging.CRITICAL)
+    gc.freeze()
     yield
+    gc.unfreeze()
     logging.disable(logging.NOTSET)
 
 

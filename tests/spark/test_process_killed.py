@@ -117,6 +117,7 @@ def test_a_killed_worker_is_retried_by_spark_and_nothing_is_seen_twice(
     assert rig.findings() == []
 
 
+@pytest.mark.slow
 def test_poison_records_are_buried_once_by_workers_that_are_killed(
     kafka: LocalKafka, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
