@@ -45,7 +45,7 @@ def scratch() -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Warnings by the thousand say nothing here: the trace does. Nor is garbage worth the search."""
+    """Warnings by the thousand say nothing, the trace does; garbage is not worth a search."""
     logging.disable(logging.CRITICAL)
     gc.freeze()
     yield
