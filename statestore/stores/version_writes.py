@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import compress
-from operator import gt, itemgetter, not_
+from operator import gt, itemgetter
 from typing import NamedTuple, TypeVar
 
 from statestore.stores import versioned_layout as layout
@@ -65,13 +65,12 @@ def versions_ahead(
     if len(latest) < len(keys):
         meeting |= {key for key, times_seen in Counter(keys).items() if times_seen > 1}
     if not meeting:
-        first.update(zip(keys, rows, strict=True))
+        first.update(latest)  # type: ignore[arg-type]  # no row of `rows` is None
         return Staged(latest, history)
-    meets = [key in meeting for key in keys]
-    alone = map(not_, meets)
-    first.update(compress(zip(keys, rows, strict=True), alone))
     for key in meeting:
         del latest[key]
+    first.update(latest)  # type: ignore[arg-type]  # no row of `rows` is None
+    meets = map(meeting.__contains__, keys)
     records = compress(zip(times, keys, rows, strict=True), meets)
     for time, key, row in _in_order(times, records):
         old = latest[key] if key in latest else pending.get(key, MISSING)

@@ -5,6 +5,7 @@ timestamp to that of the next one. Readers of committed versions never copy what
 """
 
 from collections.abc import Callable, Iterable
+from operator import itemgetter
 from typing import Generic, TypeVar
 
 from statestore.model import (
@@ -84,10 +85,12 @@ class TransactionalVersionedStore(TransactionalStore, Generic[K, V]):
 
     def put_all(self, triples: Iterable[tuple[K, V | None, Time]]) -> None:
         """Stage many versions, in this order; none if one does not fit its serde."""
-        columns = list(zip(*triples, strict=True)) or [(), (), ()]
-        keys, values, times = columns
+        rows = list(triples)
+        # A column at a time: zip(*rows) takes several times longer.
+        keys = [key for key, _value, _time in rows]
+        values, times = list(map(itemgetter(1), rows)), list(map(itemgetter(2), rows))
         self.table.put_all(
-            self._codec.keys(keys), self._codec.values(values), self._reads.times(list(times))
+            self._codec.keys(keys), self._codec.values(values), self._reads.times(times)
         )
 
     def delete(self, key: K, timestamp: Time) -> VersionedRecord[V] | None:
