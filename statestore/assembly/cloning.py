@@ -11,7 +11,6 @@ from statestore.errors import Misuse
 from statestore.kafka.changelog import KafkaChangelog
 from statestore.kafka.outbox import PlainOutbox
 from statestore.kafka.removal import remove
-from statestore.layout import owners
 from statestore.operations.clones.clone import Clone, CloneReport
 from statestore.operations.clones.record import read_record
 from statestore.operations.exports.catalog import LATEST, Progress, Silent
@@ -81,13 +80,7 @@ def drop_clone(settings: Settings) -> Sequence[str]:
     if record is None:
         raise Misuse(f"{layout.application_dir} is no clone: nothing is removed")
     folder = layout.application_dir
-    claim = owners.claim(
-        folder,
-        what=f"application {layout.application_id}",
-        wait_ms=0,
-        clock=SystemClock(),
-        locks=settings.volume_locks,
-    )
+    claim = layout.claim(wait_ms=0, clock=SystemClock(), locks=settings.volume_locks)
     try:
         topics = sorted(record.topics.values())
         remove(settings, topics, layout.application_id)

@@ -8,7 +8,6 @@ from statestore.assembly.opening import is_empty
 from statestore.assembly.reading import snapshots_of
 from statestore.assembly.surroundings import SystemClock, checked_cluster, exports_of, layout_of
 from statestore.kafka.changelog import KafkaChangelog
-from statestore.layout import owners
 from statestore.model import TopicPartition
 from statestore.operations.at_rest import existing_application
 from statestore.operations.exports.catalog import LATEST, Progress, Silent
@@ -31,12 +30,8 @@ def export_under_lock(topology: Topology, settings: Settings, progress: Progress
     export = exporting(settings, progress)
     layout = export.layout
     with ExitStack() as held:
-        claim = owners.claim(
-            layout.application_dir,
-            what=f"application {layout.application_id}",
-            wait_ms=settings.lock_wait_ms,
-            clock=export.clock,
-            locks=settings.volume_locks,
+        claim = layout.claim(
+            wait_ms=settings.lock_wait_ms, clock=export.clock, locks=settings.volume_locks
         )
         held.callback(claim.release)
         cluster = checked_cluster(settings)

@@ -25,8 +25,9 @@ import msgspec
 from statestore import metrics
 from statestore.errors import HostFailure, Misuse
 from statestore.faults import CrashPoint, reach
+from statestore.layout import owners
 from statestore.layout.files import folders_in, publish, sync_folder
-from statestore.layout.owners import STORES
+from statestore.layout.owners import STORES, Claim
 from statestore.model import TaskId
 from statestore.ports import Clock
 
@@ -69,6 +70,16 @@ class StateLayout:
     def nonce_file(self) -> Path:
         """What every worker must read to prove the state dir is shared (SEMANTICS T5)."""
         return self.application_dir / "nonce"
+
+    def claim(self, *, wait_ms: int, clock: Clock, locks: bool = True) -> Claim:
+        """The application itself, as `owners.claim`: Locked names who has it."""
+        return owners.claim(
+            self.application_dir,
+            what=f"application {self.application_id}",
+            wait_ms=wait_ms,
+            clock=clock,
+            locks=locks,
+        )
 
     def task_dir(self, task: TaskId) -> Path:
         return self.application_dir / str(task)

@@ -22,7 +22,7 @@ from statestore.errors import (
     TopicMissing,
     TopologyMismatch,
 )
-from statestore.layout import files, owners
+from statestore.layout import files
 from statestore.layout.folders import StateLayout
 from statestore.layout.owners import Claim
 from statestore.layout.snapshots import TaskSnapshots
@@ -165,11 +165,8 @@ class Run:
     def __enter__(self) -> Self:
         """Check, lock, prepare. Every refusal comes before anything is written."""
         relocation = self._checked()
-        folder = self._layout.application_dir
-        self._layout.create(folder)
-        self._claim = owners.claim(
-            folder,
-            what=f"application {self._application_id}",
+        self._layout.create(self._layout.application_dir)
+        self._claim = self._layout.claim(
             wait_ms=self._settings.lock_wait_ms,
             clock=self._clock,
             locks=self._settings.volume_locks,

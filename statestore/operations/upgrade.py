@@ -98,10 +98,8 @@ class Upgrade:
     def apply(self, raise_lag: RaiseLag) -> UpgradeReport:
         """Do it. Locked while the application runs; nothing is touched then."""
         layout = self._layout
-        what = f"application {layout.application_id}"
         with ExitStack() as held:
-            claim = owners.claim(layout.application_dir, what=what, wait_ms=0, clock=self._clock)
-            held.callback(claim.release)
+            held.callback(layout.claim(wait_ms=0, clock=self._clock).release)
             for task in layout.tasks():
                 folder = layout.task_dir(task)
                 held.enter_context(owners.at_rest(folder, what=f"task {task}", wait_ms=0))

@@ -23,7 +23,6 @@ import msgspec
 
 from statestore.errors import Misuse, Unavailable
 from statestore.faults import CrashPoint, reach
-from statestore.layout import owners
 from statestore.layout.files import sync_folder
 from statestore.layout.folders import StateLayout
 from statestore.model import Position, TaskId, TopicPartition
@@ -200,14 +199,7 @@ class Clone:
     def _claimed(self) -> Iterator[None]:
         layout = self.layout
         layout.create(layout.application_dir)
-        what = f"application {layout.application_id}"
-        claim = owners.claim(
-            layout.application_dir,
-            what=what,
-            wait_ms=0,
-            clock=self.clock,
-            locks=self.settings.volume_locks,
-        )
+        claim = layout.claim(wait_ms=0, clock=self.clock, locks=self.settings.volume_locks)
         with ExitStack() as closing:
             closing.callback(claim.release)
             closing.callback(self.outbox.close)

@@ -4,7 +4,7 @@
                               files/<2>/<sha256>         contents, shared by all exports
                               uploads/<export id>.json   the lease of one being made
                               uploads/<export id>/<n>    a file whose checksum is not known yet
-                              pruning.json               the lease of whoever removes files
+                              prunings/<token>.json      the lease of whoever removes files
 
 Offsets as everywhere: of changelogs and groups the NEXT to read, of positions the LAST processed.
 """

@@ -217,15 +217,8 @@ class Restore:
     def _locked(self) -> Iterator[None]:
         layout = self.layout
         layout.create(layout.application_dir)
-        what = f"application {layout.application_id}"
         with ExitStack() as held:
-            claim = owners.claim(
-                layout.application_dir,
-                what=what,
-                wait_ms=self.lock_wait_ms,
-                clock=self.clock,
-                locks=self.locks,
-            )
+            claim = layout.claim(wait_ms=self.lock_wait_ms, clock=self.clock, locks=self.locks)
             held.callback(claim.release)
             homes = {self._home(at) for at in self.manifest.stores()}
             for task in sorted(homes | set(layout.tasks())):

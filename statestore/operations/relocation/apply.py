@@ -130,11 +130,7 @@ class Relocation:
 
     def apply_locked(self) -> RelocationReport:
         """`apply` between taking the application's lock and letting go of it (SEMANTICS R4)."""
-        what = f"application {self.layout.application_id}"
-        folder = self.layout.application_dir
-        claim = owners.claim(
-            folder, what=what, wait_ms=self.lock_wait_ms, clock=self.clock, locks=self.locks
-        )
+        claim = self.layout.claim(wait_ms=self.lock_wait_ms, clock=self.clock, locks=self.locks)
         try:
             sized = self.report()
             made = self.apply()
