@@ -7,15 +7,14 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from statestore.assembly.auditing import audit
 from statestore.assembly.cloning import clone_export, drop_clone, export_for_clone
-from statestore.assembly.opening import open_files, read_offsets
+from statestore.assembly.opening import open_files
 from statestore.assembly.pipelines import load_pipeline
-from statestore.assembly.reading import stores_at_rest
+from statestore.assembly.reading import snapshots_of, stores_at_rest
 from statestore.assembly.surroundings import SystemClock, checked_cluster, layout_of
-from statestore.engines.rocks_files import link_store
 from statestore.errors import Misuse
 from statestore.kafka.changelog import KafkaChangelog
 from statestore.kafka.outbox import PlainOutbox
@@ -28,7 +27,6 @@ from statestore.operations.drills.scratch import Scratch
 from statestore.operations.drills.specials import OwnBroker
 from statestore.operations.drills.workload import Row
 from statestore.operations.exports.catalog import LATEST
-from statestore.operations.snapshots import Snapshots
 from statestore.ports import Bounds, Records, TopicSpec
 from statestore.settings import Settings, is_secret
 from statestore.stores import keyvalue
@@ -200,12 +198,9 @@ class KafkaTools:
 
     def read(self, topic: str) -> Iterable[Row]:
         """Every committed record, in order per partition."""
-        log = KafkaChangelog(self._settings)
         for tp, (start, end) in self._bounds(topic).items():
-            for stretch in log.replay(tp, start, end):
-                columns = (stretch.batch.keys.objects, stretch.batch.values.objects)
-                for key, value in zip(*columns, strict=True):
-                    yield Row(tp.partition, key, value)
+            for key, value in self._replayed(tp, start, end):
+                yield Row(tp.partition, key, value)
 
     def truncate(self, topic: str, share: float) -> None:
         """Purge that share of every partition, oldest first."""
@@ -230,24 +225,27 @@ class KafkaTools:
         return [f"audit: {found.verdict}", *(failure_line(one) for one in found.failures)]
 
     def _snapshot_findings(self, store: str) -> Iterator[str]:
-        layout, log = layout_of(self._settings), KafkaChangelog(self._settings)
-        snapshots = Snapshots(layout, self._settings, SystemClock(), link_store, read_offsets)
+        layout, snapshots = layout_of(self._settings), snapshots_of(self._settings)
         for task in [task for task in layout.tasks() if store in layout.stores(task)]:
             with snapshots.take(task) as taken:
                 ((tp, at),) = taken.manifest.stores[store].offsets().items()
                 with closing(open_files(taken.store_dir(store))) as engine:
                     found = dict(engine.table(keyvalue.TABLE).scan())
             folded: dict[bytes, bytes] = {}
-            for stretch in log.replay(tp, self._bounds(tp.topic)[tp].start, at):
-                columns = (stretch.batch.keys.objects, stretch.batch.values.objects)
-                for key, value in zip(*columns, strict=True):
-                    if value is None:
-                        folded.pop(key, None)
-                    else:
-                        folded[key] = value
+            for key, value in self._replayed(tp, self._bounds(tp.topic)[tp].start, at):
+                if value is None:
+                    folded.pop(key, None)
+                else:
+                    folded[key] = value
             if found != folded:
                 unlike = {k for k in found | folded if found.get(k) != folded.get(k)}
                 yield f"snapshot of {task} differs from its log up to {at} in {len(unlike)} keys"
+
+    def _replayed(
+        self, tp: TopicPartition, start: int, end: int
+    ) -> Iterator[tuple[Any, bytes | None]]:
+        for stretch in KafkaChangelog(self._settings).replay(tp, start, end):
+            yield from zip(stretch.batch.keys.objects, stretch.batch.values.objects, strict=True)
 
     def _bounds(self, topic: str) -> dict[TopicPartition, Bounds]:
         log = KafkaChangelog(self._settings)

@@ -1,5 +1,6 @@
 """A run put together: settings in; the driver's side, and the worker's side of it, out."""
 
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -37,6 +38,7 @@ from statestore.tasks.slot import Served, serve
 from statestore.topology.graph import Topology
 
 LATEST: Literal["latest"] = "latest"
+_log = logging.getLogger("statestore")
 
 
 def run(
@@ -53,16 +55,8 @@ def run(
     time; `run_for`: go on for that span instead. Raises what errors.py lists; nothing is half done.
     """
     known = Settings.of(settings)
-    summary = RunSummary(known.application_id)
-    stop = stop or threading.Event()
-    request = run_request(until=until, run_for=run_for)
-    with start_run(topology, known, request) as started:
-        for wave in started.waves():
-            if stop.is_set():
-                summary.caught_up = False
-                break
-            summary.add(serve_planned(topology, known, wave, request, slots=1, stop=stop))
-    return summary
+    with start_run(topology, known, run_request(until=until, run_for=run_for)) as started:
+        return serve_here(started, known, stop or threading.Event())
 
 
 def run_request(
@@ -103,6 +97,21 @@ def start_run(topology: Topology, settings: Settings, request: RunRequest) -> Ru
 def check_run(topology: Topology, settings: Settings) -> Checked:
     """What the next start would do first; raises all that it would refuse, writes nothing."""
     return start_run(topology, settings, run_request()).check()
+
+
+def serve_here(started: Run, settings: Settings, stop: threading.Event) -> RunSummary:
+    """Both sides of a run in this process: its waves, one after the other."""
+    summary = RunSummary(settings.application_id)
+    for wave in started.waves():
+        if stop.is_set():
+            summary.caught_up = False
+            break
+        reports = serve_planned(
+            started.topology, settings, wave, started.request, slots=1, stop=stop
+        )
+        summary.add(reports)
+        _log.info("%d stream tasks done, %d records so far", len(reports), summary.records_in)
+    return summary
 
 
 def serve_planned(

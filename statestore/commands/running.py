@@ -1,6 +1,5 @@
 """`statestore run`, and what a Spark job shares with it: the summary, its file, SIGTERM."""
 
-import logging
 import os
 import signal
 import threading
@@ -18,15 +17,13 @@ from statestore.assembly import (
     failure,
     load_pipeline,
     run_request,
-    serve_planned,
+    serve_here,
     start_run,
     summary_fields,
 )
 from statestore.commands.arguments import RunArguments, parse_run, run_options
 from statestore.errors import HostFailure
 from statestore.operations.run import Run, RunSummary
-
-_log = logging.getLogger("statestore")
 
 
 @click.command("run")
@@ -35,7 +32,9 @@ _log = logging.getLogger("statestore")
 def run_command(as_json: bool, **flags: Any) -> None:
     """Process what the input topics hold in this process: the code of one Spark slot."""
     stop = stop_on_sigterm()
-    summary = report_run(flags, lambda arguments, started: _serve_here(arguments, started, stop))
+    summary = report_run(
+        flags, lambda arguments, started: serve_here(started, arguments.settings(), stop)
+    )
     if as_json:
         click.echo(summary_line(summary))
     else:
@@ -106,21 +105,6 @@ def _unwritable(path: str, reason: str | None) -> HostFailure:
         f"cannot write the summary file {path}: {reason}; make it writable or pass another "
         "--summary-file"
     )
-
-
-def _serve_here(arguments: RunArguments, started: Run, stop: threading.Event) -> RunSummary:
-    summary = RunSummary(arguments.application_id)
-    settings = arguments.settings()
-    for wave in started.waves():
-        if stop.is_set():
-            summary.caught_up = False
-            break
-        reports = serve_planned(
-            started.topology, settings, wave, started.request, slots=1, stop=stop
-        )
-        summary.add(reports)
-        _log.info("%d stream tasks done, %d records so far", len(reports), summary.records_in)
-    return summary
 
 
 def _print_table(title: str, rows: list[tuple[str, object]]) -> None:
