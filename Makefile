@@ -3,6 +3,9 @@
 SHELL := bash
 .DEFAULT_GOAL := help
 CHECKS := check-types check-layers check-format check-lint check-spelling check-tidy
+# Hundreds of short processes import the same modules: they compile them once, whatever the caller's
+# environment says.
+unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup run up down fmt check $(CHECKS) test test-fast test-all drill bench lock clean
 
 BIN := .venv/bin
