@@ -23,6 +23,7 @@ from statestore.model import TopicPartition
 _REQUEST = "snapshot-request-"
 _MANIFEST = "snapshot.json"
 _LEASE = "lease.json"
+_UNLEASED_MS = 600_000  # a folder is made a moment before its lease is
 
 
 class StoreOffsets(msgspec.Struct, frozen=True):
@@ -80,6 +81,12 @@ class _Lease(msgspec.Struct, frozen=True):
 def new_id(now_ms: int) -> str:
     """An id nobody else has, in order of time."""
     return f"{now_ms}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def _made_ms(snapshot_id: str) -> int:
+    """The time in an id; 0 if it is none of ours."""
+    made, _, _ = snapshot_id.partition("-")
+    return int(made) if made.isdecimal() else 0
 
 
 class TaskSnapshots:
@@ -180,7 +187,7 @@ class TaskSnapshots:
                 stale.append(snapshot_id)
         for name in folders_in(self._folder):
             folder = self._folder / name
-            expires_ms = 0
+            expires_ms = _made_ms(name.removeprefix(".")) + _UNLEASED_MS
             with suppress(FileNotFoundError, msgspec.DecodeError):
                 lease = (folder / _LEASE).read_bytes()
                 expires_ms = msgspec.json.decode(lease, type=_Lease).expires_ms

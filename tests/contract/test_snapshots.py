@@ -20,7 +20,7 @@ from statestore.errors import (
     UnknownStore,
 )
 from statestore.layout.owners import read_owner
-from statestore.layout.snapshots import TaskSnapshots
+from statestore.layout.snapshots import TaskSnapshots, new_id
 from statestore.model import TaskId, TopicPartition
 from statestore.operations.snapshots import Snapshot, Snapshots
 from statestore.tasks.lifecycle import StreamTask
@@ -223,6 +223,16 @@ def test_stale_requests_are_taken_off_the_list_unanswered(rig: TaskRig) -> None:
     assert TaskSnapshots(rig.folder).requests() == []
     assert task.report.snapshots == 0
     rig.end()
+
+
+def test_a_snapshot_whose_lease_is_not_written_yet_is_nobodys_to_sweep(tmp_path: Path) -> None:
+    at_ms = 1_357_034_400_000
+    snapshots, snapshot_id = TaskSnapshots(tmp_path), new_id(at_ms)
+    making = snapshots.begin(snapshot_id, at_ms + 10_000)
+    (making / "lease.json").unlink()
+    (tmp_path / "snapshots" / "of-another-tool").mkdir()
+    assert snapshots.sweep(at_ms + 10_000) == ["of-another-tool"]
+    assert snapshots.sweep(at_ms + 3_600_000) == [f".{snapshot_id}"]
 
 
 def test_a_damaged_store_is_named_and_the_others_are_taken(rig: TaskRig) -> None:
