@@ -11,9 +11,10 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 CODE := $(wildcard statestore jobs dags scripts tests)
 PYTEST = SET_UP_SECONDS=$$(cat .venv/.set-up-seconds) $(BIN)/python -m pytest
-# A module stays in one process, as its tests share a broker. One process more than there are cores,
-# as tests wait much: for brokers, for processes they killed.
-SIDE_BY_SIDE = --numprocesses=$$(( $$(nproc) + 1 )) --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
+# One process more than there are cores, as tests wait much: for brokers, for processes they killed.
+SIDE_BY_SIDE = --numprocesses=$$(( $$(nproc) + 1 )) --maxprocesses=4
+# A module stays in one process, as its tests share a broker.
+BY_MODULE = --dist=loadfile --no-loadscope-reorder
 
 help:
 	@awk 'BEGIN { FS = ":.*## " } \
@@ -80,10 +81,10 @@ clean: down ## remove caches and scratch files; .venv stays
 
 ##@ Test it
 test: setup ## everything but the long profiles, on a real broker, Spark and Airflow
-	@REQUIRE_KAFKA=1 $(PYTEST) $(SIDE_BY_SIDE) -m "not slow"
+	@REQUIRE_KAFKA=1 $(PYTEST) $(SIDE_BY_SIDE) $(BY_MODULE) -m "not slow"
 
 test-fast: setup ## what needs no broker, no Spark and no Airflow
-	@$(PYTEST) $(SIDE_BY_SIDE) -m "not kafka and not spark and not airflow and not slow"
+	@$(PYTEST) $(SIDE_BY_SIDE) --dist=worksteal -m "not kafka and not spark and not airflow and not slow"
 
 drill: setup ## kill runs at every crash point and in other ways; report in .scratch/drill (SEED=)
 	@$(BIN)/statestore drill --report .scratch/drill $(if $(SEED),--seed $(SEED))
