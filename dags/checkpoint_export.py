@@ -1,14 +1,12 @@
 """`checkpoint_export`: durable copies of the stores, verified; old ones go."""
 
-import os
-from datetime import timedelta
 from typing import Any
 
-import pendulum
 from airflow.sdk import DAG, Asset, AssetAny, Param, task, task_group
 
 from statestore_airflow.applications import load_applications
 from statestore_airflow.command import StateStoreCommandOperator
+from statestore_airflow.policy import policy
 
 APPLICATIONS = load_applications()
 EXPORTED = [application for application in APPLICATIONS if application.exports]
@@ -34,9 +32,7 @@ with DAG(
     dag_id="checkpoint_export",
     description="Export stores, verify the export, prune old ones",
     schedule=AssetAny(*(Asset(uri) for uri in BY_ASSET)) if BY_ASSET else None,
-    start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
-    catchup=False,
-    max_active_runs=1,
+    **policy(hours=12, growing=True),
     params={
         "applications": Param(
             [application.application_id for application in EXPORTED],
@@ -57,16 +53,7 @@ with DAG(
             pattern=r"^[1-9]\d*(ms|s|m|h|d)?$",
         ),
     },
-    tags=["statestore"],
     doc_md=DOC,
-    default_args={
-        "owner": "statestore",
-        "retries": int(os.environ.get("STATESTORE_RETRIES", "3")),
-        "retry_delay": timedelta(seconds=30),
-        "retry_exponential_backoff": 2.0,
-        "max_retry_delay": timedelta(minutes=10),
-        "execution_timeout": timedelta(hours=12),
-    },
 ):
 
     @task(retries=0)

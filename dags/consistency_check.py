@@ -1,15 +1,13 @@
 """`consistency_check`: are an application's stores what their changelogs make of them?"""
 
 import logging
-import os
-from datetime import timedelta
 from typing import Any
 
-import pendulum
 from airflow.sdk import DAG, Param, TriggerRule, task
 
 from statestore_airflow.applications import load_applications
 from statestore_airflow.operator import SUMMARY_KEY, StateStoreJobOperator
+from statestore_airflow.policy import application_param, policy
 
 _log = logging.getLogger(__name__)
 APPLICATIONS = [application.application_id for application in load_applications()]
@@ -35,13 +33,9 @@ with DAG(
     dag_id="consistency_check",
     description="Compare stores with their changelogs, judged by Great Expectations",
     schedule="@daily",
-    start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
-    catchup=False,
-    max_active_runs=1,
+    **policy(hours=6),
     params={
-        "application": Param(
-            next(iter(APPLICATIONS), None), enum=APPLICATIONS, title="Application"
-        ),
+        "application": application_param(APPLICATIONS),
         "stores": Param(
             [],
             type="array",
@@ -50,14 +44,7 @@ with DAG(
             description="Only these; none: all of them.",
         ),
     },
-    tags=["statestore"],
     doc_md=DOC,
-    default_args={
-        "owner": "statestore",
-        "retries": int(os.environ.get("STATESTORE_RETRIES", "3")),
-        "retry_delay": timedelta(seconds=30),
-        "execution_timeout": timedelta(hours=6),
-    },
 ):
 
     @task(retries=0)

@@ -1,15 +1,14 @@
 """`crash_drill`: kill runs on purpose, and show that nothing is lost or doubled."""
 
-import os
 from datetime import timedelta
 from typing import Any
 
-import pendulum
 from airflow.sdk import DAG, Param, task
 from airflow.sdk.exceptions import AirflowFailException
 
 from statestore_airflow.applications import load_applications
 from statestore_airflow.command import StateStoreCommandOperator
+from statestore_airflow.policy import application_param, policy
 
 APPLICATIONS = [application.application_id for application in load_applications()]
 NAMES = r"^[a-z][a-z.-]*(,[a-z][a-z.-]*)*(?![\s\S])"
@@ -40,15 +39,10 @@ with DAG(
     dag_id="crash_drill",
     description="Kill runs of a scratch application, audit what is left",
     schedule=None,
-    start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
-    catchup=False,
-    max_active_runs=1,
+    **policy(hours=3, retries=1, retry_delay=timedelta(minutes=1)),
     params={
-        "application": Param(
-            next(iter(APPLICATIONS), None),
-            enum=APPLICATIONS,
-            title="Application",
-            description="Whose volume, and on request whose brokers, the drill uses.",
+        "application": application_param(
+            APPLICATIONS, "Whose volume, and on request whose brokers, the drill uses."
         ),
         "points": Param(
             "all",
@@ -96,14 +90,7 @@ with DAG(
             description="Yes, make and delete topics drill-… on the application's brokers.",
         ),
     },
-    tags=["statestore"],
     doc_md=DOC,
-    default_args={
-        "owner": "statestore",
-        "retries": int(os.environ.get("STATESTORE_RETRIES", "1")),
-        "retry_delay": timedelta(minutes=1),
-        "execution_timeout": timedelta(hours=3),
-    },
 ):
 
     @task(retries=0)

@@ -1,13 +1,10 @@
 """`micro_batches`: one scheduled DAG per application of statestore.toml."""
 
-import os
-from datetime import timedelta
-
-import pendulum
 from airflow.sdk import DAG, Param
 
 from statestore_airflow.applications import Application, load_applications
 from statestore_airflow.operator import StateStoreJobOperator
+from statestore_airflow.policy import policy
 
 UNTIL = Param(
     "latest",
@@ -50,20 +47,9 @@ def micro_batches(application: Application) -> None:
         dag_id=application.dag_id("micro_batches"),
         description=f"Process {application.application_id} up to the end of its inputs",
         schedule=application.schedule,
-        start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
-        catchup=False,
-        max_active_runs=1,
+        **policy(application.application_id, hours=24, growing=True),
         params={"until": UNTIL, "run_for": RUN_FOR},
-        tags=["statestore", application.application_id],
         doc_md=DOC.format(**application._asdict(), asset_uri=application.asset_uri),
-        default_args={
-            "owner": "statestore",
-            "retries": int(os.environ.get("STATESTORE_RETRIES", "3")),
-            "retry_delay": timedelta(seconds=30),
-            "retry_exponential_backoff": 2.0,
-            "max_retry_delay": timedelta(minutes=10),
-            "execution_timeout": timedelta(hours=24),
-        },
     ):
         StateStoreJobOperator(
             task_id="process",

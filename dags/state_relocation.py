@@ -1,16 +1,14 @@
 """`state_relocation`: move an application's state to where its new topology looks for it."""
 
-import os
-from datetime import timedelta
 from typing import Any
 
-import pendulum
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 from airflow.sdk import DAG, Param, task
 from airflow.sdk.exceptions import AirflowFailException
 
 from statestore_airflow.applications import load_applications
 from statestore_airflow.command import StateStoreCommandOperator
+from statestore_airflow.policy import application_param, policy
 from statestore_airflow.waiting import NoRunSensor
 
 MICRO_BATCHES = {
@@ -38,13 +36,9 @@ with DAG(
     dag_id="state_relocation",
     description="Move stores whose sub-topology has another number",
     schedule=None,
-    start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
-    catchup=False,
-    max_active_runs=1,
+    **policy(hours=1),
     params={
-        "application": Param(
-            next(iter(MICRO_BATCHES), None), enum=list(MICRO_BATCHES), title="Application"
-        ),
+        "application": application_param(MICRO_BATCHES),
         "approve": Param(
             False, type="boolean", title="Approve", description="Move what the dry run shows."
         ),
@@ -59,15 +53,8 @@ with DAG(
             True, type="boolean", title="Resume", description="Start micro_batches afterwards."
         ),
     },
-    tags=["statestore"],
     doc_md=DOC,
     user_defined_macros={"micro_batches": MICRO_BATCHES},
-    default_args={
-        "owner": "statestore",
-        "retries": int(os.environ.get("STATESTORE_RETRIES", "3")),
-        "retry_delay": timedelta(seconds=30),
-        "execution_timeout": timedelta(hours=1),
-    },
 ):
     wait_for_runs = NoRunSensor(
         task_id="wait_for_runs",
