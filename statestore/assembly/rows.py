@@ -138,14 +138,14 @@ def _seen(
 ) -> Rows:
     """The versions valid then; of windows those that have not expired."""
     if shape.kind == WINDOW:
-        expired_ms = -1 if clock is None else windows.start_of(clock) - shape.windows_kept_ms
+        gone_ms = windows.expired_ms(clock, shape.windows_kept_ms)
         return rows.taken(
             [
                 place
                 for place, key in enumerate(rows.keys)
                 if key is not None
                 and key != windows.TIME_ROW
-                and windows.start_of(key[-8:]) > max(expired_ms, -1)
+                and windows.start_of(key[-8:]) > gone_ms
             ]
         )
     return rows if as_of_ms is None else rows.valid_at(as_of_ms, bound_ms)

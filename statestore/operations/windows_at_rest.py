@@ -6,10 +6,9 @@ from typing import NamedTuple
 from statestore.errors import Misuse
 from statestore.model import TaskId
 from statestore.operations.at_rest import StoresAtRest, windows_kept_ms
-from statestore.ports import Engine
 from statestore.stores import keyvalue, serdes
 from statestore.stores.specs import WindowSpec
-from statestore.stores.windows import START, TIME_ROW, start_of
+from statestore.stores.windows import START, TIME_ROW, expired_ms, start_of
 
 
 class WindowRow(NamedTuple):
@@ -69,16 +68,11 @@ class WindowsAtRest:
     ) -> Generator[WindowRow, None, None]:
         for task in self._tasks:
             with self._at_rest.opened(task, self._store, kind=WindowSpec.kind) as engine:
-                expired_ms = self._expired_ms(engine)
                 table = engine.table(keyvalue.TABLE)
+                gone_ms = expired_ms(table.get(TIME_ROW), self._kept_ms)
                 for row, value in table.scan(lo, hi, reverse=reverse):
-                    if row != TIME_ROW and start_of(row) > expired_ms:
+                    if row != TIME_ROW and start_of(row) > gone_ms:
                         start = start_of(row)
                         yield WindowRow(
                             task, row[START.size :], value, start, start + self._size_ms
                         )
-
-    def _expired_ms(self, engine: Engine) -> int:
-        """The latest start that is gone."""
-        now = engine.table(keyvalue.TABLE).get(TIME_ROW)
-        return -1 if now is None else max(start_of(now) - self._kept_ms, -1)

@@ -50,6 +50,11 @@ def start_of(row: bytes) -> int:
     return start
 
 
+def expired_ms(time_row: bytes | None, kept_ms: int) -> int:
+    """The latest start that is gone; -1 where none is. `time_row`: the value of TIME_ROW."""
+    return -1 if time_row is None else max(start_of(time_row) - kept_ms, -1)
+
+
 class WindowScan(Generic[K, V]):
     """An iterator of (Windowed, value); `with` or close() releases it, StoreClosed after that."""
 
@@ -151,9 +156,7 @@ class WindowReader(Generic[K, V]):
         self.close()
 
     def _expired_ms(self) -> int:
-        """The latest start that is gone."""
-        now = self.observed_stream_time()
-        return -1 if now is None else max(now - self._spec.retention_ms, -1)
+        return expired_ms(self._rows.get(TIME_ROW), self._spec.retention_ms)
 
     def _scan(self, low: int, high: int, key: bytes | None) -> WindowScan[K, V]:
         spec, size = self._spec, self._spec.size_ms
