@@ -80,8 +80,7 @@ def drop_clone(settings: Settings) -> Sequence[str]:
     if record is None:
         raise Misuse(f"{layout.application_dir} is no clone: nothing is removed")
     folder = layout.application_dir
-    claim = layout.claim(wait_ms=0, clock=SystemClock(), locks=settings.volume_locks)
-    try:
+    with layout.alone(wait_ms=0, clock=SystemClock(), locks=settings.volume_locks):
         topics = sorted(record.topics.values())
         remove(settings, topics, layout.application_id)
         # What names the topics goes last, so that a death can be repeated.
@@ -90,7 +89,5 @@ def drop_clone(settings: Settings) -> Sequence[str]:
                 shutil.rmtree(path)
             elif path.name not in {".lock", "owner.json"}:
                 path.unlink()
-    finally:
-        claim.release()
     shutil.rmtree(folder)
     return topics

@@ -2,7 +2,8 @@
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -77,26 +78,35 @@ def run_request(
     )
 
 
-def start_run(topology: Topology, settings: Settings, request: RunRequest) -> Run:
-    """The driver's side of a run: enter it, and it holds the application lock."""
-    settings.require("application.id", "bootstrap.servers", "state.dir")
-    topology, settings = as_deployed(topology, settings, layout_of(settings))
-    _check_client_settings(settings)
-    options_hook(settings, "")
-    return Run(
-        topology,
-        settings,
-        layout_of(settings),
-        KafkaCluster(settings),
-        SystemClock(),
-        request,
-        is_empty=is_empty,
-    )
+@contextmanager
+def start_run(topology: Topology, settings: Settings, request: RunRequest) -> Iterator[Run]:
+    """The driver's side of a run: inside it holds the application lock."""
+    with _prepared(topology, settings, request) as prepared, prepared as started:
+        yield started
 
 
 def check_run(topology: Topology, settings: Settings) -> Checked:
     """What the next start would do first; raises all that it would refuse, writes nothing."""
-    return start_run(topology, settings, run_request()).check()
+    with _prepared(topology, settings, run_request()) as prepared:
+        return prepared.check()
+
+
+@contextmanager
+def _prepared(topology: Topology, settings: Settings, request: RunRequest) -> Iterator[Run]:
+    settings.require("application.id", "bootstrap.servers", "state.dir")
+    topology, settings = as_deployed(topology, settings, layout_of(settings))
+    _check_client_settings(settings)
+    options_hook(settings, "")
+    with closing(KafkaCluster(settings)) as cluster:
+        yield Run(
+            topology,
+            settings,
+            layout_of(settings),
+            cluster,
+            SystemClock(),
+            request,
+            is_empty=is_empty,
+        )
 
 
 def serve_here(started: Run, settings: Settings, stop: threading.Event) -> RunSummary:

@@ -16,7 +16,14 @@ def upgrade_to_versioned(
     """
     settings.require("application.id", "state.dir")
     layout = existing_application(layout_of(settings))
-    upgrade = Upgrade(layout, store, retention_ms, kind_of=kind_of, clock=SystemClock())
+    upgrade = Upgrade(
+        layout,
+        store,
+        retention_ms,
+        kind_of=kind_of,
+        clock=SystemClock(),
+        locks=settings.volume_locks,
+    )
     if dry_run:
         return upgrade.plan()
     cluster = checked_cluster(settings)

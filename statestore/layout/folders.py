@@ -16,7 +16,7 @@ import errno
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,6 +80,26 @@ class StateLayout:
             clock=clock,
             locks=locks,
         )
+
+    @contextmanager
+    def alone(
+        self, *tasks: TaskId, wait_ms: int, clock: Clock, locks: bool = True
+    ) -> Iterator[None]:
+        """The application claimed, and owners kept out of all its tasks and of `tasks`.
+
+        Locked names an owner. Without locks nobody is taken over: who is not dead for sure lives.
+        """
+        what, application = f"application {self.application_id}", self.application_dir
+        with ExitStack() as held:
+            if not locks:
+                held.enter_context(owners.at_rest(application, what=what, wait_ms=0, locks=False))
+            held.callback(self.claim(wait_ms=wait_ms, clock=clock, locks=locks).release)
+            for task in sorted({*tasks, *self.tasks()}):
+                self.create(folder := self.task_dir(task))
+                held.enter_context(
+                    owners.at_rest(folder, what=f"task {task}", wait_ms=wait_ms, locks=locks)
+                )
+            yield
 
     def task_dir(self, task: TaskId) -> Path:
         return self.application_dir / str(task)

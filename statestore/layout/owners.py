@@ -138,7 +138,11 @@ def at_rest(folder: Path, *, what: str, wait_ms: int, locks: bool = True) -> Ite
     if not locks:
         owner = read_owner(folder)
         if owner is not None and not owner.provably_dead():
-            raise Locked(f"{what} ({folder}) is owned by {owner.describe()}")
+            raise Locked(
+                f"{what} ({folder}) is owned by {owner.describe()}: let it finish or stop it; "
+                "without locks (statestore.volume.locks=false) one that died on another host is "
+                "told by a run that ends after it"
+            )
         yield
         return
     lock = _lock(folder, what, wait_ms)

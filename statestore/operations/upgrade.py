@@ -10,14 +10,12 @@ after a death it is called again.
 """
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
 
 from statestore.errors import Misuse, UnknownStore
 from statestore.faults import CrashPoint, reach
-from statestore.layout import owners
 from statestore.layout.folders import StateLayout
 from statestore.model import TaskId
 from statestore.operations.deployed import read_deployed
@@ -54,8 +52,12 @@ class Upgrade:
         *,
         kind_of: Callable[[Path], str | None],
         clock: Clock,
+        locks: bool = True,
     ) -> None:
-        """`kind_of`: what kind of store lies in a folder, None if none does."""
+        """`kind_of`: what kind of store lies in a folder, None if none does.
+
+        `locks`: `statestore.volume.locks`.
+        """
         if retention_ms < 0:
             raise Misuse(f"history retention {retention_ms} ms is negative")
         self._layout = layout
@@ -63,6 +65,7 @@ class Upgrade:
         self._lag_ms = compaction_lag_ms(retention_ms)
         self._kind_of = kind_of
         self._clock = clock
+        self._locks = locks
 
     def plan(self) -> UpgradeReport:
         """What would be done. UnknownStore, or Misuse if the store is of a third kind."""
@@ -98,11 +101,7 @@ class Upgrade:
     def apply(self, raise_lag: RaiseLag) -> UpgradeReport:
         """Do it. Locked while the application runs; nothing is touched then."""
         layout = self._layout
-        with ExitStack() as held:
-            held.callback(layout.claim(wait_ms=0, clock=self._clock).release)
-            for task in layout.tasks():
-                folder = layout.task_dir(task)
-                held.enter_context(owners.at_rest(folder, what=f"task {task}", wait_ms=0))
+        with layout.alone(wait_ms=0, clock=self._clock, locks=self._locks):
             planned = self.plan()
             before = raise_lag(planned.changelog, self._lag_ms)
             if before is None:

@@ -206,15 +206,18 @@ def test_what_is_not_in_the_export_or_of_another_application_is_refused(rig: Exp
         replace(rig.restoring(), layout=elsewhere).apply()
 
 
-def test_a_running_application_is_not_restored_into(rig: ExportRig) -> None:
+@pytest.mark.parametrize("locks", [True, False])
+def test_a_running_application_is_not_restored_into(rig: ExportRig, locks: bool) -> None:
+    restoring = replace(rig.restoring(), locks=locks)
     folder = rig.tasks.layout.application_dir
     claim = owners.claim(folder, what="", wait_ms=0, clock=ManualClock())
     with pytest.raises(Locked, match="application shop"):
-        rig.restore()
+        restoring.apply()
+    assert claim.still_ours()
     claim.release()
     rig.tasks.start()
     with pytest.raises(Locked, match="task 0_0"):
-        rig.restore()
+        restoring.apply()
     rig.tasks.end()
 
 

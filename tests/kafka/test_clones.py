@@ -8,8 +8,10 @@ import pytest
 
 import statestore as ss
 from statestore.assembly import clone_export, drop_clone, export_for_clone, load_pipeline
-from statestore.errors import Misuse, Unavailable
+from statestore.assembly.surroundings import SystemClock
+from statestore.errors import Locked, Misuse, Unavailable
 from statestore.faults import CrashPoint
+from statestore.layout import owners
 from statestore.operations.clones.clone import CloneReport
 from statestore.testing.local_kafka import LocalKafka
 from tests.kafka import run_pipelines
@@ -93,7 +95,16 @@ def test_a_store_in_memory_is_cloned_by_its_changelog(app: App) -> None:
     ss.run(run_pipelines.counts_in_memory(), clone.run_settings())
     last = {row.key: row.value for row in clone.read(f"{app.name}-out")}
     assert {user: counted(range(50))[user] for user in last} == last
+    folder = clone.state_dir / clone.name
+    for locks in (True, False):
+        settings = dataclasses.replace(settings_of(clone), volume_locks=locks)
+        running = owners.claim(folder, what="a run", wait_ms=0, clock=SystemClock())
+        with pytest.raises(Locked, match="application"):
+            drop_clone(settings)
+        assert running.still_ours()
+        running.release()
     drop_clone(settings_of(clone))
+    assert not folder.exists()
 
 
 def test_a_clone_of_a_run_that_stopped_between_two_waves_has_what_was_not_read_yet(

@@ -181,9 +181,11 @@ def test_a_plain_store_is_upgraded_with_a_dry_run_a_refusal_and_a_kill_on_the_wa
     assert dry["compaction_lag_ms"] == 11 * 86_400_000
     folder = app.state_dir / app.name
     claim = owners.claim(folder, what="a run", wait_ms=0, clock=SystemClock())
-    refused = upgrade(app)
+    for how in ((), ("--set=statestore.volume.locks=false",)):
+        refused = upgrade(app, *how)
+        assert (refused.returncode, refused.stdout) == (Locked.exit_code, "")
+    assert claim.still_ours()
     claim.release()
-    assert (refused.returncode, refused.stdout) == (Locked.exit_code, "")
     assert (folder / "0_0" / "rocksdb" / "rates").is_dir()
     with pytest.raises(ss.errors.Misuse, match="upgrade-to-versioned"):
         run_here(app, "late_spared")

@@ -15,7 +15,7 @@ A clone half made by one that died is dropped and made anew.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -199,10 +199,8 @@ class Clone:
     def _claimed(self) -> Iterator[None]:
         layout = self.layout
         layout.create(layout.application_dir)
-        claim = layout.claim(wait_ms=0, clock=self.clock, locks=self.settings.volume_locks)
-        with ExitStack() as closing:
-            closing.callback(claim.release)
-            closing.callback(self.outbox.close)
+        locks = self.settings.volume_locks
+        with layout.alone(wait_ms=0, clock=self.clock, locks=locks), closing(self.outbox):
             yield
 
     def _create_topics(self, topics: Mapping[str, str], counts: Mapping[TopicName, int]) -> None:

@@ -12,8 +12,8 @@ point, it goes on with what is missing.
 """
 
 import shutil
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +22,6 @@ import msgspec
 
 from statestore.errors import ExportTooOld, HostFailure, Misuse
 from statestore.faults import CrashPoint, reach
-from statestore.layout import owners
 from statestore.layout import placed as placing
 from statestore.layout.files import sync_folder
 from statestore.layout.folders import StateLayout
@@ -213,22 +212,12 @@ class Restore:
             raise HostFailure(f"cannot place {target}: {error.strerror}; fix the volume") from error
         reach(CrashPoint.IMPORT_PLACED)
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        layout = self.layout
-        layout.create(layout.application_dir)
-        with ExitStack() as held:
-            claim = layout.claim(wait_ms=self.lock_wait_ms, clock=self.clock, locks=self.locks)
-            held.callback(claim.release)
-            homes = {self._home(at) for at in self.manifest.stores()}
-            for task in sorted(homes | set(layout.tasks())):
-                layout.create(folder := layout.task_dir(task))
-                held.enter_context(
-                    owners.at_rest(
-                        folder, what=f"task {task}", wait_ms=self.lock_wait_ms, locks=self.locks
-                    )
-                )
-            yield
+    def _locked(self) -> AbstractContextManager[None]:
+        self.layout.create(self.layout.application_dir)
+        homes = {self._home(at) for at in self.manifest.stores()}
+        return self.layout.alone(
+            *homes, wait_ms=self.lock_wait_ms, clock=self.clock, locks=self.locks
+        )
 
     def _home(self, at: StoreOfTask) -> TaskId:
         """Where the topology deployed here looks for it, if one is."""
