@@ -94,6 +94,10 @@ class MemoryTable:
             self._engine.check_open()
             return list(map(self._rows.get, keys))
 
+    def get_many_to_write(self, keys: list[bytes], /) -> tuple[list[bytes], list[bytes | None]]:
+        """The keys as they are: any order suits a dict."""
+        return keys, self.get_many(keys)
+
     def scan(
         self, lo: bytes | None = None, hi: bytes | None = None, *, reverse: bool = False
     ) -> "MemoryCursor":

@@ -38,7 +38,7 @@ from tenacity import (
 
 from statestore.engines.rocks_cursor import Cursors, RocksCursor
 from statestore.engines.rocks_errors import translate
-from statestore.engines.rocks_order import fill, in_order
+from statestore.engines.rocks_order import Ordered, fill
 from statestore.engines.rocks_seeker import RocksSeeker
 from statestore.engines.rocks_tuning import RocksMemory, RocksTuning, options, write_options
 from statestore.errors import HostFailure, Misuse, StateStoreError, StoreClosed, TaskCorrupted
@@ -95,12 +95,13 @@ def stored_tables(path: Path) -> list[str]:
 class RocksTable:
     """One family. `get` is rocksdict's own: nothing stands between it and the caller."""
 
-    __slots__ = ("_cursors", "_family", "_get_list", "_where", "get")
+    __slots__ = ("_cursors", "_family", "_get_list", "_ordered", "_where", "get")
 
     def __init__(self, family: Rdict, cursors: Cursors, where: Path) -> None:
         self._family = family
         self._cursors = cursors
         self._where = where
+        self._ordered: Ordered | None = None
         self.get: Callable[[bytes], bytes | None] = family.get
         self._get_list: Callable[[list[bytes]], list[bytes | None]] = family.get  # type: ignore[assignment]  # takes a list too
 
@@ -110,7 +111,18 @@ class RocksTable:
             return self._get_list(keys)
         if len(keys) < _SORT_MIN:
             return self._get_lists(keys)
-        return in_order(self._get_lists, keys)
+        ordered = Ordered.of(keys)
+        return ordered.back(self._get_lists(ordered.arranged))
+
+    def get_many_to_write(self, keys: list[bytes], /) -> tuple[list[bytes], list[bytes | None]]:
+        """The keys in their order, or nearly so, and their values; the next write sorts no more."""
+        self._ordered = ordered = Ordered.of(keys)
+        return ordered.arranged, self._get_lists(ordered.arranged)
+
+    def last_ordered(self) -> Ordered | None:
+        """What `get_many_to_write` has sorted, and nobody has asked for yet."""
+        ordered, self._ordered = self._ordered, None
+        return ordered
 
     def scan(
         self, lo: bytes | None = None, hi: bytes | None = None, *, reverse: bool = False
@@ -194,7 +206,7 @@ class RocksEngine:
                             batch.delete_range(start, end, self._named(self._handles, name))
                 for name, rows in writes.items():
                     batch.set_default_column_family(self._named(self._handles, name))
-                    fill(batch, rows)
+                    fill(batch, rows, self._tables[name].last_ordered())
                 self._db.write(batch)
             finally:
                 # A traceback keeps the batch: it must not keep the family, and the folder locked.

@@ -5,9 +5,9 @@ Nothing but speed hangs on the order. All loops run in C: numpy sorts, `map` int
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import starmap
-from typing import TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +22,38 @@ _PROBES = 64
 _SHARED_MAX = 64
 
 
-def fill(batch: WriteBatch, rows: Writes) -> None:
-    """Puts and deletes into the family the batch is at."""
-    keys, values = list(rows), list(rows.values())
-    if not _are_in_order(keys):
+class Ordered(NamedTuple):
+    """Keys, and the same in their order, or nearly so."""
+
+    keys: list[bytes]
+    arranged: list[bytes]
+    order: npt.NDArray[np.intp] | None
+    """The places of `arranged` in `keys`; None: both are the same."""
+
+    @classmethod
+    def of(cls, keys: list[bytes]) -> Self:
+        """Sort them."""
+        if _are_in_order(keys):
+            return cls(keys, keys, None)
         order = order_of(keys)
-        keys, values = _taken(keys, order), _taken(values, order)
+        return cls(keys, _taken(keys, order), order)
+
+    def back(self, values: list[T]) -> list[T]:
+        """What belongs to `arranged` as it belongs to `keys`."""
+        if self.order is None:
+            return values
+        back = np.empty(len(values), object)
+        back[self.order] = values
+        unsorted: list[T] = back.tolist()
+        return unsorted
+
+
+def fill(batch: WriteBatch, rows: Writes, known: Ordered | None = None) -> None:
+    """Puts and deletes into the family the batch is at; `known`: perhaps the order of the keys."""
+    keys, values = list(rows), list(rows.values())
+    ordered = known if known is not None and known.keys == keys else Ordered.of(keys)
+    if ordered.order is not None:
+        keys, values = ordered.arranged, _taken(values, ordered.order)
     if not all(values) and None in values:  # to look for None alone is slow
         pairs = list(zip(keys, values, strict=True))
         deque(map(batch.__delitem__, [key for key, value in pairs if value is None]), 0)
@@ -35,19 +61,6 @@ def fill(batch: WriteBatch, rows: Writes) -> None:
         deque(starmap(batch.__setitem__, pairs), 0)
     else:
         deque(map(batch.__setitem__, keys, values), 0)
-
-
-def in_order(
-    look: Callable[[list[bytes]], list[bytes | None]], keys: list[bytes]
-) -> list[bytes | None]:
-    """What `look` gives for `keys`, looked up in order."""
-    if _are_in_order(keys):
-        return look(keys)
-    order = order_of(keys)
-    values = np.empty(len(keys), object)
-    values[order] = look(_taken(keys, order))
-    found: list[bytes | None] = values.tolist()
-    return found
 
 
 def order_of(keys: list[bytes]) -> npt.NDArray[np.intp]:

@@ -68,6 +68,22 @@ class StagedTable:
             raise self._staged.failure(error) from error
         return [next(committed) if isinstance(value, Missing) else value for value in found]
 
+    def get_many_to_write(self, keys: list[bytes]) -> tuple[list[bytes], list[bytes | None]]:
+        """The keys, in another order, and their values: for a store that writes them next.
+
+        Nobody asked for them, so it counts as no get.
+        """
+        entries = self._entries
+        known = [key for key in keys if key in entries] if entries else []
+        asked = [key for key in keys if key not in entries] if known else keys
+        try:
+            keys, values = self._table.get_many_to_write(asked)
+        except Exception as error:
+            raise self._staged.failure(error) from error
+        if known:
+            keys, values = keys + known, values + [entries[key] for key in known]
+        return keys, values
+
     def put(self, key: bytes, value: bytes | None) -> None:
         """Stage one write; None deletes."""
         self._staged.check_open()

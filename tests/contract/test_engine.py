@@ -96,6 +96,32 @@ def test_many_keys_come_back_in_the_order_asked(engine: Engine) -> None:
         assert table.get_many(asked) == expected[:count]
 
 
+@pytest.mark.parametrize("written", ["the same", "the same, some deleted", "fewer", "others"])
+def test_keys_looked_up_to_be_written_are_found_and_any_write_may_follow(
+    engine: Engine, written: str
+) -> None:
+    rng = random.Random(6)
+    there: dict[bytes, bytes | None] = {b"%d" % number: b"v" for number in range(0, 8000, 2)}
+    engine.write({"data": there})
+    for count in (0, 1, 300, 5000):
+        asked = [b"%d" % number for number in rng.sample(range(8000), count)]
+        keys, values = engine.table("data").get_many_to_write(asked)
+        assert sorted(keys) == sorted(asked)
+        assert values == [there.get(key) for key in keys]
+        rows: dict[bytes, bytes | None] = dict.fromkeys(asked, b"%d" % count)
+        match written:
+            case "the same, some deleted":
+                rows |= dict.fromkeys(asked[::3])
+            case "fewer":
+                rows = dict(list(rows.items())[::2])
+            case "others":
+                rows = {key + b"x": value for key, value in reversed(rows.items())}
+        engine.write({"data": rows, "offsets": rows})
+        there |= rows
+        expected = {key: value for key, value in there.items() if value is not None}
+        assert dict(engine.table("data").scan()) == expected
+
+
 @pytest.mark.parametrize("prefix", [b"", b"\x00", b"customer-"], ids=repr)
 def test_large_batches_of_any_keys_hold_what_a_dict_would(
     under_test: EngineUnderTest, engine: Engine, prefix: bytes
