@@ -1,78 +1,202 @@
-"""The versions written since the last commit, in order: what a commit logs (docs/adr/0008).
+"""The versions written since the last commit, in the order of the writes (docs/adr/0008).
 
-Appending costs next to nothing; what was written twice is found out when the journal is read.
+It is what a commit logs. And a version put at or after the observed stream time lies nowhere else
+at first: it is the latest of its key without a look. The commit, or the first read of history,
+settles all of those at once, that is: makes them rows of both tables, with what they have ended.
+
+Written by the owner thread only. Others may look into `ahead`, and call `unsettled`.
 """
 
-from typing import Final
+from itertools import chain
+from operator import add, lt
+from typing import Final, NamedTuple
+
+from statestore.stores import versioned_layout as layout
+from statestore.stores.overlay import ENTRY_COST as ROW_COST
+from statestore.stores.superseded import Ended, note
+from statestore.stores.version_writes import Staged
 
 ENTRY_COST: Final = 64
-"""Bytes charged per entry: three list slots and the time; key and value are those of the rows."""
+"""Bytes charged per version: two list slots and its key; the row is charged where it is pending."""
+
+
+class _Measured(NamedTuple):
+    life: int
+    versions: int
+    size_bytes: int
+
+
+class _Mark(NamedTuple):
+    ahead: int
+    settled: int
+    late: int
+
+
+_NOTHING: Final = _Mark(0, 0, 0)
+
+
+class Prepared(NamedTuple):
+    """The rows that the first `versions` put ahead make, of those not settled."""
+
+    versions: int
+    rows: Staged
 
 
 class Journal:
-    """Keys, values and times, kept in step with the pending writes."""
+    """Keys and rows, kept in step with the pending writes.
 
-    __slots__ = ("_marks", "deletes", "keys", "times", "values")
+    `keys` and `rows`: versions put ahead, in order of time. Of those not settled `ahead` has the
+    last row of each key, `ended` those before. `late_keys`, `late_rows`: versions from before the
+    stream time, which are rows of the tables from the first; none of a key not settled. `deletes`:
+    how many are tombstones. The dict and the lists stay the same objects.
+    """
+
+    __slots__ = (
+        "_late_bytes",
+        "_life",
+        "_marks",
+        "_measured",
+        "_settled_bytes",
+        "ahead",
+        "deletes",
+        "ended",
+        "keys",
+        "late_keys",
+        "late_rows",
+        "prepared",
+        "rows",
+        "settled",
+    )
 
     def __init__(self) -> None:
-        self.keys: list[bytes] = []
-        self.values: list[bytes | None] = []
-        self.times: list[int] = []
+        self.keys: Final[list[bytes]] = []
+        self.rows: Final[list[bytes]] = []
+        self.ahead: Final[dict[bytes, bytes]] = {}
+        self.ended: Final = Ended.none()
+        self.settled = 0
+        """How many of those put ahead, the first ones, are pending rows of the tables."""
+        self.late_keys: Final[list[bytes]] = []
+        self.late_rows: Final[list[bytes]] = []
         self.deletes = 0
-        self._marks: list[int] = []
+        self.prepared: Prepared | None = None
+        self._marks: list[_Mark] = []
+        self._late_bytes = 0
+        self._settled_bytes = 0
+        self._measured = _Measured(0, 0, 0)
+        # Another number whenever versions are forgotten.
+        self._life = 0
+
+    def __len__(self) -> int:
+        return len(self.rows) + len(self.late_rows)
+
+    @property
+    def logged_bytes(self) -> int:
+        """Of all keys and rows. Each is measured once, however often this is asked.
+
+        Other threads may ask too, for metrics: what they note of versions forgotten is not used.
+        """
+        life, known, size = self._measured
+        if life != self._life:
+            life, known, size = self._life, 0, 0
+        count = len(self.rows)
+        if known < count:
+            size += _bytes_of(self.keys[known:count], self.rows[known:count])
+            self._measured = _Measured(life, count, size)
+        return size + self._late_bytes
 
     @property
     def size_bytes(self) -> int:
-        """What it takes of the memory for pending writes."""
-        return ENTRY_COST * len(self.keys)
+        """What the versions take of the memory for pending writes, besides the rows of the tables.
 
-    def __len__(self) -> int:
-        return len(self.keys)
+        Those not settled count as the rows they will be, with as much for what each has ended.
+        """
+        count = len(self.rows) - self.settled
+        size = self.logged_bytes - self._late_bytes - self._settled_bytes
+        ended = size + (layout.PLACE_EXTRA + ROW_COST) * count
+        latest = (size // max(1, count) + ROW_COST) * len(self.ahead)
+        return ENTRY_COST * len(self) + ended + latest
 
-    def put(self, key: bytes, value: bytes | None, time: int) -> None:
-        """One version."""
-        self.keys.append(key)
-        self.values.append(value)
-        self.times.append(time)
-        if value is None:
-            self.deletes += 1
+    def put_ahead(self, keys: list[bytes], rows: list[bytes], deletes: int) -> None:
+        """Versions from the stream time on, in order of time; `deletes` of them tombstones."""
+        self.keys.extend(keys)
+        self.rows.extend(rows)
+        self.deletes += deletes
+        note(keys, rows, self.ahead, self.ended)
 
-    def put_all(self, keys: list[bytes], values: list[bytes | None], times: list[int]) -> None:
-        """Many versions."""
-        self.keys += keys
-        self.values += values
-        self.times += times
-        self.deletes += values.count(None)
+    def put_late(self, keys: list[bytes], rows: list[bytes], deletes: int) -> None:
+        """Versions from before the stream time, which are staged in the tables."""
+        self.late_keys.extend(keys)
+        self.late_rows.extend(rows)
+        self.deletes += deletes
+        self._late_bytes += _bytes_of(keys, rows)
 
-    def distinct(self) -> list[tuple[int, bytes, bytes | None]]:
-        """Time, key and value of each version once, in order of time; the later write counts."""
-        places = zip(self.times, self.keys, strict=True)
-        made = dict(zip(places, self.values, strict=True))
-        return sorted(((*at, value) for at, value in made.items()), key=_time)
+    def unsettled(self) -> tuple[list[bytes], list[bytes]]:
+        """Keys and rows of the versions put ahead and not settled, in order of time."""
+        first = self.settled
+        rows = self.rows[first:]
+        return self.keys[first : first + len(rows)], rows
+
+    def settle(self) -> None:
+        """All there is has been staged in the tables."""
+        self.settled = len(self.rows)
+        self._settled_bytes = self.logged_bytes - self._late_bytes
+        # Now, as who looks here first and then at the rows must find a version in one of them.
+        self.ahead.clear()
+        self.ended.clear()
+        self.prepared = None
+
+    def distinct(self) -> tuple[list[bytes], list[bytes]]:
+        """Each version once, in order of time; the later write counts."""
+        # No version put ahead came after a late one of its key and time.
+        keys, rows = self.keys + self.late_keys, self.rows + self.late_rows
+        stamps = [row[layout.STAMP] for row in rows]
+        if all(map(lt, stamps, stamps[1:])):
+            return keys, rows
+        made = dict(zip(map(add, keys, stamps), rows, strict=True))
+        pairs = sorted(zip(made, made.values(), strict=True), key=_stamp)
+        return [place[: -layout.STAMP_SIZE] for place, _ in pairs], [row for _, row in pairs]
 
     def mark(self) -> None:
         """Open a savepoint."""
-        self._marks.append(len(self.keys))
+        self._marks.append(_Mark(len(self.rows), self.settled, len(self.late_rows)))
 
     def merge(self) -> None:
         """Close the last savepoint, keeping its writes."""
         self._marks.pop()
 
     def undo(self) -> None:
-        """Close the last savepoint and forget its writes."""
-        self._cut(self._marks.pop())
+        """Close the last savepoint and forget its writes; what it settled is to be settled again.
+
+        The tables undo theirs themselves.
+        """
+        self._go_back(self._marks.pop())
 
     def commit(self) -> None:
         """Forget all; savepoints stay open, and go back to here."""
-        self._cut(0)
-        self._marks = [0 for _ in self._marks]
+        self._go_back(_NOTHING)
+        self._marks = [_NOTHING for _ in self._marks]
 
     rollback = commit
 
-    def _cut(self, length: int) -> None:
-        del self.keys[length:], self.values[length:], self.times[length:]
-        self.deletes = self.values.count(None)
+    def _go_back(self, to: _Mark) -> None:
+        keys, rows = self.keys, self.rows
+        del keys[to.ahead :], rows[to.ahead :]
+        del self.late_keys[to.late :], self.late_rows[to.late :]
+        self._late_bytes = _bytes_of(self.late_keys, self.late_rows)
+        self.deletes = sum(map(layout.is_tombstone, chain(rows, self.late_rows)))
+        self.settled = to.settled
+        self._settled_bytes = _bytes_of(keys[: to.settled], rows[: to.settled])
+        self._life += 1
+        self.prepared = None
+        self.ahead.clear()
+        self.ended.clear()
+        if to.ahead > to.settled:
+            note(*self.unsettled(), self.ahead, self.ended)
 
 
-def _time(version: tuple[int, bytes, bytes | None]) -> int:
-    return version[0]
+def _bytes_of(keys: list[bytes], rows: list[bytes]) -> int:
+    return sum(map(len, keys)) + sum(map(len, rows))
+
+
+def _stamp(pair: tuple[bytes, bytes]) -> bytes:
+    return pair[1][layout.STAMP]

@@ -23,37 +23,32 @@ class ObservedTime:
     """`now` and `bound` with what is pending; `committed` without.
 
     The bound is stream time less the retention, and never goes back: a longer retention does not
-    bring history back (V5). Written by the owner; other threads may read the three attributes.
+    bring history back (V5). The owner sets `now`, and never back; other threads may read all three.
     """
 
-    __slots__ = ("_marks", "_retention_ms", "bound", "committed", "now")
+    __slots__ = ("_bound_before", "_marks", "_retention_ms", "committed", "now")
 
     def __init__(self, committed: Moment | None, retention_ms: int) -> None:
         self._retention_ms = retention_ms
         self.committed = committed or Moment(NEVER, NEVER)
         self.now = self.committed.now
-        self.bound = self.committed.bound
-        self._marks: list[Moment] = []
-        if committed is not None:
-            self.bound = self.bound_at(self.now)
-            self.committed = Moment(self.now, self.bound)
+        self._bound_before = self.committed.bound
+        self._marks: list[int] = []
+        self.committed = self._moment()
+
+    @property
+    def bound(self) -> int:
+        """The time before which history is gone."""
+        now = self.now
+        return NEVER if now == NEVER else self.bound_at(now)
 
     def bound_at(self, time: int) -> int:
-        """The bound there would be had `time` been observed."""
-        return max(self.bound, time - self._retention_ms, TIME_MIN)
-
-    def advance(self, time: int) -> None:
-        """Observe a later time."""
-        bound = time - self._retention_ms
-        if bound > self.bound:
-            self.bound = bound
-        elif self.bound < TIME_MIN:
-            self.bound = TIME_MIN
-        self.now = time
+        """The bound there would be had `time` been observed as the last."""
+        return max(self._bound_before, time - self._retention_ms, TIME_MIN)
 
     def mark(self) -> None:
         """Open a savepoint."""
-        self._marks.append(Moment(self.now, self.bound))
+        self._marks.append(self.now)
 
     def merge(self) -> None:
         """Close the last savepoint, keeping what was observed."""
@@ -61,17 +56,20 @@ class ObservedTime:
 
     def undo(self) -> None:
         """Close the last savepoint and go back to where it began."""
-        self.now, self.bound = self._marks.pop()
+        self.now = self._marks.pop()
 
     def commit(self) -> None:
         """What is pending has become committed; open savepoints go back to here."""
-        self.committed = Moment(self.now, self.bound)
-        self._marks = [self.committed for _ in self._marks]
+        self.committed = self._moment()
+        self._marks = [self.now for _ in self._marks]
 
     def rollback(self) -> None:
         """Go back to the last commit; so do open savepoints."""
-        self.now, self.bound = self.committed
-        self._marks = [self.committed for _ in self._marks]
+        self.now = self.committed.now
+        self._marks = [self.now for _ in self._marks]
+
+    def _moment(self) -> Moment:
+        return Moment(self.now, self.bound)
 
 
 def committed_moment(staged: StagedEngine) -> Moment | None:

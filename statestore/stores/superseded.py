@@ -1,87 +1,85 @@
-"""Committed versions that a pending one has ended, and that nobody has looked up yet.
+"""What versions put at or after the stream time have ended: pure, over the rows there are.
 
-A put at or after the observed stream time needs no look-up to be known as the latest of its key. So
-what it supersedes is read later: by the commit, or by the first read of history, many keys at once
-and in key order, which costs half of single look-ups (docs/adr/0008). Owner thread only; others may
-copy `first`.
+Such a version is the latest of its key without a look. What it ends is looked up later, for many
+keys at once and in key order, which costs half of single look-ups (docs/adr/0008).
 """
 
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
+from operator import is_not
+from typing import NamedTuple, Self
 
 from statestore.stores import versioned_layout as layout
-from statestore.stores.overlay import Overlay
 from statestore.stores.versioned_layout import STAMP
 
-Rows = dict[bytes, bytes]
+Rows = dict[bytes, bytes | None]
 
 
-class Superseded:
-    """Per key the first pending version, where the committed one before it is not moved yet.
+class Ended(NamedTuple):
+    """Versions of `keys` that others have ended, `ends` as rows have times.
 
-    Kept in step with the pending writes, after `latest`, the overlay of the latest versions.
+    Columns, not a tuple each: hundreds of thousands of those would keep the collector busy.
     """
 
-    __slots__ = ("_latest", "_moved", "first")
+    keys: list[bytes]
+    rows: list[bytes]
+    ends: list[bytes]
 
-    def __init__(self, latest: Overlay) -> None:
-        self.first: Final[Rows] = {}
-        self._latest: Final = latest
-        # Per open savepoint what was moved since: to be done again if it is undone.
-        self._moved: list[Rows] = []
+    @classmethod
+    def none(cls) -> Self:
+        return cls([], [], [])
 
-    def moved(self) -> None:
-        """All of `first` has been looked up, and moved where there was something."""
-        if self._moved:
-            self._moved[-1].update(self.first)
-        self.first.clear()
+    def add(self, key: bytes, row: bytes, end: bytes) -> None:
+        """One more, unless it began at that very time: then it is not ended but replaced."""
+        if row[STAMP] < end:
+            self.keys.append(key)
+            self.rows.append(row)
+            self.ends.append(end)
 
-    @property
-    def size_bytes(self) -> int:
-        """About what the rows to be moved will take: as much as the pending ones of their keys."""
-        latest = self._latest
-        each = latest.size_bytes // max(1, len(latest.entries)) + layout.PLACE_EXTRA
-        return each * len(self.first)
-
-    def mark(self) -> None:
-        """Open a savepoint."""
-        self._moved.append({})
-
-    def merge(self) -> None:
-        """Close the last savepoint, keeping what was moved in the one around it."""
-        inner = self._moved.pop()
-        if self._moved:
-            self._moved[-1].update(inner)
-
-    def undo(self) -> None:
-        """Close the last savepoint: what it moved is to be moved again, if still superseded."""
-        before = {**self._moved.pop(), **self.first}
-        known = self._latest.entries
-        self.first.clear()
-        self.first.update({key: row for key, row in before.items() if key in known})
-
-    def rollback(self) -> None:
-        """Forget all; savepoints stay open, and go back to here."""
-        self.first.clear()
-        self._moved = [{} for _ in self._moved]
-
-    commit = rollback
+    def clear(self) -> None:
+        for column in self:
+            column.clear()
 
 
-def moved_rows(first: Rows, found: list[bytes | None], *, bound: int, interval_ms: int) -> Rows:
-    """The history rows of what was `found` committed under the keys of `first`.
+def note(
+    keys: Iterable[bytes], rows: Sequence[bytes], last: dict[bytes, bytes], ended: Ended
+) -> None:
+    """Bring `last`, the last version of each key, and `ended`, those before, up to date.
 
-    What ended at `bound` or before is not kept.
+    `rows`: versions of `keys` in order of time, each an object of its own.
     """
-    keys: list[bytes] = []
-    ended: list[bytes] = []
-    begin: list[bytes] = []
-    least = layout.stamp_of(max(bound, layout.TIME_MIN))
-    for (key, row), old in zip(first.items(), found, strict=True):
+    stayed = map(last.setdefault, keys, rows)
+    met = compress(zip(keys, rows, strict=True), map(is_not, stayed, rows))
+    for key, row in met:
+        ended.add(key, last[key], row[STAMP])
+        last[key] = row
+
+
+def history_rows(
+    last: Mapping[bytes, bytes],
+    ended: Ended,
+    names: Iterable[bytes],
+    before: Iterable[bytes | None],
+    *,
+    bound: int,
+    interval_ms: int,
+) -> Rows:
+    """The rows of what versions have ended, each other included.
+
+    `last` and `ended` as `note` leaves them; `before`: for the keys of `last`, `names` in whatever
+    order, the version before all these, None if none. What ended at `bound` or before is not kept.
+    """
+    first = dict(zip(reversed(ended.keys), reversed(ended.rows), strict=True))
+    made = Ended.none()
+    for key, old in zip(names, before, strict=True):
         if old is not None:
-            stamp = row[STAMP]
-            # A version of the very time it began at is not ended but replaced.
-            if old[STAMP] < stamp > least:
-                keys.append(key)
-                ended.append(old)
-                begin.append(row)
-    return dict(zip(layout.history_keys(keys, begin, interval_ms), ended, strict=True))
+            made.add(key, old, (first.get(key) or last[key])[STAMP])
+    keys, rows, ends = made.keys + ended.keys, made.rows + ended.rows, made.ends + ended.ends
+    if not keys:
+        return {}
+    least = layout.stamp_of(max(bound, layout.TIME_MIN))
+    if min(ends) <= least:
+        kept = [end > least for end in ends]
+        keys, rows = list(compress(keys, kept)), list(compress(rows, kept))
+        ends = list(compress(ends, kept))
+    return dict(zip(layout.history_keys(keys, ends, interval_ms), rows, strict=True))

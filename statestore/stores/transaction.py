@@ -22,6 +22,8 @@ from statestore.stores.journal import Journal
 from statestore.stores.overlay import ENTRY_COST, Overlay
 from statestore.stores.parts import Staged, StagedBytes
 
+Ranges = Mapping[str, Sequence[tuple[bytes, bytes]]]  # spans [from, to) of tables
+
 
 @dataclass(frozen=True)
 class LagLimits:
@@ -154,11 +156,12 @@ class StagedEngine:
         offsets: Mapping[TopicPartition, int | None],
         position: Position | None = None,
         *,
-        ranges: Mapping[str, Sequence[tuple[bytes, bytes]]] | None = None,
+        ranges: Ranges | None = None,
+        more: Mapping[str, Writes] | None = None,
     ) -> None:
         """Make everything pending visible, with these offsets and position, in one engine batch.
 
-        `ranges`: spans [from, to) of a table to delete first.
+        `ranges` are deleted first; `more`: rows over the pending ones.
         """
         self.check_open()
         started = self._clock.monotonic()
@@ -166,7 +169,7 @@ class StagedEngine:
             self._pending_position = self._pending_position.merge(position)
         count, deletes = self.uncommitted_entries(), self._deletes()
         with self._settling:
-            size = self._write_pending(offsets, ranges)
+            size = self._write_pending(offsets, ranges, more or {})
             self.metrics.committed(self._clock.monotonic() - started, count, deletes)
             self._count_lag(size, count)
 
@@ -174,7 +177,7 @@ class StagedEngine:
         """As `commit`, of `records` changelog records staged by a restore."""
         self.check_open()
         with self._settling:
-            size = self._write_pending(offsets, None)
+            size = self._write_pending(offsets, None, {})
             self.metrics.restored(records)
             self._count_lag(size, records)
 
@@ -306,15 +309,17 @@ class StagedEngine:
     def _write_pending(
         self,
         offsets: Mapping[TopicPartition, int | None],
-        ranges: Mapping[str, Sequence[tuple[bytes, bytes]]] | None,
+        ranges: Ranges | None,
+        more: Mapping[str, Writes],
     ) -> int:
         """One engine batch, and what was pending is committed; the bytes of its keys and values."""
         self._wait_for_flush()
-        overlays = self._overlays.values()
-        size = sum(each.size_bytes - ENTRY_COST * len(each.entries) for each in overlays)
         writes: dict[str, Writes] = {
             table: overlay.entries for table, overlay in self._overlays.items() if overlay.entries
         }
+        for table, over in more.items():
+            if over:
+                writes[table] = {**writes[table], **over} if table in writes else over
         meta = rows.offset_rows(offsets, self._pending_position)
         if meta:
             writes[rows.TABLE] = meta
@@ -323,6 +328,7 @@ class StagedEngine:
                 self._write(writes, ranges)
             self._position = self._pending_position
             self._note(offsets)
+            size = self._bytes_to_restore()
             # Readers on other threads look at the overlay first, then the engine: clear only now.
             for part in self._staged:
                 part.commit()
@@ -341,16 +347,19 @@ class StagedEngine:
         finally:
             self.turns += 1
 
+    def _bytes_to_restore(self) -> int:
+        """The bytes of keys and values that a restore of what is pending reads."""
+        if self._journal is not None:
+            return self._journal.logged_bytes
+        overlays = self._overlays.values()
+        return sum(each.size_bytes - ENTRY_COST * len(each.entries) for each in overlays)
+
     def _deletes(self) -> int:
         if self._journal is not None:
             return self._journal.deletes
         return sum(overlay.deletes for overlay in self._overlays.values())
 
-    def _write(
-        self,
-        writes: Mapping[str, Writes],
-        ranges: Mapping[str, Sequence[tuple[bytes, bytes]]] | None = None,
-    ) -> None:
+    def _write(self, writes: Mapping[str, Writes], ranges: Ranges | None = None) -> None:
         self._guard(lambda: self._engine.write(writes, ranges=ranges))
 
     def _guard(self, action: Callable[[], None]) -> None:

@@ -5,6 +5,7 @@ timestamp to that of the next one. Readers of committed versions never copy what
 """
 
 from collections.abc import Callable, Iterable
+from itertools import compress
 from operator import itemgetter
 from typing import Generic, TypeVar
 
@@ -17,9 +18,9 @@ from statestore.model import (
     V,
     VersionedRecord,
 )
-from statestore.stores.overlay import MISSING, Missing, slice_of
+from statestore.stores.overlay import MISSING, Missing
 from statestore.stores.specs import VersionedSpec
-from statestore.stores.superseded import moved_rows
+from statestore.stores.superseded import Ended, history_rows, note
 from statestore.stores.transaction import StagedEngine
 from statestore.stores.transactional import StoreReader, TransactionalStore
 from statestore.stores.version_reads import VersionReads
@@ -65,6 +66,7 @@ class TransactionalVersionedStore(TransactionalStore, Generic[K, V]):
         self._reads = VersionReads(spec)
         self._codec = self._reads.codec
         self._plain = self._codec.plain
+        self._ahead = self.table.journal.ahead
         self._pending = staged.overlay(LATEST).entries
         self._get_committed = staged.table(LATEST).get
         self._metrics = staged.metrics
@@ -112,8 +114,8 @@ class TransactionalVersionedStore(TransactionalStore, Generic[K, V]):
         data: bytes = key if plain else self._codec.key(key)  # type: ignore[assignment]  # K is bytes
         if as_of is not None:
             return self._reads.as_of(self.table.view(), data, self._reads.time(as_of))
-        # What follows is `latest.get` and `record`, without their calls.
-        row = self._pending.get(data, MISSING)
+        # What follows are look-ups and `record` without their calls. No row is empty.
+        row: bytes | Missing | None = self._ahead.get(data) or self._pending.get(data, MISSING)
         if isinstance(row, Missing):
             try:
                 row = self._get_committed(data)
@@ -149,10 +151,8 @@ class TransactionalVersionedStore(TransactionalStore, Generic[K, V]):
         bounds = self._codec.optional_key(lo), self._codec.optional_key(hi)
         time = self._reads.time(as_of)
         table = self.table
-        scan = table.latest.scan(*bounds)
-        return AsOfScan(
-            scan, table.snapshot(), time, table.time.bound, table.interval_ms, self._reads
-        )
+        scan, history = table.snapshot(*bounds)
+        return AsOfScan(scan, history, time, table.time.bound, table.interval_ms, self._reads)
 
     def observed_stream_time(self) -> int | None:
         """The largest timestamp put, pending ones included; None before the first."""
@@ -189,6 +189,7 @@ class VersionedReader(StoreReader, Generic[K, V]):
         super().__init__(table.staged, isolation_level, position_bound)
         self._versions = table
         self._table = table.staged.table(LATEST)
+        self._ahead = table.journal.ahead
         self._entries = table.staged.overlay(LATEST).entries
         self._reads = VersionReads(spec)
         self._codec = self._reads.codec
@@ -205,7 +206,8 @@ class VersionedReader(StoreReader, Generic[K, V]):
             )
         row: bytes | Missing | None = MISSING
         if self._uncommitted:
-            row = self._entries.get(data, MISSING)
+            # In this order: what is settled meanwhile goes from the one to the other.
+            row = self._ahead.get(data) or self._entries.get(data, MISSING)
         if isinstance(row, Missing):
             try:
                 row = self._table.get(data)
@@ -255,28 +257,45 @@ class VersionedReader(StoreReader, Generic[K, V]):
         self, look: Callable[[LookedAt], T], lo: bytes | None, hi: bytes | None
     ) -> T:
         """What `look` finds, with no commit or rollback on the way; it asks for keys lo to hi."""
-        staged, table = self._staged, self._versions
+        staged = self._staged
         while True:
             turns = staged.turns
             if turns % 2:
                 staged.await_turn()
                 continue
-            if self._uncommitted:
-                # The latest first: what supersedes a version is staged after its history, and is
-                # noted as not looked up yet until that is done.
-                latest = staged.overlay(LATEST).entries.copy()
-                first = dict(slice_of(table.superseded.first.copy(), lo, hi, reverse=False))
-                history = staged.overlay(HISTORY).entries.copy()
-                bound = table.time.bound
-            else:
-                latest, first, history, bound = {}, {}, {}, table.time.committed.bound
             try:
-                if first:
-                    old = self._table.get_many(list(first))
-                    interval_ms = table.interval_ms
-                    history |= moved_rows(first, old, bound=bound, interval_ms=interval_ms)
-                found = look(LookedAt(staged, latest, history, bound, table.interval_ms))
+                seen = self._pending_rows(lo, hi) if self._uncommitted else self._committed_rows()
+                if seen is None:
+                    continue
+                found = look(seen)
             except Exception as error:
                 raise staged.failure(error) from error
             if staged.turns == turns:
                 return found
+
+    def _committed_rows(self) -> LookedAt:
+        table = self._versions
+        return LookedAt(self._staged, {}, {}, table.time.committed.bound, table.interval_ms)
+
+    def _pending_rows(self, lo: bytes | None, hi: bytes | None) -> LookedAt | None:
+        """What is pending, as far as keys lo to hi are asked for; None: it was being settled."""
+        table, staged, journal = self._versions, self._staged, self._versions.journal
+        settled = journal.settled
+        keys, rows = journal.unsettled()
+        # The latest first: what supersedes a version is staged after its history.
+        latest = self._entries.copy()
+        history = staged.overlay(HISTORY).entries.copy()
+        bound = table.time.bound
+        if journal.settled != settled:
+            return None
+        asked = [(lo is None or key >= lo) and (hi is None or key <= hi) for key in keys]
+        ahead: dict[bytes, bytes] = {}
+        ended = Ended.none()
+        note(list(compress(keys, asked)), list(compress(rows, asked)), ahead, ended)
+        if ahead:
+            before = map(latest.get, ahead, self._table.get_many(list(ahead)))
+            history |= history_rows(
+                ahead, ended, ahead, before, bound=bound, interval_ms=table.interval_ms
+            )
+            latest |= ahead
+        return LookedAt(staged, latest, history, bound, table.interval_ms)

@@ -25,6 +25,7 @@ from operator import add
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 LATEST: Final = "data"
 HISTORY: Final = "history"
@@ -50,6 +51,7 @@ _PLACE: Final = struct.Struct(">cQI")
 _TIME: Final = struct.Struct(">Q")
 _CLOCK: Final = struct.Struct(">QQ")
 HEAD_SIZE: Final = _HEAD.size
+STAMP_SIZE: Final = _TIME.size
 STAMP: Final = slice(1, HEAD_SIZE)
 """Where a row has the time it is valid from, as history keys end with: bytes sort as times do."""
 _PLACE_SIZE: Final = _PLACE.size
@@ -80,16 +82,28 @@ def version_row(value: bytes | None, valid_from: int) -> bytes:
 
 def version_rows(values: list[bytes | None], times: list[int]) -> list[bytes]:
     """As `version_row`, of many values, without a call in Python for each."""
-    if None in values:
+    if tombstones_in(values):
         return list(map(version_row, values, times))
     heads = map(pack_head, repeat(VALUE), [time + BIAS for time in times])
     return list(map(add, heads, values))
+
+
+def tombstones_in(values: list[bytes | None]) -> int:
+    """How many of them are None."""
+    return 0 if all(values) else values.count(None)
 
 
 def read_version(row: bytes) -> Version:
     """The inverse of `version_row`."""
     kind, time = unpack_head(row)
     return Version(time - BIAS, row[HEAD_SIZE:] if kind == VALUE else None)
+
+
+def read_versions(rows: Sequence[bytes]) -> tuple[list[bytes | None], list[int]]:
+    """The inverse of `version_rows`: values and times."""
+    values = [row[HEAD_SIZE:] if row[0] else None for row in rows]
+    times: list[int] = _times_of([row[STAMP] for row in rows]).tolist()
+    return values, times
 
 
 def valid_from(row: bytes) -> int:
@@ -118,15 +132,17 @@ def history_prefix(key: bytes, segment: int) -> bytes:
     return place_head(segment, len(key)) + key
 
 
-def history_keys(keys: Sequence[bytes], rows: Sequence[bytes], interval_ms: int) -> list[bytes]:
-    """Where the versions of `keys` lie that end where `rows` begin."""
-    stamps = [row[STAMP] for row in rows]
-    ends = np.frombuffer(b"".join(stamps), ">u8") ^ np.uint64(BIAS)
-    segments = (ends.astype(np.int64) // interval_ms).tolist()
+def history_keys(keys: Sequence[bytes], ends: Sequence[bytes], interval_ms: int) -> list[bytes]:
+    """Where the versions of `keys` lie that end at `ends`, times as rows have them."""
+    segments = (_times_of(ends) // interval_ms).tolist()
     heads: Iterable[bytes] = map(place_head, segments, map(len, keys))
     if len(set(segments)) == 1 and len(set(map(len, keys))) == 1:  # as of most commits
         heads = repeat(place_head(segments[0], len(keys[0])), len(keys))
-    return list(map(b"".join, zip(heads, keys, stamps, strict=True)))
+    return list(map(b"".join, zip(heads, keys, ends, strict=True)))
+
+
+def _times_of(stamps: Sequence[bytes]) -> npt.NDArray[np.int64]:
+    return (np.frombuffer(b"".join(stamps), ">u8") ^ np.uint64(BIAS)).astype(np.int64)
 
 
 @lru_cache(maxsize=1024)

@@ -1,43 +1,28 @@
 """A versioned store as its owner sees it: pending writes over committed rows, in bytes.
 
-What operators work on, in batches. Owner thread only. An ordered put is one row; that of the
-version it supersedes is moved, with many others, to the segment of the time that ends it, before
-anybody looks. A late one also looks for the version it cuts short. Expiry is a range delete in the
-commit that crosses a segment's end.
+What operators work on, in batches. Owner thread only. A put in order only notes the version; many
+of them are settled together, before anybody looks at history: each becomes a row, and the version
+it ends moves to the segment of that time. A late one also looks for the version it cuts short.
+Expiry is a range delete in the commit that crosses a segment's end.
 """
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, compress
-from operator import gt
+from itertools import accumulate
+from operator import attrgetter, gt
 from typing import Final
 
 from statestore.model import Position, PutResult, TopicPartition
 from statestore.stores import versioned_layout as layout
-from statestore.stores.journal import Journal
+from statestore.stores.journal import Journal, Prepared
 from statestore.stores.observed_time import ObservedTime, committed_moment
-from statestore.stores.overlay import MISSING, Missing
-from statestore.stores.staged_table import Changes, Pair, StagedTable
-from statestore.stores.superseded import Superseded, moved_rows
+from statestore.stores.staged_table import Changes, Pair, StagedTable, TableScan
+from statestore.stores.superseded import history_rows
 from statestore.stores.transaction import StagedEngine
 from statestore.stores.version_search import Asked, Found, View, find, valid_at
 from statestore.stores.version_views import HistorySnapshot, PendingVersions
-from statestore.stores.version_writes import (
-    Change,
-    Columns,
-    Staged,
-    next_versions,
-    versions_ahead,
-)
-from statestore.stores.versioned_layout import (
-    BIAS,
-    HISTORY,
-    LATEST,
-    NEVER,
-    STAMP,
-    VALUE,
-    pack_head,
-)
+from statestore.stores.version_writes import Change, Rows, Staged, graves, next_versions
+from statestore.stores.versioned_layout import BIAS, HISTORY, LATEST, NEVER, STAMP, VALUE, pack_head
 
 _log = logging.getLogger(__name__)
 
@@ -56,23 +41,22 @@ class VersionedTable:
         self.staged: Final = staged
         self.retention_ms: Final = retention_ms
         self.interval_ms: Final = staged.segment_interval_ms
-        self.latest: Final = StagedTable(staged, LATEST)
         self.history: Final = StagedTable(staged, HISTORY)
         self.time: Final = ObservedTime(committed_moment(staged), retention_ms)
-        self._committed_latest: Final = staged.table(LATEST)
+        self.journal: Final = Journal()
+        self._latest: Final = StagedTable(staged, LATEST)
         self._latest_rows: Final = staged.overlay(LATEST)
         self._history_rows: Final = staged.overlay(HISTORY)
-        self._journal: Final = Journal()
-        self.superseded: Final = Superseded(self._latest_rows)
         # Bound once: they run for every put.
-        self._pending: Final = self._latest_rows.entries
-        self._first: Final = self.superseded.first
-        self._note_key: Final = self._journal.keys.append
-        self._note_value: Final = self._journal.values.append
-        self._note_time: Final = self._journal.times.append
-        staged.keep_journal(self._journal)
+        self._check_open: Final = staged.check_open
+        self._ahead: Final = self.journal.ahead
+        self._note_key: Final = self.journal.keys.append
+        self._note_row: Final = self.journal.rows.append
+        self._note_ended_key: Final = self.journal.ended.keys.append
+        self._note_ended_row: Final = self.journal.ended.rows.append
+        self._note_end: Final = self.journal.ended.ends.append
+        staged.keep_journal(self.journal)
         staged.keep_in_step(self.time)
-        staged.keep_sized(self.superseded)
         self._expired_below = layout.expired_below(self.time.committed.bound, self.interval_ms)
         self._swept_below = self._expired_below
         self._told_late = False
@@ -81,28 +65,20 @@ class VersionedTable:
 
     def put(self, key: bytes, value: bytes | None, time: int) -> PutResult:
         """Stage one version; None is a tombstone. Older than the retention: not accepted."""
-        self.staged.check_open()
+        self._check_open()
         clock = self.time
-        if time < clock.now:
-            return self._put_behind(key, value, time)
-        if time > clock.now:
-            clock.advance(time)
-        if value is None:
-            self._history_rows.put(layout.grave_key(key, time, self.interval_ms), b"")
-            self._journal.deletes += 1
-            row = layout.version_row(None, time)
-        else:
-            row = pack_head(VALUE, time + BIAS) + value
+        if time < clock.now or value is None:
+            return self._put_other(key, value, time)
+        row = pack_head(VALUE, time + BIAS) + value
+        clock.now = time
         self._note_key(key)
-        self._note_value(value)
-        self._note_time(time)
-        old = self._pending.get(key, MISSING)
-        if isinstance(old, Missing):
-            self._first[key] = row
-        elif old is not None and time > clock.bound and old[STAMP] < row[STAMP]:
-            place = layout.place_head(time // self.interval_ms, len(key))
-            self._history_rows.put(place + key + row[STAMP], old)
-        self._latest_rows.put(key, row)
+        self._note_row(row)
+        old = self._ahead.get(key)
+        if old is not None and old[STAMP] < row[STAMP]:
+            self._note_ended_key(key)
+            self._note_ended_row(old)
+            self._note_end(row[STAMP])
+        self._ahead[key] = row
         return _IS_LATEST
 
     def put_all(
@@ -116,21 +92,18 @@ class VersionedTable:
         self.staged.check_open()
         if not keys:
             return None
-        clock = self.time
+        if self.in_order(times):
+            # None is late: each is at or after all before it.
+            self._put_ahead(keys, values, times)
+            return None
         late = self._late(times)
         if late:
             self._refuse(len(late), min(times[i] for i in late))
             gone = set(late)
             kept = [i for i in range(len(keys)) if i not in gone]
-            keys = [keys[i] for i in kept]
-            values = [values[i] for i in kept]
-            times = [times[i] for i in kept]
+            keys, values, times = _taken(keys, values, times, kept)
         if keys:
-            now, newest = clock.now, max(times)
-            if newest > now:
-                clock.advance(newest)
-            self._put_accepted(keys, values, times, now=now, bound=clock.bound)
-            self._journal.put_all(keys, values, times)
+            self._put_accepted(keys, values, times)
         return late
 
     def in_order(self, times: list[int]) -> bool:
@@ -147,11 +120,8 @@ class VersionedTable:
         """Changelog records, none refused, with the offsets they reach, in one batch (V8)."""
         if keys:
             # What has expired is judged when all is there: by the first commit, and by reads.
-            now, newest = self.time.now, max(times)
-            if newest > now:
-                self.time.advance(newest)
-            self._put_accepted(keys, values, times, now=now, bound=NEVER)
-            self._move_superseded(NEVER)
+            self._put_accepted(keys, values, times, bound=NEVER)
+            self._settle(NEVER)
         self._stage_clock()
         self.staged.commit_restored(offsets, len(keys))
         self._expired_below = self._swept_below = layout.TIME_MIN
@@ -160,25 +130,31 @@ class VersionedTable:
 
     def view(self) -> View:
         """What the owner sees, for questions answered at once."""
-        self._move_superseded(self.time.bound)
+        self._settle(self.time.bound)
         return View(
             self.time.bound,
             self.interval_ms,
-            self.latest.get_many,
+            self._latest.get_many,
             self.history.seek_many,
             self._scan_back,
         )
+
+    def latest_rows(self, keys: list[bytes]) -> list[bytes | None]:
+        """Per key the row of its latest version, None if it never had one."""
+        self._settle(self.time.bound)
+        return self._latest.get_many(keys)
 
     def get_many_as_of(self, keys: list[bytes], times: list[int]) -> list[bytes | None]:
         """Per key and time the value valid then; None: none, or history is gone."""
         found = valid_at(self.view(), keys, times)
         return [None if one is None else layout.read_version(one.row).value for one in found]
 
-    def snapshot(self) -> HistorySnapshot:
-        """The history as the owner sees it now."""
-        self._move_superseded(self.time.bound)
-        seeker = self.staged.table(HISTORY).seeker()
-        return HistorySnapshot(self.staged, seeker, PendingVersions(self._history_rows.entries))
+    def snapshot(self, lo: bytes | None, hi: bytes | None) -> tuple[TableScan, HistorySnapshot]:
+        """The latest versions from `lo` to `hi`, and the history under them, as of now."""
+        self._settle(self.time.bound)
+        scan, seeker = self._latest.scan(lo, hi), self.staged.table(HISTORY).seeker()
+        pending = PendingVersions(self._history_rows.entries)
+        return scan, HistorySnapshot(self.staged, seeker, pending)
 
     # The transaction.
 
@@ -186,15 +162,19 @@ class VersionedTable:
         self, offsets: Mapping[TopicPartition, int | None], position: Position | None = None
     ) -> None:
         """All that is pending, with the stream time; segments that have expired go."""
-        self._move_superseded(self.time.bound)
+        bound = self.time.bound
         ranges = None
-        below = layout.expired_below(self.time.bound, self.interval_ms)
+        below = layout.expired_below(bound, self.interval_ms)
         if below > self._expired_below:
             ranges = {HISTORY: [layout.versions_below(below)]}
         if below > self._swept_below:
             self._sweep(below)
         self._stage_clock()
-        self.staged.commit(offsets, position, ranges=ranges)
+        # Rows that nobody has asked for yet need not be staged first.
+        ahead = self._rows_ahead(bound)
+        self.staged.commit(
+            offsets, position, ranges=ranges, more={LATEST: ahead.latest, HISTORY: ahead.history}
+        )
         self._expired_below = below
 
     def changes(self) -> Changes:
@@ -204,19 +184,15 @@ class VersionedTable:
         latest is logged once more.
         """
         # Now, as a read that fails should do so before anything is logged.
-        self._move_superseded(self.time.bound)
-        logged = self._journal.distinct()
-        times = [time for time, _, _ in logged]
-        keys = [key for _, key, _ in logged]
-        values = [value for _, _, value in logged]
-        behind = [key for key in dict.fromkeys(keys) if key not in self._pending]
-        for key, row in zip(behind, self.latest.get_many(behind), strict=True):
+        ahead = self._rows_ahead(self.time.bound).latest
+        keys, rows = self.journal.distinct()
+        pending = self._latest_rows.entries
+        behind = [key for key in dict.fromkeys(keys) if key not in ahead and key not in pending]
+        for key, row in zip(behind, self._latest.get_many(behind), strict=True):
             if row is not None:
-                begins, value = layout.read_version(row)
                 keys.append(key)
-                values.append(value)
-                times.append(begins)
-        return Changes(keys, values, times)
+                rows.append(row)
+        return Changes(keys, *layout.read_versions(rows))
 
     # How it is done.
 
@@ -250,24 +226,36 @@ class VersionedTable:
                 self.time.bound,
             )
 
-    def _put_behind(self, key: bytes, value: bytes | None, time: int) -> PutResult:
-        """Stage one version from before the observed stream time: it may not be the latest."""
-        if time < self.time.bound:
+    def _put_other(self, key: bytes, value: bytes | None, time: int) -> PutResult:
+        """Stage a tombstone, or a version that may not be the latest."""
+        clock = self.time
+        if time >= clock.now:
+            self._put_ahead([key], [value], [time])
+            return _IS_LATEST
+        if time < clock.bound:
             self._refuse(1, time)
             return _TOO_LATE
-        self._move_superseded(self.time.bound)
-        old = self.latest.get(key)
-        begins = NEVER if old is None else layout.valid_from(old)
-        self._journal.put(key, value, time)
-        if time < begins:
-            ends = self._insert([Change(key, value, time)], [begins])[0]
-            return PutResult(accepted=True, latest=False, valid_to_ms=ends)
-        if old is not None and time > begins and time > self.time.bound:
-            self._history_rows.put(layout.history_key(key, time, self.interval_ms), old)
-        if value is None:
-            self._history_rows.put(layout.grave_key(key, time, self.interval_ms), b"")
-        self._latest_rows.put(key, layout.version_row(value, time))
-        return _IS_LATEST
+        return self._put_late(key, value, time, clock.bound)
+
+    def _put_late(self, key: bytes, value: bytes | None, time: int, bound: int) -> PutResult:
+        """Stage one version from before the observed stream time, as `_put_all_late` does many."""
+        if key in self._ahead:
+            self._settle(bound)
+        old = self._latest.get(key)
+        began = NEVER if old is None else layout.valid_from(old)
+        row = layout.version_row(value, time)
+        result = _IS_LATEST
+        if time < began:
+            ends = self._insert([Change(key, row, time)], [began])
+            result = PutResult(accepted=True, latest=False, valid_to_ms=ends[0])
+        else:
+            if old is not None and began < time and bound < time:
+                self._history_rows.put(layout.history_key(key, time, self.interval_ms), old)
+            if value is None:
+                self._history_rows.put(layout.grave_key(key, time, self.interval_ms), b"")
+            self._latest_rows.put(key, row)
+        self.journal.put_late([key], [row], int(value is None))
+        return result
 
     def _put_accepted(
         self,
@@ -275,79 +263,77 @@ class VersionedTable:
         values: list[bytes | None],
         times: list[int],
         *,
-        now: int,
-        bound: int,
+        bound: int | None = None,
     ) -> None:
-        """Stage versions; those that end at `bound` or before need not be kept.
-
-        `now`: the stream time before them.
-        """
-        if min(times) >= now:
-            self._put_ahead(keys, values, times, bound)
+        """Stage versions; those that end at `bound` need not be kept, None: that of history."""
+        if self.in_order(times):
+            self._put_ahead(keys, values, times)
             return
-        for put, part in (
-            (self._put_all_behind, [time < now for time in times]),
-            (self._put_ahead, [time >= now for time in times]),
-        ):
-            if any(part):
-                put(
-                    list(compress(keys, part)),
-                    list(compress(values, part)),
-                    list(compress(times, part)),
-                    bound,
-                )
+        now = self.time.now
+        if bound is None:
+            bound = self.time.bound_at(max(now, *times))
+        part = [i for i, time in enumerate(times) if time < now]
+        if part:
+            self._put_all_late(*_taken(keys, values, times, part), bound)
+        part = [i for i, time in enumerate(times) if time >= now]
+        if part:
+            self._put_ahead(*_taken(keys, values, times, sorted(part, key=times.__getitem__)))
 
-    def _put_ahead(
+    def _put_ahead(self, keys: list[bytes], values: list[bytes | None], times: list[int]) -> None:
+        """Note versions that begin, in order, when all there are had: nothing is looked up."""
+        rows = layout.version_rows(values, times)
+        self.time.now = times[-1]
+        self.journal.put_ahead(keys, rows, layout.tombstones_in(values))
+
+    def _put_all_late(
         self, keys: list[bytes], values: list[bytes | None], times: list[int], bound: int
     ) -> None:
-        """Stage versions that begin when all there are had begun: nothing is looked up."""
-        made = versions_ahead(
-            Columns(keys, values, times),
-            self._pending,
-            self._first,
-            bound=bound,
-            interval_ms=self.interval_ms,
-        )
-        self._stage(made)
-
-    def _put_all_behind(
-        self, keys: list[bytes], values: list[bytes | None], times: list[int], bound: int
-    ) -> None:
-        """Stage versions from before the observed stream time: some may not be the latest."""
-        self._move_superseded(bound)
+        """Stage versions from before the stream time: some may not be the latest."""
+        if not self._ahead.keys().isdisjoint(keys):
+            self._settle(bound)
         unique = list(dict.fromkeys(keys))
-        rows = dict(zip(unique, self.latest.get_many(unique), strict=True))
-        made, behind = next_versions(
-            Columns(keys, values, times), rows, bound=bound, interval_ms=self.interval_ms
-        )
+        latest = dict(zip(unique, self._latest.get_many(unique), strict=True))
+        rows = layout.version_rows(values, times)
+        changes = sorted(map(Change, keys, rows, times), key=attrgetter("time"))
+        made, behind = next_versions(changes, latest, bound=bound, interval_ms=self.interval_ms)
         self._stage(made)
         # Versions of one key see each other, so one of each key at a time.
         while behind:
             turn = {one.key: one for one in reversed(behind)}
-            now = self.latest.get_many(list(turn))
+            now = self._latest.get_many(list(turn))
             begins = [layout.valid_from(row) for row in now if row is not None]
             self._insert(list(turn.values()), begins)
             behind = [one for one in behind if turn[one.key] is not one]
+        self.journal.put_late(keys, rows, layout.tombstones_in(values))
 
     def _stage(self, made: Staged) -> None:
         # History before what supersedes it: see the readers of pending writes.
         self._history_rows.put_all(made.history)
         self._latest_rows.put_all(made.latest)
 
-    def _move_superseded(self, bound: int) -> None:
-        """Look up what pending versions have ended, and stage it as history."""
-        first = self._first
-        if not first:
-            return
-        if self.time.now > bound:
-            try:
-                found = self._committed_latest.get_many(list(first))
-            except Exception as error:
-                raise self.staged.failure(error) from error
-            self._history_rows.put_all(
-                moved_rows(first, found, bound=bound, interval_ms=self.interval_ms)
+    def _settle(self, bound: int) -> None:
+        """Stage the rows of what has been put ahead; what ended at `bound` or before is gone."""
+        if self.journal.ahead:
+            self._stage(self._rows_ahead(bound))
+            self.journal.settle()
+
+    def _rows_ahead(self, bound: int) -> Staged:
+        """The rows that versions put ahead make, with those of what they have ended."""
+        journal = self.journal
+        known = journal.prepared
+        if known is not None and known.versions == len(journal.rows):
+            return known.rows
+        latest, history = journal.ahead, Rows()
+        if latest and self.time.now > bound:
+            before = self._latest.get_many_to_write(list(latest))
+            history = history_rows(
+                latest, journal.ended, *before, bound=bound, interval_ms=self.interval_ms
             )
-        self.superseded.moved()
+        if journal.deletes:
+            history |= graves(latest, self.interval_ms)
+        made = Staged(latest, history)
+        journal.prepared = Prepared(len(journal.rows), made)
+        return made
 
     def _insert(self, late: Sequence[Change], latest_from: Sequence[int]) -> list[int]:
         """Put versions before the latest of their keys, one of each key; returns when they end."""
@@ -364,7 +350,7 @@ class VersionedTable:
             # First: a reader of pending writes then finds the old version whole or cut, never gone.
             cut = layout.history_key(one.key, one.time, self.interval_ms)
             self._history_rows.put(cut, place.row)
-        self._history_rows.put(place.at, layout.version_row(one.value, one.time))
+        self._history_rows.put(place.at, one.row)
 
     def _stage_clock(self) -> None:
         clock = self.time
@@ -373,6 +359,8 @@ class VersionedTable:
 
     def _sweep(self, below: int) -> None:
         """Clear away tombstones that are the latest of their keys and older than history."""
+        if self.journal.deletes:
+            self._settle(self.time.bound)
         lo, hi = layout.graves_below(below)
         graves: list[tuple[bytes, bytes]] = []
         done = below
@@ -385,7 +373,9 @@ class VersionedTable:
                     done = segment
                     break
                 graves.append((at, key))
-        rows_of = self.latest.get_many([key for _, key in graves])
+        if graves:
+            self._settle(self.time.bound)
+        rows_of = self._latest.get_many([key for _, key in graves])
         for (at, key), row in zip(graves, rows_of, strict=True):
             if row is not None and layout.is_tombstone(row):
                 begins = layout.valid_from(row)
@@ -393,3 +383,10 @@ class VersionedTable:
                     self._latest_rows.put(key, None)
             self._history_rows.put(at, None)
         self._swept_below = done
+
+
+def _taken(
+    keys: list[bytes], values: list[bytes | None], times: list[int], places: list[int]
+) -> tuple[list[bytes], list[bytes | None], list[int]]:
+    """Those at `places`, in that order."""
+    return [keys[i] for i in places], [values[i] for i in places], [times[i] for i in places]

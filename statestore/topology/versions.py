@@ -54,7 +54,7 @@ def latest_of(spec: VersionedSpec[Any, Any]) -> Callable[[NodeContext], Any]:
         def look(keys: list[bytes]) -> list[Any]:
             rows = [
                 None if row is None else layout.read_version(row).value
-                for row in table.latest.get_many(keys)
+                for row in table.latest_rows(keys)
             ]
             return [None if row is None else read(row) for row in rows]
 
@@ -98,7 +98,7 @@ def versioned(node: str, spec: VersionedSpec[Any, Any], *, before: Before) -> Bu
 
 def _latest_rows(table: VersionedTable, keys: list[bytes]) -> dict[bytes, bytes | None]:
     unique = list(dict.fromkeys(keys))
-    return dict(zip(unique, table.latest.get_many(unique), strict=True))
+    return dict(zip(unique, table.latest_rows(unique), strict=True))
 
 
 def _newest(

@@ -5,16 +5,20 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
 
 from statestore.model import IsolationLevel
+from statestore.stores.journal import Journal
 from tests.builders import DEADLINE_S
 from tests.contract.versioned_worlds import Open, Store
+from tests.contract.versions_text import puts, shown, shown_one
 
 KEYS = [b"k%d" % i for i in range(6)]
 ROUNDS = 120
+EVER = 10**9
 
 
 @pytest.fixture
@@ -49,6 +53,11 @@ class Watcher(threading.Thread):
             seen = [(one.value, one.timestamp_ms) for _, one in rows]
         if self.whole and len(set(seen)) > 1:
             self.problems.append(("torn between keys", seen))
+        with self.reader.range_as_of(None, None, EVER) as rows:
+            numbers = [int(one.value) for _, one in rows]
+        # All are put in each round, the first first.
+        if numbers != sorted(numbers, reverse=True) or (numbers and numbers[0] > numbers[-1] + 1):
+            self.problems.append(("a later put seen, one before it not", numbers))
         history = list(self.reader.history(KEYS[0]))
         ends = [one.valid_to_ms for one in history]
         begins = [one.timestamp_ms for one in history]
@@ -98,6 +107,8 @@ def test_who_sees_pending_versions_sees_no_history_with_a_gap(opened: Open) -> N
         number += 1
         for key in KEYS:
             store.put(key, b"%d" % number, 10 * number)
+            if number % 3 == 0:
+                store.get(KEYS[1], as_of=10 * number - 1)
         if number % 7 == 0:
             store.put(KEYS[0], b"late", 10 * number - 25)
         if number % 40 == 0:
@@ -107,3 +118,22 @@ def test_who_sees_pending_versions_sees_no_history_with_a_gap(opened: Open) -> N
     watcher.stop.set()
     watcher.join(DEADLINE_S)
     assert watcher.problems == []
+
+
+def test_a_reader_whose_look_meets_a_settling_looks_again(opened: Open) -> None:
+    store = opened()
+    store.put_all(puts("a1@10 b1@10"))
+
+    def meanwhile(frame: FrameType, event: str, _arg: object) -> None:
+        """What the owner does when the reader has copied what is not settled, and no more."""
+        if event == "return" and frame.f_code is Journal.unsettled.__code__:
+            sys.setprofile(None)
+            store.put_all(puts("a2@20 c2@20"))
+            assert shown_one(store.get(b"a", as_of=15)) == "1[10,20)"
+
+    sys.setprofile(meanwhile)
+    try:
+        with store.reader(IsolationLevel.READ_UNCOMMITTED).range_as_of(None, None, 30) as rows:
+            assert shown(one for _, one in rows) == "1[10, 2[20, 2[20,"
+    finally:
+        sys.setprofile(None)

@@ -1,5 +1,6 @@
 """One contract for versioned stores, persistent and in memory (SEMANTICS V1-V7, V9, V12)."""
 
+import random
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,41 @@ def test_a_none_key_and_a_value_that_does_not_fit_are_refused_with_nothing_stage
         store.put_all([("a", b"1", 1), ("b", 7, 2)])
     assert store.approximate_num_uncommitted_entries() == 0
     assert store.observed_stream_time() is None
+
+
+def test_the_rows_of_many_versions_do_not_depend_on_how_they_come_or_who_asks(
+    opened: Open,
+) -> None:
+    """One by one, in batches, and in batches with a look at a history after each."""
+    chance, now = random.Random(3), 0
+    names = [b"name-%d" % i for i in range(900)]
+    versions: list[tuple[bytes, bytes | None, int]] = []
+    for _ in range(6000):
+        now += chance.choice((0, 0, 1, 5))
+        late = chance.choice((0,) * 20 + (3, 400))
+        value = None if chance.random() < 0.05 else b"%d" % chance.randrange(10**6)
+        versions.append((chance.choice(names), value, now - late))
+    found = []
+    for how in ("one by one", "in batches", "and ask"):
+        store = opened(retention=100_000, interval=2_000, name=how.replace(" ", "-"))
+        for start in range(0, len(versions), 250):
+            batch = versions[start : start + 250]
+            if how == "one by one":
+                for version in batch:
+                    store.put(*version)
+            else:
+                store.put_all(batch)
+            if how == "and ask":
+                shown(store.history(names[start % 7]))
+            if start % 2000 == 1750:
+                store.commit()
+        rows = {table: list(store.staged.table(table).scan()) for table in ("data", "history")}
+        # Which deletes it remembers depends on who asked meanwhile.
+        rows["history"] = [row for row in rows["history"] if row[0][:1] == b"v"]
+        found.append(rows)
+    assert len(found[0]["data"]) == len({key for key, _, _ in versions})
+    assert len(found[0]["history"]) > 3000
+    assert found[1:] == found[:1] * 2
 
 
 def test_keys_that_begin_alike_do_not_see_each_others_versions(opened: Open) -> None:

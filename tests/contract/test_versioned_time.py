@@ -148,7 +148,7 @@ def test_deletes_older_than_history_are_cleared_away(opened: Open) -> None:
     store.commit()
     store.put_all(puts("d1@1000"))
     store.commit()
-    assert [key for key, _ in store.table.latest.scan()] == [b"b", b"d"]
+    assert [key for key, _ in store.staged.table("data").scan()] == [b"b", b"d"]
     assert answer(store.put(b"a", b"9", 950)) == "latest"
     store.rollback()
 
@@ -259,6 +259,23 @@ def test_pending_versions_are_counted_once_and_lost_loudly(opened: Open) -> None
         store.put(b"a", b"3", 30)
 
 
+def test_what_is_pending_takes_about_the_same_before_and_after_somebody_asks(opened: Open) -> None:
+    store = opened(retention=100_000)
+    store.put_all([(b"%d" % (i % 300), b"v" * 50, i) for i in range(900)])
+    store.commit()
+    sizes = []
+    for i in range(900):
+        store.put(b"%d" % (i % 300), b"w" * 50, 1000 + i)
+        sizes.append(store.approximate_num_uncommitted_bytes())
+    assert sizes == sorted(sizes)
+    assert len(list(store.history(b"7"))) == 6
+    assert 0.7 < store.approximate_num_uncommitted_bytes() / sizes[-1] < 1.4
+    with store.transaction():
+        store.put(b"7", b"x", 5000)
+    store.rollback()
+    assert store.approximate_num_uncommitted_bytes() == 0
+
+
 def test_a_closed_store_says_so(opened: Open) -> None:
     store = opened()
     reader = store.reader()
@@ -283,5 +300,5 @@ def test_the_history_lies_beside_the_latest_versions_in_one_database(on_disk: Op
     store = on_disk()
     store.put_all(puts("a1@10 a2@20"))
     store.commit()
-    assert [key for key, _ in store.table.latest.scan()] == [b"a"]
+    assert [key for key, _ in store.staged.table("data").scan()] == [b"a"]
     assert len(list(store.staged.table(HISTORY).scan())) == 2  # the version, and the clock

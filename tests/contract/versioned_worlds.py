@@ -23,7 +23,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
 
     def open_one(retention: int = 100, interval: int | None = 10, **fields: Any) -> Store:
         spec = VersionedSpec(
-            "rates",
+            fields.get("name", "rates"),
             retention,
             fields.get("key_serde", serdes.BYTES),
             fields.get("value_serde", serdes.BYTES),
