@@ -187,7 +187,7 @@ class Column:
     def __init__(
         self,
         *,
-        raw: "list[bytes | None] | Rows[bytes | None] | None" = None,
+        raw: "list[bytes | None] | None" = None,
         objects: "list[Any] | None" = None,
         serde: "Serde[Any] | None" = None,
     ) -> None:
@@ -203,7 +203,8 @@ class Column:
     def objects(self) -> list[Any]:
         """The decoded values; a plain bytes column decodes to itself."""
         if self._objects is None:
-            raw = self._bytes()
+            raw = self._raw
+            assert raw is not None
             if self._serde is None or self._serde.name == "BYTES":
                 self._objects = raw
             else:
@@ -214,7 +215,7 @@ class Column:
     def encoded(self, serde: "Serde[Any]") -> "list[bytes | None]":
         """The bytes under `serde`; free where the column arrived as bytes of that serde."""
         if self._raw is not None and (self._serde is serde or self._serde is None):
-            return self._bytes()
+            return self._raw
         if serde.name == "BYTES":
             return _all_bytes(self.objects)
         encode = serde.serialize
@@ -222,7 +223,7 @@ class Column:
 
     def nulls(self) -> list[int]:
         """The places without a value; nothing is decoded."""
-        rows = self._objects if self._raw is None else self._bytes()
+        rows = self._objects if self._raw is None else self._raw
         if rows is None or (self._raw is not None and all(rows)):
             return []
         return [i for i, item in enumerate(rows) if item is None]
@@ -235,10 +236,6 @@ class Column:
             objects=None if objects is None else pick(objects),
             serde=self._serde,
         )
-
-    def _bytes(self) -> "list[bytes | None]":
-        assert self._raw is not None
-        return self._raw.all() if isinstance(self._raw, Rows) else self._raw
 
 
 @dataclass(slots=True, eq=False)

@@ -1,25 +1,24 @@
 """Reads the input partitions of a stream task: assigned, never subscribed; committed records only.
 
 The client fetches in the background; `poll` hands on what has arrived. Per record it runs C code
-only, and not even that for fields nobody asks for: keys, values, offsets and headers stay inside
-the client's messages until an operator wants them (`model.Rows`). One thread.
+only (`arrivals.py`). One thread.
 """
 
 # ruff: noqa: SLF001 - librdkafka's local codes are public, underscored by convention
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
-from operator import itemgetter
 from time import monotonic
-from typing import Any, cast
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from statestore.errors import RecordFailed, Unavailable
+from statestore.kafka.arrivals import Arrivals, offset_of
 from statestore.kafka.clients import Trouble, consumer
 from statestore.kafka.errors import error_for, translated
-from statestore.model import Batch, Column, Header, Rows, TopicPartition
+from statestore.model import Batch, TopicPartition
 from statestore.settings import Settings
 
 # Messages of one call into the client: enough to make the call cheap, few enough to stay in cache.
@@ -28,10 +27,6 @@ _CHUNK = 1000
 _BATCH_BYTES = 64 << 20
 _SAMPLED = 16
 _SILENCE_S = 2.0
-
-_time_of: Callable[[tuple[int, int]], int] = itemgetter(1)
-# None only for messages a program made itself.
-_offset_of = cast("Callable[[Message], int]", Message.offset)
 
 
 class KafkaSource:
@@ -52,6 +47,7 @@ class KafkaSource:
         self._paused: set[TopicPartition] = set()
         self._named: dict[Any, TopicPartition] = {}
         self._name_of: Callable[[Message], Any] = Message.topic
+        self._with_headers: set[TopicPartition] = set()
         self._heard_s = self._asked_s = 0.0
 
     def start(self, positions: Mapping[TopicPartition, int]) -> None:
@@ -75,7 +71,7 @@ class KafkaSource:
         assert client is not None, "start comes before poll"
         self._apply_pauses(client)
         deadline = monotonic() + timeout_ms / 1000
-        arrived: dict[TopicPartition, list[Message]] = {}
+        arrived: dict[TopicPartition, Arrivals] = {}
         room, news, size_bytes = max_records, False, 0
         while room > 0 and size_bytes < _BATCH_BYTES:
             messages = client.consume(min(room, _CHUNK), 0)
@@ -93,7 +89,8 @@ class KafkaSource:
                 size_bytes += _SAMPLED * sum(map(len, messages[::_SAMPLED]))
                 self._sort(messages, arrived)
         self._check_alive(client, news=news)
-        return [_batch(tp, messages) for tp, messages in arrived.items()]
+        self._with_headers.update(tp for tp, found in arrived.items() if found.have_headers())
+        return [found.batch(tp) for tp, found in arrived.items()]
 
     def position(self, tp: TopicPartition) -> int:
         """The next offset to be returned for `tp`, control records passed over."""
@@ -155,7 +152,7 @@ class KafkaSource:
         tp = TopicPartition(topic, partition)
         match error.code():
             case KafkaError._PARTITION_EOF:
-                end = self._log_ends[tp] = _offset_of(event)
+                end = self._log_ends[tp] = offset_of(event)
                 self._positions[tp] = max(end, self._positions[tp])
             case KafkaError._AUTO_OFFSET_RESET | KafkaError.OFFSET_OUT_OF_RANGE:
                 raise RecordFailed(
@@ -166,7 +163,7 @@ class KafkaSource:
             case _:
                 raise error_for(error, f"read {tp} from offset {self._positions[tp]}")
 
-    def _sort(self, messages: list[Message], arrived: dict[TopicPartition, list[Message]]) -> None:
+    def _sort(self, messages: list[Message], arrived: dict[TopicPartition, Arrivals]) -> None:
         """Add a chunk to what arrived, by partition; chunks of a single one are the rule."""
         name_of, named = self._name_of, self._named
         if len(named) == 1:
@@ -179,8 +176,10 @@ class KafkaSource:
                 runs = [(name, list(run)) for name, run in groupby(messages, name_of)]
         for name, run in runs:
             tp = named[name]
-            arrived.setdefault(tp, []).extend(run)
-            self._positions[tp] = max(_offset_of(run[-1]) + 1, self._positions[tp])
+            if tp not in arrived:
+                arrived[tp] = Arrivals(keep=tp in self._with_headers)
+            arrived[tp].add(run)
+            self._positions[tp] = max(offset_of(run[-1]) + 1, self._positions[tp])
 
     def _at_log_ends(self) -> bool:
         """Whether every partition not paused was last seen at the end of its log."""
@@ -210,22 +209,6 @@ class KafkaSource:
                 return  # no answer: the deadline decides
             if tp.partition not in known.partitions and known.error is not None:
                 raise error_for(known.error, f"read {tp}")
-
-
-def _batch(tp: TopicPartition, messages: list[Message]) -> Batch:
-    return Batch(
-        keys=Column(raw=Rows(messages, Message.key)),
-        values=Column(raw=Rows(messages, Message.value)),
-        timestamps=list(map(_time_of, map(Message.timestamp, messages))),
-        headers=Rows(messages, _headers),
-        topic=tp.topic,
-        partition=tp.partition,
-        offsets=Rows(messages, _offset_of),
-    )
-
-
-def _headers(message: Message) -> tuple[Header, ...]:
-    return tuple(cast("list[Header] | None", message.headers()) or ())
 
 
 def _full_name(message: Message) -> tuple[str | None, int | None]:

@@ -1,0 +1,94 @@
+"""The records of one partition that one poll brings, as columns.
+
+Taken out of the client's messages chunk by chunk, while a chunk is in the processor's cache; then
+the messages go, and the next chunk's take their memory. In C for each record, no Python.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from operator import itemgetter
+from typing import cast
+
+from confluent_kafka import Message
+
+from statestore.model import Batch, Column, Header, Rows, TopicPartition
+
+_time_of: Callable[[tuple[int, int]], int] = itemgetter(1)
+# None only for messages a program made itself.
+offset_of = cast("Callable[[Message], int]", Message.offset)
+
+
+class Arrivals:
+    """Grows by `add`.
+
+    To know that a message has no headers costs little; to read those it has costs more than all
+    else, so where there are some, messages are kept until somebody asks for them.
+    """
+
+    __slots__ = ("_headers", "_keys", "_messages", "_offsets", "_times", "_values")
+
+    def __init__(self, *, keep: bool) -> None:
+        """`keep`: records of this partition had headers before."""
+        self._messages: list[Message] | None = [] if keep else None
+        self._keys: list[bytes | None] = []
+        self._values: list[bytes | None] = []
+        self._times: list[int] = []
+        self._offsets: list[Sequence[int]] = []
+        self._headers: list[tuple[Header, ...]] = []
+
+    def add(self, messages: list[Message]) -> None:
+        """The next ones, in order."""
+        if self._messages is not None:
+            self._messages += messages
+        else:
+            self._add_headers(messages)
+        self._keys += cast("map[bytes | None]", map(Message.key, messages))
+        self._values += cast("map[bytes | None]", map(Message.value, messages))
+        self._times += map(_time_of, map(Message.timestamp, messages))
+        self._add_offsets(messages)
+
+    def have_headers(self) -> bool:
+        """Whether messages of this partition are to be kept from now on."""
+        return self._messages is not None or bool(self._headers)
+
+    def batch(self, tp: TopicPartition) -> Batch:
+        """All of it."""
+        offsets = self._offsets
+        return Batch(
+            keys=Column(raw=self._keys),
+            values=Column(raw=self._values),
+            timestamps=self._times,
+            headers=self._all_headers(),
+            topic=tp.topic,
+            partition=tp.partition,
+            offsets=offsets[0] if len(offsets) == 1 else list(chain.from_iterable(offsets)),
+        )
+
+    def _add_headers(self, messages: list[Message]) -> None:
+        found = list(map(Message.headers, messages))
+        if any(found):
+            self._headers += [()] * (len(self._keys) - len(self._headers))
+            self._headers += map(_headers, messages)
+
+    def _all_headers(self) -> Sequence[tuple[Header, ...]] | None:
+        if self._messages is not None:
+            return Rows(self._messages, _headers)
+        if not self._headers:
+            return None
+        return self._headers + [()] * (len(self._keys) - len(self._headers))
+
+    def _add_offsets(self, messages: list[Message]) -> None:
+        """As a range where none is missing: markers of transactions and compaction leave gaps."""
+        first, last = offset_of(messages[0]), offset_of(messages[-1])
+        if last - first + 1 != len(messages):
+            self._offsets.append(list(map(offset_of, messages)))
+            return
+        before = self._offsets[-1] if self._offsets else None
+        if isinstance(before, range) and before.stop == first:
+            self._offsets[-1] = range(before.start, last + 1)
+        else:
+            self._offsets.append(range(first, last + 1))
+
+
+def _headers(message: Message) -> tuple[Header, ...]:
+    return tuple(cast("list[Header] | None", message.headers()) or ())
