@@ -157,7 +157,7 @@ class Settings:
         "statestore.export.target", "", "", "Where exports lie: a folder or URL, as s3://bucket/a."
     )
     batch_max_records: int = _knob(
-        "statestore.batch.max.records", 250_000, "records", "Records handed on at once.", least=1
+        "statestore.batch.max.records", 500_000, "records", "Records handed on at once.", least=1
     )
     max_task_idle_ms: int = _knob(
         "max.task.idle.ms",

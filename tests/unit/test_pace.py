@@ -5,27 +5,27 @@ import pytest
 from statestore.tasks.pace import Pace
 from tests.builders import table_rows
 
-# Of at most 250 000: what the batches before took, and how many come next.
+# Of at most 500 000: what the batches before took, and how many come next.
 PACES = """
     took                     | next
-    -                        | 100000
-    100000 in 1              | 200000
-    100000 in 0.1            | 250000
-    100000 in 0              | 250000
-    100000 in 4              | 50000
-    100000 in 1000           | 1000
-    50000 in 10              | 10000
-    49999 in 10              | 100000
-    100000 in 8, 25000 in 8  | 6250
-    100000 in 8, 2000 in 0   | 25000
-    100000 in 8, 25000 in .1 | 250000
+    -                        | 50000
+    50000 in 1               | 100000
+    50000 in 0.1             | 500000
+    50000 in 0               | 500000
+    50000 in 4               | 25000
+    50000 in 1000            | 1000
+    25000 in 10              | 5000
+    24999 in 10              | 50000
+    50000 in 8, 12500 in 8   | 3125
+    50000 in 8, 1000 in 0    | 12500
+    50000 in 8, 12500 in .04 | 500000
 """
 
 
 @pytest.mark.parametrize("row", table_rows(PACES), ids=" | ".join)
 def test_the_next_batch_is_what_two_seconds_are_enough_for(row: list[str]) -> None:
     took, wanted = row
-    pace = Pace(250_000)
+    pace = Pace(500_000)
     for step in took.split(", ") if took != "-" else ():
         records, seconds = step.split(" in ")
         pace.took(int(records), float(seconds))

@@ -68,7 +68,7 @@ KEYS = [
     number("statestore.quarantine.retention.ms", 7 * 24 * 3_600_000, 0),
     number("statestore.audit.superseded.max.percent", 1, 0),
     Key("statestore.export.target", "", "s3://bucket/a", "s3://bucket/a", (["s3://bucket/a"],)),
-    number("statestore.batch.max.records", 250_000, 1),
+    number("statestore.batch.max.records", 500_000, 1),
     number("max.task.idle.ms", 0, -1),
     number("replication.factor", -1, -1),
     Key("automatic.state.relocation", True, "FALSE", False, NOT_FLAGS),
