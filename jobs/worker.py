@@ -4,9 +4,11 @@ Runs in a Python worker. A failure worth repeating is raised, so that Spark trie
 from the committed offsets; any other comes back as a row and ends the run with its own exit code.
 """
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import cache
 
 import msgspec
 import pyarrow as pa
@@ -77,8 +79,10 @@ def _serve(row: PlanRow) -> list[tuple[TaskReport, str | None]]:
         accept_empty_changelog=arguments.accept_empty_changelog,
     )
     try:
+        topology = load_pipeline(arguments.pipeline)
+        _spare_modules()
         reports = serve_planned(
-            load_pipeline(arguments.pipeline),
+            topology,
             arguments.settings(),
             row.tasks,
             request,
@@ -91,6 +95,12 @@ def _serve(row: PlanRow) -> list[tuple[TaskReport, str | None]]:
         text = msgspec.json.encode(failure(error)).decode()
         return [(TaskReport(task.task), text) for task in row.tasks]
     return [(report, None) for report in reports]
+
+
+@cache
+def _spare_modules() -> None:
+    """Spark collects garbage after every task, for a tenth of a second: never what was imported."""
+    gc.freeze()
 
 
 def _last_attempt() -> bool:
