@@ -16,7 +16,7 @@ from statestore.kafka.changelog import KafkaChangelog
 from statestore.kafka.clients import Trouble, consumer, producer
 from statestore.kafka.outbox import PlainOutbox, TransactionalOutbox
 from statestore.kafka.source import KafkaSource
-from statestore.kafka.topics import KafkaCluster
+from statestore.kafka.topics import Admin, KafkaCluster
 from statestore.model import Span, Time, span_ms, to_ms
 from statestore.operations.clones.record import as_deployed
 from statestore.operations.run import (
@@ -197,7 +197,7 @@ def _task_plan(
 
 
 def _edges(settings: Settings, planned: PlannedTask, clock: Clock, slots: int) -> TaskEdges:
-    group_id = settings.application_id
+    group_id, admin = settings.application_id, Admin(settings)
     outbox = (
         TransactionalOutbox(
             settings,
@@ -218,8 +218,8 @@ def _edges(settings: Settings, planned: PlannedTask, clock: Clock, slots: int) -
     return TaskEdges(
         KafkaSource(settings, group_id=group_id),
         outbox,
-        KafkaChangelog(settings),
-        KafkaCluster(settings),
+        KafkaChangelog(settings, admin),
+        KafkaCluster(settings, admin),
         clock,
         open_task_store,
         link_store,

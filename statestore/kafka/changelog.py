@@ -22,9 +22,10 @@ _NOTHING = Batch(keys=Column(raw=[]), values=Column(raw=[]), timestamps=[], offs
 class KafkaChangelog:
     """`ports.Changelog` on a real cluster; each replay has a consumer of its own."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, admin: Admin | None = None) -> None:
+        """`admin`: another's, whose connection serves both."""
         self._settings = settings
-        self._admin = Admin(settings)
+        self._admin = admin or Admin(settings)
 
     def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
         """Log start and last stable offset of each."""

@@ -186,9 +186,10 @@ class Admin:
 class KafkaCluster:
     """`ports.Cluster` on a real cluster; the group is the application's."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, admin: Admin | None = None) -> None:
+        """`admin`: another's, whose connection serves both."""
         self._settings = settings
-        self._admin = Admin(settings)
+        self._admin = admin or Admin(settings)
 
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:
         """Partition counts of those that exist; the missing are absent."""
