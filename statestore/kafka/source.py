@@ -135,9 +135,9 @@ class KafkaSource:
 
     def _records_of(self, messages: list[Message]) -> list[Message]:
         """The records among what the client returned; its events are taken in or raised."""
-        errors = list(map(Message.error, messages))
-        if not any(errors):
+        if not any(map(Message.error, messages)):
             return messages
+        errors = list(map(Message.error, messages))
         for message, error in zip(messages, errors, strict=True):
             if error is not None:
                 self._take_in(message, error)

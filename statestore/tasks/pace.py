@@ -5,7 +5,7 @@ changelog and the output of an aggregate. But a batch lies in memory, and is com
 """
 
 _STEP_S = 2.0
-_FIRST_RECORDS = 50_000
+_FIRST_RECORDS = 100_000
 _LEAST_RECORDS = 1_000
 
 

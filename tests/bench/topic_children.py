@@ -120,7 +120,7 @@ def consume_bare(servers: str, topic: str, partitions: list[int], group: str) ->
     )
     consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
     gc.disable()
-    records, ends, began = 0, 0, 0.0
+    records, ends, began, ended = 0, 0, 0.0, 0.0
     deadline = monotonic() + _SILENCE_S
     while ends < len(partitions) and monotonic() < deadline:
         messages = consumer.consume(_PER_CALL, 0.05)
@@ -136,7 +136,8 @@ def consume_bare(servers: str, topic: str, partitions: list[int], group: str) ->
         values = list(map(Message.value, messages))
         assert len(keys) == len(values)
         records += len(keys)
-    ended = time()
+        if keys:
+            ended = time()  # the last call waits for more than the ends
     consumer.close()
     return {"began": began, "ended": ended, "records": records}
 
