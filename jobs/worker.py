@@ -8,7 +8,6 @@ import gc
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from functools import cache
 
 import msgspec
 import pyarrow as pa
@@ -80,7 +79,9 @@ def _serve(row: PlanRow) -> list[tuple[TaskReport, str | None]]:
     )
     try:
         topology = load_pipeline(arguments.pipeline)
-        _spare_modules()
+        # Spark's daemon collects garbage after every task, for a tenth of a second where modules
+        # are looked through too; it has just done so, and none of what is left is garbage.
+        gc.freeze()
         reports = serve_planned(
             topology,
             arguments.settings(),
@@ -95,12 +96,6 @@ def _serve(row: PlanRow) -> list[tuple[TaskReport, str | None]]:
         text = msgspec.json.encode(failure(error)).decode()
         return [(TaskReport(task.task), text) for task in row.tasks]
     return [(report, None) for report in reports]
-
-
-@cache
-def _spare_modules() -> None:
-    """Spark collects garbage after every task, for a tenth of a second: never what was imported."""
-    gc.freeze()
 
 
 def _last_attempt() -> bool:
