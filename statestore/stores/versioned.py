@@ -28,10 +28,10 @@ from statestore.stores.version_scans import AsOfScan, VersionScan
 from statestore.stores.version_views import LookedAt
 from statestore.stores.versioned_layout import (
     BIAS,
-    HEAD_SIZE,
     HISTORY,
     LATEST,
     NEVER,
+    PAYLOAD,
     TIME_MAX,
     TIME_MIN,
     unpack_head,
@@ -114,19 +114,22 @@ class TransactionalVersionedStore(TransactionalStore, Generic[K, V]):
         data: bytes = key if plain else self._codec.key(key)  # type: ignore[assignment]  # K is bytes
         if as_of is not None:
             return self._reads.as_of(self.table.view(), data, self._reads.time(as_of))
-        # What follows are look-ups and `record` without their calls. No row is empty.
-        row: bytes | Missing | None = self._ahead.get(data) or self._pending.get(data, MISSING)
-        if isinstance(row, Missing):
-            try:
-                row = self._get_committed(data)
-            except Exception as error:
-                raise self.staged.failure(error) from error
+        # What follows are look-ups and `record` without their calls.
+        row = self._ahead.get(data)
         if row is None:
-            return None
+            if data in self._pending:
+                row = self._pending[data]
+            else:
+                try:
+                    row = self._get_committed(data)
+                except Exception as error:
+                    raise self.staged.failure(error) from error
+            if row is None:
+                return None
         kind, begins = unpack_head(row)
         if not kind:  # a tombstone
             return None
-        value = row[HEAD_SIZE:] if plain else self._codec.read_value(row[HEAD_SIZE:])
+        value = row[PAYLOAD] if plain else self._codec.read_value(row[PAYLOAD])
         # As VersionedRecord(…) makes it, in half the time.
         return _new(VersionedRecord, (value, begins - BIAS, None))
 

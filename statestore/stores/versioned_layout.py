@@ -54,6 +54,8 @@ HEAD_SIZE: Final = _HEAD.size
 STAMP_SIZE: Final = _TIME.size
 STAMP: Final = slice(1, HEAD_SIZE)
 """Where a row has the time it is valid from, as history keys end with: bytes sort as times do."""
+PAYLOAD: Final = slice(HEAD_SIZE, None)
+"""Where it has its value. A slice made once, as hot paths take no time to make it then."""
 _PLACE_SIZE: Final = _PLACE.size
 PLACE_EXTRA: Final = _PLACE.size + _TIME.size
 """What a history key holds besides the key."""
