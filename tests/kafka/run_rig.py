@@ -111,7 +111,7 @@ class App:
 
     def produce_raw(
         self,
-        rows: Sequence[tuple[str, bytes, int]],
+        rows: Sequence[tuple[str, bytes | None, int]],
         *,
         topic: str = "in",
         partition: int | None = None,

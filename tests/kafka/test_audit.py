@@ -21,8 +21,8 @@ from statestore.testing.local_kafka import LocalKafka
 from tests import audit_rig
 from tests.audit_rig import COUNTS, PLANTS, TOGETHER, Audited, audited
 from tests.kafka.audit_pipelines import KEYS, WINDOW_MS
-from tests.kafka.run_pipelines import PREFIX_VARIABLE
-from tests.kafka.run_rig import end_of, running
+from tests.kafka.run_pipelines import PREFIX_VARIABLE, latest
+from tests.kafka.run_rig import START_MS, App, end_of, running
 
 pytestmark = pytest.mark.kafka
 
@@ -86,6 +86,27 @@ def test_sound_stores_of_every_kind_pass_and_the_verdict_is_kept(
         end = one.log_end(COUNTS, partition)
         assert (places[partition].offset_next, places[partition].log_end) == (end - 1, end)
     assert list(layout.application_dir.glob("*/snapshots/*")) == []
+
+
+def test_a_table_with_its_source_topic_as_log_is_judged_by_what_it_takes_of_it(
+    kafka: LocalKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PREFIX_VARIABLE, "source-log")
+    given = {"topology.optimization": "all", "deserialization.exception.handler": "continue"}
+    app = App(kafka, "source-log", tmp_path / "state", settings=given).create_topics()
+    one = Audited(app, {})
+    app.produce([*range(50), *range(20)])
+    app.produce_raw([("k1", b"no json", START_MS), ("k2", None, START_MS)])
+    ss.run(latest(), one.settings())
+    app.produce(range(90, 95))  # not processed yet
+    assert verdict(one).failures == []
+    (store,) = verdict(one).stores
+    assert (store.store, store.rows, store.rows_of_log, store.equal) == ("rows", 49, 49, 49)
+    key = min(one.rows("rows", 1))
+    one.write("rows", 1, {key: b'{"user":"nobody","number":0}'})
+    (failure,) = verdict(one).failures
+    assert (failure.check, failure.stream_task) == (Check.EQUAL_VALUES, "0_1")
+    assert key.decode() in " ".join(failure.keys)
 
 
 def test_many_faults_at_once_are_all_found_and_named(sound: Audited, tmp_path: Path) -> None:
