@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from airflow.sdk import DAG, Asset, AssetAny, Param, task, task_group
+from airflow.sdk import DAG, AssetAny, Param, task, task_group
 
 from statestore_airflow.applications import load_applications
 from statestore_airflow.command import StateStoreCommandOperator
@@ -10,7 +10,7 @@ from statestore_airflow.policy import policy
 
 APPLICATIONS = load_applications()
 EXPORTED = [application for application in APPLICATIONS if application.exports]
-BY_ASSET = {application.asset_uri: application.application_id for application in EXPORTED}
+BY_ASSET = {application.asset.uri: application.application_id for application in EXPORTED}
 
 DOC = """
 # Export the stores, verify, prune
@@ -31,7 +31,7 @@ Restore one with `statestore restore` (docs/runbook.md, "The state volume is los
 with DAG(
     dag_id="checkpoint_export",
     description="Export stores, verify the export, prune old ones",
-    schedule=AssetAny(*(Asset(uri) for uri in BY_ASSET)) if BY_ASSET else None,
+    schedule=AssetAny(*(application.asset for application in EXPORTED)) if EXPORTED else None,
     **policy(hours=12, growing=True),
     params={
         "applications": Param(

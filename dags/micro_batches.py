@@ -49,7 +49,7 @@ def micro_batches(application: Application) -> None:
         schedule=application.schedule,
         **policy(application.application_id, hours=24, growing=True),
         params={"until": UNTIL, "run_for": RUN_FOR},
-        doc_md=DOC.format(**application._asdict(), asset_uri=application.asset_uri),
+        doc_md=DOC.format(**application._asdict(), asset_uri=application.asset.uri),
     ):
         StateStoreJobOperator(
             task_id="process",

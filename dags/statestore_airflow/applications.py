@@ -9,6 +9,8 @@ import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from airflow.sdk import Asset
+
 PROJECT_DIR = Path(__file__).resolve().parents[2]
 SAMPLE_ID = "flights"
 EXPORT_TARGET = "statestore.export.target"
@@ -29,9 +31,13 @@ class Application(NamedTuple):
         return verb if self.application_id == SAMPLE_ID else f"{verb}__{self.application_id}"
 
     @property
-    def asset_uri(self) -> str:
-        """The committed state of this application, as an Airflow asset."""
-        return f"statestore://{self.application_id}/state"
+    def asset(self) -> Asset:
+        """The committed state of this application.
+
+        Two assets of one URI and different names exclude each other: nobody else makes one.
+        """
+        name = f"{self.application_id}_state"
+        return Asset(name=name, uri=f"statestore://{self.application_id}/state")
 
 
 def applications_file() -> Path:

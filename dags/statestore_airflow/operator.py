@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 import psutil
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from airflow.sdk import Asset, Context, ExceptionRetryPolicy, RetryAction, RetryRule
+from airflow.sdk import Context, ExceptionRetryPolicy, RetryAction, RetryRule
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from statestore_airflow.applications import PROJECT_DIR, Application, applications_file
@@ -93,7 +93,7 @@ class StateStoreJobOperator(SparkSubmitOperator):
         **kwargs: Any,
     ) -> None:
         name = application_id if target is None else target.application_id
-        self._asset = target and Asset(name=f"{name}_state", uri=target.asset_uri)
+        self._asset = target and target.asset
         kwargs.setdefault("spark_binary", str(Path(sys.executable).with_name("spark-submit")))
         kwargs.setdefault("name", f"statestore-{name}")
         kwargs.setdefault("retry_policy", RETRY_POLICY)

@@ -1,11 +1,5 @@
 """The DAG checkpoint_export: its shape, whom it exports, all of it in Airflow on a real broker."""
 
-import json
-import os
-import shutil
-import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,13 +15,13 @@ from statestore.assembly.surroundings import SystemClock
 from statestore.operations.exports.catalog import Exports, Silent
 from statestore.targets import FsspecTarget
 from statestore.testing.local_kafka import LocalKafka
+from tests.dags.project_rig import ROOT, Project
 from tests.kafka import run_pipelines
 from tests.kafka.run_pipelines import PREFIX_VARIABLE
 from tests.kafka.run_rig import App
 
 pytestmark = pytest.mark.airflow
 
-ROOT = Path(__file__).resolve().parents[2]
 THREE = """
 [applications.flights]
 [applications.flights.settings]
@@ -64,8 +58,11 @@ def test_each_export_is_verified_then_old_ones_are_pruned(dag: DAG) -> None:
 def test_it_follows_the_micro_batches_of_those_that_say_where_exports_go(dag: DAG) -> None:
     said = DagSerialization.to_dict(dag)["dag"]["timetable"]["__var"]["asset_condition"]
     assert said["__type"] == "asset_any"
-    watched = {asset["uri"] for asset in said["objects"]}
-    assert watched == {"statestore://flights/state", "statestore://orders/state"}
+    watched = {(asset["name"], asset["uri"]) for asset in said["objects"]}
+    assert watched == {
+        ("flights_state", "statestore://flights/state"),
+        ("orders_state", "statestore://orders/state"),
+    }
     assert dag.max_active_runs == 1
 
 
@@ -94,41 +91,11 @@ def test_the_form_refuses_what_the_command_would(dag: DAG, name: str, value: obj
 # In Airflow, on a real broker.
 
 
-def in_airflow(project: Path, **conf: object) -> dict[tuple[str, int], str]:
-    """A run of the DAG that must succeed; the states of its task instances."""
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")
-    }
-    environment |= {"STATESTORE_CONFIG": str(project / "statestore.toml")}
-    environment["PYTHONPATH"] = str(ROOT)
-    command = ["scripts/airflow_local.py", "run", "checkpoint_export", "--conf", json.dumps(conf)]
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=project,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
-    newest = "select max(id) from dag_run where dag_id = 'checkpoint_export'"
-    run = f"select run_id from dag_run where id = ({newest})"
-    asked = f"select task_id, map_index, state from task_instance where run_id = ({run})"
-    with sqlite3.connect(project / ".scratch" / "airflow" / "airflow.db") as database:
-        rows = database.execute(asked).fetchall()
-    database.close()
-    return {(task, index): state for task, index, state in rows}
-
-
 @pytest.mark.slow
 @pytest.mark.kafka
 def test_two_applications_are_exported_side_by_side_and_a_rerun_uploads_nothing(
     kafka: LocalKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("dags", "scripts"):
-        shutil.copytree(ROOT / name, tmp_path / name)
-    shutil.copy(ROOT / "airflow.cfg", tmp_path)
     text = ""
     for name in ("one", "two"):
         app = App(kafka, name, tmp_path / "state").create_topics()
@@ -142,17 +109,18 @@ state_dir = "{app.state_dir}"
 [applications.{name}.settings]
 "statestore.export.target" = "{tmp_path / "exports"}"
 """
-    (tmp_path / "statestore.toml").write_text(text)
+    project = Project.copied(tmp_path, text)
     steps = {(f"exported.{step}", i) for step in ("export", "verify", "prune") for i in (0, 1)}
     conf = {"applications": ["one", "two"], "keep": 1}
-    assert in_airflow(tmp_path, **conf) == dict.fromkeys({("chosen", -1), *steps}, "success")
+    done = project.succeed("checkpoint_export", **conf)
+    assert done.states == dict.fromkeys({("chosen", -1), *steps}, "success")
     found = {
         name: Exports(FsspecTarget(str(tmp_path / "exports")), name, SystemClock())
         for name in ("one", "two")
     }
     contents = {name: exports.contents() for name, exports in found.items()}
     first = {name: exports.ids() for name, exports in found.items()}
-    in_airflow(tmp_path, **conf)
+    project.succeed("checkpoint_export", **conf)
     for name, exports in found.items():
         assert exports.contents() == contents[name], "nothing new"
         assert len(exports.ids()) == 1

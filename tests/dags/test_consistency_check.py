@@ -1,12 +1,5 @@
 """The DAG consistency_check: its shape and its form; red and green in Airflow, on a real broker."""
 
-import json
-import os
-import shutil
-import sqlite3
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -21,10 +14,9 @@ from statestore.layout.audits import Audits, Verdict
 from statestore.layout.folders import StateLayout
 from statestore.testing.local_kafka import LocalKafka
 from tests.audit_rig import PIPELINE, Audited, audited, missing_key
+from tests.dags.project_rig import ROOT, DagRun, Project
 
 pytestmark = pytest.mark.airflow
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -66,49 +58,15 @@ def test_the_form_refuses_what_the_job_would(dag: DAG, name: str, value: object)
 # In Airflow, on a real broker and Spark.
 
 
-@pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Audited]:
-    with LocalKafka() as kafka:
-        yield audited(kafka, "checked", tmp_path_factory.mktemp("checked") / "state")
-
-
-def in_airflow(folder: Path, one: Audited, **conf: object) -> tuple[int, str, dict[str, Any]]:
-    """A run of the DAG: its exit code, its log, and the XComs of `publish`."""
-    for name in ("dags", "scripts", "jobs"):
-        shutil.copytree(ROOT / name, folder / name)
-    shutil.copy(ROOT / "airflow.cfg", folder)
-    (folder / "statestore.toml").write_text(
-        f"""[applications.checked]
+def checked(folder: Path, one: Audited, **conf: object) -> DagRun:
+    """A run of the DAG in a project of its own."""
+    folder.mkdir()
+    applications = f"""[applications.checked]
 pipeline = "{PIPELINE}"
 bootstrap_servers = "{one.app.kafka.bootstrap_servers}"
 state_dir = "{one.app.state_dir}"
 """
-    )
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")
-    }
-    environment |= {"STATESTORE_CONFIG": str(folder / "statestore.toml"), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [
-            sys.executable,
-            "scripts/airflow_local.py",
-            "run",
-            "consistency_check",
-            "--conf",
-            json.dumps(conf),
-        ],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    with sqlite3.connect(folder / ".scratch" / "airflow" / "airflow.db") as database:
-        asked = "select key, value from xcom where task_id = 'publish'"
-        found = {key: json.loads(value) for key, value in database.execute(asked).fetchall()}
-    database.close()
-    return done.returncode, done.stdout + done.stderr, found
+    return Project.copied(folder, applications).run("consistency_check", **conf)
 
 
 @pytest.mark.slow
@@ -116,30 +74,28 @@ state_dir = "{one.app.state_dir}"
 @pytest.mark.spark
 @pytest.mark.timeout(900)
 def test_a_run_is_green_on_sound_stores_and_red_with_the_key_on_others(
-    sound: Audited, tmp_path: Path
+    kafka: LocalKafka, tmp_path: Path
 ) -> None:
-    one = sound.copy(tmp_path / "state")
+    one = audited(kafka, "checked", tmp_path / "state")
     layout = StateLayout(one.app.state_dir, one.app.name)
-    (tmp_path / "green").mkdir()
-    code, log, xcoms = in_airflow(tmp_path / "green", one)
-    assert code == 0, log[-6000:]
+    green = checked(tmp_path / "green", one)
+    assert green.code == 0, green.log[-6000:]
     last = Audits(layout).last()
     assert last is not None
     assert last.passed
-    assert xcoms["data_docs"] == {"checked": last.link}
+    assert green.xcoms["publish", "data_docs"] == {"checked": last.link}
     assert last.link is not None
     assert Path(unquote(urlparse(last.link).path)).is_file()
     key, _ = missing_key(one)
-    (tmp_path / "red").mkdir()
-    code, log, xcoms = in_airflow(tmp_path / "red", one, application="checked", stores=["counts"])
-    assert code == 12, log[-6000:]
-    assert "no key missing: store 'counts' of task 1_1: " in log
-    assert key in log
-    assert "not retried" in log
-    (told,) = xcoms["return_value"]
+    red = checked(tmp_path / "red", one, application="checked", stores=["counts"])
+    assert red.code == 12, red.log[-6000:]
+    assert "no key missing: store 'counts' of task 1_1: " in red.log
+    assert key in red.log
+    assert "not retried" in red.log
+    (told,) = red.xcoms["publish", "return_value"]
     assert told["verdict"] == "wrong"
     assert [store["store"] for store in told["stores"]] == ["counts"]
     last = Audits(layout).last()
     assert last is not None
     assert last.verdict is Verdict.WRONG
-    assert xcoms["data_docs"] == {"checked": last.link}
+    assert red.xcoms["publish", "data_docs"] == {"checked": last.link}

@@ -1,12 +1,6 @@
 """The DAG crash_drill: its order, its confirmation, its flags, all of it in Airflow."""
 
-import json
-import os
 import shlex
-import shutil
-import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +12,9 @@ from jinja2 import Environment
 
 from statestore.commands.drill import drill_command
 from statestore_airflow.command import StateStoreCommandOperator
+from tests.dags.project_rig import ROOT, Project
 
 pytestmark = pytest.mark.airflow
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -71,30 +64,9 @@ def test_the_command_takes_every_flag_the_form_gives(dag: DAG) -> None:
 def test_in_airflow_a_drill_ends_green_and_its_verdicts_are_in_the_xcom(
     tmp_path: Path, runs_on: str
 ) -> None:
-    for name in ("dags", "scripts", "jobs"):
-        shutil.copytree(ROOT / name, tmp_path / name)
-    for name in ("airflow.cfg", "statestore.toml"):
-        shutil.copy(ROOT / name, tmp_path)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")}
     asked = {"points": "commit.log-done", "moments": 0, "specials": "none", "seed": 3}
-    given = json.dumps({**asked, "runs_on": runs_on})
-    done = subprocess.run(
-        [sys.executable, "scripts/airflow_local.py", "run", "crash_drill", "--conf", given],
-        cwd=tmp_path,
-        env={**kept, "PYTHONPATH": str(ROOT), "STATESTORE_STATE_DIR": str(tmp_path / "state")},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
-    with sqlite3.connect(tmp_path / ".scratch" / "airflow" / "airflow.db") as database:
-        (value,) = database.execute(
-            "select value from xcom where task_id = 'drill' and key = 'return_value'"
-        ).fetchone()
-    database.close()
-    report = json.loads(value)
-    report = json.loads(report) if isinstance(report, str) else report
+    done = Project.copied(tmp_path).succeed("crash_drill", **asked, runs_on=runs_on)
+    report = done.xcoms["drill", "return_value"]
     assert [(one["name"], one["outcome"]) for one in report["drills"]] == [
         ("commit.log-done", "green")
     ]

@@ -109,6 +109,24 @@ def test_runs_neither_overlap_nor_catch_up(dag: DAG) -> None:
     assert not dag.catchup
 
 
+def test_what_a_dag_waits_for_another_makes_under_the_same_name(bag: DagBag) -> None:
+    said = {dag_id: DagSerialization.to_dict(dag)["dag"] for dag_id, dag in bag.dags.items()}
+    made = {
+        (outlet["name"], outlet["uri"])
+        for dag in said.values()
+        for task in dag["tasks"]
+        for outlet in (each["__var"] for each in task["__var"].get("outlets", []))
+    }
+    waited_for = {
+        (asset["name"], asset["uri"])
+        for dag in said.values()
+        for asset in dag["timetable"]["__var"].get("asset_condition", {}).get("objects", [])
+    }
+    assert waited_for
+    assert waited_for <= made
+    assert len({uri for _, uri in made}) == len(made)
+
+
 def test_every_task_ends_some_day(dag: DAG) -> None:
     """Sensors by their own timeout; the rest by theirs."""
     endless = [

@@ -1,11 +1,5 @@
 """The DAG state_relocation: its shape, its operator on the real command, all of it in Airflow."""
 
-import json
-import os
-import shutil
-import sqlite3
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -25,6 +19,7 @@ from statestore_airflow.command import StateStoreCommandOperator
 from statestore_airflow.operator import ApplicationLocked
 from statestore_airflow.waiting import NoRunSensor
 from tests.builders import ManualClock
+from tests.dags.project_rig import ROOT, Project
 from tests.kafka import run_pipelines
 from tests.kafka.run_pipelines import PREFIX_VARIABLE
 from tests.kafka.run_rig import App, counted, updates_in_order
@@ -32,7 +27,6 @@ from tests.relocation_rig import Rig, expected_stores
 
 pytestmark = pytest.mark.airflow
 
-ROOT = Path(__file__).resolve().parents[2]
 TASKS = [
     "wait_for_runs",
     "dry_run",
@@ -169,32 +163,6 @@ def test_the_sensor_waits_while_a_run_is_on() -> None:
 # In Airflow, on a real broker.
 
 
-def in_airflow(project: Path, **conf: object) -> dict[str, str]:
-    """A run of the DAG that must succeed; the states of its tasks."""
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")
-    }
-    environment |= {"STATESTORE_CONFIG": str(project / "statestore.toml")}
-    environment["PYTHONPATH"] = str(ROOT)
-    given = json.dumps({"application": "moved", **conf})
-    done = subprocess.run(
-        [sys.executable, "scripts/airflow_local.py", "run", "state_relocation", "--conf", given],
-        cwd=project,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
-    newest = "select run_id from dag_run where dag_id = 'state_relocation' order by id desc limit 1"
-    asked = f"select task_id, state from task_instance where run_id = ({newest})"
-    with sqlite3.connect(project / ".scratch" / "airflow" / "airflow.db") as database:
-        states = dict(database.execute(asked).fetchall())
-    database.close()
-    return states
-
-
 @pytest.mark.kafka
 @pytest.mark.slow
 def test_what_is_approved_moves_once_and_nothing_is_restored_after(
@@ -206,11 +174,7 @@ def test_what_is_approved_moves_once_and_nothing_is_restored_after(
     app.produce(range(20))
     monkeypatch.setenv(PREFIX_VARIABLE, "moved")
     ss.run(run_pipelines.counts(), app.run_settings())
-    for name in ("dags", "scripts"):
-        shutil.copytree(ROOT / name, tmp_path / name)
-    shutil.copy(ROOT / "airflow.cfg", tmp_path)
-    (tmp_path / "statestore.toml").write_text(
-        f"""[applications.moved]
+    applications = f"""[applications.moved]
 pipeline = "tests.kafka.run_pipelines:counts_reordered"
 bootstrap_servers = "{kafka.bootstrap_servers}"
 state_dir = "{app.state_dir}"
@@ -218,13 +182,15 @@ processing_guarantee = "exactly_once"
 [applications.moved.settings]
 "automatic.state.relocation" = false
 """
-    )
+    project = Project.copied(tmp_path, applications)
+    asked = {"application": "moved", "approve": True}
     old, new = (app.state_dir / "moved" / f"{n}_0" / "rocksdb" / "counts" for n in (1, 2))
-    approved = in_airflow(tmp_path, approve=True)
-    assert approved == dict.fromkeys(TASKS, "success")
+    approved = project.succeed("state_relocation", **asked)
+    assert approved.states == dict.fromkeys(((task, -1) for task in TASKS), "success")
     assert (old.exists(), new.exists()) == (False, True)
-    again = in_airflow(tmp_path, approve=True)
-    assert (again["dry_run"], again["apply"], again["resume"]) == ("success", "skipped", "skipped")
+    again = project.succeed("state_relocation", **asked).states
+    ended = [again[task, -1] for task in ("dry_run", "apply", "resume")]
+    assert ended == ["success", "skipped", "skipped"]
     app.produce(range(20, 40))
     off = {"automatic.state.relocation": False}
     done = ss.run(run_pipelines.counts_reordered(), app.run_settings(**off))

@@ -9,10 +9,8 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -26,9 +24,10 @@ from selenium.webdriver.remote.webdriver import WebDriver
 from selenium.webdriver.remote.webelement import WebElement
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
+from tests.dags.project_rig import ROOT, Project
+
 pytestmark = [pytest.mark.slow, pytest.mark.airflow, pytest.mark.kafka]
 
-ROOT = Path(__file__).resolve().parents[2]
 SHOTS = ROOT / ".scratch" / "screenshots"
 PROGRAMS = ("chromium", "chromedriver")
 PAGE_S, RUN_S = 120, 900
@@ -154,35 +153,21 @@ def browser() -> Iterator[WebDriver]:
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("project")
-    for name in ("dags", "scripts", "jobs"):
-        shutil.copytree(ROOT / name, folder / name)
-    for name in ("airflow.cfg", "statestore.toml"):
-        shutil.copy(ROOT / name, folder)
-    (folder / "jobs" / "process.py").write_text(JOB, encoding="utf-8")
-    return folder
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    project = Project.copied(tmp_path_factory.mktemp("project"))
+    (project.folder / "jobs" / "process.py").write_text(JOB, encoding="utf-8")
+    return project
 
 
 @pytest.fixture(scope="module")
-def airflow(project: Path, browser: WebDriver) -> Iterator[Airflow]:
+def airflow(project: Project, browser: WebDriver) -> Iterator[Airflow]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW", "STATESTORE"))}
-    more = {"AIRFLOW__API__PORT": str(port), "PYTHONPATH": str(ROOT), "STATESTORE_RETRIES": "0"}
-    environment = {**kept, **more, "STATESTORE_STATE_DIR": str(project / "state")}
 
-    def local(*arguments: str) -> str:
-        done = subprocess.run(
-            [sys.executable, str(project / "scripts" / "airflow_local.py"), *arguments],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-        assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    def local(verb: str) -> str:
+        done = project.airflow_local(verb, AIRFLOW__API__PORT=str(port), STATESTORE_RETRIES="0")
+        assert done.returncode == 0, done.stdout[-4000:]
         return done.stdout
 
     try:
@@ -194,7 +179,7 @@ def airflow(project: Path, browser: WebDriver) -> Iterator[Airflow]:
 
 
 def test_a_run_is_triggered_from_its_form_and_gets_what_was_typed(
-    airflow: Airflow, project: Path
+    airflow: Airflow, project: Project
 ) -> None:
     form = airflow.form("micro_batches")
     # The scheduler knows a new DAG's assets a moment after the DAG.
@@ -206,12 +191,21 @@ def test_a_run_is_triggered_from_its_form_and_gets_what_was_typed(
     airflow.shoot("micro_batches-run")
     assert run["state"] == "success"
     assert run["conf"]["until"] == "2013-07-01T06:00Z"
-    called = json.loads((project / "jobs" / "called.json").read_text(encoding="utf-8"))
+    called = json.loads((project.folder / "jobs" / "called.json").read_text(encoding="utf-8"))
     assert called[called.index("--until") + 1] == "2013-07-01T06:00Z"
+    # Its success is what exports wait for.
+    runs = "/api/v2/dags/checkpoint_export/dagRuns"
+    eventually(
+        lambda: [
+            run
+            for run in airflow.api.get(runs).json()["dag_runs"]
+            if run["run_type"] == "asset_triggered"
+        ]
+    )
 
 
 def test_a_drill_is_triggered_from_its_form_and_its_verdict_is_green(
-    airflow: Airflow, project: Path
+    airflow: Airflow, project: Project
 ) -> None:
     form = airflow.form("crash_drill")
     airflow.fill(form, points="commit.log-done", moments="0", specials="none", seed="7")
@@ -222,7 +216,7 @@ def test_a_drill_is_triggered_from_its_form_and_its_verdict_is_green(
     eventually(lambda: "drill" in airflow.browser.page_source)
     airflow.shoot("crash_drill-run")
     assert run["state"] == "success", run
-    (page,) = (project / "state").rglob("report.html")
+    (page,) = (project.folder / "state").rglob("report.html")
     airflow.browser.get(page.as_uri())
     airflow.shoot("crash_drill-report")
     shown = airflow.browser.find_element(By.TAG_NAME, "body").text
