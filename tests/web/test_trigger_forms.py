@@ -181,6 +181,8 @@ def airflow(project: Project, browser: WebDriver) -> Iterator[Airflow]:
 def test_a_run_is_triggered_from_its_form_and_gets_what_was_typed(
     airflow: Airflow, project: Project
 ) -> None:
+    export = "/api/v2/dags/checkpoint_export"
+    eventually(lambda: airflow.api.patch(export, json={"is_paused": False}).is_success)
     form = airflow.form("micro_batches")
     # The scheduler knows a new DAG's assets a moment after the DAG.
     eventually(lambda: airflow.api.get("/api/v2/assets").json()["total_entries"])
@@ -194,11 +196,10 @@ def test_a_run_is_triggered_from_its_form_and_gets_what_was_typed(
     called = json.loads((project.folder / "jobs" / "called.json").read_text(encoding="utf-8"))
     assert called[called.index("--until") + 1] == "2013-07-01T06:00Z"
     # Its success is what exports wait for.
-    runs = "/api/v2/dags/checkpoint_export/dagRuns"
     eventually(
         lambda: [
             run
-            for run in airflow.api.get(runs).json()["dag_runs"]
+            for run in airflow.api.get(f"{export}/dagRuns").json()["dag_runs"]
             if run["run_type"] == "asset_triggered"
         ]
     )
