@@ -27,6 +27,29 @@ def test_a_version_comes_back_with_an_empty_value_told_from_a_tombstone(
     assert layout.is_tombstone(row) == (value is None)
 
 
+@given(versions=st.lists(st.tuples(st.none() | st.binary(max_size=20), TIMES), max_size=9))
+def test_many_versions_are_the_bytes_of_each_and_come_back(
+    versions: list[tuple[bytes | None, int]],
+) -> None:
+    values, times = [value for value, _ in versions], [time for _, time in versions]
+    rows = layout.version_rows(values, times)
+    assert rows == [layout.version_row(value, time) for value, time in versions]
+    assert layout.read_versions(rows) == (values, times)
+    assert [row[layout.STAMP] for row in rows] == [layout.stamp_of(time) for time in times]
+    assert layout.tombstones_in(values) == values.count(None)
+
+
+@given(ended=st.lists(st.tuples(KEYS, TIMES), min_size=1, max_size=9), interval=INTERVALS)
+@example(ended=[(b"a", 5), (b"b", 15)], interval=10)
+@example(ended=[(b"a", 5), (b"bb", 5)], interval=10)
+def test_many_places_in_history_are_the_place_of_each(
+    ended: list[tuple[bytes, int]], interval: int
+) -> None:
+    keys, ends = [key for key, _ in ended], [layout.stamp_of(time) for _, time in ended]
+    places = layout.history_keys(keys, ends, interval)
+    assert places == [layout.history_key(key, time, interval) for key, time in ended]
+
+
 @given(key=KEYS, time=TIMES, interval=INTERVALS)
 def test_a_place_in_history_says_whose_it_is_and_when_it_ends(
     key: bytes, time: int, interval: int
