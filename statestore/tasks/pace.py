@@ -5,8 +5,11 @@ changelog and the output of an aggregate. But a batch lies in memory, and is com
 """
 
 _STEP_S = 2.0
-_FIRST_RECORDS = 100_000
+# About what a commit takes whatever is in it: so much of a small batch's time tells nothing.
+_COMMIT_S = 0.1
+_FIRST_RECORDS = 40_000
 _LEAST_RECORDS = 1_000
+_MOST_GROWTH = 16
 
 
 class Pace:
@@ -21,5 +24,8 @@ class Pace:
         # Of few, it is not the records that take the time.
         if 2 * records < self.records:
             return
-        in_time = records * _STEP_S / seconds if seconds > 0 else self._most
-        self.records = min(self._most, max(_LEAST_RECORDS, int(in_time)))
+        spent_s = seconds - _COMMIT_S
+        in_time = _MOST_GROWTH * records
+        if spent_s > 0:
+            in_time = min(in_time, int(records * (_STEP_S - _COMMIT_S) / spent_s))
+        self.records = min(self._most, max(_LEAST_RECORDS, in_time))
