@@ -113,7 +113,8 @@ install_environment() {
     say "installing $(grep -c '==' requirements/lock.txt) locked packages (minutes when nothing is cached)"
     "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/uv.txt
     use_pip_configuration
-    uv_pip sync --require-hashes --build-constraints requirements/lock.txt requirements/lock.txt
+    # Compiled side by side here, not by the first command that imports it.
+    uv_pip sync --compile-bytecode --require-hashes --build-constraints requirements/lock.txt requirements/lock.txt
     uv_pip install --no-deps --no-build-isolation -e .
     say "fetching Kafka's jars"
     "$VENV/bin/python" -c 'from statestore.testing.kafka_jars import kafka_libs; kafka_libs()'
