@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from statestore.errors import Misuse
 
@@ -90,39 +90,50 @@ class Windowed(NamedTuple, Generic[K]):
     end_ms: int
 
 
-class IsolationLevel(StrEnum):
+class _Word(StrEnum):
+    """Its text will do, in capitals or not; Misuse tells what there is."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self:
+        for word in cls:
+            if str(value).lower() == word.lower():
+                return word
+        raise Misuse(f"{value!r} is no {cls.__name__}: it is one of {', '.join(cls)}")
+
+
+class IsolationLevel(_Word):
     """What a reader sees of a writer's pending writes (KIP-892)."""
 
     READ_COMMITTED = "READ_COMMITTED"
     READ_UNCOMMITTED = "READ_UNCOMMITTED"
 
 
-class ProcessingGuarantee(StrEnum):
+class ProcessingGuarantee(_Word):
     """How often the effect of one input record is seen (KIP-129)."""
 
     AT_LEAST_ONCE = "at_least_once"
     EXACTLY_ONCE = "exactly_once"
 
     @classmethod
-    def _missing_(cls, value: object) -> "ProcessingGuarantee | None":
-        return cls.EXACTLY_ONCE if value == "exactly_once_v2" else None
+    def _missing_(cls, value: object) -> "ProcessingGuarantee":
+        return cls.EXACTLY_ONCE if value == "exactly_once_v2" else super()._missing_(value)
 
 
-class PunctuationType(StrEnum):
+class PunctuationType(_Word):
     """Which clock drives a punctuation."""
 
     STREAM_TIME = "stream_time"
     WALL_CLOCK_TIME = "wall_clock_time"
 
 
-class EmitStrategy(StrEnum):
+class EmitStrategy(_Word):
     """When a windowed aggregate is forwarded."""
 
     ON_UPDATE = "on_update"
     ON_WINDOW_CLOSE = "on_window_close"
 
 
-class OnError(StrEnum):
+class OnError(_Word):
     """What a handler does with a record that cannot be decoded, processed or produced."""
 
     FAIL = "fail"

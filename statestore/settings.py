@@ -388,7 +388,7 @@ def _str(value: object) -> str:
 
 
 _READERS: dict[type | str, Callable[[Any], object]] = {
-    "isolation_level": lambda text: IsolationLevel(str(text).upper()),
+    "isolation_level": IsolationLevel,
     "write_ahead_log": _bool,
     bool: _bool,
     int: _int,

@@ -7,6 +7,7 @@ told.
 
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import starmap
 from pathlib import Path
 from typing import Any, Self
 
@@ -108,10 +109,13 @@ class TopologyTestDriver:
         record = Record(key, value, time_ms, tuple(headers), partition=partition)
         self.pipe_all(topic, [record])
 
-    def pipe_all(self, topic: str, records: Iterable[Record[Any, Any]]) -> None:
-        """Several records in one commit; a record's `partition` says where, 0 if it names none."""
+    def pipe_all(self, topic: str, records: Iterable[tuple[Any, ...]]) -> None:
+        """Several records in one commit; a record's `partition` says where, 0 if it names none.
+
+        Tuples will do: (key, value, timestamp_ms, …).
+        """
         node = self._source(topic)
-        for record in records:
+        for record in starmap(Record, records):
             encoded = record.replace(
                 key=_encode(node.key_serde, record.key),
                 value=_encode(node.value_serde, record.value),

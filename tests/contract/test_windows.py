@@ -39,7 +39,7 @@ def driver() -> Iterator[TopologyTestDriver]:
 
 def pipe(driver: TopologyTestDriver, text: str) -> None:
     """`a1 b12`: a record of key a at 1, one of b at 12; one commit."""
-    driver.pipe_all("in", [Record(word[0], 0, int(word[1:])) for word in text.split()])
+    driver.pipe_all("in", [(word[0], 0, int(word[1:])) for word in text.split()])
 
 
 def shown(pairs: Any) -> list[str]:

@@ -61,9 +61,9 @@ def test_a_record_is_replaced_not_changed() -> None:
 
 
 def test_enums_accept_their_text_and_the_old_name_of_exactly_once() -> None:
-    assert IsolationLevel("READ_COMMITTED") == "READ_COMMITTED"
+    assert IsolationLevel("READ_COMMITTED") == IsolationLevel("read_committed") == "READ_COMMITTED"
     assert ProcessingGuarantee("exactly_once_v2") is ProcessingGuarantee.EXACTLY_ONCE
-    with pytest.raises(ValueError, match="exactly_twice"):
+    with pytest.raises(Misuse, match=r"exactly_twice.*one of at_least_once, exactly_once"):
         ProcessingGuarantee("exactly_twice")
 
 

@@ -14,7 +14,7 @@ PINNED = """
     KeyValueStore Materialized OnError Position PositionBound ProcessingGuarantee Processor
     ProcessorContext PunctuationType PutResult ReadOnlyKeyValueStore
     ReadOnlyVersionedKeyValueStore Record RunSummary Serde Settings StateStore StoreContext
-    StoreSupplier StreamsBuilder TaskId TimeWindowedKStream TopicPartition Topology
+    Span StoreSupplier StreamsBuilder TaskId Time TimeWindowedKStream TopicPartition Topology
     TumblingWindows VersionedKeyValueStore VersionedRecord VersionedSpec WindowStore Windowed
     errors in_memory_key_value_store in_memory_versioned_key_value_store open_snapshot
     open_store persistent_key_value_store persistent_versioned_key_value_store run serdes
