@@ -41,8 +41,7 @@ class TaskId(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> "TaskId":
         """Read `2_14`; anything else is Misuse."""
-        match = re.fullmatch(r"(\d+)_(\d+)", text)
-        if match is None:
+        if not (match := re.fullmatch(r"(\d+)_(\d+)", text)):
             raise Misuse(f"task id {text!r}: want <sub-topology>_<partition>, such as 2_14")
         return cls(int(match[1]), int(match[2]))
 
@@ -95,9 +94,8 @@ class _Word(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> Self:
-        for word in cls:
-            if str(value).lower() == word.lower():
-                return word
+        if found := {word.lower(): word for word in cls}.get(str(value).lower()):
+            return found
         raise Misuse(f"{value!r} is no {cls.__name__}: it is one of {', '.join(cls)}")
 
 
