@@ -20,6 +20,7 @@ from tenacity import Retrying, retry_if_not_result, stop_after_delay, wait_fixed
 
 from statestore_airflow.applications import PROJECT_DIR, Application
 from statestore_airflow.operator import (
+    LITTLE_COMPILED,
     RETRY_LATER_DELAY,
     ApplicationLocked,
     JobFailed,
@@ -313,6 +314,16 @@ def test_the_job_runs_this_interpreter_and_project_beside_its_applications_file(
     assert given["env"]["PYSPARK_PYTHON"] == given["env"]["PYSPARK_DRIVER_PYTHON"] == sys.executable
     assert given["env"]["PYTHONPATH"].split(os.pathsep)[0] == str(PROJECT_DIR)
     assert given["argv"][:2] == ["--master", "local[2,4]"]
+
+
+def test_a_runs_jvm_compiles_little_unless_somebody_says_otherwise(
+    run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "SPARK_SUBMIT_OPTS"
+    monkeypatch.delenv(name, raising=False)
+    assert run().given["env"][name] == LITTLE_COMPILED
+    monkeypatch.setenv(name, "-Dx=1")
+    assert run().given["env"][name] == "-Dx=1"
 
 
 def test_nothing_stays_behind_of_a_temporary_summary(run: Callable[..., Run]) -> None:
