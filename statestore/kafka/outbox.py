@@ -7,6 +7,7 @@ How records reach the client is `sender.py`. One thread.
 
 import logging
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
@@ -59,18 +60,20 @@ class TransactionalOutbox:
         """Fence the last owner of this id and abort what it left open."""
         self._discard()
         self._fenced = None
-        if self._group is None:
-            # A producer that looks for the group's coordinator in vain waits beyond its timeout:
-            # let a consumer find it first.
-            anything = [TopicPartition(TRANSACTION_LOG, 0)]
-            self._group = read_group(self._settings, self._group_id, anything).member
         properties: Properties = {
             "transactional.id": self._id,
             "transaction.timeout.ms": self._settings.transaction_timeout_ms,
         }
         sender = self._sender = Sender(self._settings, properties, self._trouble)
         try:
-            connect(sender.client, self._timeout_s)
+            with ThreadPoolExecutor(1) as aside:  # both mostly wait
+                connected = aside.submit(connect, sender.client, self._timeout_s)
+                if self._group is None:
+                    # A producer that looks for the group's coordinator in vain waits beyond its
+                    # timeout: let a consumer find it first.
+                    anything = [TopicPartition(TRANSACTION_LOG, 0)]
+                    self._group = read_group(self._settings, self._group_id, anything).member
+                connected.result()
             sender.client.init_transactions(self._timeout_s)
         except KafkaException as failure:
             sender.client.poll(0)
