@@ -186,11 +186,20 @@ def session() -> Iterator[SparkSession]:
             spark.stop()
 
 
+PARTS = {
+    "rates": bench_rates,
+    "counting": bench_counting,
+    "operators": bench_operators,
+    "micro": bench_micro_batches,
+}
+ALL = ("rates", "operators", "micro")
+
+
 @click.command()
 @click.option("--records", default=400_000, show_default=True)
 @click.option("--full", is_flag=True, help="2 million records.")
 @click.option("--repeats", default=3, show_default=True)
-@click.option("--only", multiple=True, help="rates, counting (of rates alone), operators, micro")
+@click.option("--only", multiple=True, type=click.Choice(list(PARTS)), help="counting: of rates.")
 @click.option("--set", "settings", multiple=True, metavar="K=V", help="Any setting.")
 def main(
     records: int, full: bool, repeats: int, only: tuple[str, ...], settings: tuple[str, ...]
@@ -211,13 +220,8 @@ def main(
         fill(kafka.bootstrap_servers, topics[TABLE_VARIABLE], KEYS, distinct_from=0)
         fill(kafka.bootstrap_servers, topics[INPUT_VARIABLE], records)
         rig = Rig(kafka, folder, spark, topics[INPUT_VARIABLE], records, settings=settings)
-        parts = {
-            "rates": bench_rates,
-            "operators": bench_operators,
-            "micro": bench_micro_batches,
-        }
-        for name in only or parts:
-            {**parts, "counting": bench_counting}[name](bench, rig, repeats)
+        for name in only or ALL:
+            PARTS[name](bench, rig, repeats)
     bench.finish()
 
 
