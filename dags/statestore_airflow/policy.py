@@ -8,8 +8,6 @@ from typing import Any
 import pendulum
 from airflow.sdk import Param
 
-START = pendulum.datetime(2026, 1, 1, tz="UTC")
-
 
 def policy(
     *application_ids: str,
@@ -35,7 +33,7 @@ def policy(
             "max_retry_delay": timedelta(minutes=10),
         }
     return {
-        "start_date": START,
+        "start_date": pendulum.datetime(2026, 1, 1, tz="UTC"),
         "catchup": False,
         "max_active_runs": 1,
         "tags": ["statestore", *application_ids],

@@ -10,9 +10,8 @@ from operator import is_not
 from typing import NamedTuple, Self
 
 from statestore.stores import versioned_layout as layout
+from statestore.stores.version_writes import Rows
 from statestore.stores.versioned_layout import STAMP
-
-Rows = dict[bytes, bytes | None]
 
 
 class Ended(NamedTuple):
