@@ -39,14 +39,20 @@ class CommitStamp(msgspec.Struct, frozen=True):
 
     @classmethod
     def latest(cls, committed: Mapping[TopicPartition, GroupOffset]) -> "CommitStamp":
-        """The stamp of the last commit; number 0 if there was none or it was not ours."""
+        """The number of the last commit, 0 if there was none of ours, and the latest stream time.
+
+        A topology change may give a task the inputs of several: the one that committed most often
+        need not be the one that had come furthest in time (SEMANTICS E4b).
+        """
         stamps = []
         for offset in committed.values():
             try:
                 stamps.append(msgspec.json.decode(offset.metadata, type=cls))
             except msgspec.DecodeError:
                 continue
-        return max(stamps, key=lambda stamp: stamp.number, default=cls(0, None))
+        times = [stamp.stream_time_ms for stamp in stamps if stamp.stream_time_ms is not None]
+        number = max((stamp.number for stamp in stamps), default=0)
+        return cls(number, max(times, default=None))
 
 
 Settle = Callable[["Commit"], Mapping[TopicPartition, int] | None]

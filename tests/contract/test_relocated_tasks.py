@@ -182,3 +182,55 @@ def test_a_snapshot_outlives_the_move_and_the_next_one_is_of_the_new_place(tmp_p
     assert now.keys() == offsets.keys()
     assert all(now[tp] > offsets[tp] for tp in offsets)
     before.release()
+
+
+class Clocked:
+    """Tells the stream times at which its punctuation fires."""
+
+    def __init__(self, context: ss.ProcessorContext) -> None:
+        self._context = context
+        context.schedule(100, ss.PunctuationType.STREAM_TIME, self._tell)
+
+    def process(self, record: ss.Record[str, str]) -> None:
+        """Nothing: only time counts."""
+
+    def _tell(self, time_ms: int) -> None:
+        self._context.forward(ss.Record("fired", str(time_ms), time_ms))
+
+
+def clocked(*, merged: bool) -> ss.Topology:
+    """Two inputs, each with a processor of its own, or both with one."""
+    builder = ss.StreamsBuilder(key_serde=ss.serdes.STRING, value_serde=ss.serdes.STRING)
+    busy, ahead = builder.stream("busy"), builder.stream("ahead")
+    if merged:
+        busy.merge(ahead).process(Clocked, name="clocked").to("out")
+    else:
+        busy.process(Clocked, name="of-busy").to("out")
+        ahead.process(Clocked, name="of-ahead").to("out")
+    return builder.build()
+
+
+def test_stream_time_of_a_merged_task_is_the_latest_of_its_inputs(tmp_path: Path) -> None:
+    split, merged = clocked(merged=False), clocked(merged=True)
+    rig = TaskRig(split, tmp_path)
+    other = TaskRig(split, tmp_path, broker=rig.broker, clock=rig.clock, task_id=TaskId(1, 0))
+    task = rig.start()
+    for time_ms in (100, 110, 120):  # commits oftener than the other, which is further on
+        rig.broker.produce(TopicPartition("busy", 0), ss.Record(b"k", b"v", time_ms))
+        task.step(0)
+        task.step_commit()
+    rig.end()
+    task = other.start()
+    other.broker.produce(TopicPartition("ahead", 0), ss.Record(b"k", b"v", 950))
+    task.step(0)
+    task.step_commit()
+    other.end()
+    after = TaskRig(merged, tmp_path, broker=rig.broker, clock=rig.clock)
+    before = len(after.broker.records("out"))
+    task = after.start()
+    for time_ms in (480, 960):
+        after.broker.produce(TopicPartition("busy", 0), ss.Record(b"k", b"v", time_ms))
+        task.step(0)
+    after.end()
+    fired = [record.value for record in after.broker.records("out")[before:]]
+    assert fired == [], "no multiple of 100 lies between 950 and 960"
