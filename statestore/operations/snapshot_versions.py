@@ -105,5 +105,4 @@ class SnapshotVersionedStore(SnapshotStore, Generic[K, V]):
 
     def _tell_old(self, time: int) -> None:
         bound = max((view.bound for view in self._views), default=time)
-        if time < bound:
-            self._reads.tell_old(time, bound)
+        self._reads.gone.tell(time, bound)

@@ -1,6 +1,5 @@
 """How the versions of one store are decoded, and what its reads say of themselves."""
 
-import logging
 from typing import Any, Final, Generic
 
 from statestore.errors import Misuse
@@ -8,10 +7,8 @@ from statestore.model import K, Time, V, VersionedRecord, to_ms
 from statestore.stores import versioned_layout as layout
 from statestore.stores.codec import Codec
 from statestore.stores.specs import VersionedSpec
-from statestore.stores.version_search import Span, Valid, View, overlapping, valid_at
+from statestore.stores.version_search import GoneHistory, Span, Valid, View, overlapping, valid_at
 from statestore.stores.versioned_layout import TIME_MAX, TIME_MIN
-
-_log = logging.getLogger(__name__)
 
 
 class VersionReads(Generic[K, V]):
@@ -20,7 +17,7 @@ class VersionReads(Generic[K, V]):
     def __init__(self, spec: VersionedSpec[K, V]) -> None:
         self.codec: Final = Codec(spec)
         self._name = spec.name
-        self._told_old = False
+        self.gone: Final = GoneHistory(spec.name)
 
     def record(self, row: bytes, valid_to: int | None) -> VersionedRecord[V] | None:
         """A version as users see it; None: a tombstone."""
@@ -33,8 +30,7 @@ class VersionReads(Generic[K, V]):
         """The version valid at `time`."""
         found = valid_at(view, [key], [time])[0]
         if found is None:
-            if time < view.bound:
-                self.tell_old(time, view.bound)
+            self.gone.tell(time, view.bound)
             return None
         return self.record(*found)
 
@@ -68,18 +64,6 @@ class VersionReads(Generic[K, V]):
         items: list[Any] = times
         plain = set(map(type, items)) == {int} and min(items) >= TIME_MIN and max(items) <= TIME_MAX
         return items if plain else [self.time(time) for time in items]
-
-    def tell_old(self, time: int, bound: int) -> None:
-        """Warn, once, of a question that history cannot answer (SEMANTICS V4)."""
-        if not self._told_old:
-            self._told_old = True
-            _log.warning(
-                "store %r: asked for the version as of %d, but its history begins at %d: the "
-                "answer is None, as it will be for older times",
-                self._name,
-                time,
-                bound,
-            )
 
     def _valid(self, one: Valid) -> VersionedRecord[V]:
         begins, value = layout.read_version(one.row)

@@ -91,5 +91,5 @@ class AsOfScan(Generic[K]):
             record = None if one is None else reads.record(*one)
             if record is not None:
                 yield reads.codec.read_key(key), record
-            elif one is None and time < bound:
-                reads.tell_old(time, bound)
+            elif one is None:
+                reads.gone.tell(time, bound)

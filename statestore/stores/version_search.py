@@ -5,12 +5,15 @@ a key leave no gaps: each ends where the next begins. So from the latest one bac
 is at a known place, and a segment without a row of the key tells that nothing older is there.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final, NamedTuple
 
 from statestore.stores import versioned_layout as layout
+
+_log = logging.getLogger(__name__)
 
 Pair = tuple[bytes, bytes]
 _CHUNK: Final = 256
@@ -119,6 +122,29 @@ class View:
     get_many: Callable[[list[bytes]], list[bytes | None]]
     seek: Seek
     scan_back: ScanBack
+
+
+class GoneHistory:
+    """Tells, once, that history cannot answer a question any more (SEMANTICS V4)."""
+
+    def __init__(self, store: str) -> None:
+        self._store = store
+        self._told = False
+
+    def tell(self, time: int, bound: int) -> None:
+        """The version valid at `time` was asked for and not found; `bound`: where history begins.
+
+        Nothing is said of a time from the bound on: there was no version then.
+        """
+        if time < bound and not self._told:
+            self._told = True
+            _log.warning(
+                "store %r: asked for the version as of %d, but its history begins at %d: the "
+                "answer is None, as it will be for older times",
+                self._store,
+                time,
+                bound,
+            )
 
 
 def valid_at(view: View, keys: list[bytes], times: list[int]) -> list[Valid | None]:

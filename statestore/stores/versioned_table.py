@@ -19,7 +19,7 @@ from statestore.stores.observed_time import ObservedTime, committed_moment
 from statestore.stores.staged_table import Changes, Pair, StagedTable, TableScan
 from statestore.stores.superseded import history_rows
 from statestore.stores.transaction import StagedEngine
-from statestore.stores.version_search import Asked, Found, View, find, valid_at
+from statestore.stores.version_search import Asked, Found, GoneHistory, View, find, valid_at
 from statestore.stores.version_views import HistorySnapshot, PendingVersions
 from statestore.stores.version_writes import Change, Rows, Staged, graves, next_versions
 from statestore.stores.versioned_layout import BIAS, HISTORY, LATEST, NEVER, STAMP, VALUE, pack_head
@@ -60,6 +60,7 @@ class VersionedTable:
         self._expired_below = layout.expired_below(self.time.committed.bound, self.interval_ms)
         self._swept_below = self._expired_below
         self._told_late = False
+        self._gone = GoneHistory(staged.name)
 
     # Writes.
 
@@ -146,7 +147,12 @@ class VersionedTable:
 
     def get_many_as_of(self, keys: list[bytes], times: list[int]) -> list[bytes | None]:
         """Per key and time the value valid then; None: none, or history is gone."""
-        found = valid_at(self.view(), keys, times)
+        view = self.view()
+        found = valid_at(view, keys, times)
+        if times and min(times) < view.bound:
+            for one, time in zip(found, times, strict=True):
+                if one is None:
+                    self._gone.tell(time, view.bound)
         return [None if one is None else layout.read_version(one.row).value for one in found]
 
     def snapshot(self, lo: bytes | None, hi: bytes | None) -> tuple[TableScan, HistorySnapshot]:

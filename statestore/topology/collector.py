@@ -138,8 +138,12 @@ class Collector:
         """A generated store name, noted as one (KIP-1111)."""
         name = f"{kind}-STATE-STORE-{self._counter:010d}"
         self._counter += 1
-        self._unnamed.append(f"store {name}")
+        self.note_unnamed(name)
         return name
+
+    def note_unnamed(self, store: str) -> None:
+        """The name of this store is made from a node's number, which changes with the pipeline."""
+        self._unnamed.append(f"store {store}")
 
     def repartition(
         self,

@@ -123,13 +123,25 @@ def check_grace(verb: str, table: Table, grace_ms: int) -> None:
 
 
 def with_grace(
-    flow: Flow, table: Table, function: Joiner, grace_ms: int, name: str, *, left: bool
+    flow: Flow,
+    table: Table,
+    function: Joiner,
+    grace_ms: int,
+    name: str,
+    *,
+    left: bool,
+    explicit: bool,
 ) -> str:
-    """Add a join whose records wait, due as stream time passes on either side; its node."""
+    """Add a join whose records wait, due as stream time passes on either side; its node.
+
+    `explicit`: the user chose the name. Otherwise the store of those that wait has a generated one.
+    """
     builder = flow.builder
     terms = (f"grace {grace_ms}",)
     store = KeyValueSpec(f"{name}-buffer", serdes.BYTES, serdes.BYTES, terms=terms)
     builder.declare(store)
+    if not explicit:
+        builder.note_unnamed(store.name)
     side = grace.Side(store.name, grace_ms, flow.key_serde, flow.value_serde)
     join = joining(name, table, function, left=left)
 

@@ -264,7 +264,15 @@ class KStream:
         )
         other.check_keys(verb, name, flow.key_serde, "the stream")
         if span_ms(grace_ms):
-            node = joins.with_grace(flow, other, function, span_ms(grace_ms), chosen, left=left)
+            node = joins.with_grace(
+                flow,
+                other,
+                function,
+                span_ms(grace_ms),
+                chosen,
+                left=left,
+                explicit=name is not None,
+            )
             return KStream(flow.revalued(node))
         node = flow.add(
             kind,

@@ -5,7 +5,7 @@ the retention is dropped (SEMANTICS V4, V10).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from statestore.model import Batch, Column
@@ -26,6 +26,22 @@ class History:
 
     retention_ms: int
     look: Callable[[NodeContext], LookAsOf]
+
+    def through(self, function: Callable[[bytes, Any], Any]) -> "History":
+        """That of a table computed row by row: function(key's bytes, value), None for no row."""
+
+        def make(context: NodeContext) -> LookAsOf:
+            parent = self.look(context)
+
+            def look(keys: Sequence[bytes | None], times: Sequence[int]) -> list[Any]:
+                return [
+                    None if key is None or value is None else function(key, value)
+                    for key, value in zip(keys, parent(keys, times), strict=True)
+                ]
+
+            return look
+
+        return replace(self, look=make)
 
 
 def history_of(spec: VersionedSpec[Any, Any]) -> History:

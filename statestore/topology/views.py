@@ -128,21 +128,13 @@ def filter_table(
     table.want_before()
     read_key = table.key_serde.deserialize
 
-    def look_in(context: NodeContext) -> Look:
-        parent = table.look(context)
-
-        def look(keys: list[bytes]) -> list[Any]:
-            return [
-                value if value is not None and predicate(read_key(key), value) else None
-                for key, value in zip(keys, parent(keys), strict=True)
-            ]
-
-        return look
+    def passing(key: bytes, value: Any) -> Any:
+        return value if predicate(read_key(key), value) else None
 
     node = table.add(
         "KTABLE-FILTER", name, lambda n: filtered(n, predicate, before=before, kept=kept), kept
     )
-    made = replace(table, node=node, look=look_in, want_before=before.want, store=None)
+    made = replace(computed(table, passing), node=node, want_before=before.want)
     return made if kept is None else made.kept_in(kept)
 
 
@@ -160,19 +152,34 @@ def map_table(
         before.want()
         table.want_before()
 
-    def look_in(context: NodeContext) -> Look:
-        parent = table.look(context)
-        return lambda keys: [None if v is None else function(v) for v in parent(keys)]
-
     node = table.add(
         "KTABLE-MAPVALUES", name, lambda n: mapped(n, function, before=before, kept=kept), kept
     )
     made = replace(
-        table,
+        computed(table, lambda _key, value: function(value)),
         node=node,
         value_serde=table.builder.value_serde,
-        look=look_in,
         want_before=want_before,
-        store=None,
     )
     return made if kept is None else made.kept_in(kept)
+
+
+def computed(table: Table, function: Callable[[bytes, Any], Any]) -> Table:
+    """What a table shows without a store of its own: function(key's bytes, value) for each row.
+
+    Of a table with history, every version is shown so.
+    """
+
+    def look_in(context: NodeContext) -> Look:
+        parent = table.look(context)
+
+        def look(keys: list[bytes]) -> list[Any]:
+            return [
+                None if value is None else function(key, value)
+                for key, value in zip(keys, parent(keys), strict=True)
+            ]
+
+        return look
+
+    history = None if table.history is None else table.history.through(function)
+    return replace(table, look=look_in, store=None, history=history)

@@ -258,3 +258,107 @@ def test_the_cleaner_spares_what_history_shows_unless_told_otherwise() -> None:
         "shop-told-changelog": "7",
         "shop-plain-changelog": None,
     }
+
+
+# Tables computed from one with history.
+
+
+def viewed(grace_ms: int, view: Callable[[ss.KTable], ss.KTable]) -> ss.Topology:
+    b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
+    history = ss.Materialized("rates", history_retention_ms=1000)
+    table = view(b.table("table", materialized=history, name="rates-table"))
+    stream = b.stream("stream", name="orders")
+    joined = stream.left_join(table, lambda a, b: [a, b], grace_ms=grace_ms, name="priced")
+    joined.to("out")
+    return b.build()
+
+
+VIEWS: dict[str, tuple[Callable[[ss.KTable], ss.KTable], Callable[[int], Any]]] = {
+    "filter": (
+        lambda t: t.filter(lambda k, v: v % 2 == len(k) % 2),
+        lambda v: v if v % 2 else None,
+    ),
+    "map values": (lambda t: t.map_values(lambda v: [v]), lambda v: [v]),
+    "both": (
+        lambda t: t.map_values(lambda v: v + 1).filter(lambda _k, v: v % 3 > 0).map_values(str),
+        lambda v: str(v + 1) if (v + 1) % 3 else None,
+    ),
+}
+
+
+@pytest.mark.parametrize("grace_ms", [0, 40])
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_stream_joined_with_a_view_sees_each_version_as_the_view_shows_it(
+    name: str, grace_ms: int
+) -> None:
+    view, shown = VIEWS[name]
+    updates = [(chr(97 + i % 7), i, 10 * i) for i in range(200)]
+    asked = [(chr(97 + i % 7), f"s{i}", 10 * i + 5) for i in range(120, 200)]
+    with TopologyTestDriver(viewed(grace_ms, view)) as driver:
+        driver.pipe_all("table", updates)
+        driver.pipe_all("stream", asked)
+        driver.pipe("stream", "z", "end", 9999)
+        made = [(r.key, r.value) for r in driver.read("out") if r.key != "z"]
+    latest = {text: i for i, (_, text, _) in enumerate(asked, 120)}
+    assert made == [(key, [text, shown(latest[text])]) for key, text, _ in asked]
+
+
+def test_a_view_kept_in_a_plain_store_shows_its_latest_rows() -> None:
+    with TopologyTestDriver(viewed(0, lambda t: t.map_values(lambda v: -v, "kept"))) as driver:
+        driver.pipe_all("table", [("a", 1, 10), ("a", 2, 30)])
+        driver.pipe("stream", "a", "x", 20)
+        assert [r.value for r in driver.read("out")] == [["x", -2]]
+
+
+# Names.
+
+
+def test_a_grace_join_without_a_name_is_told_of_as_its_store_would_be_renamed() -> None:
+    def build(name: str | None, *, peeked: bool) -> ss.Topology:
+        b = ss.StreamsBuilder()
+        table = b.table("table", materialized=ss.Materialized("rates", history_retention_ms=100))
+        stream = b.stream("stream")
+        if peeked:
+            stream = stream.peek(lambda _key, _value: None)
+        stream.join(table, lambda a, _b: a, grace_ms=10, name=name).to("out")
+        return b.build()
+
+    buffers = {
+        next(name for name in build(None, peeked=peeked).stores if name.endswith("-buffer"))
+        for peeked in (False, True)
+    }
+    assert len(buffers) == 2, "its name depends on the nodes before it"
+    assert any("-buffer" in name for name in build(None, peeked=False).unnamed)
+    assert build("priced", peeked=False).unnamed == ()
+
+
+# What history cannot tell any more.
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_a_join_that_history_cannot_answer_says_so_as_a_look_up_does(
+    left: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told() -> list[str]:
+        return [r.getMessage() for r in caplog.records if "history begins at" in r.getMessage()]
+
+    with TopologyTestDriver(joined(left=left)) as driver:
+        play(driver, "T k1@10 T k2@200 T j1@300 S ky@250")
+        assert told() == []
+        play(driver, "S kx@150")
+        assert told() == [
+            (
+                "store 'rates': asked for the version as of 150, but its history begins at 200: "
+                "the answer is None, as it will be for older times"
+            )
+        ]
+        play(driver, "S kx@140 S jx@130")
+        assert len(told()) == 1
+
+
+def test_a_join_of_a_latest_version_older_than_history_is_answered_without_a_word(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with TopologyTestDriver(joined()) as driver:
+        assert play(driver, "T k1@10 T j2@900 S kx@20") == "k:x+1@20"
+    assert "history begins at" not in caplog.text
