@@ -251,7 +251,8 @@ class Column:
 class Batch:
     """Records in order, as columns of equal length; of one topic partition where `topic` is set.
 
-    `headers`: None, or per record, maybe empty. `offsets`: None once an operator made new records.
+    `headers`: None, or per record, maybe empty. `offsets`: None once an operator made new records;
+    without a topic, places among what waited in an operator, for whoever has to find one.
     `before`: the values a table's updates replace, where a table below asked.
     """
 
@@ -301,7 +302,7 @@ class Batch:
 
     def records(self) -> Iterator[Record[Any, Any]]:
         """The records one by one: for a user's per-record code, not for hot paths."""
-        headers, offsets = self.headers, self.offsets
+        headers, offsets = self.headers, self.offsets if self.topic else None
         for i, (key, value, time_ms) in enumerate(
             zip(self.keys.objects, self.values.objects, self.timestamps, strict=True)
         ):

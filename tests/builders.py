@@ -28,7 +28,7 @@ from statestore.stores.specs import KeyValueSpec, in_memory_key_value_store
 from statestore.stores.staged_table import StagedTable
 from statestore.stores.transaction import LagLimits, StagedEngine
 from statestore.stores.versioned_table import VersionedTable
-from statestore.topology.graph import Build, Push
+from statestore.topology.graph import Build, Held, Push
 from statestore.topology.punctuation import Fire, Punctuation, Punctuations
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -174,6 +174,10 @@ class NodeBench:
 
     def schedule(self, node: str, every: Span, by: PunctuationType, fire: Fire) -> Punctuation:
         return self.punctuations.add(node, every, by, fire, now_ms=0)
+
+    def release(self, node: str, held: Held, hand_on: Push) -> None:
+        assert node
+        hand_on(held.batch)
 
     def drop(self, node: str, batch: Batch, indices: Sequence[int], reason: str) -> None:
         assert node

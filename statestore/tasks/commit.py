@@ -9,6 +9,8 @@ Under exactly_once (SEMANTICS E2), a crash point between any two steps:
     5 pending has become committed                                    commit.done
 A table whose log is its source topic logs nothing in 1; its offset in 4 is that of 2.
 Under at_least_once (E6) step 3 is a flush of the producer and the input offsets follow the stores.
+There the outputs are flushed before step 1 too: a restore takes what is logged for done, and what
+waited in a store and left it with an output that the log refused would never come out.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -99,11 +101,14 @@ def commit_task(
     Errors before step 3 leave nothing committed: abort, roll back, go on from the last commit.
     """
     reach(CrashPoint.COMMIT_BEGIN)
+    exactly_once = guarantee is ProcessingGuarantee.EXACTLY_ONCE
+    if not exactly_once:
+        with _producing("commit"):
+            outbox.flush()
     for opened in stores:
         if opened.source is None:
             _log_changes(opened, outbox, commit.stamp)
     reach(CrashPoint.COMMIT_RECORDS_SENT)
-    exactly_once = guarantee is ProcessingGuarantee.EXACTLY_ONCE
     if exactly_once:
         with _producing("commit"):
             outbox.send_offsets(commit.offsets, commit.stamp.text())
@@ -118,6 +123,24 @@ def commit_task(
     if not exactly_once:
         outbox.send_offsets(commit.offsets, commit.stamp.text())
     reach(CrashPoint.COMMIT_DONE)
+
+
+def rehearse(
+    stores: Sequence[OwnedStore],
+    outbox: Outbox,
+    guarantee: ProcessingGuarantee,
+    stamp: CommitStamp,
+) -> None:
+    """Have the log take what a commit would write, and commit nothing; NodeFailed if it refuses.
+
+    At least once, changes are not logged: a restore would take them for committed.
+    """
+    if guarantee is ProcessingGuarantee.EXACTLY_ONCE:
+        for opened in stores:
+            if opened.source is None:
+                _log_changes(opened, outbox, stamp)
+    with _producing("commit"):
+        outbox.flush()
 
 
 def _log_changes(opened: OwnedStore, outbox: Outbox, stamp: CommitStamp) -> None:

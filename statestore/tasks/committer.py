@@ -8,7 +8,13 @@ from collections.abc import Callable, Mapping
 
 from statestore.model import TopicPartition
 from statestore.settings import Settings
-from statestore.tasks.commit import Commit, CommitStamp, commit_task, settled
+from statestore.tasks.commit import (
+    Commit,
+    CommitStamp,
+    commit_task,
+    rehearse,
+    settled,
+)
 from statestore.tasks.inputs import committed_inputs
 from statestore.tasks.mark import InputMark
 from statestore.tasks.plan import TaskEdges, TaskPlan
@@ -78,6 +84,16 @@ class Committer:
         self.offsets = offsets
         self._stores.committed()
         self._mark.committed(offsets)
+
+    def rehearse(self, stream_time_ms: int | None) -> None:
+        """Have the log take all that a commit would write, without committing (E8a)."""
+        self.begin()
+        rehearse(
+            list(self._stores.opened.values()),
+            self._edges.outbox,
+            self._settings.processing_guarantee,
+            CommitStamp(self.stamp.number + 1, stream_time_ms),
+        )
 
     def drop(self) -> None:
         """Nothing since the last commit happened."""

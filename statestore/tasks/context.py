@@ -19,10 +19,12 @@ from statestore.ports import Clock, Outbox, Records
 from statestore.stores.staged_table import StagedTable
 from statestore.stores.versioned_table import VersionedTable
 from statestore.tasks.owned import OwnedStore
+from statestore.tasks.poison_held import PoisonHeld
 from statestore.tasks.poison_punctuations import PoisonPunctuations
 from statestore.topology.failures import Stage, encoded, failed
 from statestore.topology.graph import (
     Forward,
+    Held,
     OperatorNode,
     Push,
     SinkNode,
@@ -50,6 +52,7 @@ class TaskContext:
         stream_time_ms: int | None,
         clock: Clock,
         punctuations: PoisonPunctuations,
+        held: PoisonHeld,
     ) -> None:
         self._task_id = task_id
         self._stores = stores
@@ -60,6 +63,7 @@ class TaskContext:
         self.commit_requested = False
         self.records_out = 0
         self.punctuations = Punctuations(partial(punctuations.run, tally=self))
+        self._held = held
         self._clock = clock
         self.dropped: Counter[str] = Counter()
         self._told: set[tuple[str, str]] = set()
@@ -86,6 +90,9 @@ class TaskContext:
     def schedule(self, node: str, every: Span, by: PunctuationType, fire: Fire) -> Punctuation:
         return self.punctuations.add(node, every, by, fire, self._clock.now_ms())
 
+    def release(self, node: str, held: Held, hand_on: Push) -> None:
+        self._held.release(node, held, hand_on, self)
+
     def count_dropped(self, reason: str) -> None:
         self.dropped[reason] += 1
 
@@ -95,7 +102,7 @@ class TaskContext:
         self._told.add((node, reason))
         offsets = batch.offsets
         where = f"of {batch.topic}-{batch.partition}" if batch.topic else "made by an operator"
-        if offsets is not None:
+        if batch.topic and offsets is not None:
             named = ", ".join(str(offsets[i]) for i in indices[:_NAMED])
             where += f", offset {named}{', …' if len(indices) > _NAMED else ''}"
         _log.log(

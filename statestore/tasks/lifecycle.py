@@ -38,6 +38,7 @@ from statestore.tasks.ownership import Ownership
 from statestore.tasks.patience import Patience
 from statestore.tasks.plan import TaskEdges, TaskPlan, TaskReport
 from statestore.tasks.poison import Poison
+from statestore.tasks.poison_held import Rehearsed
 from statestore.tasks.snapshots import SnapshotDesk
 from statestore.tasks.stores import TaskStores
 from statestore.topology.failures import NodeFailed
@@ -190,10 +191,13 @@ class StreamTask:
         return done
 
     def _judging(self, action: Callable[[], int | None]) -> int:
-        """What it returns; 0 after a record failed that is passed over or sought from now on."""
+        """What it returns; 0 after a record failed that is passed over or sought from now on.
+
+        A trial that went through is undone likewise.
+        """
         try:
             return action() or 0
-        except NodeFailed as failed:
+        except (NodeFailed, Rehearsed) as failed:
             self._ownership.check()
             context = self._context
             self._poison.judge(failed, punctuated=bool(context and context.punctuations.has_fired))
@@ -226,6 +230,7 @@ class StreamTask:
             stream_time_ms=self._committer.stamp.stream_time_ms,
             clock=self._edges.clock,
             punctuations=self._poison.punctuations,
+            held=self._poison.held,
         )
         self._pushes = self._context.wire(self._plan.part)
         self._poison.went_back()
@@ -362,6 +367,9 @@ class StreamTask:
         started = clock.monotonic()
         reached = ((tp, self._intake.reached(tp)) for tp in self._plan.inputs)
         moved = {tp: offset for tp, offset in reached if offset is not None}
+        if self._poison.held.on_trial:
+            self._committer.rehearse(context.stream_time_ms)
+            raise Rehearsed
         size = self._stores.usage().size_bytes
         self._committer.commit(moved, context.stream_time_ms)
         self._slot.hold(self.report.stream_task, _NOTHING)

@@ -19,6 +19,7 @@ from statestore.stores import serdes
 from statestore.tasks.context import TaskContext
 from statestore.tasks.intake import Chunk
 from statestore.tasks.letters import error_headers
+from statestore.tasks.poison_held import PoisonHeld, Rehearsed
 from statestore.tasks.poison_punctuations import PoisonPunctuations, PunctuationFailed
 from statestore.topology.failures import NodeFailed, Stage
 from statestore.topology.graph import SubTopology
@@ -73,6 +74,7 @@ class Poison:
         self.punctuations = PoisonPunctuations(
             task_id, self._handlers, outbox, settings.dead_letter_topic
         )
+        self.held = PoisonHeld(task_id, part, self._handlers, outbox, settings.dead_letter_topic)
         self._condemned: dict[TopicPartition, dict[int, _Verdict]] = {}
         # Per input the offsets at which a new lot begins, and last the one after the last lot.
         self._suspects: dict[TopicPartition, list[int]] = {}
@@ -120,6 +122,7 @@ class Poison:
         """The inputs are committed up to these offsets, exclusive."""
         self._forget_work()
         self.punctuations.committed(offsets)
+        self.held.committed()
         for tp, offset in offsets.items():
             bounds = self._suspects.get(tp)
             if bounds is not None and bounds[-1] <= offset:
@@ -132,16 +135,21 @@ class Poison:
         """Nothing since the last commit happened."""
         self._forget_work()
         self.punctuations.went_back()
+        self.held.went_back()
 
     def _forget_work(self) -> None:
         self._working = None
         self._uncommitted.clear()
 
-    def judge(self, failed: NodeFailed, *, punctuated: bool = False) -> None:
+    def judge(self, failed: NodeFailed | Rehearsed, *, punctuated: bool = False) -> None:
         """Condemn or suspect records, so that going back leads on; else raise the run's end.
 
         `punctuated`: what a punctuation wrote since the last commit may be to blame as well.
         """
+        tried = self.held.on_trial
+        if self.held.settle(failed):
+            return
+        assert isinstance(failed, NodeFailed)
         if isinstance(failed, PunctuationFailed):
             self.punctuations.condemn(failed)
             return
@@ -157,6 +165,11 @@ class Poison:
         if sum(lot.records for lot in lots) > 1:
             for lot in lots:
                 self._suspect(lot, failed)
+            return
+        if not tried and self.held.try_out(failed):
+            for lot in lots:
+                # Alone again.
+                self._suspects[lot.tp] = [lot.first, lot.last + 1]
             return
         if not lots:
             raise failed.error("without any record", failed.cause) from failed.cause

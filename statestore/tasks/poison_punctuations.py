@@ -15,6 +15,7 @@ from statestore.errors import RecordFailed, TopicMissing
 from statestore.model import Header, OnError, TaskId, TopicPartition
 from statestore.ports import Outbox, Records
 from statestore.tasks.letters import error_headers
+from statestore.tasks.poison_held import HeldFailed
 from statestore.topology.failures import NodeFailed, Stage
 from statestore.topology.punctuation import Fire, Firing
 
@@ -87,6 +88,8 @@ class PoisonPunctuations:
             return False
         try:
             fire(time_ms)
+        except HeldFailed:
+            raise
         except NodeFailed as failed:
             raise PunctuationFailed(firing, time_ms, failed) from failed.cause
         return True

@@ -3,22 +3,23 @@
 Each waits in a changelogged store until stream time has passed its own by more than the grace, then
 all that are due are joined in the order of their times. Rows of the store:
 
-    w <time, 8> <number, 8>    key, value and headers, in MessagePack      a record that waits
+    w <time, 8> <number, 8>    a record that waits, `Waiting` in MessagePack
     n                          the next number
 
 Times are offset by 2^63 so that bytes sort as they do; numbers tell records of one time apart.
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import repeat
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from statestore.model import Batch, Column, Serde
+from statestore.model import Batch, Column, Serde, TopicPartition
 from statestore.stores.versioned_layout import TIME_MIN
-from statestore.topology.failures import encoded, processing
-from statestore.topology.graph import Build, Forward, NodeContext, Push
+from statestore.topology.failures import NodeFailed, encoded, processing
+from statestore.topology.graph import Build, Forward, Held, NodeContext, Origin, Push
 
 _ROW: Final = struct.Struct(">cQQ")
 _NUMBER: Final = struct.Struct(">Q")
@@ -37,11 +38,21 @@ class Waiting(msgspec.Struct, array_like=True):
     key: bytes | None
     value: bytes
     headers: tuple[tuple[str, bytes | None], ...] = ()
+    # The input record it was, as far as that is known; rows of older versions have none of it.
+    topic: str | None = None
+    partition: int = -1
+    offset: int = -1
+
+    @property
+    def origin(self) -> Origin | None:
+        topic = self.topic
+        return None if topic is None else (TopicPartition(topic, self.partition), self.offset)
 
 
 class Side(NamedTuple):
-    """Where records wait, for how long, and what they are."""
+    """Where records wait, for what, for how long, and what they are."""
 
+    join: str
     store: str
     grace_ms: int
     key_serde: Serde[Any]
@@ -65,7 +76,19 @@ def waiting(node: str, side: Side, join: Join, *, table_side: bool) -> Build:
             with processing(node, batch):
                 if not table_side:
                     room.add(node, batch)
-                made = joined(room.take_due(_time(context, batch)))
+                due = room.take_due(_time(context, batch))
+            if len(due.batch):
+                # The same name on both sides: whoever wakes a record, it is judged alike.
+                context.release(side.join, due, hand_on)
+
+        def hand_on(due: Batch) -> None:
+            try:
+                with processing(side.join, due):
+                    made = joined(due)
+            except NodeFailed as failed:
+                # Each has a version of the row of its own, so none is to blame for another.
+                failed.certain = bool(failed.culprits)
+                raise
             if len(made):
                 forward(made, None)
 
@@ -93,11 +116,12 @@ class _Room:
         keys = encoded(node, batch, "key", side.key_serde)
         values = encoded(node, batch, "value", side.value_serde, told_to=_TOLD_TO)
         headers = batch.headers or [()] * len(keys)
+        origins = _origins(batch)
         first = _NUMBER.unpack(self._table.get(_NEXT) or bytes(8))[0]
         rows = {
-            _ROW.pack(_WAITS, time + _BIAS, first + i): _encode(Waiting(key, value, head))
-            for i, (key, value, time, head) in enumerate(
-                zip(keys, values, batch.timestamps, headers, strict=True)
+            _ROW.pack(_WAITS, time + _BIAS, first + i): _encode(Waiting(key, value, head, *origin))
+            for i, (key, value, time, head, origin) in enumerate(
+                zip(keys, values, batch.timestamps, headers, origins, strict=True)
             )
             if value is not None
         }
@@ -107,7 +131,7 @@ class _Room:
         if rows:
             self._table.put_all({**rows, _NEXT: _NUMBER.pack(first + len(keys))})
 
-    def take_due(self, now: int) -> Batch:
+    def take_due(self, now: int) -> Held:
         """The records that have waited long enough, by time; they wait no more."""
         side = self._side
         beyond = _ROW.pack(_WAITS, max(now - side.grace_ms, TIME_MIN) + _BIAS, 0)
@@ -116,9 +140,17 @@ class _Room:
         self._table.put_all({at: None for at, _ in due})
         records = [record for _, record in due]
         any_headers = any(record.headers for record in records)
-        return Batch(
+        batch = Batch(
             keys=Column(raw=[record.key for record in records], serde=side.key_serde),
             values=Column(raw=[record.value for record in records], serde=side.value_serde),
             timestamps=[_ROW.unpack(at)[1] - _BIAS for at, _ in due],
             headers=[record.headers for record in records] if any_headers else None,
         )
+        return Held(side.store, batch, [record.origin for record in records])
+
+
+def _origins(batch: Batch) -> Iterable[tuple[str, int, int] | tuple[()]]:
+    """Per record the input record it is, as rows have it; empty where an operator made it."""
+    if not batch.topic or batch.partition is None or batch.offsets is None:
+        return [()] * len(batch)
+    return zip(repeat(batch.topic), repeat(batch.partition), batch.offsets, strict=False)

@@ -10,10 +10,18 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from statestore.errors import InvalidTopology, NotCopartitioned, TopicMissing
-from statestore.model import Batch, PunctuationType, Record, Serde, Span, TaskId
+from statestore.model import (
+    Batch,
+    PunctuationType,
+    Record,
+    Serde,
+    Span,
+    TaskId,
+    TopicPartition,
+)
 from statestore.stores.specs import StoreSpec
 from statestore.stores.staged_table import StagedTable
 from statestore.stores.versioned_table import VersionedTable
@@ -22,6 +30,19 @@ from statestore.topology.punctuation import Fire, Punctuation
 TimestampExtractor = Callable[[Record[Any, Any]], int]
 Push = Callable[[Batch], None]
 Forward = Callable[[Batch, str | None], None]
+Origin = tuple[TopicPartition, int]
+"""An input record: its partition and offset."""
+
+
+class Held(NamedTuple):
+    """What waited in a node's store until its time, in stored bytes.
+
+    `origins`: per record of the batch the input record it was, if that is known.
+    """
+
+    store: str
+    batch: Batch
+    origins: Sequence[Origin | None] | None = None
 
 
 class NodeContext(Protocol):
@@ -46,6 +67,12 @@ class NodeContext(Protocol):
         """Ask for a task commit after this batch."""
 
     def schedule(self, node: str, every: Span, by: PunctuationType, fire: Fire) -> Punctuation: ...
+
+    def release(self, node: str, held: Held, hand_on: Push) -> None:
+        """Hand on what waited, each judged by itself: without what is passed over (E8a).
+
+        `hand_on` tells no batch from a source's but by its missing topic: offsets are places.
+        """
 
     def drop(self, node: str, batch: Batch, indices: Sequence[int], reason: str) -> None:
         """Count records that `node` does not take, as Kafka Streams does not either.

@@ -142,7 +142,7 @@ def with_grace(
     builder.declare(store)
     if not explicit:
         builder.note_unnamed(store.name)
-    side = grace.Side(store.name, grace_ms, flow.key_serde, flow.value_serde)
+    side = grace.Side(name, store.name, grace_ms, flow.key_serde, flow.value_serde)
     join = joining(name, table, function, left=left)
 
     def add(parent: str, chosen: str, *, table_side: bool) -> str:

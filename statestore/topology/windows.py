@@ -19,7 +19,7 @@ from statestore.stores.specs import KeyValueSpec, WindowSpec
 from statestore.stores.windows import START, TIME_ROW, keys_of, start_of
 from statestore.topology.aggregates import KeyingOf
 from statestore.topology.failures import decoded, encoded
-from statestore.topology.graph import Build, Forward, NodeContext, Push
+from statestore.topology.graph import Build, Forward, Held, NodeContext, Push
 
 _EMITTED_AT_ONCE = 10_000
 _EXPIRED_AT_ONCE = 1000
@@ -196,10 +196,14 @@ class _OpenWindows:
                 if start_of(row[0]) <= high:
                     found.append(row)
                 if len(found) == _EMITTED_AT_ONCE:
-                    forward(self._final(found), None)
+                    self._hand_on(found, forward)
                     found = []
         if found:
-            forward(self._final(found), None)
+            self._hand_on(found, forward)
+
+    def _hand_on(self, found: list[tuple[bytes, bytes]], forward: Forward) -> None:
+        held = Held(self._spec.name, self._final(found))
+        self._context.release(self._node, held, lambda batch: forward(batch, None))
 
     def _final(self, found: list[tuple[bytes, bytes]]) -> Batch:
         """Closed windows as updates, stamped with their last moment."""

@@ -4,6 +4,7 @@ What a record's value tells a node to do: refuse it, or make it too large. Value
 """
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import statestore as ss
@@ -50,3 +51,31 @@ def poisoned() -> ss.Topology:
     )
     stream.process(Remembering, seen, name="remembering").to(f"{prefix()}-out")
     return b.build()
+
+
+def kept() -> ss.Topology:
+    """Records wait for a table, and for their window to close; then each is made as it is told."""
+    b = builder()
+    history = ss.Materialized("rates", history_retention_ms=60_000)
+    table = b.table(f"{prefix()}-table", materialized=history)
+    stream = b.stream(f"{prefix()}-in")
+    joined = stream.left_join(table, lambda value, _rate: value, grace_ms=5, name="priced")
+    joined.map_values(shaped).to(f"{prefix()}-out")
+    windows = ss.TumblingWindows(10, retention_ms=60_000)
+    finals = stream.group_by_key().windowed_by(windows, emit="on_window_close")
+    finals = finals.reduce(lambda _old, new: new, "finals").to_stream()
+    # Behind a processor of batches, nobody knows which one it was.
+    finals.process_batch(Shaping).to(f"{prefix()}-counted")
+    return b.build()
+
+
+class Shaping:
+    """Makes values as they say, a batch at once."""
+
+    def __init__(self, context: ProcessorContext) -> None:
+        self._context = context
+
+    def process_batch(self, records: "Sequence[ss.Record[Any, dict[str, Any]]]") -> None:
+        for record in records:
+            made = record.replace(key=record.key.key, value=shaped(record.value))
+            self._context.forward(made)
