@@ -11,6 +11,7 @@ from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec
 from statestore.tasks.context import TaskContext
 from statestore.tasks.owned import OpenStore
+from statestore.tasks.poison_held import PoisonHeld
 from statestore.tasks.poison_punctuations import PoisonPunctuations
 from statestore.testing.memory_broker import MemoryBroker
 from statestore.topology.builder import StreamsBuilder
@@ -24,6 +25,7 @@ class Wired:
 
     def __init__(self, builder: StreamsBuilder) -> None:
         topology = builder.build()
+        part = topology.sub_topologies[0]
         self.broker = MemoryBroker()
         cluster = self.broker.cluster("shop")
         cluster.create([TopicSpec(name, 1, {}) for name in ("out", "other", "shop-r-repartition")])
@@ -45,8 +47,9 @@ class Wired:
             stream_time_ms=None,
             clock=ManualClock(),
             punctuations=PoisonPunctuations(TaskId(0, 0), {}, self.outbox, ""),
+            held=PoisonHeld(TaskId(0, 0), part, {}, self.outbox, ""),
         )
-        self.pushes = self.context.wire(topology.sub_topologies[0])
+        self.pushes = self.context.wire(part)
 
     def push(self, topic: str, *rows: tuple[Any, Any, int]) -> None:
         """Undecoded records, as a client gives them."""

@@ -4,7 +4,7 @@ A record that waits for its table, or a window that closes, fails long after it 
 that woke it has nothing to do with it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from statestore.errors import RecordFailed
 from statestore.model import Record
 from statestore.testing import TopologyTestDriver
 from statestore.topology.graph import Topology
+from statestore.topology.streams import KStream
 from tests.unit.poison_rig import GUARANTEES, POISON, dropped, settings, value_of
 
 COUNT = 250
@@ -44,11 +45,11 @@ def latest(_key: Any, value: Any, _old: Any) -> Any:
     return value_of(value)
 
 
-def counted(stream: ss.KStream) -> ss.KStream:
+def counted(stream: KStream) -> KStream:
     return stream.group_by_key().aggregate(lambda: "", lambda _k, v, _o: v, "passed").to_stream()
 
 
-BELOW = {
+BELOW: dict[str, Callable[[KStream], KStream]] = {
     "the join's function": lambda s: s,
     "a function behind": lambda s: s.map_values(value_of),
     "a function behind two": lambda s: s.filter(lambda _k, _v: True).map_values(value_of),
