@@ -16,7 +16,7 @@ from statestore.model import Record
 from statestore.testing import TopologyTestDriver
 from statestore.topology.graph import Topology
 from statestore.topology.streams import KStream
-from tests.unit.poison_rig import GUARANTEES, POISON, dropped, settings, value_of
+from tests.unit.poison_rig import GUARANTEES, POISON, dropped, settings, texts, value_of
 
 COUNT = 250
 GRACE_MS = 10
@@ -63,7 +63,7 @@ BELOW: dict[str, Callable[[KStream], KStream]] = {
 
 def waiting(below: str, *, from_table: bool = False) -> Topology:
     """Records of `in` wait for the table; counted beside, where nobody waits."""
-    b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.STRING)
+    b = texts()
     table = b.table("table", materialized=ss.Materialized("rates", history_retention_ms=10_000))
     stream = b.stream("in")
     stream.group_by_key().count("counts")
@@ -143,7 +143,7 @@ def test_twins_that_wait_are_passed_over_one_by_one() -> None:
         seen.append(value)
         return value
 
-    b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.STRING)
+    b = texts()
     table = b.table("table", materialized=ss.Materialized("rates", history_retention_ms=10_000))
 
     def latest_once(_key: Any, value: str, old: list[str]) -> list[str]:
@@ -165,7 +165,7 @@ def test_twins_that_wait_are_passed_over_one_by_one() -> None:
 
 
 def closing(below: str) -> Topology:
-    b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.STRING)
+    b = texts()
     stream = b.stream("in")
     windows = ss.TumblingWindows(10, retention_ms=100_000)
     grouped = stream.group_by_key().windowed_by(windows, emit="on_window_close")
