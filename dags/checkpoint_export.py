@@ -6,7 +6,7 @@ from airflow.sdk import DAG, AssetAny, Param, task, task_group
 
 from statestore_airflow.applications import load_applications
 from statestore_airflow.command import StateStoreCommandOperator
-from statestore_airflow.policy import policy
+from statestore_airflow.policy import applications_param, policy
 
 APPLICATIONS = load_applications()
 EXPORTED = [application for application in APPLICATIONS if application.exports]
@@ -34,13 +34,10 @@ with DAG(
     schedule=AssetAny(*(application.asset for application in EXPORTED)) if EXPORTED else None,
     **policy(hours=12, growing=True),
     params={
-        "applications": Param(
+        "applications": applications_param(
+            [application.application_id for application in APPLICATIONS],
             [application.application_id for application in EXPORTED],
-            type="array",
-            items={"type": "string", "enum": [one.application_id for one in APPLICATIONS]},
-            examples=[application.application_id for application in APPLICATIONS],
-            title="Applications",
-            description="Whose stores to export when triggered by hand.",
+            "Whose stores to export when triggered by hand.",
         ),
         "keep": Param(
             7, type="integer", minimum=1, title="Keep", description="The newest so many stay."
@@ -56,7 +53,7 @@ with DAG(
     doc_md=DOC,
 ):
 
-    @task(retries=0)
+    @task
     def chosen(**context: Any) -> list[str]:
         """The applications whose micro-batches brought this run about, else those of the form."""
         events = context.get("triggering_asset_events") or {}

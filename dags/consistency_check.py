@@ -1,4 +1,4 @@
-"""`consistency_check`: are an application's stores what their changelogs make of them?"""
+"""`consistency_check`: are all applications' stores what their changelogs make of them?"""
 
 import logging
 from typing import Any
@@ -7,7 +7,7 @@ from airflow.sdk import DAG, Param, TriggerRule, task
 
 from statestore_airflow.applications import load_applications
 from statestore_airflow.operator import SUMMARY_KEY, StateStoreJobOperator
-from statestore_airflow.policy import application_param, policy
+from statestore_airflow.policy import applications_param, policy, spark_slots
 
 _log = logging.getLogger(__name__)
 APPLICATIONS = [application.application_id for application in load_applications()]
@@ -17,6 +17,7 @@ STORES = "{% for store in params.stores %} --store {{ store }}{% endfor %}"
 DOC = """
 # Compare stores with their changelogs
 
+Every day, for every application of statestore.toml, each in a mapped task of its own:
 `jobs/audit.py` takes a snapshot of every stream task, folds each store's changelog up to the very
 offset of its snapshot with a reader of its own, joins both on Spark and lets Great Expectations
 judge: values, missing and extra keys, offsets, partitions, history. The application may run
@@ -32,10 +33,12 @@ meanwhile; all it does is answer one snapshot per stream task.
 with DAG(
     dag_id="consistency_check",
     description="Compare stores with their changelogs, judged by Great Expectations",
-    schedule="@daily",
+    schedule="@daily" if APPLICATIONS else None,
     **policy(hours=6),
     params={
-        "application": application_param(APPLICATIONS),
+        "applications": applications_param(
+            APPLICATIONS, APPLICATIONS, "Whose stores to audit: all of them, unless fewer are left."
+        ),
         "stores": Param(
             [],
             type="array",
@@ -47,22 +50,21 @@ with DAG(
     doc_md=DOC,
 ):
 
-    @task(retries=0)
+    @task
     def chosen(**context: Any) -> list[str]:
-        """The application chosen, or all there are."""
-        application = context["params"]["application"]
-        return [application] if application else APPLICATIONS
+        """The applications of the form: all there are, unless it says less."""
+        return list(context["params"]["applications"])
 
     audit = StateStoreJobOperator.partial(
         task_id="audit",
         script="jobs/audit.py",
         flags=STORES,
-        pool="statestore_slots",
+        **spark_slots(),
         map_index_template="{{ task.application_id }}",
         doc_md="Both sides read and joined on Spark, judged by Great Expectations.",
     ).expand(application_id=chosen())
 
-    @task(trigger_rule=TriggerRule.ALL_DONE, retries=0)
+    @task(trigger_rule=TriggerRule.ALL_DONE)
     def publish(**context: Any) -> list[dict[str, Any]]:
         """Say what was found and where its Data Docs are, whatever the verdicts."""
         found = context["ti"].xcom_pull(task_ids="audit", key=SUMMARY_KEY) or []

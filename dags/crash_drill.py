@@ -8,7 +8,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from statestore_airflow.applications import load_applications
 from statestore_airflow.command import StateStoreCommandOperator
-from statestore_airflow.policy import application_param, policy
+from statestore_airflow.policy import application_param, policy, spark_slots
 
 APPLICATIONS = [application.application_id for application in load_applications()]
 NAMES = r"^[a-z][a-z.-]*(,[a-z][a-z.-]*)*(?![\s\S])"
@@ -93,7 +93,7 @@ with DAG(
     doc_md=DOC,
 ):
 
-    @task(retries=0)
+    @task
     def confirmed(**context: Any) -> None:
         """Fail unless what is shared was confirmed."""
         params = context["params"]
@@ -114,7 +114,7 @@ with DAG(
         script="{{ 'jobs/drill.py' if params.runs_on == 'spark' else '' }}",
         application_id="{{ params.application }}",
         flags=FLAGS,
-        pool="statestore_slots",
+        **spark_slots(most=2),  # runs_on = spark uses two; a process one
         doc_md="All drills, one after another; its log names each verdict as it falls.",
     )
 

@@ -4,7 +4,7 @@ from airflow.sdk import DAG, Param
 
 from statestore_airflow.applications import Application, load_applications
 from statestore_airflow.operator import StateStoreJobOperator
-from statestore_airflow.policy import policy
+from statestore_airflow.policy import policy, spark_slots
 
 UNTIL = Param(
     "latest",
@@ -32,8 +32,9 @@ partition from its committed offset to the end (or to **Until**), and commits st
 output and offsets as one. Repeating a run gives nothing twice; a run after a crash goes on from
 the last commit.
 
-* **Exclusion** is the application's lock. `max_active_runs=1` and the pool `statestore_slots` (one
-  slot per Spark slot) only keep Airflow from starting what would wait.
+* **Exclusion** is the application's lock. `max_active_runs=1` and the pool `statestore_slots` only
+  keep Airflow from starting what would wait: a job takes as many slots as it may use cores, all of
+  the pool unless STATESTORE_JOB_SLOTS says less.
 * **Retries** go by the error's class: a wrong setting, topology or record fails at once; an
   unreachable broker or a full disk is retried; a locked application after five minutes.
 * **Results**: XCom `summary` of the task, after failures too; the asset `{asset_uri}` carries it to
@@ -56,7 +57,7 @@ def micro_batches(application: Application) -> None:
             target=application,
             until="{{ params.until }}",
             run_for="{{ params.run_for or '' }}",
-            pool="statestore_slots",
+            **spark_slots(),
             doc_md="One Spark application: waves of stream tasks, exactly once.",
         )
 

@@ -90,7 +90,7 @@ with DAG(
         doc_md="The dry run once more.",
     )
 
-    @task(retries=0)
+    @task
     def check(plan: Any) -> None:
         """Fail if anything still lies elsewhere."""
         if plan["anything"]:

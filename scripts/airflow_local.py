@@ -25,6 +25,7 @@ from tenacity import RetryError, Retrying, retry_if_not_result, stop_after_delay
 
 ROOT = Path(__file__).resolve().parents[1]
 HOME = ROOT / ".scratch" / "airflow"
+PASSWORDS = HOME / "simple_auth_manager_passwords.json.generated"
 PID_FILE = HOME / "standalone.json"
 LOG_FILE = HOME / "standalone.log"
 READY_DEADLINE_S = 300
@@ -93,6 +94,7 @@ def up() -> None:
     _require_free_port(int(env["AIRFLOW__API__PORT"]))
     prepare(env)
     click.echo(f"Starting Airflow (log: {LOG_FILE.relative_to(ROOT)}) …")
+    _touch_private(LOG_FILE)  # Airflow writes a generated password into it
     with LOG_FILE.open("wb") as log:
         process = subprocess.Popen(
             ["airflow", "standalone"],
@@ -146,7 +148,13 @@ def airflow(arguments: tuple[str, ...]) -> None:
 
 
 def environment() -> dict[str, str]:
-    """What Airflow needs beside airflow.cfg; a variable set already is kept."""
+    """What Airflow needs beside airflow.cfg; a variable set already is kept.
+
+    Its home is made, or left, for its owner only, and so are the passwords in it.
+    """
+    HOME.mkdir(parents=True, exist_ok=True)
+    HOME.chmod(0o700)
+    _touch_private(PASSWORDS)
     port = os.environ.get("AIRFLOW__API__PORT", "8080")
     # `spark-submit` and `airflow` are those of the running interpreter.
     tools = str(Path(sys.executable).parent)
@@ -159,6 +167,8 @@ def environment() -> dict[str, str]:
         "AIRFLOW__CORE__FERNET_KEY_CMD": _secret_command("fernet_key"),
         "AIRFLOW__API_AUTH__JWT_SECRET_CMD": _secret_command("jwt_secret"),
         "AIRFLOW__API__SECRET_KEY_CMD": _secret_command("api_secret_key"),
+        # The pool's size, which a job takes whole unless STATESTORE_JOB_SLOTS says less.
+        "STATESTORE_SLOTS": str(len(os.sched_getaffinity(0))),
         # The second number is spark.task.maxFailures: local mode allows one attempt by default.
         "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(
             {"conn_type": "spark", "host": "local[*,4]", "extra": {"deploy-mode": "client"}}
@@ -174,7 +184,7 @@ def environment() -> dict[str, str]:
 
 def prepare(env: dict[str, str]) -> None:
     """Database and pool; free when done before for this version and pool size."""
-    slots = env.get("STATESTORE_SLOTS", str(len(os.sched_getaffinity(0))))
+    slots = env["STATESTORE_SLOTS"]
     stamp = HOME / "prepared.json"
     wanted = {"airflow": version("apache-airflow"), "slots": slots}
     if _json(stamp) == wanted and (HOME / "airflow.db").exists():
@@ -195,6 +205,12 @@ def _secret_command(name: str) -> str:
             # 32 bytes in URL-safe base64 is what Fernet asks for; it suits the others as well.
             file.write(urlsafe_b64encode(secrets.token_bytes(32)))
     return shlex.join(["cat", str(path)])
+
+
+def _touch_private(path: Path) -> None:
+    """Make the file, or keep it, readable by its owner only; who writes it later leaves that."""
+    path.touch(mode=0o600)
+    path.chmod(0o600)
 
 
 def _quietly(command: list[str], env: dict[str, str]) -> None:
@@ -295,7 +311,7 @@ def _health(env: dict[str, str]) -> dict[str, str] | None:
 
 
 def _print_login(env: dict[str, str]) -> None:
-    passwords = _json(HOME / "simple_auth_manager_passwords.json.generated") or {}
+    passwords = _json(PASSWORDS) or {}
     click.echo(f"Airflow:  {env['AIRFLOW__API__BASE_URL']}")
     for user, password in passwords.items():
         click.echo(f"Login:    {user} / {password}")

@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from airflow.sdk import BaseOperator, Context
+from airflow.sdk import BaseOperator, Context, RetryPolicy
 
 from statestore_airflow.applications import PROJECT_DIR, applications_file
 from statestore_airflow.operator import (
     KILL_GRACE_S,
     RETRY_POLICY,
-    JobFailed,
     job_environment,
+    raise_from_code,
     raise_from_error,
 )
 
@@ -47,10 +47,11 @@ class StateStoreCommandOperator(BaseOperator):
         application_id: str,
         flags: str = "",
         script: str = "",
+        retry_policy: RetryPolicy = RETRY_POLICY,
         **kwargs: Any,
     ) -> None:
-        kwargs.setdefault("retry_policy", RETRY_POLICY)
-        super().__init__(**kwargs)
+        # Named above: what is only set in here a mapped task does not get.
+        super().__init__(retry_policy=retry_policy, **kwargs)
         self.command = command
         self.application_id = application_id
         self.flags = flags
@@ -71,12 +72,12 @@ class StateStoreCommandOperator(BaseOperator):
             out.seek(0)
             result = _last_object(out.read())
         if result is None:
-            raise JobFailed(f"{self.application_id}: {self.command} ended with {code} in silence")
+            raise_from_code(self.log, self.application_id, self.command, code)
         if result.get("error"):
             context["ti"].xcom_push(key=RESULT_KEY, value=result)
             raise_from_error(self.log, self.application_id, result["error"], None)
         if code:
-            raise JobFailed(f"{self.application_id}: {self.command} ended with {code}")
+            raise_from_code(self.log, self.application_id, self.command, code)
         return result
 
     def on_kill(self) -> None:

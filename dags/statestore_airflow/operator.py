@@ -6,7 +6,7 @@ The job's summary file decides what happens next, because spark-submit hides exi
     success                nothing                success, asset event with the summary
     error, fail            AirflowFailException   fails at once
     error, retry           JobFailed              retries after the task's own delay
-    error, retry_later     ApplicationLocked      retries after RETRY_LATER_DELAY
+    error, retry_later     RetryLater      retries after RETRY_LATER_DELAY
     nothing at all         JobFailed              retries: the job was killed or never started
 """
 
@@ -24,11 +24,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import psutil
+from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from airflow.sdk import Context, ExceptionRetryPolicy, RetryAction, RetryRule
+from airflow.sdk import Context, ExceptionRetryPolicy, RetryAction, RetryPolicy, RetryRule
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from statestore_airflow.applications import PROJECT_DIR, Application, applications_file
+from statestore_airflow.policy import job_slots
 
 SUMMARY_KEY = "summary"
 RETRY_LATER_DELAY = timedelta(minutes=5)
@@ -36,8 +38,15 @@ KILL_GRACE_S = 3.0
 """Airflow kills the task itself 5 s after asking it to stop: the job must be gone before."""
 
 _MARK = "STATESTORE_SUBMISSION"
+_LOCAL = re.compile(r"local(\[(?P<cores>\*|\d+)(?P<failures>,\d+)?\])?")
 _RUN_TIME = re.compile(r"\{\{\s*(data_interval_start|data_interval_end|logical_date)\s*\}\}")
 
+
+_ACTIONS = dict.fromkeys((2, 3, 4, 5, 12, 14, 15, 16, 17), "fail") | {
+    6: "retry_later",
+    13: "retry_later",
+}
+"""By exit code, where it is not to retry; the whole list: statestore/errors.py."""
 
 # A run's JVM hands rows on and no more: compiling that at all tiers takes a tenth of two cores.
 _JVM = "SPARK_SUBMIT_OPTS"
@@ -48,17 +57,20 @@ class JobFailed(AirflowException):
     """The job did not finish, but the same run may succeed: nothing it committed is lost."""
 
 
-class ApplicationLocked(JobFailed):
-    """Time helps, another attempt at once does not: mostly, another process has the application."""
+class RetryLater(JobFailed):
+    """Time helps, another attempt at once does not.
+
+    Another process has the application, or an audit could not judge enough.
+    """
 
 
 RETRY_POLICY = ExceptionRetryPolicy(
     rules=[
         RetryRule(
-            exception=ApplicationLocked,
+            exception=RetryLater,
             action=RetryAction.RETRY,
             retry_delay=RETRY_LATER_DELAY,
-            reason="another process owns the application",
+            reason="time helps, a rerun at once does not",
         ),
         RetryRule(exception=JobFailed, action=RetryAction.RETRY, reason="a rerun may succeed"),
     ]
@@ -95,18 +107,24 @@ class StateStoreJobOperator(SparkSubmitOperator):
         application_id: str = "",
         flags: str = "",
         script: str = "jobs/process.py",
+        retry_policy: RetryPolicy = RETRY_POLICY,
         **kwargs: Any,
     ) -> None:
         name = application_id if target is None else target.application_id
         self._asset = target and target.asset
         kwargs.setdefault("spark_binary", str(Path(sys.executable).with_name("spark-submit")))
         kwargs.setdefault("name", f"statestore-{name}")
-        kwargs.setdefault("retry_policy", RETRY_POLICY)
         if self._asset:
             kwargs["outlets"] = [self._asset]
+        conf = {"spark.executorEnv.PYTHONPATH": str(PROJECT_DIR)}
+        self._cores = job_slots()
+        if self._cores is not None:
+            conf["spark.cores.max"] = str(self._cores)
         super().__init__(
             application=str(PROJECT_DIR / script),
-            conf={"spark.executorEnv.PYTHONPATH": str(PROJECT_DIR)},
+            conf=conf,
+            # Named above: what is only set in here a mapped task does not get.
+            retry_policy=retry_policy,
             **kwargs,
         )
         self.application_id = name
@@ -152,6 +170,13 @@ class StateStoreJobOperator(SparkSubmitOperator):
         if self._hook is not None:
             super().on_kill()
 
+    def _get_hook(self) -> SparkSubmitHook:
+        """The provider's, whose local master uses no more cores than the task takes slots."""
+        hook = super()._get_hook()
+        if self._cores is not None:
+            hook._connection["master"] = bounded_master(hook._connection["master"], self._cores)  # noqa: SLF001  # it has no other way
+        return hook
+
     def _arguments(self, context: Context, summary_file: Path) -> list[str]:
         arguments = ["--application-id", self.application_id, "--config", self.config_file]
         if self._asset is None:
@@ -187,6 +212,24 @@ class StateStoreJobOperator(SparkSubmitOperator):
         raise JobFailed(message) from failure
 
 
+def bounded_master(master: str, cores: int) -> str:
+    """A local master with at most so many cores; any other is bounded by its `spark.cores.max`."""
+    match = _LOCAL.fullmatch(master)
+    if match is None:
+        return master
+    asked = match["cores"] or "1"
+    used = cores if asked == "*" else min(int(asked), cores)
+    return f"local[{used}{match['failures'] or ''}]"
+
+
+def raise_from_code(log: Any, application_id: str, what: str, code: int) -> NoReturn:
+    """Raise what Airflow is to act on, for a command that ended without saying more than a code."""
+    action = _ACTIONS.get(code, "retry")
+    told = "it was killed" if code < 0 else "its log says why"
+    error = {"class": what, "message": f"gave no result; {told}", "exit_code": code}
+    raise_from_error(log, application_id, error | {"action": action}, None)
+
+
 def raise_from_error(
     log: Any, application_id: str, error: Mapping[str, Any], failure: Exception | None
 ) -> NoReturn:
@@ -199,7 +242,7 @@ def raise_from_error(
             raise AirflowFailException(message) from failure
         case "retry_later":
             log.error("%s; retried in %s", message, RETRY_LATER_DELAY)
-            raise ApplicationLocked(message) from failure
+            raise RetryLater(message) from failure
         case _:
             log.error("%s; retried", message)
             raise JobFailed(message) from failure

@@ -1,4 +1,7 @@
-"""How every DAG here runs: one run at a time, none for the past, tasks retried and bounded."""
+"""How every DAG here runs: one run at a time, none for the past, tasks retried and bounded.
+
+Also the choices its form offers, and the Spark slots its jobs take.
+"""
 
 import os
 from collections.abc import Iterable
@@ -7,6 +10,9 @@ from typing import Any
 
 import pendulum
 from airflow.sdk import Param
+
+POOL = "statestore_slots"
+"""As many slots as Spark has cores for the jobs of all applications."""
 
 
 def policy(
@@ -41,7 +47,52 @@ def policy(
     }
 
 
+def job_slots() -> int | None:
+    """How many Spark slots a job takes, and how many cores it may use; None: nobody said.
+
+    STATESTORE_JOB_SLOTS, else STATESTORE_SLOTS: the whole pool, as Spark takes what there is.
+    """
+    return _whole_number("STATESTORE_JOB_SLOTS") or _whole_number("STATESTORE_SLOTS")
+
+
+def spark_slots(most: int | None = None) -> dict[str, Any]:
+    """Arguments of a task that runs Spark: the pool, and what it takes of it."""
+    taken = job_slots() or 1
+    return {"pool": POOL, "pool_slots": taken if most is None else min(taken, most)}
+
+
+def _whole_number(name: str) -> int | None:
+    text = os.environ.get(name)
+    if not text:
+        return None
+    if not text.isdecimal() or not int(text):
+        raise ValueError(f"{name}={text!r} must be a whole number of Spark slots, 1 or more")
+    return int(text)
+
+
 def application_param(application_ids: Iterable[str], description: str | None = None) -> Param:
-    """The choice of one application; the first unless the form says otherwise."""
+    """The choice of one application; where there are several, the form insists on a choice."""
     known = list(application_ids)
-    return Param(next(iter(known), None), enum=known, title="Application", description=description)
+    default: dict[str, Any] = {"default": known[0]} if len(known) == 1 else {}
+    return Param(**default, type="string", enum=known, title="Application", description=description)
+
+
+def applications_param(
+    application_ids: Iterable[str], chosen: Iterable[str], description: str
+) -> Param:
+    """The choice of at least one of `application_ids`; all of `chosen` unless the form says less.
+
+    Where `chosen` is empty the form insists on a choice, and the DAG may have no schedule.
+    """
+    known, given = list(application_ids), list(chosen)
+    default: dict[str, Any] = {"default": given} if given else {}
+    return Param(
+        **default,
+        type="array",
+        items={"type": "string", "enum": known},
+        minItems=1,
+        uniqueItems=True,
+        examples=known,
+        title="Applications",
+        description=description,
+    )

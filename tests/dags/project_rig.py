@@ -1,5 +1,6 @@
 """A copy of the project with a statestore.toml of its own: DAGs run in it, all files stay in it."""
 
+import copy
 import json
 import os
 import shutil
@@ -11,8 +12,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+from airflow.dag_processing.dagbag import DagBag
+from airflow.sdk import DAG
+from airflow.serialization.serialized_objects import DagSerialization
+
 ROOT = Path(__file__).resolve().parents[2]
 _RUN_S = 900
+
+
+def loaded(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> DagBag:
+    """The project's DAGs for another applications file."""
+    config = folder / "statestore.toml"
+    config.write_text(text, encoding="utf-8")
+    monkeypatch.setenv("STATESTORE_CONFIG", str(config))
+    bag = DagBag(str(ROOT / "dags"))
+    assert bag.import_errors == {}
+    return bag
+
+
+def params_of(dag: DAG, **conf: object) -> dict[str, Any]:
+    """What a run triggered with `conf` sees; ParamValidationError where Airflow refuses it.
+
+    By the stored form of the DAG, as the API has it, and then as a task of the run has it.
+    """
+    stored = DagSerialization.from_dict(DagSerialization.to_dict(dag))
+    stored.params.deep_merge(conf).validate()
+    params = copy.deepcopy(dag.params)
+    params.update(conf)
+    return params.validate()
 
 
 class DagRun(NamedTuple):

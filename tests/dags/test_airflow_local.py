@@ -57,6 +57,10 @@ def clean(project: Path) -> None:
         (project / "jobs" / name).unlink(missing_ok=True)
 
 
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
 def tell(project: Path, error: dict[str, Any] | None) -> dict[str, Any]:
     summary = {"application_id": "flights", "records_in": 7, "error": error}
     (project / "jobs" / "told.json").write_text(json.dumps(summary), encoding="utf-8")
@@ -163,10 +167,24 @@ def test_the_configuration_holds_nothing_deprecated_or_unknown(project: Path) ->
 
 
 def test_generated_secrets_are_readable_by_their_owner_only(project: Path) -> None:
-    local(project, "status")
+    local(project, "airflow", "version")
     secrets = list((project / ".scratch" / "airflow" / "secrets").iterdir())
     assert len(secrets) == 3
-    assert all(secret.stat().st_mode & 0o777 == 0o600 for secret in secrets)
+    assert all(mode(secret) == 0o600 for secret in secrets)
+
+
+def test_what_lies_beside_airflows_database_is_for_its_owner_only(project: Path) -> None:
+    home = project / ".scratch" / "airflow"
+    home.mkdir(parents=True, exist_ok=True)
+    passwords = home / "simple_auth_manager_passwords.json.generated"
+    passwords.write_text("{}", encoding="utf-8")
+    home.chmod(0o755)
+    passwords.chmod(0o644)  # as an earlier version left it
+    local(project, "airflow", "version")
+    assert (mode(home), mode(passwords)) == (0o700, 0o600)
+    passwords.unlink()
+    local(project, "airflow", "version")
+    assert (mode(passwords), passwords.read_text(encoding="utf-8")) == (0o600, "")
 
 
 @pytest.mark.slow
@@ -179,6 +197,10 @@ def test_up_gives_a_healthy_airflow_whose_dag_can_be_triggered_and_down_ends_it_
     started = local(project, "up", port=port)
     assert started.returncode == 0, started.stdout + started.stderr
     assert f"http://localhost:{port}" in started.stdout
+    home = project / ".scratch" / "airflow"
+    generated = home / "simple_auth_manager_passwords.json.generated"
+    # Both name the password.
+    assert [mode(home / "standalone.log"), mode(generated)] == [0o600, 0o600]
     user, password = started.stdout.split("Login:")[1].split()[::2]
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
         answer = client.post("/auth/token", json={"username": user, "password": password})

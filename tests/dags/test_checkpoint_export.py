@@ -1,12 +1,11 @@
 """The DAG checkpoint_export: its shape, whom it exports, all of it in Airflow on a real broker."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk import DAG
-from airflow.sdk.definitions.param import Param
 from airflow.sdk.exceptions import ParamValidationError
 from airflow.serialization.serialized_objects import DagSerialization
 
@@ -15,7 +14,7 @@ from statestore.assembly.surroundings import SystemClock
 from statestore.operations.exports.catalog import Exports, Silent
 from statestore.targets import FsspecTarget
 from statestore.testing.local_kafka import LocalKafka
-from tests.dags.project_rig import ROOT, Project
+from tests.dags.project_rig import Project, loaded, params_of
 from tests.kafka import run_pipelines
 from tests.kafka.run_pipelines import PREFIX_VARIABLE
 from tests.kafka.run_rig import App
@@ -35,12 +34,7 @@ THREE = """
 
 @pytest.fixture
 def dag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DAG:
-    config = tmp_path / "statestore.toml"
-    config.write_text(THREE, encoding="utf-8")
-    monkeypatch.setenv("STATESTORE_CONFIG", str(config))
-    bag = DagBag(str(ROOT / "dags"))
-    assert bag.import_errors == {}
-    return bag.dags["checkpoint_export"]
+    return loaded(tmp_path, THREE, monkeypatch).dags["checkpoint_export"]
 
 
 class Uri(NamedTuple):
@@ -66,26 +60,47 @@ def test_it_follows_the_micro_batches_of_those_that_say_where_exports_go(dag: DA
     assert dag.max_active_runs == 1
 
 
-def test_who_was_processed_is_exported_and_by_hand_who_was_chosen(dag: DAG) -> None:
+def exported_by(dag: DAG, events: Mapping[Any, Any] | None = None, **conf: object) -> list[str]:
+    """The applications a run exports, triggered with `conf` or by asset events."""
     chosen: Any = dag.get_task("chosen")
-    params = {"applications": ["trial"]}
+    params = params_of(dag, **conf)
+    found: list[str] = chosen.python_callable(params=params, triggering_asset_events=events or {})
+    return found
+
+
+def test_who_was_processed_is_exported_and_by_hand_who_was_chosen(dag: DAG) -> None:
     events = {Uri("statestore://orders/state"): [1], Uri("statestore://other/x"): [2]}
-    pick = chosen.python_callable
-    assert pick(params=params, triggering_asset_events=events) == ["orders"]
-    assert pick(params=params, triggering_asset_events={}) == ["trial"]
-    assert pick(params=params) == ["trial"]
+    assert exported_by(dag, events) == ["orders"]
+    assert exported_by(dag) == ["flights", "orders"]
+    assert exported_by(dag, applications=["trial"]) == ["trial"]
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("applications", ["nobody"]), ("applications", "flights"), ("keep", 0), ("keep_for", "ever")],
+    "conf",
+    [
+        {"applications": ["nobody"]},
+        {"applications": "flights"},
+        {"applications": []},
+        {"keep": 0},
+        {"keep_for": "ever"},
+    ],
+    ids=str,
 )
-def test_the_form_refuses_what_the_command_would(dag: DAG, name: str, value: object) -> None:
-    found = dag.params.get_param(name)
-    assert isinstance(found, Param)
-    assert found.schema["title"]
+def test_the_form_refuses_what_the_command_would(dag: DAG, conf: dict[str, Any]) -> None:
     with pytest.raises(ParamValidationError):
-        Param(**{"default": found.value, **found.schema}).resolve(value)
+        params_of(dag, **conf)
+
+
+def test_where_nobody_says_where_exports_go_a_run_names_whom_to_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dag = loaded(tmp_path, "[applications.one]\n", monkeypatch).dags["checkpoint_export"]
+    assert not dag.schedule
+    with pytest.raises(ParamValidationError, match="applications"):
+        exported_by(dag)
+    with pytest.raises(ParamValidationError, match="applications"):
+        exported_by(dag, applications=[])
+    assert exported_by(dag, applications=["one"]) == ["one"]
 
 
 # In Airflow, on a real broker.

@@ -106,7 +106,16 @@ def test_driver_and_workers_see_one_state_folder() -> None:
 def test_the_pool_has_one_slot_per_core_of_the_workers() -> None:
     workers = [SERVICES[name] for name in SERVICES if name.startswith("spark-worker")]
     cores = sum(int(each["command"][each["command"].index("--cores") + 1]) for each in workers)
-    assert f"pools set statestore_slots {cores} " in SERVICES["airflow-init"]["command"]
+    init = SERVICES["airflow-init"]
+    assert init["environment"]["STATESTORE_SLOTS"] == str(cores)
+    assert "pools set statestore_slots $$STATESTORE_SLOTS " in init["command"]
+
+
+def test_the_password_of_airflows_page_is_made_for_its_owner_only() -> None:
+    command = SERVICES["airflow-init"]["command"]
+    name = "$$AIRFLOW_HOME/simple_auth_manager_passwords.json.generated"
+    assert f"(umask 077; touch -a {name})" in command
+    assert f"chmod 600 {name}" in command
 
 
 def test_one_broker_may_be_away_without_loss_or_a_stop() -> None:

@@ -7,14 +7,13 @@ from urllib.parse import unquote, urlparse
 import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk import DAG
-from airflow.sdk.definitions.param import Param
 from airflow.sdk.exceptions import ParamValidationError
 
 from statestore.layout.audits import Audits, Verdict
 from statestore.layout.folders import StateLayout
 from statestore.testing.local_kafka import LocalKafka
 from tests.audit_rig import PIPELINE, Audited, audited, missing_key
-from tests.dags.project_rig import ROOT, DagRun, Project
+from tests.dags.project_rig import ROOT, DagRun, Project, loaded, params_of
 
 pytestmark = pytest.mark.airflow
 
@@ -38,21 +37,40 @@ def test_an_audit_follows_the_choice_and_its_docs_are_published_whatever_it_says
     assert dag.doc_md
 
 
-def test_all_applications_are_audited_unless_one_is_chosen(dag: DAG) -> None:
+def audited_by(dag: DAG, **conf: object) -> list[str]:
+    """The applications a run triggered with `conf` audits, one mapped task each."""
     chosen: Any = dag.get_task("chosen")
-    assert chosen.python_callable(params={"application": None}) == ["flights"]
-    assert chosen.python_callable(params={"application": "one"}) == ["one"]
+    found: list[str] = chosen.python_callable(params=params_of(dag, **conf))
+    return found
+
+
+def test_the_daily_run_audits_every_application_and_the_form_any_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"shop-{number}" for number in range(40)]
+    text = "".join(f"[applications.{name}]\n" for name in names)
+    dag = loaded(tmp_path, text, monkeypatch).dags["consistency_check"]
+    assert str(dag.schedule) == "@daily"
+    assert audited_by(dag) == names
+    assert audited_by(dag, applications=["shop-7", "shop-39"]) == ["shop-7", "shop-39"]
+    assert audited_by(dag, applications=names) == names
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("application", "nobody's"), ("stores", ["../etc"]), ("stores", "counts")]
+    "conf",
+    [
+        {"applications": ["nobody's"]},
+        {"applications": []},
+        {"applications": None},
+        {"applications": "flights"},
+        {"stores": ["../etc"]},
+        {"stores": "counts"},
+    ],
+    ids=str,
 )
-def test_the_form_refuses_what_the_job_would(dag: DAG, name: str, value: object) -> None:
-    found = dag.params.get_param(name)
-    assert isinstance(found, Param)
-    assert found.schema["title"]
+def test_the_form_refuses_what_the_job_would(dag: DAG, conf: dict[str, Any]) -> None:
     with pytest.raises(ParamValidationError):
-        Param(**{"default": found.value, **found.schema}).resolve(value)
+        params_of(dag, **conf)
 
 
 # In Airflow, on a real broker and Spark.
@@ -87,7 +105,7 @@ def test_a_run_is_green_on_sound_stores_and_red_with_the_key_on_others(
     assert last.link is not None
     assert Path(unquote(urlparse(last.link).path)).is_file()
     key, _ = missing_key(one)
-    red = checked(tmp_path / "red", one, application="checked", stores=["counts"])
+    red = checked(tmp_path / "red", one, applications=["checked"], stores=["counts"])
     assert red.code == 12, red.log[-6000:]
     assert "no key missing: store 'counts' of task 1_1: " in red.log
     assert key in red.log

@@ -12,7 +12,7 @@ from jinja2 import Environment
 
 from statestore.commands.drill import drill_command
 from statestore_airflow.command import StateStoreCommandOperator
-from tests.dags.project_rig import ROOT, Project
+from tests.dags.project_rig import ROOT, Project, params_of
 
 pytestmark = pytest.mark.airflow
 
@@ -29,7 +29,7 @@ def operator(dag: DAG) -> StateStoreCommandOperator:
 
 
 def rendered(dag: DAG, field: str, **changed: object) -> list[str]:
-    params = {**dag.params.dump(), **changed}
+    params = params_of(dag, **changed)
     template = str(getattr(operator(dag), field))
     return shlex.split(Environment(autoescape=False).from_string(template).render(params=params))
 
@@ -37,14 +37,13 @@ def rendered(dag: DAG, field: str, **changed: object) -> list[str]:
 def test_it_drills_only_what_was_confirmed(dag: DAG) -> None:
     confirmed: Any = dag.get_task("confirmed")
     assert dag.get_task("confirmed").downstream_task_ids == {"drill"}
-    given = dag.params.dump()
-    confirmed.python_callable(params=given)
-    shared = {**given, "brokers": "application"}
+    confirmed.python_callable(params=params_of(dag))
+    shared = {"brokers": "application"}
     with pytest.raises(AirflowFailException, match="Confirm"):
-        confirmed.python_callable(params=shared)
-    confirmed.python_callable(params={**shared, "confirm": True})
+        confirmed.python_callable(params=params_of(dag, **shared))
+    confirmed.python_callable(params=params_of(dag, **shared, confirm=True))
     with pytest.raises(AirflowFailException, match="brokers = application"):
-        confirmed.python_callable(params={**given, "workload": "clone"})
+        confirmed.python_callable(params=params_of(dag, workload="clone"))
 
 
 def test_the_command_takes_every_flag_the_form_gives(dag: DAG) -> None:

@@ -17,6 +17,9 @@ from airflow.sdk.definitions.param import Param
 from airflow.sdk.exceptions import ParamValidationError
 from airflow.serialization.serialized_objects import DagSerialization
 
+from statestore_airflow.operator import RETRY_LATER_DELAY, RetryLater, StateStoreJobOperator
+from tests.dags.project_rig import loaded, params_of
+
 pytestmark = pytest.mark.airflow
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,6 +89,31 @@ def test_parsing_twice_gives_one_version_of_each_dag(bag: DagBag) -> None:
         assert first == second
 
 
+@pytest.mark.parametrize("names", [[], ["one"], ["one", "two"]], ids=len)
+def test_the_files_load_for_any_number_of_applications(
+    names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "".join(f"[applications.{name}]\n" for name in names)
+    bag = loaded(tmp_path, text, monkeypatch)
+    runs = [f"micro_batches__{name}" for name in names]
+    assert set(bag.dags) == {*(file for file in FILES if file != "micro_batches"), *runs}
+    for dag in bag.dags.values():
+        DagSerialization.to_dict(dag)
+
+
+def test_a_form_that_asks_for_one_application_takes_none_for_granted_among_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bag = loaded(tmp_path, "[applications.one]\n[applications.two]\n", monkeypatch)
+    asking = [dag for dag in bag.dags.values() if "application" in dag.params]
+    assert {dag.dag_id for dag in asking} == {"crash_drill", "state_relocation"}
+    for dag in asking:
+        assert params_of(dag, application="two")["application"] == "two"
+        for conf in ({}, {"application": None}, {"application": "three"}):
+            with pytest.raises(ParamValidationError):
+                params_of(dag, **conf)
+
+
 def test_a_dag_file_fits_a_few_screens() -> None:
     long = {
         path.name: lines
@@ -137,18 +165,66 @@ def test_every_task_ends_some_day(dag: DAG) -> None:
     assert endless == []
 
 
-def test_what_calls_us_is_retried_by_the_class_of_its_error(dag: DAG) -> None:
+def operator_class(task: Any) -> type[Any]:
+    """That of a mapped task too."""
+    found: type[Any] = getattr(task, "operator_class", type(task))
+    return found
+
+
+def test_what_calls_us_is_retried_by_the_class_of_its_error_mapped_or_not(dag: DAG) -> None:
     for task in dag.tasks:
-        if type(task).__module__.startswith("statestore_airflow") and not hasattr(task, "poke"):
+        kind = operator_class(task)
+        if kind.__module__.startswith("statestore_airflow") and not hasattr(kind, "poke"):
             assert task.retry_policy is not None, task.task_id
+            decided = task.retry_policy.evaluate(RetryLater("held"), 1, 3)
+            assert decided.retry_delay == RETRY_LATER_DELAY, task.task_id
+            assert task.has_retry_policy
             assert task.retry_delay >= timedelta(seconds=10)
 
 
-def test_what_uses_spark_slots_asks_for_one(dag: DAG) -> None:
+def test_a_slow_airflow_turns_no_task_red_at_its_first_try(dag: DAG) -> None:
+    """What must not be retried says so by the error it raises."""
+    assert [task.task_id for task in dag.tasks if not task.retries] == []
+
+
+@pytest.mark.parametrize(
+    ("pool", "job", "taken"), [(None, None, 1), ("4", None, 4), ("4", "2", 2), ("1", None, 1)]
+)
+def test_a_job_takes_the_slots_it_uses(
+    pool: str | None, job: str | None, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("STATESTORE_SLOTS", pool), ("STATESTORE_JOB_SLOTS", job)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    bag = DagBag(str(DAGS))
+    assert bag.import_errors == {}
+    slots = {
+        (dag.dag_id, task.task_id): (task.pool, task.pool_slots)
+        for dag in bag.dags.values()
+        for task in dag.tasks
+        if task.pool != "default_pool"
+    }
+    assert slots == {
+        ("micro_batches", "process"): ("statestore_slots", taken),
+        ("consistency_check", "audit"): ("statestore_slots", taken),
+        ("crash_drill", "drill"): ("statestore_slots", min(taken, 2)),
+    }
+
+
+def test_what_submits_to_spark_does_so_in_the_pool(dag: DAG) -> None:
     for task in dag.tasks:
-        script = str(getattr(task, "script", "") or getattr(task, "application", ""))
-        if "jobs/" in script:
-            assert task.pool == "statestore_slots", task.task_id
+        kwargs = getattr(task, "partial_kwargs", vars(task))
+        script = str(kwargs.get("script", "")) + str(kwargs.get("_application", ""))
+        submits = "jobs/" in script or issubclass(operator_class(task), StateStoreJobOperator)
+        assert (task.pool == "statestore_slots") is submits, task.task_id
+
+
+@pytest.mark.parametrize("wrong", ["0", "-1", "many", "1.5"])
+def test_a_wrong_number_of_slots_is_named(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STATESTORE_SLOTS", wrong)
+    errors = DagBag(str(DAGS)).import_errors
+    assert any(f"STATESTORE_SLOTS='{wrong}'" in error for error in errors.values())
 
 
 def test_its_form_explains_and_checks_every_field(dag: DAG) -> None:

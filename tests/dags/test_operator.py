@@ -18,12 +18,14 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from airflow.sdk.execution_time.context import OutletEventAccessors
 from tenacity import Retrying, retry_if_not_result, stop_after_delay, wait_fixed
 
+from statestore import errors
 from statestore_airflow.applications import PROJECT_DIR, Application
+from statestore_airflow.command import StateStoreCommandOperator
 from statestore_airflow.operator import (
     LITTLE_COMPILED,
     RETRY_LATER_DELAY,
-    ApplicationLocked,
     JobFailed,
+    RetryLater,
     StateStoreJobOperator,
 )
 
@@ -219,7 +221,7 @@ def test_success_gives_the_summary_to_xcom_and_to_the_assets_event(run: Callable
     [
         ("fail", AirflowFailException),
         ("retry", JobFailed),
-        ("retry_later", ApplicationLocked),
+        ("retry_later", RetryLater),
         ("an action of a later version", JobFailed),
     ],
 )
@@ -252,6 +254,29 @@ def test_spark_submit_failing_after_a_good_summary_is_retried(run: Callable[...,
     assert done.event == {}
 
 
+def test_a_command_that_says_nothing_but_a_code_is_retried_by_its_code(tmp_path: Path) -> None:
+    kinds: list[type[errors.StateStoreError]] = [errors.StateStoreError]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    raised = {
+        errors.Action.FAIL: AirflowFailException,
+        errors.Action.RETRY: JobFailed,
+        errors.Action.RETRY_LATER: RetryLater,
+    }
+    assert len({kind.exit_code for kind in kinds}) > 15
+    for kind in kinds:
+        (tmp_path / "job.py").write_text(f"raise SystemExit({kind.exit_code})", encoding="utf-8")
+        task = StateStoreCommandOperator(
+            task_id="call",
+            command="status",
+            application_id="flights",
+            script=str(tmp_path / "job.py"),
+        )
+        with pytest.raises(AirflowException, match=f"exit code {kind.exit_code}") as caught:
+            task.execute(cast("Context", {"ti": TaskInstance()}))
+        assert caught.type is raised[kind.action], kind
+
+
 def test_a_missing_spark_submit_is_retried_and_named(run: Callable[..., Run]) -> None:
     done = run(spark_binary="/nowhere/spark-submit")
     assert type(done.raised) is JobFailed
@@ -262,7 +287,7 @@ def test_retries_wait_longer_for_a_locked_application(target: Application) -> No
     policy = operator(target).retry_policy
     assert policy is not None
     locked, failure = (
-        policy.evaluate(error, 1, 3) for error in (ApplicationLocked("held"), JobFailed("gone"))
+        policy.evaluate(error, 1, 3) for error in (RetryLater("held"), JobFailed("gone"))
     )
     assert (locked.action, locked.retry_delay) == (RetryAction.RETRY, RETRY_LATER_DELAY)
     assert (failure.action, failure.retry_delay) == (RetryAction.RETRY, None)
@@ -314,6 +339,35 @@ def test_the_job_runs_this_interpreter_and_project_beside_its_applications_file(
     assert given["env"]["PYSPARK_PYTHON"] == given["env"]["PYSPARK_DRIVER_PYTHON"] == sys.executable
     assert given["env"]["PYTHONPATH"].split(os.pathsep)[0] == str(PROJECT_DIR)
     assert given["argv"][:2] == ["--master", "local[2,4]"]
+
+
+@pytest.mark.parametrize(
+    ("slots", "master", "submitted"),
+    [
+        (None, "local[*,4]", "local[*,4]"),
+        ("3", "local[*,4]", "local[3,4]"),
+        ("3", "local[*]", "local[3]"),
+        ("3", "local[2,4]", "local[2,4]"),
+        ("3", "local", "local[1]"),
+        ("3", "spark://host:7077", "spark://host:7077"),
+        ("3", "yarn", "yarn"),
+    ],
+)
+def test_a_job_uses_no_more_cores_than_it_takes_slots(
+    slots: str | None,
+    master: str,
+    submitted: str,
+    run: Callable[..., Run],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connection = {"conn_type": "spark", "host": master, "extra": {"deploy-mode": "client"}}
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(connection))
+    monkeypatch.delenv("STATESTORE_SLOTS", raising=False)
+    if slots is not None:
+        monkeypatch.setenv("STATESTORE_SLOTS", slots)
+    argv = run().given["argv"]
+    assert argv[argv.index("--master") + 1] == submitted
+    assert (f"spark.cores.max={slots}" in argv) is (slots is not None)
 
 
 def test_a_runs_jvm_compiles_little_unless_somebody_says_otherwise(
