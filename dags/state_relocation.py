@@ -9,7 +9,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from statestore_airflow.applications import load_applications
 from statestore_airflow.command import StateStoreCommandOperator
 from statestore_airflow.policy import application_param, policy
-from statestore_airflow.waiting import NoRunSensor
+from statestore_airflow.waiting import NoRunSensor, SwitchedOnSensor
 
 MICRO_BATCHES = {
     application.application_id: application.dag_id("micro_batches")
@@ -28,8 +28,9 @@ Trigger it after deploying a pipeline whose sub-topologies changed, where the se
   lock keeps the next one waiting.
 * Nothing to move: the rest is skipped. Repeating a run is safe, also after a death at any moment: a
   relocation that was begun is finished.
-* `check` fails if anything still lies elsewhere; `resume` starts `micro_batches`, which restores
-  nothing.
+* `check` fails if anything still lies elsewhere; then, with **Resume**, `wait_until_on` waits until
+  `micro_batches` is no longer paused, as a run of a paused DAG would stay queued: switch it on when
+  `check` is green. `resume` starts it, and it restores nothing.
 """
 
 with DAG(
@@ -101,6 +102,13 @@ with DAG(
         """Go on only if micro_batches is to be started."""
         return bool(context["params"]["resume"])
 
+    wait_until_on = SwitchedOnSensor(
+        task_id="wait_until_on",
+        waited_for="{{ micro_batches[params.application] }}",
+        poke_interval=10,
+        timeout=6 * 3600,
+        doc_md="Wait until `micro_batches` is switched on.",
+    )
     resume = TriggerDagRunOperator(
         task_id="resume",
         trigger_dag_id="{{ micro_batches[params.application] }}",
@@ -109,4 +117,4 @@ with DAG(
 
     wait_for_runs >> dry_run
     approved(plan=dry_run.output) >> apply >> look_again
-    check(plan=look_again.output) >> wanted() >> resume
+    check(plan=look_again.output) >> wanted() >> wait_until_on >> resume

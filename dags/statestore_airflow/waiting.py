@@ -1,4 +1,4 @@
-"""`NoRunSensor`: wait until no run of a DAG is on."""
+"""Sensors about another DAG: wait until no run of it is on, or until it is switched on."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,3 +25,25 @@ class NoRunSensor(BaseSensorOperator):
         running = context["ti"].get_dr_count(dag_id=self.waited_for, states=["running"])
         self.log.info("%s: %d runs", self.waited_for, running)
         return not running
+
+
+class SwitchedOnSensor(BaseSensorOperator):
+    """Succeeds once the DAG `waited_for` is not paused: a run of a paused one would stay queued.
+
+    Tasks cannot switch a DAG on; people can.
+    """
+
+    template_fields: Sequence[str] = ("waited_for",)
+    ui_color: str = "#e8e4cf"
+
+    def __init__(self, *, waited_for: str, **kwargs: Any) -> None:
+        kwargs.setdefault("mode", "reschedule")
+        super().__init__(**kwargs)
+        self.waited_for = waited_for
+
+    def poke(self, context: Context) -> bool:
+        """Ask Airflow whether it is paused."""
+        paused = context["ti"].get_dag(self.waited_for).is_paused
+        if paused:
+            self.log.warning("%s is paused: switch it on, and it is started", self.waited_for)
+        return not paused

@@ -106,6 +106,12 @@ class Project:
         database.close()
         return DagRun(done.returncode, done.stdout, states, found)
 
+    def switch_on(self, dag_id: str) -> None:
+        """Make the DAG known to Airflow, and no longer paused."""
+        for arguments in (["db", "migrate"], ["dags", "reserialize"], ["dags", "unpause", dag_id]):
+            done = self.airflow_local("airflow", *arguments)
+            assert done.returncode == 0, done.stdout[-6000:]
+
     def succeed(self, dag_id: str, **conf: object) -> DagRun:
         """`run`, which must end well."""
         ended = self.run(dag_id, **conf)

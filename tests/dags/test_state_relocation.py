@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import pytest
 from airflow.dag_processing.dagbag import DagBag
@@ -17,7 +17,7 @@ from statestore.model import TaskId
 from statestore.testing.local_kafka import LocalKafka
 from statestore_airflow.command import StateStoreCommandOperator
 from statestore_airflow.operator import RetryLater
-from statestore_airflow.waiting import NoRunSensor
+from statestore_airflow.waiting import NoRunSensor, SwitchedOnSensor
 from tests.builders import ManualClock
 from tests.dags.project_rig import ROOT, Project, params_of
 from tests.kafka import run_pipelines
@@ -35,6 +35,7 @@ TASKS = [
     "look_again",
     "check",
     "wanted",
+    "wait_until_on",
     "resume",
 ]
 
@@ -100,12 +101,17 @@ def test_the_form_refuses_what_the_command_would(dag: DAG, conf: dict[str, Any])
 # Its operator and its sensor.
 
 
+class StoredDag(NamedTuple):
+    is_paused: bool
+
+
 class TaskInstance:
     """The part of Airflow's task instance they see."""
 
-    def __init__(self, running: int = 0) -> None:
+    def __init__(self, running: int = 0, *, paused: bool = False) -> None:
         self.pushed: dict[str, Any] = {}
         self.running = running
+        self.paused = paused
 
     def xcom_push(self, key: str, value: Any) -> None:
         self.pushed[key] = value
@@ -113,6 +119,10 @@ class TaskInstance:
     def get_dr_count(self, dag_id: str, states: list[str]) -> int:
         assert (dag_id, states) == ("micro_batches", ["running"])
         return self.running
+
+    def get_dag(self, dag_id: str) -> "StoredDag":
+        assert dag_id == "micro_batches"
+        return StoredDag(self.paused)
 
 
 @pytest.fixture
@@ -160,6 +170,12 @@ def test_the_sensor_waits_while_a_run_is_on() -> None:
     assert sensor.poke(cast("Context", {"ti": TaskInstance()}))
 
 
+def test_what_is_left_to_start_waits_until_somebody_switches_it_on() -> None:
+    sensor = SwitchedOnSensor(task_id="wait", waited_for="micro_batches")
+    assert not sensor.poke(cast("Context", {"ti": TaskInstance(paused=True)}))
+    assert sensor.poke(cast("Context", {"ti": TaskInstance()}))
+
+
 # In Airflow, on a real broker.
 
 
@@ -183,6 +199,7 @@ processing_guarantee = "exactly_once"
 "automatic.state.relocation" = false
 """
     project = Project.copied(tmp_path, applications)
+    project.switch_on("micro_batches__moved")
     asked = {"application": "moved", "approve": True}
     old, new = (app.state_dir / "moved" / f"{n}_0" / "rocksdb" / "counts" for n in (1, 2))
     approved = project.succeed("state_relocation", **asked)
