@@ -54,6 +54,8 @@ class KafkaChangelog:
                     at, moved_s = source.position(tp), monotonic()
                     batch = batches[0] if batches else _NOTHING
                     yield Replayed(_before(batch, end), min(at, end))
+                elif not source.at_end(tp):
+                    moved_s = monotonic()  # until there, `poll` sees to it that it gets on
                 elif monotonic() - moved_s > self._settings.request_timeout_ms / 1000:
                     raise Unavailable(
                         f"changelog {tp} stays at offset {at} and does not reach {end}: "

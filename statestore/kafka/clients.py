@@ -8,7 +8,7 @@ never to stderr: what matters is raised, once, as one clear error.
 # ruff: noqa: SLF001 - librdkafka's local codes are public, underscored by convention
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
@@ -69,6 +69,9 @@ _TRANSACTIONAL: Properties = {"linger.ms": 50}
 _PRODUCER_FIXED: Properties = {"enable.idempotence": True}
 
 
+_STATISTICS_MS = 1_000
+
+
 class Trouble:
     """What a client last said about its connections: it says so aside, not to who waits."""
 
@@ -88,16 +91,28 @@ class Trouble:
 
 
 def consumer(
-    settings: Settings, group_id: str, trouble: Trouble, *, stable: bool = True
+    settings: Settings,
+    group_id: str,
+    trouble: Trouble,
+    *,
+    stable: bool = True,
+    on_statistics: Callable[[str], None] | None = None,
 ) -> Consumer:
     """A consumer that commits nothing by itself and sees committed records only.
 
     `stable` False: for who asks where a group stands now, whatever transaction may be open on it.
+    `on_statistics` is called by the consumer's own calls, several times in the timeout of a
+    request.
     """
     fixed = {**_CONSUMER_FIXED, "group.id": group_id}
     if not stable:
         fixed["isolation.level"] = "read_uncommitted"
     config = _config(settings, "consumer", _CONSUMER, fixed, trouble)
+    if on_statistics is not None:
+        config["stats_cb"] = on_statistics
+        config["statistics.interval.ms"] = min(
+            _STATISTICS_MS, max(1, settings.request_timeout_ms // 4)
+        )
     try:
         return Consumer(config)
     except (KafkaException, ValueError, TypeError) as failure:

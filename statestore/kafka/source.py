@@ -18,6 +18,7 @@ from statestore.errors import RecordFailed, Unavailable
 from statestore.kafka.arrivals import Arrivals, offset_of
 from statestore.kafka.clients import Trouble, consumer
 from statestore.kafka.errors import error_for, translated
+from statestore.kafka.fetching import Fetching
 from statestore.model import Batch, TopicPartition
 from statestore.settings import Settings
 
@@ -40,6 +41,7 @@ class KafkaSource:
         self._settings = settings
         self._group_id = group_id
         self._trouble = Trouble()
+        self._fetching = Fetching()
         self._consumer: Consumer | None = None
         self._positions: dict[TopicPartition, int] = {}
         self._log_ends: dict[TopicPartition, int] = {}
@@ -53,11 +55,14 @@ class KafkaSource:
     def start(self, positions: Mapping[TopicPartition, int]) -> None:
         """Read from these offsets on; a second start drops what was fetched and goes there."""
         if self._consumer is None:
-            self._consumer = consumer(self._settings, self._group_id, self._trouble)
+            self._consumer = consumer(
+                self._settings, self._group_id, self._trouble, on_statistics=self._fetching
+            )
         self._paused_wanted.clear()
         self._apply_pauses(self._consumer)  # the client keeps a partition paused over an assignment
         self._positions = dict(positions)
         self._log_ends.clear()
+        self._fetching.restarted()
         self._name_partitions()
         self._heard_s = self._asked_s = monotonic()
         try:
@@ -98,7 +103,9 @@ class KafkaSource:
 
     def at_end(self, tp: TopicPartition) -> bool:
         """Whether `tp` was last seen at the end of its log; False until it was."""
-        return self._log_ends.get(tp, -1) >= self._positions[tp]
+        end = self._log_ends.get(tp, -1)
+        # The log may have grown by aborted records, which are passed over in silence.
+        return end >= self._positions[tp] and end >= self._fetching.next_offset(tp)
 
     def pause(self, tps: Sequence[TopicPartition]) -> None:
         """Poll without these until resumed; what was fetched of them is fetched again then."""
@@ -187,7 +194,7 @@ class KafkaSource:
 
     def _check_alive(self, client: Consumer, *, news: bool) -> None:
         now_s = monotonic()
-        if news or self._at_log_ends():
+        if self._fetching.has_moved() or news or self._at_log_ends():
             self._heard_s = self._asked_s = now_s
             return
         if now_s - self._asked_s > _SILENCE_S:

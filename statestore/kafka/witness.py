@@ -16,6 +16,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from statestore.errors import Unavailable
 from statestore.kafka.clients import Trouble, consumer
 from statestore.kafka.errors import error_for, translated
+from statestore.kafka.fetching import Fetching
 from statestore.kafka.topics import Admin
 from statestore.model import TopicPartition
 from statestore.ports import Bounds, LogRecords
@@ -38,14 +39,16 @@ class LogWitness:
         return self._admin.bounds([tp])[tp]
 
     def read(self, tp: TopicPartition, start: int, end: int) -> Iterator[LogRecords]:
-        """What [start, end) holds; Unavailable if nothing comes for `default.api.timeout.ms`."""
+        """What [start, end) holds; Unavailable if it gets no further for the request's timeout."""
         if start >= end:
             return
-        trouble = Trouble()
-        client = consumer(self._settings, self._settings.application_id, trouble)
+        trouble, fetching = Trouble(), Fetching()
+        client = consumer(
+            self._settings, self._settings.application_id, trouble, on_statistics=fetching
+        )
         try:
             client.assign([KafkaPartition(*tp, start)])
-            yield from self._records(client, tp, end, trouble)
+            yield from self._records(client, tp, end, trouble, fetching)
         except KafkaException as failure:
             raise translated(failure, f"read {tp}") from failure
         finally:
@@ -56,7 +59,12 @@ class LogWitness:
         self._admin.close()
 
     def _records(
-        self, client: Consumer, tp: TopicPartition, end: int, trouble: Trouble
+        self,
+        client: Consumer,
+        tp: TopicPartition,
+        end: int,
+        trouble: Trouble,
+        fetching: Fetching,
     ) -> Iterator[LogRecords]:
         heard_s, reached = monotonic(), False
         patience_s = self._settings.request_timeout_ms / 1000
@@ -77,6 +85,8 @@ class LogWitness:
                     list(map(Message.value, found)),
                     [message.timestamp()[1] for message in found],
                 )
+            elif fetching.has_moved():
+                heard_s = monotonic()  # it passes over aborted records
             elif monotonic() - heard_s > patience_s:
                 raise Unavailable(
                     f"the audit got nothing of {tp} for {patience_s:g} s{trouble}: are the "

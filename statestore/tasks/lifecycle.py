@@ -186,7 +186,8 @@ class StreamTask:
                 raise
             self._go_back(error)
             return 0
-        if not done and not self._dirty:
+        # Nothing from an input that may have more is no quiet time, but perhaps the next failure.
+        if not done and not self._dirty and all(map(self._edges.source.at_end, self._plan.inputs)):
             self._patience.idle()
         return done
 

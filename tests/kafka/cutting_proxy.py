@@ -7,6 +7,7 @@ the commit did not happen, or when the broker has answered it, so it did and nob
 import socket
 import struct
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from enum import StrEnum
 from types import TracebackType
@@ -39,6 +40,7 @@ class Proxy:
         self._skip = 0
         self._until_reopened = False
         self._swallowed: frozenset[int] = frozenset()
+        self._delays_s: Mapping[int, float] = {}
         self._sockets: list[socket.socket] = []
         self._closed = False
 
@@ -64,6 +66,10 @@ class Proxy:
     def swallow(self, *api_keys: int) -> None:
         """From now on these requests lead nowhere; without any, all pass again."""
         self._swallowed = frozenset(api_keys)
+
+    def delay(self, delays_s: Mapping[int, float]) -> None:
+        """From now on each request of these keys is held back for so long; the others are not."""
+        self._delays_s = delays_s
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._accept, daemon=True).start()
@@ -102,7 +108,10 @@ class Proxy:
         with suppress(OSError, EOFError):
             while True:
                 frame = _frame(client)
-                if _HEADER.unpack_from(frame)[0] in self._swallowed:
+                api_key = _HEADER.unpack_from(frame)[0]
+                if delay_s := self._delays_s.get(api_key):
+                    threading.Event().wait(delay_s)
+                if api_key in self._swallowed:
                     continue
                 match self._judged(frame):
                     case When.BEFORE:
