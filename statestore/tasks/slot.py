@@ -6,10 +6,12 @@ records move: batches make no cycles, and its pauses grow with the records alive
 
 import gc
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
+from statestore.errors import Misuse
 from statestore.ports import Clock
 from statestore.tasks.lifecycle import StreamTask
 from statestore.tasks.plan import TaskReport
@@ -31,9 +33,10 @@ def serve(
 ) -> list[TaskReport]:
     """Run the tasks; `run_for_ms` None: each to its planned ends.
 
-    `stop`: finish the commit, release, return.
+    `stop`: finish the commit, release, return. Misuse if a function of the pipeline's calls
+    sys.exit: it is no way to end a run, and would let this one end as if all had been done.
     """
-    with _collector_off():
+    with _collector_off(), _staying():
         if run_for_ms is None:
             for served in tasks:
                 _to_its_end(served, stop)
@@ -76,6 +79,20 @@ def _in_turn(tasks: Sequence[Served], run_for_ms: int, stop: threading.Event, cl
         for task, progress in tasks:
             task.finish()
             progress.write(task.report)
+
+
+@contextmanager
+def _staying() -> Iterator[None]:
+    try:
+        yield
+    except SystemExit as left:
+        place = traceback.extract_tb(left.__traceback__)[-1]
+        raise Misuse(
+            f"sys.exit({left.code!r}) was called from within the pipeline, by {place.name} "
+            f"({place.filename}:{place.lineno}): what was not committed is dropped; raise an "
+            "exception to refuse a record, and let a run end by its planned end, --run-for or "
+            "SIGTERM"
+        ) from left
 
 
 @contextmanager

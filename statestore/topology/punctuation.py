@@ -40,7 +40,7 @@ def run_plainly(_firing: Firing, fire: Fire, time_ms: int) -> bool:
 class Punctuation:
     """A scheduled function, until it is cancelled."""
 
-    __slots__ = ("active", "armed", "due_ms", "fire", "interval_ms", "node", "number")
+    __slots__ = ("active", "armed", "due_ms", "fire", "interval_ms", "node", "number", "opens")
 
     def __init__(self, node: str, number: int, interval_ms: int, fire: Fire, due_ms: int) -> None:
         self.node = node
@@ -49,6 +49,7 @@ class Punctuation:
         self.fire = fire
         self.due_ms = due_ms
         self.armed = False
+        self.opens = False
         self.active = True
 
     def cancel(self) -> None:
@@ -84,6 +85,7 @@ class Punctuations:
             case PunctuationType.STREAM_TIME:
                 self._stream.append(made)
             case PunctuationType.WALL_CLOCK_TIME:
+                made.opens = self._opening
                 self._wall.append(made)
         return made
 
@@ -144,7 +146,7 @@ class Punctuations:
 
     def all_opened(self) -> bool:
         """Whether each that fires when the task opens has fired."""
-        return all(one.armed or not one.active for one in self._wall)
+        return all(one.armed or not (one.opens and one.active) for one in self._wall)
 
     def _fire(
         self, one: Punctuation, time_ms: int, after: tuple[TopicPartition, int] | None

@@ -77,9 +77,7 @@ def abort_a_long_stretch(app: App, topic: str, partition: int) -> None:
 
 
 def source_settings(app: App, proxy: Proxy) -> Settings:
-    return Settings.from_mapping(
-        app.run_settings(**{"bootstrap.servers": proxy.address, **CLIENT})
-    )
+    return Settings.from_mapping(app.run_settings(**{"bootstrap.servers": proxy.address, **CLIENT}))
 
 
 def test_input_behind_a_stretch_that_takes_longer_than_the_timeout_is_processed(
