@@ -253,7 +253,8 @@ class Batch:
 
     `headers`: None, or per record, maybe empty. `offsets`: None once an operator made new records;
     without a topic, places among what waited in an operator, for whoever has to find one.
-    `before`: the values a table's updates replace, where a table below asked.
+    `before`: the values a table's updates replace, where a table below asked. `stream_times`: the
+    stream time as each record's input record came, where a node asked (topology/stream_time.py).
     """
 
     keys: Column
@@ -264,6 +265,7 @@ class Batch:
     partition: int | None = None
     offsets: Sequence[int] | None = None
     before: Column | None = None
+    stream_times: list[int] | None = None
 
     def __len__(self) -> int:
         return len(self.timestamps)
@@ -286,6 +288,7 @@ class Batch:
             partition=self.partition,
             offsets=None if self.offsets is None else pick(self.offsets),
             before=None if self.before is None else self.before.picked(pick),
+            stream_times=None if self.stream_times is None else pick(self.stream_times),
         )
 
     def with_columns(self, *, keys: Column | None = None, values: Column | None = None) -> "Batch":
@@ -298,6 +301,7 @@ class Batch:
             topic=self.topic,
             partition=self.partition,
             offsets=self.offsets,
+            stream_times=self.stream_times,
         )
 
     def records(self) -> Iterator[Record[Any, Any]]:

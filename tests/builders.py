@@ -158,6 +158,9 @@ class NodeBench:
     def stream_time(self) -> int | None:
         return self.stream_time_ms
 
+    def keep_stream_times(self) -> None:
+        """Its batches are made by tests."""
+
     def table(self, store: str) -> StagedTable:
         return self.stores[store].table
 

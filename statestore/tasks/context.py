@@ -33,6 +33,7 @@ from statestore.topology.graph import (
 )
 from statestore.topology.paths import one_by_one
 from statestore.topology.punctuation import Fire, Punctuation, Punctuations
+from statestore.topology.stream_time import running
 
 _log = logging.getLogger(__name__)
 _NAMED = 10
@@ -60,6 +61,7 @@ class TaskContext:
         self._application_id = application_id
         self._closers: list[Callable[[], None]] = []
         self.stream_time_ms = stream_time_ms
+        self._keeps_stream_times = False
         self.commit_requested = False
         self.records_out = 0
         self.punctuations = Punctuations(partial(punctuations.run, tally=self))
@@ -74,6 +76,9 @@ class TaskContext:
 
     def stream_time(self) -> int | None:
         return self.stream_time_ms
+
+    def keep_stream_times(self) -> None:
+        self._keeps_stream_times = True
 
     def table(self, store: str) -> StagedTable:
         return self._open(store).table()
@@ -176,6 +181,8 @@ class TaskContext:
             before_ms = self.stream_time_ms
             stop = self.punctuations.cut(before_ms, batch.timestamps, start)
             part = batch if stop - start == count else batch.slice(start, stop)
+            if self._keeps_stream_times:
+                part.stream_times = running(before_ms, part.timestamps)
             push(part)
             latest_ms = max(part.timestamps)
             if before_ms is None or latest_ms > before_ms:

@@ -244,11 +244,13 @@ def _updated(
     batch: Batch, updates: Updates, key: Keying, value_serde: Serde[Any], before: Before | None
 ) -> Batch:
     wanted = before is not None and before.wanted
+    then = batch.stream_times
     return Batch(
         keys=key.column(updates.rows),
         values=Column(raw=updates.values, serde=value_serde),
         timestamps=list(map(batch.timestamps.__getitem__, updates.places)),
         before=Column(raw=updates.before, serde=value_serde) if wanted else None,
+        stream_times=None if then is None else list(map(then.__getitem__, updates.places)),
     )
 
 

@@ -15,6 +15,7 @@ from statestore.stores.specs import KeyValueSpec, VersionedSpec, WindowSpec
 from statestore.stores.windows import row_of
 from statestore.topology.aggregates import Before, Spec
 from statestore.topology.collector import Collector, Materialized
+from statestore.topology.grace import Waiter
 from statestore.topology.graph import Build, NodeContext
 from statestore.topology.tables import tabled
 from statestore.topology.versions import History, history_of, latest_of, versioned
@@ -101,14 +102,18 @@ class Flow:
         spec = wanted.table_spec(source.key_serde, source.value_serde)
         self.builder.declare(spec)
         before = Before()
+        waiters: list[Waiter] = []
 
         def make(node: str) -> Build:
             if isinstance(spec, VersionedSpec):
-                return versioned(node, spec, before=before)
+                return versioned(node, spec, before=before, waiters=waiters)
             return tabled(node, spec, before=before)
 
         node = source.add("KSTREAM-TOTABLE", name, make, (spec.name,), keeps=True)
-        return Table.kept(self.builder, node, spec, before)
+        table = Table.kept(self.builder, node, spec, before)
+        if isinstance(spec, VersionedSpec):
+            table = replace(table, history=history_of(spec, node, waiters))
+        return table
 
 
 def wished(materialized: Materialized | str | None) -> Materialized | None:
@@ -147,7 +152,6 @@ class Table:
             latest_of(spec) if isinstance(spec, VersionedSpec) else partial(stored, spec=spec),
             before.want,
             spec.name,
-            history_of(spec) if isinstance(spec, VersionedSpec) else None,
         )
 
     def kept_in(self, spec: KeyValueSpec[Any, Any]) -> "Table":

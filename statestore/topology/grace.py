@@ -1,7 +1,8 @@
 """A stream's records wait for the table they are joined with (SEMANTICS V10).
 
-Each waits in a changelogged store until stream time has passed its own by more than the grace, then
-all that are due are joined in the order of their times. Rows of the store:
+Each waits in a changelogged store until stream time has passed its own by more than the grace. Then
+it is joined: those that came due with one record in the order of their times, before that record
+changes the table, as its history may begin later from then on. Rows of the store:
 
     w <time, 8> <number, 8>    a record that waits, `Waiting` in MessagePack
     n                          the next number
@@ -10,8 +11,10 @@ Times are offset by 2^63 so that bytes sort as they do; numbers tell records of 
 """
 
 import struct
-from collections.abc import Callable, Iterable
-from itertools import repeat
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise, repeat
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -20,6 +23,7 @@ from statestore.model import Batch, Column, Serde, TopicPartition
 from statestore.stores.versioned_layout import TIME_MIN
 from statestore.topology.failures import NodeFailed, encoded, processing
 from statestore.topology.graph import Build, Forward, Held, NodeContext, Origin, Push
+from statestore.topology.stream_time import stream_times
 
 _ROW: Final = struct.Struct(">cQQ")
 _NUMBER: Final = struct.Struct(">Q")
@@ -63,6 +67,13 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Waiting).decode
 
 
+class Waiter(NamedTuple):
+    """A join that waits for a table with history: the node its updates wake, and where it waits."""
+
+    node: str
+    side: Side
+
+
 def waiting(node: str, side: Side, join: Join, *, table_side: bool) -> Build:
     """The stream's records wait, and all that are due are joined.
 
@@ -70,13 +81,13 @@ def waiting(node: str, side: Side, join: Join, *, table_side: bool) -> Build:
     """
 
     def build(context: NodeContext, forward: Forward) -> Push:
+        context.keep_stream_times()
         room, joined = _Room(context, side), join(context)
 
         def push(batch: Batch) -> None:
             with processing(node, batch):
-                if not table_side:
-                    room.add(node, batch)
-                due = room.take_due(_time(context, batch))
+                first = None if table_side else room.add(node, batch)
+                due = room.take_due(stream_times(context, batch), first)
             if len(due.batch):
                 # The same name on both sides: whoever wakes a record, it is judged alike.
                 context.release(side.join, due, hand_on)
@@ -97,9 +108,30 @@ def waiting(node: str, side: Side, join: Join, *, table_side: bool) -> Build:
     return build
 
 
-def _time(context: NodeContext, batch: Batch) -> int:
-    before = context.stream_time()
-    return max(batch.timestamps) if before is None else max(before, *batch.timestamps)
+class Gate:
+    """Before a table's updates: has what they make due joined with the table as it was until then.
+
+    Each record is due with one update, whose time takes the versions from it that it needs, and
+    which it must not see, nor any after it.
+    """
+
+    def __init__(self, context: NodeContext, waiters: Sequence[Waiter], forward: Forward) -> None:
+        self._context = context
+        self._forward = forward
+        self._nodes = [waiter.node for waiter in waiters]
+        self._rooms = [_Room(context, waiter.side) for waiter in waiters]
+        context.keep_stream_times()
+
+    def parts(self, batch: Batch) -> Iterator[Batch]:
+        """The updates in parts; before a part is asked for, the one before it is to be applied."""
+        nows = stream_times(self._context, batch)
+        cuts = sorted({place for room in self._rooms for place in room.places_due(nows)})
+        if cuts[:1] != [0]:
+            yield batch.slice(0, cuts[0]) if cuts else batch
+        for start, stop in pairwise([*cuts, len(batch)]):
+            for node in self._nodes:
+                self._forward(batch.slice(start, start + 1), node)
+            yield batch.slice(start, stop)
 
 
 class _Room:
@@ -110,14 +142,14 @@ class _Room:
         self._table = context.table(side.store)
         self._side = side
 
-    def add(self, node: str, batch: Batch) -> None:
-        """Let a batch wait; what has no value joins nothing, and does not."""
+    def add(self, node: str, batch: Batch) -> int:
+        """Let a batch wait; what has no value joins nothing, and does not. Its first number."""
         side = self._side
         keys = encoded(node, batch, "key", side.key_serde)
         values = encoded(node, batch, "value", side.value_serde, told_to=_TOLD_TO)
         headers = batch.headers or [()] * len(keys)
         origins = _origins(batch)
-        first = _NUMBER.unpack(self._table.get(_NEXT) or bytes(8))[0]
+        first: int = _NUMBER.unpack(self._table.get(_NEXT) or bytes(8))[0]
         rows = {
             _ROW.pack(_WAITS, time + _BIAS, first + i): _encode(Waiting(key, value, head, *origin))
             for i, (key, value, time, head, origin) in enumerate(
@@ -130,23 +162,43 @@ class _Room:
             self._context.drop(node, batch, nulls, "null_key_or_value")
         if rows:
             self._table.put_all({**rows, _NEXT: _NUMBER.pack(first + len(keys))})
+        return first
 
-    def take_due(self, now: int) -> Held:
-        """The records that have waited long enough, by time; they wait no more."""
+    def places_due(self, nows: list[int]) -> set[int]:
+        """Where in a batch with these stream times something that waits comes due."""
+        found = [_ROW.unpack(at)[1] - _BIAS for at, _ in self._scan_due(nows[-1])]
+        return {bisect_right(nows, time + self._side.grace_ms) for time in found}
+
+    def take_due(self, nows: list[int], first: int | None) -> Held:
+        """The records that have waited long enough; they wait no more.
+
+        `nows`: the stream times of a batch, whose records wait from the number `first` on. In order
+        of the record with which each came due, then by time: as if each had come in its own batch.
+        """
         side = self._side
-        beyond = _ROW.pack(_WAITS, max(now - side.grace_ms, TIME_MIN) + _BIAS, 0)
-        with self._table.scan(_WAITS, beyond) as found:
-            due = [(at, _decode(row)) for at, row in found if at < beyond]
-        self._table.put_all({at: None for at, _ in due})
-        records = [record for _, record in due]
+        due = []
+        for at, row in self._scan_due(nows[-1]):
+            _, time, number = _ROW.unpack(at)
+            came = 0 if first is None else max(0, number - first)
+            place = max(came, bisect_right(nows, time - _BIAS + side.grace_ms))
+            due.append((place, at, _decode(row)))
+        due.sort(key=itemgetter(0, 1))
+        self._table.put_all({at: None for _, at, _ in due})
+        records = [record for _, _, record in due]
         any_headers = any(record.headers for record in records)
         batch = Batch(
             keys=Column(raw=[record.key for record in records], serde=side.key_serde),
             values=Column(raw=[record.value for record in records], serde=side.value_serde),
-            timestamps=[_ROW.unpack(at)[1] - _BIAS for at, _ in due],
+            timestamps=[_ROW.unpack(at)[1] - _BIAS for _, at, _ in due],
             headers=[record.headers for record in records] if any_headers else None,
+            stream_times=[nows[place] for place, _, _ in due],
         )
         return Held(side.store, batch, [record.origin for record in records])
+
+    def _scan_due(self, now: int) -> list[tuple[bytes, bytes]]:
+        beyond = _ROW.pack(_WAITS, max(now - self._side.grace_ms, TIME_MIN) + _BIAS, 0)
+        with self._table.scan(_WAITS, beyond) as found:
+            return [(at, row) for at, row in found if at < beyond]
 
 
 def _origins(batch: Batch) -> Iterable[tuple[str, int, int] | tuple[()]]:

@@ -54,6 +54,9 @@ class NodeContext(Protocol):
     def stream_time(self) -> int | None:
         """The largest timestamp processed so far, ms; None before the first record."""
 
+    def keep_stream_times(self) -> None:
+        """Have the input's batches say what stream time was as each of their records came."""
+
     def table(self, store: str) -> StagedTable:
         """The bytes of a store."""
 

@@ -155,10 +155,13 @@ def with_grace(
             copartitioned=True,
         )
 
+    assert table.history is not None
     nodes = (
         add(flow.node, name, table_side=False),
-        add(table.node, f"{name}-table-time", table_side=True),
+        # Below what keeps the versions: its updates pass time, whatever a view shows of them.
+        add(table.history.node, f"{name}-table-time", table_side=True),
     )
+    table.history.waiters.append(grace.Waiter(nodes[1], side))
     return builder.node("", f"{name}-joined", nodes, lambda _: passed())
 
 

@@ -16,6 +16,7 @@ from statestore.stores.specs import StoreSpec
 from statestore.topology.failures import Stage, decoded, failed, punctuating
 from statestore.topology.graph import Build, Forward, NodeContext, Push
 from statestore.topology.punctuation import Punctuation
+from statestore.topology.stream_time import stream_times
 
 Transform = Callable[[Batch, Iterator[Any]], T]
 
@@ -46,8 +47,9 @@ class ProcessorContext:
         self._stores = stores
         self._name = name
         self._forward = forward
-        self._forwarded: list[tuple[Record[Any, Any], str | None]] = []
+        self._forwarded: list[tuple[Record[Any, Any], str | None, int | None]] = []
         self.stream_time: int | None = None
+        """The largest timestamp of the task's input up to the record at hand, ms."""
 
     @property
     def task_id(self) -> TaskId:
@@ -65,7 +67,7 @@ class ProcessorContext:
 
     def forward(self, record: Record[Any, Any], *, to: str | None = None) -> None:
         """Hand a record to the children, or to the one named."""
-        self._forwarded.append((record, to))
+        self._forwarded.append((record, to, self.stream_time))
 
     def commit(self) -> None:
         """Ask for a task commit (KIP-892: the only commit a processor may ask for)."""
@@ -92,7 +94,10 @@ class ProcessorContext:
             stop = start + 1
             while stop < len(made) and made[stop][1] == child:
                 stop += 1
-            lots.append((Batch.of(record for record, _ in made[start:stop]), child))
+            lot = Batch.of(record for record, _, _ in made[start:stop])
+            times = [time for _, _, time in made[start:stop] if time is not None]
+            lot.stream_times = times if len(times) == len(lot) else None
+            lots.append((lot, child))
             start = stop
         return lots
 
@@ -260,6 +265,7 @@ def processed(
     def build(context: NodeContext, forward: Forward) -> Push:
         outward = ProcessorContext(context, stores, node, forward)
         processor = _made(node, factory, outward, "process" if per_record else "process_batch")
+        context.keep_stream_times()
         if hasattr(processor, "close"):
             context.on_close(processor.close)
 
@@ -269,7 +275,7 @@ def processed(
             decoded(node, batch, "key")
             decoded(node, batch, "value")
             try:
-                run(node, batch, processor, outward, context.stream_time())
+                run(node, batch, processor, outward, stream_times(context, batch))
                 lots = outward.take_lots()
             except AttributeError as error:  # what it forwarded was no record
                 raise failed(Stage.PROCESSING, node, batch, error) from error
@@ -284,14 +290,12 @@ def processed(
 
 
 def _per_record(
-    node: str, batch: Batch, processor: Any, outward: ProcessorContext, time: int | None
+    node: str, batch: Batch, processor: Any, outward: ProcessorContext, times: list[int]
 ) -> None:
     done = 0
     call = processor.process
     try:
-        for record in batch.records():
-            if time is None or record.timestamp_ms > time:
-                time = record.timestamp_ms
+        for record, time in zip(batch.records(), times, strict=True):
             outward.stream_time = time
             call(record)
             done += 1
@@ -301,10 +305,9 @@ def _per_record(
 
 
 def _per_batch(
-    node: str, batch: Batch, processor: Any, outward: ProcessorContext, time: int | None
+    node: str, batch: Batch, processor: Any, outward: ProcessorContext, times: list[int]
 ) -> None:
-    latest = max(batch.timestamps)
-    outward.stream_time = latest if time is None else max(time, latest)
+    outward.stream_time = times[-1]
     try:
         processor.process_batch(list(batch.records()))
     except Exception as error:

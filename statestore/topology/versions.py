@@ -14,6 +14,7 @@ from statestore.stores.specs import VersionedSpec
 from statestore.stores.versioned_table import VersionedTable
 from statestore.topology.aggregates import Before
 from statestore.topology.failures import encoded, keyed
+from statestore.topology.grace import Gate, Waiter
 from statestore.topology.graph import Build, Forward, NodeContext, Push
 
 LookAsOf = Callable[[Sequence[bytes | None], Sequence[int]], list[Any]]
@@ -26,6 +27,10 @@ class History:
 
     retention_ms: int
     look: Callable[[NodeContext], LookAsOf]
+    node: str
+    """Whose updates change it."""
+    waiters: list[Waiter]
+    """The joins that wait for it; the topology's writer adds them."""
 
     def through(self, function: Callable[[bytes, Any], Any]) -> "History":
         """That of a table computed row by row: function(key's bytes, value), None for no row."""
@@ -44,8 +49,8 @@ class History:
         return replace(self, look=make)
 
 
-def history_of(spec: VersionedSpec[Any, Any]) -> History:
-    """That of a versioned store."""
+def history_of(spec: VersionedSpec[Any, Any], node: str, waiters: list[Waiter]) -> History:
+    """That of a versioned store; `node` made by `versioned` with these waiters."""
 
     def make(context: NodeContext) -> LookAsOf:
         table, read = context.versions(spec.name), spec.value_serde.deserialize
@@ -58,7 +63,7 @@ def history_of(spec: VersionedSpec[Any, Any]) -> History:
 
         return look
 
-    return History(spec.history_retention_ms, make)
+    return History(spec.history_retention_ms, make, node, waiters)
 
 
 def latest_of(spec: VersionedSpec[Any, Any]) -> Callable[[NodeContext], Any]:
@@ -79,13 +84,20 @@ def latest_of(spec: VersionedSpec[Any, Any]) -> Callable[[NodeContext], Any]:
     return make
 
 
-def versioned(node: str, spec: VersionedSpec[Any, Any], *, before: Before) -> Build:
+def versioned(
+    node: str, spec: VersionedSpec[Any, Any], *, before: Before, waiters: list[Waiter]
+) -> Build:
     """Every version into a store; the updates that are the latest of their keys are handed on."""
 
     def build(context: NodeContext, forward: Forward) -> Push:
         table = context.versions(spec.name)
+        gate = Gate(context, waiters, forward) if waiters else None
 
         def push(batch: Batch) -> None:
+            for part in (batch,) if gate is None else gate.parts(batch):
+                apply(part)
+
+        def apply(batch: Batch) -> None:
             batch, known = keyed(context, node, batch, spec.key_serde)
             if not known:
                 return

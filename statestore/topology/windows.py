@@ -85,7 +85,7 @@ def in_windows(
         def push(batch: Batch) -> None:
             push_rows(batch)
             if final:
-                open_windows.emit_closed(forward)
+                open_windows.emit_closed(batch, forward)
             open_windows.expire(2 * len(batch) + _EXPIRED_AT_ONCE)
 
         return push
@@ -126,6 +126,8 @@ class _OpenWindows:
             self._emitted_ms = start_of(told) if told else self.closed_ms()
         self._expired_ms = -1
         self._low: bytes | None = None
+        self._seen = np.zeros(0, np.int64)
+        """The time of this store at each record of the last batch."""
 
     def closed_ms(self) -> int:
         """Windows that end then or before take no more records; negative: none do."""
@@ -144,6 +146,7 @@ class _OpenWindows:
         late = (starts + self._windows.size_ms <= closed) | (times < 0)
         if known is not None:
             late &= known
+        self._seen = now
         self._advance(int(now[-1]))
         prefixes: list[bytes] = starts.astype(_STARTS).view(_START_BYTES).tolist()
         if known is None and not late.any():
@@ -180,8 +183,8 @@ class _OpenWindows:
 
     # What time does.
 
-    def emit_closed(self, forward: Forward) -> None:
-        """Forward the windows that have closed and not been emitted, by start."""
+    def emit_closed(self, batch: Batch, forward: Forward) -> None:
+        """Forward the windows that `batch` has closed and that have not been emitted, by start."""
         size, since_ms, closed_ms = self._windows.size_ms, self._emitted_ms, self.closed_ms()
         if closed_ms > since_ms:
             self._emitted_ms = closed_ms
@@ -196,23 +199,30 @@ class _OpenWindows:
                 if start_of(row[0]) <= high:
                     found.append(row)
                 if len(found) == _EMITTED_AT_ONCE:
-                    self._hand_on(found, forward)
+                    self._hand_on(self._final(found, batch), forward)
                     found = []
         if found:
-            self._hand_on(found, forward)
+            self._hand_on(self._final(found, batch), forward)
 
-    def _hand_on(self, found: list[tuple[bytes, bytes]], forward: Forward) -> None:
-        held = Held(self._spec.name, self._final(found))
+    def _hand_on(self, final: Batch, forward: Forward) -> None:
+        held = Held(self._spec.name, final)
         self._context.release(self._node, held, lambda batch: forward(batch, None))
 
-    def _final(self, found: list[tuple[bytes, bytes]]) -> Batch:
+    def _final(self, found: list[tuple[bytes, bytes]], batch: Batch) -> Batch:
         """Closed windows as updates, stamped with their last moment."""
         last = self._windows.size_ms - 1
-        return Batch(
+        times = [start_of(row) + last for row, _ in found]
+        made = Batch(
             keys=self.column([row for row, _ in found]),
             values=Column(raw=[value for _, value in found], serde=self._spec.value_serde),
-            timestamps=[start_of(row) + last for row, _ in found],
+            timestamps=times,
         )
+        if batch.stream_times is not None:
+            # The first record of the batch with which each was closed.
+            closed_at = np.array(times) + 1 + self._windows.grace_ms
+            places = np.searchsorted(self._seen, closed_at).clip(max=len(batch) - 1)
+            made.stream_times = list(map(batch.stream_times.__getitem__, places.tolist()))
+        return made
 
     def expire(self, limit: int) -> None:
         """Delete up to `limit` rows of expired windows, the oldest first."""
