@@ -29,10 +29,16 @@ class Cursor(Protocol):
 
 
 class Seeker(Protocol):
-    """Looks for rows in a snapshot of one table; after its or the engine's close StoreClosed."""
+    """Answers questions to a snapshot of one table; after its or the engine's close StoreClosed."""
 
     def seek_many(self, keys: list[bytes], /) -> "list[tuple[bytes, bytes] | None]":
         """Per key the first row at or after it, in byte order; None: there is none."""
+
+    def get_many(self, keys: list[bytes], /) -> list[bytes | None]:
+        """One value per key, in the order of `keys`."""
+
+    def scan_back(self, lo: bytes, hi: bytes, /) -> Iterator[tuple[bytes, bytes]]:
+        """Pairs with lo <= key <= hi, last first; other questions may come between two pairs."""
 
     def close(self) -> None: ...
 
@@ -44,7 +50,13 @@ class Table(Protocol):
         """The value, or None. Its errors may be the engine's own: see `Engine.failure`."""
 
     def get_many(self, keys: list[bytes], /) -> list[bytes | None]:
-        """One value per key, in the order of `keys`. Errors as `get`."""
+        """One value per key, in the order of `keys`. Errors as `get`.
+
+        Of one moment only if no write comes between: it is for the thread that writes.
+        """
+
+    def get_many_at_once(self, keys: list[bytes], /) -> list[bytes | None]:
+        """As `get_many`, all of one moment however many they are; takes somewhat longer."""
 
     def get_many_to_write(self, keys: list[bytes], /) -> tuple[list[bytes], list[bytes | None]]:
         """The same keys, in the order that suits the table, and their values.

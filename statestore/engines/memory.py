@@ -1,6 +1,7 @@
 """Sorted dicts behind `ports.Engine`: for in-memory stores and for tests without a disk.
 
-One lock makes a write atomic for readers on other threads. A cursor copies its range when opened.
+One lock makes a write atomic for readers on other threads. A cursor copies its range when opened, a
+table is copied by the first write while seekers look into it.
 """
 
 import threading
@@ -80,6 +81,8 @@ class MemoryTable:
     def __init__(self, engine: MemoryEngine) -> None:
         self._engine = engine
         self._rows: SortedDict = SortedDict()
+        # How many look into these very rows, and must not see them change.
+        self._seekers = 0
 
     def get(self, key: bytes, /) -> bytes | None:
         """The value, or None."""
@@ -93,6 +96,8 @@ class MemoryTable:
         with self._engine.lock:
             self._engine.check_open()
             return list(map(self._rows.get, keys))
+
+    get_many_at_once = get_many
 
     def get_many_to_write(self, keys: list[bytes], /) -> tuple[list[bytes], list[bytes | None]]:
         """The keys as they are: any order suits a dict."""
@@ -109,10 +114,17 @@ class MemoryTable:
         return MemoryCursor(self._engine, pairs)
 
     def seeker(self) -> "MemorySeeker":
-        """A copy of the rows to look for some in."""
+        """The rows of this moment, to look for some in."""
         with self._engine.lock:
             self._engine.check_open()
-            return MemorySeeker(self._engine, self._rows.copy())
+            self._seekers += 1
+            return MemorySeeker(self._engine, self, self._rows)
+
+    def let_go(self, rows: SortedDict) -> None:
+        """A seeker no longer looks into `rows`."""
+        with self._engine.lock:
+            if rows is self._rows:
+                self._seekers -= 1
 
     def seek_many(self, keys: list[bytes], /) -> list[tuple[bytes, bytes] | None]:
         """Per key the first row at or after it, all of the same moment."""
@@ -128,12 +140,14 @@ class MemoryTable:
 
     def delete_ranges(self, spans: Sequence[tuple[bytes, bytes]]) -> None:
         """Delete [from, to) of each span; the engine holds the lock."""
+        self._leave_to_seekers()
         for start, end in spans:
             for key in list(self._rows.irange(start, end, inclusive=(True, False))):
                 del self._rows[key]
 
     def update(self, writes: Writes) -> None:
         """Put, or delete where the value is None; the engine holds the lock."""
+        self._leave_to_seekers()
         for key, value in writes.items():
             if value is None:
                 self._rows.pop(key, None)
@@ -142,7 +156,11 @@ class MemoryTable:
 
     def clear(self) -> None:
         """Forget all rows; the engine holds the lock."""
-        self._rows.clear()
+        self._rows, self._seekers = SortedDict(), 0
+
+    def _leave_to_seekers(self) -> None:
+        if self._seekers:
+            self._rows, self._seekers = self._rows.copy(), 0
 
 
 class MemoryCursor:
@@ -171,27 +189,42 @@ class MemoryCursor:
 
 
 class MemorySeeker:
-    """Looks for rows in a copy of a table."""
+    """Looks for rows in a table as it was."""
 
-    __slots__ = ("_engine", "_rows")
+    __slots__ = ("_engine", "_rows", "_table")
 
-    def __init__(self, engine: MemoryEngine, rows: SortedDict) -> None:
+    def __init__(self, engine: MemoryEngine, table: MemoryTable, rows: SortedDict) -> None:
         self._engine = engine
+        self._table = table
         self._rows: SortedDict | None = rows
 
     def seek_many(self, keys: list[bytes], /) -> list[tuple[bytes, bytes] | None]:
         """Per key the first row at or after it."""
+        return _seek(self._looked_into(), keys)
+
+    def get_many(self, keys: list[bytes], /) -> list[bytes | None]:
+        """One value per key, in the order of `keys`."""
+        return list(map(self._looked_into().get, keys))
+
+    def scan_back(self, lo: bytes, hi: bytes, /) -> Iterator[tuple[bytes, bytes]]:
+        """Pairs with lo <= key <= hi, last first."""
+        for key in self._looked_into().irange(lo, hi, reverse=True):
+            yield key, self._looked_into()[key]
+
+    def close(self) -> None:
+        """Let the rows go. Closing twice is harmless."""
+        rows, self._rows = self._rows, None
+        if rows is not None:
+            self._table.let_go(rows)
+
+    def _looked_into(self) -> SortedDict:
         self._engine.check_open()
         if self._rows is None:
             raise StoreClosed("memory engine: this seeker is closed: open a new one")
-        return _seek(self._rows, keys)
-
-    def close(self) -> None:
-        """Forget the copy. Closing twice is harmless."""
-        self._rows = None
+        return self._rows
 
 
 def _seek(rows: SortedDict, keys: list[bytes]) -> list[tuple[bytes, bytes] | None]:
-    size, names = len(rows), rows.keys()
-    places = map(rows.bisect_left, keys)
-    return [None if i == size else (names[i], rows[names[i]]) for i in places]
+    # By `irange`: who asks for places makes an index, which two threads must not do at once.
+    found = [next(rows.irange(key), None) for key in keys]
+    return [None if key is None else (key, rows[key]) for key in found]

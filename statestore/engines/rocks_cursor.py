@@ -7,21 +7,15 @@
 import threading
 import weakref
 from collections.abc import Generator, Iterator
-from functools import partial
-from itertools import islice, takewhile
-from operator import ge, le
+from itertools import islice
 
 from rocksdict import Rdict, RdictIter
 
 from statestore.engines.rocks_errors import translate
-from statestore.engines.rocks_seeker import RocksSeeker
+from statestore.engines.rocks_seeker import CHUNK_FIRST, CHUNK_MAX, RocksSeeker, rows_from
 from statestore.errors import StoreClosed
 
 Pair = tuple[bytes, bytes]
-
-# A cursor reads ahead in chunks: a short scan reads few rows too many, a long one pays per chunk.
-_CHUNK_FIRST = 4
-_CHUNK_MAX = 512
 
 
 class RocksCursor:
@@ -93,10 +87,10 @@ class Cursors:
 
 
 def _rows(walk: "_Walk") -> Generator[Pair, None, None]:
-    count = _CHUNK_FIRST
+    count = CHUNK_FIRST
     while rows := walk.read(count):
         yield from rows
-        count = min(count * 4, _CHUNK_MAX)
+        count = min(count * 4, CHUNK_MAX)
     # `close` may have emptied a chunk before it was looked at: that is not the end of the table.
     walk.check_open()
 
@@ -154,11 +148,11 @@ class _Walk:
             if self._iterator is None:
                 return []
             if self._source is None:
-                self._seek()
+                self._source = rows_from(
+                    self._iterator, self._start, self._limit, reverse=self._reverse
+                )
             # No local may refer to the iterator: a traceback would keep it, and the folder locked.
-            rows = self._chunk = [
-                (key, value) for key, value, _ in islice(self._source or (), count)
-            ]
+            rows = self._chunk = [(key, value) for key, value, _ in islice(self._source, count)]
             self.check_open()
             if len(rows) < count:
                 self._end()
@@ -173,27 +167,6 @@ class _Walk:
 
     def _beyond(self, key: bytes, limit: bytes) -> bool:
         return key < limit if self._reverse else key > limit
-
-    def _seek(self) -> None:
-        """Stand on the first row; the source then reads key and value and moves on, all in C."""
-        assert self._iterator is not None
-        start = self._start
-        if self._reverse:
-            self._iterator.seek_to_last() if start is None else self._iterator.seek_for_prev(start)
-        else:
-            self._iterator.seek_to_first() if start is None else self._iterator.seek(start)
-        keys = iter(self._iterator.key, None)
-        if self._limit is not None:
-            # Stops at the limit, not at the end of a chunk: a range of 100 rows is read in half
-            # the time, one of 100 000 in a tenth more.
-            within = partial(le if self._reverse else ge, self._limit)
-            keys = takewhile(within, keys)
-        self._source = zip(
-            keys,
-            iter(self._iterator.value, None),
-            iter(self._iterator.prev if self._reverse else self._iterator.next, 0),
-            strict=False,
-        )
 
     def _end(self) -> None:
         """Tell the end of the table from a block that cannot be read."""

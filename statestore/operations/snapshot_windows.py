@@ -10,7 +10,7 @@ from statestore.model import K, Time, V, Windowed
 from statestore.operations.snapshot_store import HeldFiles, SnapshotKeyValueStore
 from statestore.ports import Engine
 from statestore.stores.specs import WindowSpec
-from statestore.stores.windows import WindowReader, WindowScan
+from statestore.stores.windows import StillRows, WindowReader, WindowScan
 
 
 class SnapshotWindowStore(Generic[K, V]):
@@ -34,7 +34,7 @@ class SnapshotWindowStore(Generic[K, V]):
             for one in files:
                 rows = SnapshotKeyValueStore(spec.rows, [one], open_files)
                 closing.callback(rows.close)
-                self._parts.append(WindowReader(rows, spec))
+                self._parts.append(WindowReader(StillRows(rows, rows.close), spec))
             self._closing = closing.pop_all()
 
     def get(self, key: K, start: Time) -> V | None:

@@ -4,7 +4,7 @@ It is what a commit logs. And a version put at or after the observed stream time
 at first: it is the latest of its key without a look. The commit, or the first read of history,
 settles all of those at once, that is: makes them rows of both tables, with what they have ended.
 
-Written by the owner thread only. Others may look into `ahead`, and call `unsettled`.
+Written by the owner thread only. Others may look into `ahead`, and copy the lists.
 """
 
 from itertools import chain
@@ -130,12 +130,6 @@ class Journal:
         self.deletes += deletes
         self._late_bytes += _bytes_of(keys, rows)
 
-    def unsettled(self) -> tuple[list[bytes], list[bytes]]:
-        """Keys and rows of the versions put ahead and not settled, in order of time."""
-        first = self.settled
-        rows = self.rows[first:]
-        return self.keys[first : first + len(rows)], rows
-
     def settle(self) -> None:
         """All there is has been staged in the tables."""
         self.settled = len(self.rows)
@@ -191,7 +185,7 @@ class Journal:
         self.ahead.clear()
         self.ended.clear()
         if to.ahead > to.settled:
-            note(*self.unsettled(), self.ahead, self.ended)
+            note(keys[to.settled :], rows[to.settled :], self.ahead, self.ended)
 
 
 def _bytes_of(keys: list[bytes], rows: list[bytes]) -> int:

@@ -1,15 +1,17 @@
 """Transactional key-value stores (KIP-892): the owner's store and the readers of other threads.
 
-The owner thread writes; any thread may read through `reader()`. Readers never block the owner and
-are blocked by it for no longer than one engine batch.
+The owner thread writes; any thread may read through `reader()`. The owner waits for a reader only
+while that opens a snapshot, a reader for the owner no longer than one engine batch takes.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any, Generic
+from collections.abc import Iterable
+from itertools import repeat
+from typing import Generic, Self
 
 from statestore.model import IsolationLevel, K, PositionBound, V
+from statestore.ports import Cursor, Seeker
 from statestore.stores.codec import Codec, PairScan
-from statestore.stores.overlay import MISSING, Missing, slice_of
+from statestore.stores.overlay import MISSING, Entries, Missing, slice_of
 from statestore.stores.specs import KeyValueSpec
 from statestore.stores.staged_table import StagedTable, TableScan
 from statestore.stores.transaction import StagedEngine
@@ -172,10 +174,13 @@ class KeyValueReader(StoreReader, Generic[K, V]):
         self._check()
         asked = self._codec.keys(keys)
         self._staged.metrics.gets += len(asked)
-        pending, values = self._consistent(lambda: self._table.get_many(asked))
-        if pending:
-            values = list(map(pending.get, asked, values))
-        return self._codec.read_values(values)
+        try:
+            # What is no longer pending when this looks has been committed before it reads.
+            if self._uncommitted and self._entries:
+                return self._codec.read_values(self._pending_first(asked))
+            return self._codec.read_values(self._table.get_many_at_once(asked))
+        except Exception as error:
+            raise self._staged.failure(error) from error
 
     def range(
         self, lo: K | None = None, hi: K | None = None, reverse: bool = False
@@ -197,24 +202,89 @@ class KeyValueReader(StoreReader, Generic[K, V]):
         self._check()
         return self._table.approximate_count()
 
-    def _consistent(self, read: Callable[[], Any]) -> tuple[dict[bytes, bytes | None], Any]:
-        """Pending writes and a committed read with no commit or rollback between them."""
-        while True:
-            turns = self._staged.turns
-            pending = self._entries.copy() if self._uncommitted else {}
-            try:
-                committed = read()
-            except Exception as error:
-                raise self._staged.failure(error) from error
-            if not self._uncommitted or self._staged.turns == turns:
-                return pending, committed
+    def moment(self, lo: bytes | None = None, hi: bytes | None = None) -> "Moment":
+        """The rows as they are now, in bytes; those from `lo` to `hi` may be walked over."""
+        self._check()
+        staged = self._staged
+        try:
+            with staged.turn:
+                pending = self._entries.copy() if self._uncommitted else {}
+                seeker, cursor = self._table.seeker(), self._table.scan(lo, hi)
+        except Exception as error:
+            raise staged.failure(error) from error
+        waiting = slice_of(pending, lo, hi, reverse=False) if pending else []
+        return Moment(staged, seeker, TableScan(staged, cursor, waiting, reverse=False), pending)
+
+    def _pending_first(self, asked: list[bytes]) -> list[bytes | None]:
+        with self._staged.turn:
+            # One call in C, so that the owner puts nothing meanwhile.
+            found = list(map(self._entries.get, asked, repeat(MISSING)))
+            seeker = self._table.seeker()
+        try:
+            return _filled(found, asked, seeker)
+        finally:
+            seeker.close()
 
     def _scan(
         self, lo: bytes | None, hi: bytes | None, reverse: bool, exclude: bytes | None = None
     ) -> PairScan[K, V]:
         self._check()
         self._staged.metrics.ranges += 1
-        pending, cursor = self._consistent(lambda: self._table.scan(lo, hi, reverse=reverse))
+        pending: Entries = {}
+        cursor: Cursor
+        if self._uncommitted:
+            with self._staged.turn:
+                pending = self._entries.copy()
+                cursor = self._table.scan(lo, hi, reverse=reverse)
+        else:
+            cursor = self._table.scan(lo, hi, reverse=reverse)
         part = slice_of(pending, lo, hi, reverse=reverse)
         scan = TableScan(self._staged, cursor, part, reverse=reverse)
         return PairScan(scan, self._codec.pairs(scan, exclude))
+
+
+class Moment:
+    """Rows as they were when it was opened, for several questions; `with` or close() releases it.
+
+    StoreClosed after close, or after its store's.
+    """
+
+    def __init__(
+        self, staged: StagedEngine, seeker: Seeker, scan: TableScan, pending: Entries
+    ) -> None:
+        self._staged = staged
+        self._seeker = seeker
+        self._scan = scan
+        self._pending = pending
+
+    def get_many(self, keys: list[bytes]) -> list[bytes | None]:
+        """One value per key, in order."""
+        found = list(map(self._pending.get, keys, repeat(MISSING)))
+        try:
+            return _filled(found, keys, self._seeker)
+        except Exception as error:
+            raise self._staged.failure(error) from error
+
+    def rows(self) -> TableScan:
+        """Those it was opened for, in order; can be walked over once."""
+        return self._scan
+
+    def close(self) -> None:
+        """Release the snapshots. Closing twice is harmless."""
+        self._scan.close()
+        self._seeker.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+
+def _filled(
+    found: list[bytes | Missing | None], keys: list[bytes], seeker: Seeker
+) -> list[bytes | None]:
+    """What was found pending; where that is MISSING, the committed value."""
+    asked = [key for key, value in zip(keys, found, strict=True) if value is MISSING]
+    committed = iter(seeker.get_many(asked) if asked else ())
+    return [next(committed) if isinstance(value, Missing) else value for value in found]

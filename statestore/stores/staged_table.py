@@ -6,7 +6,7 @@ Owner thread only. The get path is one dict look-up and one engine call: nothing
 it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import repeat
 from operator import gt, lt
 from typing import Final, NamedTuple, Self
@@ -195,13 +195,13 @@ class TableScan:
 
 def _visible(store: str, cursor: Cursor, pending: Slice, *, reverse: bool) -> Iterator[Pair]:
     try:
-        yield from _merge(cursor, pending, reverse=reverse) if pending else cursor
+        yield from merged(cursor, pending, reverse=reverse) if pending else cursor
     except TaskCorrupted as error:
         error.store = store
         raise
 
 
-def _merge(cursor: Cursor, pending: Slice, *, reverse: bool) -> Iterator[Pair]:
+def merged(cursor: Iterable[Pair], pending: Slice, *, reverse: bool) -> Iterator[Pair]:
     """Both in order; where both have a key, what is pending counts."""
     before = gt if reverse else lt
     waiting = iter(pending)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from statestore.errors import StateStoreError, StoreClosed, TaskCorrupted
 from statestore.faults import CrashPoint, reach
@@ -72,10 +73,11 @@ class StagedEngine:
         """
         self.name = name
         self.where = where
-        self.turns = 0
-        """Goes up before and after each commit and rollback: odd while one is under way.
+        self.turn: Final = threading.Lock()
+        """Held while a commit, a rollback or the end of a savepoint is under way.
 
-        A reader that meets one even number before and after read between two of them.
+        A reader holds it while it opens its snapshots and copies what is pending: all of these are
+        then of one moment, whatever is read from them later (I26).
         """
         self._engine = engine
         self._kind = kind
@@ -195,10 +197,10 @@ class StagedEngine:
     def rollback(self) -> None:
         """Drop everything pending."""
         self.check_open()
-        with self._turning():
+        with self.turn:
             for part in self._staged:
                 part.rollback()
-        self._pending_position = self._position
+            self._pending_position = self._position
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
@@ -212,7 +214,7 @@ class StagedEngine:
             kept = True
         finally:
             if self._open:
-                with self._turning():
+                with self.turn:
                     for part in self._staged:
                         part.merge() if kept else part.undo()
         self.check_open()
@@ -284,8 +286,9 @@ class StagedEngine:
         """Drop what is pending, flush, release."""
         if not self._open:
             return
-        for part in self._staged:
-            part.rollback()
+        with self.turn:
+            for part in self._staged:
+                part.rollback()
         with self._settling:
             self._open = False
             self.metrics.closed()
@@ -323,7 +326,7 @@ class StagedEngine:
         meta = rows.offset_rows(offsets, self._pending_position)
         if meta:
             writes[rows.TABLE] = meta
-        with self._turning():
+        with self.turn:
             if writes or ranges:
                 self._write(writes, ranges)
             self._position = self._pending_position
@@ -333,19 +336,6 @@ class StagedEngine:
             for part in self._staged:
                 part.commit()
         return size
-
-    def await_turn(self) -> None:
-        """Wait for a commit that is under way on another thread."""
-        with self._settling:
-            pass
-
-    @contextmanager
-    def _turning(self) -> Iterator[None]:
-        self.turns += 1
-        try:
-            yield
-        finally:
-            self.turns += 1
 
     def _bytes_to_restore(self) -> int:
         """The bytes of keys and values that a restore of what is pending reads."""

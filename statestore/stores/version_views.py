@@ -1,18 +1,19 @@
 """Views of a versioned store's rows: what its searches look at, committed or with what is pending.
 
-A `View` is live, for questions answered at once. A `HistorySnapshot` outlives later writes.
+The owner's `View` is live, for questions answered at once. What readers see is of one moment and
+outlives later writes.
 """
 
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from statestore.ports import Seeker
+from statestore.ports import Cursor, Seeker
 from statestore.stores.overlay import Entries, slice_of
-from statestore.stores.staged_table import Pair, TableScan, first_of
+from statestore.stores.staged_table import Pair, TableScan, first_of, merged
 from statestore.stores.transaction import StagedEngine
 from statestore.stores.version_search import View
-from statestore.stores.versioned_layout import HISTORY, LATEST, NOT_VERSIONS
+from statestore.stores.versioned_layout import NOT_VERSIONS
 
 
 class PendingVersions:
@@ -57,38 +58,46 @@ class HistorySnapshot:
 
 @dataclass(frozen=True, slots=True)
 class LookedAt:
-    """The rows a reader of another thread sees: committed, under `latest` and `history`."""
+    """The rows a reader of another thread sees: snapshots of both tables, of one moment."""
 
     staged: StagedEngine
+    committed: Seeker
+    """Of the latest versions."""
+    superseded: Seeker
+    """Of the history."""
     latest: Entries
+    """What lies over the latest versions."""
     history: Entries
+    """What lies over the history."""
     bound: int
     interval_ms: int
 
     def view(self) -> View:
-        """For questions answered before the store's next turn."""
-        table = self.staged.table(HISTORY)
+        """For questions while the snapshots are open."""
+        committed, superseded = self.committed, self.superseded
         pending = PendingVersions(self.history)
 
         def get_many(keys: list[bytes]) -> list[bytes | None]:
-            committed = self.staged.table(LATEST).get_many(keys)
-            return list(map(self.latest.get, keys, committed)) if self.latest else committed
+            rows = committed.get_many(keys)
+            return list(map(self.latest.get, keys, rows)) if self.latest else rows
 
         def seek(keys: list[bytes]) -> list[Pair | None]:
-            return pending.over(table.seek_many(keys), keys)
+            return pending.over(superseded.seek_many(keys), keys)
 
         def scan_back(lo: bytes, hi: bytes) -> Iterator[Pair]:
             waiting = slice_of(self.history, lo, hi, reverse=True)
-            cursor = table.scan(lo, hi, reverse=True)
-            with TableScan(self.staged, cursor, waiting, reverse=True) as rows:
-                yield from rows
+            return merged(superseded.scan_back(lo, hi), waiting, reverse=True)
 
         return View(self.bound, self.interval_ms, get_many, seek, scan_back)
 
-    def snapshot(self, lo: bytes | None, hi: bytes | None) -> tuple[TableScan, HistorySnapshot]:
-        """The latest versions from `lo` to `hi`, and the history under them."""
-        cursor = self.staged.table(LATEST).scan(lo, hi)
+    def over(
+        self, cursor: Cursor, lo: bytes | None, hi: bytes | None
+    ) -> tuple[TableScan, HistorySnapshot]:
+        """The latest versions from `lo` to `hi`, which `cursor` walks over, and what was before.
+
+        The history's snapshot is theirs from now on.
+        """
         waiting = slice_of(self.latest, lo, hi, reverse=False)
         scan = TableScan(self.staged, cursor, waiting, reverse=False)
-        seeker = self.staged.table(HISTORY).seeker()
-        return scan, HistorySnapshot(self.staged, seeker, PendingVersions(self.history))
+        pending = PendingVersions(self.history)
+        return scan, HistorySnapshot(self.staged, self.superseded, pending)

@@ -5,6 +5,7 @@ timestamp to that of the next one. Readers of committed versions never copy what
 """
 
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from itertools import compress
 from operator import itemgetter
 from typing import Generic, TypeVar
@@ -18,6 +19,7 @@ from statestore.model import (
     V,
     VersionedRecord,
 )
+from statestore.ports import Seeker
 from statestore.stores.overlay import MISSING, Missing
 from statestore.stores.specs import VersionedSpec
 from statestore.stores.superseded import Ended, history_rows, note
@@ -25,6 +27,7 @@ from statestore.stores.transaction import StagedEngine
 from statestore.stores.transactional import StoreReader, TransactionalStore
 from statestore.stores.version_reads import VersionReads
 from statestore.stores.version_scans import AsOfScan, VersionScan
+from statestore.stores.version_search import View
 from statestore.stores.version_views import LookedAt
 from statestore.stores.versioned_layout import (
     BIAS,
@@ -36,7 +39,7 @@ from statestore.stores.versioned_layout import (
     TIME_MIN,
     unpack_head,
 )
-from statestore.stores.versioned_table import VersionedTable
+from statestore.stores.versioned_table import PendingNow, VersionedTable
 
 T = TypeVar("T")
 
@@ -204,9 +207,7 @@ class VersionedReader(StoreReader, Generic[K, V]):
         data = self._codec.key(key)
         if as_of is not None:
             time = self._reads.time(as_of)
-            return self._at_one_moment(
-                lambda seen: self._reads.as_of(seen.view(), data, time), data, data
-            )
+            return self._at_one_moment(data, lambda view: self._reads.as_of(view, data, time))
         row: bytes | Missing | None = MISSING
         if self._uncommitted:
             # In this order: what is settled meanwhile goes from the one to the other.
@@ -231,9 +232,7 @@ class VersionedReader(StoreReader, Generic[K, V]):
         self._staged.metrics.ranges += 1
         span = self._reads.span(from_time, to_time)
         data = self._codec.key(key)
-        found = self._at_one_moment(
-            lambda seen: self._reads.history(seen.view(), data, *span), data, data
-        )
+        found = self._at_one_moment(data, lambda view: self._reads.history(view, data, *span))
         return VersionScan(self._staged, found if descending else found[::-1])
 
     def range_as_of(self, lo: K | None, hi: K | None, as_of: Time) -> AsOfScan[K]:
@@ -243,11 +242,16 @@ class VersionedReader(StoreReader, Generic[K, V]):
         bounds = self._codec.optional_key(lo), self._codec.optional_key(hi)
         time = self._reads.time(as_of)
 
-        def opened(seen: LookedAt) -> AsOfScan[K]:
-            scan, history = seen.snapshot(*bounds)
-            return AsOfScan(scan, history, time, seen.bound, seen.interval_ms, self._reads)
-
-        return self._at_one_moment(opened, *bounds)
+        try:
+            with self._staged.turn:
+                cursor = self._table.scan(*bounds)
+                pending, committed, superseded = self._now()
+            seen = self._looked_at(pending, committed, superseded, *bounds)
+            committed.close()
+        except Exception as error:
+            raise self._staged.failure(error) from error
+        scan, history = seen.over(cursor, *bounds)
+        return AsOfScan(scan, history, time, seen.bound, seen.interval_ms, self._reads)
 
     def observed_stream_time(self) -> int | None:
         """The largest timestamp put, as far as this reader's level sees; None before the first."""
@@ -256,49 +260,43 @@ class VersionedReader(StoreReader, Generic[K, V]):
         now = time.now if self._uncommitted else time.committed.now
         return None if now == NEVER else now
 
-    def _at_one_moment(
-        self, look: Callable[[LookedAt], T], lo: bytes | None, hi: bytes | None
-    ) -> T:
-        """What `look` finds, with no commit or rollback on the way; it asks for keys lo to hi."""
-        staged = self._staged
-        while True:
-            turns = staged.turns
-            if turns % 2:
-                staged.await_turn()
-                continue
-            try:
-                seen = self._pending_rows(lo, hi) if self._uncommitted else self._committed_rows()
-                if seen is None:
-                    continue
-                found = look(seen)
-            except Exception as error:
-                raise staged.failure(error) from error
-            if staged.turns == turns:
-                return found
+    def _at_one_moment(self, key: bytes, look: Callable[[View], T]) -> T:
+        """What `look` finds of a key."""
+        try:
+            with self._staged.turn:
+                pending, committed, superseded = self._now()
+            with closing(committed), closing(superseded):
+                return look(self._looked_at(pending, committed, superseded, key, key).view())
+        except Exception as error:
+            raise self._staged.failure(error) from error
 
-    def _committed_rows(self) -> LookedAt:
+    def _now(self) -> tuple[PendingNow, Seeker, Seeker]:
+        """All there is at this moment; the caller holds the turn of the store."""
         table = self._versions
-        return LookedAt(self._staged, {}, {}, table.time.committed.bound, table.interval_ms)
+        pending = table.pending_now() if self._uncommitted else table.nothing_pending()
+        return pending, self._table.seeker(), self._staged.table(HISTORY).seeker()
 
-    def _pending_rows(self, lo: bytes | None, hi: bytes | None) -> LookedAt | None:
-        """What is pending, as far as keys lo to hi are asked for; None: it was being settled."""
-        table, staged, journal = self._versions, self._staged, self._versions.journal
-        settled = journal.settled
-        keys, rows = journal.unsettled()
-        # The latest first: what supersedes a version is staged after its history.
-        latest = self._entries.copy()
-        history = staged.overlay(HISTORY).entries.copy()
-        bound = table.time.bound
-        if journal.settled != settled:
-            return None
-        asked = [(lo is None or key >= lo) and (hi is None or key <= hi) for key in keys]
+    def _looked_at(
+        self,
+        pending: PendingNow,
+        committed: Seeker,
+        superseded: Seeker,
+        lo: bytes | None,
+        hi: bytes | None,
+    ) -> LookedAt:
+        """What is pending made rows, as far as keys lo to hi are asked for."""
+        interval_ms = self._versions.interval_ms
+        latest, history = pending.latest, pending.history
+        asked = [(lo is None or key >= lo) and (hi is None or key <= hi) for key in pending.keys]
         ahead: dict[bytes, bytes] = {}
         ended = Ended.none()
-        note(list(compress(keys, asked)), list(compress(rows, asked)), ahead, ended)
+        note(list(compress(pending.keys, asked)), list(compress(pending.rows, asked)), ahead, ended)
         if ahead:
-            before = map(latest.get, ahead, self._table.get_many(list(ahead)))
+            before = map(latest.get, ahead, committed.get_many(list(ahead)))
             history |= history_rows(
-                ahead, ended, ahead, before, bound=bound, interval_ms=table.interval_ms
+                ahead, ended, ahead, before, bound=pending.bound, interval_ms=interval_ms
             )
             latest |= ahead
-        return LookedAt(staged, latest, history, bound, table.interval_ms)
+        return LookedAt(
+            self._staged, committed, superseded, latest, history, pending.bound, interval_ms
+        )

@@ -7,15 +7,17 @@ Expiry is a range delete in the commit that crosses a segment's end.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
-from operator import attrgetter, gt
-from typing import Final
+from operator import attrgetter, call, gt
+from typing import Any, Final, NamedTuple
 
 from statestore.model import Position, PutResult, TopicPartition
 from statestore.stores import versioned_layout as layout
 from statestore.stores.journal import Journal, Prepared
 from statestore.stores.observed_time import ObservedTime, committed_moment
+from statestore.stores.overlay import Entries
 from statestore.stores.staged_table import Changes, Pair, StagedTable, TableScan
 from statestore.stores.superseded import history_rows
 from statestore.stores.transaction import StagedEngine
@@ -31,6 +33,20 @@ _TOO_LATE: Final = PutResult(accepted=False, latest=False, valid_to_ms=None)
 
 _SWEEP_MAX: Final = 10_000
 """How many forgotten deletes one commit clears away, so that no commit takes long."""
+
+
+class PendingNow(NamedTuple):
+    """A copy of what is pending at one moment, for readers on other threads.
+
+    `keys` and `rows`: the versions put ahead and not settled, in order of time. `latest` and
+    `history`: rows of the tables, None a delete. `bound`: the time before which history is gone.
+    """
+
+    keys: list[bytes]
+    rows: list[bytes]
+    latest: Entries
+    history: Entries
+    bound: int
 
 
 class VersionedTable:
@@ -55,6 +71,14 @@ class VersionedTable:
         self._note_ended_key: Final = self.journal.ended.keys.append
         self._note_ended_row: Final = self.journal.ended.rows.append
         self._note_end: Final = self.journal.ended.ends.append
+        # All in C, and so no write of the owner comes between two of them.
+        self._copies: Final[tuple[Callable[[], Any], ...]] = (
+            partial(attrgetter("settled"), self.journal),
+            self.journal.keys.copy,
+            self.journal.rows.copy,
+            self._latest_rows.entries.copy,
+            self._history_rows.entries.copy,
+        )
         staged.keep_journal(self.journal)
         staged.keep_in_step(self.time)
         self._expired_below = layout.expired_below(self.time.committed.bound, self.interval_ms)
@@ -161,6 +185,18 @@ class VersionedTable:
         scan, seeker = self._latest.scan(lo, hi), self.staged.table(HISTORY).seeker()
         pending = PendingVersions(self._history_rows.entries)
         return scan, HistorySnapshot(self.staged, seeker, pending)
+
+    def pending_now(self) -> PendingNow:
+        """For any thread that holds the turn of the store."""
+        settled, keys, rows, latest, history = list(map(call, self._copies))
+        time = self.time
+        # Not `time.now`, which a put raises before its version is there.
+        bound = time.bound_at(layout.valid_from(rows[-1])) if rows else time.committed.bound
+        return PendingNow(keys[settled : len(rows)], rows[settled:], latest, history, bound)
+
+    def nothing_pending(self) -> PendingNow:
+        """For who sees what is committed, and holds the turn of the store."""
+        return PendingNow([], [], {}, {}, self.time.committed.bound)
 
     # The transaction.
 

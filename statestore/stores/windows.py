@@ -11,6 +11,7 @@ restored with the windows it decides about.
 
 import struct
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Generic, Protocol, Self
 
 from statestore.errors import StoreClosed
@@ -32,6 +33,7 @@ TIME_ROW = b"t"
 START = struct.Struct(">q")
 # Beyond that many, the windows of a key are looked for among those of all keys.
 _ASKED_MAX = 10_000
+_START_MAX = (1 << 63) - 1
 
 
 def row_of(key: bytes) -> bytes:
@@ -85,14 +87,25 @@ class WindowScan(Generic[K, V]):
         self.close()
 
 
+class RowsOfAMoment(Protocol):
+    """The rows of a window store, at one moment."""
+
+    def get_many(self, keys: list[bytes]) -> list[bytes | None]: ...
+    def rows(self) -> Iterable[tuple[bytes, bytes]]:
+        """Those that were asked for, in order; once."""
+
+
 class Rows(Protocol):
     """The rows of a window store, read."""
 
-    def get(self, key: bytes, default: bytes | None = None) -> bytes | None: ...
-    def get_many(self, keys: Iterable[bytes]) -> list[bytes | None]: ...
-    def range(
-        self, lo: bytes | None = None, hi: bytes | None = None, reverse: bool = False
-    ) -> Scan[tuple[bytes, bytes]]: ...
+    def get_many(self, keys: list[bytes]) -> list[bytes | None]:
+        """One value per key, all of one moment."""
+
+    def moment(
+        self, lo: bytes | None = None, hi: bytes | None = None
+    ) -> AbstractContextManager[RowsOfAMoment]:
+        """The rows as they are now; those from `lo` to `hi` may be walked over."""
+
     def is_open(self) -> bool: ...
     def close(self) -> None: ...
 
@@ -107,27 +120,31 @@ class WindowReader(Generic[K, V]):
 
     def get(self, key: K, start: Time) -> V | None:
         """The value of the key in the window that starts then."""
-        start_ms = to_ms(start)
-        if start_ms <= self._expired_ms():
+        start_ms, data = to_ms(start), self._spec.inner.serialize(key)
+        time, found = self._rows.get_many([TIME_ROW, START.pack(start_ms) + data])
+        if found is None or start_ms <= self._expired_ms(time):
             return None
-        found = self._rows.get(START.pack(start_ms) + self._spec.inner.serialize(key))
-        return None if found is None else self._spec.value_serde.deserialize(found)
+        return self._spec.value_serde.deserialize(found)
 
     def fetch(
         self, key: K, *, from_time: Time | None = None, to_time: Time | None = None
     ) -> WindowScan[K, V]:
         """The key's windows that start between both times, both included, by start."""
-        now, size = self.observed_stream_time(), self._spec.size_ms
-        if now is None:
-            return WindowScan(iter(()))
-        low = max(self._expired_ms() + 1, 0 if from_time is None else to_ms(from_time))
-        high = now if to_time is None else min(now, to_ms(to_time))
-        starts = range(-(-low // size) * size, high + 1, size)
-        if len(starts) > _ASKED_MAX:
-            return self._scan(low, high, self._spec.inner.serialize(key))
-        data = self._spec.inner.serialize(key)
-        found = self._rows.get_many([START.pack(start) + data for start in starts])
-        read = self._spec.value_serde.deserialize
+        spec, size = self._spec, self._spec.size_ms
+        data = spec.inner.serialize(key)
+        first = 0 if from_time is None else max(0, to_ms(from_time))
+        last = None if to_time is None else to_ms(to_time)
+        with ExitStack() as closing:
+            seen = closing.enter_context(self._rows.moment(*_span(first, last)))
+            (time,) = seen.get_many([TIME_ROW])
+            low = max(self._expired_ms(time) + 1, first)
+            now = -1 if time is None else start_of(time)
+            high = now if last is None else min(now, last)
+            starts = range(-(-low // size) * size, high + 1, size)
+            if len(starts) > _ASKED_MAX:
+                return self._scan(seen, low, high, data, closing.pop_all().close)
+            found = seen.get_many([START.pack(start) + data for start in starts])
+        read = spec.value_serde.deserialize
         return WindowScan(
             (Windowed(key, start, start + size), read(value))
             for start, value in zip(starts, found, strict=True)
@@ -136,11 +153,15 @@ class WindowReader(Generic[K, V]):
 
     def all(self) -> WindowScan[K, V]:
         """Every window of every key, by start."""
-        return self._scan(self._expired_ms() + 1, self.observed_stream_time() or 0, None)
+        with ExitStack() as closing:
+            seen = closing.enter_context(self._rows.moment(*_span(0, None)))
+            (time,) = seen.get_many([TIME_ROW])
+            low = self._expired_ms(time) + 1
+            return self._scan(seen, low, None, None, closing.pop_all().close)
 
     def observed_stream_time(self) -> int | None:
         """The largest timestamp counted so far, ms; None before the first."""
-        data = self._rows.get(TIME_ROW)
+        (data,) = self._rows.get_many([TIME_ROW])
         return None if data is None else start_of(data)
 
     def is_open(self) -> bool:
@@ -155,21 +176,83 @@ class WindowReader(Generic[K, V]):
     def __exit__(self, *_exc: object) -> None:
         self.close()
 
-    def _expired_ms(self) -> int:
-        return expired_ms(self._rows.get(TIME_ROW), self._spec.retention_ms)
+    def _expired_ms(self, time_row: bytes | None) -> int:
+        return expired_ms(time_row, self._spec.retention_ms)
 
-    def _scan(self, low: int, high: int, key: bytes | None) -> WindowScan[K, V]:
+    def _scan(
+        self,
+        seen: RowsOfAMoment,
+        low: int,
+        high: int | None,
+        key: bytes | None,
+        release: Callable[[], None],
+    ) -> WindowScan[K, V]:
         spec, size = self._spec, self._spec.size_ms
-        rows = self._rows.range(START.pack(low), START.pack(high + 1))
 
         def pairs() -> Iterator[tuple[Windowed[Any], Any]]:
-            for row, value in rows:
+            for row, value in seen.rows():
+                if row == TIME_ROW or (key is not None and row[8:] != key):
+                    continue
                 start = start_of(row)
-                if start <= high and (key is None or row[8:] == key):
+                if start >= low and (high is None or start <= high):
                     name = spec.inner.deserialize(row[8:])
                     yield Windowed(name, start, start + size), spec.value_serde.deserialize(value)
 
-        return WindowScan(pairs(), rows.close)
+        return WindowScan(pairs(), release)
+
+
+def _span(first: int, last: int | None) -> tuple[bytes, bytes | None]:
+    """The rows of windows that start from `first` to `last`, perhaps a few more."""
+    low = START.pack(min(max(first, 0), _START_MAX))
+    return low, None if last is None or last >= _START_MAX else START.pack(max(last, -1) + 1)
+
+
+class StillStore(Protocol):
+    """A store of rows that does not change while it is asked: its owner's, or one at rest."""
+
+    @property
+    def name(self) -> str: ...
+    def get_many(self, keys: Iterable[bytes]) -> list[bytes | None]: ...
+    def range(
+        self, lo: bytes | None = None, hi: bytes | None = None, reverse: bool = False
+    ) -> Scan[tuple[bytes, bytes]]: ...
+    def is_open(self) -> bool: ...
+
+
+class StillRows:
+    """`Rows` of such a store."""
+
+    def __init__(self, store: StillStore, close: Callable[[], None]) -> None:
+        """`close`: what is to be done at the end."""
+        self._store = store
+        self._close = close
+        self._open = True
+
+    def get_many(self, keys: list[bytes]) -> list[bytes | None]:
+        """One value per key."""
+        if not self._open:
+            raise StoreClosed(f"this reader of {self._store.name!r} is closed: ask for a new one")
+        return self._store.get_many(keys)
+
+    @contextmanager
+    def moment(self, lo: bytes | None = None, hi: bytes | None = None) -> Iterator["_StillMoment"]:
+        """The rows as they are now; those from `lo` to `hi` may be walked over."""
+        with ExitStack() as closing:
+            yield _StillMoment(self, lambda: closing.enter_context(self._store.range(lo, hi)))
+
+    def is_open(self) -> bool:
+        return self._open and self._store.is_open()
+
+    def close(self) -> None:
+        """Closing twice is harmless."""
+        self._open = False
+        self._close()
+
+
+class _StillMoment:
+    def __init__(self, of: StillRows, walk: Callable[[], Iterable[tuple[bytes, bytes]]]) -> None:
+        self.get_many = of.get_many
+        self.rows = walk
 
 
 class TransactionalWindowStore(WindowReader[K, V]):
@@ -178,7 +261,7 @@ class TransactionalWindowStore(WindowReader[K, V]):
     def __init__(
         self, store: TransactionalKeyValueStore[bytes, bytes], spec: WindowSpec[K, V]
     ) -> None:
-        super().__init__(store.reader(IsolationLevel.READ_UNCOMMITTED), spec)
+        super().__init__(StillRows(store, lambda: None), spec)
         self._store = store
 
     def reader(

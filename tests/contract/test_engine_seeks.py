@@ -1,6 +1,7 @@
 """What every Engine promises of seeks (`ports.Seeker`), on each of them."""
 
 import random
+import threading
 from bisect import bisect_left
 
 import pytest
@@ -73,3 +74,48 @@ def test_a_seeker_ends_with_its_engine_and_does_not_keep_the_folder(
     with pytest.raises(StoreClosed):
         engine.table("data").seek_many([b"b"])
     under_test.open().close()
+
+
+def test_a_seeker_gets_and_scans_back_in_its_snapshot_in_any_order(engine: Engine) -> None:
+    """More rows than it reads at once; other questions come between two rows of a scan."""
+    rows = {b"%05d" % i: b"v%d" % i for i in range(3000)}
+    engine.write({"data": rows})
+    seeker = engine.table("data").seeker()
+    engine.write({"data": dict.fromkeys(rows, b"new")}, ranges={"data": [(b"01000", b"02000")]})
+    asked = [b"02999", b"00000", b"absent", b"01500", b"01500"]
+    assert seeker.get_many(asked) == [b"v2999", b"v0", None, b"v1500", b"v1500"]
+    found = []
+    for pair in seeker.scan_back(b"00010", b"02900x"):
+        found.append(pair)
+        if len(found) % 100 == 1:
+            assert seeker.get_many([b"00001"]) == [b"v1"]
+    assert found == [(b"%05d" % i, b"v%d" % i) for i in range(2900, 9, -1)]
+    assert list(seeker.scan_back(b"x", b"y")) == list(seeker.scan_back(b"2", b"1")) == []
+    halfway = seeker.scan_back(b"", b"z")
+    next(halfway)
+    seeker.close()
+    with pytest.raises(StoreClosed):
+        list(halfway)
+
+
+def test_many_values_are_read_at_once_while_another_thread_writes(engine: Engine) -> None:
+    keys = [b"%06d" % (i * 7919 % 25_000) for i in range(25_000)]
+    table = engine.table("data")
+    engine.write({"data": dict.fromkeys(keys, b"0")})
+    wrong: list[set[bytes | None]] = []
+    stop = threading.Event()
+
+    def read() -> None:
+        while not stop.is_set():
+            seen = set(table.get_many_at_once(keys))
+            if len(seen) > 1:
+                wrong.append(seen)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for number in range(1, 40):
+        engine.write({"data": dict.fromkeys(keys, b"%d" % number)})
+    stop.set()
+    reader.join()
+    assert wrong == []
+    assert table.get_many_at_once([keys[3], b"absent", keys[1]]) == [b"39", None, b"39"]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from statestore.model import IsolationLevel
-from statestore.stores.journal import Journal
+from statestore.stores.versioned_table import VersionedTable
 from tests.builders import DEADLINE_S
 from tests.contract.versioned_worlds import Open, Store
 from tests.contract.versions_text import puts, shown, shown_one
@@ -120,13 +120,15 @@ def test_who_sees_pending_versions_sees_no_history_with_a_gap(opened: Open) -> N
     assert watcher.problems == []
 
 
-def test_a_reader_whose_look_meets_a_settling_looks_again(opened: Open) -> None:
+def test_what_is_put_and_settled_after_a_reader_has_looked_is_not_in_its_answer(
+    opened: Open,
+) -> None:
     store = opened()
     store.put_all(puts("a1@10 b1@10"))
 
     def meanwhile(frame: FrameType, event: str, _arg: object) -> None:
-        """What the owner does when the reader has copied what is not settled, and no more."""
-        if event == "return" and frame.f_code is Journal.unsettled.__code__:
+        """What the owner does when the reader has copied what is pending, and no more."""
+        if event == "return" and frame.f_code is VersionedTable.pending_now.__code__:
             sys.setprofile(None)
             store.put_all(puts("a2@20 c2@20"))
             assert shown_one(store.get(b"a", as_of=15)) == "1[10,20)"
@@ -134,6 +136,6 @@ def test_a_reader_whose_look_meets_a_settling_looks_again(opened: Open) -> None:
     sys.setprofile(meanwhile)
     try:
         with store.reader(IsolationLevel.READ_UNCOMMITTED).range_as_of(None, None, 30) as rows:
-            assert shown(one for _, one in rows) == "1[10, 2[20, 2[20,"
+            assert shown(one for _, one in rows) == "1[10, 1[10,"
     finally:
         sys.setprofile(None)
