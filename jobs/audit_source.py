@@ -89,8 +89,8 @@ class AuditReader(DataSourceReader):
 
 def _homes(subject: Subject, rows: Rows) -> list[list[Any]]:
     """Per hash the partition it gives each key; None for rows without one of their own."""
-    placed = [bool(placing_keys([key], subject.kind)) for key in rows.keys]
-    keys = placing_keys(rows.keys, subject.kind)
+    placed = [bool(placing_keys([key], subject.kind, subject.key_serde)) for key in rows.keys]
+    keys = placing_keys(rows.keys, subject.kind, subject.key_serde)
     columns = []
     for homes in HASHES.values():
         found = iter(homes(keys, subject.partitions))

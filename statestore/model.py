@@ -89,6 +89,10 @@ class Windowed(NamedTuple, Generic[K]):
     end_ms: int
 
 
+WINDOW_BYTES = 8
+"""How many bytes of a key in a window are the window, the last ones; the others place it."""
+
+
 class _Word(StrEnum):
     """Its text will do, in capitals or not; Misuse tells what there is."""
 

@@ -5,7 +5,7 @@ Target; `testing/` implements the four of Kafka in memory. One contract suite pe
 implementation.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -137,7 +137,10 @@ class Source(Protocol):
 
 
 class Records(NamedTuple):
-    """Columns to append to a topic; `partition` None: each goes where its key says."""
+    """Columns to append to a topic; `partition` None: each goes where its key says.
+
+    Or where its `placing` bytes say: of keys in windows, the key without the window (T1a).
+    """
 
     topic: str
     keys: Sequence[bytes | None]
@@ -145,6 +148,7 @@ class Records(NamedTuple):
     timestamps: Sequence[int]
     partition: int | None = None
     headers: Sequence[tuple[Header, ...]] | None = None
+    placing: Sequence[bytes | None] | None = None
 
 
 class Outbox(Protocol):
@@ -266,8 +270,13 @@ class Cluster(Protocol):
     def group_offsets(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, GroupOffset]:
         """The group's committed offsets, pending transactions waited out; some may be absent."""
 
-    def key_hashes(self, topics: Mapping[str, int]) -> dict[str, KeyHashes]:
-        """Of each topic's first 100 keys; `topics` are partition counts by name."""
+    def key_hashes(
+        self, topics: Mapping[str, int], windowed: Collection[str] = ()
+    ) -> dict[str, KeyHashes]:
+        """Of each topic's first 100 keys; `topics` are partition counts by name.
+
+        `windowed`: those whose keys are in windows, placed by the key alone.
+        """
 
     def delete_before(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Purge records below these offsets."""

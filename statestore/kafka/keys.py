@@ -1,6 +1,6 @@
 """Looks at the first keys of topics, to tell which hash placed them."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import replace
 
@@ -23,9 +23,15 @@ _LITTLE = {
 
 
 def first_key_hashes(
-    settings: Settings, topics: Mapping[str, int], bounds: Mapping[TopicPartition, Bounds]
+    settings: Settings,
+    topics: Mapping[str, int],
+    bounds: Mapping[TopicPartition, Bounds],
+    windowed: Collection[str],
 ) -> dict[str, KeyHashes]:
-    """Which hash fits the first keys of each topic; `topics`: their partition counts."""
+    """Which hash fits the first keys of each topic; `topics`: their partition counts.
+
+    `windowed`: those with keys in windows.
+    """
     unread = {tp: bound for tp, bound in bounds.items() if bound.end > bound.start}
     rows: dict[str, list[tuple[int, bytes | None]]] = {topic: [] for topic in topics}
     if unread:
@@ -46,7 +52,10 @@ def first_key_hashes(
                 source.pause(done)
                 for tp in done:
                     del unread[tp]
-    return {topic: key_hashes(found, topics[topic], KEYS) for topic, found in rows.items()}
+    return {
+        topic: key_hashes(found, topics[topic], KEYS, windowed=topic in windowed)
+        for topic, found in rows.items()
+    }
 
 
 def _is_enough(rows: list[tuple[int, bytes | None]]) -> bool:

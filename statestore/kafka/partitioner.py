@@ -1,7 +1,7 @@
 """Which partition a key goes to: murmur2 in Java Kafka, CRC-32 in librdkafka.
 
-The real producer partitions by itself; these serve the in-memory broker and the check that joined
-inputs were partitioned alike.
+The real producer partitions by itself, but for keys in windows; these serve there, for the
+in-memory broker, and for the check that joined inputs were partitioned alike.
 """
 
 import zlib
@@ -11,6 +11,7 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
+from statestore.model import WINDOW_BYTES
 from statestore.ports import KeyHashes
 
 _SEED = 0x9747B28C
@@ -37,17 +38,33 @@ def crc32_partition(key: bytes, partitions: int) -> int:
     return zlib.crc32(key) % partitions
 
 
-def key_hashes(rows: Iterable[tuple[int, bytes | None]], partitions: int, limit: int) -> KeyHashes:
+def key_hashes(
+    rows: Iterable[tuple[int, bytes | None]], partitions: int, limit: int, *, windowed: bool = False
+) -> KeyHashes:
     """Which hash fits the first `limit` keys, each with the partition it lies in.
 
-    Empty keys and none say nothing: some clients place those at random.
+    Empty keys and none say nothing: some clients place those at random. `windowed`: without their
+    windows.
     """
-    keys = list(islice(((p, key) for p, key in rows if key), limit))
+    found = ((p, key and key[:-WINDOW_BYTES] if windowed else key) for p, key in rows)
+    keys = list(islice(((p, key) for p, key in found if key), limit))
     return KeyHashes(
         len(keys),
         murmur2=all(murmur2_partition(key, partitions) == p for p, key in keys),
         crc32=all(crc32_partition(key, partitions) == p for p, key in keys),
     )
+
+
+def partitions_of(
+    placing: Sequence[bytes | None], partitions: int, partitioner: str
+) -> list[int | None]:
+    """Where each lies by what the setting `partitioner` says, None: anywhere.
+
+    By murmur2 unless it names CRC-32, as Kafka Streams places windows whatever is configured.
+    """
+    hashed = crc32_partitions if partitioner.startswith("consistent") else murmur2_partitions
+    known = iter(hashed([data for data in placing if data is not None], partitions))
+    return [None if data is None else next(known) for data in placing]
 
 
 def murmur2_partitions(keys: Sequence[bytes], partitions: int) -> list[int]:

@@ -19,6 +19,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from statestore.errors import RecordFailed
 from statestore.kafka.clients import Properties, Trouble, producer, unanswered
 from statestore.kafka.errors import error_for, kafka_error
+from statestore.kafka.partitioner import partitions_of
 from statestore.model import TopicPartition
 from statestore.ports import Records
 from statestore.settings import Settings
@@ -55,6 +56,7 @@ class Sender:
         self.client: Producer = producer(settings, properties, trouble)
         self.ends: dict[TopicPartition, int] = {}
         self._failure: tuple[KafkaError, str] | None = None
+        self._counts: dict[str, int] = {}
 
     def forget(self) -> None:
         self.ends.clear()
@@ -67,6 +69,7 @@ class Sender:
         assert count == len(records.values) == len(records.timestamps), "columns differ in length"
         if not count:
             return
+        places = self._places(records)
         # A list's iterator knows how many are left, so the record a call failed on is known.
         ahead = iter(records.keys)
         calls = map(
@@ -74,7 +77,7 @@ class Sender:
             repeat(records.topic),
             records.values,
             ahead,
-            repeat(_partition(records)),
+            repeat(_partition(records)) if places is None else places,
             chain(repeat(each, count - 1), (last,)),
             repeat(None),
             records.timestamps,
@@ -87,7 +90,8 @@ class Sender:
                 done = True
             except BufferError:
                 at = count - length_hint(ahead) - 1
-                self._insist(records, at, last if at == count - 1 else each)
+                place = _partition(records) if places is None else places[at]
+                self._insist(records, at, place, last if at == count - 1 else each)
             except KafkaException as failure:
                 _raise_too_large(failure, records, count - length_hint(ahead) - 1)
                 raise
@@ -121,7 +125,24 @@ class Sender:
     def _timeout_s(self) -> float:
         return self._settings.request_timeout_ms / 1000
 
-    def _insist(self, records: Records, at: int, report: Report | None) -> None:
+    def _places(self, records: Records) -> list[int] | None:
+        """The partition of each record where it is not the key that says it."""
+        if records.placing is None or records.partition is not None:
+            return None
+        count = self._partitions(records.topic)
+        if not count:
+            return None  # The client will say what is wrong with that topic.
+        found = partitions_of(records.placing, count, self._settings.partitioner)
+        return [_ANY_PARTITION if place is None else place for place in found]
+
+    def _partitions(self, topic: str) -> int:
+        """How many partitions a topic has; 0: none that is known."""
+        if not self._counts.get(topic):
+            listed = self.client.list_topics(topic, self._timeout_s).topics.get(topic)
+            self._counts[topic] = 0 if listed is None else len(listed.partitions)
+        return self._counts[topic]
+
+    def _insist(self, records: Records, at: int, partition: int, report: Report | None) -> None:
         """Send one record once the queue has room."""
         headers = None if records.headers is None else list(records.headers[at])
         sendable = cast("list[tuple[str, str | bytes | None]] | None", headers)
@@ -133,7 +154,7 @@ class Sender:
                     records.topic,
                     records.values[at],
                     records.keys[at],
-                    _partition(records),
+                    partition,
                     report,
                     None,
                     records.timestamps[at],

@@ -266,10 +266,12 @@ class KafkaCluster:
                 committed[at] = GroupOffset(tp.offset, tp.metadata or "")
         return committed
 
-    def key_hashes(self, topics: Mapping[str, int]) -> dict[str, KeyHashes]:
+    def key_hashes(
+        self, topics: Mapping[str, int], windowed: Collection[str] = ()
+    ) -> dict[str, KeyHashes]:
         """Of each topic's first 100 keys."""
         tps = [TopicPartition(topic, p) for topic, count in topics.items() for p in range(count)]
-        return first_key_hashes(self._settings, topics, self.bounds(tps))
+        return first_key_hashes(self._settings, topics, self.bounds(tps), windowed)
 
     def delete_before(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Purge records below these offsets."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from statestore.errors import NotCopartitioned
 from statestore.ports import Cluster, KeyHashes
 from statestore.settings import Settings
+from statestore.stores import serdes
 from statestore.topology.graph import TopicName, Topology
 
 _log = logging.getLogger(__name__)
@@ -26,7 +27,14 @@ def check_hashes(
     """
     meetings = list(_meetings(topology, counts))
     wanted = {t.name: counts[t] for _, topics in meetings for t in topics if not t.internal}
-    found = cluster.key_hashes(wanted) if wanted else {}
+    windowed = [
+        topic.name
+        for part in topology.sub_topologies
+        for source in part.sources
+        if serdes.of_windowed(source.key_serde.name) is not None
+        for topic in source.topics
+    ]
+    found = cluster.key_hashes(wanted, windowed) if wanted else {}
     ours = _hashes_of(settings.partitioner)
     for name, hashes in found.items():
         if hashes.keys and not (hashes.murmur2 or hashes.crc32):

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from statestore.errors import Misuse, SerdeMismatch
-from statestore.model import Serde, T, Windowed
+from statestore.model import WINDOW_BYTES, Serde, T, Windowed
 
 _WINDOWED = re.compile(r"WINDOWED\((\d+),(.+)\)")
 _INT64 = struct.Struct(">q")
@@ -80,6 +80,16 @@ def of_windowed(name: str) -> tuple[int, str] | None:
     """The size of windows and the name of the keys' serde; None if it is no serde of windows."""
     found = _WINDOWED.fullmatch(name)
     return None if found is None else (int(found[1]), found[2])
+
+
+def placing(serde: Serde[Any], keys: list[bytes | None]) -> list[bytes | None] | None:
+    """What says where keys under `serde` lie, where it is not the key: of windows, the key alone.
+
+    So all windows of a key lie where the key does, as with Kafka Streams.
+    """
+    if of_windowed(serde.name) is None:
+        return None
+    return [None if key is None else key[:-WINDOW_BYTES] for key in keys]
 
 
 @functools.cache

@@ -16,6 +16,7 @@ from statestore.errors import RecordFailed, UnknownStore
 from statestore.metrics import count_dropped
 from statestore.model import Batch, PunctuationType, Span, TaskId, TopicPartition
 from statestore.ports import Clock, Outbox, Records
+from statestore.stores import serdes
 from statestore.stores.staged_table import StagedTable
 from statestore.stores.versioned_table import VersionedTable
 from statestore.tasks.owned import OwnedStore
@@ -225,7 +226,10 @@ class TaskContext:
                 node.name, batch, "value", node.value_serde, Stage.PRODUCTION, told_to=told_to
             )
             try:
-                records = Records(topic, keys, values, batch.timestamps, headers=batch.headers)
+                placing = serdes.placing(node.key_serde, keys)
+                records = Records(
+                    topic, keys, values, batch.timestamps, None, batch.headers, placing
+                )
                 self._outbox.send(records)
             except Exception as error:
                 # The client's own too: times and headers come from a user's code.

@@ -10,6 +10,7 @@ the rest. The last of the fewest that fail is the one.
 import logging
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from statestore.errors import RecordFailed, TopicMissing
@@ -129,8 +130,8 @@ class PoisonHeld:
             return
         before = self._handed_on
         self._handed_on += len(batch)
-        batch = batch.with_columns()
-        batch.offsets = range(len(batch))  # without a topic: places among what is handed on
+        # Without a topic, offsets are places among what is handed on.
+        batch = replace(batch, offsets=range(len(batch)))
         try:
             hand_on(batch)
         except HeldFailed:

@@ -5,7 +5,7 @@ with nothing to read returns at once. Faults are asked for: `stop`, `expire`, `l
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from statestore.errors import (
     NotCopartitioned,
@@ -263,14 +263,16 @@ class MemoryCluster:
         groups, group_id = self._state.groups, self._group_id
         return {tp: groups[group_id, tp] for tp in tps if (group_id, tp) in groups}
 
-    def key_hashes(self, topics: Mapping[str, int]) -> dict[str, KeyHashes]:
+    def key_hashes(
+        self, topics: Mapping[str, int], windowed: Collection[str] = ()
+    ) -> dict[str, KeyHashes]:
         """Of each topic's first 100 keys."""
         found = {}
         for topic, count in topics.items():
             logs = enumerate(self._state.topics[topic])
             entries = ((p, e) for p, log in logs for e in log.read(log.start, log.last_stable))
             rows = ((p, e.key) for p, e in entries if e.is_visible)
-            found[topic] = key_hashes(rows, count, _KEYS)
+            found[topic] = key_hashes(rows, count, _KEYS, windowed=topic in windowed)
         return found
 
     def delete_before(self, offsets: Mapping[TopicPartition, int]) -> None:

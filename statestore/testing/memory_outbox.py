@@ -138,11 +138,12 @@ class _Writer:
         self.ends: dict[TopicPartition, int] = {}
 
     def write(self, records: Records, transaction: Transaction | None, *, tracked: bool) -> None:
-        topic, keys, values, times, fixed, headers = records
+        topic, keys, values, times, fixed, headers, placing = records
+        placing = keys if placing is None else placing
         tails = repeat(()) if headers is None else headers
         rows = zip(zip(keys, values, times, strict=True), tails, strict=False)
         for i, ((key, value, time_ms), tail) in enumerate(rows):
-            partition = self._state.partition_for(topic, key) if fixed is None else fixed
+            partition = self._state.partition_for(topic, placing[i]) if fixed is None else fixed
             tp = TopicPartition(topic, partition)
             entry = Entry(-1, key, value, time_ms, tuple(tail), transaction)
             try:

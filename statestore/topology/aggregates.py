@@ -266,8 +266,10 @@ def aggregated(
 ) -> Build:
     """A fold per row; `step(key, value, old)`.
 
-    Without `initial` the first value stands as it is (reduce).
+    Without `initial` the first value stands as it is (reduce). As in Kafka Streams, null values
+    reach the function in windows, and not by key alone.
     """
+    drops_nulls = keying is ByKey
     fold = _Fold(node, spec, step, initial, every_update)
 
     def build(context: NodeContext, forward: Forward) -> Push:
@@ -275,7 +277,7 @@ def aggregated(
         key = keying(node, spec, context)
 
         def push(batch: Batch) -> None:
-            found = _without_nulls(context, node, batch, key)
+            found = _rows_and_values(context, node, batch, key, drops_nulls=drops_nulls)
             with processing(node, batch):
                 after, updates = fold.run(table, key, batch, found)
             if after:
@@ -347,15 +349,18 @@ class _Fold:
             raise mismatch("value", value, serde, error) from error
 
 
-def _without_nulls(
-    context: NodeContext, node: str, batch: Batch, key: Keying
+def _rows_and_values(
+    context: NodeContext, node: str, batch: Batch, key: Keying, *, drops_nulls: bool
 ) -> list[tuple[int, bytes, Any]]:
-    """(index, row, value) of the records that have both; the others are dropped."""
+    """(index, row, value) of the records that have a row, and a value if not `drops_nulls`.
+
+    The others are dropped.
+    """
     rows = key.rows(batch)
     found = [
         (i, row, value)
         for i, (row, value) in enumerate(zip(rows, decoded(node, batch, "value"), strict=True))
-        if row is not None and value is not None
+        if row is not None and (value is not None or not drops_nulls)
     ]
     if len(found) < len(rows):
         kept, keyless = {i for i, _, _ in found}, set(key.nulls(batch))
@@ -363,7 +368,7 @@ def _without_nulls(
         nulls = [
             i for i, row in enumerate(rows) if i not in kept and (row is not None or i in keyless)
         ]
-        _drop(context, node, batch, nulls, "null_key_or_value")
+        _drop(context, node, batch, nulls, "null_key_or_value" if drops_nulls else "null_key")
     return found
 
 

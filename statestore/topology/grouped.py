@@ -36,7 +36,10 @@ class _Grouped(Generic[TableT]):
     def count(
         self, materialized: Materialized | str | None = None, *, name: str | None = None
     ) -> TableT:
-        """Records per key, as INT64; records with a null key or a null value are dropped."""
+        """Records per key, as INT64. Those with a null key are dropped, null values not counted.
+
+        In windows null values count too, as in Kafka Streams.
+        """
         if isinstance(materialized, Materialized):
             materialized = materialized.of_counts()
         return self._made(materialized, serdes.INT64, name, counted)
@@ -48,7 +51,11 @@ class _Grouped(Generic[TableT]):
         *,
         name: str | None = None,
     ) -> TableT:
-        """function(old, new) per key; the first value stands as it is."""
+        """function(old, new) per key; the first value stands as it is.
+
+        Records with a null key are dropped, and those with a null value too; in windows the
+        function is given null values, as in Kafka Streams.
+        """
         check_arity("reduce", function, 2, name)
 
         def fold(node: str, spec: Spec, **how: Any) -> Build:
@@ -66,7 +73,10 @@ class _Grouped(Generic[TableT]):
         *,
         name: str | None = None,
     ) -> TableT:
-        """function(key, value, aggregate) from initial(); None deletes the key."""
+        """function(key, value, aggregate) from initial(); None deletes the key.
+
+        Null keys and values as in `reduce`.
+        """
         check_arity("aggregate initial", initial, 0, name)
         check_arity("aggregate", function, 3, name)
 
@@ -98,6 +108,7 @@ class _Grouped(Generic[TableT]):
                 spec,
                 *windows,
                 lambda rows: fold(node, spec, every_update=every, before=before, keying=rows),
+                before,
             )
 
         node = source.add("KSTREAM-AGGREGATE", name, make, (spec.name,))

@@ -17,7 +17,7 @@ from statestore.errors import Misuse
 from statestore.model import Batch, Column, EmitStrategy, Span, span_ms
 from statestore.stores.specs import KeyValueSpec, WindowSpec
 from statestore.stores.windows import START, TIME_ROW, keys_of, start_of
-from statestore.topology.aggregates import KeyingOf
+from statestore.topology.aggregates import Before, KeyingOf
 from statestore.topology.failures import decoded, encoded
 from statestore.topology.graph import Build, Forward, Held, NodeContext, Push
 
@@ -74,12 +74,16 @@ def in_windows(
     windows: TumblingWindows,
     emit: EmitStrategy,
     fold: Callable[[KeyingOf], Build],
+    before: Before,
 ) -> Build:
-    """An aggregate per key and window; `fold` makes it over the rows it is given."""
+    """An aggregate per key and window; `fold` makes it over the rows it is given.
+
+    `before`: whether results at the close say what they replace, which is nothing.
+    """
     final = emit is EmitStrategy.ON_WINDOW_CLOSE
 
     def build(context: NodeContext, forward: Forward) -> Push:
-        open_windows = _OpenWindows(node, spec, windows, context, final=final)
+        open_windows = _OpenWindows(node, spec, windows, context, before, final=final)
         push_rows = fold(lambda *_: open_windows)(context, _silent if final else forward)
 
         def push(batch: Batch) -> None:
@@ -106,24 +110,27 @@ class _OpenWindows:
         spec: WindowSpec[Any, Any],
         windows: TumblingWindows,
         context: NodeContext,
+        before: Before,
         *,
         final: bool,
     ) -> None:
         """`final`: one result a window, at its close; how far these went is kept beside the time.
 
-        So another grace neither passes over a window nor gives one a second result.
+        So another grace neither passes over a window nor gives one a second result, also where
+        results went out by update for a while.
         """
         self._node = node
         self._context = context
         self._spec = spec
         self._windows = windows
+        self._before = before
+        self._final_only = final
         self._table = context.table(spec.name)
         stored = self._table.get(TIME_ROW)
         self._now_ms = -1 if stored is None else start_of(stored)
-        self._emitted_ms = -1
-        if final:
-            told = b"" if stored is None else stored[START.size :]
-            self._emitted_ms = start_of(told) if told else self.closed_ms()
+        told = b"" if stored is None else stored[START.size :]
+        self._keeps_emitted = final or bool(told)
+        self._emitted_ms = start_of(told) if told else self.closed_ms() if final else -1
         self._expired_ms = -1
         self._low: bytes | None = None
         self._seen = np.zeros(0, np.int64)
@@ -142,7 +149,8 @@ class _OpenWindows:
         seen = times if known is None else np.where(known, times, -1)
         now = np.maximum(np.maximum.accumulate(seen), self._now_ms)
         starts = times - times % self._windows.size_ms
-        closed = np.maximum(now - self._windows.grace_ms, self._emitted_ms)
+        had_last = self._emitted_ms if self._final_only else -1
+        closed = np.maximum(now - self._windows.grace_ms, had_last)
         late = (starts + self._windows.size_ms <= closed) | (times < 0)
         if known is not None:
             late &= known
@@ -179,7 +187,13 @@ class _OpenWindows:
     def _advance(self, now_ms: int) -> None:
         if now_ms > self._now_ms:
             self._now_ms = now_ms
-            self._table.put(TIME_ROW, START.pack(now_ms))
+            if not self._final_only:
+                self._emitted_ms = max(self._emitted_ms, self.closed_ms())
+            self._put_times()
+
+    def _put_times(self) -> None:
+        emitted = START.pack(self._emitted_ms) if self._keeps_emitted else b""
+        self._table.put(TIME_ROW, START.pack(self._now_ms) + emitted)
 
     # What time does.
 
@@ -188,7 +202,7 @@ class _OpenWindows:
         size, since_ms, closed_ms = self._windows.size_ms, self._emitted_ms, self.closed_ms()
         if closed_ms > since_ms:
             self._emitted_ms = closed_ms
-            self._table.put(TIME_ROW, START.pack(self._now_ms) + START.pack(self._emitted_ms))
+            self._put_times()
         high = closed_ms - size
         if high < 0 or high <= since_ms - size:
             return
@@ -216,6 +230,9 @@ class _OpenWindows:
             keys=self.column([row for row, _ in found]),
             values=Column(raw=[value for _, value in found], serde=self._spec.value_serde),
             timestamps=times,
+            before=Column(raw=[None] * len(found), serde=self._spec.value_serde)
+            if self._before.wanted
+            else None,
         )
         if batch.stream_times is not None:
             # The first record of the batch with which each was closed.

@@ -295,6 +295,34 @@ def test_records_without_a_partition_go_where_java_would_put_them(world: World) 
     assert [row.partition for row in rows] == [murmur2_partition(row.key or b"", 7) for row in rows]
 
 
+def test_records_go_where_their_placing_bytes_say_whatever_their_keys(world: World) -> None:
+    topic = world.topic(partitions=7)
+    placing: list[bytes | None] = [b"k%d" % (n % 40) for n in range(400)]
+    keys: list[bytes | None] = [b"%b%d" % (one, n) for n, one in enumerate(placing) if one]
+    outbox = opened(world)
+    outbox.begin()
+    outbox.send(Records(topic, keys, keys, [YEAR_2013] * len(keys), placing=placing))
+    outbox.commit()
+    rows = {row.key: row.partition for row in world.rows(topic)}
+    wanted = {k: murmur2_partition(one or b"", 7) for k, one in zip(keys, placing, strict=True)}
+    assert rows == wanted
+
+
+def test_keys_in_windows_are_judged_by_the_key_alone(world: World) -> None:
+    topic = world.topic(partitions=7)
+    placing: list[bytes | None] = [b"k%d" % n for n in range(40)]
+    keys: list[bytes | None] = [
+        b"%b\x00\x00\x00\x00\x00\x00\x00\x0a" % one for one in placing if one
+    ]
+    outbox = opened(world)
+    outbox.begin()
+    outbox.send(Records(topic, keys, keys, [YEAR_2013] * len(keys), placing=placing))
+    outbox.commit()
+    cluster = world.cluster()
+    assert cluster.key_hashes({topic: 7}, [topic])[topic].murmur2
+    assert not cluster.key_hashes({topic: 7})[topic].murmur2
+
+
 def test_sends_are_kept_in_order_per_partition(world: World) -> None:
     topic = world.topic(partitions=2)
     outbox = opened(world)

@@ -34,11 +34,11 @@ def window_count(of: Case) -> None:
     | a 1 9    | a@0-10 6 9         |
     | a 1 15   | a@10-20 11 15      |
     | a 9 9    |                    |
-    | a - 16   |                    |
+    | a - 16   | a@10-20 11 16      |
 """)
 def window_reduce_with_grace(of: Case) -> None:
     windowed = of.stream().group_by_key().windowed_by(GRACE)
-    of.out(windowed.reduce(lambda old, new: old + new, of.kept()).to_stream())
+    of.out(windowed.reduce(lambda old, new: old + (new or 0), of.kept()).to_stream())
 
 
 @case("""

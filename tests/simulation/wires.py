@@ -4,7 +4,7 @@ A commit without an answer happened, was lost, or is on its way and arrives when
 its epoch is gone by then.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from statestore.errors import CommitUnknown, Fenced, Unavailable
@@ -215,9 +215,11 @@ class SimulatedCluster:
         self._process.ask("cluster.group_offsets")
         return self._cluster.group_offsets(tps)
 
-    def key_hashes(self, topics: Mapping[str, int]) -> dict[str, KeyHashes]:
+    def key_hashes(
+        self, topics: Mapping[str, int], windowed: Collection[str] = ()
+    ) -> dict[str, KeyHashes]:
         self._process.ask("cluster.key_hashes")
-        return self._cluster.key_hashes(topics)
+        return self._cluster.key_hashes(topics, windowed)
 
     def delete_before(self, offsets: Mapping[TopicPartition, int]) -> None:
         self._process.ask("cluster.delete_before")

@@ -151,7 +151,7 @@ class Examined:
                     weigh(key, begins, ours, theirs)
                 if subject.versioned:
                     spans.setdefault(key, []).append((begins, ends))
-            self._place(subject, placing_keys(rows.keys, subject.kind), hashes)
+            self._place(subject, placing_keys(rows.keys, subject.kind, subject.key_serde), hashes)
         for key, begins in left:
             weigh(key, begins, None, folded.rows[key, begins])
         self.findings += found

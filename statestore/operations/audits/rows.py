@@ -165,9 +165,9 @@ def fold(witness: Witness, subject: Subject) -> Fold:
     return Fold(rows, frozenset(known), later)
 
 
-def placing_keys(keys: list[bytes | None], kind: str) -> list[bytes]:
+def placing_keys(keys: list[bytes | None], kind: str, key_serde: str | None) -> list[bytes]:
     """Of those keys that say where they belong, the bytes a producer would hash."""
-    if kind == WINDOW:
+    if kind == WINDOW or (key_serde is not None and serdes.of_windowed(key_serde) is not None):
         return [key[:-8] for key in keys if key is not None and key != windows.TIME_ROW]
     return [key for key in keys if key is not None]
 
