@@ -20,6 +20,7 @@ T = TypeVar("T")
 Time = int | datetime
 Span = int | timedelta
 Header = tuple[str, bytes | None]
+_TASK = re.compile(r"(0|[1-9][0-9]{0,8})_(0|[1-9][0-9]{0,8})")
 
 
 class TopicPartition(NamedTuple):
@@ -41,7 +42,7 @@ class TaskId(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> "TaskId":
         """Read `2_14`; anything else is Misuse."""
-        if not (match := re.fullmatch(r"(\d+)_(\d+)", text)):
+        if not (match := _TASK.fullmatch(text)):
             raise Misuse(f"task id {text!r}: want <sub-topology>_<partition>, such as 2_14")
         return cls(int(match[1]), int(match[2]))
 

@@ -293,7 +293,8 @@ class Cluster(Protocol):
 class InputFacts(NamedTuple):
     """An input partition as an onlooker sees it; times are of records, None where there is none.
 
-    `next_ms`: of the first record the group has not committed, `newest_ms`: of the newest one.
+    `next_ms`: of the first committed record the group has not committed; None: it has them all.
+    `newest_ms`: the largest of the last committed records; None also where it is not known.
     """
 
     bounds: Bounds
@@ -312,7 +313,7 @@ class Onlooker(Protocol):
         """Log start and last stable offset of each."""
 
     def inputs(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, InputFacts]:
-        """Each input of the application, and how far its group is."""
+        """Each input of the application, and how far its group is; not read in time: absent."""
 
     def close(self) -> None: ...
 

@@ -3,16 +3,17 @@
 import dataclasses
 import shutil
 from collections.abc import Sequence
+from pathlib import Path
 
 from statestore.assembly.exporting import export_under_lock
 from statestore.assembly.opening import open_to_rewrite
 from statestore.assembly.surroundings import SystemClock, checked_cluster, exports_of, layout_of
-from statestore.errors import Misuse
+from statestore.errors import HostFailure, Misuse
 from statestore.kafka.changelog import KafkaChangelog
 from statestore.kafka.outbox import PlainOutbox
 from statestore.kafka.removal import remove
 from statestore.operations.clones.clone import Clone, CloneReport
-from statestore.operations.clones.record import read_record
+from statestore.operations.clones.record import own_topics, read_record
 from statestore.operations.exports.catalog import LATEST, Progress, Silent
 from statestore.operations.exports.create import ExportReport
 from statestore.settings import Settings
@@ -81,13 +82,25 @@ def drop_clone(settings: Settings) -> Sequence[str]:
         raise Misuse(f"{layout.application_dir} is no clone: nothing is removed")
     folder = layout.application_dir
     with layout.alone(wait_ms=0, clock=SystemClock(), locks=settings.volume_locks):
-        topics = sorted(record.topics.values())
+        topics = own_topics(layout, record)
         remove(settings, topics, layout.application_id)
         # What names the topics goes last, so that a death can be repeated.
         for path in sorted(folder.iterdir(), key=lambda path: path.name == "clone.json"):
-            if path.is_dir():
-                shutil.rmtree(path)
-            elif path.name not in {".lock", "owner.json"}:
-                path.unlink()
-    shutil.rmtree(folder)
+            if path.name not in {".lock", "owner.json"}:
+                _remove(path)
+    _remove(folder)
     return topics
+
+
+def _remove(path: Path) -> None:
+    """A file or a folder; of a link, as to another volume, what it leads to as well."""
+    try:
+        there = path.resolve()
+        if there.is_dir():
+            shutil.rmtree(there)
+        if path.is_symlink() or path.is_file():
+            path.unlink()
+    except OSError as error:
+        raise HostFailure(
+            f"cannot remove {path}: {error.strerror}; make it writable, then drop the clone again"
+        ) from error

@@ -1,18 +1,16 @@
 """Status: an application looked at from outside, in nobody's way."""
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from statestore.assembly.pipelines import load_pipeline
 from statestore.assembly.surroundings import SystemClock, exports_of, layout_of
-from statestore.errors import PipelineNotFound
+from statestore.errors import StateStoreError
 from statestore.kafka.onlooker import KafkaOnlooker
 from statestore.operations.deployed import Deployed, deployed
+from statestore.operations.exports.catalog import Exports
 from statestore.operations.status import Onlooking, Status
 from statestore.settings import Settings
-
-_log = logging.getLogger(__name__)
 
 
 def status(settings: Settings, *, pipeline: str | None = None) -> Status:
@@ -25,26 +23,38 @@ def status(settings: Settings, *, pipeline: str | None = None) -> Status:
 def onlooking(settings: Settings, *, pipeline: str | None = None) -> Iterator[Onlooking]:
     """The same again and again, over one connection."""
     settings.require("application.id", "state.dir")
+    problems: list[str] = []
     onlooker = KafkaOnlooker(settings) if settings.bootstrap_servers else None
     try:
         yield Onlooking(
             layout_of(settings),
             onlooker,
             SystemClock(),
-            wanted=_wanted(settings, pipeline),
+            wanted=_wanted(settings, pipeline, problems),
             flush_lag_max_records=settings.flush_lag_max_records,
-            exports=exports_of(settings) if settings.export_target else None,
+            exports=_exports(settings, problems),
+            problems=problems,
         )
     finally:
         if onlooker is not None:
             onlooker.close()
 
 
-def _wanted(settings: Settings, pipeline: str | None) -> Deployed | None:
+def _wanted(settings: Settings, pipeline: str | None, problems: list[str]) -> Deployed | None:
     if pipeline is None:
         return None
     try:
         return deployed(load_pipeline(pipeline), settings.processing_guarantee)
-    except PipelineNotFound as error:
-        _log.warning("%s; going by what was deployed last", error)
+    except StateStoreError as error:
+        problems.append(f"{error}; this goes by what was deployed last")
+        return None
+
+
+def _exports(settings: Settings, problems: list[str]) -> Exports | None:
+    if not settings.export_target:
+        return None
+    try:
+        return exports_of(settings)
+    except StateStoreError as error:
+        problems.append(f"the last export is not known: {error}")
         return None

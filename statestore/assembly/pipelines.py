@@ -23,7 +23,7 @@ def load_pipeline(path: str) -> Topology:
         ) from error
     except StateStoreError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _broken_pipeline(path, f"importing {module_name!r}", error) from error
     function = getattr(module, function_name, None)
     if not callable(function):
@@ -34,7 +34,7 @@ def load_pipeline(path: str) -> Topology:
         topology = function()
     except StateStoreError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _broken_pipeline(path, f"calling {function_name!r}", error) from error
     if not isinstance(topology, Topology):
         raise PipelineNotFound(
@@ -44,7 +44,7 @@ def load_pipeline(path: str) -> Topology:
     return topology
 
 
-def _broken_pipeline(path: str, doing: str, error: Exception) -> PipelineNotFound:
+def _broken_pipeline(path: str, doing: str, error: BaseException) -> PipelineNotFound:
     *_, last = traceback.extract_tb(error.__traceback__)
     return PipelineNotFound(
         f"pipeline {path!r}: {doing} raised {type(error).__name__}: {error} "

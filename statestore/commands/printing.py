@@ -1,7 +1,9 @@
-"""Rows of a result, for people and for programs."""
+"""Rows of a result, and times and spans, for people and for programs."""
 
+import math
 import sys
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -10,16 +12,22 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+_TIME = "_ms"
+_YEARS_S = 100 * 365 * 86_400
+
 
 def print_rows(rows: Iterable[dict[str, Any]], *, as_json: bool) -> None:
-    """JSON lines; else a table on a terminal, columns with tabs between them elsewhere."""
+    """JSON lines; else a table on a terminal, columns with tabs between them elsewhere.
+
+    Columns that end in `_ms` are times: people see them as ISO-8601, in UTC.
+    """
     if as_json:
         for row in rows:
             click.echo(msgspec.json.encode(row, enc_hook=str))
         return
     listed = list(rows)
     columns = list(listed[0]) if listed else []
-    lines = [[text_of(row[column]) for column in columns] for row in listed]
+    lines = [[_cell(column, row[column]) for column in columns] for row in listed]
     console = Console(file=sys.stdout)
     if not console.is_terminal:
         for line in lines:
@@ -35,10 +43,42 @@ def text_of(item: Any) -> str:
     return item if isinstance(item, str) else msgspec.json.encode(item, enc_hook=str).decode()
 
 
+def time_text(time_ms: int) -> str:
+    """A time as ISO-8601 in UTC, as the command line takes it; as ms where no calendar has it."""
+    try:
+        time = datetime.fromtimestamp(time_ms // 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return f"{time_ms} ms"
+    time = time.replace(microsecond=time_ms % 1000 * 1000)
+    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def span_text(seconds: float | None) -> str:
+    """In the largest two units; ? where it is not known."""
+    if seconds is None:
+        return "?"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds > _YEARS_S:
+        return "years"
+    left, parts = math.ceil(seconds), []
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
+        if left >= size:
+            parts.append(f"{left // size} {unit}")
+            left %= size
+    return " ".join(parts[:2])
+
+
+def _cell(column: str, item: Any) -> str:
+    if isinstance(item, int) and column.endswith(_TIME):
+        return time_text(item)
+    return text_of(item)
+
+
 def _table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> Table:
     table = Table()
     for column in columns:
-        table.add_column(column.replace("_", " "))
+        table.add_column(column.removesuffix(_TIME).replace("_", " "))
     for line in lines:
         table.add_row(*map(Text, line))
     return table

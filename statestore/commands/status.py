@@ -1,12 +1,12 @@
 """`statestore status`: am I behind, is my data right, how long until I am back?"""
 
-import math
 import sys
 import threading
 from typing import Any
 
 import click
 import msgspec
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -14,6 +14,7 @@ from rich.text import Text
 
 from statestore.assembly import failure, onlooking
 from statestore.commands.arguments import deployment_options, parse_deployment, parse_span
+from statestore.commands.printing import span_text, time_text
 from statestore.errors import (
     AuditFailed,
     AuditTooOld,
@@ -26,11 +27,13 @@ from statestore.layout.audits import Verdict
 from statestore.operations.status import State, Status, TaskStatus
 
 EVERY_S = 2.0
+_OWNED = frozenset({State.RUNNING, State.RESTORING, State.SILENT})
 _COLOURS = {
     State.RUNNING: "green",
     State.RESTORING: "yellow",
     State.CRASHED: "red",
     State.SILENT: "red",
+    State.UNKNOWN: "red",
 }
 
 
@@ -79,8 +82,14 @@ def judge(
     if max_lag_seconds is not None:
         if found.broker is not None:
             return Unavailable(f"{name}: its lag is not known: {found.broker}")
-        if found.lag_seconds is None:
+        if found.lag_seconds is None and not found.stream_tasks:
             return Behind(f"{name}: its lag is not known: it never ran, and no pipeline is at hand")
+        if found.lag_seconds is None:
+            return Unavailable(
+                f"{name}: its lag is not known: the brokers did not tell of stream tasks "
+                f"{', '.join(t.stream_task for t in found.stream_tasks if t.lag_seconds is None)}: "
+                "look whether their topics are there, and again"
+            )
         if found.lag_seconds > max_lag_seconds:
             return Behind(
                 f"{name}: {found.lag_seconds:g} s and {found.lag_records} records behind, "
@@ -97,45 +106,63 @@ def _doubt(found: Status, max_age_ms: int) -> StateStoreError | None:
     where = f"; report: {audit.link}" if audit.link else ""
     if audit.verdict is Verdict.WRONG:
         return AuditFailed(
-            f"{name}: the audit of {_span(audit.age_seconds)} ago found stores that are not what "
-            f"their changelogs say{where}; run `statestore audit` to see which"
+            f"{name}: the audit of {span_text(audit.age_seconds)} ago found stores that are not "
+            f"what their changelogs say{where}; run `statestore audit` to see which"
         )
     if audit.verdict is not Verdict.RIGHT:
         return NotChecked(
-            f"{name}: the audit of {_span(audit.age_seconds)} ago is no pass: "
+            f"{name}: the audit of {span_text(audit.age_seconds)} ago is no pass: "
             f"{audit.verdict}{where}; audit again"
         )
     if audit.age_seconds * 1000 > max_age_ms:
         return AuditTooOld(
-            f"{name}: the last audit is {_span(audit.age_seconds)} old, "
-            f"{_span(max_age_ms / 1000)} are allowed: run `statestore audit`"
+            f"{name}: the last audit is {span_text(audit.age_seconds)} old, "
+            f"{span_text(max_age_ms / 1000)} are allowed: run `statestore audit`"
         )
     return None
 
 
 def shown(found: Status) -> Group:
-    """For a terminal: the answers, then a row per stream task."""
+    """For a terminal of 80 columns: the answers, then a line per stream task, then their owners."""
     head = Table.grid(padding=(0, 2))
+    head.add_column(no_wrap=True)
+    head.add_column(overflow="fold")
     for name, text in _answers(found):
         head.add_row(Text(name, "bold"), text)
-    columns = ("stream task", "state", "lag", "event time", "last commit", "catch-up", "restore")
-    table = Table(*columns, "owner")
+    if not found.stream_tasks:
+        return Group(head)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for column in ("task", "state", "behind", "event time", "committed", "catch-up", "restore"):
+        left = column in {"task", "state"}
+        table.add_column(column, no_wrap=True, justify="left" if left else "right")
     for task in found.stream_tasks:
         table.add_row(*_row(task))
-    return Group(head, table) if found.stream_tasks else Group(head)
+    return Group(head, table, *_owners(found))
+
+
+def _owners(found: Status) -> list[Text]:
+    """A line per process that has stream tasks now, and which."""
+    tasks_of: dict[str, list[str]] = {}
+    for task in found.stream_tasks:
+        if task.owner is not None and task.state in _OWNED:
+            who = task.owner.rpartition(", epoch ")[0]
+            tasks_of.setdefault(who, []).append(task.stream_task)
+    if len(tasks_of) == 1:
+        return [Text(f"{who} has all that are owned") for who in tasks_of]
+    return [Text(f"{who} has {' '.join(tasks)}") for who, tasks in tasks_of.items()]
 
 
 def _answers(found: Status) -> list[tuple[str, Text]]:
     state = Text(f"{found.application_id}: {found.state}", _COLOURS.get(found.state, ""))
-    if found.owner and found.state in {State.RUNNING, State.RESTORING, State.SILENT}:
+    if found.owner and found.state in _OWNED:
         state.append(f" ({found.owner})", "")
-    lag = f"{_count(found.lag_records)} records, {_span(found.lag_seconds)} of event time"
+    lag = f"{_count(found.lag_records)} records, {span_text(found.lag_seconds)} of event time"
     if found.broker is not None:
         lag = f"not known: {found.broker}"
     rows = [
         ("state", state),
         ("behind", Text(lag, "red" if found.broker else "")),
-        ("last commit", Text(_ago(found.last_commit_age_seconds, "none known"))),
+        ("last commit", Text(_committed(found))),
         ("back in", Text(_way_back(found))),
     ]
     rows += [("data", _audited(found)), ("last export", _exported(found))]
@@ -143,18 +170,38 @@ def _answers(found: Status) -> list[tuple[str, Text]]:
         rows.append(("relocation", Text(found.relocation, "yellow")))
     if found.free_bytes is not None:
         rows.append(("volume", Text(f"{found.free_bytes / 2**30:.1f} GiB free")))
+    rows += [("not known", Text(problem, "red")) for problem in found.problems]
+    rows.append(("looked at", Text(time_text(found.at_ms))))
     return rows
+
+
+def _committed(found: Status) -> str:
+    """Of the stream task that waits longest, and which that is."""
+    times = {t.stream_task: t.last_commit_ms for t in found.stream_tasks if t.last_commit_ms}
+    if not times or found.last_commit_age_seconds is None:
+        return "none known"
+    oldest = min(times, key=times.__getitem__)
+    ago = _ago(found.at_ms, times[oldest])
+    newest = max(times.values())
+    if newest == times[oldest]:
+        return ago
+    return f"{ago} in stream task {oldest}, the oldest; the newest {_age(found.at_ms, newest)} ago"
+
+
+def _age(now_ms: int, time_ms: int) -> str:
+    return span_text(max(0, now_ms - time_ms) / 1000)
+
+
+def _ago(now_ms: int, time_ms: int) -> str:
+    """A time and its age."""
+    return f"{time_text(time_ms)}, {_age(now_ms, time_ms)} ago"
 
 
 def _way_back(found: Status) -> str:
     if found.restore_seconds is None and found.catch_up_seconds is None:
         return "not known"
-    restore, catch_up = _span(found.restore_seconds), _span(found.catch_up_seconds)
+    restore, catch_up = span_text(found.restore_seconds), span_text(found.catch_up_seconds)
     return f"restore {restore}, then catch up in {catch_up}"
-
-
-def _ago(seconds: float | None, otherwise: str) -> str:
-    return otherwise if seconds is None else f"{_span(seconds)} ago"
 
 
 def _audited(found: Status) -> Text:
@@ -162,7 +209,7 @@ def _audited(found: Status) -> Text:
     if audit is None:
         return Text("never audited", "yellow")
     colour = {Verdict.RIGHT: "green", Verdict.WRONG: "red"}.get(audit.verdict, "yellow")
-    return Text(f"{audit.verdict}, by the audit of {_span(audit.age_seconds)} ago", colour)
+    return Text(f"{audit.verdict}, by the audit of {_ago(found.at_ms, audit.time_ms)}", colour)
 
 
 def _exported(found: Status) -> Text:
@@ -171,19 +218,19 @@ def _exported(found: Status) -> Text:
         return Text("no statestore.export.target is set")
     if export.problem:
         return Text(f"not known: {export.problem}", "red")
-    return Text(_ago(export.age_seconds, "none"))
+    if export.age_seconds is None:
+        return Text("none")
+    return Text(_ago(found.at_ms, found.at_ms - round(export.age_seconds * 1000)))
 
 
 def _row(task: TaskStatus) -> list[Text]:
+    ages = (task.lag_seconds, task.last_commit_age_seconds)
+    left = (task.catch_up_seconds, task.restore_seconds)
     return [
         Text(task.stream_task),
         Text(task.state, _COLOURS.get(task.state, "")),
         Text(_count(task.lag_records)),
-        Text(_span(task.lag_seconds)),
-        Text(_span(task.last_commit_age_seconds)),
-        Text(_span(task.catch_up_seconds)),
-        Text(_span(task.restore_seconds)),
-        Text(task.owner or ""),
+        *(Text(span_text(seconds).replace(" ", "")) for seconds in (*ages, *left)),
     ]
 
 
@@ -212,7 +259,7 @@ def _watch(look: Any, *, as_json: bool) -> Status:
 def _way_out(found: Status) -> str:
     match found.state:
         case State.RUNNING | State.RESTORING:
-            return f"a run is on, {_span(found.catch_up_seconds)} to go at its last rate"
+            return f"a run is on, {span_text(found.catch_up_seconds)} to go at its last rate"
         case State.SILENT:
             return f"its owner says nothing any more: {found.owner}"
         case _:
@@ -226,17 +273,3 @@ def _echo(found: Status, wrong: StateStoreError | None) -> None:
 
 def _count(number: int | None) -> str:
     return "?" if number is None else f"{number:,}"
-
-
-def _span(seconds: float | None) -> str:
-    """In the largest two units."""
-    if seconds is None:
-        return "?"
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    left, parts = math.ceil(seconds), []
-    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
-        if left >= size:
-            parts.append(f"{left // size} {unit}")
-            left %= size
-    return " ".join(parts[:2])

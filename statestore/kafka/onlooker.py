@@ -3,12 +3,10 @@
 Joins no group, waits for no transaction, and gives up soon where no broker answers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from time import monotonic
-
-from confluent_kafka.admin._listoffsets import OffsetSpec
 
 from statestore.kafka.errors import error_for
 from statestore.kafka.groups import read_group
@@ -20,13 +18,14 @@ from statestore.settings import Settings
 
 _PATIENCE_MS = 10_000
 _WAIT_MS = 200
+_TAIL = 200
+"""How many of the last offsets are read for the newest time."""
 # One record of each partition is wanted; what is fetched beyond it is thrown away.
 _LITTLE = {
     "consumer.queued.min.messages": "1",
     "consumer.queued.max.messages.kbytes": "1024",
     "consumer.max.partition.fetch.bytes": "16384",
 }
-_NEWEST: OffsetSpec = OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]  # library gap
 
 
 class KafkaOnlooker:
@@ -48,20 +47,30 @@ class KafkaOnlooker:
         return self._admin.bounds(tps) if tps else {}
 
     def inputs(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, InputFacts]:
-        """Each input of the application, and how far its group is."""
+        """Each input of the application, and how far its group is; see `ports.Onlooker`."""
         if not tps:
             return {}
         bounds, committed = self.bounds(tps), self._committed(tps)
-        newest = self._admin.times(tps, _NEWEST, "read the newest record's time")
         unread = {
             tp: Bounds(max(bound.start, committed[tp].offset if tp in committed else 0), bound.end)
             for tp, bound in bounds.items()
         }
-        following = self._first_times(unread)
-        return {
-            tp: InputFacts(bounds[tp], committed.get(tp), following.get(tp), newest.get(tp))
-            for tp in tps
+        following = self._times(unread, _first)
+        # Not by the largest time the broker knows: that may be of a mark that ends a transaction,
+        # or of a record in one that is open.
+        tails = {
+            tp: Bounds(max(unread[tp].start, unread[tp].end - _TAIL), unread[tp].end)
+            for tp, next_ms in following.items()
+            if next_ms is not None
         }
+        newest = self._times(tails, _largest)
+        found = {}
+        for tp, next_ms in following.items():
+            last_ms = newest.get(tp)
+            if next_ms is not None and tp in newest:
+                last_ms = next_ms if last_ms is None else max(last_ms, next_ms)
+            found[tp] = InputFacts(bounds[tp], committed.get(tp), next_ms, last_ms)
+        return found
 
     def close(self) -> None:
         """Let go of the connections."""
@@ -78,12 +87,18 @@ class KafkaOnlooker:
                 found[at] = GroupOffset(tp.offset, tp.metadata or "")
         return found
 
-    def _first_times(self, spans: Mapping[TopicPartition, Bounds]) -> dict[TopicPartition, int]:
-        """The time of the first record in each span that has one: others hold no data."""
+    def _times(
+        self, spans: Mapping[TopicPartition, Bounds], pick: "_Pick"
+    ) -> dict[TopicPartition, int | None]:
+        """What is picked of the times in each span, None of one without data; not in time: absent.
+
+        A span may have offsets and no data: marks of transactions, or aborted records.
+        """
         left = {tp: span for tp, span in spans.items() if span.end > span.start}
-        found: dict[TopicPartition, int] = {}
+        found: dict[TopicPartition, int | None] = dict.fromkeys(spans.keys() - left.keys())
         if not left:
             return found
+        seen: dict[TopicPartition, int] = {}
         deadline_s = monotonic() + self._settings.request_timeout_ms / 1000
         with closing(KafkaSource(self._settings, group_id=self._settings.application_id)) as source:
             source.start({tp: span.start for tp, span in left.items()})
@@ -92,10 +107,22 @@ class KafkaOnlooker:
                     assert batch.topic is not None
                     assert batch.partition is not None
                     tp = TopicPartition(batch.topic, batch.partition)
-                    if tp in left:
-                        found[tp] = batch.timestamps[0]
-                done = [tp for tp, s in left.items() if tp in found or source.position(tp) >= s.end]
+                    seen[tp] = pick(seen.get(tp), batch.timestamps)
+                enough = seen if pick is _first else {}
+                done = [t for t, s in left.items() if t in enough or source.position(t) >= s.end]
                 source.pause(done)
                 for tp in done:
+                    found[tp] = seen.get(tp)
                     del left[tp]
         return found
+
+
+_Pick = Callable[[int | None, Sequence[int]], int]
+
+
+def _first(before: int | None, times: Sequence[int]) -> int:
+    return times[0] if before is None else before
+
+
+def _largest(before: int | None, times: Sequence[int]) -> int:
+    return max(times) if before is None else max(before, *times)

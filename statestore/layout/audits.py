@@ -15,6 +15,18 @@ import msgspec
 
 from statestore.errors import HostFailure
 from statestore.faults import CrashPoint, reach
+from statestore.layout import documents
+from statestore.layout.documents import (
+    ApplicationName,
+    Count,
+    Ordinal,
+    StoreName,
+    TaskName,
+    Text,
+    TimeMs,
+    Topic,
+    Word,
+)
 from statestore.layout.files import folders_in, publish
 from statestore.layout.folders import StateLayout
 
@@ -39,35 +51,35 @@ class AuditedStore(msgspec.Struct, frozen=True):
     `placement`: the hash that places its keys, None if neither murmur2 nor crc32 does.
     """
 
-    store: str
-    kind: str
-    rows: int
-    rows_of_log: int
-    equal: int
-    superseded: int
-    placement: str | None = None
+    store: StoreName
+    kind: Word
+    rows: Count
+    rows_of_log: Count
+    equal: Count
+    superseded: Count
+    placement: Word | None = None
 
 
 class AuditedPlace(msgspec.Struct, frozen=True):
     """Where a store of one stream task stood: `offset_next` of its log, NEXT to read."""
 
-    store: str
-    stream_task: str
-    topic: str
-    partition: int
-    offset_next: int
-    log_end: int
+    store: StoreName
+    stream_task: TaskName
+    topic: Topic
+    partition: Ordinal
+    offset_next: Count
+    log_end: Count
 
 
 class AuditFailure(msgspec.Struct, frozen=True):
     """A check that did not hold: where, how often, and some of the keys, as text."""
 
-    check: str
-    store: str
-    stream_task: str | None
-    count: int
-    keys: list[str]
-    detail: str
+    check: Text
+    store: StoreName
+    stream_task: TaskName | None
+    count: Count
+    keys: list[Text]
+    detail: Text
 
 
 class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,15 +88,15 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     `not_checked`: stores no snapshot holds, and why.
     """
 
-    application_id: str
-    time_ms: int
+    application_id: ApplicationName
+    time_ms: TimeMs
     verdict: Verdict
-    source: str = LIVE
+    source: Word = LIVE
     stores: list[AuditedStore] = []
     places: list[AuditedPlace] = []
     failures: list[AuditFailure] = []
-    not_checked: dict[str, str] = {}
-    link: str | None = None
+    not_checked: dict[StoreName, Text] = {}
+    link: Text | None = None
 
     @property
     def passed(self) -> bool:
@@ -122,11 +134,11 @@ class Audits:
     def last(self, source: str | None = None) -> AuditRecord | None:
         """The newest, of one source if given; None if there is none."""
         for time_ms in self._times():
-            with suppress(FileNotFoundError, msgspec.DecodeError):
-                data = self._path(time_ms).read_bytes()
-                found = msgspec.json.decode(data, type=AuditRecord)
-                if source in {None, found.source}:
-                    return found
+            found = None
+            with suppress(HostFailure):
+                found = documents.read(self._path(time_ms), AuditRecord, way_out="audit again")
+            if found is not None and source in {None, found.source}:
+                return found
         return None
 
     def _path(self, time_ms: int) -> Path:

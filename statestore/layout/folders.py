@@ -25,16 +25,15 @@ import msgspec
 from statestore import metrics
 from statestore.errors import HostFailure, Misuse
 from statestore.faults import CrashPoint, reach
-from statestore.layout import owners
+from statestore.layout import documents, owners
+from statestore.layout.documents import Number, StoreName, TaskName, Text, TimeMs
 from statestore.layout.files import folders_in, publish, sync_folder
 from statestore.layout.owners import STORES, Claim
 from statestore.model import TaskId
 from statestore.ports import Clock
 
-STORE_NAME = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,200}")
-_TASK = re.compile(r"\d+_\d+")
 QUARANTINE_RECORD = ".quarantined.json"
-_EPOCH = re.compile(rf"{STORES}(?:\.(\d+))?")
+_EPOCH = re.compile(rf"{STORES}(?:\.([0-9]{{1,18}}))?")
 
 
 class Quarantined(msgspec.Struct, frozen=True):
@@ -43,11 +42,11 @@ class Quarantined(msgspec.Struct, frozen=True):
     Known by partition, not by task: a topology change may give the task another number.
     """
 
-    store: str
-    partition: int
-    reason: str
-    since_ms: int
-    restored_ms: int | None = None
+    store: StoreName
+    partition: Number
+    reason: Text
+    since_ms: TimeMs
+    restored_ms: TimeMs | None = None
 
 
 @dataclass(frozen=True)
@@ -125,11 +124,12 @@ class StateLayout:
     def tasks(self) -> Iterator[TaskId]:
         """The tasks that have a folder, in order."""
         names = folders_in(self.application_dir)
-        yield from sorted(TaskId.parse(name) for name in names if _TASK.fullmatch(name))
+        yield from sorted(TaskId.parse(name) for name in names if documents.fits(name, TaskName))
 
     def stores(self, task: TaskId) -> list[str]:
         """The stores that have a folder under `task`."""
-        return sorted(folders_in(self.stores_dir(task)))
+        found = folders_in(self.stores_dir(task))
+        return sorted(name for name in found if documents.fits(name, StoreName))
 
     def create(self, folder: Path) -> None:
         """Make `folder`; HostFailure says why it cannot be written."""
@@ -154,7 +154,8 @@ class StateLayout:
         task = path.parents[1].name
         # On a full volume the folder is still moved; without a record it is only never removed.
         with suppress(HostFailure):
-            partition = TaskId.parse(task).partition if _TASK.fullmatch(task) else -1
+            known = documents.fits(task, TaskName)
+            partition = TaskId.parse(task).partition if known else -1
             record = Quarantined(store, partition, reason, time_ms)
             publish(path / QUARANTINE_RECORD, msgspec.json.encode(record))
         while True:
@@ -178,8 +179,11 @@ class StateLayout:
     def quarantined(self) -> Iterator[tuple[Path, Quarantined]]:
         """The folders in quarantine that have a readable record, in order of name."""
         for path in sorted((self.application_dir / "quarantine").glob(f"*/{QUARANTINE_RECORD}")):
-            with suppress(FileNotFoundError, msgspec.DecodeError):
-                yield path.parent, msgspec.json.decode(path.read_bytes(), type=Quarantined)
+            record = None
+            with suppress(HostFailure):
+                record = documents.read(path, Quarantined, way_out="remove it")
+            if record is not None:
+                yield path.parent, record
 
     def mark_restored(self, folder: Path, record: Quarantined, now_ms: int) -> None:
         """The store restored in place of the one in `folder` has committed: the days count."""
@@ -208,6 +212,6 @@ class StateLayout:
 
 def check_store_name(name: str) -> str:
     """The name itself, or Misuse: names are folder and topic names (SEMANTICS T1)."""
-    if not STORE_NAME.fullmatch(name or ""):
+    if not documents.fits(name, StoreName):
         raise Misuse(f"store name {name!r}: want 1 to 200 of A-Z a-z 0-9 . _ - and no dot in front")
     return name

@@ -18,6 +18,8 @@ import msgspec
 
 from statestore.errors import HostFailure, Locked
 from statestore.faults import CrashPoint, reach
+from statestore.layout import documents
+from statestore.layout.documents import Count, Number, Text, TimeMs
 from statestore.layout.files import publish
 from statestore.ports import Clock
 
@@ -32,12 +34,12 @@ class Owner(msgspec.Struct, frozen=True):
     that is there.
     """
 
-    epoch: int
-    host: str
-    boot_id: str
-    pid: int
-    since_ms: int
-    started_ticks: int
+    epoch: Count
+    host: Text
+    boot_id: Text
+    pid: Count
+    since_ms: TimeMs
+    started_ticks: Number
     released: bool = False
     in_place: bool = True
 
@@ -181,12 +183,7 @@ def _lock(folder: Path, what: str, wait_ms: int) -> filelock.BaseFileLock:
 
 def read_owner(folder: Path) -> Owner | None:
     """Who claimed `folder` last; None if nobody did."""
-    try:
-        return msgspec.json.decode((folder / "owner.json").read_bytes(), type=Owner)
-    except FileNotFoundError:
-        return None
-    except msgspec.DecodeError as error:
-        raise HostFailure(f"{folder / 'owner.json'} is not readable: {error}; remove it") from error
+    return documents.read(folder / "owner.json", Owner, way_out="remove it")
 
 
 def _started_ticks(pid: int) -> int | None:

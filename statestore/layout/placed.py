@@ -10,6 +10,9 @@ from pathlib import Path
 
 import msgspec
 
+from statestore.errors import HostFailure
+from statestore.layout import documents
+from statestore.layout.documents import Count
 from statestore.layout.files import publish
 
 _NAME = ".from-export.json"
@@ -18,8 +21,8 @@ _NAME = ".from-export.json"
 class Placed(msgspec.Struct, frozen=True):
     """`deadline_ms`: when the changelog may begin to forget; `end`: where it ended."""
 
-    deadline_ms: int
-    end: int
+    deadline_ms: Count
+    end: Count
 
 
 def write(folder: Path, placed: Placed) -> None:
@@ -30,10 +33,8 @@ def write(folder: Path, placed: Placed) -> None:
 def read(folder: Path) -> Placed | None:
     """None if the store came from no export; one that is not readable is overdue."""
     try:
-        return msgspec.json.decode((folder / _NAME).read_bytes(), type=Placed)
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.DecodeError):
+        return documents.read(folder / _NAME, Placed, way_out="restore the export again")
+    except HostFailure:
         return Placed(0, 2**63 - 1)
 
 

@@ -13,24 +13,37 @@ import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from statestore.errors import HostFailure
+from statestore.layout import documents
+from statestore.layout.documents import (
+    Count,
+    Number,
+    Ordinal,
+    StoreName,
+    TaskName,
+    Text,
+    TimeMs,
+    Topic,
+)
 from statestore.layout.files import folders_in, publish, sync_folder
 from statestore.model import TopicPartition
 
 _REQUEST = "snapshot-request-"
 _MANIFEST = "snapshot.json"
 _LEASE = "lease.json"
+_SnapshotName = Annotated[str, msgspec.Meta(pattern=r"\A[0-9]{1,18}-[0-9]{1,10}-[0-9a-f]{8}\Z")]
 _UNLEASED_MS = 600_000  # a folder is made a moment before its lease is
 
 
 class StoreOffsets(msgspec.Struct, frozen=True):
     """Where a store stands: changelog offsets NEXT to read, input offsets LAST processed."""
 
-    changelog: list[tuple[str, int, int]]
-    position: list[tuple[str, int, int]]
+    changelog: list[tuple[Topic, Ordinal, Count]]
+    position: list[tuple[Topic, Ordinal, Number]]
 
     @classmethod
     def of(
@@ -59,23 +72,23 @@ class Manifest(msgspec.Struct, frozen=True):
     stores and why; `unreadable`: those among them whose files are damaged.
     """
 
-    stream_task: str
-    taken_ms: int
-    commit_number: int | None
-    stores: dict[str, StoreOffsets]
-    left_out: dict[str, str] = {}
-    unreadable: list[str] = []
+    stream_task: TaskName
+    taken_ms: TimeMs
+    commit_number: Count | None
+    stores: dict[StoreName, StoreOffsets]
+    left_out: dict[StoreName, Text] = {}
+    unreadable: list[StoreName] = []
 
 
 class Request(msgspec.Struct, frozen=True):
     """What the owner is asked: how long somebody waits, and for how long the answer is wanted."""
 
-    expires_ms: int
-    lease_ms: int
+    expires_ms: TimeMs
+    lease_ms: TimeMs
 
 
 class _Lease(msgspec.Struct, frozen=True):
-    expires_ms: int
+    expires_ms: TimeMs
 
 
 def new_id(now_ms: int) -> str:
@@ -120,15 +133,14 @@ class TaskSnapshots:
             names = [path.name for path in self._task_dir.iterdir()]
         except OSError as error:
             raise HostFailure(f"cannot look into {self._task_dir}: {error.strerror}") from error
-        return sorted(n.removeprefix(_REQUEST) for n in names if n.startswith(_REQUEST))
+        asked = (name.removeprefix(_REQUEST) for name in names if name.startswith(_REQUEST))
+        return sorted(name for name in asked if documents.fits(name, _SnapshotName))
 
     def request(self, snapshot_id: str) -> Request | None:
         """What was asked; None if it was withdrawn."""
         try:
-            return msgspec.json.decode(self._request(snapshot_id).read_bytes(), type=Request)
-        except FileNotFoundError:
-            return None
-        except msgspec.DecodeError:
+            return documents.read(self._request(snapshot_id), Request, way_out="ask again")
+        except HostFailure:
             return Request(0, 0)  # of no use: long expired
 
     # Snapshots.
@@ -162,12 +174,7 @@ class TaskSnapshots:
     def manifest(self, snapshot_id: str) -> Manifest | None:
         """Of a published snapshot; None if it is not there."""
         path = self.path(snapshot_id) / _MANIFEST
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=Manifest)
-        except FileNotFoundError:
-            return None
-        except msgspec.DecodeError as error:
-            raise HostFailure(f"{path} is not readable: {error}") from error
+        return documents.read(path, Manifest, way_out="take another snapshot")
 
     def renew(self, snapshot_id: str, expires_ms: int) -> bool:
         """Keep it until then; False if it is gone."""
@@ -188,9 +195,10 @@ class TaskSnapshots:
         for name in folders_in(self._folder):
             folder = self._folder / name
             expires_ms = _made_ms(name.removeprefix(".")) + _UNLEASED_MS
-            with suppress(FileNotFoundError, msgspec.DecodeError):
-                lease = (folder / _LEASE).read_bytes()
-                expires_ms = msgspec.json.decode(lease, type=_Lease).expires_ms
+            with suppress(HostFailure):
+                lease = documents.read(folder / _LEASE, _Lease, way_out="let it expire")
+                if lease is not None:
+                    expires_ms = lease.expires_ms
             if expires_ms <= now_ms:
                 shutil.rmtree(folder, ignore_errors=True)
                 stale.append(name)

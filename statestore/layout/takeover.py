@@ -21,6 +21,8 @@ import msgspec
 
 from statestore.errors import HostFailure, Locked
 from statestore.faults import CrashPoint, reach
+from statestore.layout import documents
+from statestore.layout.documents import TimeMs
 from statestore.layout.files import folders_in, publish, sync_folder
 from statestore.layout.folders import StateLayout
 from statestore.layout.owners import STORES, Claim, Owner, stores_name
@@ -35,7 +37,7 @@ class TakenOver(msgspec.Struct, frozen=True):
     """From whom, None if nobody was known, and when."""
 
     last: Owner | None
-    since_ms: int
+    since_ms: TimeMs
 
 
 def take_over(
@@ -111,10 +113,11 @@ def sweep_left_behind(layout: StateLayout, task: TaskId, retention_ms: int, cloc
 
 
 def _record(path: Path) -> TakenOver:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=TakenOver)
-    except (OSError, msgspec.DecodeError) as error:
-        raise HostFailure(f"{path} is not readable: {error}") from error
+    way_out = "remove the older folder beside it if its owner is gone for sure"
+    found = documents.read(path, TakenOver, way_out=way_out)
+    if found is None:
+        raise HostFailure(f"{path} is not there: {way_out}")
+    return found
 
 
 def _sweep_unfinished(folder: Path, epoch: int) -> None:

@@ -4,11 +4,12 @@ Written last of all when a topology is deployed, so it always speaks of tasks th
 """
 
 from collections.abc import Mapping
+from typing import Annotated
 
 import msgspec
 
-from statestore.errors import FormatTooNew, HostFailure
-from statestore.layout import files
+from statestore.layout import documents, files
+from statestore.layout.documents import Count, Ordinal, StoreName, Topic, Word
 from statestore.layout.folders import StateLayout
 from statestore.model import ProcessingGuarantee, TaskId
 from statestore.stores import keyvalue
@@ -17,6 +18,8 @@ from statestore.topology.graph import TopicName, Topology
 from statestore.topology.logs import log_of
 
 VERSION = 1
+TASKS_MAX = 1_000_000
+"""More partitions than any topic has."""
 
 
 class DeployedStore(msgspec.Struct, frozen=True):
@@ -26,21 +29,21 @@ class DeployedStore(msgspec.Struct, frozen=True):
     where that is its log; None: it has a changelog.
     """
 
-    sub_topology: int
-    key_serde: str
-    value_serde: str
+    sub_topology: Ordinal
+    key_serde: Word
+    value_serde: Word
     persistent: bool
-    kind: str = keyvalue.KIND
-    source_topic: str | None = None
-    retention_ms: int | None = None
+    kind: Word = keyvalue.KIND
+    source_topic: Topic | None = None
+    retention_ms: Count | None = None
 
 
 class DeployedPart(msgspec.Struct, frozen=True):
     """A sub-topology; `tasks` None: deployed without a broker, so nobody counted them."""
 
-    ordinal: int
-    source_topics: list[str]
-    tasks: int | None = None
+    ordinal: Ordinal
+    source_topics: list[Topic]
+    tasks: Annotated[int, msgspec.Meta(ge=0, le=TASKS_MAX)] | None = None
 
 
 class Deployed(msgspec.Struct, frozen=True):
@@ -49,11 +52,11 @@ class Deployed(msgspec.Struct, frozen=True):
     `processing_guarantee` None: not recorded.
     """
 
-    version: int = VERSION
-    fingerprint: str = ""
+    version: Count = VERSION
+    fingerprint: Word = ""
     processing_guarantee: ProcessingGuarantee | None = None
     sub_topologies: list[DeployedPart] = []
-    stores: dict[str, DeployedStore] = {}
+    stores: dict[StoreName, DeployedStore] = {}
 
     def tasks(self) -> set[TaskId] | None:
         """Every stream task of it; None where their number is not known."""
@@ -110,26 +113,9 @@ def deployed(
 
 def read_deployed(layout: StateLayout) -> Deployed:
     """What `topology.json` says; HostFailure, FormatTooNew if it is not for this version."""
-    path = layout.topology_file
-    try:
-        data = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        return Deployed()
-    except OSError as error:
-        raise HostFailure(f"cannot read {path}: {error.strerror}; make it readable") from error
-    try:
-        found = msgspec.json.decode(data, type=_Versioned)
-        if found.version > VERSION:
-            raise FormatTooNew(
-                f"{path} has version {found.version}, this statestore reads up to {VERSION}: "
-                "upgrade statestore"
-            )
-        return msgspec.json.decode(data, type=Deployed)
-    except msgspec.DecodeError as error:
-        raise HostFailure(
-            f"{path} is not what a run wrote: {error}; look whose state dir this is, then remove "
-            "the file: the next run writes it anew"
-        ) from error
+    way_out = "look whose state dir this is, then remove the file: the next run writes it anew"
+    found = documents.read(layout.topology_file, Deployed, way_out=way_out, version=VERSION)
+    return Deployed() if found is None else found
 
 
 def publish_deployed(layout: StateLayout, said: Deployed) -> None:
@@ -141,7 +127,3 @@ def _retention_ms(spec: StoreSpec) -> int | None:
     if isinstance(spec, VersionedSpec):
         return spec.history_retention_ms
     return spec.retention_ms if isinstance(spec, WindowSpec) else None
-
-
-class _Versioned(msgspec.Struct, frozen=True):
-    version: int = VERSION

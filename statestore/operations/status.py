@@ -1,34 +1,34 @@
 """The operator's three questions: am I behind, is my data right, how long until I am back?
 
 Read from what lies there and what the broker says; no lock is taken, no snapshot asked for, no
-group joined, so a run in progress notices nothing. Without a broker everything but the lag is told.
-What is estimated is said to be: times left go by the rates of each stream task's last run.
+group joined, so a run in progress notices nothing. It always answers: what a broker does not say,
+or a file that cannot be read would have said, is None and its reason among the problems, and all
+else is told. What is estimated is said to be: times left go by the rates of each task's last run.
 """
 
 import shutil
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import TypeVar
 
 import msgspec
 
-from statestore.errors import StateStoreError, Unavailable
-from statestore.layout import files, owners
+from statestore.errors import StateStoreError
+from statestore.layout import owners
 from statestore.layout.audits import LIVE, Audits, Verdict
 from statestore.layout.folders import StateLayout
 from statestore.layout.owners import Owner
-from statestore.model import TaskId, TopicPartition
+from statestore.model import TaskId
 from statestore.operations.deployed import Deployed, read_deployed
 from statestore.operations.exports.catalog import Exports
 from statestore.operations.exports.manifest import made_after
+from statestore.operations.lags import Facts, Lag, ask, to_restore, total_of, worst_of
 from statestore.operations.relocation.disk import read_journal
-from statestore.ports import Bounds, Clock, InputFacts, Onlooker
-from statestore.tasks.commit import CommitStamp
+from statestore.ports import Clock, Onlooker
 from statestore.tasks.progress import Progress, read_progress
 
-_INTERNAL = "-repartition"
+T = TypeVar("T")
 _SILENT_MS = 60_000
 """How long an owner on another host may write nothing before it counts as silent."""
 
@@ -42,6 +42,7 @@ class State(StrEnum):
     STOPPED = "stopped"  # its last owner released it
     CRASHED = "crashed"  # its last owner is dead and did not
     SILENT = "silent"  # its owner is on another host and says nothing
+    UNKNOWN = "unknown"  # what says whose it is cannot be read
 
 
 class TaskStatus(msgspec.Struct, frozen=True):
@@ -87,8 +88,10 @@ class ExportStatus(msgspec.Struct, frozen=True):
 class Status(msgspec.Struct, frozen=True):
     """An application, its stream tasks summed up: lags and ages of the worst, records of all.
 
-    `broker`: why it could not be asked, None if it answered. `relocation`: what is pending.
-    `catch_up_seconds`: with the slots of the last run; `restore_seconds`: of the slowest task.
+    A sum or a worst of which a part is not known is None; but the last commit is that of the worst
+    task of those that ever had one. `broker`: why it could not be asked, None if it answered.
+    `relocation`: what is pending. `catch_up_seconds`: with the slots of the last run;
+    `restore_seconds`: of the slowest task. `problems`: what could not be read, and why.
     """
 
     application_id: str
@@ -106,15 +109,21 @@ class Status(msgspec.Struct, frozen=True):
     export: ExportStatus | None
     relocation: str | None
     free_bytes: int | None
+    problems: list[str] = []
 
 
-class _Facts(NamedTuple):
-    """What the broker said; all empty where it did not answer."""
+class _Problems(list[str]):
+    """What could not be told, and why."""
 
-    broker: str | None = None
-    inputs: Mapping[TopicPartition, InputFacts] = {}
-    changelogs: Mapping[TopicPartition, Bounds] = {}
-    tasks: Mapping[TaskId, Sequence[TopicPartition]] = {}
+    def told(self, ask: Callable[[], T], otherwise: T) -> T:
+        """The answer; the other one, and its reason kept, where there is none."""
+        try:
+            return ask()
+        except StateStoreError as error:
+            self.append(str(error))
+        except OSError as error:
+            self.append(f"cannot read {error.filename}: {error.strerror}")
+        return otherwise
 
 
 @dataclass(frozen=True)
@@ -124,7 +133,7 @@ class Onlooking:
     `onlooker` None: there is no broker to ask. `wanted`: what the pipeline says, where it is at
     hand: it tells of inputs before the first run, and of stores that are to move.
     `flush_lag_max_records`: bounds what a crash replays; negative: nothing does. `exports`: None if
-    no target is set.
+    no target is set. `problems`: what could not even be asked, and why.
     """
 
     layout: StateLayout
@@ -133,50 +142,71 @@ class Onlooking:
     wanted: Deployed | None = None
     flush_lag_max_records: int = -1
     exports: Exports | None = None
+    problems: Sequence[str] = ()
 
     def now(self) -> Status:
         """How it is; an application nobody ever ran is one too."""
-        layout = self.layout
-        known = read_deployed(layout)
+        layout, problems, now_ms = self.layout, _Problems(self.problems), self.clock.now_ms()
+        known = problems.told(lambda: read_deployed(layout), Deployed())
         shape = known if known.sub_topologies else (self.wanted or known)
-        facts = _ask(self.onlooker, shape, layout.application_id)
-        now_ms = self.clock.now_ms()
-        names = sorted({*layout.tasks(), *facts.tasks, *(shape.tasks() or ())})
+        facts = Facts("no bootstrap.servers: pass --bootstrap-servers to learn of the lag")
+        if self.onlooker is not None:
+            facts = ask(self.onlooker, shape, layout.application_id)
+        expected = {*facts.tasks, *(shape.tasks() or ())}
+        there: list[TaskId] = []
+        names = sorted({*problems.told(lambda: list(layout.tasks()), there), *expected})
         progress = {task: read_progress(layout.task_dir(task)) for task in names}
-        tasks = [self._task(task, progress[task], shape, facts, now_ms) for task in names]
-        owner = owners.read_owner(layout.application_dir)
+        tasks = [self._task(task, progress[task], shape, facts, now_ms, problems) for task in names]
+        # A folder that a former topology left has no inputs; what it says of itself is told.
+        counted = [task for task, name in zip(tasks, names, strict=True) if name in expected]
+        counted = counted if expected else tasks
+        owner = problems.told(lambda: owners.read_owner(layout.application_dir), None)
+        ages = [task.last_commit_age_seconds for task in counted]
         return Status(
             application_id=layout.application_id,
             state=_overall(owner, tasks, now_ms),
             at_ms=now_ms,
             owner=None if owner is None else owner.describe(),
-            broker=facts.broker,
+            broker=facts.problem,
             stream_tasks=tasks,
-            lag_records=_sum([task.lag_records for task in tasks]),
-            lag_seconds=_worst([task.lag_seconds for task in tasks]),
-            last_commit_age_seconds=_least([task.last_commit_age_seconds for task in tasks]),
+            lag_records=total_of(task.lag_records for task in counted),
+            lag_seconds=worst_of(task.lag_seconds for task in counted),
+            last_commit_age_seconds=worst_of(age for age in ages if age is not None),
             catch_up_seconds=_together(
-                [task.catch_up_seconds for task in tasks],
+                [task.catch_up_seconds for task in counted],
                 max((noted.slots for noted in progress.values()), default=1),
             ),
-            restore_seconds=_worst([task.restore_seconds for task in tasks]),
-            audit=self._audit(now_ms),
+            restore_seconds=worst_of(task.restore_seconds for task in counted),
+            audit=problems.told(lambda: self._audit(now_ms), None),
             export=None if self.exports is None else _export(self.exports, now_ms),
-            relocation=_relocation(layout, known, self.wanted),
-            free_bytes=_free_bytes(layout),
+            relocation=problems.told(lambda: _relocation(layout, known, self.wanted), None),
+            free_bytes=problems.told(lambda: _free_bytes(layout), None),
+            problems=list(dict.fromkeys(problems)),
         )
 
     def _task(
-        self, task: TaskId, noted: Progress, shape: Deployed, facts: _Facts, now_ms: int
+        self,
+        task: TaskId,
+        noted: Progress,
+        shape: Deployed,
+        facts: Facts,
+        now_ms: int,
+        problems: _Problems,
     ) -> TaskStatus:
-        owner = owners.read_owner(self.layout.task_dir(task))
-        state = state_of(owner, noted, now_ms)
-        lag_records = lag_seconds = to_restore = None
-        if facts.broker is None:
-            lag_records, lag_seconds = _lag([facts.inputs[tp] for tp in facts.tasks.get(task, ())])
-            to_restore = 0
+        owner, state = None, State.UNKNOWN
+        folder, before = self.layout.task_dir(task), len(problems)
+        owner = problems.told(lambda: owners.read_owner(folder), None)
+        if len(problems) == before:
+            state = state_of(owner, noted, now_ms)
+        lag, records = Lag(), None
+        if facts.problem is None:
+            lag = facts.lag(task)
+            records = 0
             if state is not State.RUNNING:
-                to_restore = self._to_restore(task, shape, facts.changelogs)
+                records = problems.told(
+                    lambda: to_restore(self.layout, task, shape, facts, self.flush_lag_max_records),
+                    None,
+                )
         process_rate = noted.process_rate
         restore_rate = noted.restore_rate or process_rate
         last_ms = noted.last_commit_ms
@@ -184,15 +214,15 @@ class Onlooking:
             stream_task=str(task),
             state=state,
             owner=None if owner is None else owner.describe(),
-            lag_records=lag_records,
-            lag_seconds=lag_seconds,
+            lag_records=lag.records,
+            lag_seconds=lag.seconds,
             last_commit_ms=last_ms,
             last_commit_age_seconds=None if last_ms is None else max(0, now_ms - last_ms) / 1000,
             process_rate=process_rate,
             restore_rate=restore_rate,
-            catch_up_seconds=_left(lag_records, process_rate),
-            restore_records=to_restore,
-            restore_seconds=_left(to_restore, restore_rate),
+            catch_up_seconds=_left(lag.records, process_rate),
+            restore_records=records,
+            restore_seconds=_left(records, restore_rate),
         )
 
     def _audit(self, now_ms: int) -> AuditStatus | None:
@@ -201,30 +231,6 @@ class Onlooking:
             return None
         age_s = max(0, now_ms - last.time_ms) / 1000
         return AuditStatus(last.verdict, last.time_ms, age_s, last.source, last.link)
-
-    def _to_restore(
-        self, task: TaskId, shape: Deployed, logs: Mapping[TopicPartition, Bounds]
-    ) -> int:
-        """How many records the next start replays, at most.
-
-        A clean end says where its stores stand. After a crash they stand no further back than what
-        was not flushed, which is bounded; a store without a folder begins at its log's start.
-        """
-        layout, flush_lag = self.layout, self.flush_lag_max_records
-        there = set(layout.stores(task))
-        checkpoint = files.read_checkpoint(layout.task_dir(task))
-        total = 0
-        for name, store in shape.stores.items():
-            tp = TopicPartition(shape.log_of(layout.application_id, name), task.partition)
-            if store.sub_topology != task.sub_topology or tp not in logs:
-                continue
-            start, end = logs[tp]
-            if name in there and store.persistent:
-                behind = end - max(start, checkpoint.get(tp, start))
-                total += behind if flush_lag < 0 else min(behind, flush_lag)
-            else:
-                total += end - start
-        return total
 
 
 def state_of(owner: Owner | None, progress: Progress, now_ms: int) -> State:
@@ -243,49 +249,6 @@ def state_of(owner: Owner | None, progress: Progress, now_ms: int) -> State:
     return state
 
 
-def _ask(onlooker: Onlooker | None, shape: Deployed, application_id: str) -> _Facts:
-    if onlooker is None:
-        return _Facts("no bootstrap.servers: pass --bootstrap-servers to learn of the lag")
-    sources = {topic for part in shape.sub_topologies for topic in part.source_topics}
-    # A repartition topic is deployed without the application's id before it.
-    internal = {
-        topic: f"{application_id}-{topic}" for topic in sources if topic.endswith(_INTERNAL)
-    }
-    logs = [shape.log_of(application_id, name) for name in sorted(shape.stores)]
-    try:
-        counts = onlooker.partitions([*sorted(sources), *internal.values(), *logs])
-        full = {topic: name for topic, name in internal.items() if name in counts}
-        tasks: dict[TaskId, list[TopicPartition]] = defaultdict(list)
-        for part in shape.sub_topologies:
-            for topic in (full.get(topic, topic) for topic in part.source_topics):
-                for p in range(counts.get(topic, 0)):
-                    tasks[TaskId(part.ordinal, p)].append(TopicPartition(topic, p))
-        inputs = onlooker.inputs([tp for tps in tasks.values() for tp in tps])
-        there = [TopicPartition(name, p) for name in logs for p in range(counts.get(name, 0))]
-        return _Facts(None, inputs, onlooker.bounds(there), tasks)
-    except Unavailable as error:
-        return _Facts(str(error))
-
-
-def _lag(inputs: Sequence[InputFacts]) -> tuple[int, float]:
-    """Records and seconds of event time between what was processed last and what there is."""
-    behind = [one for one in inputs if one.next_ms is not None]
-    records = sum(
-        one.bounds.end - max(one.bounds.start, one.committed.offset if one.committed else 0)
-        for one in behind
-    )
-    if not behind:
-        return 0, 0.0
-    stamp = CommitStamp.latest(
-        {TopicPartition("", i): one.committed for i, one in enumerate(inputs) if one.committed}
-    )
-    since = [one.next_ms for one in behind if one.next_ms is not None]
-    if stamp.stream_time_ms is not None:
-        since.append(stamp.stream_time_ms)
-    newest = max(one.newest_ms for one in behind if one.newest_ms is not None)
-    return records, max(0, newest - min(since)) / 1000
-
-
 def _left(records: int | None, rate: float | None) -> float | None:
     if records == 0:
         return 0.0
@@ -295,7 +258,7 @@ def _left(records: int | None, rate: float | None) -> float | None:
 def _overall(owner: Owner | None, tasks: Sequence[TaskStatus], now_ms: int) -> State:
     """That of the driver, unless stream tasks are restoring or know better."""
     states = [task.state for task in tasks]
-    for telling in (State.RESTORING, State.RUNNING, State.SILENT):
+    for telling in (State.RESTORING, State.RUNNING, State.SILENT, State.UNKNOWN):
         if telling in states:
             return telling
     if owner is not None and not owner.released and not owner.provably_dead():
@@ -337,19 +300,6 @@ def _free_bytes(layout: StateLayout) -> int | None:
     """What is left on the volume; full disks are the commonest way to stand still."""
     folder = layout.application_dir
     return shutil.disk_usage(folder).free if folder.is_dir() else None
-
-
-def _sum(numbers: Sequence[int | None]) -> int | None:
-    known = [number for number in numbers if number is not None]
-    return sum(known) if known else None
-
-
-def _worst(numbers: Sequence[float | None]) -> float | None:
-    return max((number for number in numbers if number is not None), default=None)
-
-
-def _least(numbers: Sequence[float | None]) -> float | None:
-    return min((number for number in numbers if number is not None), default=None)
 
 
 def _together(seconds: Sequence[float | None], slots: int) -> float | None:

@@ -16,6 +16,7 @@ waited in a store and left it with an output that the log refused would never co
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 
@@ -28,13 +29,14 @@ from statestore.tasks.owned import OwnedStore
 from statestore.topology.failures import NodeFailed, Stage
 
 _ANSWER_ATTEMPTS = 3
+_INT64_MAX = (1 << 63) - 1
 
 
 class CommitStamp(msgspec.Struct, frozen=True):
     """The metadata of every committed input offset (SEMANTICS E4)."""
 
-    number: int
-    stream_time_ms: int | None
+    number: Annotated[int, msgspec.Meta(ge=0, le=_INT64_MAX)]
+    stream_time_ms: Annotated[int, msgspec.Meta(ge=-_INT64_MAX, le=_INT64_MAX)] | None
 
     def text(self) -> str:
         return msgspec.json.encode(self).decode()

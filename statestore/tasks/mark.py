@@ -14,8 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from statestore.errors import HostFailure
 from statestore.faults import CrashPoint, reach
+from statestore.layout import documents
+from statestore.layout.documents import Count, Ordinal, TimeMs, Topic
 from statestore.layout.files import publish
 from statestore.model import TopicPartition
 from statestore.ports import Clock
@@ -28,8 +29,8 @@ REFRESH_MS = 86_400_000
 class _Written(msgspec.Struct, frozen=True):
     """The file: rows of topic, partition, offset NEXT to read; when they were last committed."""
 
-    committed_ms: int
-    inputs: list[tuple[str, int, int]]
+    committed_ms: TimeMs
+    inputs: list[tuple[Topic, Ordinal, Count]]
 
     def offsets(self) -> dict[TopicPartition, int]:
         return {TopicPartition(topic, p): offset for topic, p, offset in self.inputs}
@@ -111,17 +112,8 @@ def carry(
 
 
 def _read(path: Path) -> _Written | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=_Written)
-    except FileNotFoundError:
-        return None
-    except msgspec.DecodeError as error:
-        raise HostFailure(
-            f"{path} is not readable: {error}; remove it if the group still has the offsets of "
-            "this task's inputs"
-        ) from error
-    except OSError as error:
-        raise HostFailure(f"cannot read {path}: {error.strerror}") from error
+    way_out = "remove it if the group still has the offsets of this task's inputs"
+    return documents.read(path, _Written, way_out=way_out)
 
 
 def _write(path: Path, committed_ms: int, offsets: Mapping[TopicPartition, int]) -> None:

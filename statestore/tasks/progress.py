@@ -8,14 +8,19 @@ The rates are those of the last run that had enough to do to have one.
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
+from statestore.errors import HostFailure
 from statestore.faults import CrashPoint, reach
+from statestore.layout import documents
+from statestore.layout.documents import Amount, Count, TimeMs
 from statestore.ports import Clock
 from statestore.tasks.plan import TaskReport
 
 NAME = "progress.json"
+Slots = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 _EVERY_S = 1.0
 _ENOUGH = 1000
 """Records that make a rate."""
@@ -27,14 +32,14 @@ class Progress(msgspec.Struct, frozen=True):
     One of another process than the folder's owner: the owner has not begun to process yet.
     """
 
-    pid: int = 0
-    slots: int = 1
-    written_ms: int = 0
-    last_commit_ms: int | None = None
-    process_rate: float | None = None
-    restore_rate: float | None = None
-    restored_records: int = 0
-    restore_seconds: float = 0.0
+    pid: Count = 0
+    slots: Slots = 1
+    written_ms: TimeMs = 0
+    last_commit_ms: TimeMs | None = None
+    process_rate: Amount | None = None
+    restore_rate: Amount | None = None
+    restored_records: Count = 0
+    restore_seconds: Amount = 0.0
 
 
 class ProgressFile:
@@ -76,8 +81,8 @@ class ProgressFile:
 
 def read_progress(folder: Path) -> Progress:
     """The last note; one of nobody if there is none that can be read."""
-    with suppress(OSError, msgspec.DecodeError):
-        return msgspec.json.decode((folder / NAME).read_bytes(), type=Progress)
+    with suppress(HostFailure):
+        return documents.read(folder / NAME, Progress, way_out="remove it") or Progress()
     return Progress()
 
 

@@ -217,7 +217,7 @@ def test_a_lease_that_ran_out_is_swept_by_the_owner_and_renewing_it_says_so(rig:
 
 def test_stale_requests_are_taken_off_the_list_unanswered(rig: TaskRig) -> None:
     task = rig.start()
-    (rig.folder / "snapshot-request-odd").write_text("no request")
+    (rig.folder / f"snapshot-request-{new_id(1)}").write_text("no request")
     rig.clock.advance(60_000)
     task.step(0)
     assert TaskSnapshots(rig.folder).requests() == []

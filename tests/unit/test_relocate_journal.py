@@ -83,7 +83,7 @@ def test_a_journal_of_a_newer_version_is_refused(rig: Rig) -> None:
 
 def test_a_journal_that_cannot_be_read_is_refused(rig: Rig) -> None:
     journal_file(rig.deploy("A|B").layout).write_text("{")
-    assert "is not a journal of a relocation" in refused(rig, "B|A")
+    assert "is not readable" in refused(rig, "B|A")
 
 
 def test_a_journal_of_another_application_is_refused(rig: Rig) -> None:

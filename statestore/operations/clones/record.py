@@ -13,7 +13,9 @@ from pathlib import Path
 import msgspec
 
 from statestore.errors import HostFailure, Misuse
-from statestore.layout.files import publish
+from statestore.layout import documents
+from statestore.layout.documents import ApplicationName, ExportName, Topic
+from statestore.layout.files import folders_in, publish
 from statestore.layout.folders import StateLayout
 from statestore.settings import Settings
 from statestore.topology.graph import Node, SinkNode, SourceNode, TopicName, Topology
@@ -25,9 +27,9 @@ class CloneRecord(msgspec.Struct, frozen=True):
     `finished` False: it is being made, or whoever made it died.
     """
 
-    original: str
-    export_id: str
-    topics: dict[str, str]
+    original: ApplicationName
+    export_id: ExportName
+    topics: dict[Topic, Topic]
     finished: bool
 
 
@@ -39,20 +41,42 @@ def record_file(layout: StateLayout) -> Path:
 def read_record(layout: StateLayout) -> CloneRecord | None:
     """None if the application is no clone."""
     path = record_file(layout)
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=CloneRecord)
-    except (FileNotFoundError, NotADirectoryError):
+    way_out = (
+        "without it a run could write the original's topics: remove the clone's folder and topics, "
+        "and clone again"
+    )
+    found = documents.read(path, CloneRecord, way_out=way_out)
+    if found is None:
         return None
-    except OSError as error:
-        raise HostFailure(
-            f"cannot read {path}: {error.strerror}; make the folder readable and writable, or pass "
-            "another --state-dir"
-        ) from error
-    except msgspec.DecodeError as error:
-        raise HostFailure(
-            f"{path} is not a clone's record: {error}; without it a run could write the "
-            "original's topics: remove the clone's folder and topics, and clone again"
-        ) from error
+    for topic, own in found.topics.items():
+        if own not in own_names(layout.application_id, found.original, topic):
+            raise HostFailure(
+                f"{path} says that the clone has {own} in place of {topic}, which no clone "
+                f"{layout.application_id} of {found.original} has; {way_out}"
+            )
+    return found
+
+
+def own_names(clone_id: str, original: str, topic: str) -> tuple[str, str]:
+    """What a clone may call its own topic in place of a sink, or of an internal one."""
+    return f"{clone_id}-{topic}", f"{clone_id}-{topic.removeprefix(f'{original}-')}"
+
+
+def own_topics(layout: StateLayout, record: CloneRecord) -> list[str]:
+    """What may be removed with the clone; Misuse if one may be another application's.
+
+    A clone `app` has topics that begin with `app-`, and so has an application `app-two`.
+    """
+    topics = sorted(record.topics.values())
+    longer = f"{layout.application_id}-"
+    for other in folders_in(layout.state_dir):
+        theirs = [topic for topic in topics if topic.startswith(f"{other}-")]
+        if other.startswith(longer) and theirs:
+            raise Misuse(
+                f"{record_file(layout)} names topic {theirs[0]}, which may be application "
+                f"{other}'s: look whose it is; nothing was removed"
+            )
+    return topics
 
 
 def publish_record(layout: StateLayout, record: CloneRecord) -> None:

@@ -12,6 +12,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from statestore.errors import HostFailure
+from statestore.layout import documents
+from statestore.layout.documents import Count, FileName, Sha256, Text
 from statestore.layout.files import publish
 
 _NAME = "exported.json"
@@ -21,10 +24,10 @@ _DATA = (".sst", ".blob")
 class Known(NamedTuple):
     """One data file: the database's identity, its number, size and time."""
 
-    identity: str
-    name: str
-    size_bytes: int
-    changed_ns: int
+    identity: Text
+    name: FileName
+    size_bytes: Count
+    changed_ns: Count
 
     @classmethod
     def of(cls, identity: str, path: Path) -> "Known | None":
@@ -41,9 +44,9 @@ class Checksums:
     def __init__(self, task_dir: Path) -> None:
         self._path = task_dir / _NAME
         self._known: dict[Known, str] = {}
-        with suppress(OSError, msgspec.DecodeError):
-            rows = msgspec.json.decode(self._path.read_bytes(), type=list[tuple[Known, str]])
-            self._known = dict(rows)
+        with suppress(HostFailure):
+            rows = documents.read(self._path, list[tuple[Known, Sha256]], way_out="remove it")
+            self._known = dict(rows or ())
 
     def get(self, known: Known | None) -> str | None:
         """The SHA-256, if it is known."""

@@ -13,7 +13,9 @@ from contextlib import contextmanager
 
 import msgspec
 
-from statestore.errors import Locked, StateStoreError, Unavailable
+from statestore.errors import HostFailure, Locked, StateStoreError, Unavailable
+from statestore.layout import documents
+from statestore.layout.documents import TimeMs
 from statestore.ports import Clock, Target
 
 _log = logging.getLogger(__name__)
@@ -22,7 +24,7 @@ LEASE_MS = 600_000
 
 
 class _Lease(msgspec.Struct, frozen=True):
-    expires_ms: int
+    expires_ms: TimeMs
 
 
 class Leases:
@@ -74,8 +76,8 @@ class Leases:
         if data is None:
             return False
         try:
-            lease = msgspec.json.decode(data, type=_Lease)
-        except msgspec.DecodeError:
+            lease = documents.decode(data, _Lease, name, way_out="let it expire")
+        except HostFailure:
             return False
         return lease.expires_ms > self._clock.now_ms()
 

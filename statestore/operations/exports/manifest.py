@@ -9,37 +9,48 @@
 Offsets as everywhere: of changelogs and groups the NEXT to read, of positions the LAST processed.
 """
 
-import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import NamedTuple
 
 import msgspec
 
-from statestore.errors import ExportDamaged, FormatTooNew
+from statestore.errors import ExportDamaged
+from statestore.layout import documents
+from statestore.layout.documents import (
+    ApplicationName,
+    Count,
+    ExportName,
+    FileName,
+    Ordinal,
+    Sha256,
+    StoreName,
+    TaskName,
+    Text,
+    TimeMs,
+    Topic,
+    Word,
+)
 from statestore.layout.snapshots import StoreOffsets
 from statestore.model import TaskId, TopicPartition
 from statestore.operations.deployed import Deployed
 from statestore.ports import Bounds, GroupOffset
 
 VERSION = 1
-_ID = re.compile(r"\d{8}T\d{9}Z-[0-9a-f]{8}")
-_FILE_NAME = re.compile(r"(?!\.)[A-Za-z0-9._-]+")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class ExportedFile(msgspec.Struct, frozen=True):
     """One file of a store, under the name RocksDB knows it by."""
 
-    name: str
-    size_bytes: int
-    sha256: str
+    name: FileName
+    size_bytes: Count
+    sha256: Sha256
 
 
 class ExportedStore(msgspec.Struct, frozen=True):
     """One store of a stream task; `kind` as the topology has it."""
 
-    kind: str
+    kind: Word
     offsets: StoreOffsets
     files: list[ExportedFile]
 
@@ -58,11 +69,11 @@ class ExportedTask(msgspec.Struct, frozen=True):
     `left_out`: stores without files here, and why; their changelogs have them.
     """
 
-    stream_task: str
-    taken_ms: int
-    commit_number: int | None
-    stores: dict[str, ExportedStore]
-    left_out: dict[str, str] = {}
+    stream_task: TaskName
+    taken_ms: TimeMs
+    commit_number: Count | None
+    stores: dict[StoreName, ExportedStore]
+    left_out: dict[StoreName, Text] = {}
 
     @property
     def task_id(self) -> TaskId:
@@ -75,8 +86,8 @@ class Cut(msgspec.Struct, frozen=True):
     `group`: rows of topic, partition, offset, metadata; `logs`: of topic, partition, start, end.
     """
 
-    group: list[tuple[str, int, int, str]]
-    logs: list[tuple[str, int, int, int]]
+    group: list[tuple[Topic, Ordinal, Count, Text]]
+    logs: list[tuple[Topic, Ordinal, Count, Count]]
 
     def group_offsets(self) -> dict[TopicPartition, GroupOffset]:
         """What the group had committed."""
@@ -90,10 +101,10 @@ class Cut(msgspec.Struct, frozen=True):
 class ExportManifest(msgspec.Struct, frozen=True):
     """One export. `cut` None: it was made beside a run, and cannot be cloned."""
 
-    version: int
-    export_id: str
-    application_id: str
-    made_ms: int
+    version: Count
+    export_id: ExportName
+    application_id: ApplicationName
+    made_ms: TimeMs
     deployed: Deployed
     tasks: list[ExportedTask]
     cut: Cut | None = None
@@ -136,8 +147,14 @@ def made_after(export_id: str) -> int:
 
 
 def is_export_id(text: str) -> bool:
-    """Whether that could be one: ids become file names."""
-    return _ID.fullmatch(text) is not None
+    """Whether that could be one: ids become file names, and times."""
+    if not documents.fits(text, ExportName):
+        return False
+    try:
+        made_after(text)
+    except ValueError:
+        return False
+    return True
 
 
 def encode(manifest: ExportManifest) -> bytes:
@@ -147,25 +164,11 @@ def encode(manifest: ExportManifest) -> bytes:
 
 def decode(data: bytes, where: str) -> ExportManifest:
     """The manifest in these bytes; ExportDamaged, FormatTooNew if it is not for this version."""
-    try:
-        found = msgspec.json.decode(data, type=_Versioned)
-        if found.version > VERSION:
-            raise FormatTooNew(
-                f"{where} has version {found.version}, this statestore reads up to {VERSION}: "
-                "upgrade statestore"
-            )
-        manifest = msgspec.json.decode(data, type=ExportManifest)
-    except msgspec.DecodeError as error:
-        raise ExportDamaged(
-            f"{where} is no manifest of an export: {error}; use another export"
-        ) from error
-    for at in manifest.stores():
-        for file in at.store.files:
-            # They become paths.
-            if not _FILE_NAME.fullmatch(file.name) or not _DIGEST.fullmatch(file.sha256):
-                raise ExportDamaged(f"{where}: {file.name!r} is no file of a store: use another")
-    return manifest
-
-
-class _Versioned(msgspec.Struct, frozen=True):
-    version: int
+    return documents.decode(
+        data,
+        ExportManifest,
+        where,
+        way_out="use another export",
+        version=VERSION,
+        error=ExportDamaged,
+    )

@@ -13,8 +13,18 @@ from pathlib import Path
 
 import msgspec
 
-from statestore.errors import FormatTooNew, HostFailure, StateStoreError
-from statestore.layout import files, owners
+from statestore.errors import HostFailure, StateStoreError
+from statestore.layout import documents, files, owners
+from statestore.layout.documents import (
+    ApplicationName,
+    Count,
+    FolderName,
+    Number,
+    Ordinal,
+    TaskName,
+    TimeMs,
+    Topic,
+)
 from statestore.layout.folders import StateLayout
 from statestore.model import TaskId, TopicPartition
 from statestore.operations.at_rest import size_of
@@ -27,29 +37,29 @@ VERSION = 1
 class Entry(msgspec.Struct, frozen=True):
     """What a task's `.checkpoint` shall say of a changelog partition; None: nothing."""
 
-    task: str
-    topic: str
-    partition: int
-    offset: int | None
+    task: TaskName
+    topic: Topic
+    partition: Ordinal
+    offset: Number | None
 
 
 class Aside(msgspec.Struct, frozen=True):
     """A copy on its way to quarantine, and the name it gets there, chosen once."""
 
     what: SetAside
-    folder: str
-    since_ms: int
+    folder: FolderName
+    since_ms: TimeMs
 
 
 class Journal(msgspec.Struct, frozen=True):
     """A relocation that has begun: all of it, and what is deployed when it is done."""
 
-    application_id: str
+    application_id: ApplicationName
     moves: list[Move]
     asides: list[Aside]
     entries: list[Entry]
     deployed: Deployed
-    version: int = VERSION
+    version: Count = VERSION
 
     def tasks(self) -> list[TaskId]:
         """Every task folder it touches, in order."""
@@ -101,24 +111,11 @@ def journal_file(layout: StateLayout) -> Path:
 def read_journal(layout: StateLayout) -> Journal | None:
     """The relocation that was begun and not finished; HostFailure, FormatTooNew: not to be read."""
     path = journal_file(layout)
-    try:
-        data = path.read_bytes()
-        version = msgspec.json.decode(data, type=_Versioned).version
-        if version > VERSION:
-            raise FormatTooNew(
-                f"{path} has version {version}, this statestore reads up to {VERSION}: finish the "
-                "relocation with the statestore that began it"
-            )
-        found = msgspec.json.decode(data, type=Journal)
-    except (FileNotFoundError, NotADirectoryError):
+    way_out = "remove it if you know where every store lies: the next start plans anew"
+    too_new = "finish the relocation with the statestore that began it"
+    found = documents.read(path, Journal, way_out=way_out, version=VERSION, too_new=too_new)
+    if found is None:
         return None
-    except OSError as error:
-        raise HostFailure(f"cannot read {path}: {error.strerror}; make it readable") from error
-    except msgspec.DecodeError as error:
-        raise HostFailure(
-            f"{path} is not a journal of a relocation: {error}; remove it if you know where every "
-            "store lies: the next start plans anew"
-        ) from error
     if found.application_id != layout.application_id:
         raise HostFailure(
             f"{path} is of application {found.application_id}, not {layout.application_id}: the "
@@ -162,10 +159,6 @@ def apply_entries(layout: StateLayout, task: str, entries: Sequence[Entry]) -> b
         return False
     files.write_checkpoint(layout.task_dir(TaskId.parse(task)), changed)
     return True
-
-
-class _Versioned(msgspec.Struct, frozen=True):
-    version: int = VERSION
 
 
 def _judged_empty(

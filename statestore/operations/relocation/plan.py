@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from statestore.errors import Misuse, TopologyMismatch
+from statestore.layout.documents import Count, StoreName, TaskName, Text, Word
 from statestore.model import ProcessingGuarantee, TaskId
 from statestore.operations.deployed import Deployed
 from statestore.stores import serdes
@@ -81,12 +82,12 @@ class Choices:
 class Move(msgspec.Struct, frozen=True):
     """One rename: the store of `source` becomes `store` of `target`."""
 
-    store: str
-    source: str
-    target: str
-    why: str
-    size_bytes: int | None = None
-    was: str | None = None
+    store: StoreName
+    source: TaskName
+    target: TaskName
+    why: Text
+    size_bytes: Count | None = None
+    was: StoreName | None = None
     """Its old name, if it was renamed."""
 
     @property
@@ -101,10 +102,10 @@ class Move(msgspec.Struct, frozen=True):
 class SetAside(msgspec.Struct, frozen=True):
     """A copy that goes to quarantine, so that the right one is the only one."""
 
-    store: str
-    task: str
-    reason: str
-    size_bytes: int | None = None
+    store: StoreName
+    task: TaskName
+    reason: Word
+    size_bytes: Count | None = None
 
 
 class Stay(msgspec.Struct, frozen=True):

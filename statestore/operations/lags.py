@@ -1,0 +1,153 @@
+"""How far an application is behind, and what its next start replays: what its brokers say of that.
+
+Whatever they do not say is None, never a guess and never 0: an open transaction hides the newest
+record, a topic may be gone, an answer may come too late. A sum of which a part is unknown is too.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from statestore.errors import HostFailure, StateStoreError
+from statestore.layout import files
+from statestore.layout.folders import StateLayout
+from statestore.model import TaskId, TopicPartition
+from statestore.operations.deployed import Deployed
+from statestore.ports import Bounds, InputFacts, Onlooker
+from statestore.tasks.commit import CommitStamp
+
+_INTERNAL = "-repartition"
+
+
+class Lag(NamedTuple):
+    """Records and seconds of event time between what was processed last and what there is."""
+
+    records: int | None = None
+    seconds: float | None = None
+
+
+class Facts(NamedTuple):
+    """What the brokers said; `problem`: why they did not, and all else is empty then.
+
+    `tasks`: by stream task its inputs, None where a topic it reads is not there.
+    """
+
+    problem: str | None = None
+    inputs: Mapping[TopicPartition, InputFacts] = {}
+    logs: Mapping[TopicPartition, Bounds] = {}
+    tasks: Mapping[TaskId, Sequence[TopicPartition] | None] = {}
+
+    def lag(self, task: TaskId) -> Lag:
+        """Of one stream task."""
+        tps = self.tasks.get(task)
+        if tps is None:
+            return Lag()
+        return _lag([self.inputs.get(tp) for tp in tps])
+
+
+def ask(onlooker: Onlooker, shape: Deployed, application_id: str) -> Facts:
+    """Everything at once; an error becomes the problem."""
+    sources = {topic for part in shape.sub_topologies for topic in part.source_topics}
+    # A repartition topic is deployed without the application's id before it.
+    internal = {
+        topic: f"{application_id}-{topic}" for topic in sources if topic.endswith(_INTERNAL)
+    }
+    logs = [shape.log_of(application_id, name) for name in sorted(shape.stores)]
+    try:
+        counts = onlooker.partitions([*sorted(sources), *internal.values(), *logs])
+        full = {topic: name for topic, name in internal.items() if name in counts}
+        tasks = _inputs_of_tasks(shape, counts, full)
+        inputs = onlooker.inputs([tp for tps in tasks.values() if tps for tp in tps])
+        there = [TopicPartition(name, p) for name in logs for p in range(counts.get(name, 0))]
+        return Facts(None, inputs, onlooker.bounds(there), tasks)
+    except StateStoreError as error:
+        return Facts(str(error))
+
+
+def to_restore(
+    layout: StateLayout, task: TaskId, shape: Deployed, facts: Facts, flush_lag_max_records: int
+) -> int | None:
+    """How many records the next start of a stream task replays, at most.
+
+    A clean end says where its stores stand. After a crash they stand no further back than what was
+    not flushed, which is bounded; a store without a folder begins at its log's start.
+    """
+    there = set(layout.stores(task))
+    try:
+        checkpoint = files.read_checkpoint(layout.task_dir(task))
+    except HostFailure:
+        checkpoint = {}  # as at a start: it says nothing
+    total = 0
+    for name, store in shape.stores.items():
+        if store.sub_topology != task.sub_topology:
+            continue
+        tp = TopicPartition(shape.log_of(layout.application_id, name), task.partition)
+        if tp not in facts.logs:
+            return None
+        start, end = facts.logs[tp]
+        if name in there and store.persistent:
+            behind = max(0, end - max(start, checkpoint.get(tp, start)))
+            total += behind if flush_lag_max_records < 0 else min(behind, flush_lag_max_records)
+        else:
+            total += end - start
+    return total
+
+
+def total_of(numbers: Iterable[int | None]) -> int | None:
+    """Their sum; None if one of them is not known, or there is none."""
+    total = None
+    for number in numbers:
+        if number is None:
+            return None
+        total = number + (total or 0)
+    return total
+
+
+def worst_of(numbers: Iterable[float | None]) -> float | None:
+    """The largest; None if one of them is not known, or there is none."""
+    worst = None
+    for number in numbers:
+        if number is None:
+            return None
+        worst = number if worst is None else max(worst, number)
+    return worst
+
+
+def _inputs_of_tasks(
+    shape: Deployed, counts: Mapping[str, int], full: Mapping[str, str]
+) -> dict[TaskId, list[TopicPartition] | None]:
+    """By stream task: as many as the topics have partitions, or as were deployed."""
+    found: dict[TaskId, list[TopicPartition] | None] = {}
+    for part in shape.sub_topologies:
+        topics = [full.get(topic, topic) for topic in part.source_topics]
+        widths = [counts.get(topic, 0) for topic in topics]
+        for p in range(max([part.tasks or 0, *widths])):
+            read = [TopicPartition(topic, p) for topic in topics if p < counts.get(topic, 0)]
+            # Without any it was deployed for a topic that was made anew since, and narrower.
+            found[TaskId(part.ordinal, p)] = read if read and all(widths) else None
+    return found
+
+
+def _lag(inputs: Sequence[InputFacts | None]) -> Lag:
+    known = [one for one in inputs if one is not None]
+    if len(known) < len(inputs):
+        return Lag()
+    behind = [one for one in known if one.next_ms is not None]
+    records = sum(
+        max(
+            0,
+            one.bounds.end - max(one.bounds.start, one.committed.offset if one.committed else 0),
+        )
+        for one in behind
+    )
+    if not behind:
+        return Lag(0, 0.0)
+    newest = [one.newest_ms for one in behind if one.newest_ms is not None]
+    if len(newest) < len(behind):
+        return Lag(records)
+    stamp = CommitStamp.latest(
+        {TopicPartition("", i): one.committed for i, one in enumerate(known) if one.committed}
+    )
+    since = [one.next_ms for one in behind if one.next_ms is not None]
+    if stamp.stream_time_ms is not None:
+        since.append(stamp.stream_time_ms)
+    return Lag(records, max(0, max(newest) - min(since)) / 1000)
