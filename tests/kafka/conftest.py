@@ -1,4 +1,4 @@
-"""The application of a test's own; a module brings its `kafka`."""
+"""The application of a test's own, and a proxy; a module brings its `kafka`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from statestore.testing.local_kafka import LocalKafka
+from tests.kafka.fault_proxy import FaultProxy
 from tests.kafka.run_rig import App, name_of
 
 
@@ -16,3 +17,10 @@ def app(kafka: LocalKafka, tmp_path: Path, request: pytest.FixtureRequest) -> It
     made.produce(range(20))
     yield made
     made.end_children()
+
+
+@pytest.fixture(scope="module")
+def proxy() -> Iterator[FaultProxy]:
+    """For a module whose `kafka` stands behind it."""
+    with FaultProxy() as made:
+        yield made

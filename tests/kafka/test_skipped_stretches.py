@@ -18,12 +18,13 @@ from statestore.kafka.witness import LogWitness
 from statestore.model import TopicPartition
 from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka
-from tests.kafka.cutting_proxy import Proxy
+from tests.kafka.fault_proxy import Action, Fault, FaultProxy, Plan
 from tests.kafka.run_rig import DEADLINE_S, App, assert_refused, counted, updates_in_order
+from tests.kafka.wire import Api
 
 pytestmark = pytest.mark.kafka
 
-FETCH, FETCH_S = 1, 0.1
+FETCH_S = 0.1
 BATCHES, BATCH_BYTES = 80, 3_000
 PATIENCE_S = 2.0
 CLIENT = {
@@ -36,25 +37,25 @@ FLAGS = [f"--set={key}={value}" for key, value in CLIENT.items()]
 
 
 @pytest.fixture(scope="module")
-def proxy() -> Iterator[Proxy]:
-    with Proxy() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def kafka(proxy: Proxy) -> Iterator[LocalKafka]:
+def kafka(proxy: FaultProxy) -> Iterator[LocalKafka]:
     with LocalKafka(proxy_port=proxy.port) as broker:
         proxy.lead_to(broker.behind_proxy)
         yield broker
 
 
+def every_fetch(fault: Fault) -> Plan:
+    return lambda request: fault if request.api == Api.FETCH else None
+
+
+SLOW = every_fetch(Fault(Action.DELAY, delay_s=FETCH_S))
+SILENT = every_fetch(Fault(Action.SWALLOW))
+
+
 @pytest.fixture
-def slowly(proxy: Proxy) -> Iterator[str]:
+def slowly(app: App, proxy: FaultProxy) -> str:
     """Where every fetch takes its time."""
-    proxy.delay({FETCH: FETCH_S})
-    yield f"--bootstrap-servers={proxy.address}"
-    proxy.swallow()
-    proxy.delay({})
+    proxy.follow(app.name, SLOW)
+    return f"--bootstrap-servers={proxy.address}"
 
 
 def abort_a_long_stretch(app: App, topic: str, partition: int) -> None:
@@ -76,7 +77,7 @@ def abort_a_long_stretch(app: App, topic: str, partition: int) -> None:
     producer.abort_transaction(DEADLINE_S)
 
 
-def source_settings(app: App, proxy: Proxy) -> Settings:
+def source_settings(app: App, proxy: FaultProxy) -> Settings:
     return Settings.from_mapping(app.run_settings(**{"bootstrap.servers": proxy.address, **CLIENT}))
 
 
@@ -104,7 +105,7 @@ def test_a_restore_over_such_a_stretch_of_the_changelog_comes_to_its_end(
 
 
 @pytest.mark.usefixtures("slowly")
-def test_an_audit_reads_over_such_a_stretch(app: App, proxy: Proxy) -> None:
+def test_an_audit_reads_over_such_a_stretch(app: App, proxy: FaultProxy) -> None:
     tp = TopicPartition(f"{app.name}-in", 0)
     before = LogWitness(source_settings(app, proxy)).bounds(tp).end
     abort_a_long_stretch(app, tp.topic, 0)
@@ -116,22 +117,21 @@ def test_an_audit_reads_over_such_a_stretch(app: App, proxy: Proxy) -> None:
 
 
 def test_a_run_whose_input_stays_silent_gives_up_in_the_end(
-    app: App, slowly: str, proxy: Proxy
+    app: App, slowly: str, proxy: FaultProxy
 ) -> None:
     """Silence lasts as long as the timeout each time, and is no pause between two failures."""
     app.drained()
     app.produce(range(20, 40))
-    proxy.swallow(FETCH)
+    proxy.follow(app.name, SILENT)
     ended = app.run(slowly, *FLAGS)
     assert_refused(ended, 7, "Unavailable", "sent no news", f"{app.name}-in-")
-    proxy.swallow()
     app.drained()
     assert updates_in_order(app.read()) == counted(range(40)) == app.stored()
 
 
 @pytest.mark.usefixtures("slowly")
 def test_a_broker_that_falls_silent_inside_a_stretch_is_given_up_in_time(
-    app: App, proxy: Proxy
+    app: App, proxy: FaultProxy
 ) -> None:
     tp = TopicPartition(f"{app.name}-in", 0)
     settings = source_settings(app, proxy)
@@ -144,6 +144,6 @@ def test_a_broker_that_falls_silent_inside_a_stretch_is_given_up_in_time(
         while time.monotonic() - began < DEADLINE_S:
             source.poll(100, 200)
             if time.monotonic() - began > 2 * PATIENCE_S:
-                proxy.swallow(FETCH)
+                proxy.follow(app.name, SILENT)
     source.close()
     assert source.position(tp) == before

@@ -1,4 +1,4 @@
-"""Commits whose answer never came, on a real broker behind a proxy that cuts at EndTxn (E4).
+"""Commits whose answer never came, on a real broker behind a proxy that cuts connections (E4).
 
 Whether the log has committed or not: no store is wiped, no record lost, none counted twice.
 """
@@ -14,8 +14,9 @@ from statestore.model import TopicPartition
 from statestore.ports import Records
 from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka
-from tests.kafka.cutting_proxy import Proxy, When
+from tests.kafka.fault_proxy import Action, Fault, FaultProxy, Of
 from tests.kafka.run_rig import App, counted, end_of, running, updates_in_order
+from tests.kafka.wire import Api, Request
 
 pytestmark = pytest.mark.kafka
 
@@ -24,20 +25,47 @@ SMALL = ("--set=commit.interval.ms=1", "--set=statestore.batch.max.records=40")
 IMPATIENT = "--set=default.api.timeout.ms=2000"
 
 
-@pytest.fixture(scope="module")
-def proxy() -> Iterator[Proxy]:
-    with Proxy() as made:
-        yield made
+class CutCommits:
+    """A plan: cut the connection at a commit of a stream task, after `skip` more.
+
+    Of the request: the commit did not happen. Of the answer: it did, and nobody was told. Once;
+    with `until_reopened` whenever it is tried again, until its id is initialised anew.
+    """
+
+    def __init__(self, of: Of, task: str, *, skip: int = 2, until_reopened: bool = False) -> None:
+        self.cuts = 0
+        self._fault = Fault(Action.CUT, of)
+        self._task = task
+        self._skip = skip
+        self._until_reopened = until_reopened
+        self._victim: str | None = None
+        self._over = False
+
+    def __call__(self, request: Request) -> Fault | None:
+        name = request.transactional_id
+        if self._over or name is None or not name.startswith(self._task):
+            return None
+        if request.api == Api.INIT_PRODUCER_ID:
+            self._over = name == self._victim
+        if not request.commits or self._victim not in {None, name}:
+            return None
+        if self._skip:
+            self._skip -= 1
+            return None
+        self._victim = name
+        self.cuts += 1
+        self._over = not self._until_reopened
+        return self._fault
 
 
 @pytest.fixture(scope="module")
-def kafka(proxy: Proxy) -> Iterator[LocalKafka]:
+def kafka(proxy: FaultProxy) -> Iterator[LocalKafka]:
     with LocalKafka(proxy_port=proxy.port) as broker:
         proxy.lead_to(broker.behind_proxy)
         yield broker
 
 
-def through(proxy: Proxy) -> str:
+def through(proxy: FaultProxy) -> str:
     return f"--bootstrap-servers={proxy.address}"
 
 
@@ -54,43 +82,50 @@ def loaded(app: App) -> App:
     return app
 
 
-@pytest.mark.parametrize("when", When, ids=lambda when: when.name)
-def test_a_connection_cut_at_a_commit_costs_nothing(loaded: App, proxy: Proxy, when: When) -> None:
-    proxy.cut(when, f"{loaded.name}-1_0")
+@pytest.mark.parametrize("of", Of, ids=lambda of: of.value)
+def test_a_connection_cut_at_a_commit_costs_nothing(loaded: App, proxy: FaultProxy, of: Of) -> None:
+    plan = CutCommits(of, f"{loaded.name}-1_0")
+    proxy.follow(loaded.name, plan)
     loaded.drained(*SMALL, through(proxy))
-    assert proxy.cuts == 1
+    assert plan.cuts == 1
     assert_exact(loaded)
 
 
-@pytest.mark.parametrize("when", When, ids=lambda when: when.name)
+@pytest.mark.parametrize("of", Of, ids=lambda of: of.value)
 def test_a_commit_that_stays_unanswered_is_settled_by_asking_the_log(
-    loaded: App, proxy: Proxy, when: When
+    loaded: App, proxy: FaultProxy, of: Of
 ) -> None:
-    proxy.cut(when, f"{loaded.name}-1_0", until_reopened=True)
+    plan = CutCommits(of, f"{loaded.name}-1_0", until_reopened=True)
+    proxy.follow(loaded.name, plan)
     summary = loaded.drained(*SMALL, IMPATIENT, through(proxy))
-    assert proxy.cuts > 1
+    assert plan.cuts > 1
     assert summary["records_in"] == 2 * RECORDS, "what was committed was not processed again"
     assert_exact(loaded)
 
 
-@pytest.mark.parametrize("when", When, ids=lambda when: when.name)
+@pytest.mark.parametrize("of", Of, ids=lambda of: of.value)
 def test_a_run_killed_while_its_commit_is_unanswered_is_settled_by_the_next(
-    loaded: App, proxy: Proxy, when: When
+    loaded: App, proxy: FaultProxy, of: Of
 ) -> None:
-    proxy.cut(when, f"{loaded.name}-1_0", until_reopened=True)
+    plan = CutCommits(of, f"{loaded.name}-1_0", until_reopened=True)
+    proxy.follow(loaded.name, plan)
     process = loaded.start(*SMALL, through(proxy))
-    running(loaded, process, lambda: proxy.cuts > 0)
+    running(loaded, process, lambda: plan.cuts > 0)
     process.kill()
     end_of(process, time.monotonic())
     loaded.drained(*SMALL)
     assert_exact(loaded)
 
 
-@pytest.mark.parametrize("lost", [(28,), (10, 28)], ids=["no answer", "no coordinator"])
+@pytest.mark.parametrize(
+    "lost",
+    [(Api.TXN_OFFSET_COMMIT,), (Api.FIND_COORDINATOR, Api.TXN_OFFSET_COMMIT)],
+    ids=["no answer", "no coordinator"],
+)
 def test_offsets_nobody_takes_are_given_up_in_time_and_the_next_try_goes_through(
-    app: App, proxy: Proxy, lost: tuple[int, ...]
+    app: App, proxy: FaultProxy, lost: tuple[Api, ...]
 ) -> None:
-    """28 is TxnOffsetCommit, 10 FindCoordinator: the client alone would wait for them."""
+    """The client alone would wait for them."""
     where = {"bootstrap.servers": proxy.address, "default.api.timeout.ms": 1500}
     settings = Settings.from_mapping(app.run_settings(**where))
     outbox = TransactionalOutbox(settings, transactional_id=f"{app.name}-x", group_id=app.name)
@@ -99,14 +134,14 @@ def test_offsets_nobody_takes_are_given_up_in_time_and_the_next_try_goes_through
     outbox.begin()
     outbox.send(Records(f"{app.name}-out", [b"lost"], [b"0"], [1]))
     began_s = time.monotonic()
-    proxy.swallow(*lost)
+    proxy.follow(app.name, lambda it: Fault(Action.SWALLOW) if it.api in lost else None)
     try:
         with pytest.raises(Unavailable, match="could not send input offsets"):
             outbox.send_offsets(offsets, "")
         assert time.monotonic() - began_s < 10
         outbox.abort()
     finally:
-        proxy.swallow()
+        proxy.follow(app.name, None)
     outbox.open()
     outbox.begin()
     outbox.send(Records(f"{app.name}-out", [b"kept"], [b"1"], [1]))

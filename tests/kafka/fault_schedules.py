@@ -1,0 +1,343 @@
+"""One schedule of faults, drawn from one seed, over a whole application that counts by key.
+
+The application is an ordinary one on a real broker, but all that its clients say goes through the
+fault proxy, and one plan befalls every kind of request they make. In the end what was late has
+arrived, the rest is processed in peace, and the log checker judges what is left behind.
+"""
+
+import shutil
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from confluent_kafka import KafkaError, Message, Producer
+
+import statestore as ss
+from statestore import serdes
+from statestore.errors import Action as Advice
+from statestore.errors import StateStoreError
+from statestore.kafka.admin import TopicPlan, admin, create_topics
+from statestore.model import TopicPartition
+from statestore.testing.local_kafka import LocalKafka
+from tests.kafka.fault_proxy import Action, Fault, FaultProxy, Moment, Of
+from tests.kafka.log_checker import Entry, Evidence, Finding, View, check
+from tests.kafka.log_evidence import (
+    Reader,
+    entries_of,
+    group_partitions,
+    marks_of,
+    settled_logs,
+    stored_counts,
+)
+from tests.kafka.wire import Api, Request
+
+_STORE = "counts"
+_AT_ONCE = 10
+_PARTITIONS = 2
+_KEYS = 5
+_RECORDS = 40
+_LIVES = 4
+_LIFE_S = 90.0
+_PATIENCE_S = 30.0
+_TOLD = 20  # findings in words
+_SETTINGS: Mapping[str, object] = {
+    "processing.guarantee": "exactly_once",
+    "commit.interval.ms": 1,
+    "statestore.batch.max.records": 4,
+    "transaction.timeout.ms": 15_000,
+    "default.api.timeout.ms": 8_000,
+    # How long a client waits for an answer that was swallowed.
+    "producer.socket.timeout.ms": 1_000,
+    "consumer.socket.timeout.ms": 1_000,
+    "admin.socket.timeout.ms": 1_000,
+}
+# How many of a kind a life asks, about.
+_TRANSACTIONAL: Mapping[Api, int] = {
+    Api.END_TXN: 12,
+    Api.TXN_OFFSET_COMMIT: 12,
+    Api.ADD_PARTITIONS_TO_TXN: 14,
+    Api.ADD_OFFSETS_TO_TXN: 12,
+    Api.INIT_PRODUCER_ID: 8,
+    Api.PRODUCE: 30,
+}
+_OTHERS: Mapping[Api, int] = {
+    Api.FIND_COORDINATOR: 6,
+    Api.METADATA: 12,
+    Api.LIST_OFFSETS: 4,
+    Api.OFFSET_FETCH: 4,
+    Api.FETCH: 12,
+    Api.API_VERSIONS: 8,
+}
+_ACTIONS: Mapping[Action, int] = {
+    Action.LATE: 8,
+    Action.REPEAT: 2,
+    Action.LATE_IN_SILENCE: 1,
+    Action.CUT: 2,
+    Action.SWALLOW: 1,
+    Action.DELAY: 2,
+}
+
+
+class FaultPlan:
+    """Which request of which kind, counted over all clients of an application, meets what."""
+
+    def __init__(self, faults: Mapping[tuple[int, int], Fault]) -> None:
+        self._faults = faults
+        self._seen: Counter[int] = Counter()
+
+    def __call__(self, request: Request) -> Fault | None:
+        nth = self._seen[request.api]
+        self._seen[request.api] += 1
+        return self._faults.get((request.api, nth))
+
+
+def drawn_plan(rng: Random) -> FaultPlan:
+    """Some faults, most of them in the transaction protocol."""
+    faults: dict[tuple[int, int], Fault] = {}
+    for _ in range(rng.choice((1, 2, 3, 5, 8))):
+        kinds = _TRANSACTIONAL if rng.random() < 0.8 else _OTHERS
+        api = rng.choices(list(kinds), [3 if kind is Api.END_TXN else 1 for kind in kinds])[0]
+        faults[api, rng.randrange(kinds[api])] = _drawn_fault(rng)
+    return FaultPlan(faults)
+
+
+def _drawn_fault(rng: Random) -> Fault:
+    action = rng.choices(list(_ACTIONS), list(_ACTIONS.values()))[0]
+    if action in {Action.CUT, Action.SWALLOW, Action.DELAY}:
+        return Fault(action, rng.choice(list(Of)), delay_s=rng.choice((0.02, 0.1, 0.5)))
+    # What a late request meets: the beginning, the middle or the end of a transaction, or nothing.
+    meets = rng.choice([Api.PRODUCE, Api.PRODUCE, *_TRANSACTIONAL])
+    until = Moment(meets, rng.randint(1, 6), same_id=rng.random() < 0.7)
+    return Fault(action, until=until if rng.random() < 0.9 else None)
+
+
+@dataclass(frozen=True)
+class Story:
+    """What one seed led to."""
+
+    seed: int
+    findings: Sequence[Finding]
+    trace: Sequence[str]
+
+    def __str__(self) -> str:
+        found = "\n".join(map(str, self.findings[:_TOLD])) or "nothing wrong"
+        if len(self.findings) > _TOLD:
+            found += f"\nand {len(self.findings) - _TOLD} more"
+        return f"seed {self.seed}:\n{found}\n\n" + "\n".join(self.trace)
+
+
+def run_schedules(
+    make: Callable[[], "Schedules"], seeds: Iterable[int], *, to_the_first_finding: bool = False
+) -> list[Story]:
+    """The stories of these seeds, several at a time, as schedules wait much."""
+    waiting = deque(seeds)
+    stories: list[Story] = []
+    found: list[Finding] = []
+
+    def work() -> None:
+        with closing(make()) as schedules:
+            while not (to_the_first_finding and found):
+                try:
+                    seed = waiting.popleft()
+                except IndexError:
+                    return
+                story = schedules.run(seed)
+                stories.append(story)
+                found.extend(story.findings)
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for done in [pool.submit(work) for _ in range(_AT_ONCE)]:
+            done.result()
+    return sorted(stories, key=lambda story: story.seed)
+
+
+class Schedules:
+    """Schedules on one broker behind one proxy, one after another; each thread has its own."""
+
+    def __init__(self, kafka: LocalKafka, proxy: FaultProxy, scratch: Path) -> None:
+        self._kafka = kafka
+        self._proxy = proxy
+        self._scratch = scratch
+        address = kafka.bootstrap_servers
+        self._live, self._committed = (Reader(address, "read_committed") for _ in range(2))
+        self._uncommitted = Reader(address, "read_uncommitted")
+        self._producer = Producer(
+            {
+                "bootstrap.servers": address,
+                "enable.idempotence": True,
+                "linger.ms": 0,
+                "log_level": 0,
+            }
+        )
+        self._groups_read: dict[TopicPartition, int] = dict.fromkeys(group_partitions(), 0)
+
+    def close(self) -> None:
+        for reader in (self._live, self._committed, self._uncommitted):
+            reader.close()
+
+    def run(self, seed: int) -> Story:
+        """Live through one schedule and judge what it left."""
+        rng, name = Random(seed), f"late-{seed}"
+        app = _Application(self._kafka, self._proxy, self._producer, name, self._scratch / name)
+        app.create_topics()
+        self._live.start(dict.fromkeys(app.outputs, 0))
+        try:
+            findings = app.live(drawn_plan(rng), restart=rng.random() < 0.3)
+            if not findings:
+                findings = self._judged(app)
+        finally:
+            self._proxy.follow(name, None)
+            shutil.rmtree(app.state_dir, ignore_errors=True)
+        return Story(seed, findings, [*self._proxy.trace(name), *app.errors])
+
+    def _judged(self, app: "_Application") -> list[Finding]:
+        address, groups = self._kafka.bootstrap_servers, group_partitions()
+        try:
+            logs = settled_logs(address, [*app.outputs, *app.changelogs])
+            settled = settled_logs(address, groups, self._groups_read)
+        except AssertionError as error:
+            return [Finding("transaction left open", str(error))]
+        ends = {tp: log.stable_end for tp, log in logs.items()}
+        group_ends = {tp: log.stable_end for tp, log in settled.items()}
+        self._committed.start({**dict.fromkeys(ends, 0), **self._groups_read})
+        self._uncommitted.start(dict.fromkeys(ends, 0))
+        seen = self._committed.read_to({**ends, **group_ends})
+        self._groups_read = group_ends
+        live = self._live.read_to({tp: ends[tp] for tp in app.outputs})
+        evidence = Evidence(
+            inputs=app.inputs,
+            passed=app.topic("passed"),
+            counts=app.topic("counts"),
+            changelog=app.topic("counts-changelog"),
+            committed=[_view(live, app.outputs), _view(seen, ends)],
+            uncommitted=[_view(self._uncommitted.read_to(ends), ends)],
+            raw={tp: log.batches for tp, log in logs.items()},
+            commits=marks_of(seen, app.name, app.topic("in")),
+            stores=stored_counts(
+                app.state_dir, app.name, _STORE, app.topic("counts-changelog"), _PARTITIONS
+            ),
+        )
+        return check(evidence)
+
+
+class _Application:
+    """Counts by key and passes every record on; two partitions, so two stream tasks."""
+
+    def __init__(
+        self,
+        kafka: LocalKafka,
+        proxy: FaultProxy,
+        producer: Producer,
+        name: str,
+        state_dir: Path,
+    ) -> None:
+        self.name = name
+        self.state_dir = state_dir
+        self.errors: list[str] = []
+        self.inputs: dict[int, list[Entry]] = {partition: [] for partition in range(_PARTITIONS)}
+        self._kafka = kafka
+        self._proxy = proxy
+        self._producer = producer
+
+    def topic(self, name: str) -> str:
+        return f"{self.name}-{name}"
+
+    @property
+    def outputs(self) -> list[TopicPartition]:
+        return [tp for name in ("passed", "counts") for tp in self._partitions(name)]
+
+    @property
+    def changelogs(self) -> list[TopicPartition]:
+        return self._partitions("counts-changelog")
+
+    def create_topics(self) -> None:
+        plans = [TopicPlan(self.topic(name), _PARTITIONS) for name in ("in", "passed", "counts")]
+        client = admin(self._kafka.bootstrap_servers)
+        create_topics(client, plans, timeout_ms=int(_PATIENCE_S * 1000))
+
+    def live(self, plan: FaultPlan, *, restart: bool) -> list[Finding]:
+        """Process the input under the plan, then more of it, if so wanted, in peace."""
+        self._feed(_RECORDS)
+        self._proxy.follow(self.name, plan)
+        found = self._process(_LIVES)
+        self._proxy.release(self.name)
+        if restart and not found:
+            self._proxy.follow(self.name, None)
+            self._feed(_RECORDS)
+            found = self._process(1)
+        return found
+
+    def _process(self, lives: int) -> list[Finding]:
+        """Run to the end of the input; a failure that the product says to retry is retried."""
+        for life in range(1, lives + 1):
+            if life == lives:  # in peace
+                self._proxy.release(self.name)
+                self._proxy.follow(self.name, None)
+            try:
+                with _deadline() as stop:
+                    ss.run(self._topology(), self._settings(), stop=stop)
+                    stopped = stop.is_set()
+            except StateStoreError as error:
+                self.errors.append(f"life {life}: {type(error).__name__}: {error}")
+                if error.action is not Advice.RETRY or life == lives:
+                    return [Finding("run failed", self.errors[-1])]
+            else:
+                if stopped:
+                    return [Finding("run wedged", f"life {life} was not over in {_LIFE_S:g} s")]
+                return []
+        raise AssertionError("the last life returns")
+
+    def _partitions(self, name: str) -> list[TopicPartition]:
+        return [TopicPartition(self.topic(name), partition) for partition in range(_PARTITIONS)]
+
+    def _topology(self) -> ss.Topology:
+        b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
+        stream = b.stream(self.topic("in"))
+        stream.to(self.topic("passed"))
+        counted = stream.group_by_key().count(ss.Materialized(_STORE, caching=False))
+        counted.to_stream().to(self.topic("counts"))
+        return b.build()
+
+    def _settings(self) -> dict[str, object]:
+        return {
+            "application.id": self.name,
+            "bootstrap.servers": self._proxy.address,
+            "state.dir": str(self.state_dir),
+            **_SETTINGS,
+        }
+
+    def _feed(self, count: int) -> None:
+        """Input with numbers of its own; the broker says where each record is."""
+
+        def acknowledged(error: KafkaError | None, message: Message) -> None:
+            assert error is None, error
+            partition = message.partition()
+            assert partition is not None
+            self.inputs[partition] += entries_of([message])
+
+        first = sum(map(len, self.inputs.values()))
+        for number in range(first, first + count):
+            key, value = f"k{number % _KEYS}", str(number)
+            self._producer.produce(self.topic("in"), value, key, on_delivery=acknowledged)
+        assert self._producer.flush(_PATIENCE_S) == 0
+
+
+def _view(logs: Mapping[TopicPartition, Sequence[Message]], tps: Iterable[TopicPartition]) -> View:
+    return {tp: entries_of(logs[tp]) for tp in tps}
+
+
+@contextmanager
+def _deadline() -> Iterator[threading.Event]:
+    """An event that is set when a life takes too long."""
+    stop = threading.Event()
+    timer = threading.Timer(_LIFE_S, stop.set)
+    timer.start()
+    try:
+        yield stop
+    finally:
+        timer.cancel()

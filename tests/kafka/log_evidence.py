@@ -1,0 +1,151 @@
+"""Gathers what the log checker judges, with clients of its own that go straight to the broker."""
+
+import json
+import struct
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from time import monotonic
+
+from confluent_kafka import Consumer, KafkaError, Message
+from confluent_kafka import TopicPartition as KafkaPartition
+
+import statestore as ss
+from statestore import serdes
+from statestore.layout.folders import StateLayout
+from statestore.model import TaskId, TopicPartition
+from tests.builders import eventually
+from tests.kafka.log_checker import Entry, Mark, Stored
+from tests.kafka.wire import RawLog, compact_string, read_raw, string
+
+GROUPS = "__consumer_offsets"
+GROUP_PARTITIONS = 4  # as LocalKafka makes them
+_PATIENCE_S = 40.0
+_OFFSET_COMMIT_KEYS = {0, 1}
+_FLEXIBLE_OFFSETS = 4
+_Logs = dict[TopicPartition, list[Message]]
+
+
+class Reader:
+    """A consumer that fetches in the background, from `start` on."""
+
+    def __init__(self, address: str, isolation_level: str) -> None:
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": address,
+                "group.id": "reader",
+                "isolation.level": isolation_level,
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "fetch.wait.max.ms": 50,
+                "log_level": 0,
+            }
+        )
+
+    def start(self, positions: Mapping[TopicPartition, int]) -> None:
+        self._consumer.assign([KafkaPartition(*tp, at) for tp, at in positions.items()])
+
+    def read_to(self, ends: Mapping[TopicPartition, int]) -> _Logs:
+        """All that arrived of these partitions since `start`, once it reaches so far."""
+        found: _Logs = {tp: [] for tp in ends}
+        left = {tp for tp, end in ends.items() if end > 0}
+        deadline = monotonic() + _PATIENCE_S
+        while left:
+            assert monotonic() < deadline, f"these were not read to {ends}: {left}"
+            for message in self._consumer.consume(1000, 0.05):
+                topic, partition, offset = message.topic(), message.partition(), message.offset()
+                error = message.error()
+                if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                    continue  # a topic just made that this broker does not know yet
+                assert topic is not None
+                assert partition is not None
+                assert offset is not None
+                tp = TopicPartition(topic, partition)
+                if error is None:
+                    found[tp].append(message)
+                    offset += 1
+                if offset >= ends[tp]:
+                    left.discard(tp)
+        return found
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+def settled_logs(
+    address: str, tps: Iterable[TopicPartition], starts: Mapping[TopicPartition, int] | None = None
+) -> dict[TopicPartition, RawLog]:
+    """The raw logs once no transaction keeps any part of what is there now from readers."""
+    found = {}
+    for tp in tps:
+        start = (starts or {}).get(tp, 0)
+        target = read_raw(address, *tp, start).end
+
+        def settled(tp: TopicPartition = tp, start: int = start, target: int = target) -> bool:
+            found[tp] = read_raw(address, *tp, start)
+            return found[tp].stable_end >= target
+
+        eventually(settled, f"every transaction in {tp} ends", _PATIENCE_S)
+    return found
+
+
+def group_partitions() -> list[TopicPartition]:
+    """Where the broker keeps what groups commit."""
+    return [TopicPartition(GROUPS, partition) for partition in range(GROUP_PARTITIONS)]
+
+
+def entries_of(messages: Iterable[Message]) -> list[Entry]:
+    """Values are counts of 8 bytes, or numbers in JSON."""
+    found = []
+    for message in messages:
+        key, value, offset = message.key(), message.value(), message.offset()
+        assert key is not None
+        assert value is not None
+        assert offset is not None
+        number = int.from_bytes(value) if len(value) == 8 else int(json.loads(value))
+        found.append(Entry(offset, key.decode(), number))
+    return found
+
+
+def marks_of(logs: _Logs, group_id: str, topic: str) -> dict[int, list[Mark]]:
+    """What a group committed for each partition of a topic, in the log's order."""
+    found: dict[int, list[Mark]] = defaultdict(list)
+    for tp in group_partitions():
+        for message in logs[tp]:
+            key, value = message.key(), message.value()
+            assert key is not None
+            if value is None or int.from_bytes(key[:2]) not in _OFFSET_COMMIT_KEYS:
+                continue
+            group, at = string(key, 2)
+            name, at = string(key, at)
+            if (group, name) == (group_id, topic):
+                (partition,) = struct.unpack_from(">i", key, at)
+                found[partition].append(_mark(value))
+    return found
+
+
+def stored_counts(
+    state_dir: Path, application_id: str, store: str, log: str, partitions: int
+) -> dict[int, Stored]:
+    """The rows of a closed store of counts in each task of the first sub-topology."""
+    layout = StateLayout(state_dir, application_id)
+    spec = ss.persistent_key_value_store(store, key_serde=serdes.STRING, value_serde=serdes.INT64)
+    found = {}
+    for partition in range(partitions):
+        folder = layout.store_dir(TaskId(0, partition), store).parent
+        with ss.open_store(spec, folder) as opened, opened.all() as pairs:
+            offset = opened.committed_offset(TopicPartition(log, partition))
+            found[partition] = Stored(dict(pairs), offset)
+    return found
+
+
+def _mark(value: bytes) -> Mark:
+    """Version 3 has a leader's epoch before the metadata; 4 has it as a compact string."""
+    version, offset = struct.unpack_from(">hq", value)
+    if version >= _FLEXIBLE_OFFSETS:
+        metadata, _ = compact_string(value, 14)
+    else:
+        metadata, _ = string(value, 14 if version == 3 else 10)
+    assert metadata is not None
+    # The client writes the end of its C string too.
+    return Mark(offset, json.loads(metadata.rstrip("\0"))["number"])
