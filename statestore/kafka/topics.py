@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import tenacity
 from confluent_kafka import (
+    OFFSET_INVALID,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -111,11 +112,16 @@ class Admin:
                 request_timeout=self.timeout_s,
             )
 
+        def is_passing(pending: Answers[KafkaPartition]) -> bool:
+            return self._leaders_move(pending) or any(map(_is_unheard, pending.values()))
+
         found = {}
-        for tp, future in self.settled(request, self._leaders_move).items():
+        for tp, future in self.settled(request, is_passing).items():
             if _failed_with(future, KafkaError._NOENT):
                 raise self._leaderless(tps, doing)
             answer = self.answer(future, f"{doing} of {tp.topic}-{tp.partition}")
+            if _is_unheard(future):
+                raise unanswered(self._settings, self._trouble, doing, timeout_s=self.timeout_s)
             found[TopicPartition(tp.topic, tp.partition)] = answer
         return found
 
@@ -373,6 +379,14 @@ def _broker_setting_names(admin: Admin, node_id: int) -> Collection[str] | None:
         return None
     names: Collection[str] = admin.answer(pending, f"read the settings of broker {node_id}").keys()
     return names
+
+
+def _is_unheard(future: "Future[Any]") -> bool:
+    """Whether a leader's answer about offsets was lost: the client makes no error of that."""
+    if future.exception() is not None:
+        return False
+    unheard: bool = future.result().offset == OFFSET_INVALID
+    return unheard
 
 
 def _failed_with(pending: "Future[Any]", code: int) -> bool:

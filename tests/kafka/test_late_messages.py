@@ -1,0 +1,147 @@
+"""Tasks on a real broker behind a proxy that delays, drops and repeats what their clients say.
+
+STATESTORE_FAULT_SCHEDULES=1000 pytest tests/kafka/test_late_messages.py    more of the schedules
+"""
+
+import gc
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import statestore as ss
+from statestore.kafka.outbox import TransactionalOutbox
+from statestore.model import TopicPartition
+from statestore.ports import Records
+from statestore.settings import Settings
+from statestore.testing.local_kafka import LocalKafka
+from tests.kafka.fault_proxy import Action, Fault, FaultProxy, Moment, Of
+from tests.kafka.fault_schedules import FaultPlan, Schedules, run_schedules
+from tests.kafka.run_pipelines import PREFIX_VARIABLE, counts_by_key
+from tests.kafka.run_rig import App
+from tests.kafka.wire import Api
+
+pytestmark = pytest.mark.kafka
+
+SCHEDULES = int(os.environ.get("STATESTORE_FAULT_SCHEDULES", "60"))
+_CLEANING = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 200}
+
+
+@pytest.fixture(scope="module")
+def kafka(proxy: FaultProxy) -> Iterator[LocalKafka]:
+    with LocalKafka(proxy_port=proxy.port, config=_CLEANING) as broker:
+        proxy.lead_to(broker.behind_proxy)
+        yield broker
+
+
+@pytest.fixture
+def make(kafka: LocalKafka, proxy: FaultProxy, tmp_path: Path) -> Iterator[Callable[[], Schedules]]:
+    """Makes what a thread needs to run schedules; their warnings by the thousand say nothing."""
+    logging.disable(logging.CRITICAL)
+    yield lambda: Schedules(kafka, proxy, tmp_path)
+    logging.disable(logging.NOTSET)
+    gc.enable()  # runs side by side in one process switch it off and on across each other
+
+
+@pytest.mark.timeout(120 + 2 * SCHEDULES)
+def test_with_one_epoch_for_all_transactions_late_messages_lose_and_double(
+    make: Callable[[], Schedules],
+) -> None:
+    stories = run_schedules(make, range(SCHEDULES), to_the_first_finding=True)
+    assert any(story.findings for story in stories)
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+@pytest.mark.parametrize("of", Of, ids=lambda of: of.value)
+def test_a_lost_answer_about_the_ends_of_logs_is_asked_for_again(
+    app: App, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, of: Of, nth: int
+) -> None:
+    """The client makes no error of it, but offsets that no log has: nothing was processed."""
+    monkeypatch.setenv(PREFIX_VARIABLE, app.name)
+    proxy.follow(app.name, FaultPlan({(Api.LIST_OFFSETS, nth): Fault(Action.CUT, of)}))
+    settings = app.run_settings(**{"bootstrap.servers": proxy.address})
+    summary = ss.run(counts_by_key(), settings)
+    assert len(proxy.trace(app.name)) == 1
+    assert summary.records_in == 20
+
+
+# The proxy itself.
+
+
+class Producing:
+    """An outbox behind the proxy, its requests counted from the first transaction on."""
+
+    def __init__(self, app: App, proxy: FaultProxy) -> None:
+        where = {"bootstrap.servers": proxy.address, "producer.socket.timeout.ms": 500}
+        self._settings = Settings.from_mapping(app.run_settings(**where))
+        self._app = app
+        name = f"{app.name}-x"
+        self.outbox = TransactionalOutbox(self._settings, transactional_id=name, group_id=app.name)
+        self.outbox.open()
+
+    def transact(self, *keys: str) -> None:
+        self.outbox.begin()
+        for key in keys:
+            self.outbox.send(Records(f"{self._app.name}-out", [key.encode()], [b"0"], [1]))
+            self.outbox.flush()
+        self.outbox.send_offsets({TopicPartition(f"{self._app.name}-in", 0): 1}, "")
+        self.outbox.commit()
+
+
+@pytest.fixture
+def producing(app: App, proxy: FaultProxy) -> Iterator[Producing]:
+    made = Producing(app, proxy)
+    yield made
+    made.outbox.close()
+
+
+@pytest.mark.parametrize(
+    "action", [Action.LATE, Action.LATE_IN_SILENCE, Action.REPEAT], ids=lambda action: action.name
+)
+def test_a_late_request_reaches_the_broker_when_its_moment_comes(
+    app: App, proxy: FaultProxy, producing: Producing, action: Action
+) -> None:
+    """Its connection is long gone, or has carried other requests since."""
+    moment = Moment(Api.ADD_PARTITIONS_TO_TXN)
+    proxy.follow(app.name, FaultPlan({(Api.END_TXN, 0): Fault(action, until=moment)}))
+    producing.transact("a")
+    name = f"{app.name}-x"
+    (held,) = proxy.trace(app.name)
+    assert held.startswith(f"END_TXN (commit) of {name}: its request is {action}, until request 1")
+    producing.transact("b")
+    _, arrived = proxy.trace(app.name)
+    assert f"arrives before ADD_PARTITIONS_TO_TXN of {name}: answered with code" in arrived
+
+
+def test_a_late_request_without_a_moment_arrives_at_release(
+    app: App, proxy: FaultProxy, producing: Producing
+) -> None:
+    proxy.follow(app.name, FaultPlan({(Api.TXN_OFFSET_COMMIT, 0): Fault(Action.LATE)}))
+    producing.transact("a")
+    assert len(proxy.trace(app.name)) == 1
+    proxy.release(app.name)
+    assert proxy.trace(app.name)[1].endswith("arrives at the end: answered")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(Action.CUT),
+        Fault(Action.SWALLOW),
+        Fault(Action.DELAY, delay_s=0.1),
+        Fault(Action.CUT, Of.ANSWER),
+        Fault(Action.SWALLOW, Of.ANSWER),
+        Fault(Action.DELAY, Of.ANSWER, delay_s=0.1),
+    ],
+    ids=lambda fault: f"{fault.of.value} {fault.action.name}",
+)
+def test_a_transaction_goes_through_whatever_befalls_the_first_try_to_commit_it(
+    app: App, proxy: FaultProxy, producing: Producing, fault: Fault
+) -> None:
+    proxy.follow(app.name, FaultPlan({(Api.END_TXN, 0): fault}))
+    producing.transact("a", "b")
+    (told,) = proxy.trace(app.name)
+    assert told == f"END_TXN (commit) of {app.name}-x: its {fault.of.value} is {fault.action}"
+    assert [row.key for row in app.read()] == ["a", "b"]
