@@ -261,14 +261,22 @@ class Cluster(Protocol):
     def topic_settings(self, topics: Sequence[str]) -> dict[str, Mapping[str, str]]:
         """Of topics that exist: what holds for them, set or by default."""
 
+    def topic_ids(self, topics: Sequence[str]) -> dict[str, str]:
+        """What the cluster calls those that exist; a topic made anew gets another id."""
+
     def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
         """Log start and last stable offset of each."""
 
     def offsets_at(self, tps: Sequence[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
         """Per partition the first offset at or after that time, else its last stable offset."""
 
-    def group_offsets(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, GroupOffset]:
-        """The group's committed offsets, pending transactions waited out; some may be absent."""
+    def group_offsets(
+        self, tps: Sequence[TopicPartition], *, stable: bool = True
+    ) -> dict[TopicPartition, GroupOffset]:
+        """The group's committed offsets, pending transactions waited out; some may be absent.
+
+        `stable` False: those of now, which a transaction still open may be about to move.
+        """
 
     def key_hashes(
         self, topics: Mapping[str, int], windowed: Collection[str] = ()

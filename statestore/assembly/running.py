@@ -66,6 +66,7 @@ def run_request(
     run_for: Span | None = None,
     accept_new_topology: bool = False,
     accept_empty_changelog: bool = False,
+    accept_forgotten_offsets: bool = False,
 ) -> RunRequest:
     """The request of a run from public types."""
     if until != LATEST and run_for is not None:
@@ -75,6 +76,7 @@ def run_request(
         run_for_ms=None if run_for is None else span_ms(run_for),
         accept_new_topology=accept_new_topology,
         accept_empty_changelog=accept_empty_changelog,
+        accept_forgotten_offsets=accept_forgotten_offsets,
     )
 
 
@@ -97,7 +99,8 @@ def _prepared(topology: Topology, settings: Settings, request: RunRequest) -> It
     topology, settings = as_deployed(topology, settings, layout_of(settings))
     _check_client_settings(settings)
     options_hook(settings, "")
-    with closing(KafkaCluster(settings)) as cluster:
+    admin = Admin(settings)
+    with closing(KafkaCluster(settings, admin)) as cluster:
         yield Run(
             topology,
             settings,
@@ -106,6 +109,7 @@ def _prepared(topology: Topology, settings: Settings, request: RunRequest) -> It
             SystemClock(),
             request,
             is_empty=is_empty,
+            changelog=KafkaChangelog(settings, admin),
         )
 
 

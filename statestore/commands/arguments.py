@@ -37,6 +37,7 @@ class RunArguments(msgspec.Struct, frozen=True, kw_only=True):
     run_for_ms: int | None = None
     accept_new_topology: bool = False
     accept_empty_changelog: bool = False
+    accept_forgotten_offsets: bool = False
 
     def settings(self) -> Settings:
         """The applications file's section with the overrides on top."""
@@ -82,6 +83,11 @@ def run_options(command: F) -> F:
         _option("--summary-file", help="Also write the JSON line here, on failure too."),
         _option("--accept-new-topology", is_flag=True, help="State dir of other stores is meant."),
         _option("--accept-empty-changelog", is_flag=True, help="Restore from an empty changelog."),
+        _option(
+            "--accept-forgotten-offsets",
+            is_flag=True,
+            help="Read input from its start over the state there is.",
+        ),
     )
 
 
@@ -145,6 +151,7 @@ def parse_run(flags: Mapping[str, Any]) -> RunArguments:
         run_for_ms=parse_span(run_for) if run_for else None,
         accept_new_topology=flags.get("accept_new_topology", False),
         accept_empty_changelog=flags.get("accept_empty_changelog", False),
+        accept_forgotten_offsets=flags.get("accept_forgotten_offsets", False),
     )
 
 

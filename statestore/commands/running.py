@@ -54,6 +54,7 @@ def report_run(
             run_for=arguments.run_for_ms,
             accept_new_topology=arguments.accept_new_topology,
             accept_empty_changelog=arguments.accept_empty_changelog,
+            accept_forgotten_offsets=arguments.accept_forgotten_offsets,
         )
         topology = load_pipeline(arguments.pipeline)
         with start_run(topology, arguments.settings(), request) as started:

@@ -20,6 +20,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.admin._resource import ResourceType
+from confluent_kafka.admin._topic import TopicDescription
 from confluent_kafka.cimpl import NewTopic
 
 from statestore.errors import (
@@ -127,6 +128,10 @@ class Admin:
 
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:
         """Partition counts of those that exist."""
+        return {name: len(found.partitions) for name, found in self.described(topics).items()}
+
+    def described(self, topics: Sequence[str]) -> dict[str, TopicDescription]:
+        """What the cluster says of those that exist."""
         if not topics:
             return {}
         pending = self.client.describe_topics(
@@ -135,7 +140,7 @@ class Admin:
         found = {}
         for name, future in pending.items():
             if not _failed_with(future, KafkaError.UNKNOWN_TOPIC_OR_PART):
-                found[name] = len(self.answer(future, f"describe topic {name}").partitions)
+                found[name] = self.answer(future, f"describe topic {name}")
         return found
 
     def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
@@ -247,6 +252,10 @@ class KafkaCluster:
             admin.answer(done, f"raise {key} of {topic}")
         return before
 
+    def topic_ids(self, topics: Sequence[str]) -> dict[str, str]:
+        """What the cluster calls those that exist; a topic made anew gets another id."""
+        return {name: str(found.topic_id) for name, found in self._admin.described(topics).items()}
+
     def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
         """Log start and last stable offset of each."""
         return self._admin.bounds(tps)
@@ -259,12 +268,15 @@ class KafkaCluster:
         ends = self._admin.offsets(tps, _LATEST, "read the last stable offset")
         return {tp: end if found[tp] < 0 else min(found[tp], end) for tp, end in ends.items()}
 
-    def group_offsets(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, GroupOffset]:
+    def group_offsets(
+        self, tps: Sequence[TopicPartition], *, stable: bool = True
+    ) -> dict[TopicPartition, GroupOffset]:
         """The group's committed offsets; Unavailable if a transaction holds one open too long."""
         if not tps:
             return {}
         committed = {}
-        for tp in read_group(self._settings, self._settings.application_id, tps).offsets:
+        group = read_group(self._settings, self._settings.application_id, tps, stable=stable)
+        for tp in group.offsets:
             if tp.error is not None:
                 raise error_for(tp.error, f"read the committed offset of {tp.topic}-{tp.partition}")
             if tp.offset >= 0:

@@ -26,7 +26,8 @@ class DeployedStore(msgspec.Struct, frozen=True):
     """What the last deployed topology says of a store.
 
     `retention_ms`: of a versioned or window store. `source_topic`: the topic its table is made of,
-    where that is its log; None: it has a changelog.
+    where that is its log; None: it has a changelog. `changelog_id`: what the cluster calls that
+    changelog; None: nobody asked yet.
     """
 
     sub_topology: Ordinal
@@ -36,6 +37,7 @@ class DeployedStore(msgspec.Struct, frozen=True):
     kind: Word = keyvalue.KIND
     source_topic: Topic | None = None
     retention_ms: Count | None = None
+    changelog_id: Word | None = None
 
 
 class DeployedPart(msgspec.Struct, frozen=True):
@@ -87,10 +89,11 @@ def deployed(
     guarantee: ProcessingGuarantee,
     counts: Mapping[TopicName, int] | None = None,
     logs: Mapping[str, str] | None = None,
+    changelog_ids: Mapping[str, str] | None = None,
 ) -> Deployed:
     """What to publish of a topology; `counts` None: no broker was asked for partitions.
 
-    `logs`: by store, the source topic that is its log.
+    `logs`: by store, the source topic that is its log. `changelog_ids`: by store, where known.
     """
     tasks = {} if counts is None else topology.tasks(counts)
     said = msgspec.convert(topology.deployed(), Deployed)
@@ -103,6 +106,7 @@ def deployed(
             store,
             source_topic=(logs or {}).get(name),
             retention_ms=_retention_ms(topology.stores[name]),
+            changelog_id=(changelog_ids or {}).get(name),
         )
         for name, store in said.stores.items()
     }

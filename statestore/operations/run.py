@@ -27,6 +27,8 @@ from statestore.layout.folders import StateLayout
 from statestore.layout.owners import Claim
 from statestore.layout.snapshots import TaskSnapshots
 from statestore.model import TaskId, TopicPartition
+from statestore.operations.changelogs import Accepted, Standing
+from statestore.operations.deployed import read_deployed
 from statestore.operations.hashing import check_hashes
 from statestore.operations.relocation.apply import (
     Relocation,
@@ -35,11 +37,11 @@ from statestore.operations.relocation.apply import (
 )
 from statestore.operations.source_logs import check_topics
 from statestore.operations.topics import dead_letter_topics, internal_topics
-from statestore.ports import Clock, Cluster, TopicSpec
+from statestore.ports import Changelog, Clock, Cluster, TopicSpec
 from statestore.settings import Settings
 from statestore.tasks.plan import TaskReport
 from statestore.topology.graph import SubTopology, TopicName, Topology, Wave
-from statestore.topology.logs import logs
+from statestore.topology.logs import log_of, logs
 
 _log = logging.getLogger(__name__)
 
@@ -72,6 +74,7 @@ class RunRequest:
     run_for_ms: int | None = None
     accept_new_topology: bool = False
     accept_empty_changelog: bool = False
+    accept_forgotten_offsets: bool = False
 
 
 @dataclass
@@ -124,8 +127,12 @@ class Run:
         request: RunRequest,
         *,
         is_empty: Callable[[Path], bool] = may_hold_rows,
+        changelog: Changelog | None = None,
     ) -> None:
-        """`is_empty` tells of a store's folder whether it holds neither rows nor an offset."""
+        """`is_empty` tells of a store's folder whether it holds neither rows nor an offset.
+
+        `changelog` None: whether a log holds records is told by its offsets alone.
+        """
         self.topology = topology
         self.request = request
         self._settings = settings
@@ -137,6 +144,7 @@ class Run:
         self._counts: dict[TopicName, int] = {}
         self._claim: Claim | None = None
         self._is_empty = is_empty
+        self._changelog = changelog
         self._logs = logs(topology, settings)
 
     def check(self) -> Checked:
@@ -160,6 +168,7 @@ class Run:
         check_known(self.topology, self._layout, self.request)
         relocation = self._relocation()
         relocation.check()
+        self._check_standing()
         return relocation
 
     def __enter__(self) -> Self:
@@ -173,8 +182,6 @@ class Run:
         )
         try:
             relocation.apply()
-            # Asked again: another driver may have created them before it let go.
-            self._cluster.create(self._missing_internal_topics())
             files.publish(self._layout.nonce_file, self._nonce.encode())
             self._sweep_quarantine()
             self._sweep_snapshots()
@@ -205,7 +212,22 @@ class Run:
             counts=self._counts,
             logs=self._logs.topics(),
             is_empty=self._is_empty,
+            make_topics=self._make_topics,
         )
+
+    def _make_topics(self) -> Mapping[str, str]:
+        """Create the internal topics that are missing; by store, what its changelog is called."""
+        # Asked anew: another driver may have created them before it let go.
+        self._cluster.create(self._missing_internal_topics())
+        application_id, reused = self._application_id, self._logs.topics()
+        changelogs = {
+            log_of(application_id, store, {}): store
+            for part in self.topology.sub_topologies
+            for store in part.stores
+            if store not in reused
+        }
+        ids = self._cluster.topic_ids(sorted(changelogs))
+        return {changelogs[topic]: made for topic, made in ids.items()}
 
     def _sweep_quarantine(self) -> None:
         """Remove what a restored store has long replaced (SEMANTICS S16)."""
@@ -283,11 +305,30 @@ class Run:
         check_topics(self._cluster, self._logs)
         check_hashes(self.topology, self._counts, self._cluster, self._settings)
 
-    def _missing_internal_topics(self) -> list[TopicSpec]:
-        """Those to create; NotCopartitioned if one that is there has another partition count."""
-        specs = internal_topics(
+    def _check_standing(self) -> None:
+        """Refuse to go on from topics and offsets that do not belong together (SEMANTICS E4a)."""
+        standing = Standing(
+            self.topology,
+            self._layout,
+            self._cluster,
+            self._changelog,
+            self._counts,
+            self._internal_topics(),
+            self._logs.topics(),
+            read_deployed(self._layout),
+            self._settings.exactly_once,
+        )
+        request = self.request
+        standing.check(Accepted(request.accept_empty_changelog, request.accept_forgotten_offsets))
+
+    def _internal_topics(self) -> list[TopicSpec]:
+        return internal_topics(
             self.topology, self._counts, self._application_id, self._logs.topics()
         )
+
+    def _missing_internal_topics(self) -> list[TopicSpec]:
+        """Those to create; NotCopartitioned if one that is there has another partition count."""
+        specs = self._internal_topics()
         existing = self._cluster.partitions([spec.name for spec in specs])
         for spec in specs:
             found = existing.get(spec.name, spec.partitions)

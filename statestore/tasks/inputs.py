@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from statestore.errors import RecordFailed
-from statestore.model import Position, TopicPartition
+from statestore.model import Position, TaskId, TopicPartition
 from statestore.ports import Cluster
 from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.stores.windows import TransactionalWindowStore
@@ -44,11 +44,7 @@ def committed_inputs(
     bounds = cluster.bounds(fresh + beyond) if fresh or beyond else {}
     for tp in beyond:
         if committed[tp].offset > bounds[tp].end:
-            raise RecordFailed(
-                f"input {tp} ends at offset {bounds[tp].end}, the last commit ended at "
-                f"{committed[tp].offset}: the topic was truncated or made anew, so input is lost: "
-                "reset the group's offsets to go on without it"
-            )
+            raise truncated(tp, end=bounds[tp].end, committed=committed[tp].offset)
     done = Position.of({tp: offset - 1 for tp, offset in marked.items()})
     for store in stores:
         if isinstance(store, TransactionalKeyValueStore | TransactionalWindowStore):
@@ -56,15 +52,27 @@ def committed_inputs(
     known = done.as_dict()
     for tp in fresh:
         if tp in known:
-            raise RecordFailed(
-                f"the group has no offset of input {tp}, but task {plan.task_id} has processed it "
-                f"up to {known[tp]}: the topic was made anew, or the offset expired on the broker "
-                f"(offsets.retention.minutes): set the group's offset, to {known[tp] + 1} to go "
-                "on (further if the last run was killed), or to the topic's start to process it "
-                "from there"
-            )
+            raise forgotten(tp, plan.task_id, known[tp])
     offsets = {
         tp: committed[tp].offset if tp in committed else bounds[tp].start for tp in plan.inputs
     }
     group = {tp: at.offset for tp, at in committed.items()}
     return CommittedInputs(offsets, CommitStamp.latest(committed), group)
+
+
+def truncated(tp: TopicPartition, *, end: int, committed: int) -> RecordFailed:
+    """The refusal of an input whose log ends before the group's offset."""
+    return RecordFailed(
+        f"input {tp} ends at offset {end}, the last commit ended at {committed}: the topic was "
+        "truncated or made anew, so input is lost: reset the group's offsets to go on without it"
+    )
+
+
+def forgotten(tp: TopicPartition, task: TaskId, last: int) -> RecordFailed:
+    """The refusal of an input that was processed up to `last`, of which the group has no offset."""
+    return RecordFailed(
+        f"the group has no offset of input {tp}, but task {task} has processed it up to {last}: "
+        "the topic was made anew, or the offset expired on the broker "
+        f"(offsets.retention.minutes): set the group's offset, to {last + 1} to go on (further if "
+        "the last run was killed), or to the topic's start to process it from there"
+    )

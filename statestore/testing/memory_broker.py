@@ -241,6 +241,11 @@ class MemoryCluster:
         self._state.require_up()
         return {topic: {**_DEFAULTS, **self._state.configs[topic]} for topic in topics}
 
+    def topic_ids(self, topics: Sequence[str]) -> dict[str, str]:
+        """What each that exists is called; one made anew gets another id."""
+        self._state.require_up()
+        return {topic: self._state.ids[topic] for topic in topics if topic in self._state.topics}
+
     def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
         """Log start and last stable offset of each."""
         return _bounds(self._state, tps)
@@ -254,11 +259,13 @@ class MemoryCluster:
             found[tp] = next(later, log.last_stable)
         return found
 
-    def group_offsets(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, GroupOffset]:
+    def group_offsets(
+        self, tps: Sequence[TopicPartition], *, stable: bool = True
+    ) -> dict[TopicPartition, GroupOffset]:
         """The group's committed offsets; Unavailable while a transaction holds one open."""
         self._state.require_up()
         for tp in tps:
-            if self._state.is_pending(self._group_id, tp):
+            if stable and self._state.is_pending(self._group_id, tp):
                 raise Unavailable(f"a transaction with an offset of {tp} is open: end it first")
         groups, group_id = self._state.groups, self._group_id
         return {tp: groups[group_id, tp] for tp in tps if (group_id, tp) in groups}

@@ -122,10 +122,12 @@ class BrokerState:
     def __init__(self) -> None:
         self.topics: dict[str, list[Log]] = {}
         self.configs: dict[str, Mapping[str, str]] = {}
+        self.ids: dict[str, str] = {}
         self.groups: dict[tuple[str, TopicPartition], GroupOffset] = {}
         self.is_up = True
         self._owners: dict[str, _Owner] = {}
         self._keyless = 0
+        self._created = 0
 
     def require_up(self) -> None:
         """Raise what clients raise while nobody answers."""
@@ -138,6 +140,8 @@ class BrokerState:
             raise Misuse(f"topic {name!r}: {partitions} partitions: at least 1")
         self.topics[name] = [Log() for _ in range(partitions)]
         self.configs[name] = dict(config)
+        self._created += 1
+        self.ids[name] = f"{name}#{self._created}"
 
     def log(self, tp: TopicPartition) -> Log:
         """The log of a partition; TopicMissing."""

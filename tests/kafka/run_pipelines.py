@@ -47,6 +47,54 @@ def counts_by_key() -> ss.Topology:
     return b.build()
 
 
+def counts_by_key_twice() -> ss.Topology:
+    """The same, and a second store that is new."""
+    b = builder()
+    grouped = b.stream(f"{prefix()}-in").group_by_key()
+    grouped.count(COUNTS).to_stream().to(f"{prefix()}-out")
+    grouped.count("again")
+    return b.build()
+
+
+def counts_by_key_of_y() -> ss.Topology:
+    """The store of `counts_by_key` under a name that begins as another application's id ends."""
+    b = builder()
+    b.stream(f"{prefix()}-in").group_by_key().count(f"y-{COUNTS}").to_stream().to(f"{prefix()}-out")
+    return b.build()
+
+
+def repartitioned() -> ss.Topology:
+    """Records by user, and nothing kept."""
+    return _repartitioned("by-user")
+
+
+def repartitioned_as_y() -> ss.Topology:
+    """The same through a topic whose name begins as another application's id ends."""
+    return _repartitioned("y-by-user")
+
+
+def _repartitioned(name: str) -> ss.Topology:
+    b = builder()
+    by_user = b.stream(f"{prefix()}-in").select_key(lambda _key, value: value["user"])
+    by_user.repartition(name).to(f"{prefix()}-out")
+    return b.build()
+
+
+def deleting_changelog() -> ss.Topology:
+    b = builder()
+    forgetful = ss.Materialized(COUNTS, changelog_config={"cleanup.policy": "delete"})
+    b.stream(f"{prefix()}-in").group_by_key().count(forgetful)
+    return b.build()
+
+
+def windowed() -> ss.Topology:
+    """Windows of an hour, kept for a day."""
+    b = builder()
+    hours = ss.TumblingWindows(3_600_000, retention_ms=86_400_000)
+    b.stream(f"{prefix()}-in").group_by_key().windowed_by(hours).count("windows")
+    return b.build()
+
+
 def counts_in_memory() -> ss.Topology:
     b = builder()
     store = ss.in_memory_key_value_store(COUNTS, key_serde=serdes.STRING)

@@ -197,10 +197,10 @@ class App:
         consumer.close()
         return {tp.partition: tp.offset for tp in found if tp.offset >= 0}
 
-    def commit_offset(self, partition: int, offset: int) -> None:
+    def commit_offset(self, partition: int, offset: int, *, topic: str = "in") -> None:
         """Set the group's offset of an input partition, as an administrator does."""
         consumer = self._group()
-        tp = TopicPartition(f"{self.name}-in", partition, offset)
+        tp = TopicPartition(f"{self.name}-{topic}", partition, offset)
         consumer.commit(offsets=[tp], asynchronous=False)
         consumer.close()
 
@@ -242,9 +242,10 @@ class App:
         pipeline: str | None = None,
         crash_at: str | None = None,
         through: Sequence[str] = (),
-        command: str = "run",
+        command: str | Sequence[str] = "run",
     ) -> "subprocess.Popen[str]":
-        """`statestore run` in a child process; `through` a command that runs it."""
+        """`statestore run`, or another command, in a child process; `through` what runs it."""
+        words = [command] if isinstance(command, str) else command
         environment = {
             **os.environ,
             "PYTHONPATH": f"{ROOT}{os.pathsep}{self.state_dir.parent}",
@@ -254,7 +255,7 @@ class App:
         if crash_at:
             environment[VARIABLE] = crash_at
         child = subprocess.Popen(
-            [*through, str(STATESTORE), command, "--json", *self.flags(pipeline), *more],
+            [*through, str(STATESTORE), *words, "--json", *self.flags(pipeline), *more],
             cwd=self.state_dir.parent,
             env=environment,
             stdout=subprocess.PIPE,
@@ -281,6 +282,10 @@ class App:
         ended = self.run(*more, **how)
         assert ended.code == 0, ended.err[-4000:]
         return ended.summary
+
+    def checked(self, *more: str, **how: Any) -> Ended:
+        """`statestore topology check`."""
+        return self.run(*more, command=("topology", "check"), **how)
 
     # What is there.
 

@@ -203,6 +203,10 @@ class SimulatedCluster:
         self._process.ask("cluster.topic_settings")
         return self._cluster.topic_settings(topics)
 
+    def topic_ids(self, topics: Sequence[str]) -> dict[str, str]:
+        self._process.ask("cluster.topic_ids")
+        return self._cluster.topic_ids(topics)
+
     def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
         self._process.ask("cluster.bounds")
         return self._cluster.bounds(tps)
@@ -211,9 +215,11 @@ class SimulatedCluster:
         self._process.ask("cluster.offsets_at")
         return self._cluster.offsets_at(tps, time_ms)
 
-    def group_offsets(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, GroupOffset]:
+    def group_offsets(
+        self, tps: Sequence[TopicPartition], *, stable: bool = True
+    ) -> dict[TopicPartition, GroupOffset]:
         self._process.ask("cluster.group_offsets")
-        return self._cluster.group_offsets(tps)
+        return self._cluster.group_offsets(tps, stable=stable)
 
     def key_hashes(
         self, topics: Mapping[str, int], windowed: Collection[str] = ()

@@ -2,6 +2,7 @@
 
     lock        every task folder; Locked names an owner
     settle      the transactional ids of the last deployment
+    topics      those the new topology lacks, if whoever starts makes them
     marks       what tasks remember of inputs, to who reads them now   relocate.settled
     journal     relocation.json                                        relocate.journalled
     owners      epochs of all folders touched, so that a zombie sees   relocate.owners-raised
@@ -73,7 +74,8 @@ class Relocation:
     `automatic` False: a move is refused, with all places and the command that does it. `locks`
     False: file locks do not work, so that nobody is kept out; who still thinks a folder is his sees
     a newer epoch, and what he has open is left behind by the next owner (SEMANTICS E10). `logs`:
-    by store, the source topic that is its log.
+    by store, the source topic that is its log. `make_topics` makes the internal topics that are
+    missing, and tells by store what its changelog is called; None: the next start does.
     """
 
     topology: Topology
@@ -88,6 +90,7 @@ class Relocation:
     choices: Choices = Choices()
     logs: Mapping[str, str] = field(default_factory=dict)
     is_empty: Callable[[Path], bool] = may_hold_rows
+    make_topics: Callable[[], Mapping[str, str]] | None = None
 
     def unfinished(self) -> Journal | None:
         """A relocation begun and not finished; TopologyMismatch if this topology wants another."""
@@ -158,12 +161,14 @@ class Relocation:
         there = list(self.layout.tasks())
         with self._locked(there if made.touches_disk or made.settle else ()):
             self._settle(made.settle, there)
+            # Before anything says that a store is deployed: its changelog was there from then on.
+            wanted = self._deployed(self._changelog_ids())
             self._carry_marks(there)
             if not made.touches_disk:
-                publish_deployed(self.layout, self._deployed())
+                publish_deployed(self.layout, wanted)
                 return made
             reach(CrashPoint.RELOCATE_SETTLED)
-            journal = self._journal(made)
+            journal = self._journal(made, wanted)
             with self._locked([task for task in journal.tasks() if task not in there]):
                 files.publish(journal_file(self.layout), msgspec.json.encode(journal))
                 reach(CrashPoint.RELOCATE_JOURNALLED)
@@ -179,8 +184,14 @@ class Relocation:
             return log_of(application_id, store, self.logs)
         return read_deployed(self.layout).log_of(application_id, store)
 
-    def _deployed(self) -> Deployed:
-        return deployed(self.topology, self.guarantee, self.counts, self.logs)
+    def _changelog_ids(self) -> Mapping[str, str]:
+        if self.make_topics is not None:
+            return self.make_topics()
+        known = read_deployed(self.layout).stores.items()
+        return {name: made for name, store in known if (made := store.changelog_id) is not None}
+
+    def _deployed(self, changelog_ids: Mapping[str, str]) -> Deployed:
+        return deployed(self.topology, self.guarantee, self.counts, self.logs, changelog_ids)
 
     @contextmanager
     def _locked(self, tasks: Iterable[TaskId]) -> Iterator[None]:
@@ -227,7 +238,7 @@ class Relocation:
 
         mark.carry(map(self.layout.task_dir, there), home, self.clock)
 
-    def _journal(self, made: Plan) -> Journal:
+    def _journal(self, made: Plan, wanted: Deployed) -> Journal:
         entries = checkpoint_entries(self.layout, made.moves, made.set_aside, self._log_of)
         quarantine = self.layout.application_dir / "quarantine"
         now_ms = self.clock.now_ms()
@@ -240,9 +251,7 @@ class Relocation:
                     break
                 since_ms += 1
             asides.append(Aside(gone, name, since_ms))
-        return Journal(
-            self.layout.application_id, made.moves, asides, list(entries), self._deployed()
-        )
+        return Journal(self.layout.application_id, made.moves, asides, list(entries), wanted)
 
     def _finish(self, journal: Journal) -> None:
         """Everything after the journal, or what is left of it."""

@@ -1,0 +1,294 @@
+"""Whether a start may go on from the topics and offsets that are there (SEMANTICS E4a).
+
+State is what its changelog makes of it, and input goes on where the group's offsets stand: if the
+two do not belong together, a start would lose what was committed, or count it twice, and nobody
+would be told. Everything here is asked before anything is written (I9, I27).
+"""
+
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from statestore.errors import InvalidSetting, Misuse
+from statestore.layout.folders import StateLayout
+from statestore.model import TaskId, TopicPartition
+from statestore.operations.deployed import Deployed
+from statestore.ports import Bounds, Changelog, Cluster, GroupOffset, TopicSpec
+from statestore.stores.specs import StoreSpec, WindowSpec
+from statestore.tasks import mark
+from statestore.tasks.inputs import forgotten, truncated
+from statestore.topology.graph import SinkNode, SubTopology, TopicName, Topology
+from statestore.topology.logs import log_of
+
+_log = logging.getLogger(__name__)
+_POLICY, _RETENTION, _SIZE = "cleanup.policy", "retention.ms", "retention.bytes"
+
+
+class Accepted(NamedTuple):
+    """What whoever starts has said to be right."""
+
+    empty_changelog: bool = False
+    forgotten_offsets: bool = False
+
+
+class _Task(NamedTuple):
+    """A stream task: what it reads, and the changelogs its stores are restored from."""
+
+    task_id: TaskId
+    inputs: tuple[TopicPartition, ...]
+    changelogs: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where an application stands on its cluster: its internal topics and its group's offsets.
+
+    `needed`: the internal topics the topology needs. `logs`: by store, the source topic that is its
+    log. `previous`: what was deployed last. `changelog` None: what a log holds is told by its
+    offsets alone.
+    """
+
+    topology: Topology
+    layout: StateLayout
+    cluster: Cluster
+    changelog: Changelog | None
+    counts: Mapping[TopicName, int]
+    needed: Sequence[TopicSpec]
+    logs: Mapping[str, str]
+    previous: Deployed
+    exactly_once: bool
+
+    def check(self, accepted: Accepted) -> None:
+        """Misuse, InvalidSetting or RecordFailed if a start would lose or double anything."""
+        existing = self.cluster.partitions([spec.name for spec in self.needed])
+        self._check_settings(existing)
+        group = self._group(stable=False)
+        self._check_inputs(group)
+        if not accepted.empty_changelog:
+            self._check_missing(existing, group)
+        if self.exactly_once and not accepted.forgotten_offsets:
+            self._check_uncommitted(existing, group)
+
+    # Settings of internal topics.
+
+    def _check_settings(self, existing: Collection[str]) -> None:
+        """InvalidSetting if an internal topic forgets what is still needed."""
+        there = self._settings_of(sorted(existing))
+        stores = {log_of(self._application_id, name, {}): name for name in self._logged()}
+        for spec in self.needed:
+            told = there.get(spec.name, {}) if spec.name in existing else spec.config
+            store = stores.get(spec.name)
+            if store is None:
+                _check_repartition(spec.name, told)
+            else:
+                where = "" if spec.name in existing else " by its changelog_config"
+                _check_changelog(spec.name, where, self.topology.stores[store], told)
+
+    def _settings_of(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
+        try:
+            return self.cluster.topic_settings(topics)
+        except InvalidSetting:
+            raise
+        except Misuse as error:
+            # A start needs no right to see them; T3 is then the administrator's business.
+            _log.warning("the settings of the internal topics are not known: %s", error)
+            return {}
+
+    # Inputs.
+
+    def _check_inputs(self, group: Mapping[TopicPartition, GroupOffset]) -> None:
+        """RecordFailed if an input that was read is truncated, made anew or forgotten."""
+        inputs = {tp: task.task_id for task in self._tasks() for tp in task.inputs}
+        marked = mark.read_all(map(self.layout.task_dir, self.layout.tasks()))
+        for tp, task_id in inputs.items():
+            if tp in marked and tp not in group:
+                raise forgotten(tp, task_id, marked[tp] - 1)
+        read = [tp for tp in inputs if tp in group and group[tp].offset > 0]
+        ends = self.cluster.bounds(self._existing(read)) if read else {}
+        for tp, bounds in ends.items():
+            if group[tp].offset > bounds.end:
+                raise truncated(tp, end=bounds.end, committed=group[tp].offset)
+
+    # Changelogs that are gone.
+
+    def _check_missing(
+        self, existing: Collection[str], group: Mapping[TopicPartition, GroupOffset]
+    ) -> None:
+        """Misuse if a changelog is gone, or made anew, whose store had committed anything."""
+        ids = self.cluster.topic_ids(sorted(existing))
+        gone: dict[str, str] = {}
+        for store in self._logged():
+            topic = log_of(self._application_id, store, {})
+            known = self.previous.stores.get(store)
+            made = None if known is None else known.changelog_id
+            if topic not in existing and (made is not None or not self.previous.fingerprint):
+                gone[topic] = f"as topic {topic} does not exist"
+            elif topic in existing and made is not None and made != ids[topic]:
+                gone[topic] = f"or was: topic {topic} was deleted and made anew"
+        for task in self._tasks():
+            committed = self._committed_of(task, group)
+            for tp in task.changelogs:
+                if tp.topic in gone and committed:
+                    raise Misuse(
+                        f"the changelog {tp} is empty, {gone[tp.topic]}, and group "
+                        f"{self._application_id} has committed input of task {task.task_id}, such "
+                        f"as {committed[0]}: what its store held is lost: bring the topic back, or "
+                        "pass --accept-empty-changelog to begin with an empty store"
+                    )
+
+    # Records that nobody has committed input for.
+
+    def _check_uncommitted(
+        self, existing: Collection[str], group: Mapping[TopicPartition, GroupOffset]
+    ) -> None:
+        """Misuse if an internal topic has records of which this group can know nothing."""
+        suspects = list(self._suspects(existing, group))
+        bounds = self.cluster.bounds([tp for tp, _, _ in suspects]) if suspects else {}
+        suspects = [one for one in suspects if self._holds_records(one[0], bounds[one[0]])]
+        if not suspects:
+            return
+        # A commit that is just going through shows in a changelog before it shows in the group.
+        # Nothing else is waited for: not the transaction a dead owner left open.
+        known = self._group(stable=True)
+        for tp, what, inputs in suspects:
+            if not any(one in known for one in inputs):
+                raise Misuse(self._uncommitted(tp, what))
+
+    def _suspects(
+        self, existing: Collection[str], group: Mapping[TopicPartition, GroupOffset]
+    ) -> Iterator[tuple[TopicPartition, str, Sequence[TopicPartition]]]:
+        """Internal partitions, whose they are, and the inputs of which not one is committed."""
+        for task in self._tasks():
+            if not self._committed_of(task, group):
+                inputs = [*task.inputs, *self._inputs_before(task)]
+                for tp in task.changelogs:
+                    if tp.topic in existing:
+                        yield tp, f"task {task.task_id}", inputs
+        for topic, count in self.counts.items():
+            name = topic.full(self._application_id)
+            if not topic.internal or name not in existing:
+                continue
+            writers = [part for part in self.topology.sub_topologies if _writes(part, topic)]
+            readers = [tp for task in self._tasks() for tp in task.inputs if tp.topic == name]
+            inputs = [*readers, *(tp for part in writers for tp in self._inputs(part))]
+            if not any(tp in group for tp in inputs):
+                for p in range(count):
+                    yield TopicPartition(name, p), "the tasks that write to it", inputs
+
+    def _holds_records(self, tp: TopicPartition, bounds: Bounds) -> bool:
+        """Whether any record there was committed: offsets alone may be those of aborted ones."""
+        if bounds.end == bounds.start or self.changelog is None:
+            return bounds.end > bounds.start
+        stretches = self.changelog.replay(tp, bounds.start, bounds.end)
+        return any(len(stretch.batch) for stretch in stretches)
+
+    def _uncommitted(self, tp: TopicPartition, what: str) -> str:
+        return (
+            f"{tp} has records, but group {self._application_id} never committed any input of "
+            f"{what}: its input would be read from the start over what is there, and counted "
+            "twice. If the group's offsets were forgotten (offsets.retention.minutes), set them to "
+            "where the last run ended, or delete the internal topics to begin anew; if the topic "
+            "is another application's, whose id and name of a store make up the same name, give "
+            "this application or its store another name; to read input from its start all the "
+            "same, pass --accept-forgotten-offsets"
+        )
+
+    # What belongs to whom.
+
+    @property
+    def _application_id(self) -> str:
+        return self.layout.application_id
+
+    def _logged(self) -> list[str]:
+        """The stores that have changelogs of their own."""
+        parts = self.topology.sub_topologies
+        return [store for part in parts for store in part.stores if store not in self.logs]
+
+    def _tasks(self) -> Iterator[_Task]:
+        tasks = self.topology.tasks(self.counts)
+        for part in self.topology.sub_topologies:
+            topics = [
+                log_of(self._application_id, store, {})
+                for store in part.stores
+                if store not in self.logs
+            ]
+            for task_id in tasks[part.ordinal]:
+                p = task_id.partition
+                inputs = tuple(tp for tp in self._inputs(part) if tp.partition == p)
+                yield _Task(task_id, inputs, tuple(TopicPartition(topic, p) for topic in topics))
+
+    def _inputs(self, part: SubTopology) -> Iterator[TopicPartition]:
+        for topic in part.source_topics:
+            for p in range(self.counts[topic]):
+                yield TopicPartition(topic.full(self._application_id), p)
+
+    def _committed_of(
+        self, task: _Task, group: Mapping[TopicPartition, GroupOffset]
+    ) -> list[TopicPartition]:
+        """The inputs of a task that are committed; of its stores' former tasks too."""
+        return [tp for tp in (*task.inputs, *self._inputs_before(task)) if tp in group]
+
+    def _inputs_before(self, task: _Task) -> list[TopicPartition]:
+        """What was read, when last deployed, by the tasks that had this task's stores."""
+        part = self.topology.sub_topologies[task.task_id.sub_topology]
+        known = [self.previous.stores.get(store) for store in part.stores]
+        ordinals = {store.sub_topology for store in known if store is not None}
+        return [
+            TopicPartition(topic, task.task_id.partition)
+            for before in self.previous.sub_topologies
+            if before.ordinal in ordinals
+            for topic in _full(before.source_topics, self._application_id)
+        ]
+
+    def _group(self, *, stable: bool) -> Mapping[TopicPartition, GroupOffset]:
+        asked = {
+            tp: None for task in self._tasks() for tp in (*task.inputs, *self._inputs_before(task))
+        }
+        return self.cluster.group_offsets(list(asked), stable=stable)
+
+    def _existing(self, tps: Sequence[TopicPartition]) -> list[TopicPartition]:
+        """Those whose topic is there: a repartition topic may yet have to be made."""
+        counts = self.cluster.partitions(sorted({tp.topic for tp in tps}))
+        return [tp for tp in tps if tp.partition < counts.get(tp.topic, 0)]
+
+
+def _full(topics: Iterable[str], application_id: str) -> Iterator[str]:
+    """Under either name, as `topology.json` does not tell a repartition topic from another."""
+    for topic in topics:
+        yield topic
+        if topic.endswith("-repartition"):
+            yield f"{application_id}-{topic}"
+
+
+def _writes(part: SubTopology, topic: TopicName) -> bool:
+    return any(isinstance(node, SinkNode) and node.topic == topic for node in part.nodes)
+
+
+def _check_repartition(topic: str, told: Mapping[str, str]) -> None:
+    policy = told.get(_POLICY, "")
+    if "compact" in policy:
+        raise InvalidSetting(
+            f"repartition topic {topic} has {_POLICY}={policy}, so the broker drops records before "
+            f"they are read: set {_POLICY}=delete"
+        )
+
+
+def _check_changelog(topic: str, where: str, spec: StoreSpec, told: Mapping[str, str]) -> None:
+    policy = told.get(_POLICY, "compact")
+    if "delete" not in policy:
+        return
+    begin = f"changelog {topic} of store {spec.name!r} has {_POLICY}={policy}{where}"
+    if not isinstance(spec, WindowSpec) or "compact" not in policy:
+        raise InvalidSetting(
+            f"{begin}, so the broker forgets rows that the store still has, and a restore would "
+            f"lose them: set {_POLICY}=compact"
+        )
+    kept_ms, kept_bytes = int(told.get(_RETENTION, -1)), int(told.get(_SIZE, -1))
+    if 0 <= kept_ms < spec.retention_ms or kept_bytes >= 0:
+        limits = f"{_RETENTION}={kept_ms} and {_SIZE}={kept_bytes}"
+        raise InvalidSetting(
+            f"{begin} with {limits}, but the store keeps its windows for {spec.retention_ms} ms: "
+            f"set {_POLICY}=compact, or {_RETENTION} to {spec.retention_ms} or more and {_SIZE} "
+            "to -1"
+        )
