@@ -143,13 +143,18 @@ def open_to_rewrite(path: Path) -> Engine:
 
 def kind_of(path: Path) -> str | None:
     """What kind of built-in store lies there; None if there is no database or no format in it."""
+    found = format_of(path)
+    return None if found is None else found.kind
+
+
+def format_of(path: Path) -> offsets.Format | None:
+    """What a built-in store's folder holds; None if there is no database or no format in it."""
     stored = stored_tables(path)
     if offsets.TABLE not in stored:
         return None
     engine = _open_read_only(path, [name for name in stored if name != "default"])
     try:
-        found = offsets.read_format(engine.table(offsets.TABLE), str(path))
-        return None if found is None else found.kind
+        return offsets.read_format(engine.table(offsets.TABLE), str(path))
     finally:
         engine.close()
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-from statestore.assembly.opening import is_empty, open_built_in, options_hook
+from statestore.assembly.opening import format_of, is_empty, open_built_in, options_hook
 from statestore.assembly.surroundings import SystemClock, layout_of
 from statestore.engines.rocks_files import link_store
 from statestore.errors import Action, Misuse, StateStoreError
@@ -67,6 +67,7 @@ def run_request(
     accept_new_topology: bool = False,
     accept_empty_changelog: bool = False,
     accept_forgotten_offsets: bool = False,
+    accept_new_serdes: bool = False,
 ) -> RunRequest:
     """The request of a run from public types."""
     if until != LATEST and run_for is not None:
@@ -77,6 +78,7 @@ def run_request(
         accept_new_topology=accept_new_topology,
         accept_empty_changelog=accept_empty_changelog,
         accept_forgotten_offsets=accept_forgotten_offsets,
+        accept_new_serdes=accept_new_serdes,
     )
 
 
@@ -87,9 +89,9 @@ def start_run(topology: Topology, settings: Settings, request: RunRequest) -> It
         yield started
 
 
-def check_run(topology: Topology, settings: Settings) -> Checked:
+def check_run(topology: Topology, settings: Settings, request: RunRequest) -> Checked:
     """What the next start would do first; raises all that it would refuse, writes nothing."""
-    with _prepared(topology, settings, run_request()) as prepared:
+    with _prepared(topology, settings, request) as prepared:
         return prepared.check()
 
 
@@ -109,6 +111,7 @@ def _prepared(topology: Topology, settings: Settings, request: RunRequest) -> It
             SystemClock(),
             request,
             is_empty=is_empty,
+            format_of=format_of,
             changelog=KafkaChangelog(settings, admin),
         )
 

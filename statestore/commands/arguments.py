@@ -38,6 +38,7 @@ class RunArguments(msgspec.Struct, frozen=True, kw_only=True):
     accept_new_topology: bool = False
     accept_empty_changelog: bool = False
     accept_forgotten_offsets: bool = False
+    accept_new_serdes: bool = False
 
     def settings(self) -> Settings:
         """The applications file's section with the overrides on top."""
@@ -81,13 +82,7 @@ def run_options(command: F) -> F:
         _option("--until", default="latest", show_default=True, help="latest, or a time."),
         _option("--run-for", help="Go on for this span instead: 300, 300s, 5m."),
         _option("--summary-file", help="Also write the JSON line here, on failure too."),
-        _option("--accept-new-topology", is_flag=True, help="State dir of other stores is meant."),
-        _option("--accept-empty-changelog", is_flag=True, help="Restore from an empty changelog."),
-        _option(
-            "--accept-forgotten-offsets",
-            is_flag=True,
-            help="Read input from its start over the state there is.",
-        ),
+        *_accept_options(),
     )
 
 
@@ -131,6 +126,16 @@ def parse_state_arguments(flags: Mapping[str, Any]) -> StateArguments:
     return StateArguments(application_id=application_id, config=config, overrides=overrides)
 
 
+def check_options(command: F) -> F:
+    """The options of a command that says whether a run would start."""
+    return _with_options(command, *_deployment_options(), *_accept_options())
+
+
+def relocate_options(command: F) -> F:
+    """The options of a deployment, and what may be said of the stores it takes over."""
+    return _with_options(command, *_deployment_options(), _accept_new_serdes())
+
+
 def parse_run(flags: Mapping[str, Any]) -> RunArguments:
     """Flags as click gives them, merged with the applications file.
 
@@ -152,6 +157,7 @@ def parse_run(flags: Mapping[str, Any]) -> RunArguments:
         accept_new_topology=flags.get("accept_new_topology", False),
         accept_empty_changelog=flags.get("accept_empty_changelog", False),
         accept_forgotten_offsets=flags.get("accept_forgotten_offsets", False),
+        accept_new_serdes=flags.get("accept_new_serdes", False),
     )
 
 
@@ -217,6 +223,24 @@ def _deployment_options() -> list[Callable[[F], F]]:
         click.option("--set", "pairs", multiple=True, metavar="K=V", help="Any setting."),
         _option("--config", help=f"Applications file; {DEFAULT_CONFIG} if there is one."),
     ]
+
+
+def _accept_options() -> list[Callable[[F], F]]:
+    return [
+        _option("--accept-new-topology", is_flag=True, help="State dir of other stores is meant."),
+        _option("--accept-empty-changelog", is_flag=True, help="Restore from an empty changelog."),
+        _option(
+            "--accept-forgotten-offsets",
+            is_flag=True,
+            help="Read input from its start over the state there is.",
+        ),
+        _accept_new_serdes(),
+    ]
+
+
+def _accept_new_serdes() -> Callable[[F], F]:
+    about = "Serdes changed and read what the old ones wrote."
+    return _option("--accept-new-serdes", is_flag=True, help=about)
 
 
 def _fixed(config: str | None, settings: Settings) -> tuple[str | None, dict[str, str]]:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from statestore.assembly import failure, load_pipeline, relocate
-from statestore.commands.arguments import deployment_options, parse_run
+from statestore.commands.arguments import parse_run, relocate_options
 from statestore.errors import Misuse
 from statestore.model import TaskId
 from statestore.operations.relocation.apply import RelocationReport
@@ -21,7 +21,7 @@ _COLUMNS = ("store", "partition", "from", "to", "bytes", "why")
 
 
 @click.command("relocate")
-@deployment_options
+@relocate_options
 @click.option("--dry-run", is_flag=True, help="Show what would be done; asks no broker.")
 @click.option(
     "--keep", multiple=True, metavar="TASK", help="Of stores in two places, this task's are right."
@@ -49,7 +49,14 @@ def relocate_command(
         choices = Choices(frozenset(map(TaskId.parse, keep)), _renames(rename))
         arguments = parse_run(flags)
         topology = load_pipeline(arguments.pipeline)
-        report = relocate(topology, arguments.settings(), choices, dry_run=dry_run, offline=offline)
+        report = relocate(
+            topology,
+            arguments.settings(),
+            choices,
+            dry_run=dry_run,
+            offline=offline,
+            accept_new_serdes=arguments.accept_new_serdes,
+        )
     except Exception as error:
         if as_json:
             _echo({"application_id": flags["application_id"] or "", "error": failure(error)})

@@ -55,6 +55,7 @@ def report_run(
             accept_new_topology=arguments.accept_new_topology,
             accept_empty_changelog=arguments.accept_empty_changelog,
             accept_forgotten_offsets=arguments.accept_forgotten_offsets,
+            accept_new_serdes=arguments.accept_new_serdes,
         )
         topology = load_pipeline(arguments.pipeline)
         with start_run(topology, arguments.settings(), request) as started:

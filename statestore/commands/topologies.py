@@ -5,11 +5,11 @@ from typing import Any
 import click
 import msgspec
 
-from statestore.assembly import check_run, load_pipeline
+from statestore.assembly import check_run, load_pipeline, run_request
 from statestore.assembly.surroundings import checked_cluster
 from statestore.commands.arguments import (
     RunArguments,
-    deployment_options,
+    check_options,
     parse_run,
     run_options,
 )
@@ -42,7 +42,7 @@ def tasks_command(*, as_json: bool, **flags: Any) -> None:
 
 
 @topology.command("check")
-@deployment_options
+@check_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
 def check_command(*, as_json: bool, **flags: Any) -> None:
     """Whether the pipeline would start now: its topics, its brokers, the state there is.
@@ -51,13 +51,20 @@ def check_command(*, as_json: bool, **flags: Any) -> None:
     the start would do before its first record is printed.
     """
     arguments = parse_run(flags)
-    found = check_run(load_pipeline(arguments.pipeline), arguments.settings())
+    request = run_request(
+        accept_new_topology=arguments.accept_new_topology,
+        accept_empty_changelog=arguments.accept_empty_changelog,
+        accept_forgotten_offsets=arguments.accept_forgotten_offsets,
+        accept_new_serdes=arguments.accept_new_serdes,
+    )
+    found = check_run(load_pipeline(arguments.pipeline), arguments.settings(), request)
     click.echo(msgspec.json.encode(found._asdict()).decode() if as_json else _told(found))
 
 
 def _told(found: Checked) -> str:
     report = found.relocation
     moves = [*report.begun, *report.plan.moves]
+    stays = [f"{stay.store} in {stay.task} ({stay.why})" for stay in report.plan.stays]
     return "\n".join(
         [
             f"{found.application_id} can start: {found.stream_tasks} stream tasks",
@@ -65,6 +72,7 @@ def _told(found: Checked) -> str:
             f"stores to move: {', '.join(f'{m.store} {m.source} > {m.target}' for m in moves)}"
             if moves
             else "stores to move: none",
+            f"stores left behind: {', '.join(stays) or 'none'}",
         ]
     )
 

@@ -33,7 +33,7 @@ from statestore.model import TaskId
 from statestore.ports import Clock
 
 QUARANTINE_RECORD = ".quarantined.json"
-_EPOCH = re.compile(rf"{STORES}(?:\.([0-9]{{1,18}}))?")
+_EPOCH = re.compile(rf"{STORES}(?:\.([1-9][0-9]{{0,17}}))?")
 
 
 class Quarantined(msgspec.Struct, frozen=True):

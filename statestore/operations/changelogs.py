@@ -178,10 +178,7 @@ class Standing:
 
     def _holds_records(self, tp: TopicPartition, bounds: Bounds) -> bool:
         """Whether any record there was committed: offsets alone may be those of aborted ones."""
-        if bounds.end == bounds.start or self.changelog is None:
-            return bounds.end > bounds.start
-        stretches = self.changelog.replay(tp, bounds.start, bounds.end)
-        return any(len(stretch.batch) for stretch in stretches)
+        return _any_record(self.changelog, tp, bounds)
 
     def _uncommitted(self, tp: TopicPartition, what: str) -> str:
         return (
@@ -251,6 +248,19 @@ class Standing:
         """Those whose topic is there: a repartition topic may yet have to be made."""
         counts = self.cluster.partitions(sorted({tp.topic for tp in tps}))
         return [tp for tp in tps if tp.partition < counts.get(tp.topic, 0)]
+
+
+def holds_records(cluster: Cluster, changelog: Changelog | None, topic: str) -> bool:
+    """Whether a topic is there and any committed record in it."""
+    count = cluster.partitions([topic]).get(topic, 0)
+    bounds = cluster.bounds([TopicPartition(topic, p) for p in range(count)]) if count else {}
+    return any(_any_record(changelog, tp, bound) for tp, bound in bounds.items())
+
+
+def _any_record(changelog: Changelog | None, tp: TopicPartition, bounds: Bounds) -> bool:
+    if bounds.end == bounds.start or changelog is None:
+        return bounds.end > bounds.start
+    return any(len(one.batch) for one in changelog.replay(tp, bounds.start, bounds.end))
 
 
 def _full(topics: Iterable[str], application_id: str) -> Iterator[str]:

@@ -7,6 +7,7 @@ before all checks have passed.
 
 import logging
 import secrets
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,18 +28,21 @@ from statestore.layout.folders import StateLayout
 from statestore.layout.owners import Claim
 from statestore.layout.snapshots import TaskSnapshots
 from statestore.model import TaskId, TopicPartition
-from statestore.operations.changelogs import Accepted, Standing
+from statestore.operations.changelogs import Accepted, Standing, holds_records
 from statestore.operations.deployed import read_deployed
 from statestore.operations.hashing import check_hashes
+from statestore.operations.kept_stores import nobody_looks
 from statestore.operations.relocation.apply import (
     Relocation,
     RelocationReport,
     may_hold_rows,
 )
+from statestore.operations.relocation.plan import Plan
 from statestore.operations.source_logs import check_topics
 from statestore.operations.topics import dead_letter_topics, internal_topics
 from statestore.ports import Changelog, Clock, Cluster, TopicSpec
 from statestore.settings import Settings
+from statestore.stores.offsets import Format
 from statestore.tasks.plan import TaskReport
 from statestore.topology.graph import SubTopology, TopicName, Topology, Wave
 from statestore.topology.logs import log_of, logs
@@ -75,6 +79,7 @@ class RunRequest:
     accept_new_topology: bool = False
     accept_empty_changelog: bool = False
     accept_forgotten_offsets: bool = False
+    accept_new_serdes: bool = False
 
 
 @dataclass
@@ -127,10 +132,12 @@ class Run:
         request: RunRequest,
         *,
         is_empty: Callable[[Path], bool] = may_hold_rows,
+        format_of: Callable[[Path], Format | None] = nobody_looks,
         changelog: Changelog | None = None,
     ) -> None:
         """`is_empty` tells of a store's folder whether it holds neither rows nor an offset.
 
+        `format_of` tells what kind of store it holds.
         `changelog` None: whether a log holds records is told by its offsets alone.
         """
         self.topology = topology
@@ -144,6 +151,7 @@ class Run:
         self._counts: dict[TopicName, int] = {}
         self._claim: Claim | None = None
         self._is_empty = is_empty
+        self._format_of = format_of
         self._changelog = changelog
         self._logs = logs(topology, settings)
 
@@ -181,7 +189,7 @@ class Run:
             locks=self._settings.volume_locks,
         )
         try:
-            relocation.apply()
+            _tell_of_stays(relocation.apply())
             files.publish(self._layout.nonce_file, self._nonce.encode())
             self._sweep_quarantine()
             self._sweep_snapshots()
@@ -213,7 +221,14 @@ class Run:
             logs=self._logs.topics(),
             is_empty=self._is_empty,
             make_topics=self._make_topics,
+            format_of=self._format_of,
+            has_records=self._has_records,
+            accept_new_serdes=self.request.accept_new_serdes,
         )
+
+    def _has_records(self, store: str) -> bool:
+        topic = log_of(self._application_id, store, self._logs.topics())
+        return holds_records(self._cluster, self._changelog, topic)
 
     def _make_topics(self) -> Mapping[str, str]:
         """Create the internal topics that are missing; by store, what its changelog is called."""
@@ -354,6 +369,22 @@ class Run:
         if tps:
             committed = self._cluster.group_offsets(tps)
             self._cluster.delete_before({tp: at.offset for tp, at in committed.items()})
+
+
+def _tell_of_stays(made: Plan) -> None:
+    """A store that the topology does not look for stays where it is, and is told of (R3)."""
+    stays: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for stay in made.stays:
+        stays[stay.store, stay.why].append(stay.task)
+    for (store, why), tasks in stays.items():
+        _log.warning(
+            "store %s of stream tasks %s stays where it is, %s: if it was renamed, the new name "
+            "begins anew, and the old one back in the pipeline goes on with it; if it is of no "
+            "more use, remove its folders",
+            store,
+            ", ".join(tasks),
+            why,
+        )
 
 
 def check_known(topology: Topology, layout: StateLayout, request: RunRequest) -> None:

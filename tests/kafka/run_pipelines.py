@@ -95,6 +95,50 @@ def windowed() -> ss.Topology:
     return b.build()
 
 
+def history_reordered() -> ss.Topology:
+    """A table with history under the name of the counts, in a sub-topology behind a new one."""
+    b = builder()
+    others = b.stream(f"{prefix()}-other").group_by_key().count("others")
+    others.to_stream().to(f"{prefix()}-other-out")
+    by_user = b.stream(f"{prefix()}-in").select_key(lambda _key, value: value["user"])
+    kept = ss.Materialized(COUNTS, history_retention_ms=86_400_000)
+    by_user.repartition("by-user").to_table(kept)
+    return b.build()
+
+
+def windows_in_memory() -> ss.Topology:
+    """Windows under the name of the counts that `counts_in_memory` has."""
+    b = builder()
+    hours = ss.TumblingWindows(3_600_000)
+    by_user = b.stream(f"{prefix()}-in").group_by(lambda _key, value: value["user"], name="by-user")
+    by_user.windowed_by(hours).count(COUNTS)
+    return b.build()
+
+
+def latest_as_text() -> ss.Topology:
+    """`latest`, with another serde for its values: it reads what the other wrote."""
+    b = builder()
+    rows = ss.Materialized("rows", value_serde=serdes.STRING)
+    texts = b.stream(f"{prefix()}-in", value_serde=serdes.STRING)
+    texts.to_table(rows)
+    return b.build()
+
+
+def latest_renamed() -> ss.Topology:
+    """`latest` under another name, beside a store that is the same in both."""
+    b = builder()
+    b.table(f"{prefix()}-in", materialized="rows-of-late")
+    b.stream(f"{prefix()}-in").group_by_key().count(COUNTS)
+    return b.build()
+
+
+def latest_and_counts() -> ss.Topology:
+    b = builder()
+    b.table(f"{prefix()}-in", materialized="rows")
+    b.stream(f"{prefix()}-in").group_by_key().count(COUNTS)
+    return b.build()
+
+
 def counts_in_memory() -> ss.Topology:
     b = builder()
     store = ss.in_memory_key_value_store(COUNTS, key_serde=serdes.STRING)

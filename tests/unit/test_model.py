@@ -37,6 +37,15 @@ def test_partitions_equal_plain_tuples_and_print_as_kafka_does() -> None:
     assert str(TopicPartition("my-topic", 3)) == "my-topic-3"
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["00_0", "0_00", "01_1", "1_01", "\u0661_0", "0_\u0967", "+1_0", " 1_0", f"{'9' * 5000}_0"],
+)
+def test_no_two_names_mean_one_task(text: str) -> None:
+    with pytest.raises(Misuse, match="task id"):
+        TaskId.parse(text)
+
+
 @pytest.mark.parametrize(("text", "task"), [("0_0", TaskId(0, 0)), ("2_14", TaskId(2, 14))])
 def test_task_ids_parse_what_they_print(text: str, task: TaskId) -> None:
     assert TaskId.parse(text) == task

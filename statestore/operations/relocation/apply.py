@@ -31,11 +31,13 @@ from statestore.layout import files, owners
 from statestore.layout.folders import QUARANTINE_RECORD, Quarantined, StateLayout
 from statestore.model import ProcessingGuarantee, TaskId, TopicPartition
 from statestore.operations.deployed import Deployed, deployed, publish_deployed, read_deployed
+from statestore.operations.kept_stores import KeptStores, nobody_looks
 from statestore.operations.relocation.disk import (
     Aside,
     Entry,
     Journal,
     apply_entries,
+    check_places,
     checkpoint_entries,
     journal_file,
     look,
@@ -44,6 +46,7 @@ from statestore.operations.relocation.disk import (
 from statestore.operations.relocation.plan import Choices, Move, Plan, placement, plan
 from statestore.operations.source_logs import check_unchanged
 from statestore.ports import Clock
+from statestore.stores.offsets import Format
 from statestore.tasks import mark
 from statestore.tasks.plan import transactional_id
 from statestore.topology.graph import TopicName, Topology
@@ -55,6 +58,11 @@ _log = logging.getLogger(__name__)
 def may_hold_rows(_path: Path) -> bool:
     """For `is_empty` where no database can be opened: none is said to be empty."""
     return False
+
+
+def may_have_records(_store: str) -> bool:
+    """For `has_records` where no broker is asked."""
+    return True
 
 
 class RelocationReport(msgspec.Struct, frozen=True):
@@ -76,6 +84,7 @@ class Relocation:
     a newer epoch, and what he has open is left behind by the next owner (SEMANTICS E10). `logs`:
     by store, the source topic that is its log. `make_topics` makes the internal topics that are
     missing, and tells by store what its changelog is called; None: the next start does.
+    `format_of` and `has_records`: see `KeptStores`.
     """
 
     topology: Topology
@@ -91,6 +100,9 @@ class Relocation:
     logs: Mapping[str, str] = field(default_factory=dict)
     is_empty: Callable[[Path], bool] = may_hold_rows
     make_topics: Callable[[], Mapping[str, str]] | None = None
+    format_of: Callable[[Path], Format | None] = nobody_looks
+    has_records: Callable[[str], bool] = may_have_records
+    accept_new_serdes: bool = False
 
     def unfinished(self) -> Journal | None:
         """A relocation begun and not finished; TopologyMismatch if this topology wants another."""
@@ -115,6 +127,8 @@ class Relocation:
         previous = read_deployed(self.layout)
         check_unchanged(self.layout.application_id, self.topology, previous, self.logs)
         made = plan(placement(self.topology), disk, previous, self._log_of, self.choices)
+        self._check_kept(previous)
+        check_places(self.topology, self.layout, made, self.counts)
         if made.moves and not self.automatic:
             raise TopologyMismatch(
                 f"{self.layout.application_dir}: the topology changed and stores lie elsewhere: "
@@ -123,6 +137,19 @@ class Relocation:
                 "the old topology back"
             )
         return made if self.automatic else msgspec.structs.replace(made, set_aside=[])
+
+    def _check_kept(self, previous: Deployed) -> None:
+        kept = KeptStores(
+            self.topology,
+            self.layout,
+            previous,
+            self.choices.renames,
+            self.format_of,
+            self.has_records,
+            locks=self.locks,
+            accept_new_serdes=self.accept_new_serdes,
+        )
+        kept.check()
 
     def report(self) -> RelocationReport:
         """What `apply` would do, with sizes; of one begun before, what is left of it."""
@@ -133,6 +160,7 @@ class Relocation:
 
     def apply_locked(self) -> RelocationReport:
         """`apply` between taking the application's lock and letting go of it (SEMANTICS R4)."""
+        self.check()  # a refusal leaves nothing behind, not even a raised epoch
         claim = self.layout.claim(wait_ms=self.lock_wait_ms, clock=self.clock, locks=self.locks)
         try:
             sized = self.report()

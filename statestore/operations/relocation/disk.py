@@ -6,14 +6,15 @@ The journal holds everything the rest of the work needs, so that any later start
 whoever began it (SEMANTICS R2). Nothing here renames anything.
 """
 
+import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from statestore.errors import HostFailure, StateStoreError
+from statestore.errors import HostFailure, StateStoreError, TopologyMismatch
 from statestore.layout import documents, files, owners
 from statestore.layout.documents import (
     ApplicationName,
@@ -29,7 +30,8 @@ from statestore.layout.folders import StateLayout
 from statestore.model import TaskId, TopicPartition
 from statestore.operations.at_rest import size_of
 from statestore.operations.deployed import Deployed
-from statestore.operations.relocation.plan import Copy, Disk, Move, SetAside
+from statestore.operations.relocation.plan import Copy, Disk, Move, Plan, SetAside
+from statestore.topology.graph import TopicName, Topology
 
 VERSION = 1
 
@@ -101,6 +103,29 @@ def look(
     volumes = {task: _volume(_nearest(layout.stores_dir(task))) for task in tasks}
     home = _volume(_nearest(layout.application_dir))
     return Disk(copies, frozenset(tasks), volumes, home)
+
+
+def check_places(
+    topology: Topology, layout: StateLayout, made: Plan, counts: Mapping[TopicName, int] | None
+) -> None:
+    """TopologyMismatch names what is no folder where one is needed, before anything is renamed."""
+    tasks = list(layout.tasks())
+    if counts is not None:
+        tasks = [task for found in topology.tasks(counts).values() for task in found]
+    needed = [layout.application_dir / "quarantine"] if made.set_aside else []
+    places = {(TaskId.parse(move.target), move.store) for move in made.moves}
+    for part in topology.sub_topologies:
+        stores = [store for store in part.stores if topology.stores[store].persistent]
+        places |= {(task, store) for task in tasks for store in stores if task[0] == part.ordinal}
+    for task, store in sorted(places):
+        folder = layout.stores_dir(task)
+        needed += [layout.task_dir(task), folder, folder / store]
+    for path in dict.fromkeys(needed):
+        if os.path.lexists(path) and not path.is_dir():
+            raise TopologyMismatch(
+                f"{path} is no folder, where a folder of the application has to be: move it away, "
+                "then start again"
+            )
 
 
 def journal_file(layout: StateLayout) -> Path:

@@ -1,0 +1,130 @@
+"""Whether stores that were deployed can go on under their names in another topology (T1a).
+
+`topology.json` says what each was, what lies on disk says it better where there is anything.
+Asked before anything moves, and wherever the topology is about to be written down (I9, I15, I28).
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from statestore.errors import StateStoreError, TopologyMismatch
+from statestore.layout import owners
+from statestore.layout.folders import StateLayout
+from statestore.model import TaskId
+from statestore.operations.deployed import Deployed, DeployedStore
+from statestore.stores import keyvalue, offsets, serdes, versioned_layout
+from statestore.stores.offsets import Format
+from statestore.stores.specs import StoreSpec, StoreSupplier, VersionedSpec
+from statestore.topology.graph import Topology
+
+_UPGRADE = (keyvalue.KIND, versioned_layout.KIND)
+"""The one change of kind there is a way for: `upgrade-to-versioned` sets the plain stores aside."""
+
+
+def nobody_looks(_path: Path) -> Format | None:
+    """For `format_of` where no database can be opened: what lies there is not known."""
+    return None
+
+
+@dataclass(frozen=True)
+class KeptStores:
+    """The stores of a topology that were deployed before, or lie on disk.
+
+    `format_of` tells what a folder holds; `has_records`, whether a store's log may hold anything.
+    `renames`: old names to new ones.
+    """
+
+    topology: Topology
+    layout: StateLayout
+    previous: Deployed
+    renames: Mapping[str, str]
+    format_of: Callable[[Path], Format | None]
+    has_records: Callable[[str], bool]
+    locks: bool = True
+    accept_new_serdes: bool = False
+
+    def check(self) -> None:
+        """Misuse or TopologyMismatch names a store that cannot go on, and the way out."""
+        old_names = {new: old for old, new in self.renames.items()}
+        on_disk: dict[str, list[TaskId]] = defaultdict(list)
+        for task in self.layout.tasks():
+            for found in self.layout.stores(task):
+                on_disk[self.renames.get(found, found)].append(task)
+        for name, spec in self.topology.stores.items():
+            old_name = old_names.get(name, name)
+            known = self.previous.stores.get(old_name) or self.previous.stores.get(name)
+            self._check_kind(name, spec, known, list(self._folders(name, old_name, on_disk[name])))
+            if known is not None and known.kind == spec.kind and not self.accept_new_serdes:
+                self._check_serdes(name, spec, known)
+
+    def _folders(
+        self, name: str, old_name: str, tasks: list[TaskId]
+    ) -> Iterator[tuple[TaskId, Path]]:
+        for task in tasks:
+            for one in dict.fromkeys((name, old_name)):
+                path = self.layout.store_dir(task, one)
+                if path.is_dir():
+                    yield task, path
+
+    def _check_kind(
+        self,
+        name: str,
+        spec: StoreSpec,
+        known: DeployedStore | None,
+        folders: list[tuple[TaskId, Path]],
+    ) -> None:
+        """By what lies on disk; where nothing does, by what was deployed."""
+        if isinstance(spec, StoreSupplier):
+            return  # only its class knows what it can read
+        asked = isinstance(spec, VersionedSpec) and spec.segment_interval_ms is not None
+        if known is not None and known.kind == spec.kind and not asked:
+            return
+        formats = [(path, found) for task, path in folders if (found := self._looked(task, path))]
+        for path, found in formats:
+            if found.kind != spec.kind:
+                raise offsets.other_kind(path, found.kind, spec.kind)
+            if isinstance(spec, VersionedSpec):
+                spec.interval_ms(found.segment_interval_ms)
+        if known is None or formats or known.kind == spec.kind:
+            return
+        if (known.kind, spec.kind) != _UPGRADE:
+            raise TopologyMismatch(
+                f"store {name}: it and its changelog were deployed as {known.kind} ones, the "
+                f"pipeline makes it a {spec.kind} one: give it another name, so that it begins anew"
+            )
+
+    def _looked(self, task: TaskId, path: Path) -> Format | None:
+        """None: it holds no store of ours, or cannot be looked into now: its task judges it."""
+        folder = self.layout.task_dir(task)
+        with (
+            suppress(StateStoreError),
+            owners.at_rest(folder, what=f"task {task}", wait_ms=0, locks=self.locks),
+        ):
+            return self.format_of(path)
+        return None
+
+    def _check_serdes(self, name: str, spec: StoreSpec, known: DeployedStore) -> None:
+        sides = {
+            "keys": (_plain(known.key_serde), _plain(spec.key_serde.name)),
+            "values": (known.value_serde, spec.value_serde.name),
+        }
+        changed = [
+            f"its {side} were written as {was} and would be read as {now}"
+            for side, (was, now) in sides.items()
+            if was != now
+        ]
+        if changed and self.has_records(name):
+            raise TopologyMismatch(
+                f"store {name}: {' and '.join(changed)}: keep the serde, or give the store another "
+                "name, so that it begins anew; if the new serde reads what the old one wrote, pass "
+                "--accept-new-serdes"
+            )
+
+
+def _plain(serde: str) -> str:
+    """Of keys in windows the keys' own: windows of another size have a refusal of their own."""
+    of_windows = serdes.of_windowed(serde)
+    return serde if of_windows is None else of_windows[1]
