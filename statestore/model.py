@@ -5,7 +5,7 @@ A `Batch` is the unit of work between edges and operators: columns, decoded when
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -369,6 +369,10 @@ class Position:
         """Partition to last processed offset."""
         return dict(self._last)
 
+    def among(self, tps: Collection[TopicPartition]) -> "Position":
+        """What it says of these partitions."""
+        return Position({tp: last for tp, last in self._last.items() if tp in tps})
+
     def covers(self, bound: "Position") -> bool:
         """Whether every partition of `bound` has been processed at least that far."""
         return all(self._last.get(tp, -1) >= last for tp, last in bound._last.items())
@@ -376,7 +380,11 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class PositionBound:
-    """A reader's demand: answer only when the copy has processed at least this."""
+    """A reader's demand: answer only when the copy has processed at least this.
+
+    A store of a stream task waits for what its task reads: so one position, merged over all tasks,
+    will do for the stores of each.
+    """
 
     position: Position
 

@@ -12,6 +12,7 @@ meets them.
 
 import struct
 from collections.abc import Iterable, Mapping
+from operator import index
 
 import msgspec
 
@@ -24,6 +25,7 @@ FORMAT_VERSION = 1
 _FORMAT_KEY = b"f"
 _PARTITION = struct.Struct(">i")
 _OFFSET = struct.Struct(">q")
+_OFFSET_MAX = (1 << 63) - 1
 
 
 class Format(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -45,6 +47,21 @@ def offset_rows(
     }
     rows.update({_key(b"p", tp): _OFFSET.pack(last) for tp, last in position.as_dict().items()})
     return rows
+
+
+def check_offsets(offsets: Mapping[TopicPartition, int | None], store: str) -> None:
+    """Misuse if one is no offset of a log."""
+    for tp, offset in offsets.items():
+        try:
+            fits = offset is None or 0 <= index(offset) <= _OFFSET_MAX
+        except TypeError:
+            fits = False
+        if not fits:
+            topic, partition = tp
+            raise Misuse(
+                f"store {store!r}: commit of {offset!r} for {topic}-{partition}: want the offset "
+                "NEXT to read, 0 or more, or None to clear it"
+            )
 
 
 def position_gone(tps: Iterable[TopicPartition]) -> dict[bytes, bytes | None]:

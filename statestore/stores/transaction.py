@@ -73,6 +73,8 @@ class StagedEngine:
         """
         self.name = name
         self.where = where
+        self.inputs: Collection[TopicPartition] | None = None
+        """The partitions its stream task reads; None: whoever commits may name any."""
         self.turn: Final = threading.Lock()
         """Held while a commit, a rollback or the end of a savepoint is under way.
 
@@ -163,9 +165,11 @@ class StagedEngine:
     ) -> None:
         """Make everything pending visible, with these offsets and position, in one engine batch.
 
-        `ranges` are deleted first; `more`: rows over the pending ones.
+        `ranges` are deleted first; `more`: rows over the pending ones. Misuse of a number that is
+        no offset, before anything is written.
         """
         self.check_open()
+        rows.check_offsets(offsets, self.name)
         started = self._clock.monotonic()
         if position is not None:
             self._pending_position = self._pending_position.merge(position)
@@ -193,6 +197,12 @@ class StagedEngine:
             self._note(offsets)
             self.metrics.restored(len(writes))
             self._count_lag(size, len(writes))
+
+    def keep(self, table: str, writes: Writes) -> None:
+        """Rows that hold whatever becomes of what is pending; durable when this returns."""
+        with self._settling:
+            self._write({table: writes})
+            self.make_durable()
 
     def rollback(self) -> None:
         """Drop everything pending."""
@@ -270,6 +280,11 @@ class StagedEngine:
 
     def position(self, *, pending: bool) -> Position:
         return self._pending_position if pending else self._position
+
+    def processed(self, bound: Position, *, pending: bool) -> bool:
+        """Whether it has got as far as `bound` in all that it can ever process."""
+        wanted = bound if self.inputs is None else bound.among(self.inputs)
+        return self.position(pending=pending).covers(wanted)
 
     def uncommitted_bytes(self) -> int:
         return sum(part.size_bytes for part in self._sized)

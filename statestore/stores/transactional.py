@@ -169,8 +169,8 @@ class StoreReader:
         self._staged.check_open()
         if self._bound is None:
             return
-        position = self._staged.position(pending=self._uncommitted)
-        if not position.covers(self._bound.position):
+        if not self._staged.processed(self._bound.position, pending=self._uncommitted):
+            position = self._staged.position(pending=self._uncommitted)
             raise NotUpToBound(
                 f"store {self.name!r} has processed {position.as_dict()}, asked for "
                 f"{self._bound.position.as_dict()}: try again later"

@@ -58,7 +58,8 @@ class VersionedTable:
         self.retention_ms: Final = retention_ms
         self.interval_ms: Final = staged.segment_interval_ms
         self.history: Final = StagedTable(staged, HISTORY)
-        self.time: Final = ObservedTime(committed_moment(staged), retention_ms)
+        known = committed_moment(staged)
+        self.time: Final = ObservedTime(known, retention_ms)
         self.journal: Final = Journal()
         self._latest: Final = StagedTable(staged, LATEST)
         self._latest_rows: Final = staged.overlay(LATEST)
@@ -81,6 +82,9 @@ class VersionedTable:
         )
         staged.keep_journal(self.journal)
         staged.keep_in_step(self.time)
+        if known is not None and known != self.time.committed:
+            # A shorter retention: what it hides stays gone, also if nothing is ever committed.
+            staged.keep(HISTORY, {layout.CLOCK_KEY: layout.clock_row(*self.time.committed)})
         self._expired_below = layout.expired_below(self.time.committed.bound, self.interval_ms)
         self._swept_below = self._expired_below
         self._told_late = False

@@ -76,6 +76,7 @@ class StreamTask:
             edges.changelog,
             edges.clock,
             logs_of(plan.part.nodes, plan.specs, settings),
+            inputs=frozenset(plan.inputs),
             exactly_once=settings.exactly_once,
             accept_empty_changelog=plan.accept_empty_changelog,
         )
@@ -217,6 +218,7 @@ class StreamTask:
         offsets, nothing = self._committer.offsets, self._committer.stamp.number == 0
         done = self._stores.restore(offsets, nothing_committed=nothing)
         self.report.restored_records += done.records
+        self.report.dropped_records += done.dropped
         self.report.restore_seconds += done.seconds
         self.report.quarantined = list(self._stores.quarantined)
 

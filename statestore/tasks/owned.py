@@ -4,7 +4,7 @@ The task commits, restores and rolls back; processors only read and write (docs/
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -104,8 +104,9 @@ class OpenStore:
         changelog: TopicPartition,
         windows: WindowSpec[Any, Any] | None = None,
         source: SourceLog | None = None,
+        inputs: Collection[TopicPartition] | None = None,
     ) -> None:
-        """`windows`: `store` holds the rows of that window store."""
+        """`windows`: `store` holds the rows of that window store; `inputs`: what its task reads."""
         self.store: Any = store
         self.source = source
         if windows is not None:
@@ -117,6 +118,7 @@ class OpenStore:
         self._windowed = windows is not None
         self.where = store.staged.where
         self._staged = store.staged
+        self._staged.inputs = inputs
         self._table: StagedTable | VersionedTable = store.table
 
     def table(self) -> StagedTable:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from statestore.errors import TaskCorrupted
 from statestore.faults import CrashPoint, reach
-from statestore.model import Position, TaskId, TopicPartition
+from statestore.metrics import count_dropped
+from statestore.model import Batch, Position, TaskId, TopicPartition
 from statestore.ports import Bounds, Changelog, Clock
 from statestore.tasks.owned import OwnedStore
 
@@ -24,10 +25,11 @@ UNCLEAN = "unclean"
 
 @dataclass(frozen=True)
 class Restored:
-    """What a restore did."""
+    """What a restore did; `dropped`: records it passed over, as they have no key."""
 
     records: int
     seconds: float
+    dropped: int = 0
 
 
 class StoreCorrupted(TaskCorrupted):
@@ -55,20 +57,22 @@ def restore(
     # Of a source topic with fewer partitions than another input, this task may have none.
     logs = [one.changelog for one in stores if one.source is None or one.changelog in committed]
     bounds = changelog.bounds(list(dict.fromkeys(logs))) if logs else {}
-    records = 0
+    records = dropped = 0
     for opened in stores:
         tp = opened.changelog
         known = bounds.get(tp, _NO_LOG)
         until = known.end if opened.source is None else min(known.end, committed.get(tp, 0))
         try:
-            records += _restore_store(task, opened, known, until, changelog, clock)
+            done = _restore_store(task, opened, known, until, changelog, clock)
         except StoreCorrupted:
             raise
         except TaskCorrupted as error:
             reason = "unreadable" if error.store else "offset-out-of-range"
             raise StoreCorrupted(opened.name, reason, str(error)) from error
+        records += done.records
+        dropped += done.dropped
     reach(CrashPoint.RESTORE_DONE)
-    return Restored(records, clock.monotonic() - started)
+    return Restored(records, clock.monotonic() - started, dropped)
 
 
 def _restore_store(
@@ -78,20 +82,22 @@ def _restore_store(
     until: int,
     changelog: Changelog,
     clock: Clock,
-) -> int:
+) -> Restored:
     tp = opened.changelog
     start = _start(opened, bounds)
     if not opened.manages_offsets():
         opened.adopt(start, Position())
     if start >= until:
-        return 0
+        return Restored(0, 0.0)
     began = last_report = clock.monotonic()
-    records = 0
+    records = dropped = 0
     for stretch in changelog.replay(tp, start, until):
-        batch = stretch.batch
+        batch = stretch.batch if opened.source is not None else _with_keys(stretch.batch)
         opened.restore(batch, stretch.offset_next)
         reach(CrashPoint.RESTORE_BATCH_WRITTEN)
         records += len(batch)
+        if opened.source is None:
+            dropped += len(stretch.batch) - len(batch)
         now = clock.monotonic()
         if now - last_report >= _REPORT_EVERY_S:
             last_report = now
@@ -106,7 +112,23 @@ def _restore_store(
             )
     why = "new here" if start == bounds.start else f"from offset {start}"
     _log.info("task %s restored %s: %d records, %s", task, opened.name, records, why)
-    return records
+    if dropped:
+        count_dropped(str(task), "no key in the changelog", dropped)
+        _log.warning(
+            "task %s: the restore of %s passed over %d records of %s without a key: they are of "
+            "no row, and of another producer: see who writes to that topic",
+            task,
+            opened.name,
+            dropped,
+            tp,
+        )
+    return Restored(records, clock.monotonic() - began, dropped)
+
+
+def _with_keys(batch: Batch) -> Batch:
+    """What of a changelog's records can be of a store: only another producer leaves out the key."""
+    gone = set(batch.keys.nulls())
+    return batch.take([i for i in range(len(batch)) if i not in gone]) if gone else batch
 
 
 def _start(opened: OwnedStore, bounds: Bounds) -> int:

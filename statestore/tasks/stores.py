@@ -6,7 +6,7 @@ written at start and at close, at commits only where a store does not manage its
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from statestore.errors import FormatTooNew, HostFailure, Misuse, TaskCorrupted
@@ -45,6 +45,7 @@ class TaskStores:
         clock: Clock,
         logs: Logs,
         *,
+        inputs: Collection[TopicPartition],
         exactly_once: bool,
         accept_empty_changelog: bool,
     ) -> None:
@@ -57,6 +58,7 @@ class TaskStores:
         self._changelog = changelog
         self._clock = clock
         self._logs = logs
+        self._inputs = inputs
         self._exactly_once = exactly_once
         self._accept_empty_changelog = accept_empty_changelog
         self._entries: dict[TopicPartition, int] | None = None
@@ -196,9 +198,11 @@ class TaskStores:
         source = None if node is None else SourceLog(node)
         match spec:
             case KeyValueSpec() | VersionedSpec():
-                return OpenStore(self._open_store(spec, path), changelog, source=source)
+                store = self._open_store(spec, path)
+                return OpenStore(store, changelog, source=source, inputs=self._inputs)
             case WindowSpec():
-                return OpenStore(self._open_store(spec.rows, path), changelog, spec)
+                store = self._open_store(spec.rows, path)
+                return OpenStore(store, changelog, spec, inputs=self._inputs)
             case StoreSupplier():
                 return SuppliedStore(spec, path, self._task_id, changelog, self.before_write)
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from statestore.errors import (
+    Misuse,
     StoreClosed,
     UncommittedWrites,
 )
@@ -99,6 +100,23 @@ def test_an_offset_is_the_number_given(durable: StoreWorld, offset: int) -> None
     store.commit({LOG: offset})
     assert store.committed_offset(LOG) == offset
     assert durable.reopened().committed_offset(LOG) == offset
+
+
+@pytest.mark.parametrize("offset", [-1, -(2**40), 2**63, 1.5, "3"], ids=repr)
+def test_a_commit_with_what_is_no_offset_is_refused_and_leaves_all_pending(
+    world: StoreWorld, offset: Any
+) -> None:
+    store = world.holding("a=1")
+    store.commit({LOG: 5}, position=Position.of({"in": {0: 1}}))
+    store.put(world.key("b"), world.value("2"))
+    with pytest.raises(Misuse, match=r"shop-prices-changelog.*want the offset NEXT to read"):
+        store.commit({OTHER: 7, LOG: offset}, position=Position.of({"in": {0: 9}}))
+    assert world.shown(store.reader("READ_COMMITTED").all()) == "a=1"
+    assert store.position() == Position.of({"in": {0: 1}})
+    store.commit({OTHER: 8})
+    assert world.shown(store.reader("READ_COMMITTED").all()) == "a=1 b=2"
+    if store.persistent():
+        assert (store.committed_offset(LOG), store.committed_offset(OTHER)) == (5, 8)
 
 
 def test_none_clears_the_offset_of_that_partition_and_no_other(durable: StoreWorld) -> None:

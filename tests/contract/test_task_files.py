@@ -8,12 +8,14 @@ import msgspec
 import pytest
 
 import statestore as ss
+from statestore import serdes
 from statestore.errors import FormatTooNew
 from statestore.layout.files import read_checkpoint, write_checkpoint
-from statestore.model import Position, TopicPartition
+from statestore.model import Position, Record, TopicPartition
 from statestore.operations.run import Run, RunRequest
 from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.tasks.lifecycle import StreamTask
+from statestore.testing.driver import TopologyTestDriver
 from tests.contract.conftest import rocks_rows
 from tests.contract.task_rig import APPLICATION, TaskRig, rows_of
 from tests.contract.test_store_files import raw_write
@@ -217,6 +219,32 @@ def test_readers_are_bound_by_the_position_of_the_last_commit(rig: TaskRig) -> N
         ahead.get(b"a")
     commit(rig, "c")
     assert ahead.get(b"c") == b"1"
+
+
+def test_a_bound_merged_over_all_tasks_waits_for_what_a_store_can_have_and_nothing_else() -> None:
+    """Each store of two waits for its own partition; other tasks' and other topics are not its."""
+    b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.STRING)
+    b.stream("in").group_by_key().count("counts")
+    b.stream("elsewhere").to("out")
+    with TopologyTestDriver(b.build(), partitions=2) as driver:
+        both = [Record(f"k{i}", "v", i, partition=i % 2) for i in range(3)]
+        driver.pipe_all("in", both)
+        stores = [driver.store("counts", partition) for partition in (0, 1)]
+        merged = stores[0].position().merge(stores[1].position())
+        assert merged == Position.of({"in": {0: 1, 1: 0}})
+        merged = merged.merge(Position.of({"elsewhere": {0: 7, 1: 7}, "in": {5: 9}}))
+        bound = ss.PositionBound.at(merged)
+        further = ss.PositionBound.at(merged.merge(Position.of({"in": {1: 1}})))
+        for level in ss.IsolationLevel:
+            assert [store.reader(level, bound).get(f"k{i}") for i, store in enumerate(stores)] == [
+                1,
+                1,
+            ]
+            assert stores[0].reader(level, further).get("k0") == 1
+            with pytest.raises(ss.errors.NotUpToBound):
+                stores[1].reader(level, further).get("k1")
+        driver.pipe("in", "k1", "v", 3, partition=1)
+        assert stores[1].reader("READ_COMMITTED", further).get("k1") == 2
 
 
 # A format newer than ours (S12).

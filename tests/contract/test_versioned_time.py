@@ -1,6 +1,7 @@
 """Versioned stores in time: what is staged, kept, expired, and seen by whom (V4, V5, V9)."""
 
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,39 @@ def test_a_longer_retention_does_not_bring_history_back(on_disk: Open) -> None:
     store.put_all(puts("b9@600"))
     assert shown_one(store.get(b"a", as_of=440)) == "3[390,450)"
     store.commit()
+
+
+@pytest.mark.parametrize("between", ["nothing", "a commit", "a refused put", "a crash"])
+def test_a_retention_shrunk_and_grown_again_does_not_bring_history_back(
+    on_disk: Open, tmp_path: Path, between: str
+) -> None:
+    """Whatever was done while it was short: what its readers saw go is gone for good."""
+    store = on_disk(retention=1000)
+    many = [b"k%d" % i for i in range(300)]
+    store.put_all([(key, b"%d" % time, time) for time in range(0, 1000, 10) for key in many])
+    store.commit()
+    assert len(list(store.history(many[7]))) == 100
+    store = on_disk(retention=50)
+    kept = shown(store.history(many[7]))
+    assert kept.count("[") == 6
+    if between == "a commit":
+        store.commit()
+    if between == "a refused put":
+        assert answer(store.put(many[7], b"x", 100)) == "late"
+        store.commit()
+    if between == "a crash":
+        shutil.copytree(
+            tmp_path / "rates", tmp_path / "died", ignore=shutil.ignore_patterns("LOCK")
+        )
+        store.close()
+        shutil.rmtree(tmp_path / "rates")
+        (tmp_path / "died").rename(tmp_path / "rates")
+    store = on_disk(retention=1000)
+    assert shown(store.history(many[7])) == kept
+    assert store.get(many[7], as_of=500) is None
+    assert answer(store.put(many[7], b"x", 500)) == "late"
+    with store.range_as_of(None, None, 930) as scan:
+        assert list(scan) == []
 
 
 # Segments.

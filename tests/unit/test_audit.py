@@ -282,6 +282,17 @@ def test_versions_are_folded_by_their_times_without_what_has_expired() -> None:
     }
 
 
+@pytest.mark.parametrize("subject", [SUBJECT, VERSIONED], ids=["key-value", "versioned"])
+def test_records_without_a_key_are_in_no_store_and_in_no_fold(subject: Subject) -> None:
+    broker = logged(("a", "1", 1), ("b", "1", 2))
+    broker.produce(LOG, Record(None, b"nobody's", 3))
+    broker.produce(LOG, Record(b"a", b"2", 4))
+    broker.produce(LOG, Record(None, b"nobody's", 5))
+    found = fold(broker.witness(), msgspec.structs.replace(subject, offset_next=4))
+    assert {key for key, _ in found.rows} == {b"a", b"b"}
+    assert None not in found.later
+
+
 # The verdict.
 
 RIGHT = AuditedStore("counts", "keyvalue", 100, 100, 99, 1)

@@ -141,7 +141,8 @@ def stored_rows(engine: Engine, kind: str, bound_ms: int) -> Iterator[Rows]:
 def fold(witness: Witness, subject: Subject) -> Fold:
     """The log up to the store's offset; what follows is read to an end asked for after that.
 
-    So whatever compaction removed meanwhile, the record it gave way to is among the later ones.
+    So whatever compaction removed meanwhile, the record it gave way to is among the later ones. A
+    record without a key is of no row.
     """
     tp = subject.log
     start, end = witness.bounds(tp)
@@ -151,17 +152,20 @@ def fold(witness: Witness, subject: Subject) -> Fold:
         versions: dict[bytes | None, dict[int, bytes | None]] = {}
         for records in witness.read(tp, start, cut):
             for key, value, time in zip(*records, strict=True):
-                versions.setdefault(key, {})[time] = value
+                if key is not None:
+                    versions.setdefault(key, {})[time] = value
         known, rows = versions, dict(_versions(versions, subject.bound_ms))
     else:
         held: dict[bytes | None, bytes | None] = {}
         for records in _kept(witness.read(tp, start, cut), subject):
             held.update(zip(records.keys, records.values, strict=True))
+        held.pop(None, None)
         known = held
         rows = {(key, 0): Row(value, None) for key, value in held.items() if value is not None}
     later: dict[bytes | None, bytes | None] = {}
     for records in _kept(witness.read(tp, cut, witness.bounds(tp).end), subject):
         later.update(zip(records.keys, records.values, strict=True))
+    later.pop(None, None)
     return Fold(rows, frozenset(known), later)
 
 
