@@ -9,7 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly VENV=.venv
 readonly MARKER=$VENV/.set-up
 readonly SECONDS_FILE=$VENV/.set-up-seconds
-readonly DECISIVE=(requirements/lock.txt requirements/uv.txt pyproject.toml docker/local/pom.xml scripts/setup.sh)
+readonly DECISIVE=(requirements/lock.txt requirements/uv.txt pyproject.toml statestore/testing/kafka.pom.xml scripts/setup.sh)
 readonly JAVA_LEAST=17
 
 say() { printf 'set-up: %s\n' "$*"; }

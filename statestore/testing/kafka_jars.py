@@ -1,7 +1,10 @@
-"""The programs a local broker needs: Java, and Kafka's jars fetched once by Maven.
+"""The programs a local broker needs: Java, and Kafka's jars.
 
-The jars are those of docker/local/pom.xml. They land in `<scratch>/kafka-<version>/libs`, whole or
-not at all, once for all processes. Scratch: `$STATESTORE_SCRATCH`, else `.scratch` in the checkout.
+`$STATESTORE_KAFKA_LIBS` names a folder that has the jars, such as `libs` of a Kafka that is
+installed. Without it those of kafka.pom.xml are fetched by Maven into
+`<scratch>/kafka-<version>/libs`, whole or not at all, once for all processes. Scratch:
+`$STATESTORE_SCRATCH`, else `.scratch` in a checkout of the repository, else `statestore` in the
+user's cache folder.
 """
 
 import hashlib
@@ -18,10 +21,11 @@ import filelock
 from statestore.errors import HostFailure, Locked, Unavailable
 
 SCRATCH_VARIABLE = "STATESTORE_SCRATCH"
+LIBS_VARIABLE = "STATESTORE_KAFKA_LIBS"
 INSTALL = "apt-get install openjdk-17-jre-headless maven"
 
-_CHECKOUT = Path(__file__).resolve().parents[2]
-_POM = _CHECKOUT / "docker" / "local" / "pom.xml"
+_PROJECT = Path(__file__).resolve().parents[2]
+_POM = Path(__file__).with_name("kafka.pom.xml")
 _MARKER = "pom.sha256"
 _TEMPORARY = "kafka-jars-"
 _FETCH_S = 900
@@ -32,7 +36,7 @@ _log = logging.getLogger(__name__)
 def scratch_dir() -> Path:
     """The folder for everything that may be thrown away; made when missing."""
     named = os.environ.get(SCRATCH_VARIABLE)
-    scratch = Path(named).resolve() if named else _CHECKOUT / ".scratch"
+    scratch = Path(named).resolve() if named else _default_scratch()
     try:
         scratch.mkdir(parents=True, exist_ok=True)
     except OSError as failure:
@@ -43,6 +47,14 @@ def scratch_dir() -> Path:
     return scratch
 
 
+def _default_scratch() -> Path:
+    """Never in the folder packages are installed in."""
+    if (_PROJECT / "pyproject.toml").is_file():
+        return _PROJECT / ".scratch"
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "statestore"
+
+
 def java() -> str:
     """The Java to run: that of JAVA_HOME if set, else the one on the PATH."""
     home = os.environ.get("JAVA_HOME")
@@ -50,8 +62,11 @@ def java() -> str:
 
 
 def kafka_libs() -> Path:
-    """The folder with the broker's jars, fetched first if it is missing or of another pom.xml."""
-    pom = _read_pom()
+    """The folder with the broker's jars, fetched first if it is missing or of another list."""
+    named = os.environ.get(LIBS_VARIABLE)
+    if named:
+        return _given_libs(Path(named))
+    pom = _POM.read_bytes()
     found = re.search(r"<kafka\.version>([^<]+)</kafka\.version>", pom.decode())
     assert found, f"{_POM} has no kafka.version"
     home = scratch_dir() / f"kafka-{found[1]}"
@@ -70,14 +85,13 @@ def kafka_libs() -> Path:
     return home / "libs"
 
 
-def _read_pom() -> bytes:
-    try:
-        return _POM.read_bytes()
-    except OSError as failure:
+def _given_libs(folder: Path) -> Path:
+    if not any(folder.glob("kafka_*.jar")):
         raise HostFailure(
-            f"{_POM} cannot be read: a local broker needs a checkout of the repository "
-            "(an editable install), not only the installed package"
-        ) from failure
+            f"{LIBS_VARIABLE}={folder} has no kafka_*.jar: name the `libs` folder of a Kafka, or "
+            "unset it to have the jars fetched by Maven"
+        )
+    return folder.resolve()
 
 
 def _is_complete(home: Path, checksum: str) -> bool:

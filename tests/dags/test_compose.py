@@ -40,10 +40,14 @@ def test_the_base_image_is_pinned_to_a_version() -> None:
 
 
 def test_the_brokers_have_the_version_of_the_local_broker() -> None:
-    pom = (DOCKER / "local" / "pom.xml").read_text(encoding="utf-8")
+    pom = (ROOT / "statestore" / "testing" / "kafka.pom.xml").read_text(encoding="utf-8")
     local = re.search(r"<kafka.version>(.+)</kafka.version>", pom)
     assert local
     assert SERVICES["kafka-1"]["image"] == f"apache/kafka:{local[1]}"
+    # The image has the jars, but no Maven: a drill starts a broker of its own.
+    libs = "/opt/kafka/libs"
+    assert f"COPY --from=apache/kafka:{local[1]} {libs} {libs}" in DOCKERFILE
+    assert f"STATESTORE_KAFKA_LIBS={libs}" in DOCKERFILE
 
 
 def test_packages_are_installed_from_the_lock_with_their_hashes() -> None:
