@@ -4,7 +4,7 @@ from typing import Any
 
 from airflow.sdk import DAG, AssetAny, Param, task, task_group
 
-from statestore_airflow.applications import load_applications
+from statestore_airflow.applications import SPAN, load_applications
 from statestore_airflow.command import StateStoreCommandOperator
 from statestore_airflow.policy import applications_param, policy
 
@@ -47,7 +47,7 @@ with DAG(
             type=["null", "string"],
             title="Keep for",
             description="All younger than that stay too: 36h, 7d.",
-            pattern=r"^[1-9]\d*(ms|s|m|h|d)?$",
+            pattern=SPAN,
         ),
     },
     doc_md=DOC,

@@ -11,7 +11,7 @@ from statestore_airflow.policy import applications_param, policy, spark_slots
 
 _log = logging.getLogger(__name__)
 APPLICATIONS = [application.application_id for application in load_applications()]
-DATA_DOCS_KEY = "data_docs"
+REPORTS_KEY = "reports"
 STORES = "{% for store in params.stores %} --store {{ store }}{% endfor %}"
 
 DOC = """
@@ -25,8 +25,9 @@ meanwhile; all it does is answer one snapshot per stream task.
 
 * **Red** names stores, stream tasks and keys, and is not retried: docs/runbook.md, "An audit is
   red". Nothing compared, or too little, is no pass: it is tried again, and red in the end.
-* **Data Docs** lie beside the state, in `audits/` of the application; the XCom `data_docs` of
-  `publish` has the address, after a red audit too. `statestore status` shows the last verdict.
+* **Report**, a link of each `audit`, is a page of what was found, after a red audit too; `publish`
+  has all of them in its XCom `reports`. The page, and Data Docs, also lie beside the state, in
+  `audits/` of the application. `statestore status` shows the last verdict.
 * Repeating a run changes nothing.
 """
 
@@ -66,14 +67,14 @@ with DAG(
 
     @task(trigger_rule=TriggerRule.ALL_DONE)
     def publish(**context: Any) -> list[dict[str, Any]]:
-        """Say what was found and where its Data Docs are, whatever the verdicts."""
+        """Say what was found and where its report is, whatever the verdicts."""
         found = context["ti"].xcom_pull(task_ids="audit", key=SUMMARY_KEY) or []
         summaries = [found] if isinstance(found, dict) else [one for one in found if one]
-        docs = {one["application_id"]: one.get("link") for one in summaries}
-        context["ti"].xcom_push(key=DATA_DOCS_KEY, value=docs)
+        reports = {one["application_id"]: one.get("report") for one in summaries}
+        context["ti"].xcom_push(key=REPORTS_KEY, value=reports)
         for one in summaries:
-            _log.info("%s: %s; %s", one["application_id"], one.get("verdict"), one.get("link"))
-        told = ("application_id", "verdict", "stores", "failures", "link")
+            _log.info("%s: %s; %s", one["application_id"], one.get("verdict"), one.get("report"))
+        told = ("application_id", "verdict", "stores", "failures", "report", "link", "data_docs")
         return [{name: one.get(name) for name in told} for one in summaries]
 
     # Red stays red: what publishes does not decide about the run.

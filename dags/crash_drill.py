@@ -32,7 +32,8 @@ each drill; no topic, group or folder of a real application is written.
   topics `drill-…`: that takes **Confirm**. Clones are always there.
 * The task fails if a drill is **red**; folder and topics of a red one stay as evidence. What could
   not be drilled (no rights to mount a small volume, say) is told apart and is no pass.
-* The XCom of `drill` has every verdict, and the path of `report.html`. The **seed** repeats it.
+* **Report**, a link of `drill`, is the page of all verdicts; the XCom has them too, and the path of
+  `report.html`. The **seed** repeats it.
 """
 
 with DAG(

@@ -2,7 +2,7 @@
 
 from airflow.sdk import DAG, Param
 
-from statestore_airflow.applications import Application, load_applications
+from statestore_airflow.applications import SPAN, Application, load_applications
 from statestore_airflow.operator import StateStoreJobOperator
 from statestore_airflow.policy import policy, spark_slots
 
@@ -21,7 +21,7 @@ RUN_FOR = Param(
     type=["null", "string"],
     title="Run for",
     description="Run continuously for this long instead: 300, 300s, 5m. Excludes Until.",
-    pattern=r"^[1-9]\d*(ms|s|m|h|d)?$",
+    pattern=SPAN,
 )
 
 DOC = """

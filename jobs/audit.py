@@ -100,8 +100,8 @@ def audit_on_spark(
     with planned_audit(settings, stores, export=export) as plan, plan.renewing():
         time_ms = SystemClock().now_ms()
         docs = audits_of(settings).docs_folder(time_ms)
-        results, failures, link = _judged(session(), arguments, plan.subjects, docs)
-        return keep_audit(settings, plan, results, failures, time_ms=time_ms, link=link)
+        results, failures, data_docs = _judged(session(), arguments, plan.subjects, docs)
+        return keep_audit(settings, plan, results, failures, time_ms=time_ms, data_docs=data_docs)
 
 
 def _judged(

@@ -35,6 +35,7 @@ class Application:
         where = f"[applications.{application_id}]"
         section = dict(_table(applications[application_id], path, where))
         settings = _table(section.pop("settings", {}), path, where.replace("]", ".settings]"))
+        _table(section.pop("alerts", {}), path, where.replace("]", ".alerts]"))  # the DAGs' own
         allowed = ("bootstrap_servers", "state_dir", "processing_guarantee", "pipeline", "schedule")
         for name, value in section.items():
             if name not in allowed:

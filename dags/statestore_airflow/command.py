@@ -25,6 +25,7 @@ from statestore_airflow.operator import (
     raise_from_code,
     raise_from_error,
 )
+from statestore_airflow.reports import REPORT, publish_report
 
 RESULT_KEY = "result"
 STATESTORE = Path(sys.executable).with_name("statestore")
@@ -39,6 +40,7 @@ class StateStoreCommandOperator(BaseOperator):
 
     template_fields: Sequence[str] = ("application_id", "flags", "script")
     ui_color: str = "#dfe8cf"
+    operator_extra_links = (REPORT,)
 
     def __init__(
         self,
@@ -56,6 +58,7 @@ class StateStoreCommandOperator(BaseOperator):
         self.application_id = application_id
         self.flags = flags
         self.script = script
+        self.links: dict[str, str] = {}
         self._process: subprocess.Popen[str] | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
@@ -73,6 +76,9 @@ class StateStoreCommandOperator(BaseOperator):
             result = _last_object(out.read())
         if result is None:
             raise_from_code(self.log, self.application_id, self.command, code)
+        report = publish_report(context, result.get("report"))
+        if report is not None:
+            self.links[REPORT.name] = report
         if result.get("error"):
             context["ti"].xcom_push(key=RESULT_KEY, value=result)
             raise_from_error(self.log, self.application_id, result["error"], None)

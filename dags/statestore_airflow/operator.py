@@ -31,6 +31,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from statestore_airflow.applications import PROJECT_DIR, Application, applications_file
 from statestore_airflow.policy import job_slots
+from statestore_airflow.reports import REPORT, SPARK_UI, publish_report, publish_spark_ui
 
 SUMMARY_KEY = "summary"
 RETRY_LATER_DELAY = timedelta(minutes=5)
@@ -85,8 +86,9 @@ class StateStoreJobOperator(SparkSubmitOperator):
     would split them, in place of a `target`.
 
     The summary goes to XCom (key "summary") after success and failure, and into the asset's event
-    after success of a run. With STATESTORE_SUMMARY_FILE set it is also left in that file. Stopping
-    the task ends every process of the job on this host.
+    after success of a run. With STATESTORE_SUMMARY_FILE set it is also left in that file. The page
+    it names, if any, is shown by the link "Report". Stopping the task ends every process of the job
+    on this host.
     """
 
     template_fields: Sequence[str] = (
@@ -97,6 +99,7 @@ class StateStoreJobOperator(SparkSubmitOperator):
         "flags",
     )
     ui_color: str = "#cfe8dc"
+    operator_extra_links = (REPORT, SPARK_UI)
 
     def __init__(
         self,
@@ -132,11 +135,13 @@ class StateStoreJobOperator(SparkSubmitOperator):
         self.config_file = str(applications_file() if target is None else target.config)
         self.until = until
         self.run_for = run_for
+        self.links: dict[str, str] = {}
         self._submission = ""
 
     def execute(self, context: Context) -> None:
         """Submit, then act on the summary (table above)."""
         self._submission = uuid.uuid4().hex
+        self.links[SPARK_UI.name] = publish_spark_ui(context)
         quick = {} if self._asset is None or _JVM in os.environ else {_JVM: LITTLE_COMPILED}
         given = self.env_vars or {}
         self.env_vars = job_environment() | quick | given | {_MARK: self._submission}
@@ -152,6 +157,9 @@ class StateStoreJobOperator(SparkSubmitOperator):
             summary = _read_summary(summary_file)
         if summary is None:
             self._raise_without_summary(failure)
+        report = publish_report(context, summary.get("link"))
+        if report is not None:
+            self.links[REPORT.name] = summary["report"] = report
         context["ti"].xcom_push(key=SUMMARY_KEY, value=summary)
         if summary.get("error"):
             raise_from_error(self.log, self.application_id, summary["error"], failure)
@@ -293,7 +301,7 @@ def _read_summary(path: Path) -> dict[str, Any] | None:
 
 def _figures(summary: Mapping[str, Any]) -> str:
     if "verdict" in summary:
-        return f"{summary['verdict']}; Data Docs: {summary.get('link')}"
+        return f"{summary['verdict']}; report: {summary.get('report') or summary.get('link')}"
     return (
         f"{summary.get('records_in')} records in, {summary.get('records_out')} out, "
         f"{summary.get('commits')} commits by {summary.get('stream_tasks')} stream tasks; "

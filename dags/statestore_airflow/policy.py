@@ -11,6 +11,8 @@ from typing import Any
 import pendulum
 from airflow.sdk import Param
 
+from statestore_airflow.applications import failure_callback
+
 POOL = "statestore_slots"
 """As many slots as Spark has cores for the jobs of all applications."""
 
@@ -25,7 +27,8 @@ def policy(
     """Arguments of a DAG; `hours` bounds each of its tasks.
 
     STATESTORE_RETRIES in the environment takes the place of `retries`; `growing` doubles the delay
-    up to ten minutes. Tags name the applications whose own the DAG is.
+    up to ten minutes. Tags name the applications whose own the DAG is. What `on_failure` of
+    statestore.toml names is called for each task that has failed for good.
     """
     default_args: dict[str, Any] = {
         "owner": "statestore",
@@ -33,6 +36,9 @@ def policy(
         "retry_delay": retry_delay,
         "execution_timeout": timedelta(hours=hours),
     }
+    callback = failure_callback()
+    if callback is not None:
+        default_args["on_failure_callback"] = callback
     if growing:
         default_args |= {
             "retry_exponential_backoff": 2.0,

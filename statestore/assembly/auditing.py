@@ -13,6 +13,7 @@ from statestore.layout.audits import AuditedStore, AuditFailure, AuditRecord, Au
 from statestore.operations.at_rest import existing_application
 from statestore.operations.audits.audit import Examined, Homes, places_of, verdict_of
 from statestore.operations.audits.plan import AuditPlan, plan_export, plan_live
+from statestore.operations.audits.report import html_of
 from statestore.operations.audits.rows import Fold, Rows, Subject, fold, stored_rows
 from statestore.operations.exports.catalog import FetchedStore, find
 from statestore.settings import Settings
@@ -87,9 +88,10 @@ def keep_audit(
     failures: list[AuditFailure],
     *,
     time_ms: int,
-    link: str | None = None,
+    data_docs: str | None = None,
 ) -> AuditRecord:
-    """Judge, and keep the record where status and the next audit find it."""
+    """Judge, and keep record and page where status, people and the next audit find them."""
+    audits = audits_of(settings)
     found = [*plan.failures, *failures]
     percent = settings.audit_superseded_max_percent
     record = AuditRecord(
@@ -101,9 +103,10 @@ def keep_audit(
         places=places_of(plan.subjects),
         failures=found,
         not_checked=plan.not_checked,
-        link=link,
+        link=audits.page(time_ms).absolute().as_uri(),
+        data_docs=data_docs,
     )
-    audits_of(settings).keep(record)
+    audits.keep(record, html_of(record))
     return record
 
 

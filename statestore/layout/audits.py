@@ -1,6 +1,7 @@
 """What audits found, kept where status and the next audit read it.
 
     <state.dir>/<application id>/audits/<time, ms>.json
+                                        <time, ms>.html      the same for people
                                         <time, ms>/          its Data Docs, where it has any
 
 One file per audit, published whole; the newest `KEPT` stay. A file nobody can read is passed over.
@@ -83,9 +84,10 @@ class AuditFailure(msgspec.Struct, frozen=True):
 
 
 class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One audit. `source`: "live", or the export it looked at; `link`: its report, if it has one.
+    """One audit. `source`: "live", or the export it looked at.
 
-    `not_checked`: stores no snapshot holds, and why.
+    `link`: its page; `data_docs`: where Data Docs begin, if it has any. Audits of before the page
+    have a link to these. `not_checked`: stores no snapshot holds, and why.
     """
 
     application_id: ApplicationName
@@ -97,6 +99,7 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     failures: list[AuditFailure] = []
     not_checked: dict[StoreName, Text] = {}
     link: Text | None = None
+    data_docs: Text | None = None
 
     @property
     def passed(self) -> bool:
@@ -111,21 +114,34 @@ class Audits:
         self._layout = layout
         self._folder = layout.application_dir / "audits"
 
-    def keep(self, record: AuditRecord) -> Path:
-        """Publish a record; those beyond the newest `KEPT` go. Returns its file."""
+    def keep(self, record: AuditRecord, page: str | None = None) -> Path:
+        """Publish a record, and its page if it has one; those beyond the newest `KEPT` go.
+
+        Returns the record's file.
+        """
         self._layout.create(self._folder)
         reach(CrashPoint.AUDIT_JUDGED)
         path = self._path(record.time_ms)
+        if page is not None:
+            publish(self.page(record.time_ms), page.encode())
         publish(path, msgspec.json.encode(record))
         reach(CrashPoint.AUDIT_KEPT)
         times = self._times()
         for old in times[KEPT:]:
             self._path(old).unlink(missing_ok=True)
+        # Of an audit whose record has gone, or that died before it had one.
+        oldest = times[:KEPT][-1]
         for docs in folders_in(self._folder):
-            # Of an audit whose record has gone, or that died before it had one.
-            if docs.isdecimal() and int(docs) < times[:KEPT][-1]:
+            if docs.isdecimal() and int(docs) < oldest:
                 shutil.rmtree(self._folder / docs, ignore_errors=True)
+        for left in self._folder.glob("[0-9]*.html"):
+            if left.stem.isdecimal() and int(left.stem) < oldest:
+                left.unlink(missing_ok=True)
         return path
+
+    def page(self, time_ms: int) -> Path:
+        """Where the page of an audit of that time is."""
+        return self._folder / f"{time_ms}.html"
 
     def docs_folder(self, time_ms: int) -> Path:
         """Where the Data Docs of an audit of that time go."""

@@ -110,6 +110,8 @@ class Status(msgspec.Struct, frozen=True):
     relocation: str | None
     free_bytes: int | None
     problems: list[str] = []
+    last_start_age_seconds: float | None = None
+    """Since somebody last took the application to run it or to move its state."""
 
 
 class _Problems(list[str]):
@@ -182,6 +184,7 @@ class Onlooking:
             relocation=problems.told(lambda: _relocation(layout, known, self.wanted), None),
             free_bytes=problems.told(lambda: _free_bytes(layout), None),
             problems=list(dict.fromkeys(problems)),
+            last_start_age_seconds=None if owner is None else _age_s(owner.since_ms, now_ms),
         )
 
     def _task(
@@ -217,7 +220,7 @@ class Onlooking:
             lag_records=lag.records,
             lag_seconds=lag.seconds,
             last_commit_ms=last_ms,
-            last_commit_age_seconds=None if last_ms is None else max(0, now_ms - last_ms) / 1000,
+            last_commit_age_seconds=None if last_ms is None else _age_s(last_ms, now_ms),
             process_rate=process_rate,
             restore_rate=restore_rate,
             catch_up_seconds=_left(lag.records, process_rate),
@@ -300,6 +303,11 @@ def _free_bytes(layout: StateLayout) -> int | None:
     """What is left on the volume; full disks are the commonest way to stand still."""
     folder = layout.application_dir
     return shutil.disk_usage(folder).free if folder.is_dir() else None
+
+
+def _age_s(time_ms: int, now_ms: int) -> float:
+    """Never negative, whatever clocks say."""
+    return max(0, now_ms - time_ms) / 1000
 
 
 def _together(seconds: Sequence[float | None], slots: int) -> float | None:

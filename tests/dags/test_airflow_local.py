@@ -41,7 +41,7 @@ LOCKED = {"class": "Locked", "message": "owned by host b", "exit_code": 6, "acti
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("project")
-    for name in ("dags", "scripts"):
+    for name in ("dags", "plugins", "scripts"):
         shutil.copytree(ROOT / name, folder / name)
     for name in ("airflow.cfg", "statestore.toml"):
         shutil.copy(ROOT / name, folder)

@@ -1,5 +1,6 @@
 """The DAG consistency_check: its shape and its form; red and green in Airflow, on a real broker."""
 
+import html
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -23,7 +24,7 @@ def dag() -> DAG:
     return DagBag(str(ROOT / "dags")).dags["consistency_check"]
 
 
-def test_an_audit_follows_the_choice_and_its_docs_are_published_whatever_it_says(dag: DAG) -> None:
+def test_an_audit_follows_the_choice_and_its_report_is_published_whatever_it_says(dag: DAG) -> None:
     assert {task.task_id: task.downstream_task_ids for task in dag.tasks} == {
         "chosen": {"audit"},
         "audit": {"publish"},
@@ -101,9 +102,13 @@ def test_a_run_is_green_on_sound_stores_and_red_with_the_key_on_others(
     last = Audits(layout).last()
     assert last is not None
     assert last.passed
-    assert green.xcoms["publish", "data_docs"] == {"checked": last.link}
-    assert last.link is not None
-    assert Path(unquote(urlparse(last.link).path)).is_file()
+    (shown,) = green.xcoms["publish", "reports"].values()
+    assert shown.startswith("/statestore/reports/consistency_check/manual__")
+    assert shown.endswith("/audit/0")
+    assert shown == green.xcoms["audit", "_link_report"]
+    for address in (last.link, last.data_docs):
+        assert address is not None
+        assert Path(unquote(urlparse(address).path)).is_file()
     key, _ = missing_key(one)
     red = checked(tmp_path / "red", one, applications=["checked"], stores=["counts"])
     assert red.code == 12, red.log[-6000:]
@@ -116,4 +121,7 @@ def test_a_run_is_green_on_sound_stores_and_red_with_the_key_on_others(
     last = Audits(layout).last()
     assert last is not None
     assert last.verdict is Verdict.WRONG
-    assert red.xcoms["publish", "data_docs"] == {"checked": last.link}
+    assert red.xcoms["publish", "reports"] == {"checked": red.xcoms["audit", "_link_report"]}
+    page = red.xcoms["audit", "report"]
+    assert page.startswith("<!doctype html>")
+    assert key in html.unescape(page)
