@@ -70,7 +70,8 @@ def found(status: Mapping[str, Any], limits: Mapping[str, Any]) -> Iterator[str]
         if most is None or status.get("broker"):
             continue
         if lag is None:
-            why = "it never ran" if status["state"] == "new" else status.get("problems")
+            new = status.get("state") == "new"
+            why = "it never ran" if new else "; ".join(status.get("problems") or ["no answer"])
             yield f"how many {unit} it is behind is not known: {why}"
         elif lag > most:
             yield f"{lag:,} {unit} behind, {most:,} are allowed"

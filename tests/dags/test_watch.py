@@ -66,7 +66,7 @@ def dag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DAG:
         ),
         (
             {"lag_records": None, "problems": ["cannot read f"]},
-            ["how many records it is behind is not known: ['cannot read f']"],
+            ["how many records it is behind is not known: cannot read f"],
         ),
         ({"last_start_age_seconds": 7200.0}, []),
         (
