@@ -27,6 +27,7 @@ from statestore.operations.drills.scratch import Scratch
 from statestore.operations.drills.specials import OwnBroker
 from statestore.operations.drills.workload import Row
 from statestore.operations.exports.catalog import LATEST
+from statestore.operations.topics import ANY_TIME
 from statestore.ports import Bounds, Records, TopicSpec
 from statestore.settings import Settings, is_secret
 from statestore.stores import keyvalue
@@ -175,7 +176,7 @@ class KafkaTools:
 
     def create(self, topics: Mapping[str, int]) -> None:
         """New topics, whose records are never too old."""
-        config = {"retention.ms": "-1"}
+        config = {"retention.ms": "-1", **ANY_TIME}
         with closing(checked_cluster(self._settings)) as cluster:
             cluster.create([TopicSpec(self._own(t), n, config) for t, n in topics.items()])
 

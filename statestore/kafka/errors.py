@@ -50,8 +50,16 @@ _MEANINGS = (
             KafkaError.MSG_SIZE_TOO_LARGE,
             KafkaError.RECORD_LIST_TOO_LARGE,
             KafkaError.INVALID_RECORD,
-            KafkaError.INVALID_TIMESTAMP,
+            # Of a record that is sound but was sent with one that is not.
+            KafkaError._INVALID_DIFFERENT_RECORD,
         ),
+    ),
+    _Meaning(
+        RecordFailed,
+        "the record's time is further from the broker's clock than the topic allows: raise its "
+        "message.timestamp.after.max.ms (times ahead) or message.timestamp.before.max.ms, then "
+        "start again",
+        (KafkaError.INVALID_TIMESTAMP,),
     ),
     _Meaning(
         TopicMissing,

@@ -14,6 +14,7 @@ from statestore.errors import InvalidSetting, Misuse
 from statestore.layout.folders import StateLayout
 from statestore.model import TaskId, TopicPartition
 from statestore.operations.deployed import Deployed
+from statestore.operations.topics import ANY_TIME, refused_times
 from statestore.ports import Bounds, Changelog, Cluster, GroupOffset, TopicSpec
 from statestore.stores.specs import StoreSpec, WindowSpec
 from statestore.tasks import mark
@@ -84,6 +85,7 @@ class Standing:
             else:
                 where = "" if spec.name in existing else " by its changelog_config"
                 _check_changelog(spec.name, where, self.topology.stores[store], told)
+        _tell_of_times({topic: there.get(topic, {}) for topic in sorted(existing)})
 
     def _settings_of(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
         try:
@@ -273,6 +275,21 @@ def _full(topics: Iterable[str], application_id: str) -> Iterator[str]:
 
 def _writes(part: SubTopology, topic: TopicName) -> bool:
     return any(isinstance(node, SinkNode) and node.topic == topic for node in part.nodes)
+
+
+def _tell_of_times(there: Mapping[str, Mapping[str, str]]) -> None:
+    """Name the internal topics of the past that do not take or keep all times."""
+    limited = {topic: refused_times(told) for topic, told in there.items()}
+    named = [f"{topic} has {' and '.join(found)}" for topic, found in limited.items() if found]
+    if named:
+        wanted = ", ".join(f"{name}={value}" for name, value in ANY_TIME.items())
+        _log.warning(
+            "internal topics that do not take records of any time as they are: %s; a record whose "
+            "time the broker refuses is treated as a production error: existing topics are never "
+            "altered, so give them %s (kafka-configs --alter)",
+            "; ".join(named),
+            wanted,
+        )
 
 
 def _check_repartition(topic: str, told: Mapping[str, str]) -> None:

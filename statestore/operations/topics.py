@@ -1,6 +1,7 @@
 """The topics an application needs beside its inputs: their names, and how they are kept."""
 
 from collections.abc import Mapping
+from typing import Final
 
 from statestore.errors import InvalidSetting
 from statestore.ports import TopicSpec
@@ -11,6 +12,13 @@ from statestore.topology.logs import log_of
 
 _DAY_MS = 86_400_000
 _WEEK_MS = 7 * _DAY_MS
+_ANY_LIMIT = 2**63 - 1
+ANY_TIME: Final = {
+    "message.timestamp.type": "CreateTime",
+    "message.timestamp.before.max.ms": str(_ANY_LIMIT),
+    "message.timestamp.after.max.ms": str(_ANY_LIMIT),
+}
+"""Settings of a topic that takes records of whatever times the input had, and keeps these (T3)."""
 
 
 def dead_letter_topics(topology: Topology, settings: Settings) -> set[str]:
@@ -40,11 +48,7 @@ def internal_topics(
         TopicSpec(
             topic.full(application_id),
             count,
-            {
-                "cleanup.policy": "delete",
-                "retention.ms": "-1",
-                "message.timestamp.type": "CreateTime",
-            },
+            {"cleanup.policy": "delete", "retention.ms": "-1", **ANY_TIME},
         )
         for topic, count in counts.items()
         if topic.internal
@@ -57,7 +61,7 @@ def internal_topics(
             config = {
                 "cleanup.policy": "compact",
                 "delete.retention.ms": str(_WEEK_MS),
-                "message.timestamp.type": "CreateTime",
+                **ANY_TIME,
             }
             config |= _spared(topology.stores[store]) | topology.stores[store].changelog_config
             name = log_of(application_id, store, {})
@@ -75,3 +79,13 @@ def _spared(spec: StoreSpec) -> dict[str, str]:
 def compaction_lag_ms(retention_ms: int) -> int:
     """How long a cleaner must spare the records of a store with that much history (T3)."""
     return min(retention_ms + _DAY_MS, 2**63 - 1)
+
+
+def refused_times(told: Mapping[str, str]) -> list[str]:
+    """Of a topic's settings those by which it refuses or changes times that an input may have."""
+    found = []
+    for name, wanted in ANY_TIME.items():
+        there = told.get(name, wanted)
+        if there != wanted and (not there.isdigit() or int(there) < int(wanted)):
+            found.append(f"{name}={there}")
+    return found

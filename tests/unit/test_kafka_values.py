@@ -85,6 +85,8 @@ def test_a_broker_whose_settings_may_not_be_read_is_a_warning(
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, Misuse),
         (KafkaError._TIMED_OUT, Unavailable),
         (KafkaError.NOT_ENOUGH_REPLICAS, Unavailable),
+        (KafkaError._INVALID_DIFFERENT_RECORD, RecordFailed),
+        (KafkaError.INVALID_TIMESTAMP, RecordFailed),
         (KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, Unavailable),
     ],
 )

@@ -36,7 +36,7 @@ from statestore.operations.clones.record import (
 from statestore.operations.deployed import deployed, publish_deployed
 from statestore.operations.exports.catalog import Exports, Progress, Silent
 from statestore.operations.exports.manifest import Cut, ExportManifest, StoreOfTask
-from statestore.operations.topics import dead_letter_topics, internal_topics
+from statestore.operations.topics import ANY_TIME, dead_letter_topics, internal_topics
 from statestore.ports import Bounds, Changelog, Clock, Cluster, Engine, Outbox, TopicSpec
 from statestore.settings import Settings
 from statestore.stores import offsets
@@ -44,7 +44,7 @@ from statestore.tasks.commit import CommitStamp
 from statestore.topology.graph import TopicName, Topology
 from statestore.topology.logs import log_of
 
-_SINK = {"retention.ms": "-1", "message.timestamp.type": "CreateTime"}
+_SINK = {"retention.ms": "-1", **ANY_TIME}
 
 
 class CloneReport(msgspec.Struct, frozen=True):
