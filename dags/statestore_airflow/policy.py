@@ -58,7 +58,9 @@ def job_slots() -> int | None:
 
     STATESTORE_JOB_SLOTS, else STATESTORE_SLOTS: the whole pool, as Spark takes what there is.
     """
-    return _whole_number("STATESTORE_JOB_SLOTS") or _whole_number("STATESTORE_SLOTS")
+    pool, job = _whole_number("STATESTORE_SLOTS"), _whole_number("STATESTORE_JOB_SLOTS")
+    # A task that asks for more than the pool has would wait forever.
+    return min(job, pool) if job and pool else job or pool
 
 
 def spark_slots(most: int | None = None) -> dict[str, Any]:

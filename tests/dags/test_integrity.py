@@ -188,7 +188,8 @@ def test_a_slow_airflow_turns_no_task_red_at_its_first_try(dag: DAG) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pool", "job", "taken"), [(None, None, 1), ("4", None, 4), ("4", "2", 2), ("1", None, 1)]
+    ("pool", "job", "taken"),
+    [(None, None, 1), ("4", None, 4), ("4", "2", 2), ("1", None, 1), ("1", "4", 1)],
 )
 def test_a_job_takes_the_slots_it_uses(
     pool: str | None, job: str | None, taken: int, monkeypatch: pytest.MonkeyPatch

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import httpx
 import pytest
@@ -84,7 +84,7 @@ def test_a_report_is_a_button_of_its_task_and_for_those_who_are_logged_in(airflo
         assert sent.status_code == 303
         assert urlsplit(sent.headers["location"]).path == "/api/v2/auth/login"
         (back,) = parse_qs(urlsplit(sent.headers["location"]).query)["next"]
-        assert urlsplit(back).path == address
+        assert urlsplit(back).path == unquote(address)
         assert stranger.get(sent.headers["location"]).is_redirect, "the login takes it"
 
     with airflow.as_user("reader") as client:

@@ -7,13 +7,11 @@ by apt.
 import json
 import os
 import shutil
-import socket
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
-import httpx
 import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
@@ -22,15 +20,27 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.remote_connection import RemoteConnection
 from selenium.webdriver.remote.webdriver import WebDriver
 from selenium.webdriver.remote.webelement import WebElement
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
+from tests.dags.airflow_rig import RUN_S, Api, airflow_up, eventually
 from tests.dags.project_rig import ROOT, Project
 
 pytestmark = [pytest.mark.slow, pytest.mark.airflow, pytest.mark.kafka]
 
 SHOTS = ROOT / ".scratch" / "screenshots"
 PROGRAMS = ("chromium", "chromedriver")
-PAGE_S, RUN_S = 120, 900
+
+# In place of jobs/audit.py: its page would take over the browser if it could.
+AUDIT = """\
+import json, sys
+from pathlib import Path
+page = Path(__file__).with_name("page.html")
+page.write_text(
+    "<!doctype html><title>An audit</title><p>all is right"
+    "<script>document.title = 'taken over'</script><img src=x onerror=\\"document.title='img'\\">"
+)
+told = dict(application_id="flights", verdict="right", link=page.as_uri(), error=None)
+Path(sys.argv[sys.argv.index("--summary-file") + 1]).write_text(json.dumps(told))
+"""
 
 # In place of jobs/process.py: says what it was called with, and that all went well.
 JOB = """\
@@ -42,41 +52,28 @@ Path(sys.argv[sys.argv.index("--summary-file") + 1]).write_text(json.dumps(summa
 """
 
 
-def eventually(get: Callable[[], Any], seconds: float = PAGE_S) -> Any:
-    """What it gives once it gives something."""
-
-    def wanted() -> Any:
-        found = get()
-        assert found
-        return found
-
-    return Retrying(
-        stop=stop_after_delay(seconds),
-        wait=wait_fixed(0.3),
-        retry=retry_if_exception_type(Exception),
-        reraise=True,
-    )(wanted)
-
-
 class Airflow:
     """A running Airflow, its API and a browser that is logged in."""
 
-    def __init__(self, url: str, user: str, password: str, browser: WebDriver) -> None:
+    def __init__(self, api: Api, browser: WebDriver) -> None:
         self.browser = browser
-        self._url = url
-        self.api = httpx.Client(base_url=url, trust_env=False, timeout=30)
-        answer = self.api.post("/auth/token", json={"username": user, "password": password})
-        self.api.headers["Authorization"] = f"Bearer {answer.json()['access_token']}"
-        browser.get(url)
-        eventually(lambda: browser.find_elements(By.NAME, "username"))
-        for name, text in (("username", user), ("password", password)):
-            browser.find_element(By.NAME, name).send_keys(text)
-        self._button("Sign in", self.browser).click()
-        eventually(lambda: "/auth/login" not in browser.current_url)
+        self.rest = api
+        self.api = api.client
+        self._url = api.url
+        browser.get(self._url)
+        self.log_in()
 
-    def close(self) -> None:
-        """Let go of the API; the browser is somebody else's."""
-        self.api.close()
+    def log_in(self) -> None:
+        """By the form Airflow shows now."""
+        eventually(lambda: self.browser.find_elements(By.NAME, "username"))
+        for name, text in (("username", "admin"), ("password", self.rest.passwords["admin"])):
+            self.browser.find_element(By.NAME, name).send_keys(text)
+        self._button("Sign in", self.browser).click()
+        eventually(lambda: "/auth/login" not in self.browser.current_url)
+
+    def open(self, path: str) -> None:
+        """A page of this Airflow."""
+        self.browser.get(f"{self._url}{path}")
 
     def form(self, dag_id: str) -> WebElement:
         """The trigger form of a DAG, open."""
@@ -161,21 +158,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 @pytest.fixture(scope="module")
 def airflow(project: Project, browser: WebDriver) -> Iterator[Airflow]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-
-    def local(verb: str) -> str:
-        done = project.airflow_local(verb, AIRFLOW__API__PORT=str(port), STATESTORE_RETRIES="0")
-        assert done.returncode == 0, done.stdout[-4000:]
-        return done.stdout
-
-    try:
-        user, password = local("up").split("Login:")[1].split()[::2]
-        with closing(Airflow(f"http://127.0.0.1:{port}", user, password, browser)) as opened:
-            yield opened
-    finally:
-        local("down")
+    with airflow_up(project, STATESTORE_RETRIES="0") as api:
+        yield Airflow(api, browser)
 
 
 def test_a_run_is_triggered_from_its_form_and_gets_what_was_typed(
@@ -213,15 +197,35 @@ def test_a_drill_is_triggered_from_its_form_and_its_verdict_is_green(
     airflow.shoot("crash_drill-form")
     airflow.trigger(form)
     run = airflow.end_of_run("crash_drill")
-    airflow.browser.get(f"{airflow.browser.current_url.partition('/dags/')[0]}/dags/crash_drill")
-    eventually(lambda: "drill" in airflow.browser.page_source)
-    airflow.shoot("crash_drill-run")
     assert run["state"] == "success", run
-    (page,) = (project.folder / "state").rglob("report.html")
-    airflow.browser.get(page.as_uri())
+    airflow.open(f"/dags/crash_drill/runs/{quote(run['dag_run_id'])}/tasks/drill")
+    (button,) = eventually(lambda: airflow.browser.find_elements(By.LINK_TEXT, "Report"))
+    airflow.shoot("crash_drill-run")
+    airflow.browser.get(button.get_attribute("href"))
     airflow.shoot("crash_drill-report")
     shown = airflow.browser.find_element(By.TAG_NAME, "body").text
     assert "1 green, 0 red, 0 not drilled" in shown
+
+
+def test_a_report_runs_nothing_and_is_read_after_a_login(
+    airflow: Airflow, project: Project
+) -> None:
+    job = project.folder / "jobs" / "audit.py"
+    job.write_text(AUDIT, encoding="utf-8")
+    airflow.rest.switch_on("consistency_check")
+    run = airflow.rest.ended("consistency_check")
+    assert run["state"] == "success"
+    airflow.open(f"/dags/consistency_check/runs/{quote(run['dag_run_id'])}/tasks/audit/mapped/0")
+    (button,) = eventually(lambda: airflow.browser.find_elements(By.LINK_TEXT, "Report"))
+    airflow.shoot("consistency_check-audit")
+    address = button.get_attribute("href")
+    airflow.browser.delete_all_cookies()
+    airflow.browser.get(address)
+    airflow.log_in()
+    eventually(lambda: "all is right" in airflow.browser.page_source)
+    airflow.shoot("consistency_check-report")
+    assert airflow.browser.current_url == address
+    assert airflow.browser.title == "An audit"
 
 
 def test_every_dag_offers_its_form(airflow: Airflow) -> None:
