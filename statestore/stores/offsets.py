@@ -2,9 +2,11 @@
 
     o <topic> 0x00 <partition, 4 bytes>   changelog offset, 8 bytes   the NEXT one to read
     p <topic> 0x00 <partition, 4 bytes>   input offset, 8 bytes       the LAST one processed
+    c                                     since when complete, 8 bytes     ms since the epoch
     f                                     format: kind and version
 
-Integers are big-endian and signed.
+Integers are big-endian and signed. Complete: at that time the store had all that its log held, so
+what it lacks was logged later.
 
 They share the engine batch of the data they speak of and no table with it, so no scan of data ever
 meets them.
@@ -23,6 +25,7 @@ from statestore.ports import Table
 TABLE = "offsets"
 FORMAT_VERSION = 1
 _FORMAT_KEY = b"f"
+_COMPLETE_KEY = b"c"
 _PARTITION = struct.Struct(">i")
 _OFFSET = struct.Struct(">q")
 _OFFSET_MAX = (1 << 63) - 1
@@ -77,6 +80,20 @@ def read_offsets(table: Table, where: str) -> dict[TopicPartition, int]:
 def read_position(table: Table, where: str) -> Position:
     """The input position committed; TaskCorrupted if a row is not readable."""
     return Position.of(_read(table, b"p", where))
+
+
+def complete_row(time_ms: int) -> dict[bytes, bytes | None]:
+    """The row that says when the store had all that its log held."""
+    return {_COMPLETE_KEY: _OFFSET.pack(time_ms)}
+
+
+def read_complete(table: Table, where: str) -> int | None:
+    """When it had; None: it does not say. TaskCorrupted if the row is not readable."""
+    data = table.get(_COMPLETE_KEY)
+    try:
+        return None if data is None else int(_OFFSET.unpack(data)[0])
+    except struct.error as error:
+        raise TaskCorrupted(f"{where}: offset row {_COMPLETE_KEY!r} is not readable") from error
 
 
 def format_rows(kind: str, segment_interval_ms: int | None = None) -> dict[bytes, bytes | None]:

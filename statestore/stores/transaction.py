@@ -23,6 +23,8 @@ from statestore.stores.journal import Journal
 from statestore.stores.overlay import ENTRY_COST, Overlay
 from statestore.stores.parts import Staged, StagedBytes
 
+_COMPLETE_KEPT_MS = 86_400_000
+"""How old what a store says of its completeness may get: well below any delete.retention.ms."""
 Ranges = Mapping[str, Sequence[tuple[bytes, bytes]]]  # spans [from, to) of tables
 
 
@@ -93,6 +95,7 @@ class StagedEngine:
         self._journal: Journal | None = None
         self._open = True
         self._lag = _Lag()
+        self._has_all = False
         self._flush_soon = flush_soon or StagedEngine.catch_up
         # Held while what is committed and what is durable are told apart: `maintain` and `catch_up`
         # may be called by other threads.
@@ -102,6 +105,8 @@ class StagedEngine:
             self._adopt_format(meta, made)
             self._offsets: dict[TopicPartition, int] = rows.read_offsets(meta, where)
             self._position = rows.read_position(meta, where)
+            self.complete_ms = rows.read_complete(meta, where)
+            """When it had all that its log held; None: it does not say."""
         except Exception as error:
             raise self.failure(error) from error
         self._durable = dict(self._offsets)
@@ -175,7 +180,7 @@ class StagedEngine:
             self._pending_position = self._pending_position.merge(position)
         count, deletes = self.uncommitted_entries(), self._deletes()
         with self._settling:
-            size = self._write_pending(offsets, ranges, more or {})
+            size = self._write_pending(offsets, ranges, more or {}, self._complete())
             self.metrics.committed(self._clock.monotonic() - started, count, deletes)
             self._count_lag(size, count)
 
@@ -183,7 +188,7 @@ class StagedEngine:
         """As `commit`, of `records` changelog records staged by a restore."""
         self.check_open()
         with self._settling:
-            size = self._write_pending(offsets, None, {})
+            size = self._write_pending(offsets, None, {}, self._begun())
             self.metrics.restored(records)
             self._count_lag(size, records)
 
@@ -193,7 +198,8 @@ class StagedEngine:
         size = sum(len(key) + len(value or b"") for key, value in writes.items())
         with self._settling:
             self._wait_for_flush()
-            self._write({table: writes, rows.TABLE: rows.offset_rows(offsets, Position())})
+            meta = rows.offset_rows(offsets, Position()) | self._begun()
+            self._write({table: writes, rows.TABLE: meta})
             self._note(offsets)
             self.metrics.restored(len(writes))
             self._count_lag(size, len(writes))
@@ -203,6 +209,17 @@ class StagedEngine:
         with self._settling:
             self._write({table: writes})
             self.make_durable()
+
+    def caught_up(self, position: Position) -> None:
+        """It has all that its log holds, of that position: so every commit from now on says."""
+        self._has_all = True
+        now_ms = self._clock.now_ms()
+        old = self.complete_ms is None or now_ms - self.complete_ms >= _COMPLETE_KEPT_MS
+        if not self._position.covers(position) or (old and self._offsets):
+            self.commit({}, position)
+            if old:
+                # Else a crash tail of today would pass for one as old as that.
+                self.make_durable()
 
     def rollback(self) -> None:
         """Drop everything pending."""
@@ -329,6 +346,7 @@ class StagedEngine:
         offsets: Mapping[TopicPartition, int | None],
         ranges: Ranges | None,
         more: Mapping[str, Writes],
+        complete: dict[bytes, bytes | None],
     ) -> int:
         """One engine batch, and what was pending is committed; the bytes of its keys and values."""
         self._wait_for_flush()
@@ -340,7 +358,7 @@ class StagedEngine:
                 writes[table] = {**writes[table], **over} if table in writes else over
         meta = rows.offset_rows(offsets, self._pending_position)
         if meta:
-            writes[rows.TABLE] = meta
+            writes[rows.TABLE] = meta | complete
         with self.turn:
             if writes or ranges:
                 self._write(writes, ranges)
@@ -351,6 +369,20 @@ class StagedEngine:
             for part in self._staged:
                 part.commit()
         return size
+
+    def _complete(self) -> dict[bytes, bytes | None]:
+        """For a commit: whoever wrote all of the log had all of it just now."""
+        if not self._has_all:
+            return {}
+        self.complete_ms = self._clock.now_ms()
+        return rows.complete_row(self.complete_ms)
+
+    def _begun(self) -> dict[bytes, bytes | None]:
+        """For a restore: one from the log's start lacks nothing that was logged before it began."""
+        if self.complete_ms is not None:
+            return {}
+        self.complete_ms = self._clock.now_ms()
+        return rows.complete_row(self.complete_ms)
 
     def _bytes_to_restore(self) -> int:
         """The bytes of keys and values that a restore of what is pending reads."""

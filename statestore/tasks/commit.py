@@ -72,7 +72,12 @@ class Commit:
 
     def position(self) -> Position:
         """The last processed offsets."""
-        return Position.of({tp: offset - 1 for tp, offset in self.offsets.items() if offset > 0})
+        return position_at(self.offsets)
+
+
+def position_at(offsets: Mapping[TopicPartition, int]) -> Position:
+    """What was processed last where these are NEXT to read."""
+    return Position.of({tp: offset - 1 for tp, offset in offsets.items() if offset > 0})
 
 
 def settled(

@@ -6,12 +6,13 @@ outbox about transactions; the order within a commit is commit.py's.
 
 from collections.abc import Callable, Mapping
 
-from statestore.model import TopicPartition
+from statestore.model import Position, TopicPartition
 from statestore.settings import Settings
 from statestore.tasks.commit import (
     Commit,
     CommitStamp,
     commit_task,
+    position_at,
     rehearse,
     settled,
 )
@@ -35,6 +36,8 @@ class Committer:
     ) -> None:
         """`check_ours` raises Fenced once a newer owner has claimed the task."""
         self.offsets: Mapping[TopicPartition, int] = {}
+        self.position = Position()
+        """Of the inputs the group has committed, the LAST offset processed."""
         self.stamp = CommitStamp(0, None)
         self._plan = plan
         self._edges = edges
@@ -57,6 +60,7 @@ class Committer:
         self.offsets, self.stamp, group = committed_inputs(
             self._plan, self._edges.cluster, [one.store for one in opened], self._mark.read()
         )
+        self.position = position_at(group)
         self._mark.seen(group)
 
     def begin(self) -> None:
@@ -82,6 +86,7 @@ class Committer:
         self._begun = False
         self.stamp = stamp
         self.offsets = offsets
+        self.position = position_at(offsets)
         self._stores.committed()
         self._mark.committed(offsets)
 

@@ -34,6 +34,7 @@ from statestore.tasks.committer import Committer
 from statestore.tasks.context import TaskContext
 from statestore.tasks.intake import Chunk
 from statestore.tasks.mark import InputMark
+from statestore.tasks.old_tails import TailGuard
 from statestore.tasks.ownership import Ownership
 from statestore.tasks.patience import Patience
 from statestore.tasks.plan import TaskEdges, TaskPlan, TaskReport
@@ -79,6 +80,9 @@ class StreamTask:
             inputs=frozenset(plan.inputs),
             exactly_once=settings.exactly_once,
             accept_empty_changelog=plan.accept_empty_changelog,
+        )
+        self._guard = TailGuard(
+            edges.cluster.topic_settings, edges.clock, exactly_once=settings.exactly_once
         )
         self._context: TaskContext | None = None
         self._pushes: dict[str, Push] = {}
@@ -216,7 +220,8 @@ class StreamTask:
 
     def _restore(self) -> None:
         offsets, nothing = self._committer.offsets, self._committer.stamp.number == 0
-        done = self._stores.restore(offsets, nothing_committed=nothing)
+        position = self._committer.position
+        done = self._stores.restore(offsets, position, self._guard, nothing_committed=nothing)
         self.report.restored_records += done.records
         self.report.dropped_records += done.dropped
         self.report.restore_seconds += done.seconds

@@ -71,6 +71,12 @@ class OwnedStore(Protocol):
     def restore(self, batch: Batch, offset_next: int) -> None:
         """Changelog records and the offset they reach."""
 
+    def complete_ms(self) -> int | None:
+        """When it had all that its log held; None: it does not say."""
+
+    def caught_up(self, position: Position) -> None:
+        """It has all that its log holds, and so processed the input up to this position (I1)."""
+
     def changes(self) -> Changes:
         """What the next commit logs: once per key its last value, or every version."""
 
@@ -161,6 +167,16 @@ class OpenStore:
             times = true_times(batch)
         self._table.restore(keys, values, times, {self.changelog: offset_next})
 
+    def complete_ms(self) -> int | None:
+        if self._staged.complete_ms is not None or not self.persistent():
+            return self._staged.complete_ms
+        # Of one that an older version wrote, its files say when it was last flushed.
+        flushed = [path.stat().st_mtime_ns // 1_000_000 for path in Path(self.where).glob("*.sst")]
+        return max(flushed, default=None)
+
+    def caught_up(self, position: Position) -> None:
+        self._staged.caught_up(position)
+
     def changes(self) -> Changes:
         changes = self._table.changes()
         if self._windowed:
@@ -222,6 +238,7 @@ class SuppliedStore:
         self._logged = Overlay()
         self._found = folder.is_dir() and any(folder.iterdir())
         self._offset: int | None = None
+        self._restored = False
         folder.mkdir(parents=True, exist_ok=True)
         self.store: StateStore = spec.open(StoreContext(task_id, folder, changelog, self._log))
         if self.store.persistent() != spec.persistent:
@@ -260,9 +277,18 @@ class SuppliedStore:
 
     def restore(self, batch: Batch, offset_next: int) -> None:
         self._before_write()
+        self._restored = True
         rows = dict(zip(batch.keys.objects, batch.values.objects, strict=True))
         self._supplier.restore(self.store, rows)
         self._committed(offset_next, Position())
+
+    def complete_ms(self) -> int | None:
+        """It does not say: when it was last complete only its class could tell."""
+
+    def caught_up(self, position: Position) -> None:
+        if self._restored:
+            self._restored = False
+            self._committed(None, position)
 
     def changes(self) -> Changes:
         return Changes(list(self._logged.entries), list(self._logged.entries.values()))

@@ -14,6 +14,7 @@ from statestore.faults import CrashPoint, reach
 from statestore.metrics import count_dropped
 from statestore.model import Batch, Position, TaskId, TopicPartition
 from statestore.ports import Bounds, Changelog, Clock
+from statestore.tasks.old_tails import TailGuard
 from statestore.tasks.owned import OwnedStore
 
 _log = logging.getLogger(__name__)
@@ -48,10 +49,14 @@ def restore(
     changelog: Changelog,
     clock: Clock,
     committed: Mapping[TopicPartition, int],
+    *,
+    position: Position,
+    guard: TailGuard,
 ) -> Restored:
     """Restore all stores; StoreCorrupted names one whose offset the log cannot go on from.
 
-    `committed`: of each input of the task, the offset NEXT to process.
+    `committed`: of each input of the task, the offset NEXT to process. `position`: what the group
+    has committed, which is what the restored stores have seen the effect of.
     """
     started = clock.monotonic()
     # Of a source topic with fewer partitions than another input, this task may have none.
@@ -63,7 +68,8 @@ def restore(
         known = bounds.get(tp, _NO_LOG)
         until = known.end if opened.source is None else min(known.end, committed.get(tp, 0))
         try:
-            done = _restore_store(task, opened, known, until, changelog, clock)
+            done = _restore_store(task, opened, known, until, changelog, clock, guard=guard)
+            opened.caught_up(position)
         except StoreCorrupted:
             raise
         except TaskCorrupted as error:
@@ -82,9 +88,13 @@ def _restore_store(
     until: int,
     changelog: Changelog,
     clock: Clock,
+    *,
+    guard: TailGuard,
 ) -> Restored:
     tp = opened.changelog
     start = _start(opened, bounds)
+    if opened.offset() is not None and (why := guard.why_too_old(opened, start, until)):
+        raise StoreCorrupted(opened.name, "tail-too-old", f"{opened.where} {why}")
     if not opened.manages_offsets():
         opened.adopt(start, Position())
     if start >= until:

@@ -24,6 +24,7 @@ from statestore.stores.specs import (
     WindowSpec,
 )
 from statestore.tasks import budget
+from statestore.tasks.old_tails import TailGuard
 from statestore.tasks.owned import OpenStore, OwnedStore, SuppliedStore
 from statestore.tasks.restore import UNCLEAN, Restored, StoreCorrupted, restore
 from statestore.tasks.source_log import SourceLog
@@ -87,12 +88,18 @@ class TaskStores:
         self._judge_placed(opened, path)
 
     def restore(
-        self, committed: Mapping[TopicPartition, int], *, nothing_committed: bool = False
+        self,
+        committed: Mapping[TopicPartition, int],
+        position: Position,
+        guard: TailGuard,
+        *,
+        nothing_committed: bool = False,
     ) -> Restored:
         """Bring all up to their logs, replacing those that cannot go on from them.
 
-        `committed`: where the inputs go on. `nothing_committed`: the application never committed,
-        so an empty changelog is no loss to a store whose writes were never committed either.
+        `committed`: where the inputs go on. `position`: what the group committed.
+        `nothing_committed`: the application never committed, so an empty changelog is no loss to a
+        store whose writes were never committed either.
         """
         done: Restored | None = None
         while done is None:
@@ -103,6 +110,8 @@ class TaskStores:
                     self._changelog,
                     self._clock,
                     committed,
+                    position=position,
+                    guard=guard,
                 )
             except StoreCorrupted as error:
                 if error.name in self.quarantined:

@@ -69,10 +69,13 @@ class MemoryBroker:
             if e.is_visible
         ]
 
-    def compact(self, topic: str) -> None:
-        """Keep the last stable record of each key, as compaction may do at any time."""
+    def compact(self, topic: str, *, deletes: bool = False) -> None:
+        """Keep the last stable record of each key, as compaction may do at any time.
+
+        `deletes`: forget those too, as compaction does once they are old enough.
+        """
         for log in self.state.topics.get(topic, ()):
-            log.compact()
+            log.compact(deletes=deletes)
 
     def stop(self) -> None:
         """From now on nobody answers: every call raises Unavailable."""

@@ -95,8 +95,11 @@ class Log:
         self.start = max(self.start, offset)
         del self.entries[: bisect_left(self.entries, self.start, key=_offset)]
 
-    def compact(self) -> None:
-        """Keep the last stable record of each key; offsets stay, so gaps appear."""
+    def compact(self, *, deletes: bool = False) -> None:
+        """Keep the last stable record of each key; offsets stay, so gaps appear.
+
+        `deletes`: forget deletes too, as once delete.retention.ms have passed.
+        """
         stable = self.last_stable
         last = {
             entry.key: entry.offset
@@ -106,7 +109,8 @@ class Log:
         self.entries = [
             entry
             for entry in self.entries
-            if entry.offset >= stable or last.get(entry.key) == entry.offset
+            if entry.offset >= stable
+            or (last.get(entry.key) == entry.offset and not (deletes and entry.value is None))
         ]
 
 
