@@ -7,9 +7,10 @@ out of range means depends on who asked (a task's input or a store's changelog),
 
 # ruff: noqa: SLF001 - librdkafka's local codes are public, underscored by convention
 
+from contextlib import suppress
 from typing import NamedTuple
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from statestore.errors import (
     BrokerTooOld,
@@ -84,8 +85,12 @@ _MEANINGS = (
             KafkaError._SSL,
             KafkaError.SASL_AUTHENTICATION_FAILED,
             KafkaError.UNSUPPORTED_SASL_MECHANISM,
-            KafkaError.INVALID_TRANSACTION_TIMEOUT,
         ),
+    ),
+    _Meaning(
+        InvalidSetting,
+        "lower transaction.timeout.ms, or raise the brokers' transaction.max.timeout.ms",
+        (KafkaError.INVALID_TRANSACTION_TIMEOUT,),
     ),
     _Meaning(
         Misuse,
@@ -126,6 +131,15 @@ _PASSING = frozenset(
     }
 )
 _NO_ANSWER = frozenset({KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._TIMED_OUT_QUEUE})
+
+
+def hear_out(client: Producer) -> None:
+    """Let a producer whose call failed tell why, through its callbacks.
+
+    After a fatal error it raises that once more; the call that failed has told it.
+    """
+    with suppress(KafkaException):
+        client.poll(0)
 
 
 def kafka_error(failure: BaseException | None) -> KafkaError | None:

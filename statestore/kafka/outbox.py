@@ -13,7 +13,13 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from statestore.errors import CommitUnknown, Fenced, StateStoreError, Unavailable
+from statestore.errors import (
+    CommitUnknown,
+    Fenced,
+    Misuse,
+    StateStoreError,
+    Unavailable,
+)
 from statestore.kafka.bounded import Overdue, bounded
 from statestore.kafka.clients import (
     TRANSACTION_LOG,
@@ -23,7 +29,7 @@ from statestore.kafka.clients import (
     consumer,
     unanswered,
 )
-from statestore.kafka.errors import error_for, kafka_error, translated
+from statestore.kafka.errors import error_for, hear_out, kafka_error, translated
 from statestore.kafka.groups import read_group
 from statestore.kafka.sender import Sender
 from statestore.model import TopicPartition
@@ -76,7 +82,7 @@ class TransactionalOutbox:
                 connected.result()
             sender.client.init_transactions(self._timeout_s)
         except KafkaException as failure:
-            sender.client.poll(0)
+            hear_out(sender.client)
             raise self._error(failure, "open") from failure
 
     def begin(self) -> None:
@@ -223,7 +229,7 @@ class TransactionalOutbox:
         if error is not None and error.code() in {KafkaError._TIMED_OUT, KafkaError._TRANSPORT}:
             return unanswered(self._settings, self._trouble, doing)
         found = translated(failure, doing)
-        if error is not None and error.fatal() and not isinstance(found, Fenced):
+        if error is not None and error.fatal() and not isinstance(found, Fenced | Misuse):
             found = Fenced(f"{found}; the producer of this id is of no more use: open it again")
         if isinstance(found, Fenced):
             # The client forgets what it raised from a callback, and then answers by chance.

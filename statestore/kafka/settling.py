@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from confluent_kafka import KafkaException
 
 from statestore.kafka.clients import Properties, Trouble, connect, producer, unanswered
-from statestore.kafka.errors import is_silence, translated
+from statestore.kafka.errors import hear_out, is_silence, translated
 from statestore.settings import Settings
 
 _AT_ONCE = 8
@@ -36,7 +36,7 @@ def _settle_one(settings: Settings, transactional_id: str) -> None:
         connect(client, timeout_s)
         client.init_transactions(timeout_s)
     except KafkaException as failure:
-        client.poll(0)
+        hear_out(client)
         if is_silence(failure):
             raise unanswered(settings, trouble, doing) from failure
         raise translated(failure, doing) from failure

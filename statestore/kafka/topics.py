@@ -25,6 +25,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from statestore.errors import (
     BrokerTooOld,
+    InvalidSetting,
     NotCopartitioned,
     StateStoreError,
     TopicMissing,
@@ -52,6 +53,7 @@ _CONTROLLER_S = 5.0
 _EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # library gap
 _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # library gap
 _DROPPED_IN_4_0 = "inter.broker.protocol.version"
+_LONGEST_TRANSACTION = "transaction.max.timeout.ms"
 
 
 class Admin:
@@ -307,12 +309,17 @@ class KafkaCluster:
         settle(self._settings, transactional_ids)
 
     def check(self) -> None:
-        """Unavailable if nobody answers soon; BrokerTooOld if exactly-once would not hold."""
+        """Unavailable if nobody answers soon; BrokerTooOld if exactly-once would not hold.
+
+        InvalidSetting if the brokers take no transactions that may be open for so long.
+        """
         timeout_ms = min(_CHECK_MS, self._settings.request_timeout_ms)
         quick = Admin(self._settings, timeout_ms=timeout_ms)
         for node_id in quick.connect():
             if self._settings.exactly_once:
-                judge_protocol(_broker_setting_names(quick, node_id))
+                told = _broker_settings(quick, node_id)
+                judge_protocol(told)
+                judge_timeout(self._settings.transaction_timeout_ms, told or {})
 
     def close(self) -> None:
         """Let go of the connections."""
@@ -384,13 +391,23 @@ def judge_protocol(broker_settings: Collection[str] | None) -> None:
         )
 
 
-def _broker_setting_names(admin: Admin, node_id: int) -> Collection[str] | None:
+def judge_timeout(timeout_ms: int, broker_settings: Mapping[str, str | None]) -> None:
+    """InvalidSetting if a broker with these settings refuses transactions that long."""
+    limit = broker_settings.get(_LONGEST_TRANSACTION)
+    if limit is not None and timeout_ms > int(limit):
+        raise InvalidSetting(
+            f"transaction.timeout.ms {timeout_ms} is above the brokers' limit, "
+            f"{_LONGEST_TRANSACTION} {limit}: lower it, or raise theirs"
+        )
+
+
+def _broker_settings(admin: Admin, node_id: int) -> Mapping[str, str | None] | None:
     resource = ConfigResource(ResourceType.BROKER, str(node_id))
     (pending,) = admin.client.describe_configs([resource], request_timeout=admin.timeout_s).values()
     if _failed_with(pending, KafkaError.CLUSTER_AUTHORIZATION_FAILED):
         return None
-    names: Collection[str] = admin.answer(pending, f"read the settings of broker {node_id}").keys()
-    return names
+    entries = admin.answer(pending, f"read the settings of broker {node_id}")
+    return {name: entry.value for name, entry in entries.items()}
 
 
 def _is_unheard(future: "Future[Any]") -> bool:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from statestore.errors import RecordFailed, StateStoreError, Unavailable
+from statestore.errors import InvalidSetting, RecordFailed, StateStoreError, Unavailable
 from statestore.kafka import source as kafka_source
+from statestore.kafka.settling import settle
 from statestore.model import TopicPartition
 from statestore.ports import Records
 from tests.contract.broker_worlds import KafkaWorld, Row
@@ -151,3 +152,15 @@ def test_a_source_that_hears_nothing_says_so(kafka_world: KafkaWorld) -> None:
             heard.append(error)
     assert "refused" in str(heard[0])
     source.close()
+
+
+def test_a_transaction_timeout_above_the_brokers_limit_is_a_setting_wherever_an_id_is_opened(
+    kafka_world: KafkaWorld,
+) -> None:
+    settings = kafka_world.settings(transaction_timeout_ms=2_000_000_000)
+    wanted = "transaction.timeout.ms.*transaction.max.timeout.ms"
+    for _ in range(2):
+        with pytest.raises(InvalidSetting, match=wanted):
+            kafka_world.outbox(transaction_timeout_ms=2_000_000_000).open()
+        with pytest.raises(InvalidSetting, match=wanted):
+            settle(settings, [kafka_world.transactional_id(str(n)) for n in range(20)])

@@ -199,6 +199,20 @@ def test_flags_that_cannot_hold_are_refused_before_anything_is_done(shared: App,
     assert SECRET not in ended.out + ended.err
 
 
+@pytest.mark.parametrize("command", [("run",), CHECK, ("relocate",)])
+def test_a_transaction_timeout_above_the_brokers_limit_is_refused_by_its_name(
+    app: App, command: Sequence[str]
+) -> None:
+    app.drained()
+    with app.unchanged():
+        long = "--set=transaction.timeout.ms=2000000000"
+        ended = app.run(long, pipeline="counts_by_key", command=command)
+        assert ended.code == 2, ended.err[-2000:]
+        says = ("InvalidSetting", "transaction.timeout.ms", "transaction.max.timeout.ms")
+        assert [text for text in says if text not in ended.message] == [], ended.message
+        assert "Traceback" not in ended.err
+
+
 def test_a_summary_file_that_cannot_be_written_is_refused_before_the_run(shared: App) -> None:
     with shared.unchanged():
         ended = shared.run("--summary-file=no/such/folder.json")
