@@ -8,6 +8,7 @@ would be told. Everything here is asked before anything is written (I9, I27).
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from statestore.errors import InvalidSetting, Misuse
@@ -101,7 +102,7 @@ class Standing:
 
     def _check_inputs(self, group: Mapping[TopicPartition, GroupOffset]) -> None:
         """RecordFailed if an input that was read is truncated, made anew or forgotten."""
-        inputs = {tp: task.task_id for task in self._tasks() for tp in task.inputs}
+        inputs = {tp: task.task_id for task in self._tasks for tp in task.inputs}
         marked = mark.read_all(map(self.layout.task_dir, self.layout.tasks()))
         for tp, task_id in inputs.items():
             if tp in marked and tp not in group:
@@ -128,7 +129,7 @@ class Standing:
                 gone[topic] = f"as topic {topic} does not exist"
             elif topic in existing and made is not None and made != ids[topic]:
                 gone[topic] = f"or was: topic {topic} was deleted and made anew"
-        for task in self._tasks():
+        for task in self._tasks:
             committed = self._committed_of(task, group)
             for tp in task.changelogs:
                 if tp.topic in gone and committed:
@@ -161,7 +162,7 @@ class Standing:
         self, existing: Collection[str], group: Mapping[TopicPartition, GroupOffset]
     ) -> Iterator[tuple[TopicPartition, str, Sequence[TopicPartition]]]:
         """Internal partitions, whose they are, and the inputs of which not one is committed."""
-        for task in self._tasks():
+        for task in self._tasks:
             if not self._committed_of(task, group):
                 inputs = [*task.inputs, *self._inputs_before(task)]
                 for tp in task.changelogs:
@@ -172,7 +173,7 @@ class Standing:
             if not topic.internal or name not in existing:
                 continue
             writers = [part for part in self.topology.sub_topologies if _writes(part, topic)]
-            readers = [tp for task in self._tasks() for tp in task.inputs if tp.topic == name]
+            readers = [tp for task in self._tasks for tp in task.inputs if tp.topic == name]
             inputs = [*readers, *(tp for part in writers for tp in self._inputs(part))]
             if not any(tp in group for tp in inputs):
                 for p in range(count):
@@ -204,8 +205,9 @@ class Standing:
         parts = self.topology.sub_topologies
         return [store for part in parts for store in part.stores if store not in self.logs]
 
-    def _tasks(self) -> Iterator[_Task]:
-        tasks = self.topology.tasks(self.counts)
+    @cached_property
+    def _tasks(self) -> list[_Task]:
+        tasks, found = self.topology.tasks(self.counts), []
         for part in self.topology.sub_topologies:
             topics = [
                 log_of(self._application_id, store, {})
@@ -214,8 +216,14 @@ class Standing:
             ]
             for task_id in tasks[part.ordinal]:
                 p = task_id.partition
-                inputs = tuple(tp for tp in self._inputs(part) if tp.partition == p)
-                yield _Task(task_id, inputs, tuple(TopicPartition(topic, p) for topic in topics))
+                inputs = tuple(
+                    TopicPartition(topic.full(self._application_id), p)
+                    for topic in part.source_topics
+                    if p < self.counts[topic]
+                )
+                changelogs = tuple(TopicPartition(topic, p) for topic in topics)
+                found.append(_Task(task_id, inputs, changelogs))
+        return found
 
     def _inputs(self, part: SubTopology) -> Iterator[TopicPartition]:
         for topic in part.source_topics:
@@ -242,7 +250,7 @@ class Standing:
 
     def _group(self, *, stable: bool) -> Mapping[TopicPartition, GroupOffset]:
         asked = {
-            tp: None for task in self._tasks() for tp in (*task.inputs, *self._inputs_before(task))
+            tp: None for task in self._tasks for tp in (*task.inputs, *self._inputs_before(task))
         }
         return self.cluster.group_offsets(list(asked), stable=stable)
 
