@@ -161,6 +161,20 @@ class Serde(Generic[T]):
         return f"Serde({self.name})"
 
 
+def _same(data: bytes) -> bytes:
+    return data
+
+
+def _bytes(value: bytes) -> bytes:
+    if not isinstance(value, bytes):
+        raise TypeError("want bytes")
+    return value
+
+
+BYTES: Serde[bytes] = Serde("BYTES", _bytes, _same, ordered=True)
+"""Bytes as they are; columns know it by identity, as a user's own may have that name too."""
+
+
 class Rows(Sequence[T]):
     """One field of a client's records, read out when asked for: what nobody asks for is free."""
 
@@ -219,7 +233,7 @@ class Column:
         if self._objects is None:
             raw = self._raw
             assert raw is not None
-            if self._serde is None or self._serde.name == "BYTES":
+            if self._serde is None or self._serde is BYTES:
                 self._objects = raw
             else:
                 decode = self._serde.deserialize
@@ -230,7 +244,7 @@ class Column:
         """The bytes under `serde`; free where the column arrived as bytes of that serde."""
         if self._raw is not None and (self._serde is serde or self._serde is None):
             return self._raw
-        if serde.name == "BYTES":
+        if serde is BYTES:
             return _all_bytes(self.objects)
         encode = serde.serialize
         return [None if item is None else encode(item) for item in self.objects]

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from statestore.errors import Misuse, SerdeMismatch
+from statestore.model import BYTES as PLAIN_BYTES
 from statestore.model import WINDOW_BYTES, Serde, T, Windowed
 
 _WINDOWED = re.compile(r"WINDOWED\((\d+),(.+)\)")
@@ -20,16 +21,6 @@ _FLOAT64 = struct.Struct(">d")
 # Deterministic: equal values give equal bytes, so a dict may be a key.
 _json = msgspec.json.Encoder(order="deterministic")
 _msgpack = msgspec.msgpack.Encoder(order="deterministic")
-
-
-def _same(data: bytes) -> bytes:
-    return data
-
-
-def _bytes(value: bytes) -> bytes:
-    if not isinstance(value, bytes):
-        raise TypeError("want bytes")
-    return value
 
 
 def _string(data: bytes) -> str:
@@ -44,7 +35,7 @@ def _float64(data: bytes) -> float:
     return float(_FLOAT64.unpack(data)[0])
 
 
-BYTES: Serde[bytes] = Serde("BYTES", _bytes, _same, ordered=True)
+BYTES: Serde[bytes] = PLAIN_BYTES
 STRING: Serde[str] = Serde("STRING", str.encode, _string, ordered=True)
 # Java's long: two's complement, so negative numbers sort after positive ones.
 INT64: Serde[int] = Serde("INT64", _INT64.pack, _int64)
@@ -52,9 +43,18 @@ FLOAT64: Serde[float] = Serde("FLOAT64", _FLOAT64.pack, _float64)
 JSON: Serde[Any] = Serde("JSON", _json.encode, msgspec.json.decode)
 MSGPACK: Serde[Any] = Serde("MSGPACK", _msgpack.encode, msgspec.msgpack.decode)
 
-_known: dict[str, Serde[Any]] = {
-    serde.name: serde for serde in (BYTES, STRING, INT64, FLOAT64, JSON, MSGPACK)
-}
+_UNCHANGED: tuple[tuple[Serde[Any], frozenset[type]], ...] = (
+    (BYTES, frozenset({bytes, type(None)})),
+    (STRING, frozenset({str, type(None)})),
+    (INT64, frozenset({int, type(None)})),
+    (FLOAT64, frozenset({float, type(None)})),
+    # No floats: JSON has no infinity.
+    (JSON, frozenset({str, int, bool, type(None)})),
+    (MSGPACK, frozenset({str, bytes, int, float, bool, type(None)})),
+)
+
+_BUILT_IN: dict[str, Serde[Any]] = {serde.name: serde for serde, _ in _UNCHANGED}
+_known: dict[str, Serde[Any]] = dict(_BUILT_IN)
 
 
 def register(serde: Serde[T]) -> Serde[T]:
@@ -74,6 +74,17 @@ def by_name(name: str) -> Serde[Any]:
     except KeyError:
         known = ", ".join(sorted(_known))
         raise Misuse(f"no serde named {name!r}; known: {known}, or register yours") from None
+
+
+def alike(one: Serde[Any], other: Serde[Any]) -> bool:
+    """Whether equal keys have equal bytes under both: serdes of one name do.
+
+    But for a user's own with the name of one of these.
+    """
+    if one is other:
+        return True
+    built_in = _BUILT_IN.get(one.name)
+    return one.name == other.name and one is not built_in and other is not built_in
 
 
 def of_windowed(name: str) -> tuple[int, str] | None:
@@ -112,6 +123,11 @@ def windowed(key_serde: Serde[T], size_ms: int) -> Serde[Windowed[T]]:
         return Windowed(key, start_ms, start_ms + size_ms)
 
     return Serde(f"WINDOWED({size_ms},{key_serde.name})", write, read)
+
+
+def unchanged(serde: Serde[Any]) -> frozenset[type]:
+    """The types whose values `serde` gives back as they were, and nobody can change in place."""
+    return next((kinds for one, kinds in _UNCHANGED if one is serde), frozenset({type(None)}))
 
 
 def printable(data: bytes) -> str:

@@ -304,8 +304,13 @@ class _Fold:
         batch: Batch,
         found: list[tuple[int, bytes, Any]],
     ) -> tuple[dict[bytes, bytes | None], Updates]:
-        """What the rows come to, and what is told of it. NodeFailed names a function's record."""
+        """What the rows come to, and what is told of it. NodeFailed names a function's record.
+
+        An aggregate passes through its serde from record to record, as it would with a batch for
+        each: so a function may change what it is given, and no result depends on batches.
+        """
         step, initial, every_update = self.step, self.initial, self.every_update
+        unchanged = serdes.unchanged(self.spec.value_serde)
         unique = sorted({row for _, row, _ in found})
         stored = dict(zip(unique, table.get_many(unique), strict=True))
         decode = self.spec.value_serde.deserialize
@@ -316,6 +321,8 @@ class _Fold:
         running = dict(stored) if every_update else {}
         for i, row, value in found:
             old = state[row]
+            if row in last and type(old) not in unchanged:
+                old = self._reread(batch, last[row], old, running.get(row))
             try:
                 if old is None and initial is None:
                     new = value
@@ -333,6 +340,15 @@ class _Fold:
             last[row] = i
         after = running or {row: self._encode(new) for row, new in state.items()}
         return after, every if every_update else _last_of(last, after, stored)
+
+    def _reread(self, batch: Batch, place: int, value: Any, data: bytes | None) -> Any:
+        """The value that the record at `place` made, as the store would give it back."""
+        try:
+            written = self._encode(value) if data is None else data
+            return None if written is None else self.spec.value_serde.deserialize(written)
+        except Exception as error:
+            culprit = [(place, error)]
+            raise failed(Stage.PROCESSING, self.node, batch, error, found=culprit) from error
 
     def _names(self, key: Keying, batch: Batch, unique: list[bytes]) -> dict[bytes, Any]:
         try:

@@ -6,6 +6,7 @@ from typing import Any
 from statestore.errors import InvalidTopology
 from statestore.model import Serde
 from statestore.stores import serdes
+from statestore.topology.callbacks import check_arity
 from statestore.topology.collector import Collector, Materialized
 from statestore.topology.flows import Flow
 from statestore.topology.graph import SourceNode, TimestampExtractor, TopicName, Topology
@@ -36,6 +37,8 @@ class StreamsBuilder:
         names = (topics,) if isinstance(topics, str) else tuple(topics)
         if not names:
             raise InvalidTopology("stream() needs at least one topic")
+        if timestamp_extractor is not None:
+            check_arity("timestamp_extractor", timestamp_extractor, 1, name)
         node = SourceNode(
             name or self._nodes.number("KSTREAM-SOURCE"),
             tuple(TopicName(topic) for topic in names),

@@ -3,7 +3,6 @@
 Used by `builder` and `streams` only. Generated names are Kafka Streams'.
 """
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -53,6 +52,11 @@ class Materialized:
                 "whether it keeps history"
             )
 
+    @property
+    def name(self) -> str:
+        """The store's."""
+        return self.store if isinstance(self.store, str) else self.store.name
+
     def spec(self, key_serde: Serde[Any], value_serde: Serde[Any]) -> KeyValueSpec[Any, Any]:
         """The store: a named one has these serdes unless told, a spec its own unless told."""
         made = self.table_spec(key_serde, value_serde)
@@ -98,6 +102,7 @@ class Collector:
         self.value_serde = value_serde
         self._nodes: list[Node] = []
         self._stores: dict[str, StoreSpec] = {}
+        self._kept: set[str] = set()
         self._repartitions: dict[str, Repartition] = {}
         self._unnamed: list[str] = []
         self._counter = 0
@@ -133,6 +138,16 @@ class Collector:
         """Make a store known; a different one of the same name is refused."""
         if self._stores.setdefault(spec.name, spec) != spec:
             raise InvalidTopology(f"two different stores are named {spec.name!r}: name them apart")
+
+    def keep(self, spec: StoreSpec) -> None:
+        """Make the store known that one operator keeps its rows in: no other may (T1a)."""
+        self.declare(spec)
+        if spec.name in self._kept:
+            raise InvalidTopology(
+                f"two operators keep their rows in a store named {spec.name!r}: name them apart, "
+                "or go on twice from the one table"
+            )
+        self._kept.add(spec.name)
 
     def store_name(self, kind: str) -> str:
         """A generated store name, noted as one (KIP-1111)."""
@@ -182,21 +197,3 @@ def check_names(nodes: Iterable[Node]) -> None:
         if node.name in seen:
             raise InvalidTopology(f"two nodes are named {node.name!r}: name them apart")
         seen.add(node.name)
-
-
-def check_arity(
-    verb: str, function: Callable[..., Any], count: int, name: str | None = None
-) -> None:
-    """Misuse unless `function` can be called with `count` positional arguments."""
-    where = verb if name is None else f"{verb} {name!r}"
-    if not callable(function):
-        raise Misuse(f"{where}: want a function of {count} arguments, got {function!r}")
-    try:
-        inspect.signature(function).bind(*[None] * count)
-    except TypeError as error:
-        raise Misuse(
-            f"{where}: {getattr(function, '__name__', function)!r} cannot take "
-            f"{count} arguments ({error})"
-        ) from error
-    except ValueError:
-        return  # A builtin without a signature: called as it is.

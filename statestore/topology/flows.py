@@ -97,10 +97,11 @@ class Flow:
 
     def tabled(self, materialized: Materialized | str | None, name: str | None) -> "Table":
         """The table of the latest value per key."""
-        source = self.repartitioned(name or "to-table", explicit=name is not None)
         wanted = wished(materialized) or Materialized(self.builder.store_name("KSTREAM-TOTABLE"))
+        explicit = name is not None or materialized is not None
+        source = self.repartitioned(name or wanted.name, explicit=explicit)
         spec = wanted.table_spec(source.key_serde, source.value_serde)
-        self.builder.declare(spec)
+        self.builder.keep(spec)
         before = Before()
         waiters: list[Waiter] = []
 
@@ -184,12 +185,12 @@ class Table:
         if wanted is None:
             return None
         spec = wanted.spec(self.key_serde, value_serde)
-        self.builder.declare(spec)
+        self.builder.keep(spec)
         return spec
 
     def check_keys(self, verb: str, node: str | None, key_serde: Serde[Any], whose: str) -> None:
         """SerdeMismatch if these keys and the table's cannot meet in one partition."""
-        if key_serde is not self.key_serde and key_serde.name != self.key_serde.name:
+        if not serdes.alike(key_serde, self.key_serde):
             raise SerdeMismatch(
                 f"{verb}{f' {node}' if node else ''}: the keys of {whose} are {key_serde.name}, "
                 f"those of the table of node {self.node} are {self.key_serde.name}: equal keys "

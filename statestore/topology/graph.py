@@ -206,9 +206,29 @@ class Topology:
         for node in self.nodes:
             for parent in set(node.parents) - names:
                 raise InvalidTopology(f"node {node.name!r} follows {parent!r}, which is not here")
+        self._check_times()
         used = {store for node in self.nodes for store in node.stores}
         for name in used - self.stores.keys():
             raise InvalidTopology(f"a processor uses store {name!r}, which is not declared")
+
+    def _check_times(self) -> None:
+        """InvalidTopology if two sources give records of one topic other times.
+
+        A stream task takes its records in the order of their times: each can have but one.
+        """
+        extractors: dict[TopicName, TimestampExtractor | None] = {}
+        for node in self.nodes:
+            if not isinstance(node, SourceNode):
+                continue
+            for topic in node.topics:
+                if extractors.setdefault(topic, node.timestamp_extractor) != (
+                    node.timestamp_extractor
+                ):
+                    raise InvalidTopology(
+                        f"topic {topic.name!r} is read twice, with and without, or with another "
+                        "timestamp_extractor: give both the same, and other times by a process() "
+                        "that forwards record.replace(timestamp_ms=…)"
+                    )
 
     @cached_property
     def sub_topologies(self) -> tuple[SubTopology, ...]:

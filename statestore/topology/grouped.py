@@ -10,7 +10,8 @@ from statestore.model import EmitStrategy, Serde
 from statestore.stores import serdes
 from statestore.stores.specs import WindowSpec
 from statestore.topology.aggregates import Before, Spec, aggregated, counted
-from statestore.topology.collector import Materialized, check_arity
+from statestore.topology.callbacks import check_arity
+from statestore.topology.collector import Materialized
 from statestore.topology.flows import Flow, Table
 from statestore.topology.graph import Build
 from statestore.topology.windows import TumblingWindows, in_windows
@@ -19,7 +20,10 @@ TableT = TypeVar("TableT")
 
 
 class _Grouped(Generic[TableT]):
-    """What both have; the repartition topic is named after `name`, else after the store."""
+    """What both have; the repartition topic is named after `name`, else after the store.
+
+    One that was named is shared by all aggregates of one grouping, in `through` once it is there.
+    """
 
     def __init__(
         self,
@@ -27,11 +31,13 @@ class _Grouped(Generic[TableT]):
         name: str | None,
         table: Callable[[Table], TableT],
         windows: tuple[TumblingWindows, EmitStrategy] | None = None,
+        through: list[Flow] | None = None,
     ) -> None:
         self._flow = flow
         self._name = name
         self._table = table
         self._windows = windows
+        self._through: list[Flow] = [] if through is None else through
 
     def count(
         self, materialized: Materialized | str | None = None, *, name: str | None = None
@@ -95,9 +101,8 @@ class _Grouped(Generic[TableT]):
         flow, before, windows = self._flow, Before(), self._windows
         plain, every = flow.spec(materialized, "KSTREAM-AGGREGATE", value_serde)
         spec: Spec = plain if windows is None else windows[0].spec(plain, windows[1])
-        flow.builder.declare(spec)
-        explicit = self._name is not None or materialized is not None
-        source = flow.repartitioned(self._name or spec.name, explicit=explicit)
+        flow.builder.keep(spec)
+        source = self._source(spec.name, explicit=materialized is not None)
 
         def make(node: str) -> Build:
             if windows is None:
@@ -114,6 +119,14 @@ class _Grouped(Generic[TableT]):
         node = source.add("KSTREAM-AGGREGATE", name, make, (spec.name,))
         return self._table(Table.kept(flow.builder, node, spec, before))
 
+    def _source(self, store: str, *, explicit: bool) -> Flow:
+        """Where the aggregate reads; the topic in between is the user's to name."""
+        if self._name is None:
+            return self._flow.repartitioned(store, explicit=explicit)
+        if not self._through:
+            self._through.append(self._flow.repartitioned(self._name, explicit=True))
+        return self._through[0]
+
 
 class TimeWindowedKStream(_Grouped[TableT]):
     """Records grouped by key and window; the tables' keys are `Windowed`."""
@@ -127,4 +140,4 @@ class KGroupedStream(_Grouped[TableT]):
     ) -> TimeWindowedKStream[TableT]:
         """Group by window too. ON_WINDOW_CLOSE: one result a window, when no record can follow."""
         told = (windows, EmitStrategy(emit))
-        return TimeWindowedKStream(self._flow, self._name, self._table, told)
+        return TimeWindowedKStream(self._flow, self._name, self._table, told, self._through)

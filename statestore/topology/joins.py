@@ -139,7 +139,7 @@ def with_grace(
     builder = flow.builder
     terms = (f"grace {grace_ms}",)
     store = KeyValueSpec(f"{name}-buffer", serdes.BYTES, serdes.BYTES, terms=terms)
-    builder.declare(store)
+    builder.keep(store)
     if not explicit:
         builder.note_unnamed(store.name)
     side = grace.Side(name, store.name, grace_ms, flow.key_serde, flow.value_serde)

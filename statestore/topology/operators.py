@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from statestore.errors import InvalidTopology, StateStoreError, UnknownStore
 from statestore.model import Batch, Column, PunctuationType, Record, Span, T, TaskId
 from statestore.stores.specs import StoreSpec
+from statestore.topology.callbacks import Maker, check_arity
 from statestore.topology.failures import Stage, decoded, failed, punctuating
 from statestore.topology.graph import Build, Forward, NodeContext, Push
 from statestore.topology.punctuation import Punctuation
@@ -81,6 +82,7 @@ class ProcessorContext:
         It may use the stores, forward and ask for a commit, as process() may. Scheduled where the
         processor is made, a replay fires it by stream time at the very same records (rule 7).
         """
+        check_arity(f"schedule of node {self._name}", function, 1)
         fire = partial(self._punctuate, function)
         return self._node.schedule(self._name, interval_ms, kind, fire)
 
@@ -261,10 +263,11 @@ def processed(
     per_record: bool,
 ) -> Build:
     """A user's Processor or BatchProcessor, made once per stream task."""
+    maker = Maker(node, factory, "process" if per_record else "process_batch")
 
     def build(context: NodeContext, forward: Forward) -> Push:
         outward = ProcessorContext(context, stores, node, forward)
-        processor = _made(node, factory, outward, "process" if per_record else "process_batch")
+        processor = _made(node, maker, outward)
         context.keep_stream_times()
         if hasattr(processor, "close"):
             context.on_close(processor.close)
@@ -314,23 +317,13 @@ def _per_batch(
         raise failed(Stage.PROCESSING, node, batch, error) from error
 
 
-def _made(
-    node: str,
-    factory: Callable[[ProcessorContext], Any],
-    context: ProcessorContext,
-    verb: str,
-) -> Any:
+def _made(node: str, maker: Maker, context: ProcessorContext) -> Any:
     """What the factory makes; InvalidTopology if it raises: it would again, so none tries."""
     try:
-        processor = factory(context)
+        return maker.make(context)
     except StateStoreError:
         raise
     except Exception as error:
         raise InvalidTopology(
             f"node {node}: its factory raised {type(error).__name__}: {error}: correct the pipeline"
         ) from error
-    if not callable(getattr(processor, verb, None)):
-        raise InvalidTopology(
-            f"node {node}: its factory made {type(processor).__name__}, which has no {verb}()"
-        )
-    return processor

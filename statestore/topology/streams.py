@@ -13,7 +13,8 @@ from statestore.model import Serde, Span, span_ms
 from statestore.stores.specs import StoreSpec
 from statestore.topology import joins, views
 from statestore.topology import operators as ops
-from statestore.topology.collector import Materialized, check_arity
+from statestore.topology.callbacks import check_arity, check_factory
+from statestore.topology.collector import Materialized
 from statestore.topology.flows import Flow, Table
 from statestore.topology.graph import Build, SinkNode, TopicName
 from statestore.topology.grouped import KGroupedStream
@@ -55,7 +56,7 @@ class KStream:
         name: str | None = None,
     ) -> "KStream":
         """function(key, value) -> any number of (key, value)."""
-        check_arity("flat_map", function, 2, name)
+        check_arity("flat_map", function, 2, name, may_yield=True)
         node = self._flow.add("KSTREAM-FLATMAP", name, lambda n: ops.flattened(n, function))
         return KStream(self._flow.keyed_anew(node))
 
@@ -63,7 +64,7 @@ class KStream:
         self, function: Callable[[Any], Iterable[Any]], *, name: str | None = None
     ) -> "KStream":
         """function(value) -> any number of values; the key stays."""
-        check_arity("flat_map_values", function, 1, name)
+        check_arity("flat_map_values", function, 1, name, may_yield=True)
         node = self._flow.add(
             "KSTREAM-FLATMAPVALUES", name, lambda n: ops.flattened_values(n, function)
         )
@@ -231,7 +232,7 @@ class KStream:
         *,
         per_record: bool,
     ) -> "KStream":
-        check_arity(verb, factory, 1, name)
+        check_factory(verb, factory, name)
         names = tuple(store if isinstance(store, str) else store.name for store in stores)
         for store in stores:
             if not isinstance(store, str):

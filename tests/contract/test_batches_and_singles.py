@@ -1,0 +1,116 @@
+"""A fold comes to the same in one batch and record by record, whatever its functions do."""
+
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import statestore as ss
+from statestore import serdes
+from statestore.model import Record, Serde
+from statestore.testing import TopologyTestDriver
+from statestore.topology.builder import StreamsBuilder
+from statestore.topology.streams import KStream
+
+Rows = list[tuple[Any, Any, int]]
+
+
+def added_in_place(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    old["n"] += new["n"]
+    return old
+
+
+def appended(_key: Any, value: Any, old: list[Any]) -> list[Any]:
+    old.append(value)
+    return old
+
+
+def paired(old: Any, new: Any) -> Any:
+    return (old, new)
+
+
+REDUCERS: dict[str, Callable[[Any, Any], Any]] = {
+    "into the old": added_in_place,
+    "a tuple": paired,
+    "the sum": lambda old, new: old + new if isinstance(old, float) else new,
+    "the largest": lambda old, new: new if old is None or new is None else max(old, new, key=str),
+}
+VALUES: dict[str, Callable[[random.Random], Any]] = {
+    "dicts": lambda chance: {"n": chance.randrange(9)},
+    "floats": lambda chance: chance.choice([1.5, math.inf, -math.inf, -0.0, 1e308, math.nan]),
+    "numbers": lambda chance: chance.choice([0, -1, 2**63, 2**64 - 1, True, 1.0]),
+    "texts": lambda chance: chance.choice(["", "a", "é"]),
+}
+FITTING = {
+    ("dicts", "into the old"),
+    ("dicts", "a tuple"),
+    ("floats", "the sum"),
+    ("floats", "a tuple"),
+    ("floats", "the largest"),
+    ("numbers", "a tuple"),
+    ("numbers", "the largest"),
+    ("texts", "the largest"),
+    ("texts", "a tuple"),
+}
+
+
+def played(
+    build: Callable[[KStream], None], serde: Serde[Any], records: Rows, lot: int
+) -> tuple[list[Any], ...]:
+    """Stored rows, the last update of each key, and a copy of the input beside."""
+    b = StreamsBuilder(key_serde=serdes.STRING, value_serde=serde)
+    stream = b.stream("in")
+    build(stream)
+    stream.map_values(lambda value: value).to("copies")
+    with TopologyTestDriver(b.build()) as driver:
+        rows = [Record(*row) for row in records]
+        for start in range(0, len(rows), lot):
+            driver.pipe_all("in", rows[start : start + lot])
+        stored = [repr(row) for row in driver.store("s").all()]
+        last = {r.key: repr(r.value) for r in driver.read("out")}
+        copies = [(r.key, repr(r.value)) for r in driver.read("copies")]
+    return stored, sorted(last.items()), copies
+
+
+@pytest.mark.parametrize("serde", [serdes.JSON, serdes.MSGPACK], ids=["JSON", "MSGPACK"])
+@pytest.mark.parametrize(("values", "reducer"), sorted(FITTING))
+@pytest.mark.parametrize("caching", [True, False])
+def test_a_reduction_does_not_depend_on_batches(
+    values: str, reducer: str, serde: Serde[Any], *, caching: bool
+) -> None:
+    seed = 11
+    chance = random.Random(seed)
+    rows = [(chance.choice("abc"), VALUES[values](chance), i) for i in range(60)]
+
+    def build(stream: KStream) -> None:
+        kept = ss.Materialized("s", caching=caching)
+        stream.group_by_key().reduce(REDUCERS[reducer], kept).to_stream().to("out")
+
+    alone = played(build, serde, rows, 1)
+    for lot in (2, 7, 60):
+        assert played(build, serde, rows, lot) == alone, f"seed {seed}, batches of {lot}"
+
+
+def test_a_reducer_may_change_its_first_argument() -> None:
+    def build(stream: KStream) -> None:
+        stream.group_by_key().reduce(added_in_place, "s").to_stream().to("out")
+
+    rows = [("a", {"n": 1}, i) for i in range(3)]
+    stored, _, copies = played(build, serdes.JSON, rows, 3)
+    assert stored == ["('a', {'n': 3})"]
+    assert copies == [("a", "{'n': 1}")] * 3
+
+
+@pytest.mark.parametrize("windowed", [False, True], ids=["by key", "in windows"])
+def test_an_aggregator_may_change_its_aggregate(*, windowed: bool) -> None:
+    b = StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
+    grouped: Any = b.stream("in").group_by_key()
+    if windowed:
+        grouped = grouped.windowed_by(ss.TumblingWindows(1000))
+    kept = ss.Materialized("s", caching=False)
+    grouped.aggregate(list, appended, kept).to_stream().to("out")
+    with TopologyTestDriver(b.build()) as driver:
+        driver.pipe_all("in", [Record("a", i, i) for i in range(4)])
+        assert [r.value for r in driver.read("out")] == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]]
