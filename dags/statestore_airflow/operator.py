@@ -31,7 +31,14 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from statestore_airflow.applications import PROJECT_DIR, Application, applications_file
 from statestore_airflow.policy import job_slots
-from statestore_airflow.reports import REPORT, SPARK_UI, publish_report, publish_spark_ui
+from statestore_airflow.reports import (
+    DATA_DOCS,
+    REPORT,
+    SPARK_UI,
+    data_docs_address,
+    publish_report,
+    publish_spark_ui,
+)
 
 SUMMARY_KEY = "summary"
 RETRY_LATER_DELAY = timedelta(minutes=5)
@@ -99,7 +106,7 @@ class StateStoreJobOperator(SparkSubmitOperator):
         "flags",
     )
     ui_color: str = "#cfe8dc"
-    operator_extra_links = (REPORT, SPARK_UI)
+    operator_extra_links = (REPORT, DATA_DOCS, SPARK_UI)
 
     def __init__(
         self,
@@ -160,6 +167,7 @@ class StateStoreJobOperator(SparkSubmitOperator):
         report = publish_report(context, summary.get("link"))
         if report is not None:
             self.links[REPORT.name] = summary["report"] = report
+        self.links[DATA_DOCS.name] = data_docs_address(summary.get("data_docs"))
         context["ti"].xcom_push(key=SUMMARY_KEY, value=summary)
         if summary.get("error"):
             raise_from_error(self.log, self.application_id, summary["error"], failure)

@@ -46,6 +46,7 @@ class KeptLink(BaseOperatorLink):
 
 
 REPORT = KeptLink("Report", "_link_report")
+DATA_DOCS = KeptLink("Data Docs", "_link_data_docs")
 SPARK_UI = KeptLink("Spark UI", "_link_spark_ui")
 
 
@@ -58,6 +59,20 @@ def publish_spark_ui(context: Context) -> str:
     if address:
         context["ti"].xcom_push(key=SPARK_UI.xcom_key, value=address)
     return address
+
+
+def data_docs_address(begin: str | None) -> str:
+    """Where people see Data Docs that begin at that file:// address; empty if nobody said.
+
+    STATESTORE_DATA_DOCS is the address under which the state dir's files are served: Data Docs load
+    scripts of others, so Airflow, where its users are logged in, does not serve them.
+    """
+    served = os.environ.get("STATESTORE_DATA_DOCS", "")
+    if not served or not begin:
+        return ""
+    # <state dir>/<application>/audits/<time>/index.html
+    names = Path(unquote(urlsplit(begin).path)).parts[-4:]
+    return "/".join([served.rstrip("/"), *(quote(name, safe="") for name in names)])
 
 
 def publish_report(context: Context, page: str | None) -> str | None:

@@ -28,6 +28,7 @@ from statestore_airflow.operator import (
     RetryLater,
     StateStoreJobOperator,
 )
+from statestore_airflow.reports import PAGE_MAX_BYTES, data_docs_address
 
 pytestmark = pytest.mark.airflow
 
@@ -207,6 +208,40 @@ def test_a_job_that_is_no_run_gets_its_flags_and_makes_no_asset(target: Applicat
     assert arguments[:2] == ["--application-id", "flights"]
     flags = ["--store", "counts", "--store", "of two", "--summary-file"]
     assert arguments[4:-1] == flags
+
+
+@pytest.mark.parametrize(
+    ("served", "begin", "shown"),
+    [
+        (None, "file:///s/shop/audits/17/index.html", ""),
+        ("https://docs.example/", None, ""),
+        (
+            "https://docs.example/x/",
+            "file:///a%20b/c/shop/audits/17/index.html",
+            "https://docs.example/x/shop/audits/17/index.html",
+        ),
+    ],
+)
+def test_data_docs_are_linked_where_somebody_serves_them(
+    served: str | None, begin: str | None, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("STATESTORE_DATA_DOCS", raising=False)
+    if served is not None:
+        monkeypatch.setenv("STATESTORE_DATA_DOCS", served)
+    assert data_docs_address(begin) == shown
+
+
+@pytest.mark.parametrize("what", ["nowhere", "not text", "too large"])
+def test_a_report_that_cannot_be_shown_fails_no_task(
+    what: str, run: Callable[..., Run], tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    if what != "nowhere":
+        page.write_bytes(b"\xff" if what == "not text" else b"x" * (PAGE_MAX_BYTES + 1))
+    done = run({**DONE, "link": page.as_uri()})
+    assert done.raised is None
+    assert set(done.pushed) == {"summary"}
+    assert "report" not in done.pushed["summary"]
 
 
 def test_success_gives_the_summary_to_xcom_and_to_the_assets_event(run: Callable[..., Run]) -> None:

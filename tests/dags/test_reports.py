@@ -27,7 +27,9 @@ page.write_text("<!doctype html><p>audit of " + name + {SCRIPT!r})
 error = dict(message="a key is gone", exit_code=12, action="fail") | {{"class": "AuditFailed"}}
 told = dict(
     application_id=name, verdict="wrong" if name == "two" else "right",
-    link=None if name == "none" else page.as_uri(), error=error if name == "two" else None,
+    link=None if name == "none" else page.as_uri(),
+    data_docs="file:///state dir/" + name + "/audits/1700/index.html",
+    error=error if name == "two" else None,
 )
 Path(given("--summary-file")).write_text(json.dumps(told))
 """
@@ -41,6 +43,7 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     variables = {
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": users,
         "STATESTORE_SPARK_UI": "http://spark.example:8081",
+        "STATESTORE_DATA_DOCS": "https://docs.example/state/",
     }
     with airflow_up(project, **variables) as api:
         api.switch_on("consistency_check")
@@ -56,6 +59,8 @@ def test_a_report_is_a_button_of_its_task_and_for_those_who_are_logged_in(airflo
     assert names == ["one", "two", "none"]
     buttons = [airflow.links(run, "audit", index) for index in range(3)]
     assert {button["Spark UI"] for button in buttons} == {"http://spark.example:8081"}
+    docs = "https://docs.example/state/two/audits/1700/index.html"
+    assert buttons[1]["Data Docs"] == docs
     assert buttons[2]["Report"] is None
 
     for index, name in ((0, "one"), (1, "two")):

@@ -333,6 +333,9 @@ statestore.wal = true
 consumer.fetch.wait.max.ms = 5
 "sasl.password" = "${BROKER_PASSWORD}"
 
+[applications.shop.alerts]
+records_behind = 1_000
+
 [applications.bare]
 """
 
@@ -373,6 +376,7 @@ def test_an_application_knows_its_pipeline_and_may_name_nothing(tmp_path: Path) 
         ("[applications.shop.settings]\n'commit.interval' = 1", "shop", r"commit\.interval\.ms"),
         ("[applications.shop.settings]\ncommit.interval = 1", "shop", r"commit\.interval\.ms"),
         ("[applications.shop]\nsettings = 3", "shop", "settings"),
+        ("[applications.shop]\nalerts = 3", "shop", "alerts"),
         ("[applications]\nshop = 3", "shop", "shop"),
         ("applications = 3", "shop", "applications"),
     ],
