@@ -10,12 +10,13 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
+from confluent_kafka import TopicPartition as KafkaPartition
 
 import statestore as ss
 from statestore import serdes
@@ -43,10 +44,13 @@ _KEYS = 5
 _RECORDS = 40
 _LIVES = 4
 _LIFE_S = 90.0
+_LIFE_MS = 120_000  # of a run without an end, which is stopped before
 _PATIENCE_S = 30.0
+_GLANCE_S = 0.05
 _TOLD = 20  # findings in words
 _SETTINGS: Mapping[str, object] = {
     "processing.guarantee": "exactly_once",
+    "processing.exception.handler": "continue",
     "commit.interval.ms": 1,
     "statestore.batch.max.records": 4,
     "transaction.timeout.ms": 15_000,
@@ -62,16 +66,16 @@ _TRANSACTIONAL: Mapping[Api, int] = {
     Api.TXN_OFFSET_COMMIT: 12,
     Api.ADD_PARTITIONS_TO_TXN: 14,
     Api.ADD_OFFSETS_TO_TXN: 12,
-    Api.INIT_PRODUCER_ID: 8,
+    Api.INIT_PRODUCER_ID: 24,
     Api.PRODUCE: 30,
 }
 _OTHERS: Mapping[Api, int] = {
-    Api.FIND_COORDINATOR: 6,
-    Api.METADATA: 12,
+    Api.FIND_COORDINATOR: 16,
+    Api.METADATA: 30,
     Api.LIST_OFFSETS: 4,
-    Api.OFFSET_FETCH: 4,
+    Api.OFFSET_FETCH: 8,
     Api.FETCH: 12,
-    Api.API_VERSIONS: 8,
+    Api.API_VERSIONS: 20,
 }
 _ACTIONS: Mapping[Action, int] = {
     Action.LATE: 8,
@@ -166,14 +170,6 @@ class Schedules:
         address = kafka.bootstrap_servers
         self._live, self._committed = (Reader(address, "read_committed") for _ in range(2))
         self._uncommitted = Reader(address, "read_uncommitted")
-        self._producer = Producer(
-            {
-                "bootstrap.servers": address,
-                "enable.idempotence": True,
-                "linger.ms": 0,
-                "log_level": 0,
-            }
-        )
         self._groups_read: dict[TopicPartition, int] = dict.fromkeys(group_partitions(), 0)
 
     def close(self) -> None:
@@ -183,11 +179,19 @@ class Schedules:
     def run(self, seed: int) -> Story:
         """Live through one schedule and judge what it left."""
         rng, name = Random(seed), f"late-{seed}"
-        app = _Application(self._kafka, self._proxy, self._producer, name, self._scratch / name)
+        poisonous, in_turn, restart = (rng.random() < 0.3 for _ in range(3))
+        app = _Application(
+            self._kafka,
+            self._proxy,
+            name,
+            self._scratch / name,
+            poisonous=poisonous,
+            in_turn=in_turn,
+        )
         app.create_topics()
         self._live.start(dict.fromkeys(app.outputs, 0))
         try:
-            findings = app.live(drawn_plan(rng), restart=rng.random() < 0.3)
+            findings = app.live(drawn_plan(rng), restart=restart)
             if not findings:
                 findings = self._judged(app)
         finally:
@@ -211,6 +215,7 @@ class Schedules:
         live = self._live.read_to({tp: ends[tp] for tp in app.outputs})
         evidence = Evidence(
             inputs=app.inputs,
+            ends=app.ends,
             passed=app.topic("passed"),
             counts=app.topic("counts"),
             changelog=app.topic("counts-changelog"),
@@ -232,17 +237,25 @@ class _Application:
         self,
         kafka: LocalKafka,
         proxy: FaultProxy,
-        producer: Producer,
         name: str,
         state_dir: Path,
+        *,
+        poisonous: bool,
+        in_turn: bool,
     ) -> None:
+        """`poisonous`: some records fail and are passed over, which aborts what came with them.
+
+        `in_turn`: the tasks are served in turn until all is committed, not each to its end.
+        """
         self.name = name
         self.state_dir = state_dir
         self.errors: list[str] = []
         self.inputs: dict[int, list[Entry]] = {partition: [] for partition in range(_PARTITIONS)}
+        self.ends = dict.fromkeys(range(_PARTITIONS), 0)
         self._kafka = kafka
         self._proxy = proxy
-        self._producer = producer
+        self._poisonous = poisonous
+        self._in_turn = in_turn
 
     def topic(self, name: str) -> str:
         return f"{self.name}-{name}"
@@ -279,9 +292,7 @@ class _Application:
                 self._proxy.release(self.name)
                 self._proxy.follow(self.name, None)
             try:
-                with _deadline() as stop:
-                    ss.run(self._topology(), self._settings(), stop=stop)
-                    stopped = stop.is_set()
+                stopped = self._run()
             except StateStoreError as error:
                 self.errors.append(f"life {life}: {type(error).__name__}: {error}")
                 if error.action is not Advice.RETRY or life == lives:
@@ -292,6 +303,39 @@ class _Application:
                 return []
         raise AssertionError("the last life returns")
 
+    def _run(self) -> bool:
+        """One run to the end of the input; whether it had to be stopped before that."""
+        with _deadline() as (stop, late):
+            if not self._in_turn:
+                ss.run(self._topology(), self._settings(), stop=stop)
+                return late.is_set()
+            with ThreadPoolExecutor(1) as aside:
+                watching = aside.submit(self._stop_at_end, stop)
+                try:
+                    ss.run(self._topology(), self._settings(), run_for=_LIFE_MS, stop=stop)
+                finally:
+                    stop.set()
+                    watching.result()
+            return late.is_set()
+
+    def _stop_at_end(self, stop: threading.Event) -> None:
+        """Watch what the group commits."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self._kafka.bootstrap_servers,
+                "group.id": self.name,
+                "isolation.level": "read_uncommitted",
+                "log_level": 0,
+            }
+        )
+        tps = [KafkaPartition(*tp) for tp in self._partitions("in")]
+        with closing(consumer):
+            while not stop.wait(_GLANCE_S):
+                with suppress(KafkaException):
+                    found = consumer.committed(tps, _PATIENCE_S)
+                    if all(tp.offset == self.ends[tp.partition] for tp in found):
+                        stop.set()
+
     def _partitions(self, name: str) -> list[TopicPartition]:
         return [TopicPartition(self.topic(name), partition) for partition in range(_PARTITIONS)]
 
@@ -299,7 +343,8 @@ class _Application:
         b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
         stream = b.stream(self.topic("in"))
         stream.to(self.topic("passed"))
-        counted = stream.group_by_key().count(ss.Materialized(_STORE, caching=False))
+        digestible = stream.map_values(_digested) if self._poisonous else stream
+        counted = digestible.group_by_key().count(ss.Materialized(_STORE, caching=False))
         counted.to_stream().to(self.topic("counts"))
         return b.build()
 
@@ -314,17 +359,34 @@ class _Application:
     def _feed(self, count: int) -> None:
         """Input with numbers of its own; the broker says where each record is."""
 
+        producer = Producer(
+            {"bootstrap.servers": self._kafka.bootstrap_servers, "linger.ms": 0, "log_level": 0}
+        )
+
         def acknowledged(error: KafkaError | None, message: Message) -> None:
             assert error is None, error
             partition = message.partition()
             assert partition is not None
-            self.inputs[partition] += entries_of([message])
+            (entry,) = entries_of([message])
+            self.ends[partition] = entry.offset + 1
+            if not (self._poisonous and _is_poison(entry.value)):
+                self.inputs[partition].append(entry)
 
-        first = sum(map(len, self.inputs.values()))
+        first = sum(self.ends.values())
         for number in range(first, first + count):
             key, value = f"k{number % _KEYS}", str(number)
-            self._producer.produce(self.topic("in"), value, key, on_delivery=acknowledged)
-        assert self._producer.flush(_PATIENCE_S) == 0
+            producer.produce(self.topic("in"), value, key, on_delivery=acknowledged)
+        assert producer.flush(_PATIENCE_S) == 0
+
+
+def _is_poison(number: int) -> bool:
+    return number % 9 == 7
+
+
+def _digested(number: int) -> int:
+    if _is_poison(number):
+        raise ValueError(number)
+    return number
 
 
 def _view(logs: Mapping[TopicPartition, Sequence[Message]], tps: Iterable[TopicPartition]) -> View:
@@ -332,12 +394,17 @@ def _view(logs: Mapping[TopicPartition, Sequence[Message]], tps: Iterable[TopicP
 
 
 @contextmanager
-def _deadline() -> Iterator[threading.Event]:
-    """An event that is set when a life takes too long."""
-    stop = threading.Event()
-    timer = threading.Timer(_LIFE_S, stop.set)
+def _deadline() -> Iterator[tuple[threading.Event, threading.Event]]:
+    """An event that stops a life, and one that says that it took too long; both are set then."""
+    stop, late = threading.Event(), threading.Event()
+
+    def expire() -> None:
+        late.set()
+        stop.set()
+
+    timer = threading.Timer(_LIFE_S, expire)
     timer.start()
     try:
-        yield stop
+        yield stop, late
     finally:
         timer.cancel()

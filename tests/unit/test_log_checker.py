@@ -36,6 +36,7 @@ def sound() -> Evidence:
     log = raw((0, 1, Kind.RECORDS), (2, 2, Kind.COMMIT), (3, 3, Kind.RECORDS), (4, 4, Kind.COMMIT))
     return Evidence(
         inputs={0: entries((0, "a", 10), (1, "b", 11), (2, "a", 12), (3, "a", 13))},
+        ends={0: 4},
         passed="passed",
         counts="counts",
         changelog="log",
