@@ -20,7 +20,7 @@ from typing import Annotated
 
 import msgspec
 
-from statestore.errors import CommitUnknown, Fenced, RecordFailed, TopicMissing
+from statestore.errors import CommitUnknown, Fenced, RecordFailed
 from statestore.faults import CrashPoint, reach
 from statestore.model import Position, ProcessingGuarantee, TopicPartition
 from statestore.ports import Changelog, Cluster, GroupOffset, Outbox, Records
@@ -170,7 +170,7 @@ def _producing(what: str) -> Iterator[None]:
     """NodeFailed where the log refuses a record: any of those since the last commit made it."""
     try:
         yield
-    except (RecordFailed, TopicMissing) as error:
+    except RecordFailed as error:
         raise NodeFailed(Stage.PRODUCTION, what, error, where="since the last commit") from error
 
 

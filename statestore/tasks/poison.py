@@ -160,8 +160,6 @@ class Poison:
         # What the log refuses may have been sent long before it says so.
         anywhere = work is None or (failed.stage is Stage.PRODUCTION and not failed.culprits)
         lots = list(self._uncommitted.values()) if anywhere or work is None else [work]
-        if self._handlers[failed.stage] is OnError.FAIL and isinstance(failed.cause, TopicMissing):
-            raise failed.cause
         if sum(lot.records for lot in lots) > 1:
             for lot in lots:
                 self._suspect(lot, failed)

@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from statestore.errors import RecordFailed, SerdeMismatch, StateStoreError, TopicMissing
+from statestore.errors import RecordFailed, SerdeMismatch, StateStoreError
 from statestore.model import Batch, Column, Serde
 from statestore.stores import serdes
 from statestore.topology.graph import NodeContext
 
-# What these say is about a record; any other error of ours is about the pipeline or the world.
-_ABOUT_A_RECORD = (SerdeMismatch, RecordFailed, TopicMissing)
+# What these say is about a record; any other error of ours is about the pipeline or the world: a
+# topic that is not there takes no record, whichever it is.
+_ABOUT_A_RECORD = (SerdeMismatch, RecordFailed)
 
 
 class Stage(StrEnum):

@@ -148,19 +148,22 @@ def test_a_dead_letter_too_large_for_its_topic_ends_the_run_by_name() -> None:
             poisonous(driver)
 
 
-def test_a_sink_topic_that_is_gone_makes_its_records_poison() -> None:
+@pytest.mark.parametrize("handler", ["continue", "dead_letter", "fail"])
+def test_a_sink_topic_that_is_gone_is_no_records_fault_and_ends_the_run(handler: str) -> None:
     b = texts()
     b.stream("in").filter(lambda k, _v: k == "k").to("gone")
     counted_too(b.stream("in"))
-    with TopologyTestDriver(b.build(), settings("dead_letter")) as driver:
-        del driver._broker.state.topics["gone"]
-        piped(driver, b"k", b"v")
-        assert list(letters(driver)) == [1]
-        assert dict(driver.store("counts").all()) == {"a": 1, "z": 1}
-    with TopologyTestDriver(b.build()) as driver:
-        del driver._broker.state.topics["gone"]
+    with TopologyTestDriver(b.build(), settings(handler)) as driver:
+        log = driver._broker.state.topics.pop("gone")
         with pytest.raises(TopicMissing, match="gone"):
             piped(driver, b"k", b"v")
+        assert driver._tasks[TaskId(0, 0)].report.rewinds == 0, "no record is sought"
+        driver._broker.state.topics["gone"] = log
+        driver.crash()
+        assert dict(driver.store("counts").all()) == {"a": 1, "k": 1, "z": 1}, (
+            "none was passed over"
+        )
+        assert driver.read("dead") == []
 
 
 def test_what_a_processor_forwards_amiss_is_its_records_failure() -> None:
