@@ -210,9 +210,10 @@ def _edges(settings: Settings, planned: PlannedTask, clock: Clock, slots: int) -
             settings,
             transactional_id=transactional_id(group_id, planned.task_id),
             group_id=group_id,
+            batch_bytes=planned.batch_bytes,
         )
         if settings.exactly_once
-        else PlainOutbox(settings, group_id=group_id)
+        else PlainOutbox(settings, group_id=group_id, batch_bytes=planned.batch_bytes)
     )
 
     def open_task_store(spec: BuiltInSpec, path: Path) -> BuiltIn:

@@ -63,6 +63,7 @@ _PRODUCER: Properties = {
     # before it is tried again: let idle ones change.
     "connections.max.idle.ms": 30_000,
     "compression.type": "lz4",
+    "batch.size": 1_000_000,
 }
 # Nobody sees the records of a transaction before it commits, and a commit waits for no lingering.
 _TRANSACTIONAL: Properties = {"linger.ms": 50}
@@ -119,13 +120,20 @@ def consumer(
         raise translated(failure, "make a consumer") from failure
 
 
-def producer(settings: Settings, extra: Properties, trouble: Trouble) -> Producer:
-    """An idempotent producer; `extra` is fixed too."""
+def producer(
+    settings: Settings, extra: Properties, trouble: Trouble, batch_bytes: int | None = None
+) -> Producer:
+    """An idempotent producer; `extra` is fixed too.
+
+    `batch_bytes`: more than that is not sent at once, unless it is one record.
+    """
     patient = _TRANSACTIONAL if settings.exactly_once else {}
     defaults = {**_PRODUCER, **patient, "partitioner": settings.partitioner}
     fixed = {**_PRODUCER_FIXED, **extra}
     config = _config(settings, "producer", defaults, fixed, trouble)
     try:
+        if batch_bytes is not None:
+            config["batch.size"] = max(1, min(int(config["batch.size"]), batch_bytes))
         return Producer(config)
     except (KafkaException, ValueError, TypeError) as failure:
         raise translated(failure, "make a producer") from failure

@@ -8,6 +8,7 @@ How records reach the client is `sender.py`. One thread.
 import logging
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from time import monotonic
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
@@ -39,6 +40,8 @@ from statestore.settings import Settings
 _log = logging.getLogger(__name__)
 
 _CLOSE_S = 5.0
+# How often a wait for acknowledgements looks whether a record was refused meanwhile.
+_GLANCE_S = 0.2
 
 
 class TransactionalOutbox:
@@ -49,8 +52,17 @@ class TransactionalOutbox:
     transaction too: the client then has to ask for a new epoch, and says Unavailable once.
     """
 
-    def __init__(self, settings: Settings, *, transactional_id: str, group_id: str) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        transactional_id: str,
+        group_id: str,
+        batch_bytes: int | None = None,
+    ) -> None:
+        """`batch_bytes`: the most that the topics it writes take at once."""
         self._settings = settings
+        self._batch_bytes = batch_bytes
         self._id = transactional_id
         self._group_id = group_id
         self._trouble = Trouble()
@@ -70,7 +82,9 @@ class TransactionalOutbox:
             "transactional.id": self._id,
             "transaction.timeout.ms": self._settings.transaction_timeout_ms,
         }
-        sender = self._sender = Sender(self._settings, properties, self._trouble)
+        sender = self._sender = Sender(
+            self._settings, properties, self._trouble, batch_bytes=self._batch_bytes
+        )
         try:
             with ThreadPoolExecutor(1) as aside:  # both mostly wait
                 connected = aside.submit(connect, sender.client, self._timeout_s)
@@ -120,16 +134,19 @@ class TransactionalOutbox:
     def flush(self) -> None:
         """Wait until every record sent is acknowledged; a failed one shows here or at commit."""
         sender = self._ready()
-        try:
-            sender.flush()
-        except KafkaException as failure:
-            raise self._error(failure, "flush") from failure
+        refused = self._drain(sender)
         sender.raise_failure()
+        if refused is not None:
+            raise self._error(refused, "flush") from refused
+        if left := len(sender.client):
+            doing = f"have {left} records acknowledged"
+            raise unanswered(self._settings, self._trouble, doing)
 
     def commit(self) -> None:
         """All or nothing; CommitUnknown: not answered in time, call again to go on waiting."""
         sender = self._ready()
         try:
+            self._drain(sender)
             sender.client.commit_transaction(self._timeout_s)
         except KafkaException as failure:
             error = kafka_error(failure)
@@ -198,6 +215,21 @@ class TransactionalOutbox:
             self._is_busy = True
             raise
 
+    def _drain(self, sender: Sender) -> KafkaException | None:
+        """Wait until every record is acknowledged, or one is refused: the client's word for that.
+
+        The client keeps those that it sent right after a refused one until its timeout is over.
+        """
+        deadline_s = monotonic() + self._timeout_s
+        while sender.client.flush(_GLANCE_S) and monotonic() < deadline_s:
+            try:
+                sender.client.begin_transaction()  # refused either way: it tells why
+            except KafkaException as refused:
+                error = kafka_error(refused)
+                if error is None or error.code() != KafkaError._STATE:
+                    return refused
+        return None
+
     def _ready(self) -> Sender:
         assert self._sender is not None, "open comes first"
         if self._fenced is not None:
@@ -244,8 +276,12 @@ class PlainOutbox:
     to the group at once, so it comes last (SEMANTICS E6).
     """
 
-    def __init__(self, settings: Settings, *, group_id: str) -> None:
+    def __init__(
+        self, settings: Settings, *, group_id: str, batch_bytes: int | None = None
+    ) -> None:
+        """`batch_bytes`: the most that the topics it writes take at once."""
         self._settings = settings
+        self._batch_bytes = batch_bytes
         self._group_id = group_id
         self._trouble = Trouble()
         self._sender: Sender | None = None
@@ -254,7 +290,7 @@ class PlainOutbox:
     def open(self) -> None:
         """Make the producer; nobody is fenced in this mode."""
         self.close()
-        self._sender = Sender(self._settings, {}, self._trouble)
+        self._sender = Sender(self._settings, {}, self._trouble, batch_bytes=self._batch_bytes)
 
     def begin(self) -> None:
         """Forget the last unit's ends and failures."""

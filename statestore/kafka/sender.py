@@ -50,10 +50,17 @@ def _partition(records: Records) -> int:
 class Sender:
     """One producer, and what its reports said since `forget`."""
 
-    def __init__(self, settings: Settings, properties: Properties, trouble: Trouble) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        properties: Properties,
+        trouble: Trouble,
+        *,
+        batch_bytes: int | None = None,
+    ) -> None:
         self._settings = settings
         self._trouble = trouble
-        self.client: Producer = producer(settings, properties, trouble)
+        self.client: Producer = producer(settings, properties, trouble, batch_bytes)
         self.ends: dict[TopicPartition, int] = {}
         self._failure: tuple[KafkaError, str] | None = None
         self._counts: dict[str, int] = {}

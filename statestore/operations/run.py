@@ -39,7 +39,12 @@ from statestore.operations.relocation.apply import (
 )
 from statestore.operations.relocation.plan import Plan
 from statestore.operations.source_logs import check_topics
-from statestore.operations.topics import dead_letter_topics, internal_topics
+from statestore.operations.topics import (
+    dead_letter_topics,
+    internal_topics,
+    largest_batches,
+    written_topics,
+)
 from statestore.ports import Changelog, Clock, Cluster, TopicSpec
 from statestore.settings import Settings
 from statestore.stores.offsets import Format
@@ -60,6 +65,8 @@ class PlannedTask(msgspec.Struct, frozen=True):
     inputs: list[tuple[str, int, int]]
     bounded: bool
     nonce: str
+    batch_bytes: int | None = None
+    """As many bytes as every topic that the task writes takes at once; None: not known."""
 
     @property
     def task_id(self) -> TaskId:
@@ -150,6 +157,7 @@ class Run:
         self._nonce = secrets.token_hex(16)
         self._counts: dict[TopicName, int] = {}
         self._claim: Claim | None = None
+        self._largest_batches: dict[str, int] | None = None
         self._is_empty = is_empty
         self._format_of = format_of
         self._changelog = changelog
@@ -280,15 +288,28 @@ class Run:
         planned = []
         for ordinal in wave.ordinals:
             part = self.topology.sub_topologies[ordinal]
-            ends = self._ends(part)
+            ends, batch_bytes = self._ends(part), self._batch_bytes(part)
             for task in tasks[ordinal]:
                 inputs = [
                     (topic, p, end) for (topic, p), end in ends.items() if p == task.partition
                 ]
-                planned.append(
-                    PlannedTask(str(task), inputs, self.request.run_for_ms is None, self._nonce)
-                )
+                bounded = self.request.run_for_ms is None
+                planned.append(PlannedTask(str(task), inputs, bounded, self._nonce, batch_bytes))
         return planned
+
+    def _batch_bytes(self, part: SubTopology) -> int | None:
+        """The most that every topic written by this part takes at once; None: not known."""
+        settings, logs = self._settings, self._logs.topics()
+        dead = dead_letter_topics(self.topology, settings)
+        if self._largest_batches is None:
+            parts = self.topology.sub_topologies
+            topics = set().union(*(written_topics(it, settings, dead, logs) for it in parts))
+            self._largest_batches = largest_batches(self._cluster, topics)
+        known = self._largest_batches
+        return min(
+            (known[it] for it in written_topics(part, settings, dead, logs) if it in known),
+            default=None,
+        )
 
     def _ends(self, part: SubTopology) -> dict[TopicPartition, int]:
         inputs = [

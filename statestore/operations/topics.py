@@ -1,14 +1,17 @@
 """The topics an application needs beside its inputs: their names, and how they are kept."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Collection, Mapping
 from typing import Final
 
-from statestore.errors import InvalidSetting
-from statestore.ports import TopicSpec
+from statestore.errors import InvalidSetting, Misuse
+from statestore.ports import Cluster, TopicSpec
 from statestore.settings import Settings
 from statestore.stores.specs import StoreSpec, VersionedSpec
-from statestore.topology.graph import TopicName, Topology
+from statestore.topology.graph import SubTopology, TopicName, Topology
 from statestore.topology.logs import log_of
+
+_log = logging.getLogger(__name__)
 
 _DAY_MS = 86_400_000
 _WEEK_MS = 7 * _DAY_MS
@@ -67,6 +70,29 @@ def internal_topics(
             name = log_of(application_id, store, {})
             specs.append(TopicSpec(name, len(tasks[part.ordinal]), config))
     return specs
+
+
+def written_topics(
+    part: SubTopology, settings: Settings, dead_letters: set[str], logs: Mapping[str, str]
+) -> set[str]:
+    """Whatever topics a task of this part writes; `logs`: as of `internal_topics`."""
+    application_id = settings.application_id
+    sinks = {sink.topic.full(application_id) for sink in part.sinks}
+    changelogs = {log_of(application_id, store, {}) for store in part.stores if store not in logs}
+    return sinks | changelogs | dead_letters
+
+
+def largest_batches(cluster: Cluster, topics: Collection[str]) -> dict[str, int]:
+    """How many bytes each takes at once; none if that may not be read, which is no reason to stop.
+
+    A broker refuses a batch above max.message.bytes as a whole, healthy records and all.
+    """
+    try:
+        found = cluster.topic_settings(sorted(topics))
+    except Misuse as error:
+        _log.warning("batches are not sized by max.message.bytes of the topics written: %s", error)
+        return {}
+    return {topic: int(said["max.message.bytes"]) for topic, said in found.items()}
 
 
 def _spared(spec: StoreSpec) -> dict[str, str]:
