@@ -22,7 +22,8 @@
     ├── Locked                              6  retry later  another process owns it
     ├── Unavailable                         7  retry        a broker or peer did not answer in time
     ├── HostFailure                         8  retry        this machine: disk, program missing
-    │   └── StateDirNotShared                               workers lack the driver's state dir
+    │   ├── StateDirNotShared                               workers lack the driver's state dir
+    │   └── TargetNotShared                                 an export's target is several places
     ├── NotUpToBound                        9  retry        a copy is behind its PositionBound
     ├── TaskCorrupted                      10  retry        handled inside: restore that store
     ├── CommitUnknown                      11  retry        resolved inside: ask the log (E4)
@@ -162,6 +163,10 @@ class HostFailure(StateStoreError):
 
 class StateDirNotShared(HostFailure):
     """A worker does not see the state dir the driver sees (SEMANTICS T5)."""
+
+
+class TargetNotShared(HostFailure):
+    """The target of an export is another place on this machine, or lost what was stored there."""
 
 
 class NotUpToBound(StateStoreError):

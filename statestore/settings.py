@@ -35,10 +35,17 @@ _CLIENT_PREFIXES = ("consumer.", "producer.", "admin.", "sasl.", "ssl.")
 _SECRET = re.compile(r"password|secret|jaas|token|\.key(\.pem|string)?$|private", re.IGNORECASE)
 
 
-def _knob(key: str, default: Any, unit: str, about: str, *, least: int | None = None) -> Any:
-    """One setting: its Kafka-style key, default, unit, meaning and least allowed number."""
+def _knob(
+    key: str, default: Any, unit: str, about: str, *, least: int | None = None, shown: bool = True
+) -> Any:
+    """One setting: its Kafka-style key, default, unit, meaning and least allowed number.
+
+    `shown` False: it may hold a secret, so no repr has it.
+    """
     return field(
-        default=default, metadata={"key": key, "unit": unit, "about": about, "least": least}
+        default=default,
+        repr=shown,
+        metadata={"key": key, "unit": unit, "about": about, "least": least},
     )
 
 
@@ -154,7 +161,11 @@ class Settings:
         least=0,
     )
     export_target: str = _knob(
-        "statestore.export.target", "", "", "Where exports lie: a folder or URL, as s3://bucket/a."
+        "statestore.export.target",
+        "",
+        "",
+        "Where exports lie: a folder or URL, as s3://bucket/a.",
+        shown=False,
     )
     batch_max_records: int = _knob(
         "statestore.batch.max.records", 500_000, "records", "Records handed on at once.", least=1

@@ -9,11 +9,13 @@ written beside its place, made durable, and renamed.
 import errno
 import hashlib
 import os
+import re
 import secrets
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import fsspec
 
@@ -23,30 +25,85 @@ from statestore.layout.files import sync_folder
 _CHUNK = 4 << 20
 _WHOLE = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "memory"})
 """Those that show a file only once it is written to its end."""
+_CONTAINERS = frozenset({"abfs", "abfss", "wasb", "wasbs"})
+"""Those that have a name before an @ in every URL."""
 _OURS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EEXIST})
 """What only this machine's disk says, whatever the target."""
+
+
+class Address(NamedTuple):
+    """A URL as people may see it, and what of it they must not see."""
+
+    shown: str
+    secrets: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, url: str) -> "Address":
+        """Passwords, tokens and query strings are secrets; a container's name is none."""
+        scheme, separator, rest = url.partition("://")
+        if not separator:
+            return cls(url)
+        rest, query_mark, query = rest.partition("?")
+        secrets = [query] if query else []
+        if query:
+            secrets += [part.partition("=")[2] for part in query.split("&")]
+        authority = rest.partition("/")[0]
+        user, at, _ = authority.rpartition("@")
+        if not at and ":" in authority:
+            user, at, _ = rest.rpartition("@")  # a password with a slash in it
+        if at and (":" in user or scheme not in _CONTAINERS):
+            rest = f"***{rest[len(user) :]}"
+            secrets += [user, *re.split(r"[:/@]", user)[1:]]
+        shown = f"{scheme}://{rest}" + ("?***" if query_mark else "")
+        return cls(shown, tuple(sorted({one for one in secrets if one}, key=len, reverse=True)))
+
+    def clean(self, text: str) -> str:
+        """The text without the secrets."""
+        for secret in self.secrets:
+            text = text.replace(secret, "***")
+        return text
+
+
+def fixed(url: str) -> str:
+    """The same place from any working folder: a local one as an absolute path."""
+    scheme, separator, _ = url.partition("://")
+    if separator and scheme not in {"file", "local"}:
+        return url
+    return FsspecTarget(url).url
 
 
 class FsspecTarget:
     """`ports.Target` on one file system of fsspec."""
 
     def __init__(self, url: str) -> None:
-        """Misuse if nothing is known of such URLs, or the package for them is missing."""
+        """Misuse if nothing is known of such URLs, or the package for them is missing.
+
+        Unavailable if it has to be reached for that and is not.
+        """
+        self._address = Address.of(url)
+        shown = self._address.shown
         try:
             self._fs: Any
             self._fs, root = fsspec.core.url_to_fs(
                 url, use_listings_cache=False, skip_instance_cache=True
             )
         except ImportError as error:
-            raise Misuse(f"{url}: {error}; for s3:// install statestore[s3]") from error
-        except ValueError as error:
-            raise Misuse(f"{url} is no place for exports: {error}") from error
+            self._fail(Misuse, f"{shown}: {error}; for s3:// install statestore[s3]", error)
+        except (ConnectionError, TimeoutError, socket.gaierror) as error:
+            self._fail(Unavailable, f"{shown}: {error}: is it up and reachable?", error)
+        except Exception as error:  # noqa: BLE001  # what a file system's own client raises
+            self._fail(Misuse, f"{shown} is no place for exports: {error}", error)
         protocol = self._fs.protocol
         names = {protocol} if isinstance(protocol, str) else set(protocol)
         self._local = "file" in names
         self._whole = bool(names & _WHOLE)
         self._root = root.rstrip("/")
-        self.url = self._root if self._local else url.rstrip("/")
+        self.lasting = "memory" not in names
+        """Whether others see it, and it outlives this process."""
+        self.url = self._root if self._local else shown.rstrip("/")
+        """As people may see it: without passwords and tokens."""
+        if "\0" in self._root:
+            raise Misuse(f"{self.url!r} is no place for exports: a name has no zero byte")
 
     def names(self, folder: str) -> dict[str, int]:
         """See `ports.Target`."""
@@ -146,20 +203,26 @@ class FsspecTarget:
         except StateStoreError:
             raise
         except FileNotFoundError as error:
-            raise Misuse(f"{where}: {error}: create the bucket or folder") from error
+            self._fail(Misuse, f"{where}: {error}: create the bucket or folder", error)
         except PermissionError as error:
-            raise Misuse(f"{where}: {error}: allow it, or name another target") from error
+            self._fail(Misuse, f"{where}: {error}: allow it, or name another target", error)
+        except NotImplementedError as error:
+            self._fail(Misuse, f"{where}: nothing can be written there: name another", error)
         except OSError as error:
             if self._local or error.errno in _OURS:
                 why = error.strerror or error
-                raise HostFailure(f"{where}: {why}: free space or fix the volume") from error
-            raise Unavailable(f"{where}: {error}: is it up and reachable?") from error
-        except Exception as error:
-            # What a file system's own client raises is of no common kind.
+                self._fail(HostFailure, f"{where}: {why}: free space or fix the volume", error)
+            self._fail(Unavailable, f"{where}: {error}: is it up and reachable?", error)
+        except Exception as error:  # noqa: BLE001  # what a file system's own client raises
             kind = type(error).__name__
             if "Credential" in kind or "Param" in kind:
-                raise Misuse(f"{where}: {kind}: {error}") from error
-            raise Unavailable(f"{where}: {kind}: {error}: is it up and reachable?") from error
+                self._fail(Misuse, f"{where}: {kind}: {error}", error)
+            self._fail(Unavailable, f"{where}: {kind}: {error}: is it up and reachable?", error)
+
+    def _fail(self, kind: type[StateStoreError], message: str, cause: Exception) -> NoReturn:
+        """Raise it, without the address's secrets, and without a cause that may tell them."""
+        cleaned = self._address.clean(message)
+        raise kind(cleaned) from (None if self._address.secrets else cause)
 
 
 @contextmanager

@@ -3,11 +3,12 @@
 import time
 from pathlib import Path
 
+from statestore.errors import Misuse
 from statestore.kafka.topics import KafkaCluster
 from statestore.layout.folders import StateLayout
 from statestore.operations.exports.catalog import Exports
 from statestore.settings import Settings, expand
-from statestore.targets import FsspecTarget
+from statestore.targets import Address, FsspecTarget, fixed
 
 
 class SystemClock:
@@ -28,8 +29,23 @@ def layout_of(settings: Settings) -> StateLayout:
 def exports_of(settings: Settings) -> Exports:
     """The exports of an application at its `statestore.export.target`."""
     settings.require("application.id", "statestore.export.target")
+    target = FsspecTarget(expand(settings.export_target, "statestore.export.target"))
+    if not target.lasting:
+        raise Misuse(
+            f"{target.url} ends with this process, and every export there with it: name a folder "
+            "or an object store"
+        )
+    return Exports(target, settings.application_id, SystemClock())
+
+
+def fixed_target(settings: Settings) -> str | None:
+    """`statestore.export.target` as it means the same anywhere: absolute, its variables replaced.
+
+    None if there is none, or it has a secret: that stays as it was given, for what names variables
+    may travel, and never what they hold.
+    """
     target = expand(settings.export_target, "statestore.export.target")
-    return Exports(FsspecTarget(target), settings.application_id, SystemClock())
+    return fixed(target) if target and not Address.of(target).secrets else None
 
 
 def checked_cluster(settings: Settings) -> KafkaCluster:

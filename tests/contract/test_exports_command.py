@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from statestore.cli import cli
 from statestore.errors import StateStoreError
+from statestore.operations.exports.catalog import Retention, Silent
 from statestore.targets import FsspecTarget
 from tests.contract.export_rig import ExportRig
 from tests.contract.task_rig import APPLICATION
@@ -79,8 +80,8 @@ def test_an_error_is_told_in_json_too_with_its_exit_code(rig: ExportRig) -> None
 
 
 def test_a_target_in_the_memory_of_another_file_system_works_alike(rig: ExportRig) -> None:
-    ids = [said(rig, "export", "--target=memory://exports")["export_id"] for _ in range(2)]
-    assert said(rig, "exports", "verify", "--target=memory://exports")["export_id"] == ids[1]
-    pruned = said(rig, "exports", "prune", "--keep=1", "--target=memory://exports")
-    assert pruned["kept"] == ids[1:]
+    rig.elsewhere = FsspecTarget("memory://exports")
+    ids = [rig.export().export_id for _ in range(2)]
+    assert rig.exports.verify(rig.exports.read(), Silent()).export_id == ids[1]
+    assert rig.exports.prune(Retention(1)).kept == ids[1:]
     assert FsspecTarget("memory://exports").names(f"{APPLICATION}/uploads") == {}

@@ -107,6 +107,15 @@ def test_driver_and_workers_see_one_state_folder() -> None:
         assert SERVICES[name]["image"] == SERVICES["spark-master"]["image"]
 
 
+def test_driver_and_workers_see_one_place_for_exports() -> None:
+    """Workers upload what the scheduler's driver publishes."""
+    for name, service in SERVICES.items():
+        if "state:/var/lib/statestore" in service.get("volumes", []):
+            assert "exports:/var/lib/statestore-exports" in service["volumes"], name
+            target = service["environment"]["STATESTORE_EXPORT_TARGET"]
+            assert target == "/var/lib/statestore-exports", name
+
+
 def test_the_pool_has_one_slot_per_core_of_the_workers() -> None:
     workers = [SERVICES[name] for name in SERVICES if name.startswith("spark-worker")]
     cores = sum(int(each["command"][each["command"].index("--cores") + 1]) for each in workers)

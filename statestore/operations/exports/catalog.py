@@ -18,7 +18,13 @@ from typing import NamedTuple, Protocol, Self
 
 import msgspec
 
-from statestore.errors import ExportDamaged, Misuse, TaskCorrupted, UnknownStore
+from statestore.errors import (
+    ExportDamaged,
+    Misuse,
+    TargetNotShared,
+    TaskCorrupted,
+    UnknownStore,
+)
 from statestore.faults import CrashPoint, reach
 from statestore.operations.exports import manifest as manifests
 from statestore.operations.exports.leases import Leases, Upload
@@ -127,15 +133,23 @@ class Exports:
         return f"{self.application_id}/files/{sha256[:2]}/{sha256}"
 
     def publish(self, manifest: ExportManifest, upload: Upload) -> None:
-        """Make it an export, unless its files may have been removed meanwhile."""
+        """Make it an export, unless its files may have been removed meanwhile.
+
+        TargetNotShared unless every file of it is seen here, as long as it was when it was read.
+        """
         name = self._manifest(manifest.export_id)
         upload.check()
+        self._check_seen(manifest)
         self.target.write(name, manifests.encode(manifest))
         try:
             upload.check()
         except BaseException:
             self.target.remove([name])
             raise
+
+    def see_upload(self, folder: str) -> None:
+        """TargetNotShared unless the upload begun into that folder is seen from here."""
+        self._leases.see(folder)
 
     def fetch(self, at: StoreOfTask, folder: Path, progress: Progress) -> None:
         """The files of a store into the new `folder`, verified; ExportDamaged names a wrong one."""
@@ -184,6 +198,20 @@ class Exports:
                 reach(CrashPoint.EXPORT_MANIFEST_REMOVED)
             files, size_bytes = self._remove_unnamed(kept, named)
         return Pruned(kept[::-1], removed[::-1], files, size_bytes)
+
+    def _check_seen(self, manifest: ExportManifest) -> None:
+        there = self.target.names(f"{self.application_id}/files")
+        for at in manifest.stores():
+            for file in at.store.files:
+                name = self.content(file.sha256)
+                if there.get(name) != file.size_bytes:
+                    found = "is not there" if name not in there else f"has {there[name]} bytes"
+                    raise TargetNotShared(
+                        f"{self.target.url}/{name} {found}: {file.name} of store {at.name!r} of "
+                        f"task {at.task}, {file.size_bytes} bytes, was stored as that: the target "
+                        "is not the same place for all, or files were removed from it: nothing "
+                        "was published"
+                    )
 
     def _read_all(self, stores: Sequence[StoreOfTask], progress: Progress) -> None:
         seen: set[str] = set()

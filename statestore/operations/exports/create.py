@@ -4,7 +4,8 @@
     per task     a snapshot, then each file whose
                  content the target does not have        export.file-stored
                  the checksums found, remembered         export.stored
-    publish      the manifest                            export.published
+    publish      every file seen at the target,
+                 then the manifest                       export.published
 
 Runs beside the application or between its runs. One task's stores are of one commit: an owner takes
 its snapshot between two; a task that a crash left with its stores at different commits is not
@@ -124,7 +125,11 @@ class Export:
             yield Begun(export_id, deployed, tasks, upload, since_s)
 
     def parts(self, tasks: Sequence[TaskId], folder: str) -> list[Part]:
-        """Their snapshots, and what of them the target lacks stored there; in any process."""
+        """Their snapshots, and what of them the target lacks stored there; in any process.
+
+        TargetNotShared, before the first byte, where the upload under way is not seen.
+        """
+        self.exports.see_upload(folder)
         deployed, contents = self.check(), self.exports.contents()
         with ThreadPoolExecutor(_TASKS_AT_ONCE, "export") as pool:
             return list(pool.map(lambda task: self._part(task, deployed, contents, folder), tasks))

@@ -7,13 +7,14 @@ and gives way. Leases of the dead run out.
 
 import logging
 import secrets
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import msgspec
 
-from statestore.errors import HostFailure, Locked, StateStoreError, Unavailable
+from statestore.errors import HostFailure, Locked, StateStoreError, TargetNotShared, Unavailable
 from statestore.layout import documents
 from statestore.layout.documents import TimeMs
 from statestore.ports import Clock, Target
@@ -64,6 +65,19 @@ class Leases:
                 yield
         finally:
             self._give_back([name])
+
+    def see(self, folder: str) -> None:
+        """TargetNotShared unless the lease of the upload into `folder` is seen from here.
+
+        It has a random name, and was written by whoever began the upload: where it is not, there is
+        another place, or nothing.
+        """
+        if self._target.read(f"{folder}.json") is None:
+            raise TargetNotShared(
+                f"{self._target.url} on {socket.gethostname()}: the export under way ({folder}) is "
+                "not there: the target must be the same place for driver and workers: a folder on "
+                "a volume they share, or an object store"
+            )
 
     def left_over(self) -> list[str]:
         """What uploads and prunes that died left behind; ask only while pruning."""
