@@ -29,6 +29,7 @@ from statestore.operations.exports.restore import Choice, RestoreReport
 from statestore.settings import Settings
 from statestore.topology.graph import Topology
 
+_LISTED = ("made_ms", "stream_tasks", "stores", "bytes", "fingerprint")
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON line, on failure too.")
 
 
@@ -58,21 +59,16 @@ def create_command(*, for_clone: bool, as_json: bool, **flags: Any) -> None:
 @export_options
 @click.option("--json", "as_json", is_flag=True, help="JSON lines.")
 def ls_command(*, as_json: bool, **flags: Any) -> None:
-    """The exports there are, oldest first."""
+    """The exports there are, oldest first, and what is wrong with one that is damaged."""
     found = exports_of(parse_exports(flags).settings())
     rows = []
-    for export_id in found.ids():
-        manifest = found.read(export_id)
-        rows.append(
-            {
-                "export": export_id,
-                "made_ms": manifest.made_ms,
-                "stream_tasks": len(manifest.tasks),
-                "stores": sum(1 for _ in manifest.stores()),
-                "bytes": manifest.size_bytes,
-                "fingerprint": manifest.deployed.fingerprint,
-            }
-        )
+    for export_id, manifest, problem in found.listed():
+        row: dict[str, Any] = dict.fromkeys(_LISTED)
+        if manifest is not None:
+            stores = sum(1 for _ in manifest.stores())
+            made = (manifest.made_ms, len(manifest.tasks), stores, manifest.size_bytes)
+            row = dict(zip(_LISTED, (*made, manifest.deployed.fingerprint), strict=True))
+        rows.append({"export": export_id, **row, "problem": problem})
     print_rows(rows, as_json=as_json)
 
 
@@ -167,11 +163,16 @@ def prune_command(*, keep: int, keep_for: str | None, as_json: bool, **flags: An
     with told(flags, as_json=as_json) as (settings, tell):
         retention = Retention(keep, parse_span(keep_for) if keep_for else 0)
         done = exports_of(settings).prune(retention)
-        tell(
-            msgspec.structs.asdict(done),
+        text = (
             f"{len(done.removed)} exports and {done.files_removed} files "
-            f"({done.bytes_removed} bytes) removed, {len(done.kept)} exports kept",
+            f"({done.bytes_removed} bytes) removed, {len(done.kept)} exports kept"
         )
+        if done.damaged:
+            text += (
+                f"; damaged: {', '.join(done.damaged)}: files that only they may name stay until "
+                "they are old enough to be removed"
+            )
+        tell(msgspec.structs.asdict(done), text)
 
 
 export_command = click.Command(

@@ -217,7 +217,8 @@ def _exported(found: Status) -> Text:
     if export is None:
         return Text("no statestore.export.target is set")
     if export.problem:
-        return Text(f"not known: {export.problem}", "red")
+        what = "not known" if export.export_id is None else f"{export.export_id} is no good"
+        return Text(f"{what}: {export.problem}", "red")
     if export.age_seconds is None:
         return Text("none")
     return Text(_ago(found.at_ms, found.at_ms - round(export.age_seconds * 1000)))

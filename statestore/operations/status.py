@@ -77,7 +77,10 @@ class AuditStatus(msgspec.Struct, frozen=True):
 
 
 class ExportStatus(msgspec.Struct, frozen=True):
-    """The newest export at the target; `export_id` None: there is none, or `problem` says why."""
+    """The newest export at the target; `export_id` None: there is none, or it is not known.
+
+    `problem`: why it is not known, or cannot be used.
+    """
 
     target: str
     export_id: str | None = None
@@ -280,7 +283,12 @@ def _export(exports: Exports, now_ms: int) -> ExportStatus:
         return ExportStatus(target, problem=str(error))
     if not ids:
         return ExportStatus(target)
-    return ExportStatus(target, ids[-1], max(0, now_ms - made_after(ids[-1])) / 1000)
+    newest, problem = ids[-1], None
+    try:
+        exports.read(newest)
+    except StateStoreError as error:
+        problem = str(error)
+    return ExportStatus(target, newest, max(0, now_ms - made_after(newest)) / 1000, problem)
 
 
 def _relocation(layout: StateLayout, known: Deployed, wanted: Deployed | None) -> str | None:

@@ -367,3 +367,72 @@ def test_a_prune_that_dies_anywhere_is_finished_by_the_next(rig: ExportRig, visi
         *(rig.exports.content(sha256) for sha256 in rig.exports.contents()),
         f"{APPLICATION}/exports/{ids[3]}.json",
     }
+
+
+def tear(rig: ExportRig, export_id: str) -> None:
+    path = rig.target / APPLICATION / "exports" / f"{export_id}.json"
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def test_a_torn_manifest_is_listed_as_damaged_and_keeps_nothing_from_being_pruned(
+    rig: ExportRig,
+) -> None:
+    ids = []
+    for number in range(6):
+        rig.send((f"k{number}", "1"))
+        rig.drain()
+        ids.append(rig.export().export_id)
+        rig.tasks.clock.advance(1000)
+    tear(rig, ids[1])
+    tear(rig, ids[4])
+    said = {one.export_id: one.problem for one in rig.exports.listed()}
+    assert list(said) == ids
+    assert [export_id for export_id, why in said.items() if why] == [ids[1], ids[4]]
+    assert "not readable" in str(said[ids[1]])
+    files = rig.exports.contents()
+    pruned = rig.exports.prune(Retention(2))
+    assert pruned.kept == [ids[3], ids[5]], "two that can be restored"
+    assert pruned.removed == ids[:3], "and a damaged one that is older"
+    assert pruned.damaged == [ids[4]]
+    assert pruned.files_removed == 0, "nobody knows which files the damaged one names"
+    assert rig.exports.contents() == files
+    rig.exports.verify(rig.exports.read(ids[5]), Silent())
+    rig.send(("more", "1"))
+    rig.drain()
+    newest = [rig.export().export_id for _ in range(2)]
+    pruned = rig.exports.prune(Retention(2))
+    assert (pruned.kept, pruned.damaged) == (newest, [])
+    assert pruned.removed == ids[3:]
+    assert pruned.files_removed > 0
+
+
+def test_an_export_that_lacks_files_is_listed_as_such(rig: ExportRig) -> None:
+    rig.send(("a", "1"))
+    rig.drain()
+    rig.export()
+    lost = min(rig.exports.contents())
+    rig.exports.target.remove([rig.exports.content(lost)])
+    (one,) = rig.exports.listed()
+    assert one.problem == "1 of its files is not at the target"
+
+
+def test_a_manifest_of_a_newer_version_is_listed_and_stops_a_prune(rig: ExportRig) -> None:
+    rig.send(("a", "1"))
+    rig.drain()
+    export_id = rig.export().export_id
+    path = rig.target / APPLICATION / "exports" / f"{export_id}.json"
+    path.write_bytes(encode(msgspec.structs.replace(rig.exports.read(), version=2)))
+    (one,) = rig.exports.listed()
+    assert "upgrade statestore" in str(one.problem)
+    with pytest.raises(FormatTooNew):
+        rig.exports.prune(Retention(1))
+
+
+def test_a_file_named_like_an_export_of_no_day_is_none(rig: ExportRig) -> None:
+    rig.send(("a", "1"))
+    rig.drain()
+    export_id = rig.export().export_id
+    path = rig.target / APPLICATION / "exports" / "99999999T999999999Z-0123abcd.json"
+    path.write_bytes(b"{}")
+    assert rig.exports.ids() == [export_id]
+    rig.export()

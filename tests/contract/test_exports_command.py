@@ -1,6 +1,7 @@
 """`statestore exports …` as a user calls it, on stores at rest."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -85,3 +86,32 @@ def test_a_target_in_the_memory_of_another_file_system_works_alike(rig: ExportRi
     assert rig.exports.verify(rig.exports.read(), Silent()).export_id == ids[1]
     assert rig.exports.prune(Retention(1)).kept == ids[1:]
     assert FsspecTarget("memory://exports").names(f"{APPLICATION}/uploads") == {}
+
+
+def test_a_torn_manifest_is_shown_and_pruned_and_the_others_are_shown_beside_it(
+    rig: ExportRig,
+) -> None:
+    ids = [said(rig, "export")["export_id"] for _ in range(3)]
+    torn = rig.target / APPLICATION / "exports" / f"{ids[2]}.json"
+    torn.write_bytes(torn.read_bytes()[:50])
+    code, out = call(rig, "exports", "ls", "--json")
+    listed = [json.loads(line) for line in out.splitlines()]
+    assert (code, [line["export"] for line in listed]) == (0, ids)
+    assert [bool(line["problem"]) for line in listed] == [False, False, True]
+    _, out = call(rig, "exports", "ls")
+    assert "not readable" in out.splitlines()[2]
+    _, out = call(rig, "status", "--json", f"--set=statestore.export.target={rig.target}")
+    export = json.loads(out)["export"]
+    assert export["export_id"] == ids[2]
+    assert "not readable" in export["problem"]
+    code, out = call(rig, "exports", "prune", "--keep=1")
+    assert code == 0
+    assert f"damaged: {ids[2]}" in out
+    done = said(rig, "exports", "prune", "--keep=1")
+    assert (done["kept"], done["removed"], done["damaged"]) == ([ids[1]], [], [ids[2]])
+
+
+def test_people_see_when_an_export_was_made_as_a_time(rig: ExportRig) -> None:
+    said(rig, "export")
+    _, out = call(rig, "exports", "ls")
+    assert re.search(r"\t20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d\d\dZ\t", out)

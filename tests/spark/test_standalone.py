@@ -15,6 +15,10 @@ import psutil
 import pyspark
 import pytest
 
+from statestore.assembly import exports_of
+from statestore.assembly.opening import read_offsets
+from statestore.operations.exports.catalog import Silent
+from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import ROOT, eventually
 from tests.crash.kill_harness import Rig
@@ -98,34 +102,49 @@ def master(tmp_path: Path) -> Iterator[str]:
         yield address
 
 
-def test_a_run_on_a_standalone_master_with_two_workers_is_exact(
+def submitted(master: str, cwd: Path, job: str, *arguments: str) -> None:
+    """A job that must end well."""
+    done = subprocess.run(
+        [
+            str(SPARK_SUBMIT),
+            *("--master", master, "--executor-cores", "1", "--executor-memory", "512m"),
+            str(ROOT / job),
+            *arguments,
+        ],
+        cwd=cwd,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_LOCAL_IP": HOST,
+            PREFIX_VARIABLE: "standalone",
+        },
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+
+
+def test_a_run_on_a_standalone_master_with_two_workers_is_exact_and_so_is_its_export(
     kafka: LocalKafka, master: str, tmp_path: Path
 ) -> None:
     rig = Rig(kafka, tmp_path / "state", application_id="standalone", topic_prefix="standalone")
     rig.create_topics()
     for _ in range(2):
         rig.produce(4000)
-        done = subprocess.run(
-            [
-                str(SPARK_SUBMIT),
-                *("--master", master, "--executor-cores", "1", "--executor-memory", "512m"),
-                "jobs/process.py",
-                *rig.command(),
-            ],
-            cwd=ROOT,
-            env={
-                **os.environ,
-                "PYTHONPATH": str(ROOT),
-                "PYSPARK_PYTHON": sys.executable,
-                "SPARK_LOCAL_IP": HOST,
-                PREFIX_VARIABLE: "standalone",
-            },
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-        assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+        submitted(master, ROOT, "jobs/process.py", *rig.command())
     assert rig.findings() == []
     executors = [path for number in range(2) for path in (tmp_path / f"w{number}").glob("app-*/*")]
     assert {path.parents[1].name for path in executors} == {"w0", "w1"}, "both workers took part"
+    # Workers have work folders of their own: a target named relative to the driver's is one place.
+    where = [flag for flag in rig.command() if flag.startswith(("--app", "--boot", "--state"))]
+    submitted(master, tmp_path, "jobs/export.py", "--target=exports", *where)
+    exports = exports_of(
+        Settings(application_id="standalone", export_target=str(tmp_path / "exports"))
+    )
+    found = exports.verify(exports.read(), Silent(), read_offsets)
+    assert found.stores == 2
+    workers = [path for number in range(2) for path in (tmp_path / f"w{number}").rglob("exports")]
+    assert workers == []

@@ -19,7 +19,7 @@ from statestore.layout.owners import Owner
 from statestore.model import TaskId
 from statestore.operations.deployed import Deployed, DeployedStore
 from statestore.operations.exports.catalog import Exports
-from statestore.operations.exports.manifest import new_export_id
+from statestore.operations.exports.manifest import ExportManifest, encode, new_export_id
 from statestore.operations.status import Onlooking, State, Status, state_of
 from statestore.targets import FsspecTarget
 from statestore.tasks.plan import TaskReport
@@ -178,10 +178,11 @@ def test_the_newest_export_is_told_or_why_it_is_not_known(tmp_path: Path) -> Non
     export_id = new_export_id(clock.now_ms() - 5000, "0" * 8)
     made = tmp_path / "exports" / "app" / "exports"
     made.mkdir(parents=True)
-    (made / f"{export_id}.json").write_text("{}")
+    manifest = ExportManifest(1, export_id, "app", clock.now_ms() - 5000, Deployed(), [])
+    (made / f"{export_id}.json").write_bytes(encode(manifest))
     there = looking.now().export
     assert there is not None
-    assert there.export_id == export_id
+    assert (there.export_id, there.problem) == (export_id, None)
     assert there.age_seconds == pytest.approx(5, abs=0.01)
 
 

@@ -9,6 +9,7 @@ the manifests that name them, so a death leaves only what the next prune removes
 """
 
 import hashlib
+import logging
 import secrets
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ import msgspec
 
 from statestore.errors import (
     ExportDamaged,
+    FormatTooNew,
     Misuse,
     TargetNotShared,
     TaskCorrupted,
@@ -32,6 +34,7 @@ from statestore.operations.exports.manifest import ExportedFile, ExportManifest,
 from statestore.operations.snapshots import ReadOffsets
 from statestore.ports import Clock, Target
 
+_log = logging.getLogger(__name__)
 LATEST = "latest"
 SMALL = 8 << 20
 """Files up to that size are read into memory whole."""
@@ -67,12 +70,25 @@ class Verified(msgspec.Struct, frozen=True):
 
 
 class Pruned(msgspec.Struct, frozen=True):
-    """What a prune removed, and what is left."""
+    """What a prune removed, and what is left.
+
+    `damaged`: exports it could not read, too young to be removed. While there is one, files that no
+    other names stay as well: it may name them.
+    """
 
     kept: list[str]
     removed: list[str]
     files_removed: int
     bytes_removed: int
+    damaged: list[str] = []
+
+
+class Listed(NamedTuple):
+    """An export and its manifest, None if it cannot be read; `problem`: why it is no good."""
+
+    export_id: str
+    manifest: ExportManifest | None
+    problem: str | None = None
 
 
 class Retention(NamedTuple):
@@ -112,6 +128,21 @@ class Exports:
         if data is None:
             raise Misuse(f"export {wanted} was pruned just now: name another")
         return manifests.decode(data, f"{self.target.url}/{name}")
+
+    def listed(self) -> Iterator[Listed]:
+        """Every export, oldest first, whether or not it is whole."""
+        there = self.target.names(f"{self.application_id}/files")
+        for export_id in self.ids():
+            try:
+                manifest = self.read(export_id)
+            except (ExportDamaged, FormatTooNew) as error:
+                yield Listed(export_id, None, str(error))
+                continue
+            names = {self.content(sha256): size for sha256, size in manifest.files().items()}
+            lost = sum(there.get(name) != size for name, size in names.items())
+            are = "is" if lost == 1 else "are"
+            problem = f"{lost} of its files {are} not at the target" if lost else None
+            yield Listed(export_id, manifest, problem)
 
     @contextmanager
     def uploading(self) -> Iterator[tuple[str, Upload]]:
@@ -185,10 +216,18 @@ class Exports:
             reach(CrashPoint.EXPORT_PRUNE_LEASED)
             ids = self.ids()
             since_ms = self._clock.now_ms() - retention.keep_for_ms
-            kept, removed, named = [], [], set[str]()
-            for nth, export_id in enumerate(reversed(ids)):
-                manifest = self.read(export_id)
-                if nth < retention.keep or manifest.made_ms > since_ms:
+            kept, damaged, removed = list[str](), list[str](), list[str]()
+            named: set[str] = set()
+            for export_id in reversed(ids):
+                try:
+                    manifest = self.read(export_id)
+                except ExportDamaged as error:
+                    # It counts as none of those to keep, as nobody could restore it.
+                    _log.warning("%s", error)
+                    young = manifests.made_after(export_id) > since_ms
+                    (damaged if young or len(kept) < retention.keep else removed).append(export_id)
+                    continue
+                if len(kept) < retention.keep or manifest.made_ms > since_ms:
                     kept.append(export_id)
                     named |= manifest.files().keys()
                 else:
@@ -196,8 +235,10 @@ class Exports:
             for export_id in removed:
                 self.target.remove([self._manifest(export_id)])
                 reach(CrashPoint.EXPORT_MANIFEST_REMOVED)
-            files, size_bytes = self._remove_unnamed(kept, named)
-        return Pruned(kept[::-1], removed[::-1], files, size_bytes)
+            files, size_bytes = 0, 0
+            if not damaged:
+                files, size_bytes = self._remove_unnamed(kept, named)
+        return Pruned(kept[::-1], removed[::-1], files, size_bytes, damaged[::-1])
 
     def _check_seen(self, manifest: ExportManifest) -> None:
         there = self.target.names(f"{self.application_id}/files")
