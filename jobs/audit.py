@@ -36,15 +36,17 @@ from statestore.commands.arguments import (
 )
 from statestore.commands.audit import export_option, record_line, store_option
 from statestore.commands.running import check_summary_file, write_line
-from statestore.errors import HostFailure
+from statestore.errors import HostFailure, TaskCorrupted
 from statestore.layout.audits import AuditedStore, AuditRecord
 from statestore.operations.audits.audit import (
     Finding,
+    absent,
     audited_store,
     judge,
     placing_hash,
     require_pass,
     sides,
+    unreadable,
 )
 from statestore.operations.audits.rows import Row, Subject
 
@@ -112,9 +114,15 @@ def _judged(
     spark.dataSource.register(TransactionalStore)
     if spark.conf.get(_SHUFFLES) == "200":  # Spark's default, for far more rows than is usual here
         spark.conf.set(_SHUFFLES, str(max(len(subjects), spark.sparkContext.defaultParallelism)))
-    stored = audit_frame(spark, STORE, subjects, arguments).persist()
+    read = audit_frame(spark, STORE, subjects, arguments).persist()
     # Read once, as what comes after the offset must be of the same look at the log.
-    logged = audit_frame(spark, LOG, subjects, arguments).persist()
+    log = audit_frame(spark, LOG, subjects, arguments).persist()
+    unread = {
+        row["subject"]: unreadable(subjects[row["subject"]], TaskCorrupted(row["unreadable"]))
+        for row in read.where("unreadable is not null").select("subject", "unreadable").collect()
+    }
+    # Of files that cannot be read to their end no row proves anything.
+    stored, logged = (frame.where(~F.col("subject").isin(list(unread))) for frame in (read, log))
     compared = compare(stored, logged, subjects).persist()
     found = _findings(compared)
     placements = _placements(stored, subjects)
@@ -127,9 +135,11 @@ def _judged(
     wrong = sum(counts.total() - counts[Finding.EQUAL] for counts in found.values())
     run_name = f"{arguments.application_id} {docs.name}"
     judged = validate(frames, docs, run_name=run_name, wrong_rows=wrong)
-    for frame in (*frames, compared, logged, stored):
+    for frame in (*frames, compared, log, read):
         frame.unpersist()
-    return _results(subjects, found, placements), judged.failures, judged.link
+    gone = [absent(one) for i, one in enumerate(subjects) if one.is_missing and found.get(i)]
+    failures = [*unread.values(), *gone, *judged.failures]
+    return _results(subjects, found, placements), failures, judged.link
 
 
 def compare(stored: DataFrame, logged: DataFrame, subjects: list[Subject]) -> DataFrame:

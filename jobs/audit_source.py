@@ -15,6 +15,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from statestore.assembly.auditing import HASHES, fold_of, rows_of
 from statestore.commands.arguments import StateArguments
+from statestore.errors import ExportDamaged, TaskCorrupted
 from statestore.operations.audits.audit import KeyTexts
 from statestore.operations.audits.rows import Rows, Subject, placing_keys
 
@@ -26,12 +27,16 @@ _ROW = [
     ("ends", pa.int64()),
     ("value", pa.binary()),
 ]
-_STORED = pa.schema([*_ROW, *((name, pa.int32()) for name in HASHES), ("key", pa.string())])
+_HASHES = [(name, pa.int32()) for name in HASHES]
+_STORED = pa.schema([*_ROW, *_HASHES, ("key", pa.string()), ("unreadable", pa.string())])
 _LOGGED = pa.schema([*_ROW, ("key", pa.string()), ("is_later", pa.bool_()), ("known", pa.bool_())])
 
 
 def audit_schema(side: str) -> pa.Schema:
-    """The columns of a side. Of the log, `is_later` rows are what comes after the offset."""
+    """The columns of a side. Of the log, `is_later` rows are what comes after the offset.
+
+    Of a store whose files cannot be read there is a row that says why, its `unreadable`, at last.
+    """
     return _STORED if side == STORE else _LOGGED
 
 
@@ -72,8 +77,13 @@ class AuditReader(DataSourceReader):
         number, subject = partition.number, self._subjects[partition.number]
         texts = KeyTexts(subject.key_serde)
         if self._side == STORE:
-            for rows in rows_of(self._arguments.settings(), subject):
-                yield _batch(_STORED, number, rows, texts, _homes(subject, rows))
+            try:
+                for rows in rows_of(self._arguments.settings(), subject):
+                    yield _batch(_STORED, number, rows, texts, _homes(subject, rows))
+            except (TaskCorrupted, ExportDamaged) as error:
+                # A verdict, and nothing that another attempt of this Spark task would make good.
+                said = {"subject": number, "unreadable": str(error)}
+                yield pa.RecordBatch.from_pylist([said], schema=_STORED)
             return
         fold = fold_of(self._arguments.settings(), subject)
         for rows in fold.lots():
@@ -103,6 +113,9 @@ def _batch(
 ) -> pa.RecordBatch:
     names = list(map(texts.text, rows.keys))
     columns = [[number] * len(rows.keys), rows.keys, rows.begins, rows.ends, rows.values]
-    columns += [*more, names] if schema is _STORED else [names, *more]
+    if schema is _STORED:
+        columns += [*more, names, [None] * len(names)]
+    else:
+        columns += [names, *more]
     arrays = [pa.array(c, field.type) for c, field in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
-from statestore.assembly.opening import open_files
+from statestore.assembly.opening import open_files, open_from_disk
 from statestore.assembly.reading import snapshots_of
 from statestore.assembly.surroundings import SystemClock, checked_cluster, exports_of, layout_of
 from statestore.kafka.partitioner import crc32_partitions, murmur2_partitions
@@ -63,7 +63,9 @@ def planned_audit(
 
 
 def rows_of(settings: Settings, subject: Subject) -> Iterator[Rows]:
-    """The store's side, from its files."""
+    """The store's side, from its files; TaskCorrupted, ExportDamaged if they cannot be read."""
+    if subject.is_missing:
+        return
     with ExitStack() as closes:
         path = Path(subject.path)
         if subject.export is not None:
@@ -71,7 +73,7 @@ def rows_of(settings: Settings, subject: Subject) -> Iterator[Rows]:
             (at,) = find(exports.read(subject.export), subject.store, subject.partition)
             fetched = closes.enter_context(FetchedStore(exports, at))
             path = fetched.store_dir(subject.store)
-        engine = closes.enter_context(closing(open_files(path)))
+        engine = closes.enter_context(closing(open_from_disk(path)))
         yield from stored_rows(engine, subject.kind, subject.bound_ms)
 
 

@@ -34,6 +34,7 @@ from statestore.stores.versioned import TransactionalVersionedStore
 
 K = TypeVar("K")
 V = TypeVar("V")
+_READ_BYTES = 32 << 20
 
 
 @overload
@@ -134,6 +135,16 @@ def open_files(path: Path) -> Engine:
     return _open_read_only(path, VERSIONED_TABLES if versioned else KEY_VALUE_TABLES)
 
 
+def open_from_disk(path: Path) -> Engine:
+    """The same, with nothing known from before: every block is read and its checksum checked.
+
+    RocksDB's cache knows blocks by their database, wherever the files were copied to since.
+    """
+    versioned = versioned_layout.HISTORY in stored_tables(path)
+    tables = VERSIONED_TABLES if versioned else KEY_VALUE_TABLES
+    return _open_read_only(path, tables, RocksMemory.of_bytes(_READ_BYTES))
+
+
 def open_to_rewrite(path: Path) -> Engine:
     """The database of a built-in store that nobody else has, to write rows to it as they are."""
     memory = _memory(os.getpid(), 32 << 20)
@@ -159,12 +170,12 @@ def format_of(path: Path) -> offsets.Format | None:
         engine.close()
 
 
-def _open_read_only(path: Path, tables: Sequence[str]) -> Engine:
+def _open_read_only(path: Path, tables: Sequence[str], memory: RocksMemory | None = None) -> Engine:
     missing = set(tables).difference(stored_tables(path))
     if missing:
         raise TaskCorrupted(f"{path}: no table {', '.join(sorted(missing))}: not a whole store")
-    memory = _memory(os.getpid(), 32 << 20)
-    return open_rocks(path, tables=tables, tuning=RocksTuning(memory=memory, read_only=True))
+    known = memory or _memory(os.getpid(), _READ_BYTES)
+    return open_rocks(path, tables=tables, tuning=RocksTuning(memory=known, read_only=True))
 
 
 def _refuse_other_kind(path: Path, spec: BuiltInSpec, stored: Sequence[str]) -> None:

@@ -1,5 +1,6 @@
 """Audits on Spark: Great Expectations' suites on faults planted one by one, in one session."""
 
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,3 +137,24 @@ def test_an_offset_that_went_back_fails_its_expectation(
     one.stand(COUNTS, 1, one.log_end(COUNTS, 1) - 3)
     failed = {failure.check: failure for failure in sparked(spark, one).failures}
     assert failed["offsets never go back"].stream_task == "1_1"
+
+
+def test_what_is_gone_and_what_cannot_be_read_is_a_verdict_that_names_it(
+    spark: SparkSession, sound: Audited, tmp_path: Path
+) -> None:
+    one = sound.copy(tmp_path / "state")
+    key = min(one.rows(COUNTS, 0))
+    path = next(p for p in one.folder(COUNTS, 0).glob("*.sst") if key in p.read_bytes())
+    data = bytearray(path.read_bytes())
+    data[data.index(key)] ^= 0xFF
+    path.write_bytes(data)
+    shutil.rmtree(one.folder("rates", 1))
+    record = sparked(spark, one)
+    assert record.verdict is Verdict.WRONG
+    failed = {(failure.check, failure.store): failure for failure in record.failures}
+    assert str(path) in failed[Check.READABLE, COUNTS].detail
+    assert (Check.PRESENT, "rates") in failed
+    assert (Check.NONE_MISSING, COUNTS) not in failed, "what was not read is not said to be missing"
+    plain = audit(Settings.of(one.settings()))
+    assert {(f.check, f.store) for f in plain.failures} <= failed.keys()
+    assert record.stores == plain.stores

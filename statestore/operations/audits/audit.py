@@ -6,11 +6,11 @@ was compared, nothing failed, and few rows were superseded.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final
 
-from statestore.errors import AuditFailed, Misuse, NotChecked
+from statestore.errors import AuditFailed, ExportDamaged, Misuse, NotChecked, TaskCorrupted
 from statestore.layout.audits import (
     AuditedPlace,
     AuditedStore,
@@ -37,6 +37,7 @@ Homes = Callable[[Sequence[bytes], int], list[int]]
 class Check(StrEnum):
     """What must hold of every store."""
 
+    PRESENT = "every partition is there"
     READABLE = "files are readable"
     ROW_COUNTS = "equal row counts"
     UNIQUE_KEYS = "unique keys"
@@ -141,7 +142,8 @@ class Examined:
             if finding in FAILED_BY:
                 keys_of.setdefault(finding, []).append(key)
 
-        for rows in stored:
+        failed_before = len(self.failures)
+        for rows in self._readable(subject, stored):
             for key, begins, ends, value in zip(*rows, strict=True):
                 ours, theirs = Row(value, ends), folded.rows.get((key, begins))
                 left.pop((key, begins), None)
@@ -152,6 +154,8 @@ class Examined:
                 if subject.versioned:
                     spans.setdefault(key, []).append((begins, ends))
             self._place(subject, placing_keys(rows.keys, subject.kind, subject.key_serde), hashes)
+        if len(self.failures) > failed_before:
+            return  # of files that cannot be read to their end no row proves anything
         for key, begins in left:
             weigh(key, begins, None, folded.rows[key, begins])
         self.findings += found
@@ -169,7 +173,16 @@ class Examined:
         placement = self._judge_placement()
         return audited_store(self.store, self.kind, self.findings, placement)
 
+    def _readable(self, subject: Subject, stored: Iterable[Rows]) -> Iterator[Rows]:
+        """The rows up to where the files cannot be read any more, which is a failure."""
+        try:
+            yield from stored
+        except (TaskCorrupted, ExportDamaged) as error:
+            self.failures.append(unreadable(subject, error))
+
     def _check_counts(self, subject: Subject, found: Counter[Finding]) -> None:
+        if subject.is_missing and found:
+            self.failures.append(absent(subject))
         if found[Finding.EXTRA] != found[Finding.MISSING]:
             more = found[Finding.EXTRA] - found[Finding.MISSING]
             detail = f"the store has {more:+d} rows against its log"
@@ -249,6 +262,24 @@ _SAYS: Final = {
 }
 
 
+def unreadable(subject: Subject, error: Exception) -> AuditFailure:
+    """The failure of files that cannot be read, under the names they have at home."""
+    why = str(error)
+    if subject.home and subject.path:
+        why = why.replace(subject.path, subject.home)
+    return AuditFailure(Check.READABLE, subject.store, subject.stream_task, 1, [], why)
+
+
+def absent(subject: Subject) -> AuditFailure:
+    """The failure of a store that was deployed and has no files, though its log has records."""
+    where = "the state dir" if subject.export is None else f"export {subject.export}"
+    why = (
+        f"it is not there: {where} has no such store of partition {subject.partition}, and its log "
+        f"{subject.log} has records; the next run restores it from there"
+    )
+    return AuditFailure(Check.PRESENT, subject.store, subject.stream_task, 1, [], why)
+
+
 def sides(found: Mapping[Finding, int]) -> tuple[int, int]:
     """How many rows a store and its log have, superseded ones left out."""
     both = sum(found.get(one, 0) for one in (Finding.EQUAL, Finding.DIFFERS, Finding.PENDING))
@@ -319,6 +350,7 @@ def places_of(subjects: Iterable[Subject]) -> list[AuditedPlace]:
     return [
         AuditedPlace(s.store, s.stream_task, s.topic, s.partition, s.offset_next, s.log_end)
         for s in subjects
+        if not s.is_missing
     ]
 
 

@@ -11,7 +11,13 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from statestore.errors import StateStoreError, TaskCorrupted, TopicMissing, UnknownStore
+from statestore.errors import (
+    ExportDamaged,
+    StateStoreError,
+    TaskCorrupted,
+    TopicMissing,
+    UnknownStore,
+)
 from statestore.layout.audits import LIVE, AuditFailure, Audits
 from statestore.layout.folders import StateLayout
 from statestore.model import TaskId, TopicPartition
@@ -22,13 +28,17 @@ from statestore.operations.exports.catalog import Exports, FetchedStore
 from statestore.operations.snapshots import Snapshot, Snapshots
 from statestore.ports import Clock, Cluster, Engine
 from statestore.stores import keyvalue, versioned_layout
+from statestore.stores.specs import StoreSupplier
 
 _RENEW_S = 1.0
 OpenFiles = Callable[[Path], Engine]
 
 
 class Stand(NamedTuple):
-    """A store of one stream task, before anybody asked the brokers; `path` "": in an export."""
+    """A store of one stream task, before anybody asked the brokers.
+
+    `path` "": in an export, or, with `is_missing`, nowhere; then `offset_next` is not known.
+    """
 
     store: str
     task: TaskId
@@ -36,6 +46,8 @@ class Stand(NamedTuple):
     path: str
     offset_next: int
     bound_ms: int
+    home: str = ""
+    is_missing: bool = False
 
 
 class Found(NamedTuple):
@@ -124,10 +136,11 @@ def plan_live(
         ]
         found = Found([], [], {})
         for snapshot in held:
-            _look(snapshot, layout.application_id, said, wanted, open_files, found)
+            _look(snapshot, layout, said, wanted, open_files, found)
         for name in sorted(wanted & said.stores.keys()):
             if not said.stores[name].persistent:
                 found.not_checked[name] = "it is in memory: it has no files to look into"
+        _look_for_missing(layout.application_id, said, wanted, cluster, found)
         before = last_offsets(layout)
         subjects = _subjects(found.stands, layout.application_id, said, cluster, clock, before)
         taken.pop_all()
@@ -147,17 +160,29 @@ def plan_export(
     left_out = {store: why for task in manifest.tasks for store, why in task.left_out.items()}
     there = {at.name for at in manifest.stores()} | left_out.keys()
     wanted = _wanted(there, stores, f"export {manifest.export_id}")
-    found = Found([], [], {store: left_out[store] for store in wanted & left_out.keys()})
+    not_checked = {
+        store: left_out[store]
+        for store in wanted & left_out.keys()
+        if not _is_built_in(manifest.deployed, store)
+    }
+    found = Found([], [], not_checked)
     for at in manifest.stores():
         if at.name in wanted:
             log = _log_of(manifest.deployed, manifest.application_id, at.name, at.task)
             offset_next = at.store.offsets.offsets().get(log, 0)
             bound_ms = versioned_layout.TIME_MIN
             if at.store.kind == versioned_layout.KIND:
-                with FetchedStore(exports, at) as fetched:
-                    _, bound_ms = _facts(fetched.store_dir(at.name), open_files)
+                try:
+                    with FetchedStore(exports, at) as fetched:
+                        _, bound_ms = _facts(fetched.store_dir(at.name), open_files)
+                except (TaskCorrupted, ExportDamaged) as error:
+                    task, why = str(at.task), str(error)
+                    failure = AuditFailure(Check.READABLE, at.name, task, 1, [], why)
+                    found.failures.append(failure)
+                    continue
             stand = Stand(at.name, at.task, at.store.kind, "", offset_next, bound_ms)
             found.stands.append(stand)
+    _look_for_missing(manifest.application_id, manifest.deployed, wanted, cluster, found)
     subjects = _subjects(
         found.stands,
         manifest.application_id,
@@ -197,7 +222,7 @@ def _wanted(there: set[str], stores: Collection[str], where: str) -> set[str]:
 
 def _look(
     snapshot: Snapshot,
-    application_id: str,
+    layout: StateLayout,
     said: Deployed,
     wanted: set[str],
     open_files: OpenFiles,
@@ -213,7 +238,7 @@ def _look(
     for store in sorted(wanted & manifest.left_out.keys()):
         if store in manifest.unreadable:
             unreadable(store, manifest.left_out[store])
-        else:
+        elif not _is_built_in(said, store):
             found.not_checked[store] = manifest.left_out[store]
     for store in sorted(wanted & manifest.stores.keys()):
         path = snapshot.store_dir(store)
@@ -224,9 +249,45 @@ def _look(
             continue
         if kind is None:
             kind = said.stores[store].kind if store in said.stores else keyvalue.KIND
-        log = _log_of(said, application_id, store, task)
+        log = _log_of(said, layout.application_id, store, task)
         offset_next = manifest.stores[store].offsets().get(log, 0)
-        found.stands.append(Stand(store, task, kind, str(path), offset_next, bound_ms))
+        home = str(layout.store_dir(task, store))
+        found.stands.append(Stand(store, task, kind, str(path), offset_next, bound_ms, home))
+
+
+def _look_for_missing(
+    application_id: str, said: Deployed, wanted: set[str], cluster: Cluster, found: Found
+) -> None:
+    """What was deployed and is nowhere: asked of the topology, not of what lies there."""
+    seen = {(stand.store, stand.task.partition) for stand in found.stands}
+    seen |= {
+        (failed.store, TaskId.parse(failed.stream_task).partition)
+        for failed in found.failures
+        if failed.stream_task is not None
+    }
+    tasks = {part.ordinal: part.tasks for part in said.sub_topologies}
+    known = {name: store for name, store in said.stores.items() if name in wanted}
+    counts = cluster.partitions(sorted({said.log_of(application_id, name) for name in known}))
+    for name, store in sorted(known.items()):
+        if not store.persistent or name in found.not_checked:
+            continue
+        if not _is_built_in(said, name):
+            found.not_checked[name] = "it is of a class of its own, which alone can read it"
+            continue
+        width = counts.get(said.log_of(application_id, name), 0)
+        deployed = tasks.get(store.sub_topology)
+        for partition in range(width if deployed is None else min(width, deployed)):
+            if (name, partition) not in seen:
+                task = TaskId(store.sub_topology, partition)
+                bound_ms = versioned_layout.TIME_MIN
+                stand = Stand(name, task, store.kind, "", 0, bound_ms, is_missing=True)
+                found.stands.append(stand)
+
+
+def _is_built_in(said: Deployed, store: str) -> bool:
+    """Whether it was deployed as a store that anybody can read: then it must be there."""
+    known = said.stores.get(store)
+    return known is not None and known.kind != StoreSupplier.kind
 
 
 def _facts(path: Path, open_files: OpenFiles) -> tuple[str | None, int]:
@@ -272,7 +333,7 @@ def _subjects(
                 stand.path,
                 *log,
                 partitions=counts[log.topic],
-                offset_next=stand.offset_next,
+                offset_next=bounds[log].end if stand.is_missing else stand.offset_next,
                 log_end=bounds[log].end,
                 last_offset=before.get(log),
                 bound_ms=stand.bound_ms,
@@ -280,6 +341,8 @@ def _subjects(
                 key_serde=None if known is None else known.key_serde,
                 value_serde=None if known is None else known.value_serde,
                 is_source=known is not None and known.source_topic is not None,
+                is_missing=stand.is_missing,
+                home=stand.home,
                 export=export,
             )
         )

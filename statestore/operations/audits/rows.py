@@ -29,7 +29,8 @@ class Subject(msgspec.Struct, frozen=True):
     the snapshot; `last_offset`: `offset_next` as the audit before saw it. `bound_ms`: versions that
     end then or before are gone. `compactable_ms`: records older than that may have been removed by
     compaction. `is_source`: the log is the topic its table is made of, and has records that are
-    none of the table's.
+    none of the table's. `is_missing`: it was deployed, and has no files: its side has no row.
+    `home`: where its files lie, for people, if they are looked at elsewhere.
     """
 
     store: str
@@ -47,6 +48,8 @@ class Subject(msgspec.Struct, frozen=True):
     key_serde: str | None
     value_serde: str | None = None
     is_source: bool = False
+    is_missing: bool = False
+    home: str = ""
     export: str | None = None
 
     @property

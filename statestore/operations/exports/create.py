@@ -13,7 +13,7 @@ exported before a run has brought them together. A death leaves files no manifes
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -45,6 +45,7 @@ from statestore.operations.snapshots import Snapshot, Snapshots
 from statestore.ports import Changelog, Clock
 
 _TASKS_AT_ONCE = 4
+_NOT_THERE = "it was not there: its changelog has it"
 _NOT_DATA = re.compile(r"LOG|LOCK|IDENTITY|\.")
 """What begins the names of files a database makes anew, or that are no part of it."""
 
@@ -143,6 +144,7 @@ class Export:
                 f"application {self.layout.application_id}: another topology was deployed "
                 "while it was exported: export again"
             )
+        tasks += self._absent(begun.deployed, {task.task_id for task in tasks})
         manifest = ExportManifest(
             VERSION,
             begun.export_id,
@@ -193,9 +195,20 @@ class Export:
                 identity = identity_of(self.layout.store_dir(task, store))
                 stored = files.store(snapshot, store, identity)
                 stores[store] = ExportedStore(known.kind, offsets, stored)
+        for store in _persistent(deployed, task) - said.stores.keys():
+            left_out.setdefault(store, _NOT_THERE)
         checksums.keep(found)
         reach(CrashPoint.EXPORT_STORED)
         return part
+
+    def _absent(self, deployed: Deployed, there: Collection[TaskId]) -> list[ExportedTask]:
+        """The stream tasks that were deployed with stores, and have none of them."""
+        now_ms = self.clock.now_ms()
+        return [
+            ExportedTask(str(task), now_ms, None, {}, dict.fromkeys(stores, _NOT_THERE))
+            for task in sorted((deployed.tasks() or set()) - set(there))
+            if (stores := sorted(_persistent(deployed, task)))
+        ]
 
     def _check_whole(self, task: TaskId, snapshot: Snapshot) -> None:
         """Refuse stores of one task that are not of one commit, or not readable."""
@@ -260,6 +273,14 @@ class Export:
             sum(one.bytes_uploaded for one in parts),
             round(seconds, 3),
         )
+
+
+def _persistent(deployed: Deployed, task: TaskId) -> set[str]:
+    """The stores a stream task has on disk, by what was deployed."""
+    stores = deployed.stores.items()
+    return {
+        n for n, store in stores if store.persistent and store.sub_topology == task.sub_topology
+    }
 
 
 @dataclass(frozen=True)
