@@ -106,7 +106,10 @@ class StoreContext:
 
 
 class ReadOnlyKeyValueStore(Protocol, Generic[K, V]):
-    """Reads of a key-value store. Ranges include both ends and go by serialized bytes."""
+    """Reads of a key-value store. Ranges include both ends and go by serialized bytes.
+
+    Every answer is of one moment, whatever its size; so are those of the other kinds of store.
+    """
 
     def get(self, key: K, default: V | None = None) -> V | None: ...
     def get_many(self, keys: Iterable[K]) -> list[V | None]: ...

@@ -38,6 +38,7 @@ from statestore.stores.versioned_layout import (
     TIME_MAX,
     TIME_MIN,
     unpack_head,
+    valid_from,
 )
 from statestore.stores.versioned_table import PendingNow, VersionedTable
 
@@ -207,16 +208,15 @@ class VersionedReader(StoreReader, Generic[K, V]):
         data = self._codec.key(key)
         if as_of is not None:
             time = self._reads.time(as_of)
+            row = None if self._uncommitted else self._committed(data)
+            if row is not None and valid_from(row) <= time:
+                return self._reads.record(row, None)
             return self._at_one_moment(data, lambda view: self._reads.as_of(view, data, time))
-        row: bytes | Missing | None = MISSING
+        found: bytes | Missing | None = MISSING
         if self._uncommitted:
             # In this order: what is settled meanwhile goes from the one to the other.
-            row = self._ahead.get(data) or self._entries.get(data, MISSING)
-        if isinstance(row, Missing):
-            try:
-                row = self._table.get(data)
-            except Exception as error:
-                raise self._staged.failure(error) from error
+            found = self._ahead.get(data) or self._entries.get(data, MISSING)
+        row = self._committed(data) if isinstance(found, Missing) else found
         return None if row is None else self._reads.record(row, None)
 
     def history(
@@ -259,6 +259,13 @@ class VersionedReader(StoreReader, Generic[K, V]):
         time = self._versions.time
         now = time.now if self._uncommitted else time.committed.now
         return None if now == NEVER else now
+
+    def _committed(self, key: bytes) -> bytes | None:
+        """The row of the latest version."""
+        try:
+            return self._table.get(key)
+        except Exception as error:
+            raise self._staged.failure(error) from error
 
     def _at_one_moment(self, key: bytes, look: Callable[[View], T]) -> T:
         """What `look` finds of a key."""
