@@ -145,7 +145,7 @@ class Run:
         """`is_empty` tells of a store's folder whether it holds neither rows nor an offset.
 
         `format_of` tells what kind of store it holds.
-        `changelog` None: whether a log holds records is told by its offsets alone.
+        `changelog` None: what logs hold is not known, and nothing is refused for it.
         """
         self.topology = topology
         self.request = request
