@@ -136,7 +136,7 @@ def test_a_deleted_changelog_is_refused_on_a_new_volume(app: App) -> None:
 def test_a_store_that_is_new_in_a_deployed_topology_may_have_no_changelog_yet(app: App) -> None:
     app.drained(pipeline="counts_by_key")
     app.produce(range(20, 40))
-    died = app.run(pipeline="counts_by_key_twice", crash_at="relocate.deployed")
+    died = app.run(pipeline="counts_by_key_twice", crash_at="claim.owned:2")
     assert died.code == -9, died.err[-2000:]
     assert app.drained(pipeline="counts_by_key_twice")["caught_up"]
     assert app.stored("again", ordinal=0) == {f"k{n}": 1 for n in range(20, 40)}
