@@ -24,6 +24,7 @@ from statestore.model import (
 from statestore.ports import Clock, Engine
 from statestore.stores import keyvalue, offsets, serdes
 from statestore.stores.keyvalue import TransactionalKeyValueStore
+from statestore.stores.row_times import WriteTime
 from statestore.stores.specs import KeyValueSpec, in_memory_key_value_store
 from statestore.stores.staged_table import StagedTable
 from statestore.stores.transaction import LagLimits, StagedEngine
@@ -171,6 +172,9 @@ class NodeBench:
 
     def store(self, name: str) -> Any:
         return self.stores[name]
+
+    def clocks(self, _stores: Sequence[str]) -> list[WriteTime]:
+        return []
 
     def request_commit(self) -> None:
         self.commits_requested += 1

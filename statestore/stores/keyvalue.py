@@ -10,8 +10,10 @@ from typing import Generic, Self
 
 from statestore.model import IsolationLevel, K, PositionBound, V
 from statestore.ports import Cursor, Seeker
+from statestore.stores import offsets
 from statestore.stores.codec import Codec, PairScan
 from statestore.stores.overlay import MISSING, Entries, Missing, slice_of
+from statestore.stores.row_times import RowTimes
 from statestore.stores.specs import KeyValueSpec
 from statestore.stores.staged_table import StagedTable, TableScan
 from statestore.stores.transaction import StagedEngine
@@ -36,7 +38,11 @@ class TransactionalKeyValueStore(TransactionalStore, Generic[K, V]):
         owned_by_task: bool = False,
     ) -> None:
         """`owned_by_task`: commit, rollback and close are the task's, through `staged`."""
-        self.table = StagedTable(staged, TABLE)
+        times = None
+        if owned_by_task:
+            times = RowTimes(staged.table(offsets.TABLE), kept=spec.row_times)
+            staged.keep_sized(times)
+        self.table = StagedTable(staged, TABLE, times)
         super().__init__(
             staged, self.table.commit, isolation_level=isolation_level, owned_by_task=owned_by_task
         )

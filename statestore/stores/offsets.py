@@ -4,6 +4,7 @@
     p <topic> 0x00 <partition, 4 bytes>   input offset, 8 bytes       the LAST one processed
     c                                     since when complete, 8 bytes     ms since the epoch
     f                                     format: kind and version
+    t <key>, m                            times of rows of the data (stores/row_times.py)
 
 Integers are big-endian and signed. Complete: at that time the store had all that its log held, so
 what it lacks was logged later.

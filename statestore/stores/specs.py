@@ -26,6 +26,8 @@ class KeyValueSpec(Generic[K, V]):
     changelog_config: dict[str, str] = field(default_factory=dict, hash=False)
     terms: tuple[str, ...] = ()
     """What else decides about its rows, for the fingerprint of a topology."""
+    row_times: bool = field(default=False, compare=False, repr=False)
+    """Whether a stream task keeps the time of each row, as it does for tables (docs/adr/0013)."""
 
     def __post_init__(self) -> None:
         check_store_name(self.name)
@@ -150,7 +152,12 @@ class WindowSpec(Generic[K, V]):
     def rows(self) -> WindowRows:
         """What is opened: rows of bytes."""
         return WindowRows(
-            self.name, serdes.BYTES, serdes.BYTES, self.persistent, self.changelog_config
+            self.name,
+            serdes.BYTES,
+            serdes.BYTES,
+            self.persistent,
+            self.changelog_config,
+            row_times=True,
         )
 
 

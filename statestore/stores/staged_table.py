@@ -14,8 +14,11 @@ from typing import Final, NamedTuple, Self
 from statestore.errors import StoreClosed, TaskCorrupted
 from statestore.model import Position, TopicPartition
 from statestore.ports import Cursor, Writes
+from statestore.stores import offsets as rows
 from statestore.stores.overlay import MISSING, Missing
+from statestore.stores.row_times import RowTimes, WriteTime
 from statestore.stores.transaction import StagedEngine
+from statestore.stores.versioned_layout import NEVER
 
 Pair = tuple[bytes, bytes]
 Slice = list[tuple[bytes, bytes | None]]
@@ -23,17 +26,20 @@ _END: Final = (None, None)
 
 
 class Changes(NamedTuple):
-    """What a commit logs, in order; `times` None: all at the task's stream time."""
+    """What a commit logs, in order, each with the time of what made it."""
 
     keys: list[bytes]
     values: list[bytes | None]
-    times: list[int] | None = None
+    times: list[int]
 
 
 class StagedTable:
     """Reads and writes of one table of a StagedEngine."""
 
-    def __init__(self, staged: StagedEngine, name: str) -> None:
+    def __init__(self, staged: StagedEngine, name: str, times: RowTimes | None = None) -> None:
+        """`times`: of its rows, kept in step with the pending writes; None: of no stream task."""
+        self.times: Final = times
+        self._clock: Final = WriteTime() if times is None else times.clock
         self._staged: Final = staged
         self._name: Final = name
         self._overlay: Final = staged.overlay(name)
@@ -88,11 +94,27 @@ class StagedTable:
         """Stage one write; None deletes."""
         self._staged.check_open()
         self._overlay.put(key, value)
+        if self._clock.now_ms is not None and self.times is not None:
+            self.times.note((key,))
 
-    def put_all(self, writes: Writes) -> None:
-        """Stage many writes."""
+    def put_all(self, writes: Writes, times: list[int] | None = None) -> None:
+        """Stage many writes; `times`: of what made each, None: of what is being processed."""
         self._staged.check_open()
         self._overlay.put_all(writes)
+        if self.times is not None:
+            self.times.note(writes, times)
+
+    def times_of(self, keys: list[bytes]) -> list[int | None]:
+        """Per key the time of its row, if that is kept."""
+        return [None] * len(keys) if self.times is None else self.times.of(keys)
+
+    def all_latest(self, times: list[int]) -> bool:
+        """Whether no row has a time later than any of these."""
+        return self.times is None or min(times, default=NEVER) >= self.times.latest_ms
+
+    def later(self, keys: list[bytes], times: list[int]) -> list[int]:
+        """Per key the later of its row's time, if that is kept, and this one."""
+        return times if self.times is None else self.times.later(keys, times)
 
     def scan(
         self, lo: bytes | None = None, hi: bytes | None = None, *, reverse: bool = False
@@ -130,21 +152,33 @@ class StagedTable:
         self, offsets: Mapping[TopicPartition, int | None], position: Position | None = None
     ) -> None:
         """Make what is pending committed."""
-        self._staged.commit(offsets, position)
+        times = {} if self.times is None else self.times.rows(self._entries)
+        self._staged.commit(offsets, position, more={rows.TABLE: times})
 
     def restore(
         self,
         keys: list[bytes],
         values: list[bytes | None],
-        _times: list[int],
+        times: list[int],
         offsets: Mapping[TopicPartition, int],
     ) -> None:
         """Changelog records past the pending writes, with the offsets they reach (E8)."""
-        self._staged.restore(self._name, dict(zip(keys, values, strict=True)), offsets)
+        writes = dict(zip(keys, values, strict=True))
+        beside: Writes = {}
+        if self.times is not None:
+            beside = self.times.restored(writes, dict(zip(keys, times, strict=True)))
+        self._staged.restore(self._name, writes, offsets, beside)
 
-    def changes(self) -> Changes:
-        """What the next commit logs: once per key, its last value."""
-        return Changes(list(self._entries), list(self._entries.values()))
+    def changes(self, otherwise_ms: int) -> Changes:
+        """What the next commit logs: once per key, its last value.
+
+        `otherwise_ms`: the time of what was made by no record.
+        """
+        keys = list(self._entries)
+        times = [otherwise_ms] * len(keys)
+        if self.times is not None:
+            times = self.times.logged(keys, otherwise_ms)
+        return Changes(keys, list(self._entries.values()), times)
 
 
 class TableScan:

@@ -192,13 +192,23 @@ class StagedEngine:
             self.metrics.restored(records)
             self._count_lag(size, records)
 
-    def restore(self, table: str, writes: Writes, offsets: Mapping[TopicPartition, int]) -> None:
-        """Changelog rows past the overlay, with the offsets they reach, in one batch (E8)."""
+    def restore(
+        self,
+        table: str,
+        writes: Writes,
+        offsets: Mapping[TopicPartition, int],
+        beside: Writes | None = None,
+    ) -> None:
+        """Changelog rows past the overlay, with the offsets they reach, in one batch (E8).
+
+        `beside`: rows that go with the offsets.
+        """
         self.check_open()
         size = sum(len(key) + len(value or b"") for key, value in writes.items())
         with self._settling:
             self._wait_for_flush()
             meta = rows.offset_rows(offsets, Position()) | self._begun()
+            meta |= beside or {}
             self._write({table: writes, rows.TABLE: meta})
             self._note(offsets)
             self.metrics.restored(len(writes))
@@ -358,7 +368,7 @@ class StagedEngine:
                 writes[table] = {**writes[table], **over} if table in writes else over
         meta = rows.offset_rows(offsets, self._pending_position)
         if meta:
-            writes[rows.TABLE] = meta | complete
+            writes[rows.TABLE] = {**writes.get(rows.TABLE, {}), **meta, **complete}
         with self.turn:
             if writes or ranges:
                 self._write(writes, ranges)

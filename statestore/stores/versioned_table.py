@@ -183,6 +183,16 @@ class VersionedTable:
                     self._gone.tell(time, view.bound)
         return [None if one is None else layout.read_version(one.row).value for one in found]
 
+    def later(self, keys: list[bytes], times: list[int]) -> list[int]:
+        """Per key the later of its latest version's time and this one."""
+        if not times or min(times) >= self.time.now:
+            return times
+        rows = self.latest_rows(keys)
+        return [
+            time if row is None else max(time, layout.valid_from(row))
+            for time, row in zip(times, rows, strict=True)
+        ]
+
     def snapshot(self, lo: bytes | None, hi: bytes | None) -> tuple[TableScan, HistorySnapshot]:
         """The latest versions from `lo` to `hi`, and the history under them, as of now."""
         self._settle(self.time.bound)

@@ -152,13 +152,9 @@ def rehearse(
 
 def _log_changes(opened: OwnedStore, outbox: Outbox, stamp: CommitStamp) -> None:
     """Every pending write, in the order of the store's changes."""
-    keys, values, times = opened.changes()
+    keys, values, times = opened.changes(stamp.stream_time_ms or 0)
     if keys:
-        headers = None
-        if times is None:
-            times = [stamp.stream_time_ms or 0] * len(keys)
-        else:
-            times, headers = sendable(times)
+        times, headers = sendable(times)
         with _producing(f"store {opened.name!r}"):
             topic, partition = opened.changelog
             records = Records(topic, keys, values, times, partition=partition, headers=headers)

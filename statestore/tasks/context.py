@@ -17,6 +17,7 @@ from statestore.metrics import count_dropped
 from statestore.model import Batch, PunctuationType, Span, TaskId, TopicPartition
 from statestore.ports import Clock, Outbox, Records
 from statestore.stores import serdes
+from statestore.stores.row_times import WriteTime
 from statestore.stores.staged_table import StagedTable
 from statestore.stores.versioned_table import VersionedTable
 from statestore.tasks.owned import OwnedStore
@@ -89,6 +90,10 @@ class TaskContext:
 
     def store(self, name: str) -> Any:
         return self._open(name).store
+
+    def clocks(self, stores: Sequence[str]) -> list[WriteTime]:
+        found = [self._open(name).clock for name in stores]
+        return [clock for clock in found if clock is not None]
 
     def request_commit(self) -> None:
         self.commit_requested = True

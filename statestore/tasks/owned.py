@@ -15,6 +15,7 @@ from statestore.stores.built_in import BuiltIn
 from statestore.stores.contracts import StateStore, StoreContext
 from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.stores.overlay import Overlay
+from statestore.stores.row_times import WriteTime
 from statestore.stores.specs import StoreSpec, StoreSupplier, WindowSpec
 from statestore.stores.staged_table import Changes, StagedTable
 from statestore.stores.versioned_table import VersionedTable
@@ -77,8 +78,15 @@ class OwnedStore(Protocol):
     def caught_up(self, position: Position) -> None:
         """It has all that its log holds, and so processed the input up to this position (I1)."""
 
-    def changes(self) -> Changes:
-        """What the next commit logs: once per key its last value, or every version."""
+    def changes(self, otherwise_ms: int) -> Changes:
+        """What the next commit logs: once per key its last value, or every version.
+
+        `otherwise_ms`: the time of what no record made.
+        """
+
+    @property
+    def clock(self) -> WriteTime | None:
+        """To be told the time of what is processed; None: its writes tell theirs."""
 
     def commit(self, offset: int | None, position: Position) -> None:
         """Make what is pending committed; offset None: it wrote nothing to the changelog."""
@@ -162,10 +170,7 @@ class OpenStore:
         keys, values = batch.keys.objects, batch.values.objects
         if self._windowed:
             keys = list(map(row_of, keys))
-        times = batch.timestamps
-        if isinstance(self._table, VersionedTable):
-            times = true_times(batch)
-        self._table.restore(keys, values, times, {self.changelog: offset_next})
+        self._table.restore(keys, values, true_times(batch), {self.changelog: offset_next})
 
     def complete_ms(self) -> int | None:
         if self._staged.complete_ms is not None or not self.persistent():
@@ -177,8 +182,17 @@ class OpenStore:
     def caught_up(self, position: Position) -> None:
         self._staged.caught_up(position)
 
-    def changes(self) -> Changes:
-        changes = self._table.changes()
+    @property
+    def clock(self) -> WriteTime | None:
+        if isinstance(self._table, StagedTable) and self._table.times is not None:
+            return self._table.times.clock
+        return None
+
+    def changes(self, otherwise_ms: int) -> Changes:
+        table = self._table
+        if isinstance(table, VersionedTable):
+            return table.changes()
+        changes = table.changes(otherwise_ms)
         if self._windowed:
             return changes._replace(keys=keys_of(changes.keys))
         return changes
@@ -236,6 +250,8 @@ class SuppliedStore:
         self._supplier = spec
         self._before_write = before_write
         self._logged = Overlay()
+        self._times: dict[bytes, int] = {}
+        self.clock = WriteTime()
         self._found = folder.is_dir() and any(folder.iterdir())
         self._offset: int | None = None
         self._restored = False
@@ -290,16 +306,20 @@ class SuppliedStore:
             self._restored = False
             self._committed(None, position)
 
-    def changes(self) -> Changes:
-        return Changes(list(self._logged.entries), list(self._logged.entries.values()))
+    def changes(self, otherwise_ms: int) -> Changes:
+        logged = self._logged.entries
+        times = [self._times.get(key, otherwise_ms) for key in logged]
+        return Changes(list(logged), list(logged.values()), times)
 
     def commit(self, offset: int | None, position: Position) -> None:
         self._committed(offset, position)
         self._logged.clear()
+        self._times.clear()
 
     def rollback(self) -> None:
         changed = bool(self._logged.entries)
         self._logged.clear()
+        self._times.clear()
         try:
             self.store.rollback()
         except Exception as error:
@@ -348,3 +368,5 @@ class SuppliedStore:
     def _log(self, key: bytes, value: bytes | None) -> None:
         self._before_write()
         self._logged.put(key, value)
+        if self.clock.now_ms is not None:
+            self._times[key] = self.clock.now_ms

@@ -1,7 +1,9 @@
 """The stateful operators: count, reduce, aggregate, table.
 
-One get_many and one put_all per batch; updates are stamped and placed at the key's last record in
-the batch. What is a row of the store is the `Keying`'s business: a key, or a key in a window.
+One get_many and one put_all per batch. Updates are placed at the key's last record in the batch,
+and stamped as Kafka Streams does with the latest time of all that they come from: the row's own is
+looked up where a record is earlier than some that came before. What is a row of the store is the
+business of the `Keying`: a key, or a key in a window.
 """
 
 import struct
@@ -27,6 +29,7 @@ from statestore.topology.failures import (
     processing,
 )
 from statestore.topology.graph import Build, Forward, NodeContext, Push
+from statestore.topology.stream_time import in_order
 
 # INT64's bytes, one by one and as arrays.
 _COUNT = struct.Struct(">q")
@@ -94,16 +97,20 @@ class ByKey:
 
 
 class Updates(NamedTuple):
-    """What an operator hands on: places in the batch it answers, rows, values, values before."""
+    """What an operator hands on: places in the batch, times, rows, values, values before."""
 
     places: list[int]
+    times: list[int]
     rows: list[bytes]
     values: list[bytes | None]
     before: list[bytes | None]
 
-    def add(self, place: int, row: bytes, value: bytes | None, before: bytes | None) -> None:
+    def add(
+        self, place: int, time: int, row: bytes, value: bytes | None, before: bytes | None
+    ) -> None:
         """One more."""
         self.places.append(place)
+        self.times.append(time)
         self.rows.append(row)
         self.values.append(value)
         self.before.append(before)
@@ -141,7 +148,7 @@ def counted(
                 rows = rows.copy()
                 for i in valueless:
                     rows[i] = None
-            found = _distinct(rows)
+            found = _distinct(rows, batch.timestamps)
             if found.none:
                 _drop(context, node, batch, key.nulls(batch), "null_key")
             if not found.rows:
@@ -150,19 +157,23 @@ def counted(
             joined = b"".join([_NO_COUNT if count is None else count for count in stored])
             counts = np.frombuffer(joined, _COUNTS)
             after = (counts + found.counts).astype(_COUNTS).view(_COUNT_BYTES).tolist()
-            table.put_all(dict(zip(found.rows, after, strict=True)))
+            times = table.later(found.rows, found.times)
             if every_update:
                 running = dict(zip(found.rows, counts.tolist(), strict=True))
-                updates = _run(rows, running, dict(zip(found.rows, stored, strict=True)))
+                old = dict(zip(found.rows, stored, strict=True))
+                stamps = _Stamps(table, found.rows, batch.timestamps)
+                updates = _run(rows, batch.timestamps, running, old, stamps)
             else:
                 # As Python's numbers: numpy's own, taken one by one, cost twice as much.
                 order = np.argsort(found.last).tolist()
                 updates = Updates(
                     found.last[order].tolist(),
+                    list(map(times.__getitem__, order)),
                     list(map(found.rows.__getitem__, order)),
                     list(map(after.__getitem__, order)),
                     list(map(stored.__getitem__, order)),
                 )
+            table.put_all(dict(zip(found.rows, after, strict=True)), times)
             forward(_updated(batch, updates, key, serdes.INT64, before), None)
 
         return push
@@ -171,15 +182,16 @@ def counted(
 
 
 class _Distinct(NamedTuple):
-    """The rows of a batch in byte order, how often each is there, and where last."""
+    """The rows of a batch in byte order: how often each is there, where last, its latest time."""
 
     rows: list[bytes]
     counts: NDArray[np.int64]
     last: NDArray[np.int64]
+    times: list[int]
     none: int
 
 
-def _distinct(rows: list[bytes | None]) -> _Distinct:
+def _distinct(rows: list[bytes | None], times: list[int]) -> _Distinct:
     """None left out. In byte order, so that neither look-up nor commit has to sort.
 
     Buffers are handed over as they are: Arrow's own conversions would import pandas, for seconds.
@@ -199,7 +211,14 @@ def _distinct(rows: list[bytes | None]) -> _Distinct:
     last = last[order]
     counts = np.bincount(indices, minlength=size)[order]
     none = len(rows) - len(known)
-    return _Distinct(list(map(known.__getitem__, last.tolist())), counts, places[last], none)
+    at = places[last]
+    if in_order(times):
+        latest = list(map(times.__getitem__, at.tolist()))
+    else:
+        largest = np.full(size, np.iinfo(np.int64).min)
+        np.maximum.at(largest, indices, np.array(times, np.int64)[places])
+        latest = largest[order].tolist()
+    return _Distinct(list(map(known.__getitem__, last.tolist())), counts, at, latest, none)
 
 
 def _binary(rows: list[bytes]) -> pa.LargeBinaryArray:
@@ -210,16 +229,38 @@ def _binary(rows: list[bytes]) -> pa.LargeBinaryArray:
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(rows), buffers)
 
 
+class _Stamps:
+    """The times of rows while the records of a batch pass, one by one."""
+
+    def __init__(self, table: StagedTable, rows: list[bytes], times: list[int]) -> None:
+        """`times`: of the batch; where they are in order, each is the latest of its row."""
+        self._times: dict[bytes, int] | None = None
+        if not in_order(times) or not table.all_latest(times):
+            known = zip(rows, table.times_of(rows), strict=True)
+            self._times = {row: time for row, time in known if time is not None}
+
+    def next(self, row: bytes, time: int, *, anew: bool = False) -> int:
+        """Of the row after a record of this time; `anew`: it was not there before."""
+        times = self._times
+        if times is not None:
+            if not anew:
+                time = max(time, times.get(row, time))
+            times[row] = time
+        return time
+
+
 def _last_of(
     last: Mapping[bytes, int],
+    times: Mapping[bytes, int],
     after: Mapping[bytes, bytes | None],
     before: Mapping[bytes, bytes | None],
 ) -> Updates:
-    """One update per row, placed and stamped at its last record."""
+    """One update per row, placed at its last record."""
     placed = sorted(zip(last.values(), last, strict=True))
     rows = [row for _, row in placed]
     return Updates(
         [place for place, _ in placed],
+        list(map(times.__getitem__, rows)),
         rows,
         list(map(after.__getitem__, rows)),
         list(map(before.__getitem__, rows)),
@@ -227,15 +268,19 @@ def _last_of(
 
 
 def _run(
-    rows: list[bytes | None], running: dict[bytes, int], old: dict[bytes, bytes | None]
+    rows: list[bytes | None],
+    times: list[int],
+    running: dict[bytes, int],
+    old: dict[bytes, bytes | None],
+    stamps: _Stamps,
 ) -> Updates:
     """One update per record."""
-    updates = Updates([], [], [], [])
-    for i, row in enumerate(rows):
+    updates = Updates([], [], [], [], [])
+    for i, (row, time) in enumerate(zip(rows, times, strict=True)):
         if row is not None:
             running[row] += 1
             value = _COUNT.pack(running[row])
-            updates.add(i, row, value, old[row])
+            updates.add(i, stamps.next(row, time), row, value, old[row])
             old[row] = value
     return updates
 
@@ -248,7 +293,7 @@ def _updated(
     return Batch(
         keys=key.column(updates.rows),
         values=Column(raw=updates.values, serde=value_serde),
-        timestamps=list(map(batch.timestamps.__getitem__, updates.places)),
+        timestamps=updates.times,
         before=Column(raw=updates.before, serde=value_serde) if wanted else None,
         stream_times=None if then is None else list(map(then.__getitem__, updates.places)),
     )
@@ -279,9 +324,9 @@ def aggregated(
         def push(batch: Batch) -> None:
             found = _rows_and_values(context, node, batch, key, drops_nulls=drops_nulls)
             with processing(node, batch):
-                after, updates = fold.run(table, key, batch, found)
+                after, times, updates = fold.run(table, key, batch, found)
             if after:
-                table.put_all(after)
+                table.put_all(after, list(map(times.__getitem__, after)))
                 forward(_updated(batch, updates, key, spec.value_serde, before), None)
 
         return push
@@ -303,8 +348,8 @@ class _Fold:
         key: Keying,
         batch: Batch,
         found: list[tuple[int, bytes, Any]],
-    ) -> tuple[dict[bytes, bytes | None], Updates]:
-        """What the rows come to, and what is told of it. NodeFailed names a function's record.
+    ) -> tuple[dict[bytes, bytes | None], dict[bytes, int], Updates]:
+        """What rows come to, their times, and what is told. NodeFailed names a function's record.
 
         An aggregate passes through its serde from record to record, as it would with a batch for
         each: so a function may change what it is given, and no result depends on batches.
@@ -316,8 +361,10 @@ class _Fold:
         decode = self.spec.value_serde.deserialize
         state = {row: None if old is None else decode(old) for row, old in stored.items()}
         names = self._names(key, batch, unique)
+        stamps = _Stamps(table, unique, batch.timestamps)
+        times: dict[bytes, int] = {}
         last: dict[bytes, int] = {}
-        every = Updates([], [], [], [])
+        every = Updates([], [], [], [], [])
         running = dict(stored) if every_update else {}
         for i, row, value in found:
             old = state[row]
@@ -329,9 +376,10 @@ class _Fold:
                 else:
                     start = initial() if old is None and initial is not None else old
                     new = step(names[row], value, start)
+                times[row] = stamps.next(row, batch.timestamps[i], anew=old is None)
                 if every_update:
                     data = self._encode(new)
-                    every.add(i, row, data, running[row])
+                    every.add(i, times[row], row, data, running[row])
                     running[row] = data
             except Exception as error:
                 culprit = [(i, error)]
@@ -339,7 +387,8 @@ class _Fold:
             state[row] = new
             last[row] = i
         after = running or {row: self._encode(new) for row, new in state.items()}
-        return after, every if every_update else _last_of(last, after, stored)
+        told = every if every_update else _last_of(last, times, after, stored)
+        return after, times, told
 
     def _reread(self, batch: Batch, place: int, value: Any, data: bytes | None) -> Any:
         """The value that the record at `place` made, as the store would give it back."""

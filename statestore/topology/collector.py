@@ -72,6 +72,8 @@ class Materialized:
         own = self.store
         if isinstance(own, str):
             own = self._named(own, key_serde, value_serde)
+        if isinstance(own, KeyValueSpec):
+            own = replace(own, row_times=True)
         return replace(
             own,
             key_serde=self.key_serde or own.key_serde,
@@ -138,6 +140,8 @@ class Collector:
         """Make a store known; a different one of the same name is refused."""
         if self._stores.setdefault(spec.name, spec) != spec:
             raise InvalidTopology(f"two different stores are named {spec.name!r}: name them apart")
+        if isinstance(spec, KeyValueSpec) and spec.row_times:
+            self._stores[spec.name] = spec
 
     def keep(self, spec: StoreSpec) -> None:
         """Make the store known that one operator keeps its rows in: no other may (T1a)."""

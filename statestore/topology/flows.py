@@ -22,6 +22,8 @@ from statestore.topology.versions import History, history_of, latest_of, version
 
 Look = Callable[[list[bytes]], list[Any]]
 """Keys under the table's key serde -> their values, None where there is none."""
+Stamp = Callable[[list[bytes], list[int]], list[int]]
+"""Keys that have a value, and times -> the later of each time and that of the key's row."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,7 @@ class Table:
     value_serde: Serde[Any]
     stores: tuple[str, ...]
     look: Callable[[NodeContext], Look]
+    stamp: Callable[[NodeContext], Stamp]
     want_before: Callable[[], None]
     store: str | None = field(default=None)
     history: History | None = None
@@ -151,6 +154,7 @@ class Table:
             spec.value_serde,
             (spec.name,),
             latest_of(spec) if isinstance(spec, VersionedSpec) else partial(stored, spec=spec),
+            partial(stamped, spec=spec),
             before.want,
             spec.name,
         )
@@ -162,6 +166,7 @@ class Table:
             value_serde=spec.value_serde,
             stores=(spec.name,),
             look=lambda context: stored(context, spec),
+            stamp=lambda context: stamped(context, spec),
             store=spec.name,
             history=None,
         )
@@ -212,3 +217,13 @@ def stored(context: NodeContext, spec: Spec) -> Look:
         return rows if plain else [None if data is None else read(data) for data in rows]
 
     return look
+
+
+def stamped(context: NodeContext, spec: Spec | VersionedSpec[Any, Any]) -> Stamp:
+    """How the times of the rows of a store are looked up."""
+    if isinstance(spec, VersionedSpec):
+        return context.versions(spec.name).later
+    table = context.table(spec.name)
+    if not isinstance(spec, WindowSpec):
+        return table.later
+    return lambda keys, times: table.later(list(map(row_of, keys)), times)

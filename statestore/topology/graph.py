@@ -22,6 +22,7 @@ from statestore.model import (
     TaskId,
     TopicPartition,
 )
+from statestore.stores.row_times import WriteTime
 from statestore.stores.specs import StoreSpec
 from statestore.stores.staged_table import StagedTable
 from statestore.stores.versioned_table import VersionedTable
@@ -65,6 +66,9 @@ class NodeContext(Protocol):
 
     def store(self, name: str) -> Any:
         """The typed store, for a user's processor."""
+
+    def clocks(self, stores: Sequence[str]) -> list[WriteTime]:
+        """What is to be told the time of each record whose processing writes these stores."""
 
     def request_commit(self) -> None:
         """Ask for a task commit after this batch."""

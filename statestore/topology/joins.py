@@ -17,7 +17,7 @@ from statestore.stores.specs import KeyValueSpec
 from statestore.topology import grace
 from statestore.topology.aggregates import Before
 from statestore.topology.failures import Stage, decoded, encoded, failed, processing
-from statestore.topology.flows import Flow, Look, Table
+from statestore.topology.flows import Flow, Look, Stamp, Table
 from statestore.topology.graph import Build, Forward, NodeContext, Push
 from statestore.topology.operators import passed
 from statestore.topology.versions import LookAsOf
@@ -172,7 +172,7 @@ def table_half(node: str, other: Table, function: Joiner, side: Side, before: Be
     """
 
     def build(context: NodeContext, forward: Forward) -> Push:
-        look = other.look(context)
+        look, stamp = other.look(context), other.stamp(context)
 
         def joined(batch: Batch) -> Batch:
             keys = encoded(node, batch, "key", other.key_serde)
@@ -193,7 +193,10 @@ def table_half(node: str, other: Table, function: Joiner, side: Side, before: Be
             chosen = [triples[i] for i in places]
             after = [made(value, row) for value, _, row in chosen]
             replaced = [made(value, row) for _, value, row in chosen] if before.wanted else None
-            return updates(batch, places, after, replaced)
+            told = updates(batch, places, after, replaced)
+            met = [theirs[i] is not None for i in places]
+            told.timestamps = _later(stamp, [keys[i] for i in places], told.timestamps, met)
+            return told
 
         def push(batch: Batch) -> None:
             with processing(node, batch):
@@ -210,6 +213,37 @@ def rows_of(look: Look, keys: Sequence[bytes | None]) -> dict[bytes | None, Any]
     """Each key's row, looked up once."""
     wanted = sorted({key for key in keys if key is not None})
     return dict(zip(wanted, look(wanted), strict=True))
+
+
+def _later(
+    stamp: Stamp, keys: Sequence[bytes | None], times: list[int], met: Sequence[bool]
+) -> list[int]:
+    """The times of what comes of two tables: that of the later row, where both have one."""
+    if all(met):
+        return stamp(keys, times)  # type: ignore[arg-type]  # what has a row has a key
+    places = [i for i, has in enumerate(met) if has]
+    later = stamp([keys[i] for i in places], [times[i] for i in places])  # type: ignore[misc]
+    raised = list(times)
+    for i, time in zip(places, later, strict=True):
+        raised[i] = time
+    return raised
+
+
+def stamp_joined(this: Table, other: Table) -> Callable[[NodeContext], Stamp]:
+    """The times of rows of a join of tables, which are those of the later side."""
+
+    def make(context: NodeContext) -> Stamp:
+        mine, theirs = this.stamp(context), other.stamp(context)
+        look = other.look(context)
+
+        def stamp(keys: list[bytes], times: list[int]) -> list[int]:
+            raised = mine(keys, times)
+            # Only a left join has rows for which the other side has none.
+            return _later(theirs, keys, raised, [row is not None for row in look(keys)])
+
+        return stamp
+
+    return make
 
 
 def look_joined(this: Table, other: Table, function: Joiner, *, left: bool) -> Callable[..., Look]:
@@ -287,6 +321,7 @@ def tables(
         value_serde,
         tuple(dict.fromkeys((*this.stores, *other.stores))),
         look_joined(this, other, function, left=left),
+        stamp_joined(this, other),
         want_before,
     )
     return made if kept is None else made.kept_in(kept)

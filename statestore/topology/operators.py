@@ -48,6 +48,7 @@ class ProcessorContext:
         self._stores = stores
         self._name = name
         self._forward = forward
+        self._clocks = node.clocks(stores)
         self._forwarded: list[tuple[Record[Any, Any], str | None, int | None]] = []
         self.stream_time: int | None = None
         """The largest timestamp of the task's input up to the record at hand, ms."""
@@ -103,19 +104,28 @@ class ProcessorContext:
             start = stop
         return lots
 
-    def drop_forwarded(self) -> None:
-        """Forget what was forwarded by a call that failed."""
+    def at(self, stream_time_ms: int | None, time_ms: int | None) -> None:
+        """What comes now is of this time: the stores' changelogs say so of what it writes."""
+        self.stream_time = stream_time_ms
+        for clock in self._clocks:
+            clock.now_ms = time_ms
+
+    def done(self) -> None:
+        """A call is over; forget what it forwarded if that failed."""
         self._forwarded = []
+        for clock in self._clocks:
+            clock.now_ms = None
 
     def _punctuate(self, function: Callable[[int], object], time_ms: int) -> None:
-        self.stream_time = self._node.stream_time()
+        stream_time_ms = self._node.stream_time()
+        self.at(stream_time_ms, stream_time_ms)
         try:
             with punctuating(self._name, time_ms):
                 function(time_ms)
                 for made, child in self.take_lots():
                     self._forward(made, child)
         finally:
-            self.drop_forwarded()
+            self.done()
 
 
 def guarded(node: str, transform: Transform[Batch], *sides: str) -> Build:
@@ -283,7 +293,7 @@ def processed(
             except AttributeError as error:  # what it forwarded was no record
                 raise failed(Stage.PROCESSING, node, batch, error) from error
             finally:
-                outward.drop_forwarded()
+                outward.done()
             for made, child in lots:
                 forward(made, child)
 
@@ -299,7 +309,7 @@ def _per_record(
     call = processor.process
     try:
         for record, time in zip(batch.records(), times, strict=True):
-            outward.stream_time = time
+            outward.at(time, record.timestamp_ms)
             call(record)
             done += 1
     except Exception as error:
@@ -310,7 +320,8 @@ def _per_record(
 def _per_batch(
     node: str, batch: Batch, processor: Any, outward: ProcessorContext, times: list[int]
 ) -> None:
-    outward.stream_time = times[-1]
+    # Which of them made what is not known.
+    outward.at(times[-1], max(batch.timestamps))
     try:
         processor.process_batch(list(batch.records()))
     except Exception as error:

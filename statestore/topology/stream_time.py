@@ -19,10 +19,15 @@ class Clocked(Protocol):
     def stream_time(self) -> int | None: ...
 
 
+def in_order(times: list[int]) -> bool:
+    """Whether none is earlier than the one before it."""
+    return not any(map(gt, times, times[1:]))
+
+
 def running(before_ms: int | None, times: list[int]) -> list[int]:
     """The largest so far, at each of `times`; `before_ms`: before them, if there was any."""
     first = times[0] if before_ms is None else max(before_ms, times[0])
-    if first == times[0] and not any(map(gt, times, times[1:])):
+    if first == times[0] and in_order(times):
         return times
     return list(accumulate(times[1:], max, initial=first))
 

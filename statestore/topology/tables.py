@@ -28,7 +28,8 @@ def tabled(node: str, spec: KeyValueSpec[Any, Any], *, before: Before | None = N
                 replaced = [_swapped(old, key, new) for key, new in zip(keys, values, strict=True)]
                 batch = batch.with_columns()
                 batch.before = Column(raw=replaced, serde=spec.value_serde)
-            table.put_all(writes)
+            # Of the last record of each key, as the values.
+            table.put_all(writes, list(dict(zip(keys, batch.timestamps, strict=True)).values()))
             forward(batch, None)
 
         return push

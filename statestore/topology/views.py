@@ -110,8 +110,9 @@ def _keeping(node: str, kept: KeyValueSpec[Any, Any] | None, context: NodeContex
     def keep(made: Batch) -> None:
         keys = encoded(node, made, "key", spec.key_serde)
         values = encoded(node, made, "value", spec.value_serde)
+        times = list(dict(zip(keys, made.timestamps, strict=True)).values())
         # A table's updates have keys.
-        table.put_all(dict(zip(keys, values, strict=True)))  # type: ignore[arg-type]
+        table.put_all(dict(zip(keys, values, strict=True)), times)  # type: ignore[arg-type]
 
     return keep
 

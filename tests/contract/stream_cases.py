@@ -141,6 +141,19 @@ def count(of: Case) -> None:
 
 
 @case("""
+    | in        | out       |
+    | a 1 100   | a 1 100   |
+    | a 1 50    | a 2 100   |
+    | b 1 40    | b 1 40    |
+    | a 1 60    | a 3 100   |
+    | b 1 70    | b 2 70    |
+    | a 1 101   | a 4 101   |
+""")
+def count_of_late_records(of: Case) -> None:
+    of.out(of.stream().group_by_key().count(of.kept()).to_stream())
+
+
+@case("""
     | in       | out      |
     | a 1 0    | 1 1 0    |
     | b 1 1    | 1 2 1    |
@@ -175,6 +188,21 @@ def reduce(of: Case) -> None:
     | a - 5    |          |
 """)
 def aggregate(of: Case) -> None:
+    def add(_key: str, value: int, numbers: list[int]) -> list[int] | None:
+        return [*numbers, value] if value else None
+
+    of.out(of.stream().group_by_key().aggregate(list, add, of.kept()).to_stream())
+
+
+@case("""
+    | in       | out        |
+    | a 1 9    | a [1] 9    |
+    | a 2 5    | a [1,2] 9  |
+    | a 0 6    | a - 9      |
+    | a 3 4    | a [3] 4    |
+    | a 4 2    | a [3,4] 4  |
+""")
+def aggregate_of_late_records(of: Case) -> None:
     def add(_key: str, value: int, numbers: list[int]) -> list[int] | None:
         return [*numbers, value] if value else None
 

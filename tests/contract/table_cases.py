@@ -1,5 +1,6 @@
 """The operators of tables and the joins, each as a text table; see operator_tables."""
 
+import statestore as ss
 from tests.contract.operator_tables import Case, collection
 
 CASES, case = collection()
@@ -167,6 +168,40 @@ def table_join(of: Case) -> None:
 """)
 def table_left_join(of: Case) -> None:
     of.out(of.table("in").left_join(of.table("right"), lambda a, b: [a, b]).to_stream())
+
+
+@case("""
+    | in           | out           |
+    | a 1 9        | a [1,null] 9  |
+    | right:b 0 10 |               |
+    | right:a 8 5  | a [1,8] 9     |
+    | right:a 7 11 | a [1,7] 11    |
+    | c 1 12       | c [1,null] 12 |
+    | a 2 3        | a [2,7] 11    |
+    | right:b 0 13 |               |
+    | right:a - 4  | a [2,null] 4  |
+    | right:a 6 1  | a [2,6] 3     |
+    | a - 14       | a - 14        |
+""")
+def table_left_join_of_late_updates(of: Case) -> None:
+    left, right = of.table("in"), of.table("right")
+    of.out(left.left_join(right, lambda a, b: [a, b], of.kept()).to_stream())
+
+
+@case("""
+    | in            | out           |
+    | right:a 1 10  |               |
+    | a 1 15        |               |
+    | right:a 5 20  |               |
+    | right:a 7 12  |               |
+    | a 2 25        | a [2,[5]] 25  |
+    | a 3 14        | a [3,[7]] 14  |
+""")
+def join_with_a_view_of_a_table_with_history(of: Case) -> None:
+    kept = ss.Materialized(of.of("right"), history_retention_ms=1000)
+    table = of.builder.table(of.of("right"), materialized=kept)
+    seen = table.filter(lambda _key, value: value > 3).map_values(lambda value: [value])
+    of.out(of.stream().join(seen, lambda a, b: [a, b]))
 
 
 @case("""

@@ -249,7 +249,7 @@ def test_the_versions_of_a_store_written_as_a_changelog_make_the_same_store(
     outbox = broker.plain_outbox("x")
     outbox.open()
     engine = open_to_rewrite(tmp_path / "one" / "rates")
-    assert sum(len(batch.keys) for batch in logged(engine, "versioned")) == 9
+    assert sum(len(batch.keys) for batch in logged(engine, "versioned", 0)) == 9
     end = seed(outbox, log, engine, "versioned", 0)
     engine.close()
     assert end == 9

@@ -43,6 +43,18 @@ def window_reduce_with_grace(of: Case) -> None:
 
 @case("""
     | in       | out                |
+    | a 1 8    | a@0-10 1 8         |
+    | a 1 12   | a@10-20 1 12       |
+    | a 1 5    | a@0-10 2 8         |
+    | a 1 11   | a@10-20 2 12       |
+    | a 1 14   | a@10-20 3 14       |
+""")
+def window_count_of_late_records(of: Case) -> None:
+    of.out(of.stream().group_by_key().windowed_by(GRACE).count(of.kept()).to_stream())
+
+
+@case("""
+    | in       | out                |
     | a 1 3    | a@0-10 ["a",1] 3   |
     | a 2 4    | a@0-10 ["a",1,2] 4 |
     | a 0 5    | a@0-10 - 5         |

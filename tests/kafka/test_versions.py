@@ -174,6 +174,8 @@ def upgrade(app: App, *more: str, crash_at: str = "") -> subprocess.CompletedPro
 
 def test_a_plain_store_is_upgraded_with_a_dry_run_a_refusal_and_a_kill_on_the_way(app: App) -> None:
     rates: Rows = [("EUR", "1", START_MS), ("EUR", "2", START_MS + 10), ("USD", "3", START_MS)]
+    # Every partition has seen a later time than these when they are logged.
+    rates += [(f"later{i}", "-", START_MS + 60_000) for i in range(50)]
     produce(app, "rates", rates)
     run_here(app, "plain")
     dry: dict[str, Any] = json.loads(upgrade(app, "--dry-run").stdout)
@@ -193,7 +195,9 @@ def test_a_plain_store_is_upgraded_with_a_dry_run_a_refusal_and_a_kill_on_the_wa
     done = json.loads(upgrade(app).stdout)
     assert (done["set_aside"], done["applied"]) == (["0_0", "0_1"], True)
     assert done["compaction_lag_before_ms"] == dry["compaction_lag_ms"]
-    assert run_here(app, "late_spared").restored_records == 2
+    # What came before the upgrade keeps its own time, not that of the commit which logged it.
+    produce(app, "rates", [("EUR", "4", START_MS + 1_000)])
+    assert run_here(app, "late_spared").restored_records == 52
     kept = {key: [value for value, _, _ in rows] for key, rows in histories(app).items()}
-    assert kept == {"EUR": [b"2"], "USD": [b"3"], "JPY": [], "GBP": []}
+    assert kept == {"EUR": [b"4", b"2"], "USD": [b"3"], "JPY": [], "GBP": []}
     assert len(list((folder / "quarantine").iterdir())) == 2

@@ -23,11 +23,18 @@ Stage = Callable[[Fact], Iterator[Fact]]
 GRACE = 5
 
 
+class Row(NamedTuple):
+    """What a table has of a key: a value, and the latest time of what it was made of."""
+
+    value: Any
+    time: int
+
+
 class Naive:
     """The pipeline, alive."""
 
     def __init__(self, program: list[Step]) -> None:
-        self._right: dict[str, Any] = {}
+        self._right: dict[str, Row] = {}
         self._on_right: list[tuple[int, Stage]] = []
         self._stages: list[Stage] = []
         for place, (name, number) in enumerate(program):
@@ -39,8 +46,9 @@ class Naive:
             return self._from(0, fact)
         if fact.key is None:
             return []
-        update = fact._replace(old=self._right.get(fact.key))
-        _set(self._right, fact.key, fact.value)
+        old = self._right.get(fact.key)
+        update = fact._replace(old=None if old is None else old.value)
+        _set(self._right, fact)
         return [
             out
             for place, stage in self._on_right
@@ -80,47 +88,43 @@ class Naive:
 
     # With stores.
 
-    def count(self, _number: int, _place: int) -> Stage:
-        counts: dict[str, int] = {}
+    def _folded(self, fold: Callable[[Any, Any], Any]) -> Stage:
+        """An aggregate is stamped with the latest of its records, as long as it is there."""
+        rows: dict[str, Row] = {}
 
         def stage(fact: Fact) -> Iterator[Fact]:
             if fact.key is not None and fact.value is not None:
-                counts[fact.key] = counts.get(fact.key, 0) + 1
-                yield Fact(fact.key, counts[fact.key], fact.time)
+                old = rows.get(fact.key)
+                time = fact.time if old is None else max(fact.time, old.time)
+                made = fold(None if old is None else old.value, fact.value)
+                _set(rows, Fact(fact.key, made, time))
+                yield Fact(fact.key, made, time)
 
         return stage
+
+    def count(self, _number: int, _place: int) -> Stage:
+        return self._folded(lambda old, _value: (old or 0) + 1)
 
     def reduce(self, _number: int, _place: int) -> Stage:
-        best: dict[str, int] = {}
-
-        def stage(fact: Fact) -> Iterator[Fact]:
-            if fact.key is not None and fact.value is not None:
-                best[fact.key] = max(best.get(fact.key, fact.value), fact.value)
-                yield Fact(fact.key, best[fact.key], fact.time)
-
-        return stage
+        return self._folded(lambda old, value: value if old is None else max(old, value))
 
     def aggregate(self, number: int, _place: int) -> Stage:
-        sums: dict[str, int] = {}
+        def fold(old: Any, value: Any) -> Any:
+            total = (old or 0) + value
+            return total if total % number else None
 
-        def stage(fact: Fact) -> Iterator[Fact]:
-            if fact.key is not None and fact.value is not None:
-                total = sums.get(fact.key, 0) + fact.value
-                _set(sums, fact.key, total if total % number else None)
-                yield Fact(fact.key, sums.get(fact.key), fact.time)
-
-        return stage
+        return self._folded(fold)
 
     def table_views(self, number: int, _place: int) -> Stage:
-        rows: dict[str, Any] = {}
+        rows: dict[str, Row] = {}
 
         def shown(value: Any) -> Any:
             return None if value is None or value % number == 0 else value + 1
 
         def stage(fact: Fact) -> Iterator[Fact]:
             if fact.key is not None:
-                old, new = shown(rows.get(fact.key)), shown(fact.value)
-                _set(rows, fact.key, fact.value)
+                old, new = shown(_value(rows, fact.key)), shown(fact.value)
+                _set(rows, fact)
                 if old is not None or new is not None:
                     yield Fact(fact.key, new, fact.time)
 
@@ -128,7 +132,7 @@ class Naive:
 
     def join(self, _number: int, _place: int) -> Stage:
         def stage(fact: Fact) -> Iterator[Fact]:
-            row = None if fact.key is None else self._right.get(fact.key)
+            row = _value(self._right, fact.key)
             if fact.value is not None and row is not None:
                 yield Fact(fact.key, fact.value + row, fact.time)
 
@@ -136,7 +140,7 @@ class Naive:
 
     def left_join(self, _number: int, _place: int) -> Stage:
         def stage(fact: Fact) -> Iterator[Fact]:
-            row = None if fact.key is None else self._right.get(fact.key)
+            row = _value(self._right, fact.key)
             if fact.value is not None:
                 yield Fact(fact.key, fact.value + (row or 0), fact.time)
 
@@ -153,44 +157,46 @@ class Naive:
         return stage
 
     def table_join(self, _number: int, place: int) -> Stage:
-        rows: dict[str, Any] = {}
+        rows: dict[str, Row] = {}
 
         def on_left(fact: Fact) -> Iterator[Fact]:
             if fact.key is not None:
-                _set(rows, fact.key, fact.value)
+                _set(rows, fact)
                 other = self._right.get(fact.key)
                 if other is not None:
-                    yield Fact(fact.key, _plus(fact.value, other), fact.time)
+                    yield Fact(fact.key, _plus(fact.value, other.value), max(fact.time, other.time))
 
         def on_right(fact: Fact) -> Iterator[Fact]:
             mine = rows.get(fact.key or "")
             if mine is not None:
-                yield Fact(fact.key, _plus(fact.value, mine), fact.time)
+                yield Fact(fact.key, _plus(fact.value, mine.value), max(fact.time, mine.time))
 
         self._on_right.append((place, on_right))
         return on_left
 
     def table_left_join(self, _number: int, place: int) -> Stage:
-        rows: dict[str, Any] = {}
+        rows: dict[str, Row] = {}
 
         def on_left(fact: Fact) -> Iterator[Fact]:
             if fact.key is not None:
                 old = rows.get(fact.key)
-                _set(rows, fact.key, fact.value)
+                _set(rows, fact)
                 other = self._right.get(fact.key)
                 if (fact.value, old, other) != (None, None, None):
-                    yield Fact(fact.key, _plus(fact.value, other or 0), fact.time)
+                    value, time = (0, fact.time) if other is None else other
+                    yield Fact(fact.key, _plus(fact.value, value), max(fact.time, time))
 
         def on_right(fact: Fact) -> Iterator[Fact]:
             mine = rows.get(fact.key or "")
             if mine is not None:
-                yield Fact(fact.key, mine + (fact.value or 0), fact.time)
+                made = mine.value + (fact.value or 0)
+                yield Fact(fact.key, made, max(fact.time, mine.time))
 
         self._on_right.append((place, on_right))
         return on_left
 
     def windows(self, number: int, _place: int) -> Stage:
-        counts: dict[tuple[int, str], int] = {}
+        counts: dict[tuple[int, str], Row] = {}
         now = -1
 
         def stage(fact: Fact) -> Iterator[Fact]:
@@ -200,8 +206,10 @@ class Naive:
             now = max(now, fact.time)
             start = fact.time // number * number
             if start + number > now - GRACE:
-                counts[(start, fact.key)] = counts.get((start, fact.key), 0) + 1
-                yield Fact(f"{fact.key}@{start}", counts[(start, fact.key)], fact.time)
+                old = counts.get((start, fact.key), Row(0, fact.time))
+                made = Row(old.value + 1, max(old.time, fact.time))
+                counts[(start, fact.key)] = made
+                yield Fact(f"{fact.key}@{start}", made.value, made.time)
 
         return stage
 
@@ -224,11 +232,17 @@ class Naive:
         return stage
 
 
-def _set(rows: dict[str, Any], key: str, value: Any) -> None:
-    if value is None:
-        rows.pop(key, None)
+def _set(rows: dict[str, Row], fact: Fact) -> None:
+    assert fact.key is not None
+    if fact.value is None:
+        rows.pop(fact.key, None)
     else:
-        rows[key] = value
+        rows[fact.key] = Row(fact.value, fact.time)
+
+
+def _value(rows: dict[str, Row], key: str | None) -> Any:
+    row = rows.get(key or "")
+    return None if row is None else row.value
 
 
 def _plus(value: Any, number: int) -> Any:

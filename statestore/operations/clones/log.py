@@ -6,7 +6,8 @@ from itertools import islice
 from statestore.errors import TaskCorrupted, Unavailable
 from statestore.model import TopicPartition
 from statestore.ports import Bounds, Changelog, Engine, Outbox, Records
-from statestore.stores import keyvalue, versioned_layout
+from statestore.stores import keyvalue, offsets, versioned_layout
+from statestore.stores.row_times import read_times
 from statestore.stores.specs import WindowSpec
 from statestore.stores.staged_table import Changes
 from statestore.stores.windows import keys_of
@@ -15,17 +16,21 @@ from statestore.tasks.changelog_times import sendable
 _AT_ONCE = 20_000
 
 
-def logged(engine: Engine, kind: str) -> Iterator[Changes]:
-    """The rows of a built-in store as its changelog has them, in batches, older versions first."""
+def logged(engine: Engine, kind: str, otherwise_ms: int) -> Iterator[Changes]:
+    """The rows of a built-in store as its changelog has them, in batches, older versions first.
+
+    `otherwise_ms`: the time of rows that have none of their own.
+    """
     if kind == versioned_layout.KIND:
         yield from _versions(engine)
         return
     rows = iter(engine.table(keyvalue.TABLE).scan())
     while batch := list(islice(rows, _AT_ONCE)):
         keys = [key for key, _ in batch]
+        times = read_times(engine.table(offsets.TABLE), keys, otherwise_ms)
         if kind == WindowSpec.kind:
             keys = keys_of(keys)
-        yield Changes(keys, [value for _, value in batch])
+        yield Changes(keys, [value for _, value in batch], times)
 
 
 def seed(
@@ -33,12 +38,8 @@ def seed(
 ) -> int | None:
     """Write the rows of a store into its new changelog; the offset after them, None if no row."""
     outbox.begin()
-    for changes in logged(engine, kind):
-        times, headers = changes.times, None
-        if times is None:
-            times = [stream_time_ms] * len(changes.keys)
-        else:
-            times, headers = sendable(times)
+    for changes in logged(engine, kind, stream_time_ms):
+        times, headers = sendable(changes.times)
         topic, partition = log
         records = Records(topic, changes.keys, changes.values, times, partition, headers)
         outbox.send(records, tracked=True)
