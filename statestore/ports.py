@@ -160,9 +160,14 @@ class Outbox(Protocol):
     """
 
     def open(self) -> None:
-        """Fence the last owner of this id and settle what it left open."""
+        """Fence the last owner and settle what it left open; what follows begins anew."""
 
-    def begin(self) -> None: ...
+    def begin(self, number: int | None = None) -> None:
+        """Begin a transaction; a stream task says the number of the commit it is to be.
+
+        No other transaction's late messages can touch it (SEMANTICS E2a). Of two owners that
+        commit the same number only one can succeed, whatever either of them knows of the other.
+        """
 
     def send(self, records: Records, *, tracked: bool = False) -> None:
         """Append records, in order. Tracked: `ends` knows where they end."""

@@ -96,10 +96,8 @@ def load(
     Topics must exist (`create_topics`). The older of two loads at a time ends with Fenced. A topic
     with some of the records, or fewer of another kind, is refused.
     """
-    outbox = TransactionalOutbox(settings, transactional_id=_LOADER, group_id=_LOADER)
+    outbox = TransactionalOutbox(settings, transactional_ids=[_LOADER], group_id=_LOADER)
     try:
-        # First: from here on no other load can commit, so what is counted next stays true.
-        outbox.open()
         return [_fill(settings, outbox, sample, on_sent) for sample in samples]
     finally:
         outbox.close()
@@ -194,6 +192,8 @@ def _fill(
     on_sent: Callable[[str, int], None],
 ) -> Loaded:
     began = time.monotonic()
+    # First: from here on no other load can commit, so what is counted next stays true.
+    outbox.open()
     held, wanted = _records_in(settings, sample.topic), len(sample.keys)
     if 0 < held < wanted:
         raise Misuse(

@@ -32,8 +32,9 @@ from statestore.settings import Settings
 from statestore.stores.built_in import BuiltIn
 from statestore.stores.specs import BuiltInSpec
 from statestore.tasks.budget import Share, Slot
+from statestore.tasks.commit import CommitStamp
 from statestore.tasks.lifecycle import StreamTask
-from statestore.tasks.plan import TaskEdges, TaskPlan, TaskReport, transactional_id
+from statestore.tasks.plan import TaskEdges, TaskPlan, TaskReport, transactional_ids
 from statestore.tasks.progress import ProgressFile
 from statestore.tasks.slot import Served, serve
 from statestore.topology.graph import Topology
@@ -208,9 +209,10 @@ def _edges(settings: Settings, planned: PlannedTask, clock: Clock, slots: int) -
     outbox = (
         TransactionalOutbox(
             settings,
-            transactional_id=transactional_id(group_id, planned.task_id),
+            transactional_ids=transactional_ids(group_id, planned.task_id),
             group_id=group_id,
             batch_bytes=planned.batch_bytes,
+            number_of=CommitStamp.number_in,
         )
         if settings.exactly_once
         else PlainOutbox(settings, group_id=group_id, batch_bytes=planned.batch_bytes)

@@ -1,7 +1,8 @@
 """Reads what a consumer group committed, and waits until that is known for certain."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from contextlib import closing
+from typing import Any
 
 import tenacity
 from confluent_kafka import KafkaError, KafkaException
@@ -16,48 +17,61 @@ from statestore.settings import Settings
 _PAUSE_S = 0.03
 
 
-class Group(NamedTuple):
-    """A group as its coordinator knows it; a transaction commits for it as `member`."""
+class GroupClient:
+    """A consumer that never joins its group: it asks where the group stands.
 
-    offsets: list[KafkaPartition]
-    member: Any
+    Not an admin client: its ListConsumerGroupOffsets crashes the process when the coordinator
+    is loading or moved (librdkafka 2.16: the error handler reaches for a consumer group that an
+    admin client does not have).
+    """
+
+    def __init__(self, settings: Settings, group_id: str, *, stable: bool = True) -> None:
+        """`stable` False: asks for the offsets of now, which an open transaction may move."""
+        self._settings = settings
+        self._group_id = group_id
+        self._trouble = Trouble()
+        self._client = consumer(settings, group_id, self._trouble, stable=stable)
+
+    def member(self) -> Any:
+        """Who a transaction commits the group's offsets as."""
+        return self._client.consumer_group_metadata()
+
+    def committed(self, tps: Sequence[TopicPartition]) -> list[KafkaPartition]:
+        """The committed offsets, once the coordinator is there and, if stable, none is pending."""
+        doing = f"read the committed offsets of group {self._group_id}"
+        timeout_s = self._settings.request_timeout_ms / 1000
+        try:
+            found: list[KafkaPartition] = tenacity.Retrying(
+                stop=tenacity.stop_after_delay(timeout_s),
+                wait=tenacity.wait_fixed(_PAUSE_S),
+                retry=tenacity.retry_if_result(_any_unstable)
+                | tenacity.retry_if_exception(is_passing),
+                retry_error_callback=last_result,
+            )(self._client.committed, [KafkaPartition(*tp) for tp in tps], timeout_s)
+        except KafkaException as failure:
+            if not is_passing(failure) and not is_silence(failure):
+                raise translated(failure, doing) from failure
+            self._client.poll(0)
+            if self._trouble:
+                raise unanswered(self._settings, self._trouble, doing) from failure
+            raise Unavailable(
+                f"could not {doing} within {timeout_s:g} s: its coordinator is not ready, or a "
+                "transaction that carries some is open: its owner still runs, or it ends by "
+                "transaction.timeout.ms"
+            ) from failure
+        return found
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._client.close()
 
 
 def read_group(
     settings: Settings, group_id: str, tps: Sequence[TopicPartition], *, stable: bool = True
-) -> Group:
-    """The committed offsets, once no transaction holds one open and the coordinator is there.
-
-    `stable` False: those of now, which a transaction still open may be about to move.
-    Not by the admin client: its ListConsumerGroupOffsets crashes the process when the coordinator
-    is loading or moved (librdkafka 2.16: the error handler reaches for a consumer group that an
-    admin client does not have).
-    """
-    doing = f"read the committed offsets of group {group_id}"
-    timeout_s = settings.request_timeout_ms / 1000
-    trouble = Trouble()
-    client = consumer(settings, group_id, trouble, stable=stable)
-    try:
-        offsets = tenacity.Retrying(
-            stop=tenacity.stop_after_delay(timeout_s),
-            wait=tenacity.wait_fixed(_PAUSE_S),
-            retry=tenacity.retry_if_result(_any_unstable) | tenacity.retry_if_exception(is_passing),
-            retry_error_callback=last_result,
-        )(client.committed, [KafkaPartition(*tp) for tp in tps], timeout_s)
-        return Group(offsets, client.consumer_group_metadata())
-    except KafkaException as failure:
-        if not is_passing(failure) and not is_silence(failure):
-            raise translated(failure, doing) from failure
-        client.poll(0)
-        if trouble:
-            raise unanswered(settings, trouble, doing) from failure
-        raise Unavailable(
-            f"could not {doing} within {timeout_s:g} s: its coordinator is not ready, or a "
-            "transaction that carries some is open: its owner still runs, or it ends by "
-            "transaction.timeout.ms"
-        ) from failure
-    finally:
-        client.close()
+) -> list[KafkaPartition]:
+    """The committed offsets, asked once; see `GroupClient`."""
+    with closing(GroupClient(settings, group_id, stable=stable)) as client:
+        return client.committed(tps)
 
 
 def last_result(state: tenacity.RetryCallState) -> Any:

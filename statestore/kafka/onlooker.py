@@ -79,7 +79,7 @@ class KafkaOnlooker:
     def _committed(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, GroupOffset]:
         group = read_group(self._settings, self._settings.application_id, tps, stable=False)
         found = {}
-        for tp in group.offsets:
+        for tp in group:
             if tp.error is not None:
                 raise error_for(tp.error, f"read the committed offset of {tp.topic}-{tp.partition}")
             if tp.offset >= 0:

@@ -1,37 +1,26 @@
 """Writes outputs, changelog records and input offsets: in transactions, or plainly.
 
-How records reach the client is `sender.py`. One thread.
+How records reach the client is `sender.py`, which client carries which transaction `epochs.py`.
+One thread.
 """
 
 # ruff: noqa: SLF001 - librdkafka's local codes are public, underscored by convention
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
-from typing import Any
+from typing import NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from statestore.errors import (
-    CommitUnknown,
-    Fenced,
-    Misuse,
-    StateStoreError,
-    Unavailable,
-)
+from statestore.errors import CommitUnknown, Fenced, Misuse, StateStoreError, Unavailable
 from statestore.kafka.bounded import Overdue, bounded
-from statestore.kafka.clients import (
-    TRANSACTION_LOG,
-    Properties,
-    Trouble,
-    connect,
-    consumer,
-    unanswered,
-)
-from statestore.kafka.errors import error_for, hear_out, kafka_error, translated
-from statestore.kafka.groups import read_group
+from statestore.kafka.clients import TRANSACTION_LOG, Properties, Trouble, consumer, unanswered
+from statestore.kafka.epochs import Epochs, Turn
+from statestore.kafka.errors import error_for, kafka_error, translated
+from statestore.kafka.groups import GroupClient
 from statestore.kafka.sender import Sender
 from statestore.model import TopicPartition
 from statestore.ports import Records
@@ -43,75 +32,96 @@ _CLOSE_S = 5.0
 # How often a wait for acknowledgements looks whether a record was refused meanwhile.
 _GLANCE_S = 0.2
 
+NumberOf = Callable[[str], int]
+"""The commit number in the metadata of a committed input offset; 0 if it carries none."""
+
+
+def no_number(_metadata: str) -> int:
+    """For outboxes whose transactions are not numbered."""
+    return 0
+
+
+class _Carried(NamedTuple):
+    """One transaction: its number, its producer, and what it wrote."""
+
+    number: int
+    sender: Sender
+    topics: set[str]
+    inputs: set[TopicPartition]
+
 
 class TransactionalOutbox:
     """`ports.Outbox` under exactly_once: one Kafka transaction from begin to commit.
 
+    With two ids they take turns (`epochs.py`); with one, each `open` is good for one transaction.
     After Fenced only `open` helps; after any other error `abort` does, except CommitUnknown:
-    `commit` again. A record a broker refused (rather than the client) may cost the next
-    transaction too: the client then has to ask for a new epoch, and says Unavailable once.
+    `commit` again.
     """
 
     def __init__(
         self,
         settings: Settings,
         *,
-        transactional_id: str,
+        transactional_ids: Sequence[str],
         group_id: str,
+        number_of: NumberOf = no_number,
         batch_bytes: int | None = None,
     ) -> None:
         """`batch_bytes`: the most that the topics it writes take at once."""
         self._settings = settings
         self._batch_bytes = batch_bytes
-        self._id = transactional_id
+        self._name = transactional_ids[0]
         self._group_id = group_id
+        self._number_of = number_of
         self._trouble = Trouble()
-        self._sender: Sender | None = None
-        self._group: Any = None
-        self._open_transaction = False
+        self._epochs = Epochs(settings, transactional_ids, self._trouble, self._sender)
+        self._group: GroupClient | None = None
+        self._current: _Carried | None = None
         self._is_busy = False
-        self._sent: tuple[Mapping[TopicPartition, int], str] | None = None
-        self._committed: tuple[Mapping[TopicPartition, int], str] | None = None
+        self._ended = 0
+        self._committed: int | None = None
+        self._ends: dict[TopicPartition, int] = {}
         self._fenced: Fenced | None = None
 
     def open(self) -> None:
-        """Fence the last owner of this id and abort what it left open."""
+        """Fence the last owner of these ids and abort what it left open."""
         self._discard()
-        self._fenced = None
-        properties: Properties = {
-            "transactional.id": self._id,
-            "transaction.timeout.ms": self._settings.transaction_timeout_ms,
-        }
-        sender = self._sender = Sender(
-            self._settings, properties, self._trouble, batch_bytes=self._batch_bytes
-        )
-        try:
-            with ThreadPoolExecutor(1) as aside:  # both mostly wait
-                connected = aside.submit(connect, sender.client, self._timeout_s)
-                if self._group is None:
-                    # A producer that looks for the group's coordinator in vain waits beyond its
-                    # timeout: let a consumer find it first.
-                    anything = [TopicPartition(TRANSACTION_LOG, 0)]
-                    self._group = read_group(self._settings, self._group_id, anything).member
-                connected.result()
-            sender.client.init_transactions(self._timeout_s)
-        except KafkaException as failure:
-            hear_out(sender.client)
-            raise self._error(failure, "open") from failure
+        self._fenced = self._committed = None
+        with ThreadPoolExecutor(1) as aside:  # both mostly wait
+            opened = aside.submit(self._epochs.open_all)
+            if self._group is None:
+                # A producer that looks for the group's coordinator in vain waits beyond its
+                # timeout: let a consumer find it first.
+                group = GroupClient(self._settings, self._group_id, stable=False)
+                try:
+                    group.committed([TopicPartition(TRANSACTION_LOG, 0)])
+                except BaseException:
+                    group.close()
+                    raise
+                self._group = group
+            opened.result()
 
-    def begin(self) -> None:
+    def begin(self, number: int | None = None) -> None:
         """Begin a transaction; the broker learns of it with the first record or offset."""
-        sender = self._ready()
-        sender.forget()
+        self._require_owner()
+        assert self._current is None, "one transaction at a time"
+        number = self._ended if number is None else number
         try:
+            sender = self._epochs.take(number)
             sender.client.begin_transaction()
         except KafkaException as failure:
             raise self._error(failure, "begin") from failure
-        self._open_transaction = True
+        except Fenced as fenced:
+            self._fenced = fenced
+            raise
+        self._current = _Carried(number, sender, set(), set())
+        self._ends = sender.ends
 
     def send(self, records: Records, *, tracked: bool = False) -> None:
         """See `ports.Outbox`. RecordFailed, TopicMissing: abort; other records may be queued."""
-        sender = self._ready()
+        current = self._ready()
+        sender = current.sender
+        current.topics.add(records.topic)
         # Any record's failure fails the commit; the last one's report tells of a missing topic.
         report = sender.on_tracked if tracked else sender.on_report
         try:
@@ -121,19 +131,27 @@ class TransactionalOutbox:
 
     def send_offsets(self, offsets: Mapping[TopicPartition, int], metadata: str) -> None:
         """The group's input offsets join the transaction."""
-        sender = self._ready()
+        current = self._ready()
+        assert self._group is not None
+        member, joining = self._group.member(), _with_metadata(offsets, metadata)
+        client, timeout_s = current.sender.client, self._timeout_s
         try:
-            self._join(sender, _with_metadata(offsets, metadata), self._timeout_s)
+            # After Overdue only `open` helps, with new clients: what the old one may still do then
+            # is fenced, and commits nothing.
+            bounded(
+                lambda: client.send_offsets_to_transaction(joining, member, timeout_s), timeout_s
+            )
         except KafkaException as failure:
             raise self._reason(failure, "send input offsets") from failure
         except Overdue as overdue:
-            doing = f"send input offsets ({self._id})"
+            self._is_busy = True
+            doing = f"send input offsets ({self._name})"
             raise unanswered(self._settings, self._trouble, doing) from overdue
-        self._sent = offsets, metadata
+        current.inputs.update(offsets)
 
     def flush(self) -> None:
         """Wait until every record sent is acknowledged; a failed one shows here or at commit."""
-        sender = self._ready()
+        sender = self._ready().sender
         refused = self._drain(sender)
         sender.raise_failure()
         if refused is not None:
@@ -144,76 +162,63 @@ class TransactionalOutbox:
 
     def commit(self) -> None:
         """All or nothing; CommitUnknown: not answered in time, call again to go on waiting."""
-        sender = self._ready()
+        current = self._ready()
         try:
-            self._drain(sender)
-            sender.client.commit_transaction(self._timeout_s)
+            self._drain(current.sender)
+            current.sender.client.commit_transaction(self._timeout_s)
         except KafkaException as failure:
             error = kafka_error(failure)
             if error and error.retriable() and not error.fatal() and not error.txn_requires_abort():
                 raise CommitUnknown(
-                    f"the commit of {self._id} was not answered within {self._timeout_s:g} s"
+                    f"the commit of {self._name} was not answered within {self._timeout_s:g} s"
                     f"{self._trouble}: it may or may not have happened: commit again to learn which"
                 ) from failure
-            sender.raise_failure()
+            current.sender.raise_failure()
             raise self._error(failure, "commit") from failure
-        self._open_transaction = False
-        self._committed, self._sent = self._sent, None
+        self._committed = current.number
+        self._ended += 1
+        # Two transactions later this id is in turn again: whoever committed that one was here.
+        self._spent(current, current.number + 2)
 
     def abort(self) -> None:
         """Drop what was sent since begin; without an open transaction nothing happens."""
-        sender = self._ready()
+        self._require_owner()
         # A client busy with an overdue call does nothing else: the next `open` aborts.
-        if not self._open_transaction or self._is_busy:
+        if self._current is None or self._is_busy:
             return
-        try:
-            sender.client.abort_transaction(self._timeout_s)
-        except KafkaException as failure:
-            raise self._error(failure, "abort") from failure
-        self._open_transaction = False
-        self._sent = None
+        # Its id is opened anew, which aborts it; the client itself may wait for long before it does.
+        self._spent(self._current, self._current.number)
 
     def ends(self) -> dict[TopicPartition, int]:
         """Per tracked partition written since begin: the offset after its last record."""
-        return dict(self._ready().ends)
+        return dict(self._ends)
 
     def close(self) -> None:
         """Abort what is open, wait until the last commit can be read, and let go.
 
         As far as the broker answers soon. It answers a commit before the records are marked as
-        committed, which makes them readable, but takes nothing new into a transaction before that:
-        so one that changes nothing, then aborted, is the way to wait.
+        committed, which makes them readable; the id can be opened anew only after that.
         """
-        sender = self._sender
-        if sender is not None and self._fenced is None and not self._is_busy:
-            client = sender.client
-            try:
-                if not self._open_transaction and self._committed is not None:
-                    offsets = _with_metadata(*self._committed)
-                    client.begin_transaction()
-                    self._open_transaction = True
-                    self._join(sender, offsets, _CLOSE_S)
-                if self._open_transaction:
-                    client.abort_transaction(_CLOSE_S)
-            except (KafkaException, Overdue) as failure:
-                _log.info("transaction of %s left for its next owner: %s", self._id, failure)
-        self._discard()
+        current, self._current = self._current, None
+        if current is not None:
+            if self._fenced is None and not self._is_busy:
+                try:
+                    current.sender.client.abort_transaction(_CLOSE_S)
+                except KafkaException as failure:
+                    _log.info("transaction of %s left for its next owner: %s", self._name, failure)
+            current.sender.close()
+        if self._committed is not None:
+            self._epochs.wait_ended(self._committed, _CLOSE_S)
+        self._epochs.close()
+        if self._group is not None:
+            self._group.close()
 
     @property
     def _timeout_s(self) -> float:
         return self._settings.request_timeout_ms / 1000
 
-    def _join(self, sender: Sender, offsets: list[KafkaPartition], timeout_s: float) -> None:
-        """Offsets join the transaction; after Overdue only `open` helps, with a new client.
-
-        What the old one may still do then is fenced, and commits nothing.
-        """
-        arguments = (offsets, self._group, timeout_s)
-        try:
-            bounded(lambda: sender.client.send_offsets_to_transaction(*arguments), timeout_s)
-        except Overdue:
-            self._is_busy = True
-            raise
+    def _sender(self, properties: Properties) -> Sender:
+        return Sender(self._settings, properties, self._trouble, batch_bytes=self._batch_bytes)
 
     def _drain(self, sender: Sender) -> KafkaException | None:
         """Wait until every record is acknowledged, or one is refused: the client's word for that.
@@ -230,33 +235,58 @@ class TransactionalOutbox:
                     return refused
         return None
 
-    def _ready(self) -> Sender:
-        assert self._sender is not None, "open comes first"
+    def _spent(self, current: _Carried, next_number: int) -> None:
+        """Transaction `current` has ended; `next_number` will be the next one of its id."""
+        self._current = None
+        inputs = list(current.inputs)
+        turn = Turn(current.topics, lambda: self._check_alone(inputs, next_number))
+        self._epochs.spent(current.number, current.sender, turn)
+
+    def _check_alone(self, inputs: Collection[TopicPartition], number: int) -> None:
+        """Fenced if the group already has transaction `number`, or a later one, of another owner.
+
+        The id was just opened, so whoever would commit `number` from now on has opened it again.
+        """
+        if not inputs or self._group is None:
+            return
+        found = self._group.committed(sorted(inputs))
+        latest = max((self._number_of(at.metadata or "") for at in found), default=0)
+        if latest >= number:
+            raise Fenced(
+                f"{self._name}: commit {latest} of this stream task is not this owner's: a newer "
+                "owner took over"
+            )
+
+    def _require_owner(self) -> None:
         if self._fenced is not None:
             raise Fenced(str(self._fenced))
-        return self._sender
+
+    def _ready(self) -> _Carried:
+        self._require_owner()
+        assert self._current is not None, "begin comes first"
+        return self._current
 
     def _discard(self) -> None:
-        sender, self._sender, self._open_transaction = self._sender, None, False
-        self._sent = self._committed = None
+        current, self._current = self._current, None
         self._is_busy = False
-        if sender is not None:
-            sender.close()
+        if current is not None:
+            current.sender.close()
+        self._epochs.discard()
 
     def _reason(self, failure: KafkaException, doing: str) -> StateStoreError:
         """Why the client refuses; it says so only when asked to begin anew."""
         error = kafka_error(failure)
         spoiled = error is not None and error.code() in {KafkaError._STATE, KafkaError._FATAL}
-        if not spoiled or not self._open_transaction:
+        if not spoiled:
             return self._error(failure, doing)
         try:
-            self._ready().client.begin_transaction()
+            self._ready().sender.client.begin_transaction()
         except KafkaException as reason:
             return self._error(reason, doing)
         raise AssertionError("a second transaction began inside the first") from failure
 
     def _error(self, failure: KafkaException, doing: str) -> StateStoreError:
-        doing = f"{doing} ({self._id})"
+        doing = f"{doing} ({self._name})"
         error = kafka_error(failure)
         if error is not None and error.code() in {KafkaError._TIMED_OUT, KafkaError._TRANSPORT}:
             return unanswered(self._settings, self._trouble, doing)
@@ -292,7 +322,7 @@ class PlainOutbox:
         self.close()
         self._sender = Sender(self._settings, {}, self._trouble, batch_bytes=self._batch_bytes)
 
-    def begin(self) -> None:
+    def begin(self, _number: int | None = None) -> None:
         """Forget the last unit's ends and failures."""
         self._ready().forget()
 

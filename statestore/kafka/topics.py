@@ -278,7 +278,7 @@ class KafkaCluster:
             return {}
         committed = {}
         group = read_group(self._settings, self._settings.application_id, tps, stable=stable)
-        for tp in group.offsets:
+        for tp in group:
             if tp.error is not None:
                 raise error_for(tp.error, f"read the committed offset of {tp.topic}-{tp.partition}")
             if tp.offset >= 0:

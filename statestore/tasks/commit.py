@@ -58,6 +58,14 @@ class CommitStamp(msgspec.Struct, frozen=True):
         number = max((stamp.number for stamp in stamps), default=0)
         return cls(number, max(times, default=None))
 
+    @classmethod
+    def number_in(cls, metadata: str) -> int:
+        """The commit number a committed input offset carries; 0 if it is none of ours."""
+        try:
+            return msgspec.json.decode(metadata, type=cls).number
+        except msgspec.DecodeError:
+            return 0
+
 
 Settle = Callable[["Commit"], Mapping[TopicPartition, int] | None]
 """Asks the log about an unanswered commit: the changelogs' ends if it went through."""

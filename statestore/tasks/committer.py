@@ -67,7 +67,7 @@ class Committer:
         """Before the first write of a transaction, or oftener."""
         if not self._begun:
             self._stores.before_write()
-            self._edges.outbox.begin()
+            self._edges.outbox.begin(self.stamp.number + 1)
             self._begun = True
 
     def commit(self, offsets: Mapping[TopicPartition, int], stream_time_ms: int | None) -> None:

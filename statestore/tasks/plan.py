@@ -48,9 +48,12 @@ class TaskPlan:
         return Intake(self.inputs, extracted, self.ends, judge, settings.max_task_idle_ms)
 
 
-def transactional_id(application_id: str, task: TaskId | str) -> str:
-    """The id a task's producer keeps for good: opening it fences the task's last owner."""
-    return f"{application_id}-{task}"
+def transactional_ids(application_id: str, task: TaskId | str) -> tuple[str, str]:
+    """The ids a task's producers keep for good: opening both fences the task's last owner.
+
+    The commits of a task take turns on them, by their number (docs/adr/0013).
+    """
+    return f"{application_id}-{task}", f"{application_id}-{task}-2"
 
 
 @dataclass

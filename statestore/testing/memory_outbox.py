@@ -33,8 +33,8 @@ class MemoryOutbox:
         self._epoch = self._state.fence(self._id)
         self._is_open, self._unanswered = False, None
 
-    def begin(self) -> None:
-        """Begin a transaction."""
+    def begin(self, _number: int | None = None) -> None:
+        """Begin a transaction; nothing is late in memory."""
         self._state.begin(self._id, self._epoch)
         self._writer.ends.clear()
         self._is_open = True
@@ -97,7 +97,7 @@ class MemoryPlainOutbox:
         """Nobody is fenced in this mode."""
         self._state.require_up()
 
-    def begin(self) -> None:
+    def begin(self, _number: int | None = None) -> None:
         """Forget the last unit's ends."""
         self._writer.ends.clear()
 

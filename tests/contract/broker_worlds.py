@@ -21,13 +21,15 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 
 from statestore.kafka.changelog import KafkaChangelog
-from statestore.kafka.outbox import PlainOutbox, TransactionalOutbox
+from statestore.kafka.outbox import NumberOf, PlainOutbox, TransactionalOutbox, no_number
 from statestore.kafka.source import KafkaSource
 from statestore.kafka.topics import KafkaCluster
 from statestore.kafka.witness import LogWitness
 from statestore.model import Header, Record, TopicPartition
 from statestore.ports import Changelog, Cluster, Outbox, Source, TopicSpec, Witness
 from statestore.settings import Settings
+from statestore.tasks.commit import CommitStamp
+from statestore.tasks.plan import transactional_ids
 from statestore.testing.local_kafka import LocalKafka
 from statestore.testing.memory_broker import MemoryBroker
 
@@ -57,7 +59,7 @@ class World(Protocol):
     def changelog(self) -> Changelog: ...
     def witness(self) -> Witness: ...
     def cluster(self, **settings: int) -> Cluster: ...
-    def transactional_id(self, name: str = "0_0") -> str: ...
+    def transactional_ids(self, name: str = "0_0") -> tuple[str, ...]: ...
     def rows(self, topic: str) -> list[Row]: ...
     def settle(self, topic: str) -> None: ...
     def produce(self, topic: str, rows: Sequence[Row]) -> None: ...
@@ -86,7 +88,7 @@ class MemoryWorld:
         return self.broker.source()
 
     def outbox(self, name: str = "0_0", **settings: int) -> Outbox:
-        return self.broker.outbox(self.transactional_id(name), self.application_id)
+        return self.broker.outbox(self.transactional_ids(name)[0], self.application_id)
 
     def plain_outbox(self) -> Outbox:
         return self.broker.plain_outbox(self.application_id)
@@ -100,8 +102,8 @@ class MemoryWorld:
     def cluster(self, **settings: int) -> Cluster:
         return self.broker.cluster(self.application_id)
 
-    def transactional_id(self, name: str = "0_0") -> str:
-        return f"{self.application_id}-{name}"
+    def transactional_ids(self, name: str = "0_0") -> tuple[str, ...]:
+        return transactional_ids(self.application_id, name)
 
     def rows(self, topic: str) -> list[Row]:
         return [
@@ -118,11 +120,11 @@ class MemoryWorld:
             self.broker.produce(TopicPartition(topic, row.partition), record)
 
     def expire(self, name: str) -> None:
-        self.broker.expire(self.transactional_id(name))
+        self.broker.expire(self.transactional_ids(name)[0])
 
     @contextmanager
     def silent_commit(self, name: str) -> Iterator[None]:
-        self.broker.lose_answer(self.transactional_id(name), happened=False)
+        self.broker.lose_answer(self.transactional_ids(name)[0], happened=False)
         yield
 
     def unreachable(self) -> World:
@@ -167,11 +169,18 @@ class KafkaWorld:
         self._stack.callback(source.close)
         return source
 
-    def outbox(self, name: str = "0_0", **settings: object) -> Outbox:
+    def outbox(self, name: str = "0_0", **settings: object) -> TransactionalOutbox:
+        return self.numbered_outbox(name, number_of=no_number, **settings)
+
+    def numbered_outbox(
+        self, name: str = "0_0", *, number_of: NumberOf = CommitStamp.number_in, **settings: object
+    ) -> TransactionalOutbox:
+        """As a stream task has it: its transactions carry the numbers of commits."""
         outbox = TransactionalOutbox(
             self.settings(**settings),
-            transactional_id=self.transactional_id(name),
+            transactional_ids=self.transactional_ids(name),
             group_id=self.application_id,
+            number_of=number_of,
         )
         self._stack.callback(outbox.close)
         return outbox
@@ -194,8 +203,8 @@ class KafkaWorld:
         self._stack.callback(cluster.close)
         return cluster
 
-    def transactional_id(self, name: str = "0_0") -> str:
-        return f"{self.application_id}-{name}"
+    def transactional_ids(self, name: str = "0_0") -> tuple[str, ...]:
+        return transactional_ids(self.application_id, name)
 
     def rows(self, topic: str) -> list[Row]:
         config = {

@@ -21,6 +21,7 @@ from tests.contract.broker_steps import (
     read,
     read_all,
     send,
+    succeed,
     until,
     values,
 )
@@ -113,7 +114,7 @@ def test_a_fenced_owner_cannot_go_on(world: World, step: str) -> None:
     with pytest.raises(Fenced):
         old.begin()
     old.close()
-    commit(new, topic, "after")
+    succeed(new, topic, "after")
     assert values(read_all(world, tp)) == [b"before", b"after"]
 
 
@@ -125,7 +126,7 @@ def test_a_fenced_owner_that_opens_again_is_the_owner(world: World) -> None:
         commit(outbox, topic, "zombie")
     outbox.open()
     outbox.abort()
-    commit(outbox, topic, "owner")
+    succeed(outbox, topic, "owner")
     assert values(read_all(world, TopicPartition(topic, 0))) == [b"owner"]
 
 
@@ -140,7 +141,7 @@ def test_settled_ids_have_nothing_open_and_their_owners_are_fenced(world: World)
         owner.send_offsets({tp: 7}, "lost")
         owner.flush()
     assert world.cluster().bounds([tp])[tp].end == 0
-    world.cluster().settle([world.transactional_id(name) for name in names])
+    world.cluster().settle([one for name in names for one in world.transactional_ids(name)])
     assert world.cluster().bounds([tp])[tp].end == 4, "two records, two marks of the end"
     assert world.cluster().group_offsets([tp]) == {}
     for owner in owners:
@@ -153,7 +154,7 @@ def test_settled_ids_have_nothing_open_and_their_owners_are_fenced(world: World)
 def test_nobody_settles_what_no_broker_answers_for(world: World) -> None:
     away = world.unreachable()
     with pytest.raises(Unavailable):
-        away.cluster(request_timeout_ms=500).settle([away.transactional_id()])
+        away.cluster(request_timeout_ms=500).settle(away.transactional_ids())
     world.cluster().settle([])
 
 

@@ -1,17 +1,21 @@
 """What only a real client can get wrong: full queues, a broker that refuses or keeps silent."""
 
 import random
+import threading
 import time
 from collections.abc import Callable
 
 import pytest
 
-from statestore.errors import InvalidSetting, RecordFailed, StateStoreError, Unavailable
+from statestore.errors import Fenced, InvalidSetting, RecordFailed, StateStoreError, Unavailable
 from statestore.kafka import source as kafka_source
+from statestore.kafka.outbox import TransactionalOutbox
 from statestore.kafka.settling import settle
 from statestore.model import TopicPartition
-from statestore.ports import Records
-from tests.contract.broker_worlds import KafkaWorld, Row
+from statestore.ports import Outbox, Records
+from statestore.tasks.commit import CommitStamp
+from tests.contract.broker_steps import send
+from tests.contract.broker_worlds import DEADLINE_S, KafkaWorld, Row
 
 pytestmark = pytest.mark.kafka
 
@@ -163,4 +167,59 @@ def test_a_transaction_timeout_above_the_brokers_limit_is_a_setting_wherever_an_
         with pytest.raises(InvalidSetting, match=wanted):
             kafka_world.outbox(transaction_timeout_ms=2_000_000_000).open()
         with pytest.raises(InvalidSetting, match=wanted):
-            settle(settings, [kafka_world.transactional_id(str(n)) for n in range(20)])
+            settle(settings, [kafka_world.transactional_ids(str(n))[0] for n in range(20)])
+
+
+def numbered(outbox: Outbox, topic: str, number: int, text: str) -> None:
+    """One commit of a stream task."""
+    outbox.begin(number)
+    send(outbox, topic, text)
+    outbox.send_offsets({TopicPartition(topic, 0): number}, CommitStamp(number, None).text())
+    outbox.commit()
+
+
+class Late(threading.Event):
+    """Holds an owner up before it opens an id anew, until it is set."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return super().wait(DEADLINE_S)
+
+    def is_set(self) -> bool:
+        return False
+
+
+def replaced(world: KafkaWorld, topic: str) -> tuple[Late, TransactionalOutbox, Outbox]:
+    """An owner that has committed and is about to open the id of its commit anew; its successor."""
+    old = world.numbered_outbox()
+    old.open()
+    late = old._epochs._cancelled = Late()
+    numbered(old, topic, 1, "1")
+    new = world.numbered_outbox()
+    new.open()
+    return late, old, new
+
+
+def test_an_owner_that_opens_an_id_when_its_successor_has_used_it_is_fenced(
+    kafka_world: KafkaWorld,
+) -> None:
+    topic = kafka_world.topic()
+    late, old, new = replaced(kafka_world, topic)
+    for number in range(2, 4):
+        numbered(new, topic, number, f"{number}")
+    late.set()
+    with pytest.raises(Fenced, match="commit 3 of this stream task is not this owner's"):
+        old.begin(3)
+    assert [row.value for row in kafka_world.rows(topic)] == [b"1", b"2", b"3"]
+
+
+def test_of_two_owners_of_one_commit_number_the_one_that_opened_last_succeeds(
+    kafka_world: KafkaWorld,
+) -> None:
+    topic = kafka_world.topic()
+    late, old, new = replaced(kafka_world, topic)
+    numbered(new, topic, 2, "2")
+    late.set()
+    numbered(old, topic, 3, "3")
+    with pytest.raises(Fenced):
+        numbered(new, topic, 3, "3 again")
+    assert [row.value for row in kafka_world.rows(topic)] == [b"1", b"2", b"3"]

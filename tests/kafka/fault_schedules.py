@@ -178,7 +178,7 @@ class Schedules:
 
     def run(self, seed: int) -> Story:
         """Live through one schedule and judge what it left."""
-        rng, name = Random(seed), f"late-{seed}"
+        rng, name = Random(seed), f"{self._scratch.name}-{seed}"
         poisonous, in_turn, restart = (rng.random() < 0.3 for _ in range(3))
         app = _Application(
             self._kafka,

@@ -97,7 +97,9 @@ def test_what_a_closed_outbox_committed_can_be_read_at_once(app: App) -> None:
     tps = [TopicPartition(f"{app.name}-out", p) for p in range(4)]
     keys: list[bytes | None] = [b"%d" % n for n in range(40)]
     for number in range(1, 31):
-        outbox = TransactionalOutbox(settings, transactional_id="closed", group_id=app.name)
+        outbox = TransactionalOutbox(
+            settings, transactional_ids=["closed", "closed-2"], group_id=app.name
+        )
         outbox.open()
         outbox.begin()
         outbox.send(Records(f"{app.name}-out", keys, keys, [1] * 40))

@@ -59,10 +59,10 @@ class SimulatedOutbox:
         self._process.ask("outbox.open answered")
         self._client = client
 
-    def begin(self) -> None:
+    def begin(self, number: int | None = None) -> None:
         self._process.visit("outbox.begin")
         client = self._opened()
-        client.begin()
+        client.begin(number)
         self._transaction = _Transaction(client)
 
     def send(self, records: Records, *, tracked: bool = False) -> None:

@@ -238,6 +238,22 @@ def test_the_tasks_of_the_last_deployment_are_settled_when_another_follows(
     assert " ".join(made.settle) == settled
 
 
+@pytest.mark.parametrize(
+    ("before", "settled"), [("exactly_once", "0_0 0_1"), ("at_least_once", ""), (None, "0_0 0_1")]
+)
+def test_the_tasks_of_a_run_with_transactions_are_settled_before_one_without(
+    before: str | None, settled: str
+) -> None:
+    made = plan(
+        Placement("new", {"A": 0}),
+        on_disk("A@0_0"),
+        previous("new", 2, guarantee=before),
+        own_changelog,
+        guarantee=ProcessingGuarantee.AT_LEAST_ONCE,
+    )
+    assert " ".join(made.settle) == settled
+
+
 def test_windows_of_another_size_are_refused_and_other_terms_are_not() -> None:
     def windows(size: int, **told: int) -> Topology:
         builder = StreamsBuilder()

@@ -48,7 +48,7 @@ from statestore.operations.source_logs import check_unchanged
 from statestore.ports import Clock
 from statestore.stores.offsets import Format
 from statestore.tasks import mark
-from statestore.tasks.plan import transactional_id
+from statestore.tasks.plan import transactional_ids
 from statestore.topology.graph import TopicName, Topology
 from statestore.topology.logs import log_of
 
@@ -126,7 +126,14 @@ class Relocation:
         disk = look(self.layout, self.is_empty, locks=self.locks, sizes=sizes)
         previous = read_deployed(self.layout)
         check_unchanged(self.layout.application_id, self.topology, previous, self.logs)
-        made = plan(placement(self.topology), disk, previous, self._log_of, self.choices)
+        made = plan(
+            placement(self.topology),
+            disk,
+            previous,
+            self._log_of,
+            self.choices,
+            guarantee=self.guarantee,
+        )
         self._check_kept(previous)
         check_places(self.topology, self.layout, made, self.counts)
         if made.moves and not self.automatic:
@@ -242,7 +249,8 @@ class Relocation:
         if self.settle is not None:
             if tasks:
                 _log.info("relocation: settling the transactions of %s", ", ".join(tasks))
-                self.settle([transactional_id(self.layout.application_id, t) for t in tasks])
+                application = self.layout.application_id
+                self.settle([name for t in tasks for name in transactional_ids(application, t)])
             return
         for task in there:
             owner = owners.read_owner(self.layout.task_dir(task))

@@ -150,10 +150,13 @@ def plan(
     previous: Deployed,
     log_of: Callable[[str], str],
     choices: Choices | None = None,
+    *,
+    guarantee: ProcessingGuarantee = ProcessingGuarantee.EXACTLY_ONCE,
 ) -> Plan:
     """What brings every store of `wanted` to its place; TopologyMismatch lists what cannot be.
 
-    Stores are looked for by name and partition; Misuse: a choice that makes no sense.
+    Stores are looked for by name and partition; Misuse: a choice that makes no sense. `guarantee`:
+    under which the tasks are about to run.
     """
     choices = choices or Choices()
     _check_renames(wanted, disk, log_of, choices.renames)
@@ -185,7 +188,9 @@ def plan(
             problems += _across_volumes(right, target, disk)
     if problems:
         raise TopologyMismatch("cannot relocate: " + "; ".join(problems))
-    settle = _to_settle(wanted, disk, previous, anything=bool(moves))
+    # A task that runs under exactly_once opens its own ids; at least once nobody does.
+    plain = guarantee is ProcessingGuarantee.AT_LEAST_ONCE
+    settle = _to_settle(wanted, disk, previous, anything=bool(moves) or plain)
     return Plan(moves, set_aside, stays, settle)
 
 
@@ -272,7 +277,7 @@ def _check_windows(wanted: Placement, previous: Deployed) -> None:
 
 
 def _to_settle(wanted: Placement, disk: Disk, previous: Deployed, *, anything: bool) -> list[str]:
-    """All tasks of the last deployment, once another follows it (SEMANTICS R4).
+    """All tasks of the last deployment, once another follows it (SEMANTICS R4, E4a).
 
     Where it does not say which there were, every task with a folder: each made one at its start.
     """
