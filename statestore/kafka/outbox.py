@@ -186,7 +186,8 @@ class TransactionalOutbox:
         # A client busy with an overdue call does nothing else: the next `open` aborts.
         if self._current is None or self._is_busy:
             return
-        # Its id is opened anew, which aborts it; the client itself may wait for long before it does.
+        # Its id is opened anew, which aborts it; a client that had a record refused would first
+        # wait for those that it sent right after it.
         self._spent(self._current, self._current.number)
 
     def ends(self) -> dict[TopicPartition, int]:

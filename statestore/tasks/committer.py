@@ -116,16 +116,6 @@ class Committer:
             self._begun = False
             self._edges.outbox.abort()
 
-    def renew(self) -> None:
-        """Abort by a new epoch: after a refused record the client waits for those sent after it.
-
-        That takes as long as its timeout, and costs it the next transaction as well.
-        """
-        if self._settings.exactly_once:
-            self.fence()
-        else:
-            self.abort()
-
     def _settle(self, commit: Commit) -> Mapping[TopicPartition, int] | None:
         """The changelogs' ends if the log holds an unanswered commit (SEMANTICS E4)."""
         # A new epoch first: after it, nothing of the old one can arrive any more.

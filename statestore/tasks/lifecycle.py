@@ -42,7 +42,7 @@ from statestore.tasks.poison import Poison
 from statestore.tasks.poison_held import Rehearsed
 from statestore.tasks.snapshots import SnapshotDesk
 from statestore.tasks.stores import TaskStores
-from statestore.topology.failures import NodeFailed, Stage
+from statestore.topology.failures import NodeFailed
 from statestore.topology.graph import Push
 from statestore.topology.logs import logs_of
 
@@ -209,10 +209,7 @@ class StreamTask:
             self._poison.judge(failed, punctuated=bool(context and context.punctuations.has_fired))
             self.report.rewinds += 1
             self._slot.hold(self.report.stream_task, _NOTHING)
-            if isinstance(failed, NodeFailed) and failed.stage is Stage.PRODUCTION:
-                self._committer.renew()
-            else:
-                self._committer.abort()
+            self._committer.abort()
             # Of an aborted transaction nothing is left to restore; of no transaction, all (E6).
             if self._stores.rollback() or not self._settings.exactly_once:
                 self._restore()
