@@ -2,7 +2,7 @@
 
 Of a store whose spec says `row_times` they are rows too, beside the offsets (stores/offsets.py), so
 that an aggregate is never stamped before a record it counts, and a join of tables never before
-either row (docs/adr/0013). A row without one, of an older version, was made at an unknown time.
+either row (docs/adr/0014). A row without one, of an older version, was made at an unknown time.
 
     t <key>    time of that row of the data, 8 bytes, signed
     m          the latest of those times

@@ -27,7 +27,7 @@ class KeyValueSpec(Generic[K, V]):
     terms: tuple[str, ...] = ()
     """What else decides about its rows, for the fingerprint of a topology."""
     row_times: bool = field(default=False, compare=False, repr=False)
-    """Whether a stream task keeps the time of each row, as it does for tables (docs/adr/0013)."""
+    """Whether a stream task keeps the time of each row, as it does for tables (docs/adr/0014)."""
 
     def __post_init__(self) -> None:
         check_store_name(self.name)
