@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from statestore.model import Batch, Column, Serde, TopicPartition
+from statestore.model import Batch, Column, Rows, Serde, TopicPartition
 from statestore.stores.versioned_layout import TIME_MIN
 from statestore.topology.failures import NodeFailed, encoded, processing
 from statestore.topology.graph import Build, Forward, Held, NodeContext, Origin, Push
@@ -193,7 +193,7 @@ class _Room:
             headers=[record.headers for record in records] if any_headers else None,
             stream_times=[nows[place] for place, _, _ in due],
         )
-        return Held(side.store, batch, [record.origin for record in records])
+        return Held(side.store, batch, Rows(records, lambda record: record.origin))
 
     def _scan_due(self, now: int) -> list[tuple[bytes, bytes]]:
         beyond = _ROW.pack(_WAITS, max(now - self._side.grace_ms, TIME_MIN) + _BIAS, 0)
