@@ -10,7 +10,7 @@ body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 76re
 table { border-collapse: collapse; width: 100%; margin: .5rem 0 1.5rem; }
 th, td { text-align: left; vertical-align: top; padding: .35rem .6rem;
   border-bottom: 1px solid #ddd; overflow-wrap: anywhere; }
-td.n, th.n { text-align: right; }
+td.n { font-variant-numeric: tabular-nums; }
 .green { color: #146c2e; } .red { color: #b3261e; font-weight: 600; } .yellow { color: #8a5a00; }
 ul { margin: .3rem 0 0; padding-left: 1.1rem; } summary { cursor: pointer; }
 """

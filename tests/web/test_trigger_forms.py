@@ -71,8 +71,9 @@ class Airflow:
         self._button("Sign in", self.browser).click()
         eventually(lambda: "/auth/login" not in self.browser.current_url)
 
-    def open(self, path: str) -> None:
-        """A page of this Airflow."""
+    def open_details(self, run: dict[str, Any], task: str) -> None:
+        """The page of a task instance that has its buttons."""
+        path = f"/dags/{run['dag_id']}/runs/{quote(run['dag_run_id'])}/tasks/{task}/details"
         self.browser.get(f"{self._url}{path}")
 
     def form(self, dag_id: str) -> WebElement:
@@ -198,7 +199,7 @@ def test_a_drill_is_triggered_from_its_form_and_its_verdict_is_green(
     airflow.trigger(form)
     run = airflow.end_of_run("crash_drill")
     assert run["state"] == "success", run
-    airflow.open(f"/dags/crash_drill/runs/{quote(run['dag_run_id'])}/tasks/drill")
+    airflow.open_details(run, "drill")
     (button,) = eventually(lambda: airflow.browser.find_elements(By.LINK_TEXT, "Report"))
     airflow.shoot("crash_drill-run")
     airflow.browser.get(button.get_attribute("href"))
@@ -215,7 +216,7 @@ def test_a_report_runs_nothing_and_is_read_after_a_login(
     airflow.rest.switch_on("consistency_check")
     run = airflow.rest.ended("consistency_check")
     assert run["state"] == "success"
-    airflow.open(f"/dags/consistency_check/runs/{quote(run['dag_run_id'])}/tasks/audit/mapped/0")
+    airflow.open_details(run, "audit/mapped/0")
     (button,) = eventually(lambda: airflow.browser.find_elements(By.LINK_TEXT, "Report"))
     airflow.shoot("consistency_check-audit")
     address = button.get_attribute("href")
