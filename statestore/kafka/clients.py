@@ -14,7 +14,7 @@ from typing import Any, Literal
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
-from statestore.errors import InvalidSetting, Unavailable
+from statestore.errors import InvalidSetting, StateStoreError, Unavailable
 from statestore.kafka.errors import translated
 from statestore.settings import Settings
 
@@ -73,16 +73,33 @@ _PRODUCER_FIXED: Properties = {"enable.idempotence": True}
 _STATISTICS_MS = 1_000
 
 
+# An authentication that a broker's end or a slow one cut short tells nothing of the password.
+_CUT_SHORT = ("timed out", "disconnect", "connection closed")
+
+
 class Trouble:
     """What a client last said about its connections: it says so aside, not to who waits."""
 
     def __init__(self) -> None:
         self._text = ""
+        self._is_refusal = False
 
     def __call__(self, error: KafkaError) -> None:
         # That all are down says less than why one is.
         if not self._text or error.code() != KafkaError._ALL_BROKERS_DOWN:
             self._text = error.str()
+            self._is_refusal = error.code() == KafkaError._AUTHENTICATION and not any(
+                passing in self._text.lower() for passing in _CUT_SHORT
+            )
+
+    def failure(self, text: str) -> StateStoreError:
+        """The error for who waited in vain: that user would be refused again, silence may pass."""
+        if self._is_refusal:
+            return InvalidSetting(
+                f"{text}: the brokers refuse this user: correct sasl.username, sasl.password or "
+                "sasl.mechanism"
+            )
+        return Unavailable(text)
 
     def __bool__(self) -> bool:
         return bool(self._text)
@@ -161,10 +178,10 @@ def connect(client: Producer | AdminClient, timeout_s: float) -> list[int]:
 
 def unanswered(
     settings: Settings, trouble: Trouble, doing: str, *, timeout_s: float | None = None
-) -> Unavailable:
+) -> StateStoreError:
     """The error for a call that ended with its timeout, by default that of the settings."""
     seconds = settings.request_timeout_ms / 1000 if timeout_s is None else timeout_s
-    return Unavailable(
+    return trouble.failure(
         f"could not {doing}: {settings.bootstrap_servers} did not answer within {seconds:g} s"
         f"{trouble}: are the brokers up and reachable?"
     )

@@ -201,7 +201,7 @@ class KafkaSource:
             self._asked_s = now_s
             self._check_topics(client)
         if now_s - self._heard_s > self._settings.request_timeout_ms / 1000:
-            raise Unavailable(
+            raise self._trouble.failure(
                 f"{self._settings.bootstrap_servers} sent no news of {_names(self._positions)} "
                 f"for {self._settings.request_timeout_ms / 1000:g} s{self._trouble}: "
                 "are the brokers up?"

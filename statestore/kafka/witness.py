@@ -88,7 +88,7 @@ class LogWitness:
             elif fetching.has_moved():
                 heard_s = monotonic()  # it passes over aborted records
             elif monotonic() - heard_s > patience_s:
-                raise Unavailable(
+                raise trouble.failure(
                     f"the audit got nothing of {tp} for {patience_s:g} s{trouble}: are the "
                     "brokers up?"
                 )

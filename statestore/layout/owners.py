@@ -5,6 +5,7 @@
 `still_ours`, may go on for a while: nothing it has open may be used then (`Owner.in_place`).
 """
 
+import errno
 import functools
 import os
 import socket
@@ -16,7 +17,7 @@ from pathlib import Path
 import filelock
 import msgspec
 
-from statestore.errors import HostFailure, Locked
+from statestore.errors import HostFailure, InvalidSetting, Locked
 from statestore.faults import CrashPoint, reach
 from statestore.layout import documents
 from statestore.layout.documents import Count, Number, Text, TimeMs
@@ -25,6 +26,8 @@ from statestore.ports import Clock
 
 STORES = "rocksdb"
 _NEVER = -1
+# What a volume without file locks answers; some network volumes say that none is available.
+_NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP})
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -174,7 +177,12 @@ def _lock(folder: Path, what: str, wait_ms: int) -> filelock.BaseFileLock:
             f"{what} ({folder}) is owned by {who}; waited {wait_ms} ms: "
             "let it finish or stop it, then start again"
         ) from error
-    except OSError as error:
+    except (NotImplementedError, OSError) as error:
+        if isinstance(error, NotImplementedError) or error.errno in _NO_LOCKS:
+            raise InvalidSetting(
+                f"{what}: the volume of {folder} has no file locks ({error}): set "
+                "statestore.volume.locks = false, or put state.dir on a volume that has them"
+            ) from error
         raise HostFailure(
             f"{what}: cannot lock {folder / '.lock'}: {error.strerror}; make the folder writable"
         ) from error

@@ -80,6 +80,14 @@ class Detour:
 
 
 @dataclass(frozen=True, slots=True)
+class Sasl:
+    """A listener at `port` that lets in users with their passwords, by SASL's PLAIN, unencrypted."""
+
+    port: int
+    users: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """Where one broker listens and keeps its files: `server.properties`, `broker.log`, `data`."""
 
@@ -89,6 +97,7 @@ class Node:
     folder: Path
     data: Path
     detour: Detour | None = None
+    sasl: Sasl | None = None
 
     @property
     def address(self) -> str:
@@ -280,13 +289,19 @@ def _properties(node: Node, cluster: Sequence[Node], config: BrokerConfig) -> di
     if node.detour is not None:
         listeners["DETOUR"] = node.detour.port
         advertised["DETOUR"] = node.detour.advertised_port
+    protocols = dict.fromkeys(listeners, "PLAINTEXT")
+    authentication: dict[str, str] = {}
+    if node.sasl is not None:
+        listeners["SASL"] = advertised["SASL"] = node.sasl.port
+        protocols["SASL"] = "SASL_PLAINTEXT"
+        authentication = _authentication(node.sasl)
     merged: dict[str, str | int | float | bool] = {
         "process.roles": "broker,controller",
         "node.id": node.node_id,
         "controller.quorum.voters": voters,
         "listeners": _addresses(listeners),
         "advertised.listeners": _addresses(advertised),
-        "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in listeners),
+        "listener.security.protocol.map": ",".join(map(":".join, protocols.items())),
         "controller.listener.names": "CONTROLLER",
         "inter.broker.listener.name": "PLAINTEXT",
         "log.dirs": str(node.data),
@@ -300,11 +315,22 @@ def _properties(node: Node, cluster: Sequence[Node], config: BrokerConfig) -> di
         "broker.heartbeat.interval.ms": 500,
         # 128 MiB by default, taken from the heap at start.
         "log.cleaner.dedupe.buffer.size": 16 * 1024 * 1024,
+        **authentication,
         **config,
     }
     return {
         key: str(value).lower() if isinstance(value, bool) else str(value)
         for key, value in merged.items()
+    }
+
+
+def _authentication(sasl: Sasl) -> dict[str, str]:
+    users = " ".join(f'user_{name}="{password}"' for name, password in sasl.users.items())
+    return {
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.sasl.plain.sasl.jaas.config": (
+            f"org.apache.kafka.common.security.plain.PlainLoginModule required {users};"
+        ),
     }
 
 

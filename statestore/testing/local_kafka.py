@@ -28,6 +28,7 @@ from statestore.testing.kafka_node import (
     Detour,
     Lifetime,
     Node,
+    Sasl,
     await_ready,
     end,
     launch,
@@ -57,14 +58,21 @@ class LocalKafka:
         config: BrokerConfig | None = None,
         data_dir: Path | str | None = None,
         proxy_port: int | None = None,
+        users: Mapping[str, str] | None = None,
         ready_timeout_ms: int = _READY_MS,
     ) -> None:
-        """`proxy_port`: where a proxy listens that leads to `behind_proxy`; one broker only."""
+        """`proxy_port`: where a proxy listens that leads to `behind_proxy`; one broker only.
+
+        `users`: passwords by name; they are asked for at `sasl_servers`, by SASL's PLAIN. What they
+        may do is for `config` to say (`authorizer.class.name`, `super.users`): clients of
+        `bootstrap_servers` are User:ANONYMOUS.
+        """
         if brokers < 1:
             raise Misuse(f"a cluster needs at least one broker, not {brokers}")
         if proxy_port is not None and brokers > 1:
             raise Misuse("a proxy leads to one broker: start one, or leave proxy_port out")
         self._proxy_port = proxy_port
+        self._users = users
         self._count = brokers
         self._config = dict(config or {})
         self._data_dir = None if data_dir is None else Path(data_dir).resolve()
@@ -93,6 +101,15 @@ class LocalKafka:
         """All brokers, stopped ones too, as clients want it."""
         self._check_entered()
         return ",".join(node.address for node in self._nodes)
+
+    @property
+    def sasl_servers(self) -> str:
+        """All brokers, for clients that name a user and a password."""
+        self._check_entered()
+        ports = [node.sasl.port for node in self._nodes if node.sasl is not None]
+        if not ports:
+            raise Misuse("nobody is asked for a password: pass users")
+        return ",".join(f"{HOST}:{port}" for port in ports)
 
     @property
     def behind_proxy(self) -> tuple[str, int]:
@@ -145,7 +162,7 @@ class LocalKafka:
         kafka_libs()  # before any deadline runs
         scratch = scratch_dir()
         run_dir = stack.enter_context(_run_dir(scratch / "local-kafka"))
-        ports = stack.enter_context(reserved_ports(2 * self._count + 1, scratch / "ports"))
+        ports = stack.enter_context(reserved_ports(3 * self._count + 1, scratch / "ports"))
         detour = None if self._proxy_port is None else Detour(ports[-1], self._proxy_port)
         data_dir = self._data_dir or run_dir
         self._nodes = tuple(
@@ -156,6 +173,7 @@ class LocalKafka:
                 folder=run_dir / f"node-{index}",
                 data=data_dir / f"node-{index}" / "data",
                 detour=detour,
+                sasl=Sasl(ports[2 * self._count + index], self._users) if self._users else None,
             )
             for index in range(self._count)
         )

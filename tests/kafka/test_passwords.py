@@ -1,0 +1,64 @@
+"""Brokers that ask for a password, by SASL's PLAIN."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from statestore.testing.local_kafka import LocalKafka
+from tests.kafka.run_rig import App, assert_refused, counted, name_of, updates_in_order
+
+pytestmark = pytest.mark.kafka
+
+USER, PASSWORD = "shop", "correct horse"
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[LocalKafka]:
+    with LocalKafka(users={USER: PASSWORD}) as broker:
+        yield broker
+
+
+@pytest.fixture
+def app(
+    kafka: LocalKafka,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[App]:
+    """An application whose clients name a user; the password is in the environment."""
+    monkeypatch.setenv("BROKER_PASSWORD", PASSWORD)
+    settings = {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": USER,
+        "sasl.password": "${BROKER_PASSWORD}",
+        "default.api.timeout.ms": 20_000,
+    }
+    made = App(kafka, name_of(request.node.name), tmp_path / "state", settings=settings)
+    made.create_topics().produce(range(20))
+    yield made
+    made.end_children()
+
+
+def test_a_user_with_the_right_password_is_let_in(app: App) -> None:
+    servers = f"--bootstrap-servers={app.kafka.sasl_servers}"
+    app.drained(servers)
+    assert updates_in_order(app.read()) == counted(range(20)) == app.stored()
+
+
+def test_a_wrong_password_is_a_mistake_that_is_not_retried(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BROKER_PASSWORD", "battery staple")
+    with app.unchanged():
+        ended = app.run(f"--bootstrap-servers={app.kafka.sasl_servers}")
+    assert_refused(ended, 2, "InvalidSetting", "sasl.password", "refuse")
+    assert "battery" not in ended.err + ended.out
+
+
+def test_a_broker_that_is_gone_is_no_wrong_password(app: App) -> None:
+    servers = f"--bootstrap-servers={app.kafka.sasl_servers}"
+    app.kafka.stop_broker(0)
+    ended = app.run(servers, "--set=default.api.timeout.ms=2000")
+    assert_refused(ended, 7, "Unavailable", "did not answer")
