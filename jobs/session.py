@@ -5,9 +5,16 @@ import sys
 from collections.abc import Iterable
 
 import msgspec
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from statestore import errors
+
+# What holds unless spark-submit says otherwise.
+_DEFAULTS = {"spark.log.level": "WARN"}
+# Of a Spark within this machine: nobody elsewhere has business with its ports, and its page, which
+# asks nobody for a password, is on all addresses.
+_LOCAL_DEFAULTS = {"spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false"}
 
 
 def spark_session(name: str) -> SparkSession:
@@ -17,15 +24,29 @@ def spark_session(name: str) -> SparkSession:
     """
     # It logs every connection it closes, even after the streams are gone.
     logging.getLogger("py4j").setLevel(logging.WARNING)
+    builder = SparkSession.builder.appName(name)
+    for key, value in _defaults().items():
+        builder = builder.config(key, value)
     return (
-        SparkSession.builder.appName(name)
-        .config("spark.speculation", "false")
+        builder.config("spark.speculation", "false")
         .config("spark.python.worker.reuse", "true")
         .config("spark.pyspark.python", sys.executable)
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.execution.arrow.maxRecordsPerBatch", "1000")
         .getOrCreate()
     )
+
+
+def _defaults() -> dict[str, str]:
+    """Settings for what spark-submit, its files and flags, left open."""
+    SparkContext._ensure_initialized()  # noqa: SLF001 - before it a SparkConf knows nothing of them
+    told = SparkConf()
+    local = (told.get("spark.master") or "local").startswith("local")
+    return {
+        key: value
+        for key, value in (_DEFAULTS | (_LOCAL_DEFAULTS if local else {})).items()
+        if not told.contains(key)
+    }
 
 
 def slots_per_host(spark: SparkSession) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from statestore.errors import RecordFailed, Unavailable
+from statestore.errors import RecordFailed
 from statestore.kafka.arrivals import Arrivals, offset_of
 from statestore.kafka.clients import Trouble, consumer
 from statestore.kafka.errors import error_for, translated

@@ -13,7 +13,6 @@ from typing import cast
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from statestore.errors import Unavailable
 from statestore.kafka.clients import Trouble, consumer
 from statestore.kafka.errors import error_for, translated
 from statestore.kafka.fetching import Fetching

@@ -167,7 +167,13 @@ def left_for_good(folder: Path, last: Owner) -> bool:
 
 def _lock(folder: Path, what: str, wait_ms: int) -> filelock.BaseFileLock:
     # Not of one thread: whoever closes a task lets go of it.
-    lock = filelock.FileLock(folder / ".lock", timeout=wait_ms / 1000, thread_local=False)
+    # Nor by the mere presence of a file, where there are no locks: a killed owner would leave it.
+    lock = filelock.FileLock(
+        folder / ".lock",
+        timeout=wait_ms / 1000,
+        thread_local=False,
+        fallback_to_soft=False,
+    )
     try:
         lock.acquire(poll_interval=min(0.05, max(wait_ms / 1000, 0.001)))
     except filelock.Timeout as error:
@@ -177,8 +183,8 @@ def _lock(folder: Path, what: str, wait_ms: int) -> filelock.BaseFileLock:
             f"{what} ({folder}) is owned by {who}; waited {wait_ms} ms: "
             "let it finish or stop it, then start again"
         ) from error
-    except (NotImplementedError, OSError) as error:
-        if isinstance(error, NotImplementedError) or error.errno in _NO_LOCKS:
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
             raise InvalidSetting(
                 f"{what}: the volume of {folder} has no file locks ({error}): set "
                 "statestore.volume.locks = false, or put state.dir on a volume that has them"

@@ -81,7 +81,7 @@ class Detour:
 
 @dataclass(frozen=True, slots=True)
 class Sasl:
-    """A listener at `port` that lets in users with their passwords, by SASL's PLAIN, unencrypted."""
+    """A listener at `port` that lets in `users`, passwords by name, by SASL's PLAIN."""
 
     port: int
     users: Mapping[str, str]

@@ -1,5 +1,7 @@
 """One owner of a folder: exclusive across processes, epochs that rise, the dead told apart."""
 
+import errno
+import fcntl
 import os
 import signal
 import socket
@@ -13,7 +15,7 @@ import msgspec
 import psutil
 import pytest
 
-from statestore.errors import HostFailure, Locked
+from statestore.errors import HostFailure, InvalidSetting, Locked
 from statestore.layout.owners import Claim, claim, read_owner
 from tests.builders import DEADLINE_S, ManualClock, child, eventually
 
@@ -247,3 +249,18 @@ def test_only_release_or_a_gone_process_of_this_host_and_boot_prove_death(
     mine = claimed(tmp_path).owner
     assert (mine.host, mine.pid) == (socket.gethostname(), os.getpid())
     assert msgspec.structs.replace(mine, **changes).provably_dead() is dead
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_volume_without_file_locks_is_a_mistake_that_names_the_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    for _ in range(2):
+        with pytest.raises(InvalidSetting, match=r"statestore\.volume\.locks = false"):
+            claimed(tmp_path)
+    held = claim(tmp_path, what="task 0_0", wait_ms=0, clock=ManualClock(), locks=False)
+    assert held.still_ours()

@@ -1,0 +1,59 @@
+"""What a job on a Spark within this machine shows to others, and says, unless it is told to."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from statestore.testing.local_kafka import LocalKafka
+from tests.builders import ROOT, eventually
+from tests.kafka.run_pipelines import PREFIX_VARIABLE
+from tests.kafka.run_rig import App
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
+
+START_S = 240.0
+SPARK_SUBMIT = Path(sys.executable).with_name("spark-submit")
+
+
+@pytest.fixture
+def app(kafka: LocalKafka, tmp_path: Path) -> Iterator[App]:
+    made = App(kafka, "local-defaults", tmp_path / "state").create_topics()
+    made.produce(range(20))
+    yield made
+    made.end_children()
+
+
+def listening(process: psutil.Process) -> set[str]:
+    """The addresses at which it, and what it started, wait for connections."""
+    found = set()
+    for one in [process, *process.children(recursive=True)]:
+        for socket in one.net_connections(kind="tcp"):
+            if socket.status == psutil.CONN_LISTEN:
+                found.add(socket.laddr.ip.removeprefix("::ffff:"))
+    return found
+
+
+def test_a_job_on_a_local_master_listens_on_loopback_only_and_says_little(app: App) -> None:
+    log = app.state_dir.parent / "log"
+    with log.open("wb") as out:
+        command = [str(SPARK_SUBMIT), "--master=local[2]", "jobs/process.py", *app.flags()]
+        process = subprocess.Popen(
+            [*command, "--run-for=300s"],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), PREFIX_VARIABLE: app.name},
+            stdout=subprocess.DEVNULL,
+            stderr=out,
+            text=True,
+        )
+    app.children.append(process)
+    eventually(lambda: sum(app.committed().values()) == 20, "the job has read its input", START_S)
+    assert listening(psutil.Process(process.pid)) == {"127.0.0.1"}
+    said = log.read_text(errors="replace").splitlines()
+    assert len([line for line in said if " INFO " in line and "statestore" not in line]) < 40, said
+    for one in psutil.Process(process.pid).children(recursive=True):
+        one.kill()
