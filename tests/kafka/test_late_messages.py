@@ -21,6 +21,7 @@ from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka
 from tests.kafka.fault_proxy import Action, Fault, FaultProxy, Moment, Of
 from tests.kafka.fault_schedules import FaultPlan, Schedules, Story, run_schedules
+from tests.kafka.log_evidence import settled_logs
 from tests.kafka.run_pipelines import PREFIX_VARIABLE, counts_by_key
 from tests.kafka.run_rig import App
 from tests.kafka.wire import Api
@@ -184,5 +185,8 @@ def test_a_transaction_goes_through_whatever_befalls_the_first_try_to_commit_it(
     producing.transact("a", "b")
     (told,) = proxy.trace(app.name)
     assert told == f"END_TXN (commit) of {app.name}-x: its {fault.of.value} is {fault.action}"
-    producing.outbox.close()
+    # The broker answers a commit before its records can be read.
+    settled_logs(
+        app.kafka.bootstrap_servers, [TopicPartition(f"{app.name}-out", p) for p in (0, 1)]
+    )
     assert [row.key for row in app.read()] == ["a", "b"]
