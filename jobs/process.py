@@ -33,7 +33,7 @@ _log = logging.getLogger("statestore.process")
 def main(**flags: Any) -> None:
     """Run a pipeline on Spark."""
     set_up_logging()
-    summary = report_run(flags, run_on_spark)
+    summary = report_run(flags, run_on_spark, click.echo)
     click.echo(summary_line(summary))
 
 

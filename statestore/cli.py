@@ -5,6 +5,7 @@ line.
 """
 
 import logging
+import os
 import sys
 from collections.abc import Callable
 
@@ -19,7 +20,7 @@ from statestore.commands.status import status_command
 from statestore.commands.stores import offsets_command, stores
 from statestore.commands.topologies import topology
 from statestore.commands.upgrade import upgrade_command
-from statestore.errors import StateStoreError
+from statestore.errors import HostFailure, Misuse, StateStoreError
 from statestore.faults import arm_from_environment
 from statestore.testing.kafka_command import kafka
 
@@ -66,12 +67,28 @@ def main() -> None:
     sys.exit(guarded(cli))
 
 
+def _check_texts() -> None:
+    """Misuse if a flag or a variable of ours is no text: no error and no JSON could tell it."""
+    named = {f"argument {i}": text for i, text in enumerate(sys.argv) if i}
+    named |= {name: text for name, text in os.environ.items() if name.startswith("STATESTORE_")}
+    for name, text in named.items():
+        if not text.isprintable() and any("\ud800" <= char <= "\udfff" for char in text):
+            shown = text.encode("utf-8", "backslashreplace").decode()
+            raise Misuse(f"{name}, {shown!r}: its bytes are not UTF-8: write it in that")
+
+
 def guarded(command: Callable[[], object]) -> int:
     """Run a command; the exit code of errors.py, after one line on stderr."""
     try:
+        _check_texts()
         command()
     except StateStoreError as error:
         click.echo(f"statestore: {type(error).__name__}: {error}", err=True)
         _log.debug("where it came from", exc_info=True)
         return error.exit_code
+    except OSError as error:
+        # What the machine refused where nobody foresaw it: the line says what, the log where.
+        click.echo(f"statestore: HostFailure: {error}", err=True)
+        _log.debug("where it came from", exc_info=True)
+        return HostFailure.exit_code
     return 0

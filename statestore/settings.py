@@ -32,6 +32,8 @@ class Optimization(StrEnum):
 
 _APPLICATION_ID = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,200}")
 _CLIENT_PREFIXES = ("consumer.", "producer.", "admin.", "sasl.", "ssl.")
+_INT_MAX = (1 << 63) - 1
+"""What RocksDB and Kafka take, and call no limit."""
 _SECRET = re.compile(r"password|secret|jaas|token|\.key(\.pem|string)?$|private", re.IGNORECASE)
 
 
@@ -371,6 +373,8 @@ def _coerce(knob: "dataclasses.Field[Any]", value: object) -> object:
         coerced = (_READERS.get(knob.name) or _READERS.get(kind, kind))(value)
     except (ValueError, TypeError) as error:
         raise InvalidSetting(f"{key} = {value!r}: {error}") from error
+    if isinstance(coerced, int) and coerced > _INT_MAX:
+        raise InvalidSetting(f"{key}: the most allowed is {_INT_MAX}")
     least = knob.metadata["least"]
     if least is not None and isinstance(coerced, int) and coerced < least:
         raise InvalidSetting(f"{key} = {coerced}: the least allowed is {least}")

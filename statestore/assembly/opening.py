@@ -232,9 +232,10 @@ def options_hook(settings: Settings, store: str) -> Callable[[Any], None] | None
     setting = f"rocksdb.config.setter = {path!r}"
     try:
         function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (Exception, SystemExit) as error:
         raise InvalidSetting(
-            f"{setting}: {error}; want module:function, on PYTHONPATH of driver and workers"
+            f"{setting}: {type(error).__name__}: {error}; want module:function, on PYTHONPATH of "
+            "driver and workers"
         ) from error
     if not callable(function):
         raise InvalidSetting(f"{setting}: it names no function")

@@ -22,8 +22,15 @@ class SystemClock:
 
 
 def layout_of(settings: Settings) -> StateLayout:
-    """The folder of an application."""
-    return StateLayout(Path(expand(settings.state_dir, "state.dir")), settings.application_id)
+    """The folder of an application; Misuse if no folder can have the name of its state dir."""
+    folder = Path(expand(settings.state_dir, "state.dir"))
+    try:
+        folder.exists()
+    except PermissionError:
+        pass  # whoever writes there says so
+    except (OSError, ValueError) as error:
+        raise Misuse(f"state.dir {str(folder)[:80]!r}: {error}: name another folder") from error
+    return StateLayout(folder, settings.application_id)
 
 
 def exports_of(settings: Settings) -> Exports:

@@ -25,6 +25,9 @@ from statestore.settings import Settings, expand, is_secret
 F = TypeVar("F", bound=Callable[..., Any])
 _SPAN_UNITS = {"ms": 1, "": 1000, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 DEFAULT_CONFIG = "statestore.toml"
+_TIME_MAX_MS = 253_402_300_799_999
+"""The end of the year 9999."""
+PARTITION = click.IntRange(0, (1 << 31) - 1)
 
 
 class RunArguments(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,19 +201,25 @@ def parse_exports(flags: Mapping[str, Any], *needs: str) -> RunArguments:
 
 def parse_span(text: str) -> int:
     """Milliseconds from `300` (seconds), `300s`, `5m`, `1500ms`."""
-    match = re.fullmatch(r"(\d+)(ms|s|m|h|d|)", text.strip())
+    match = re.fullmatch(r"([0-9]+)(ms|s|m|h|d|)", text.strip())
     if match is None:
         raise Misuse(f"span {text!r}: want a number with ms, s, m, h or d, such as 5m")
-    return int(match[1]) * _SPAN_UNITS[match[2]]
+    # Too many digits for int() to try, or for any clock.
+    span_ms = int(match[1]) * _SPAN_UNITS[match[2]] if len(match[1]) < 20 else _TIME_MAX_MS + 1
+    if span_ms > _TIME_MAX_MS:
+        raise Misuse(f"span {text[:40]}: longer than any clock runs: want such as 5m")
+    return span_ms
 
 
 def parse_time(text: str) -> Time:
     """Epoch milliseconds, or ISO-8601 with a time zone."""
-    if re.fullmatch(r"-?\d+", text.strip()):
-        return int(text)
+    if re.fullmatch(r"-?[0-9]+", text.strip()):
+        if len(text.strip()) < 20 and abs(int(text)) <= _TIME_MAX_MS:
+            return int(text)
+        raise Misuse(f"time {text[:40]}: after the year 9999: want ISO-8601, or epoch ms")
     try:
         return datetime.fromisoformat(text)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise Misuse(f"time {text!r}: want ISO-8601 with a zone, or epoch ms ({error})") from error
 
 

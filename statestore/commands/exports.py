@@ -1,6 +1,7 @@
 """`statestore exports create|ls|verify|restore|prune`, with `export` and `restore` for short."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,7 +20,7 @@ from statestore.assembly import (
     restore_export,
 )
 from statestore.assembly.opening import read_offsets
-from statestore.commands.arguments import export_options, parse_exports, parse_span
+from statestore.commands.arguments import PARTITION, export_options, parse_exports, parse_span
 from statestore.commands.printing import print_rows
 from statestore.commands.progress import shown
 from statestore.errors import Misuse
@@ -92,7 +93,9 @@ def verify_command(*, export: str, opens: bool, as_json: bool, **flags: Any) -> 
 @exports.command("restore")
 @click.argument("export", default=LATEST)
 @click.option("--store", "stores", multiple=True, help="Only this store.")
-@click.option("--partition", "partitions", type=int, multiple=True, help="Only this partition.")
+@click.option(
+    "--partition", "partitions", type=PARTITION, multiple=True, help="Only this partition."
+)
 @click.option("--replace", is_flag=True, help="Set aside stores that are there.")
 @click.option("--full", is_flag=True, help="Place nothing: the changelogs alone restore.")
 @click.option("--dry-run", is_flag=True, help="Show what would be done.")
@@ -154,7 +157,9 @@ def drop_clone_command(*, clone_id: str, as_json: bool, **flags: Any) -> None:
 
 
 @exports.command("prune")
-@click.option("--keep", type=int, default=7, show_default=True, help="The newest so many stay.")
+@click.option(
+    "--keep", type=click.IntRange(1), default=7, show_default=True, help="The newest so many stay."
+)
 @click.option("--keep-for", metavar="SPAN", help="All younger than that stay too, such as 7d.")
 @export_options
 @json_option
@@ -185,7 +190,7 @@ restore_short_command = click.Command(
     "restore",
     callback=restore_command.callback,
     params=restore_command.params,
-    help=f"{restore_command.help}\n\nShort for `exports restore`.",
+    help=f"{inspect.cleandoc(restore_command.help or '')}\n\nShort for `exports restore`.",
 )
 
 

@@ -28,12 +28,14 @@ from statestore.operations.run import Run, RunSummary
 
 @click.command("run")
 @run_options
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line, on failure too.")
 def run_command(as_json: bool, **flags: Any) -> None:
     """Process what the input topics hold in this process: the code of one Spark slot."""
     stop = stop_on_sigterm()
     summary = report_run(
-        flags, lambda arguments, started: serve_here(started, arguments.settings(), stop)
+        flags,
+        lambda arguments, started: serve_here(started, arguments.settings(), stop),
+        click.echo if as_json else lambda _line: None,
     )
     if as_json:
         click.echo(summary_line(summary))
@@ -42,9 +44,14 @@ def run_command(as_json: bool, **flags: Any) -> None:
 
 
 def report_run(
-    flags: dict[str, Any], work: Callable[[RunArguments, Run], RunSummary]
+    flags: dict[str, Any],
+    work: Callable[[RunArguments, Run], RunSummary],
+    tell: Callable[[str], object] = click.echo,
 ) -> RunSummary:
-    """Run `work` between lock and release; the summary file is written on failure too."""
+    """Run `work` between lock and release; the summary file is written on failure too.
+
+    `tell` is given the JSON line of a run that failed.
+    """
     summary_file = flags["summary_file"]
     try:
         check_summary_file(summary_file)
@@ -64,7 +71,7 @@ def report_run(
     except Exception as error:
         application_id = flags["application_id"] or ""
         failed = RunSummary(application_id, caught_up=False, error=failure(error))
-        click.echo(summary_line(failed))
+        tell(summary_line(failed))
         with suppress(HostFailure):  # the first error is the one to tell
             write_line(summary_file, summary_line(failed))
         raise
@@ -91,6 +98,10 @@ def check_summary_file(path: str | None) -> None:
     if path is None:
         return
     file = Path(path)
+    try:
+        file.exists()
+    except (OSError, ValueError) as error:
+        raise _unwritable(path[:80], str(error)) from error
     if not os.access(file if file.exists() else file.absolute().parent, os.W_OK):
         raise _unwritable(path, "its folder is not there or not writable")
 

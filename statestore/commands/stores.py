@@ -17,7 +17,7 @@ import click
 import msgspec
 
 from statestore.assembly import stores_at_rest
-from statestore.commands.arguments import parse_state, parse_time, state_options
+from statestore.commands.arguments import PARTITION, parse_state, parse_time, state_options
 from statestore.commands.printing import print_rows, text_of
 from statestore.errors import Misuse
 from statestore.model import Serde, to_ms
@@ -32,7 +32,7 @@ _Row = Row | VersionRow | WindowRow
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="JSON lines.")
 _raw_option = click.option("--raw", is_flag=True, help=r"Bytes, as text with \xNN.")
-_partition_option = click.option("--partition", type=int, help="Only this partition.")
+_partition_option = click.option("--partition", type=PARTITION, help="Only this partition.")
 
 
 @click.group()
@@ -145,7 +145,13 @@ def history_command(
 @click.argument("hi", required=False)
 @click.option("--prefix", help="Keys whose bytes begin with this one's.")
 @click.option("--reverse", is_flag=True, help="From the largest key down.")
-@click.option("--limit", default=100, show_default=True, help="At most so many rows; 0: all.")
+@click.option(
+    "--limit",
+    type=click.IntRange(0, 1_000_000_000),
+    default=100,
+    show_default=True,
+    help="At most so many rows; 0: all.",
+)
 @click.option("--as-of", metavar="TIME", help="Of a store with history: the values valid then.")
 @_partition_option
 @_raw_option

@@ -60,7 +60,10 @@ def read(
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise HostFailure(f"cannot read {path}: {error.strerror}; make it readable") from error
+        raise HostFailure(
+            f"cannot read {path}: {error.strerror}; make it readable and its folder writable, or "
+            "pass another --state-dir"
+        ) from error
     return decode(data, kind, str(path), way_out=way_out, version=version, too_new=too_new)
 
 

@@ -115,3 +115,10 @@ def test_people_see_when_an_export_was_made_as_a_time(rig: ExportRig) -> None:
     said(rig, "export")
     _, out = call(rig, "exports", "ls")
     assert re.search(r"\t20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d\d\dZ\t", out)
+
+
+def test_the_help_of_the_short_restore_is_wrapped_like_any_other(rig: ExportRig) -> None:
+    code, out = call(rig, "restore", "--help")
+    assert code == 0
+    text = out.partition("Options:")[0].splitlines()[2:]
+    assert all(line.startswith("  ") and "  " not in line.strip() for line in text if line)

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from statestore import faults
-from statestore.errors import ExportTooOld, Locked, Misuse
+from statestore.errors import ExportDamaged, ExportTooOld, Locked, Misuse
+from statestore.faults import CrashPoint
 from statestore.layout import owners
 from statestore.layout.folders import StateLayout
 from statestore.operations.deployed import publish_deployed, read_deployed
@@ -241,3 +242,31 @@ def test_a_restore_that_dies_anywhere_is_finished_by_the_next(rig: ExportRig, vi
     assert rows == wanted
     assert rig.tasks.quarantine() == []
     assert not list(rig.tasks.layout.application_dir.rglob(".import-*"))
+
+
+def halves(rig: ExportRig) -> list[str]:
+    return [path.name for path in rig.tasks.layout.application_dir.rglob(".import-*")]
+
+
+def test_a_restore_that_fails_or_died_leaves_no_half_fetched_store(rig: ExportRig) -> None:
+    rig.lose_volume()
+    lost = max(rig.files(), key=lambda name: rig.files()[name] * ("/files/" in name))
+    kept = (rig.target / lost).read_bytes()
+    (rig.target / lost).write_bytes(b"")
+    with pytest.raises(ExportDamaged):
+        rig.restore()
+    assert halves(rig) == []
+    (rig.target / lost).write_bytes(kept)
+    rig.lose_volume()
+
+    def die(point: CrashPoint) -> None:
+        if point is CrashPoint.IMPORT_FETCHED:
+            raise Died(point)
+
+    faults.on_reach(die)
+    with pytest.raises(Died):
+        rig.restore(stores=["copies"])
+    faults.on_reach(None)
+    assert halves(rig) == [".import-copies"]
+    rig.restore(stores=["latest"])
+    assert halves(rig) == [], "whichever store it was of"

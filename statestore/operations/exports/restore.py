@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from statestore.errors import ExportTooOld, HostFailure, Misuse
+from statestore.errors import ExportTooOld, HostFailure, Misuse, StateStoreError
 from statestore.faults import CrashPoint, reach
 from statestore.layout import placed as placing
 from statestore.layout.files import sync_folder
@@ -134,6 +134,7 @@ class Restore:
         self._steps()  # a refusal leaves nothing behind, not even a lock file
         with self._locked():
             steps = self._steps()
+            self._sweep()
             self.progress.expect(self._report(steps).bytes)
             for step in steps:
                 self._take(step)
@@ -192,8 +193,11 @@ class Restore:
         making = layout.task_dir(step.home) / f".import-{name}"
         target = layout.store_dir(step.home, name)
         if step.placed is not None:
-            shutil.rmtree(making, ignore_errors=True)
-            self.exports.fetch(step.at, making, self.progress)
+            try:
+                self.exports.fetch(step.at, making, self.progress)
+            except StateStoreError:
+                shutil.rmtree(making, ignore_errors=True)
+                raise
             if step.mark is not None:
                 placing.write(making, step.mark)
             sync_folder(making)
@@ -211,6 +215,12 @@ class Restore:
         except OSError as error:
             raise HostFailure(f"cannot place {target}: {error.strerror}; fix the volume") from error
         reach(CrashPoint.IMPORT_PLACED)
+
+    def _sweep(self) -> None:
+        """Remove what a restore that died had fetched, whichever stores it was asked for."""
+        for task in self.layout.tasks():
+            for making in self.layout.task_dir(task).glob(".import-*"):
+                shutil.rmtree(making, ignore_errors=True)
 
     def _locked(self) -> AbstractContextManager[None]:
         self.layout.create(self.layout.application_dir)
