@@ -1,4 +1,4 @@
-"""Gives every transaction a producer epoch of its own (SEMANTICS E2a, docs/adr/0014).
+"""Gives every transaction a producer epoch of its own (SEMANTICS E2a, docs/adr/0013).
 
 librdkafka speaks the transaction protocol of before KIP-890: what a request of one transaction
 does when it arrives during another one of the same epoch, it does to the other one. So no two

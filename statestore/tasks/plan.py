@@ -51,7 +51,7 @@ class TaskPlan:
 def transactional_ids(application_id: str, task: TaskId | str) -> tuple[str, str]:
     """The ids a task's producers keep for good: opening both fences the task's last owner.
 
-    The commits of a task take turns on them, by their number (docs/adr/0014).
+    The commits of a task take turns on them, by their number (docs/adr/0013).
     """
     return f"{application_id}-{task}", f"{application_id}-{task}-2"
 

@@ -16,12 +16,17 @@ from statestore.errors import (
 from statestore.kafka.partitioner import key_hashes
 from statestore.model import Batch, Column, Record, TopicPartition
 from statestore.ports import Bounds, GroupOffset, KeyHashes, LogRecords, Replayed, TopicSpec
-from statestore.testing.memory_log import BrokerState, Entry
+from statestore.testing.memory_log import MESSAGE_BYTES_MAX, BrokerState, Entry
 from statestore.testing.memory_outbox import MemoryOutbox, MemoryPlainOutbox
 
 _STRETCH_RECORDS = 50_000
 _KEYS = 100
-_DEFAULTS = {"cleanup.policy": "delete", "retention.ms": "604800000", "retention.bytes": "-1"}
+_DEFAULTS = {
+    "cleanup.policy": "delete",
+    "max.message.bytes": str(MESSAGE_BYTES_MAX),
+    "retention.ms": "604800000",
+    "retention.bytes": "-1",
+}
 
 
 class MemoryBroker:

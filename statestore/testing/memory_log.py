@@ -16,7 +16,7 @@ from statestore.kafka.partitioner import murmur2_partition
 from statestore.model import Header, TopicPartition
 from statestore.ports import GroupOffset
 
-_MESSAGE_BYTES_MAX = 1_048_588
+MESSAGE_BYTES_MAX = 1_048_588
 
 
 class Outcome(StrEnum):
@@ -167,7 +167,7 @@ class BrokerState:
         """Append a record, of a transaction or of none; RecordFailed if it is too large."""
         log = self.log(tp)
         size = len(entry.key or b"") + len(entry.value or b"")
-        most = int(self.configs[tp.topic].get("max.message.bytes", _MESSAGE_BYTES_MAX))
+        most = int(self.configs[tp.topic].get("max.message.bytes", MESSAGE_BYTES_MAX))
         if size > most:
             raise RecordFailed(
                 f"a record for {tp.topic}, key {(entry.key or b'')[:40]!r}, has {size} bytes, "

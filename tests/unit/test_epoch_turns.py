@@ -1,6 +1,6 @@
 """Two owners of one stream task in every order: no commit number is committed twice.
 
-A model of docs/adr/0014, searched whole: what the owners do to the log is modelled, no code of the
+A model of docs/adr/0013, searched whole: what the owners do to the log is modelled, no code of the
 library runs here. The same search finds the fault in two rules that are only nearly right.
 """
 
