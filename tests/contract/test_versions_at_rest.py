@@ -6,6 +6,7 @@ import pytest
 
 import statestore as ss
 from statestore import serdes
+from statestore.commands.printing import time_text
 from statestore.errors import StoreClosed
 from statestore.layout.folders import StateLayout
 from statestore.model import TaskId, TopicPartition
@@ -53,9 +54,9 @@ def test_get_exits_with_1_where_nothing_was_valid(shop: Shop, as_of: str) -> Non
 
 def test_history_lists_versions_latest_first_with_their_validity(shop: Shop) -> None:
     assert shop.said("stores", "history", "rates", "EUR") == [
-        ["0_0", "EUR", "4.5", "700", ""],
-        ["0_0", "EUR", "2.5", "300", "500"],
-        ["0_0", "EUR", "1.5", "100", "300"],
+        ["0_0", "EUR", "4.5", time_text(700), ""],
+        ["0_0", "EUR", "2.5", time_text(300), time_text(500)],
+        ["0_0", "EUR", "1.5", time_text(100), time_text(300)],
     ]
     found = shop.json("stores", "history", "rates", "EUR", "--from", "300", "--to", "699")
     assert [row["timestamp_ms"] for row in found] == [300]
@@ -96,13 +97,13 @@ def test_looking_changes_no_file_of_the_database(shop: Shop) -> None:
 
 def test_range_lists_the_latest_version_of_each_key_or_that_of_a_time(shop: Shop) -> None:
     assert shop.said("stores", "range", "rates") == [
-        ["0_0", "EUR", "4.5", "700", ""],
-        ["0_0", "GBP", "8.0", "20", ""],
-        ["0_1", "GBP", "8.0", "20", ""],
-        ["0_1", "USD", "4.75", "1100", ""],
+        ["0_0", "EUR", "4.5", time_text(700), ""],
+        ["0_0", "GBP", "8.0", time_text(20), ""],
+        ["0_1", "GBP", "8.0", time_text(20), ""],
+        ["0_1", "USD", "4.75", time_text(1100), ""],
     ]
     as_of = shop.said("stores", "range", "rates", "EUR", "EUR", "--as-of", "350")
-    assert as_of == [["0_0", "EUR", "2.5", "300", "500"]]
+    assert as_of == [["0_0", "EUR", "2.5", time_text(300), time_text(500)]]
     assert shop.said("stores", "range", "rates", "--as-of", "600", "--prefix", "U") == []
     backwards = shop.json("stores", "range", "rates", "--reverse", "--partition", "1")
     assert [row["key"] for row in backwards] == ["USD", "GBP"]

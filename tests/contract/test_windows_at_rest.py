@@ -8,6 +8,7 @@ import pytest
 
 import statestore as ss
 from statestore import serdes
+from statestore.commands.printing import time_text
 from statestore.errors import Misuse, StoreClosed
 from statestore.layout.folders import StateLayout
 from statestore.model import ProcessingGuarantee, TaskId, TopicPartition, Windowed
@@ -53,11 +54,11 @@ def shop_in(state_dir: Path) -> Shop:
 
 def test_range_lists_windows_by_start_without_stream_time_and_expired_ones(shop: Shop) -> None:
     assert shop.said("stores", "range", "counts") == [
-        ["0_0", "a", "1", "0", "10"],
-        ["0_0", "a", "2", "10", "20"],
-        ["0_0", "b", "3", "10", "20"],
-        ["0_0", "b", "4", "20", "30"],
-        ["0_1", "c", "6", "40", "50"],
+        ["0_0", "a", "1", time_text(0), time_text(10)],
+        ["0_0", "a", "2", time_text(10), time_text(20)],
+        ["0_0", "b", "3", time_text(10), time_text(20)],
+        ["0_0", "b", "4", time_text(20), time_text(30)],
+        ["0_1", "c", "6", time_text(40), time_text(50)],
     ]
     assert shop.json("stores", "range", "counts", "b", "c", "--partition", "0", "--limit", "1") == [
         {"stream_task": "0_0", "key": "b", "value": 3, "start_ms": 10, "end_ms": 20}
