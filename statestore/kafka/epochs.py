@@ -100,10 +100,13 @@ class Epochs:
         self._open(number % len(self._ids), turn, sender)
 
     def wait_ended(self, number: int, timeout_s: float) -> bool:
-        """Wait until transaction `number`, the last of its id, has ended for every reader."""
+        """Whether transaction `number`, the last of its id, has ended for every reader by then.
+
+        As far as that is known: by its id being opened anew.
+        """
         opening = self._openings.get(number % len(self._ids))
         try:
-            return opening is not None and opening.exception(timeout_s) is None
+            return opening is None or opening.exception(timeout_s) is None
         except TimeoutError:
             return False
 

@@ -79,14 +79,14 @@ class TransactionalOutbox:
         self._current: _Carried | None = None
         self._is_busy = False
         self._ended = 0
-        self._committed: int | None = None
+        self._last: int | None = None
         self._ends: dict[TopicPartition, int] = {}
         self._fenced: Fenced | None = None
 
     def open(self) -> None:
         """Fence the last owner of these ids and abort what it left open."""
         self._discard()
-        self._fenced = self._committed = None
+        self._fenced = self._last = None
         with ThreadPoolExecutor(1) as aside:  # both mostly wait
             opened = aside.submit(self._epochs.open_all)
             if self._group is None:
@@ -175,7 +175,6 @@ class TransactionalOutbox:
                 ) from failure
             current.sender.raise_failure()
             raise self._error(failure, "commit") from failure
-        self._committed = current.number
         self._ended += 1
         # Two transactions later this id is in turn again: whoever committed that one was here.
         self._spent(current, current.number + 2)
@@ -195,7 +194,7 @@ class TransactionalOutbox:
         return dict(self._ends)
 
     def close(self) -> None:
-        """Abort what is open, wait until the last commit can be read, and let go.
+        """Abort what is open, wait until the last transaction has ended for readers, and let go.
 
         As far as the broker answers soon. It answers a commit before the records are marked as
         committed, which makes them readable; the id can be opened anew only after that.
@@ -208,8 +207,8 @@ class TransactionalOutbox:
                 except KafkaException as failure:
                     _log.info("transaction of %s left for its next owner: %s", self._name, failure)
             current.sender.close()
-        if self._committed is not None:
-            self._epochs.wait_ended(self._committed, _CLOSE_S)
+        if self._last is not None and not self._epochs.wait_ended(self._last, _CLOSE_S):
+            _log.info("the last transaction of %s is left for its next owner", self._name)
         self._epochs.close()
         if self._group is not None:
             self._group.close()
@@ -238,7 +237,7 @@ class TransactionalOutbox:
 
     def _spent(self, current: _Carried, next_number: int) -> None:
         """Transaction `current` has ended; `next_number` will be the next one of its id."""
-        self._current = None
+        self._current, self._last = None, current.number
         inputs = list(current.inputs)
         turn = Turn(current.topics, lambda: self._check_alone(inputs, next_number))
         self._epochs.spent(current.number, current.sender, turn)

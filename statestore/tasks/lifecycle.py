@@ -154,7 +154,9 @@ class StreamTask:
         steps: list[Callable[[], None]] = [self._edges.source.close]
         if self._context is not None:
             steps.append(self._context.close)
-        steps += [self._committer.abort, self._edges.outbox.close, self._stores.close]
+        if self._ownership.holds():  # a newer owner has ended what this one had open
+            steps.append(self._committer.abort)
+        steps += [self._edges.outbox.close, self._stores.close]
         steps.append(self._write_last_files)
         for step in steps:
             try:

@@ -12,6 +12,7 @@ from statestore.faults import CrashPoint
 from statestore.layout import owners
 from statestore.layout.owners import Claim, Owner
 from statestore.model import TaskId
+from statestore.tasks.plan import transactional_ids
 from tests.builders import ManualClock
 from tests.relocation_rig import (
     Rig,
@@ -28,6 +29,11 @@ def rig() -> Iterator[Rig]:
         yield Rig(folder)
 
 
+def ids_of(topology: str) -> list[str]:
+    """All transactional ids of its tasks."""
+    return [one for task in tasks_of(topology) for one in transactional_ids("shop", task)]
+
+
 def test_every_id_of_the_last_deployment_is_settled_before_anything_changes(rig: Rig) -> None:
     rig.deploy("A|B")
     before = rig.tree()
@@ -37,12 +43,12 @@ def test_every_id_of_the_last_deployment_is_settled_before_anything_changes(rig:
         rig.settled.extend(ids)
 
     rig.relocation("B|A", settle=settle).apply()
-    assert rig.settled == [f"shop-{task}" for task in tasks_of("A|B")]
+    assert rig.settled == ids_of("A|B")
 
 
 def test_ids_are_settled_though_no_store_moves(rig: Rig) -> None:
     rig.deploy("A|B").relocation("A").apply()
-    assert rig.settled == [f"shop-{task}" for task in tasks_of("A|B")]
+    assert rig.settled == ids_of("A|B")
 
 
 def test_the_same_topology_settles_nothing(rig: Rig) -> None:
