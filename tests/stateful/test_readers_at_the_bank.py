@@ -123,7 +123,7 @@ def spend(chance: random.Random, balances: dict[bytes, int]) -> dict[bytes, int]
     return changed
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", SEEDS, ids=range(len(SEEDS)))
 @pytest.mark.parametrize("persistent", [True, False], ids=["persistent", "in-memory"])
 def test_no_answer_of_a_key_value_store_makes_or_loses_money(
     tmp_path: Path, persistent: bool, seed: int
@@ -268,7 +268,7 @@ class VersionedBank:
             store.put(key, None if found is None else found.value, at)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", SEEDS, ids=range(len(SEEDS)))
 @pytest.mark.parametrize("persistent", [True, False], ids=["persistent", "in-memory"])
 def test_no_answer_of_a_versioned_store_makes_or_loses_money_at_any_time(
     tmp_path: Path, persistent: bool, seed: int
@@ -280,7 +280,7 @@ def test_no_answer_of_a_versioned_store_makes_or_loses_money_at_any_time(
     bank.branch.store.close()
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", SEEDS, ids=range(len(SEEDS)))
 def test_no_answer_of_a_window_store_counts_one_key_more_than_another(seed: int) -> None:
     """Each commit counts every key once in each of some windows; late and expired ones included."""
     chance = random.Random(seed)
