@@ -10,7 +10,7 @@ from statestore.assembly.opening import open_files
 from statestore.assembly.reading import stores_at_rest
 from statestore.assembly.surroundings import checked_cluster, exports_of
 from statestore.errors import Misuse, UnknownStore
-from statestore.model import TopicPartition
+from statestore.model import TaskId, TopicPartition
 from statestore.operations.at_rest import windows_kept_ms
 from statestore.operations.audits.rows import WINDOW, Rows, Subject, facts_of, stored_rows
 from statestore.operations.exports.catalog import FetchedStore, find
@@ -70,7 +70,8 @@ def committed_rows(
     """
     if shape.export is not None:
         exports = exports_of(settings)
-        found = find(exports.read(shape.export), shape.store, kind=shape.kind)
+        partition = TaskId.parse(stream_task).partition
+        found = find(exports.read(shape.export), shape.store, partition, kind=shape.kind)
         (at,) = [one for one in found if str(one.task) == stream_task]
         with (
             FetchedStore(exports, at) as fetched,
@@ -79,7 +80,8 @@ def committed_rows(
             yield from _shown(engine, shape, as_of_ms)
         return
     with closing(stores_at_rest(settings)) as looked:
-        tasks = looked.find(shape.store, kind=shape.kind)
+        partition = TaskId.parse(stream_task).partition
+        tasks = looked.find(shape.store, partition, kind=shape.kind)
         task = next((task for task in tasks if str(task) == stream_task), None)
         if task is None:
             raise UnknownStore(f"store {shape.store!r} is no longer in stream task {stream_task}")

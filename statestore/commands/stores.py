@@ -87,7 +87,7 @@ def get_command(
     at_rest = _at_rest(flags)
     time_ms = _time_ms(as_of)
     kind = _kind(at_rest, store, as_of=as_of)
-    face = _face(at_rest, store, raw=raw, kind=kind)
+    face = _face(at_rest, store, partition, raw=raw, kind=kind)
     row: _Row | None
     if kind == WindowSpec.kind:
         if time_ms is None:
@@ -131,7 +131,7 @@ def history_command(
     """The versions of KEY in STORE, latest first. TIME is ISO-8601 or epoch ms; both ends count."""
     at_rest = _at_rest(flags)
     versions = VersionsAtRest(at_rest, store, partition)
-    face = _face(at_rest, store, raw=raw, kind=versioned_layout.KIND)
+    face = _face(at_rest, store, partition, raw=raw, kind=versioned_layout.KIND)
     from_ms, to_ms = _time_ms(first), _time_ms(last)
     if from_ms is not None and to_ms is not None and from_ms > to_ms:
         raise Misuse(f"--from {first} is after --to {last}: swap them")
@@ -178,7 +178,7 @@ def range_command(
     """
     at_rest = _at_rest(flags)
     kind = _kind(at_rest, store, as_of=as_of)
-    face = _face(at_rest, store, raw=raw, kind=kind)
+    face = _face(at_rest, store, partition, raw=raw, kind=kind)
     low, high = (None if end is None else face.key(end) for end in (lo, hi))
     beyond = None
     if prefix is not None:
@@ -315,8 +315,10 @@ def _time_ms(text: str | None) -> int | None:
     return None if text is None else to_ms(parse_time(text))
 
 
-def _face(at_rest: StoresAtRest, store: str, *, raw: bool, kind: str = keyvalue.KIND) -> _Face:
-    at_rest.find(store, kind=kind)
+def _face(
+    at_rest: StoresAtRest, store: str, partition: int | None, *, raw: bool, kind: str
+) -> _Face:
+    at_rest.find(store, partition, kind=kind)
     if raw:
         return _Face(store, serdes.BYTES, serdes.BYTES)
     known = at_rest.deployed.stores.get(store)

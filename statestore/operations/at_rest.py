@@ -4,12 +4,12 @@ Each stream task is seen in a snapshot, as it stood at its last commit; `owner.j
 """
 
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from statestore.errors import Misuse, StateStoreError, UnknownStore
+from statestore.errors import Misuse, StateStoreError, TaskCorrupted, UnknownStore
 from statestore.layout.folders import StateLayout
 from statestore.model import Serde, TaskId, TopicPartition
 from statestore.operations.deployed import Deployed, DeployedStore, read_deployed
@@ -20,6 +20,7 @@ from statestore.stores.specs import BuiltInSpec, KeyValueSpec, VersionedSpec, Wi
 
 READABLE = (KeyValueSpec.kind, VersionedSpec.kind, WindowSpec.kind)
 """The kinds of stores whose files can be looked into."""
+_NAMED = 10
 
 
 class StoreFiles(NamedTuple):
@@ -82,7 +83,8 @@ class StoresAtRest:
     ) -> list[TaskId]:
         """The stream tasks that have it, if it is of that kind.
 
-        UnknownStore or Misuse name what there is.
+        UnknownStore or Misuse name what there is; TaskCorrupted the stream tasks that were deployed
+        with it and have no files of it (I33).
         """
         found = [task for task in self._layout.tasks() if store in self._layout.stores(task)]
         known = self.deployed.stores.get(store)
@@ -90,6 +92,14 @@ class StoresAtRest:
             raise Misuse(f"store {store!r} is a {known.kind} one: this command cannot read it")
         if not found and known is not None and not known.persistent:
             raise Misuse(f"store {store!r} is in memory: it has no files to look into")
+        missing = self.deployed.missing(store, found, partition)
+        if missing:
+            raise TaskCorrupted(
+                f"store {store!r} has no files in {tasks_text(missing)} of "
+                f"{self._layout.application_dir}, where it was deployed: they are gone, or no run "
+                "has got there yet; start a run, which brings them up from the changelog, or name "
+                "a partition that is there"
+            )
         if not found:
             names = {file.store for file in self.files()} | self.deployed.stores.keys()
             raise UnknownStore(
@@ -154,7 +164,7 @@ class StoresAtRest:
                             offsets.read_position(table, where).as_dict(),
                         )
                     )
-        if store is not None and not found:
+        if store is not None:
             known = self.deployed.stores.get(store)
             self.find(store, kind=keyvalue.KIND if known is None else known.kind)
         return found
@@ -224,6 +234,13 @@ def spec_of(
 def windows_kept_ms(known: DeployedStore) -> int:
     """How long windows show after their start; where that was not recorded, all there are."""
     return sys.maxsize if known.retention_ms is None else known.retention_ms
+
+
+def tasks_text(tasks: Sequence[TaskId]) -> str:
+    """The stream tasks by name, the first ten of many."""
+    named = ", ".join(map(str, tasks[:_NAMED]))
+    more = f" and {len(tasks) - _NAMED} more" if len(tasks) > _NAMED else ""
+    return f"stream task{'' if len(tasks) == 1 else 's'} {named}{more}"
 
 
 def existing_application(layout: StateLayout) -> StateLayout:

@@ -3,7 +3,7 @@
 Written last of all when a topology is deployed, so it always speaks of tasks that may have run.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated
 
 import msgspec
@@ -71,6 +71,20 @@ class Deployed(msgspec.Struct, frozen=True):
                 return None
             found |= {TaskId(ordinal, partition) for partition in range(count)}
         return found
+
+    def missing(self, store: str, there: Collection[TaskId], partition: int | None) -> list[TaskId]:
+        """The stream tasks that should have files of it, and are not `there`; of one partition too.
+
+        None of a store in memory, nor where nobody counted the tasks. By partition: while stores
+        are being moved, one may lie in the folder of another sub-topology.
+        """
+        known = self.stores.get(store)
+        if known is None or not known.persistent:
+            return []
+        ordinal, seen = known.sub_topology, {task.partition for task in there}
+        count = next((part.tasks for part in self.sub_topologies if part.ordinal == ordinal), None)
+        wanted = range(count or 0) if partition is None else range(count or 0)[partition:][:1]
+        return [TaskId(ordinal, each) for each in wanted if each not in seen]
 
     def log_of(self, application_id: str, store: str) -> str:
         """The topic that is a store's log."""

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,12 +20,14 @@ from statestore.errors import (
     UnknownStore,
 )
 from statestore.faults import CrashPoint
+from statestore.operations.deployed import deployed, publish_deployed
 from statestore.operations.exports.catalog import Retention, Silent, find
 from statestore.operations.exports.create import ExportReport
 from statestore.operations.exports.leases import LEASE_MS
 from statestore.operations.exports.manifest import encode
 from statestore.tasks.lifecycle import StreamTask
 from statestore.tasks.stores import TaskStores
+from statestore.topology.graph import TopicName
 from tests.builders import DEADLINE_S, eventually
 from tests.contract.export_rig import ExportRig, offset_of, rows_of
 from tests.contract.task_rig import APPLICATION, TASK
@@ -159,6 +162,32 @@ def test_a_store_of_an_export_is_read_like_a_snapshot(rig: ExportRig) -> None:
             assert [key for key, _ in store.all()] == [b"a", b"b"]
     with pytest.raises(Misuse, match="no export 'x'"):
         ss.open_snapshot("nowhere", APPLICATION, "latest", export="x", settings=settings)
+
+
+def test_an_export_without_a_partition_names_it_to_whoever_would_read_all(rig: ExportRig) -> None:
+    rig.send(("a", "1"))
+    rig.drain()
+    layout, known = rig.tasks.layout, rig.tasks.known()
+    wide = deployed(rig.tasks.topology, known.processing_guarantee, {TopicName("in"): 2})
+    publish_deployed(layout, wide)
+    rig.export()
+    settings = {"statestore.export.target": str(rig.target)}
+
+    def opened(partition: int | None) -> Any:
+        return ss.open_snapshot(
+            "nowhere",
+            APPLICATION,
+            "latest",
+            partition=partition,
+            export="latest",
+            settings=settings,
+        )
+
+    for partition in (None, 1):
+        with pytest.raises(ExportDamaged, match=r"no files of stream task 0_1 in export"):
+            opened(partition)
+    with opened(0) as store:
+        assert store.get(b"a") == b"1"
 
 
 def test_stores_a_crash_left_at_different_commits_are_not_exported_before_a_run(

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -15,11 +16,15 @@ from click.testing import CliRunner
 
 import statestore as ss
 from statestore import serdes
+from statestore.assembly.rows import committed_rows, shape_of
 from statestore.cli import cli
-from statestore.errors import StateStoreError, Unavailable
+from statestore.errors import StateStoreError, TaskCorrupted, Unavailable
 from statestore.layout.folders import StateLayout
 from statestore.layout.owners import claim, read_owner
-from statestore.model import Position, TaskId, TopicPartition
+from statestore.model import Position, ProcessingGuarantee, TaskId, TopicPartition
+from statestore.operations.deployed import deployed, publish_deployed
+from statestore.settings import Settings
+from statestore.topology.graph import TopicName
 from tests.builders import DEADLINE_S, ManualClock
 from tests.contract.test_store_damage import drop
 
@@ -74,6 +79,10 @@ class Shop:
                 return Called(done.exit_code, done.stdout, done.stderr)
         raise done.exception
 
+    def settings(self) -> Settings:
+        named = {"application.id": "shop", "state.dir": str(self.layout.state_dir)}
+        return Settings.of(named)
+
     def said(self, *arguments: str) -> list[list[str]]:
         """The lines of a call that succeeds, by column."""
         done = self.call(*arguments)
@@ -107,7 +116,8 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 store.put_all(pairs)
                 log = TopicPartition(f"shop-{spec.name}-changelog", partition)
                 store.commit({log: 40 + partition}, position=Position.of({"in": {partition: 9}}))
-    layout.topology_file.write_text(json.dumps(topology().deployed()))
+    counts = {TopicName("in"): 2}
+    publish_deployed(layout, deployed(topology(), ProcessingGuarantee.EXACTLY_ONCE, counts))
     return state_dir
 
 
@@ -277,6 +287,60 @@ def test_damaged_files_are_an_error_with_the_path(shop: Shop) -> None:
     drop(shop.layout.store_dir(TaskId(0, 1), "counts"), "data")
     said = shop.refused("stores", "count", "counts", "--partition", "1", code=10)
     assert "no table data" in said
+
+
+def one_store(layout: StateLayout) -> Path:
+    return layout.store_dir(TaskId(0, 1), "counts")
+
+
+def whole_task(layout: StateLayout) -> Path:
+    return layout.task_dir(TaskId(0, 1))
+
+
+@pytest.mark.parametrize("lost", [one_store, whole_task])
+def test_a_partition_that_is_gone_is_named_by_whoever_would_read_it(
+    shop: Shop, lost: Callable[[StateLayout], Path]
+) -> None:
+    shutil.rmtree(lost(shop.layout))
+    whole = (
+        ("stores", "count", "counts"),
+        ("stores", "range", "counts"),
+        ("stores", "range", "counts", "--raw"),
+        ("stores", "get", "counts", "k11"),
+        ("offsets", "counts"),
+        ("stores", "count", "counts", "--partition", "1"),
+    )
+    for arguments in whole:
+        said = shop.refused(*arguments, code=10)
+        assert re.search("'counts' has no files in stream task 0_1", said), said
+        assert "start a run" in said
+    with pytest.raises(TaskCorrupted, match="stream task 0_1"):
+        ss.open_snapshot(shop.layout.state_dir, "shop", "counts")
+    with pytest.raises(TaskCorrupted, match="stream task 0_1"):
+        shape_of(shop.settings(), "counts")
+    assert list(shop.layout.state_dir.rglob("snapshots/*")) == []
+
+
+def test_beside_a_partition_that_is_gone_the_others_can_be_read_alone(shop: Shop) -> None:
+    shutil.rmtree(whole_task(shop.layout))
+    only = ("counts", "--partition", "0")
+    assert shop.said("stores", "count", *only) == [["5"]]
+    assert len(shop.said("stores", "range", *only)) == 5
+    assert shop.call("stores", "get", "counts", "key", "--partition", "0").out == "9\n"
+    assert len(shop.said("stores", "ls")) == 4
+    with ss.open_snapshot(shop.layout.state_dir, "shop", "counts", partition=0) as store:
+        assert store.get("k01") == 1
+    shape = shape_of(shop.settings(), "counts", 0)
+    read = committed_rows(shop.settings(), shape, "0_0")
+    assert sum(len(rows.keys) for rows in read) == 5
+    assert "no partition 7" in shop.refused("stores", "count", "counts", "--partition", "7")
+
+
+def test_a_store_of_which_every_partition_is_gone_is_known_by_name(shop: Shop) -> None:
+    for partition in range(2):
+        shutil.rmtree(shop.layout.store_dir(TaskId(0, partition), "counts"))
+    said = shop.refused("stores", "count", "counts", code=10)
+    assert "no files in stream tasks 0_0, 0_1" in said
 
 
 def test_without_a_deployed_topology_only_raw_bytes_are_shown(shop: Shop) -> None:

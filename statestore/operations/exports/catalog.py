@@ -28,6 +28,7 @@ from statestore.errors import (
     UnknownStore,
 )
 from statestore.faults import CrashPoint, reach
+from statestore.operations.at_rest import tasks_text
 from statestore.operations.exports import manifest as manifests
 from statestore.operations.exports.leases import Leases, Upload
 from statestore.operations.exports.manifest import ExportedFile, ExportManifest, StoreOfTask
@@ -307,7 +308,8 @@ def find(
 ) -> list[StoreOfTask]:
     """That store of every stream task, or of one partition; UnknownStore names what there is.
 
-    Misuse if it is of another kind than the one given.
+    Misuse if it is of another kind than the one given; ExportDamaged names the stream tasks that
+    were deployed with it and are not in the export (I33).
     """
     where = f"export {manifest.export_id} of {manifest.application_id}"
     found = [at for at in manifest.stores() if at.name == store]
@@ -320,6 +322,14 @@ def find(
     if kind is not None and found[0].store.kind != kind:
         raise Misuse(
             f"store {store!r} is a {found[0].store.kind} one: it cannot be read as a {kind} one"
+        )
+    missing = manifest.deployed.missing(store, [at.task for at in found], partition)
+    if missing:
+        left_out = [why for task in manifest.tasks if (why := task.left_out.get(store))]
+        raise ExportDamaged(
+            f"store {store!r} has no files of {tasks_text(missing)} in {where}"
+            f"{f' ({left_out[0]})' if left_out else ''}: use another export, or name a partition "
+            "that it has"
         )
     chosen = [at for at in found if partition is None or at.task.partition == partition]
     if not chosen:
