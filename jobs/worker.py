@@ -26,6 +26,7 @@ REPORT_SCHEMA = pa.schema(
         ("records_in", pa.int64()),
         ("records_out", pa.int64()),
         ("dropped_records", pa.int64()),
+        ("held_records", pa.int64()),
         ("commits", pa.int64()),
         ("rewinds", pa.int64()),
         ("restored_records", pa.int64()),

@@ -30,6 +30,7 @@ from statestore.stores.staged_table import StagedTable
 from statestore.stores.transaction import LagLimits, StagedEngine
 from statestore.stores.versioned_table import VersionedTable
 from statestore.topology.graph import Build, Held, Push
+from statestore.topology.held_back import HeldBack
 from statestore.topology.punctuation import Fire, Punctuation, Punctuations
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -150,6 +151,7 @@ class NodeBench:
         self.forwarded: list[tuple[Batch, str | None]] = []
         self._closers: list[Callable[[], None]] = []
         self.punctuations = Punctuations()
+        self._held_back = HeldBack()
         self._push: Push = build(self, self._forward)
 
     @property
@@ -181,6 +183,10 @@ class NodeBench:
 
     def schedule(self, node: str, every: Span, by: PunctuationType, fire: Fire) -> Punctuation:
         return self.punctuations.add(node, every, by, fire, now_ms=0)
+
+    @property
+    def held_back(self) -> HeldBack:
+        return self._held_back
 
     def release(self, node: str, held: Held, hand_on: Push) -> None:
         assert node

@@ -315,6 +315,7 @@ def _figures(summary: Mapping[str, Any]) -> str:
         f"{summary.get('commits')} commits by {summary.get('stream_tasks')} stream tasks; "
         f"dropped {summary.get('dropped_records', 0)}; "
         f"restored {summary.get('restored_records')} in {summary.get('restore_seconds')} s; "
+        f"{summary.get('held_records', 0)} held back until later input; "
         f"{'caught up' if summary.get('caught_up') else 'stopped before the end'}"
     )
 

@@ -184,7 +184,7 @@ def failure(error: BaseException) -> dict[str, object]:
 
 def summary_fields(summary: RunSummary) -> dict[str, Any]:
     """The summary as JSON-ready fields."""
-    return asdict(summary)
+    return {name: value for name, value in asdict(summary).items() if not name.startswith("_")}
 
 
 def _check_client_settings(settings: Settings) -> None:

@@ -53,6 +53,12 @@ def time_text(time_ms: int) -> str:
     return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def held_text(records: int) -> str:
+    """That so many records wait in operators, which no lag tells."""
+    what = "record" if records == 1 else "records"
+    return f"{records:,} {what} held back until later input"
+
+
 def span_text(seconds: float | None) -> str:
     """In the largest two units; ? where it is not known."""
     if seconds is None:

@@ -22,6 +22,7 @@ from statestore.assembly import (
     summary_fields,
 )
 from statestore.commands.arguments import RunArguments, parse_run, run_options
+from statestore.commands.printing import held_text
 from statestore.errors import HostFailure
 from statestore.operations.run import Run, RunSummary
 
@@ -41,6 +42,8 @@ def run_command(as_json: bool, **flags: Any) -> None:
         click.echo(summary_line(summary))
     else:
         _print_table("run", list(summary_fields(summary).items()))
+        if summary.held_records:
+            click.echo(held_text(summary.held_records))
 
 
 def report_run(

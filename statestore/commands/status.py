@@ -14,7 +14,7 @@ from rich.text import Text
 
 from statestore.assembly import failure, onlooking
 from statestore.commands.arguments import deployment_options, parse_deployment, parse_span
-from statestore.commands.printing import span_text, time_text
+from statestore.commands.printing import held_text, span_text, time_text
 from statestore.errors import (
     AuditFailed,
     AuditTooOld,
@@ -137,7 +137,14 @@ def shown(found: Status) -> Group:
         table.add_column(column, no_wrap=True, justify="left" if left else "right")
     for task in found.stream_tasks:
         table.add_row(*_row(task))
-    return Group(head, table, *_owners(found))
+    return Group(head, table, *_held(found), *_owners(found))
+
+
+def _held(found: Status) -> list[Text]:
+    """In which stream tasks records wait, in a line of their own: 80 columns are full."""
+    tasks = [task for task in found.stream_tasks if task.held_records]
+    each = ", ".join(f"{_count(task.held_records)} in {task.stream_task}" for task in tasks)
+    return [Text(f"held back: {each}")] if tasks else []
 
 
 def _owners(found: Status) -> list[Text]:
@@ -165,6 +172,10 @@ def _answers(found: Status) -> list[tuple[str, Text]]:
         ("last commit", Text(_committed(found))),
         ("back in", Text(_way_back(found))),
     ]
+    held = sum(task.held_records or 0 for task in found.stream_tasks)
+    if held:
+        at_least = "at least " if found.held_records is None else ""
+        rows.append(("waiting", Text(at_least + held_text(held))))
     rows += [("data", _audited(found)), ("last export", _exported(found))]
     if found.relocation:
         rows.append(("relocation", Text(found.relocation, "yellow")))

@@ -9,7 +9,7 @@ import logging
 import secrets
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -91,7 +91,10 @@ class RunRequest:
 
 @dataclass
 class RunSummary:
-    """What a run did; the fields of the JSON line (INTERFACE)."""
+    """What a run did; the fields of the JSON line (INTERFACE).
+
+    `held_records` wait in operators until later input; `caught_up` is about inputs alone.
+    """
 
     application_id: str
     stream_tasks: int = 0
@@ -101,8 +104,10 @@ class RunSummary:
     commits: int = 0
     restored_records: int = 0
     restore_seconds: float = 0.0
+    held_records: int = 0
     caught_up: bool = True
     error: dict[str, object] | None = None
+    _held: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def add(self, reports: Sequence[TaskReport]) -> None:
         """Sum up the reports of a wave."""
@@ -115,6 +120,9 @@ class RunSummary:
             self.restored_records += report.restored_records
             self.restore_seconds = max(self.restore_seconds, report.restore_seconds)
             self.caught_up = self.caught_up and report.caught_up
+            # A cycle of sub-topologies serves its stream tasks several times.
+            self._held[report.stream_task] = report.held_records
+        self.held_records = sum(self._held.values())
 
 
 class Checked(NamedTuple):

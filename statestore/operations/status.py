@@ -49,7 +49,8 @@ class TaskStatus(msgspec.Struct, frozen=True):
     """One stream task; None where it is not known or does not apply.
 
     `lag_records` counts offsets, so it is at most that; `lag_seconds` is event time: from what was
-    processed last to the newest record. Rates are records a second.
+    processed last to the newest record. `held_records` were read, and wait in operators until later
+    input lets them go; as committed last. Rates are records a second.
     """
 
     stream_task: str
@@ -64,6 +65,7 @@ class TaskStatus(msgspec.Struct, frozen=True):
     catch_up_seconds: float | None = None
     restore_records: int | None = None
     restore_seconds: float | None = None
+    held_records: int | None = None
 
 
 class AuditStatus(msgspec.Struct, frozen=True):
@@ -113,6 +115,7 @@ class Status(msgspec.Struct, frozen=True):
     relocation: str | None
     free_bytes: int | None
     problems: list[str] = []
+    held_records: int | None = None
     last_start_age_seconds: float | None = None
     """Since somebody last took the application to run it or to move its state."""
 
@@ -187,6 +190,7 @@ class Onlooking:
             relocation=problems.told(lambda: _relocation(layout, known, self.wanted), None),
             free_bytes=problems.told(lambda: _free_bytes(layout), None),
             problems=list(dict.fromkeys(problems)),
+            held_records=total_of(task.held_records for task in counted),
             last_start_age_seconds=None if owner is None else _age_s(owner.since_ms, now_ms),
         )
 
@@ -229,6 +233,7 @@ class Onlooking:
             catch_up_seconds=_left(lag.records, process_rate),
             restore_records=records,
             restore_seconds=_left(records, restore_rate),
+            held_records=noted.held_records,
         )
 
     def _audit(self, now_ms: int) -> AuditStatus | None:

@@ -33,6 +33,7 @@ from statestore.topology.graph import (
     SourceNode,
     SubTopology,
 )
+from statestore.topology.held_back import HeldBack
 from statestore.topology.paths import one_by_one
 from statestore.topology.punctuation import Fire, Punctuation, Punctuations
 from statestore.topology.stream_time import running
@@ -56,6 +57,7 @@ class TaskContext:
         clock: Clock,
         punctuations: PoisonPunctuations,
         held: PoisonHeld,
+        held_back: HeldBack,
     ) -> None:
         self._task_id = task_id
         self._stores = stores
@@ -68,6 +70,7 @@ class TaskContext:
         self.records_out = 0
         self.punctuations = Punctuations(partial(punctuations.run, tally=self))
         self._held = held
+        self.held_back = held_back
         self._clock = clock
         self.dropped: Counter[str] = Counter()
         self._told: set[tuple[str, str]] = set()

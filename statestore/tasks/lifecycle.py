@@ -44,6 +44,7 @@ from statestore.tasks.snapshots import SnapshotDesk
 from statestore.tasks.stores import TaskStores
 from statestore.topology.failures import NodeFailed
 from statestore.topology.graph import Push
+from statestore.topology.held_back import HeldBack
 from statestore.topology.logs import logs_of
 
 _log = logging.getLogger(__name__)
@@ -97,6 +98,7 @@ class StreamTask:
         self._dirty = False
         self._growth: tuple[float, float] | None = None
         self._patience = Patience(plan.task_id, settings, edges.clock)
+        self._held_back = HeldBack()
 
     def start(self) -> None:
         """Claim, fence, restore. Locked, Unavailable, HostFailure leave everything as it was."""
@@ -224,6 +226,7 @@ class StreamTask:
         offsets, nothing = self._committer.offsets, self._committer.stamp.number == 0
         position = self._committer.position
         done = self._stores.restore(offsets, position, self._guard, nothing_committed=nothing)
+        self._held_back.restored()
         self.report.restored_records += done.records
         self.report.dropped_records += done.dropped
         self.report.restore_seconds += done.seconds
@@ -232,6 +235,7 @@ class StreamTask:
     def _begin_reading(self) -> None:
         if self._context is not None:
             self._context.close()
+        self._held_back.went_back()
         self._context = TaskContext(
             self._plan.task_id,
             self._stores.opened,
@@ -241,8 +245,10 @@ class StreamTask:
             clock=self._edges.clock,
             punctuations=self._poison.punctuations,
             held=self._poison.held,
+            held_back=self._held_back,
         )
         self._pushes = self._context.wire(self._plan.part)
+        self.report.held_records = self._held_back.total()
         self._poison.went_back()
         self._intake = self._plan.intake(self._settings, self._poison)
         self._edges.source.start(self._committer.offsets)
@@ -390,6 +396,8 @@ class StreamTask:
         self.report.add_commit(now_s - started, clock.now_ms(), rows=self._since_commit, size=size)
         self.report.records_out += context.records_out
         self.report.dropped_records += context.take_dropped()
+        self._held_back.committed()
+        self.report.held_records = self._held_back.total()
         self._since_commit = context.records_out = 0
         self._dirty = False
 

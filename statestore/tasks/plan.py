@@ -61,15 +61,17 @@ class TaskReport:
     """What one stream task did, for the commit reports and the summary.
 
     `dropped_records`: passed over by a handler, or dropped by an operator for a null key and the
-    like. `start_seconds` runs from the claim to the first poll, `restore_seconds` within it. By the
-    wall clock, so that reports of several processes can be laid side by side: when the poll began
-    that brought the first record, and when the last commit ended.
+    like. `held_records` wait in operators for later input, as committed last. `start_seconds` runs
+    from the claim to the first poll, `restore_seconds` within it. By the wall clock, so that
+    reports of several processes can be laid side by side: when the poll began that brought the
+    first record, and when the last commit ended.
     """
 
     stream_task: str
     records_in: int = 0
     records_out: int = 0
     dropped_records: int = 0
+    held_records: int = 0
     commits: int = 0
     rewinds: int = 0
     restored_records: int = 0

@@ -29,6 +29,7 @@ _ENOUGH = 1000
 class Progress(msgspec.Struct, frozen=True):
     """The file. Rates are records a second, None where none is known; `slots` of its host.
 
+    `held_records`: wait in operators, as committed last; None in notes of older versions.
     One of another process than the folder's owner: the owner has not begun to process yet.
     """
 
@@ -40,6 +41,7 @@ class Progress(msgspec.Struct, frozen=True):
     restore_rate: Amount | None = None
     restored_records: Count = 0
     restore_seconds: Amount = 0.0
+    held_records: Count | None = None
 
 
 class ProgressFile:
@@ -70,6 +72,7 @@ class ProgressFile:
             _rate(report.restored_records, report.restore_seconds) or before.restore_rate,
             report.restored_records,
             report.restore_seconds,
+            report.held_records,
         )
         temporary = self._path.with_name(f".{NAME}.tmp")
         # Where the folder cannot be written, the task itself will say so.

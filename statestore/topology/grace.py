@@ -29,6 +29,7 @@ _ROW: Final = struct.Struct(">cQQ")
 _NUMBER: Final = struct.Struct(">Q")
 _NEXT: Final = b"n"
 _WAITS: Final = b"w"
+_BEYOND: Final = b"x"
 _BIAS: Final = 1 << 63
 
 _TOLD_TO: Final = "StreamsBuilder(), or to a repartition() before the join, where records wait"
@@ -141,6 +142,7 @@ class _Room:
         self._context = context
         self._table = context.table(side.store)
         self._side = side
+        context.held_back.opened(side.store, self._count)
 
     def add(self, node: str, batch: Batch) -> int:
         """Let a batch wait; what has no value joins nothing, and does not. Its first number."""
@@ -162,6 +164,7 @@ class _Room:
             self._context.drop(node, batch, nulls, "null_key_or_value")
         if rows:
             self._table.put_all({**rows, _NEXT: _NUMBER.pack(first + len(keys))})
+            self._context.held_back.changed(side.store, len(rows))
         return first
 
     def places_due(self, nows: list[int]) -> set[int]:
@@ -184,6 +187,7 @@ class _Room:
             due.append((place, at, _decode(row)))
         due.sort(key=itemgetter(0, 1))
         self._table.put_all({at: None for _, at, _ in due})
+        self._context.held_back.changed(side.store, -len(due))
         records = [record for _, _, record in due]
         any_headers = any(record.headers for record in records)
         batch = Batch(
@@ -194,6 +198,10 @@ class _Room:
             stream_times=[nows[place] for place, _, _ in due],
         )
         return Held(side.store, batch, Rows(records, lambda record: record.origin))
+
+    def _count(self) -> int:
+        with self._table.scan(_WAITS, _BEYOND) as found:
+            return sum(1 for _ in found)
 
     def _scan_due(self, now: int) -> list[tuple[bytes, bytes]]:
         beyond = _ROW.pack(_WAITS, max(now - self._side.grace_ms, TIME_MIN) + _BIAS, 0)

@@ -26,6 +26,7 @@ from statestore.stores.row_times import WriteTime
 from statestore.stores.specs import StoreSpec
 from statestore.stores.staged_table import StagedTable
 from statestore.stores.versioned_table import VersionedTable
+from statestore.topology.held_back import HeldBack
 from statestore.topology.punctuation import Fire, Punctuation
 
 TimestampExtractor = Callable[[Record[Any, Any]], int]
@@ -74,6 +75,10 @@ class NodeContext(Protocol):
         """Ask for a task commit after this batch."""
 
     def schedule(self, node: str, every: Span, by: PunctuationType, fire: Fire) -> Punctuation: ...
+
+    @property
+    def held_back(self) -> HeldBack:
+        """Where an operator counts the records that wait in it."""
 
     def release(self, node: str, held: Held, hand_on: Push) -> None:
         """Hand on what waited, each judged by itself: without what is passed over (E8a).

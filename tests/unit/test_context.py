@@ -16,6 +16,7 @@ from statestore.tasks.poison_punctuations import PoisonPunctuations
 from statestore.testing.memory_broker import MemoryBroker
 from statestore.topology.builder import StreamsBuilder
 from statestore.topology.failures import NodeFailed
+from statestore.topology.held_back import HeldBack
 from statestore.topology.operators import ProcessorContext
 from tests.builders import ManualClock, batch, memory_store
 
@@ -48,6 +49,7 @@ class Wired:
             clock=ManualClock(),
             punctuations=PoisonPunctuations(TaskId(0, 0), {}, self.outbox, ""),
             held=PoisonHeld(TaskId(0, 0), part, {}, self.outbox, ""),
+            held_back=HeldBack(),
         )
         self.pushes = self.context.wire(part)
 

@@ -291,3 +291,24 @@ def test_every_stream_task_is_one_line_of_80_columns_and_its_owner_is_told_once(
     told = " ".join(" ".join(lines).split())
     assert told.count(f"process {os.getpid()} on") == 1
     assert "has all that are owned" in told
+
+
+def test_what_is_held_back_is_told_per_task_and_in_all_where_there_is_any(tmp_path: Path) -> None:
+    layout, clock = deploy(tmp_path), ManualClock()
+    onlooking = Onlooking(layout, None, clock)
+    held = (1_234_567, 5)
+    for task, records in zip(TASKS, held, strict=True):
+        note = {"held_records": records, "last_commit_ms": clock.now_ms() - 90_061_000}
+        (layout.task_dir(task) / "progress.json").write_bytes(msgspec.json.encode(note))
+    found = onlooking.now()
+    assert [task.held_records for task in found.stream_tasks] == list(held)
+    assert found.held_records == sum(held)
+    lines = tell(found).splitlines()
+    assert any("1,234,572 records held back until later input" in line for line in lines)
+    assert "held back: 1,234,567 in 0_0, 5 in 0_1" in [line.strip() for line in lines]
+    (layout.task_dir(TASKS[0]) / "progress.json").unlink()
+    found = onlooking.now()
+    assert found.held_records is None, "a sum of which a part is not known is not known"
+    assert "at least 5 records held back" in tell(found)
+    (layout.task_dir(TASKS[1]) / "progress.json").write_bytes(b'{"held_records": 0}')
+    assert "held" not in tell(onlooking.now())
