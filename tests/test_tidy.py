@@ -3,8 +3,10 @@
 import ast
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -214,6 +216,35 @@ def test_the_tests_named_in_the_documentation_exist() -> None:
         for test in re.findall(r"`(test_\w+)`", text)
     }
     assert sorted(named - defined) == []
+
+
+def test_every_rule_cited_is_one_of_the_pages_of_rules() -> None:
+    """SEMANTICS S3, I7 and ADR 4 lead somewhere; a page says each of its rules once."""
+    pages = {
+        "semantics": r"^- \*\*([SETRV]\d+[a-z]?)\*\*",
+        "invariants": r"^- \*\*(I\d+)\*\*",
+        "interface": r"^- \*\*(INTERFACE rule \d+)\*\*",
+    }
+    said = {
+        name: re.findall(rule, (ROOT / "docs" / f"{name}.md").read_text("utf-8"), re.MULTILINE)
+        for name, rule in pages.items()
+    }
+    twice = [rule for rules in said.values() for rule, n in Counter(rules).items() if n > 1]
+    assert twice == []
+    records = {int(path.name[:4]) for path in (ROOT / "docs" / "adr").glob("[0-9]*.md")}
+    known = {*chain(*said.values()), *(f"ADR {number}" for number in records)}
+    cited = {
+        (name, rule)
+        for name, text in texts().items()
+        for group in re.findall(r"SEMANTICS ((?:[SETRV]\d+[a-z]?(?:, | and )?)+)", text)
+        for rule in re.findall(r"[SETRV]\d+[a-z]?", group)
+    }
+    cited |= {
+        (name, rule)
+        for name, text in texts().items()
+        for rule in re.findall(r"(?<![\w*])(?:I\d{1,2}|ADR \d+|INTERFACE rule \d+)(?![\w*])", text)
+    }
+    assert sorted((name, rule) for name, rule in cited if rule not in known) == []
 
 
 def test_decision_records_are_numbered_without_a_gap() -> None:
