@@ -98,12 +98,18 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
+def holds_row(path: Path, key: bytes) -> bool:
+    """Whether the row of this key is there, and not that of its time, which no audit reads."""
+    data = path.read_bytes()
+    return key in data and b"t" + key not in data
+
+
 def test_a_flipped_byte_in_a_data_file_is_a_verdict_that_names_the_file(
     sound: Audited, tmp_path: Path
 ) -> None:
     one = sound.copy(tmp_path / "state")
     key = min(one.rows(COUNTS, 0))
-    path = next(p for p in one.folder(COUNTS, 0).glob("*.sst") if key in p.read_bytes())
+    path = next(p for p in one.folder(COUNTS, 0).glob("*.sst") if holds_row(p, key))
     flip(path, path.read_bytes().index(key))
     code, line, message = command(one)
     assert (code, line["verdict"], line["error"]["class"]) == (12, "wrong", "AuditFailed")
@@ -128,9 +134,10 @@ def test_a_flipped_byte_of_an_export_is_a_verdict_that_names_the_file(
     flip(biggest, 20)
     record = audit(settings, export="latest")
     assert record.verdict is Verdict.WRONG
-    (failed,) = record.failures
-    assert failed.check == Check.READABLE
-    assert biggest.name in failed.detail
+    assert record.failures
+    for failed in record.failures:  # stores share what is the same in them
+        assert failed.check == Check.READABLE
+        assert biggest.name in failed.detail
 
 
 def test_a_byte_flipped_anywhere_gives_a_verdict(sound: Audited, tmp_path: Path) -> None:
