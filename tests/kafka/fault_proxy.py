@@ -89,6 +89,7 @@ class FaultProxy:
         self._held: dict[str, list[_Held]] = defaultdict(list)
         self._traces: dict[str, list[str]] = defaultdict(list)
         self._failures: list[Exception] = []
+        self._serving: set[asyncio.Task[Any]] = set()
 
     @property
     def address(self) -> str:
@@ -140,18 +141,26 @@ class FaultProxy:
 
     async def _end(self) -> None:
         self._server.close()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        # A connection being accepted is not ours to cancel yet: the loop would lose its socket.
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in self._serving:
+                task.cancel()
+            await asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         assert self._target is not None, "lead_to comes first"
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
         try:
             broker_reader, broker_writer = await asyncio.open_connection(*self._target)
         except OSError:
             writer.close()
             return
+        except asyncio.CancelledError:
+            writer.close()
+            raise
         connection = _Connection(writer, broker_writer)
         ways = [
             asyncio.ensure_future(self._requests(reader, connection)),

@@ -128,7 +128,9 @@ def test_offsets_nobody_takes_are_given_up_in_time_and_the_next_try_goes_through
     """The client alone would wait for them."""
     where = {"bootstrap.servers": proxy.address, "default.api.timeout.ms": 1500}
     settings = Settings.from_mapping(app.run_settings(**where))
-    outbox = TransactionalOutbox(settings, transactional_ids=[f"{app.name}-x", f"{app.name}-x-2"], group_id=app.name)
+    outbox = TransactionalOutbox(
+        settings, transactional_ids=[f"{app.name}-x", f"{app.name}-x-2"], group_id=app.name
+    )
     offsets = {TopicPartition(f"{app.name}-in", 0): 1}
     outbox.open()
     outbox.begin()
