@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from typing import TextIO
 
 import click
 
@@ -53,10 +54,22 @@ for command in (
     cli.add_command(command)
 
 
+class _StandardError(logging.StreamHandler[TextIO]):
+    """Writes to what sys.stderr is then: above a line that is live on a terminal, not into it."""
+
+    @property
+    def stream(self) -> TextIO:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, _stream: TextIO) -> None:
+        """It has none of its own."""
+
+
 def set_up_logging(*, verbose: bool = False) -> None:
     """Plain lines on stderr."""
     logging.basicConfig(
-        stream=sys.stderr,
+        handlers=[_StandardError()],
         level=logging.DEBUG if verbose else logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )

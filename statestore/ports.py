@@ -131,6 +131,9 @@ class Source(Protocol):
     def at_end(self, tp: TopicPartition) -> bool:
         """Whether it stood at the end of `tp`'s log (its last stable offset) when last heard of."""
 
+    def log_end(self, tp: TopicPartition) -> int | None:
+        """The last stable offset of `tp` as last heard of, for people; None: nothing was heard."""
+
     def pause(self, tps: Sequence[TopicPartition]) -> None: ...
     def resume(self, tps: Sequence[TopicPartition]) -> None: ...
     def close(self) -> None: ...

@@ -36,7 +36,7 @@ from statestore.tasks.commit import CommitStamp
 from statestore.tasks.lifecycle import StreamTask
 from statestore.tasks.plan import TaskEdges, TaskPlan, TaskReport, transactional_ids
 from statestore.tasks.progress import ProgressFile
-from statestore.tasks.slot import Served, serve
+from statestore.tasks.slot import Served, Tell, serve
 from statestore.topology.graph import Topology
 
 LATEST: Literal["latest"] = "latest"
@@ -121,15 +121,20 @@ def _prepared(topology: Topology, settings: Settings, request: RunRequest) -> It
         )
 
 
-def serve_here(started: Run, settings: Settings, stop: threading.Event) -> RunSummary:
-    """Both sides of a run in this process: its waves, one after the other."""
+def serve_here(
+    started: Run, settings: Settings, stop: threading.Event, tell: Tell | None = None
+) -> RunSummary:
+    """Both sides of a run in this process: its waves, one after the other.
+
+    `tell` hears of a continuous one about once a second.
+    """
     summary = RunSummary(settings.application_id)
     for wave in started.waves():
         if stop.is_set():
             summary.caught_up = False
             break
         reports = serve_planned(
-            started.topology, settings, wave, started.request, slots=1, stop=stop
+            started.topology, settings, wave, started.request, slots=1, stop=stop, tell=tell
         )
         summary.add(reports)
         _log.info("%d stream tasks done, %d records so far", len(reports), summary.records_in)
@@ -144,6 +149,7 @@ def serve_planned(
     *,
     slots: int,
     stop: threading.Event,
+    tell: Tell | None = None,
 ) -> list[TaskReport]:
     """The worker's side: run these stream tasks here.
 
@@ -167,7 +173,7 @@ def serve_planned(
         )
         for task in planned
     ]
-    return serve(tasks, run_for_ms=request.run_for_ms, stop=stop, clock=clock)
+    return serve(tasks, run_for_ms=request.run_for_ms, stop=stop, clock=clock, tell=tell)
 
 
 def failure(error: BaseException) -> dict[str, object]:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from statestore.assembly import (
+    SystemClock,
     failure,
     load_pipeline,
     run_request,
@@ -23,6 +24,7 @@ from statestore.assembly import (
 )
 from statestore.commands.arguments import RunArguments, parse_run, run_options
 from statestore.commands.printing import held_text
+from statestore.commands.run_progress import shown_run
 from statestore.errors import HostFailure
 from statestore.operations.run import Run, RunSummary
 
@@ -33,11 +35,15 @@ from statestore.operations.run import Run, RunSummary
 def run_command(as_json: bool, **flags: Any) -> None:
     """Process what the input topics hold in this process: the code of one Spark slot."""
     stop = stop_on_sigterm()
-    summary = report_run(
-        flags,
-        lambda arguments, started: serve_here(started, arguments.settings(), stop),
-        click.echo if as_json else lambda _line: None,
-    )
+
+    def work(arguments: RunArguments, started: Run) -> RunSummary:
+        settings = arguments.settings()
+        if arguments.run_for_ms is None:
+            return serve_here(started, settings, stop)
+        with shown_run(SystemClock()) as tell:
+            return serve_here(started, settings, stop, tell)
+
+    summary = report_run(flags, work, click.echo if as_json else lambda _line: None)
     if as_json:
         click.echo(summary_line(summary))
     else:

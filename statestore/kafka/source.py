@@ -107,6 +107,11 @@ class KafkaSource:
         # The log may have grown by aborted records, which are passed over in silence.
         return end >= self._positions[tp] and end >= self._fetching.next_offset(tp)
 
+    def log_end(self, tp: TopicPartition) -> int | None:
+        """The last stable offset of `tp` as last heard of; None: nothing was heard."""
+        heard = max(self._log_ends.get(tp, -1), self._fetching.log_end(tp))
+        return None if heard < 0 else heard
+
     def pause(self, tps: Sequence[TopicPartition]) -> None:
         """Poll without these until resumed; what was fetched of them is fetched again then."""
         self._paused_wanted.update(tps)

@@ -37,7 +37,7 @@ from statestore.tasks.mark import InputMark
 from statestore.tasks.old_tails import TailGuard
 from statestore.tasks.ownership import Ownership
 from statestore.tasks.patience import Patience
-from statestore.tasks.plan import TaskEdges, TaskPlan, TaskReport
+from statestore.tasks.plan import Standing, TaskEdges, TaskPlan, TaskReport
 from statestore.tasks.poison import Poison
 from statestore.tasks.poison_held import Rehearsed
 from statestore.tasks.snapshots import SnapshotDesk
@@ -142,6 +142,17 @@ class StreamTask:
     def step_commit(self) -> None:
         """Commit now; a retriable failure rewinds, and the records are processed again."""
         self._recovering(self._commit)
+
+    def standing(self) -> Standing:
+        """Where it is now; what others are asked for is what they said last."""
+        report, lag = self.report, 0
+        records = report.records_in + self._since_commit
+        for tp in self._plan.inputs:
+            end, reached = self._edges.source.log_end(tp), self._intake.reached(tp)
+            if end is None or reached is None:
+                return Standing(records, None, report.last_commit_ms, report.held_records)
+            lag += max(0, end - reached)
+        return Standing(records, lag, report.last_commit_ms, report.held_records)
 
     def store(self, name: str) -> object:
         """A store as the task's processors see it."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from statestore.model import TaskId, TopicPartition
 from statestore.ports import Changelog, Clock, Cluster, LinkStore, Outbox, Source
@@ -54,6 +55,19 @@ def transactional_ids(application_id: str, task: TaskId | str) -> tuple[str, str
     The commits of a task take turns on them, by their number (docs/adr/0013).
     """
     return f"{application_id}-{task}", f"{application_id}-{task}-2"
+
+
+class Standing(NamedTuple):
+    """Where a stream task at work is, for people.
+
+    `records`: processed in this run, committed or not. `lag_records` counts offsets up to the ends
+    of its inputs as last heard of, so it is at most that; None: not known.
+    """
+
+    records: int
+    lag_records: int | None
+    last_commit_ms: int | None
+    held_records: int
 
 
 @dataclass

@@ -7,18 +7,23 @@ records move: batches make no cycles, and its pauses grow with the records alive
 import gc
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 from statestore.errors import Misuse
 from statestore.ports import Clock
 from statestore.tasks.lifecycle import StreamTask
-from statestore.tasks.plan import TaskReport
+from statestore.tasks.plan import Standing, TaskReport
 from statestore.tasks.progress import ProgressFile
 
 _POLL_MS = 200
 _STEPS_PER_COLLECTION = 200
+
+
+_TOLD_EVERY_S = 1.0
+Tell = Callable[[Sequence[Standing]], None]
+"""Told about once a second where all tasks of a slot are that go on in turn."""
 
 
 class Served(NamedTuple):
@@ -29,9 +34,14 @@ class Served(NamedTuple):
 
 
 def serve(
-    tasks: Sequence[Served], *, run_for_ms: int | None, stop: threading.Event, clock: Clock
+    tasks: Sequence[Served],
+    *,
+    run_for_ms: int | None,
+    stop: threading.Event,
+    clock: Clock,
+    tell: Tell | None = None,
 ) -> list[TaskReport]:
-    """Run the tasks; `run_for_ms` None: each to its planned ends.
+    """Run the tasks; `run_for_ms` None: each to its planned ends, which nobody is told of.
 
     `stop`: finish the commit, release, return. Misuse if a function of the pipeline's calls
     sys.exit: it is no way to end a run, and would let this one end as if all had been done.
@@ -41,7 +51,7 @@ def serve(
             for served in tasks:
                 _to_its_end(served, stop)
         else:
-            _in_turn(tasks, run_for_ms, stop, clock)
+            _in_turn(tasks, run_for_ms, stop, clock, tell)
     return [served.task.report for served in tasks]
 
 
@@ -60,7 +70,13 @@ def _to_its_end(served: Served, stop: threading.Event) -> None:
         progress.write(task.report)
 
 
-def _in_turn(tasks: Sequence[Served], run_for_ms: int, stop: threading.Event, clock: Clock) -> None:
+def _in_turn(
+    tasks: Sequence[Served],
+    run_for_ms: int,
+    stop: threading.Event,
+    clock: Clock,
+    tell: Tell | None,
+) -> None:
     deadline_s = clock.monotonic() + run_for_ms / 1000
     with ExitStack() as open_tasks:
         for task, progress in tasks:
@@ -68,11 +84,14 @@ def _in_turn(tasks: Sequence[Served], run_for_ms: int, stop: threading.Event, cl
             progress.write(task.report)
         # Busy neighbours must not wait for an idle one: share the poll time.
         poll_ms = max(5, _POLL_MS // (4 * len(tasks)))
-        steps = 0
+        steps, told_s = 0, float("-inf")
         while clock.monotonic() < deadline_s and not stop.is_set():
             for task, progress in tasks:
                 task.step(poll_ms)
                 progress.note(task.report)
+            if tell is not None and clock.monotonic() - told_s >= _TOLD_EVERY_S:
+                told_s = clock.monotonic()
+                tell([task.standing() for task, _ in tasks])
             steps += 1
             if steps % _STEPS_PER_COLLECTION == 0:
                 gc.collect()

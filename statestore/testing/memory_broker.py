@@ -134,6 +134,10 @@ class MemorySource:
         """Whether nothing stable is left to read of `tp`."""
         return self._positions[tp] >= self._state.log(tp).last_stable
 
+    def log_end(self, tp: TopicPartition) -> int | None:
+        """The last stable offset of `tp`."""
+        return self._state.log(tp).last_stable
+
     def pause(self, tps: Sequence[TopicPartition]) -> None:
         """Poll without these until resumed."""
         self._paused.update(tps)

@@ -215,11 +215,26 @@ def test_a_source_knows_when_it_has_read_a_log_to_its_stable_end(world: World) -
     source = world.source()
     source.start({tp: 0})
     assert not source.at_end(tp)
+    assert source.log_end(tp) in {None, 2}
     read(source, {tp: 2})
     until(lambda: source.poll(10, 100) == [] and source.at_end(tp), "at the open transaction")
     outbox.commit()
     read(source, {tp: 4})
     until(lambda: source.poll(10, 100) == [] and source.at_end(tp), "at the end")
+    assert source.log_end(tp) == 4
+
+
+def test_a_source_hears_how_far_a_log_goes_that_it_does_not_read_to_its_end(world: World) -> None:
+    topic = world.topic()
+    tp = TopicPartition(topic, 0)
+    outbox = opened(world)
+    commit(outbox, topic, *map(str, range(50)))
+    source = world.source()
+    source.start({tp: 0})
+    until(lambda: source.poll(1, 100) != [], "the first record")
+    source.pause([tp])
+    until(lambda: source.poll(1, 100) == [] and source.log_end(tp) == 51, "the end is heard of")
+    assert source.position(tp) == 1
 
 
 # The cluster.

@@ -154,6 +154,9 @@ class SimulatedSource:
     def at_end(self, tp: TopicPartition) -> bool:
         return self._source.at_end(tp)
 
+    def log_end(self, tp: TopicPartition) -> int | None:
+        return self._source.log_end(tp)
+
     def pause(self, tps: Sequence[TopicPartition]) -> None:
         self._source.pause(tps)
 

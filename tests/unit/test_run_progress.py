@@ -1,0 +1,45 @@
+"""The line that a continuous run shows."""
+
+from statestore.commands.run_progress import RunProgress
+from statestore.tasks.plan import Standing
+from tests.builders import ManualClock
+
+
+def standing(records: int, lag: int | None = 0, commit_ms: int | None = None) -> Standing:
+    return Standing(records, lag, commit_ms, 0)
+
+
+def test_the_rate_is_of_the_last_seconds_over_all_stream_tasks() -> None:
+    clock = ManualClock()
+    progress = RunProgress(clock)
+    assert progress.line() == "opening and restoring stores"
+    for second in range(30):
+        # Slow at first, then a thousand a second by each of two.
+        each = second if second < 15 else 14 + (second - 14) * 1000
+        progress.note([standing(each, 7, clock.now_ms()), standing(each, 5)])
+        clock.advance(1000)
+    assert progress.line().startswith("1,8"), "the second that has passed since counts too"
+    assert progress.line().endswith("records/s, 12 records behind, last commit 1.0 s ago")
+
+
+def test_a_run_that_stands_still_is_seen_to() -> None:
+    clock = ManualClock()
+    progress = RunProgress(clock)
+    progress.note([standing(0)])
+    clock.advance(1000)
+    progress.note([standing(5000, 3, clock.now_ms())])
+    clock.advance(4000)
+    assert progress.line() == "1,000 records/s, 3 records behind, last commit 4.0 s ago"
+    clock.advance(60_000)
+    assert progress.line() == "0 records/s, 3 records behind, last commit 1 min 4 s ago"
+
+
+def test_what_is_not_known_is_said_to_be_and_what_is_held_back_is_told() -> None:
+    clock = ManualClock()
+    progress = RunProgress(clock)
+    progress.note([standing(10, 3), standing(10, None)])
+    clock.advance(1000)
+    progress.note([standing(4, None), Standing(4, 0, None, 1200)])
+    assert progress.line() == (
+        "0 records/s, lag not known, no commit yet, 1,200 records held back until later input"
+    ), "a task that goes back to its last commit has no rate below 0"
