@@ -222,6 +222,7 @@ def _edges(settings: Settings, planned: PlannedTask, clock: Clock, slots: int) -
             transactional_ids=transactional_ids(group_id, planned.task_id),
             group_id=group_id,
             batch_bytes=planned.batch_bytes,
+            inputs=list(planned.ends()),
             number_of=CommitStamp.number_in,
         )
         if settings.exactly_once

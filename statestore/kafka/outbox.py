@@ -7,7 +7,7 @@ One thread.
 # ruff: noqa: SLF001 - librdkafka's local codes are public, underscored by convention
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 from typing import NamedTuple
@@ -47,7 +47,6 @@ class _Carried(NamedTuple):
     number: int
     sender: Sender
     topics: set[str]
-    inputs: set[TopicPartition]
 
 
 class TransactionalOutbox:
@@ -64,11 +63,16 @@ class TransactionalOutbox:
         *,
         transactional_ids: Sequence[str],
         group_id: str,
+        inputs: Sequence[TopicPartition] = (),
         number_of: NumberOf = no_number,
         batch_bytes: int | None = None,
     ) -> None:
-        """`batch_bytes`: the most that the topics it writes take at once."""
+        """`inputs`: of the stream task; what the group committed of them carries its numbers.
+
+        `batch_bytes`: the most that the topics it writes take at once.
+        """
         self._settings = settings
+        self._inputs = sorted(inputs)
         self._batch_bytes = batch_bytes
         self._name = transactional_ids[0]
         self._group_id = group_id
@@ -114,7 +118,7 @@ class TransactionalOutbox:
         except Fenced as fenced:
             self._fenced = fenced
             raise
-        self._current = _Carried(number, sender, set(), set())
+        self._current = _Carried(number, sender, set())
         self._ends = sender.ends
 
     def send(self, records: Records, *, tracked: bool = False) -> None:
@@ -147,7 +151,6 @@ class TransactionalOutbox:
             self._is_busy = True
             doing = f"send input offsets ({self._name})"
             raise unanswered(self._settings, self._trouble, doing) from overdue
-        current.inputs.update(offsets)
 
     def flush(self) -> None:
         """Wait until every record sent is acknowledged; a failed one shows here or at commit."""
@@ -238,18 +241,17 @@ class TransactionalOutbox:
     def _spent(self, current: _Carried, next_number: int) -> None:
         """Transaction `current` has ended; `next_number` will be the next one of its id."""
         self._current, self._last = None, current.number
-        inputs = list(current.inputs)
-        turn = Turn(current.topics, lambda: self._check_alone(inputs, next_number))
+        turn = Turn(current.topics, lambda: self._check_alone(next_number))
         self._epochs.spent(current.number, current.sender, turn)
 
-    def _check_alone(self, inputs: Collection[TopicPartition], number: int) -> None:
+    def _check_alone(self, number: int) -> None:
         """Fenced if the group already has transaction `number`, or a later one, of another owner.
 
         The id was just opened, so whoever would commit `number` from now on has opened it again.
         """
-        if not inputs or self._group is None:
+        if not self._inputs or self._group is None:
             return
-        found = self._group.committed(sorted(inputs))
+        found = self._group.committed(self._inputs)
         latest = max((self._number_of(at.metadata or "") for at in found), default=0)
         if latest >= number:
             raise Fenced(

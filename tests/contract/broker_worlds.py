@@ -170,16 +170,22 @@ class KafkaWorld:
         return source
 
     def outbox(self, name: str = "0_0", **settings: object) -> TransactionalOutbox:
-        return self.numbered_outbox(name, number_of=no_number, **settings)
+        return self.numbered_outbox(name, inputs=(), number_of=no_number, **settings)
 
     def numbered_outbox(
-        self, name: str = "0_0", *, number_of: NumberOf = CommitStamp.number_in, **settings: object
+        self,
+        name: str = "0_0",
+        *,
+        inputs: Sequence[TopicPartition] = (),
+        number_of: NumberOf = CommitStamp.number_in,
+        **settings: object,
     ) -> TransactionalOutbox:
         """As a stream task has it: its transactions carry the numbers of commits."""
         outbox = TransactionalOutbox(
             self.settings(**settings),
             transactional_ids=self.transactional_ids(name),
             group_id=self.application_id,
+            inputs=inputs,
             number_of=number_of,
         )
         self._stack.callback(outbox.close)

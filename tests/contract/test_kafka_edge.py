@@ -190,11 +190,12 @@ class Late(threading.Event):
 
 def replaced(world: KafkaWorld, topic: str) -> tuple[Late, TransactionalOutbox, Outbox]:
     """An owner that has committed and is about to open the id of its commit anew; its successor."""
-    old = world.numbered_outbox()
+    inputs = [TopicPartition(topic, 0)]
+    old = world.numbered_outbox(inputs=inputs)
     old.open()
     late = old._epochs._cancelled = Late()
     numbered(old, topic, 1, "1")
-    new = world.numbered_outbox()
+    new = world.numbered_outbox(inputs=inputs)
     new.open()
     return late, old, new
 
@@ -210,6 +211,24 @@ def test_an_owner_that_opens_an_id_when_its_successor_has_used_it_is_fenced(
     with pytest.raises(Fenced, match="commit 3 of this stream task is not this owner's"):
         old.begin(3)
     assert [row.value for row in kafka_world.rows(topic)] == [b"1", b"2", b"3"]
+
+
+def test_an_owner_that_tries_a_commit_again_when_its_successor_has_made_it_is_fenced(
+    kafka_world: KafkaWorld,
+) -> None:
+    """Its first try was dropped before anything told which inputs it had read."""
+    topic = kafka_world.topic()
+    inputs = [TopicPartition(topic, 0)]
+    old, new = (kafka_world.numbered_outbox(inputs=inputs) for _ in range(2))
+    old.open()
+    old.begin(1)
+    send(old, topic, "1, dropped")
+    new.open()
+    numbered(new, topic, 1, "1")
+    old.abort()
+    with pytest.raises(Fenced, match="commit 1 of this stream task is not this owner's"):
+        old.begin(1)
+    assert [row.value for row in kafka_world.rows(topic)] == [b"1"]
 
 
 def test_of_two_owners_of_one_commit_number_the_one_that_opened_last_succeeds(

@@ -83,6 +83,8 @@ def moves(world: World, who: int, rule: Rule) -> Iterator[World]:
         index = (me.turns if rule is Rule.OWN_TURNS else me.base + 1) % IDS
         if me.ids[index] is State.READY:
             yield _committed(world, who, index)
+            # Or it drops what it has, and tries the same number again.
+            yield with_owner(world, who, replace(me, ids=changed(me.ids, index, State.TO_OPEN)))
 
 
 def _opened(world: World, who: int, index: int) -> World:
