@@ -5,7 +5,7 @@ Streams treats them: a stream record without a value joins nothing, one without 
 join, with None; a table's null is a delete.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from operator import length_hint
 from typing import Any
@@ -24,6 +24,7 @@ from statestore.topology.versions import LookAsOf
 from statestore.topology.views import merged, updates
 
 Joiner = Callable[[Any, Any], Any]
+_FIXED = frozenset({type(None), str, bytes, int, float, bool})
 
 
 class Side(Enum):
@@ -99,11 +100,7 @@ def _as_of(table: Table, context: NodeContext) -> LookAsOf:
 def _as_it_is(table: Table, context: NodeContext) -> LookAsOf:
     look = table.look(context)
 
-    def found(keys: Sequence[bytes | None], _times: Sequence[int]) -> list[Any]:
-        rows = rows_of(look, keys)
-        return list(map(rows.get, keys))
-
-    return found
+    return lambda keys, _times: rows_of(look, keys)
 
 
 def check_grace(verb: str, table: Table, grace_ms: int) -> None:
@@ -176,25 +173,26 @@ def table_half(node: str, other: Table, function: Joiner, side: Side, before: Be
 
         def joined(batch: Batch) -> Batch:
             keys = encoded(node, batch, "key", other.key_serde)
-            rows = rows_of(look, keys)
-            theirs = list(map(rows.get, keys))
+            theirs = rows_of(look, keys)
             new = decoded(node, batch, "value")
             old = [None] * len(new) if batch.before is None else batch.before.objects
-            triples = list(zip(new, old, theirs, strict=True))
             if side is Side.LEFT:
+                triples = zip(new, old, theirs, strict=True)
                 places = [i for i, t in enumerate(triples) if any(x is not None for x in t)]
             else:
-                places = [i for i, (_, _, row) in enumerate(triples) if row is not None]
+                places = [i for i, row in enumerate(theirs) if row is not None]
 
             def made(value: Any, row: Any) -> Any:
                 gone = value is None and side is not Side.RIGHT
                 return None if gone else function(value, row)
 
-            chosen = [triples[i] for i in places]
-            after = [made(value, row) for value, _, row in chosen]
-            replaced = [made(value, row) for _, value, row in chosen] if before.wanted else None
-            told = updates(batch, places, after, replaced)
             met = [theirs[i] is not None for i in places]
+            after = [made(new[i], theirs[i]) for i in places]
+            replaced = None
+            if before.wanted:
+                again = rows_of(look, keys) if _may_change(theirs) else theirs
+                replaced = [made(old[i], again[i]) for i in places]
+            told = updates(batch, places, after, replaced)
             told.timestamps = _later(stamp, [keys[i] for i in places], told.timestamps, met)
             return told
 
@@ -209,10 +207,33 @@ def table_half(node: str, other: Table, function: Joiner, side: Side, before: Be
     return build
 
 
-def rows_of(look: Look, keys: Sequence[bytes | None]) -> dict[bytes | None, Any]:
-    """Each key's row, looked up once."""
+def rows_of(look: Look, keys: Sequence[bytes | None]) -> list[Any]:
+    """The row of each key, looked up once; a joiner may change it and no other record sees that.
+
+    So a row that can be changed is looked up anew for each record that meets it again.
+    """
     wanted = sorted({key for key in keys if key is not None})
-    return dict(zip(wanted, look(wanted), strict=True))
+    rows: dict[bytes | None, Any] = dict(zip(wanted, look(wanted), strict=True))
+    found = list(map(rows.get, keys))
+    if len(wanted) == len(keys) or not _may_change(rows.values()):
+        return found
+    seen: set[bytes] = set()
+    repeats = []
+    for i, key in enumerate(keys):
+        if key is None or type(found[i]) in _FIXED:
+            continue
+        if key in seen:
+            repeats.append((key, i))
+        seen.add(key)
+    repeats.sort()
+    for (_, i), row in zip(repeats, look([key for key, _ in repeats]), strict=True):
+        found[i] = row
+    return found
+
+
+def _may_change(rows: Iterable[Any]) -> bool:
+    """Whether any of these is of a type that a function could change in place."""
+    return not _FIXED.issuperset(map(type, rows))
 
 
 def _later(

@@ -12,7 +12,7 @@ from statestore import serdes
 from statestore.model import Record, Serde
 from statestore.testing import TopologyTestDriver
 from statestore.topology.builder import StreamsBuilder
-from statestore.topology.streams import KStream
+from statestore.topology.streams import KStream, KTable
 
 Rows = list[tuple[Any, Any, int]]
 
@@ -114,3 +114,63 @@ def test_an_aggregator_may_change_its_aggregate(*, windowed: bool) -> None:
     with TopologyTestDriver(b.build()) as driver:
         driver.pipe_all("in", [Record("a", i, i) for i in range(4)])
         assert [r.value for r in driver.read("out")] == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]]
+
+
+# Joiners that change the row they are given.
+
+
+def added_to_the_right(left: Any, right: dict[str, Any]) -> dict[str, Any]:
+    right["seen"] += 1
+    return {"left": left, **right}
+
+
+def added_to_the_left(left: dict[str, Any], right: Any) -> dict[str, Any]:
+    return added_to_the_right(right, left)
+
+
+def _stream_with_table(b: StreamsBuilder, table: KTable) -> KStream:
+    return b.stream("in").join(table, added_to_the_right)
+
+
+def _stream_with_view(b: StreamsBuilder, table: KTable) -> KStream:
+    return b.stream("in").left_join(table.filter(lambda _k, v: v), added_to_the_right)
+
+
+def _of_a_left_table(b: StreamsBuilder, table: KTable) -> KStream:
+    return b.table("in").join(table, added_to_the_right).to_stream()
+
+
+def _of_a_right_table(b: StreamsBuilder, table: KTable) -> KStream:
+    return table.join(b.table("in"), added_to_the_left).to_stream()
+
+
+def _with_what_they_replace(b: StreamsBuilder, table: KTable) -> KStream:
+    joined = b.table("in").join(table, added_to_the_right)
+    return joined.filter(lambda _key, value: bool(value["seen"] == 1)).to_stream()
+
+
+@pytest.mark.parametrize("lot", [1, 3, 50])
+@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize(
+    "join",
+    [
+        _stream_with_table,
+        _stream_with_view,
+        _of_a_left_table,
+        _of_a_right_table,
+        _with_what_they_replace,
+    ],
+)
+def test_a_joiner_may_change_the_row_it_is_given(
+    join: Callable[[StreamsBuilder, KTable], KStream], lot: int, *, caching: bool
+) -> None:
+    b = StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
+    join(b, b.table("rows", materialized=ss.Materialized("rows", caching=caching))).to("out")
+    keys = [f"k{i % 7}" for i in range(50)]
+    with TopologyTestDriver(b.build()) as driver:
+        driver.pipe_all("rows", [(key, {"seen": 0}, 1) for key in sorted(set(keys))])
+        for start in range(0, len(keys), lot):
+            rows = [(key, start, 2) for key in keys[start : start + lot]]
+            driver.pipe_all("in", rows)
+        assert [(r.key, r.value["seen"]) for r in driver.read("out")] == [(key, 1) for key in keys]
+        assert driver.store("rows").get("k1") == {"seen": 0}

@@ -1,253 +1,246 @@
 """A naive interpreter of small pipelines: one record at a time, dicts for stores, no operators.
 
-A program is a list of steps (name, number); `run` gives what comes out of each record. Written from
-Kafka Streams' documentation, not from the code it judges.
+`run` gives what comes out of each record of a program. Written from Kafka Streams' documentation,
+not from the code it judges; the user's functions are those of the program.
 """
 
+import copy
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
-Step = tuple[str, int]
-
-
-class Fact(NamedTuple):
-    """A record: `time` in ms; of a table's update, `old` is the value replaced."""
-
-    key: str | None
-    value: Any
-    time: int
-    old: Any = None
-
-
-Stage = Callable[[Fact], Iterator[Fact]]
-GRACE = 5
-
-
-class Row(NamedTuple):
-    """What a table has of a key: a value, and the latest time of what it was made of."""
-
-    value: Any
-    time: int
+from tests.stateful.naive_tables import (
+    Copy,
+    Fact,
+    Folded,
+    History,
+    Joined,
+    Kept,
+    Key,
+    Stage,
+    Table,
+    View,
+    Windows,
+)
+from tests.stateful.random_programs import (
+    FUNCTIONS,
+    GRACE,
+    RETENTION,
+    SIZE,
+    Functions,
+    Made,
+    Program,
+    in_windows,
+    meet,
+    meeting_right,
+    name_of,
+    renamed,
+    segments,
+)
 
 
 class Naive:
     """The pipeline, alive."""
 
-    def __init__(self, program: list[Step]) -> None:
-        self._right: dict[str, Row] = {}
-        self._on_right: list[tuple[int, Stage]] = []
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._functions: Functions = FUNCTIONS[program.values]
+        self._made: list[Fact] = []
+        self._segments = segments(program)
+        self._clocks: dict[int, int] = {}
+        self._right_segment = min(meeting_right(program), default=None)
+        self._source = self._table_of(program.right)
+        self._right = self._stepped(self._source, program.right)
         self._stages: list[Stage] = []
-        for place, (name, number) in enumerate(program):
-            self._stages.append(getattr(self, name)(number, place))
+        for place, step in enumerate(program.steps):
+            if step.table is not None:
+                stage = self.table(step.table, place)
+            else:
+                stage = getattr(self, step.name)(step.number, place)
+            self._stages.append(stage)
 
     def run(self, topic: str, fact: Fact) -> list[Fact]:
         """What one record brings out."""
+        self._made = []
         if topic == "in":
-            return self._from(0, fact)
-        if fact.key is None:
-            return []
-        old = self._right.get(fact.key)
-        update = fact._replace(old=None if old is None else old.value)
-        _set(self._right, fact)
-        return [
-            out
-            for place, stage in self._on_right
-            for made in stage(update)
-            for out in self._from(place + 1, made)
-        ]
+            self._pass_time(0, fact.time)
+            self._push(0, fact)
+        else:
+            if self._right_segment is not None:
+                self._pass_time(self._right_segment, fact.time)
+            self._source.take(fact)
+        return self._made
 
-    def _from(self, place: int, fact: Fact) -> list[Fact]:
-        facts = [fact]
-        for stage in self._stages[place:]:
-            facts = [made for one in facts for made in stage(one)]
-        return facts
+    def _push(self, place: int, fact: Fact) -> None:
+        if place == len(self._stages):
+            self._made.append(fact)
+            return
+        before = self._segments[place - 1] if place else 0
+        if self._segments[place] > before:
+            self._pass_time(self._segments[place], fact.time)
+        for made in self._stages[place](fact):
+            self._push(place + 1, made)
+
+    def _pass_time(self, segment: int, time: int) -> None:
+        self._clocks[segment] = max(time, self._clocks.get(segment, time))
 
     # Without state.
 
     def filter(self, number: int, _place: int) -> Stage:
-        return lambda f: iter([f] if f.value is not None and f.value % number else [])
+        return lambda f: iter([f] if self._functions.passes(f.value, number) else [])
 
     def map_values(self, number: int, _place: int) -> Stage:
-        return lambda f: iter([Fact(f.key, _plus(f.value, number), f.time)])
+        return lambda f: iter([Fact(f.key, self._functions.plus(f.value, number), f.time)])
 
     def select_key(self, number: int, _place: int) -> Stage:
-        return lambda f: iter([Fact(_named(f.value, number), f.value, f.time)])
+        program = self._program
+        return lambda f: iter([Fact(program.named(f.value, number), f.value, f.time)])
 
     def flat_map_values(self, number: int, _place: int) -> Stage:
-        return lambda f: (Fact(f.key, _plus(f.value, n), f.time) for n in range(number))
+        plus = self._functions.plus
+        return lambda f: (Fact(f.key, plus(f.value, n), f.time) for n in range(number))
 
     def branch_and_merge(self, number: int, _place: int) -> Stage:
         def stage(fact: Fact) -> Iterator[Fact]:
-            taken = fact.value is not None and fact.value % number == 0
-            yield fact._replace(value=_plus(fact.value, 100)) if taken else fact
+            taken = self._functions.passes(fact.value, number)
+            yield fact._replace(value=self._functions.plus(fact.value, 100)) if taken else fact
 
         return stage
 
     def merge_with_itself(self, number: int, _place: int) -> Stage:
-        return lambda f: iter([f._replace(value=_plus(f.value, number)), f])
+        return lambda f: iter([f._replace(value=self._functions.plus(f.value, number)), f])
 
     # With stores.
 
-    def _folded(self, fold: Callable[[Any, Any], Any]) -> Stage:
-        """An aggregate is stamped with the latest of its records, as long as it is there."""
-        rows: dict[str, Row] = {}
+    def count(self, _number: int, place: int) -> Stage:
+        return self.table(Made("count", 0), place)
+
+    def reduce(self, _number: int, place: int) -> Stage:
+        return self.table(Made("reduce", 0), place)
+
+    def windows(self, _number: int, place: int) -> Stage:
+        return self.table(Made("count windows", 0), place, unwindowed=False)
+
+    def closed_windows(self, _number: int, place: int) -> Stage:
+        return self.table(Made("count closed", 0), place, unwindowed=False)
+
+    def table(self, made: Made, place: int, *, unwindowed: bool = True) -> Stage:
+        """What the stream becomes, and comes of the table's updates.
+
+        `unwindowed`: where keys are windows already, others are made of the keys in them.
+        """
+        source = self._table_of(made)
+        of_names = unwindowed and in_windows(made) and self._program.windowed
+
+        def on_update(update: Fact) -> None:
+            key: Key = update.key
+            if in_windows(made) and not of_names:
+                key = renamed(key.key, key.start_ms)
+            self._push(place + 1, Fact(key, self._functions.fitted(update.value), update.time))
 
         def stage(fact: Fact) -> Iterator[Fact]:
-            if fact.key is not None and fact.value is not None:
-                old = rows.get(fact.key)
-                time = fact.time if old is None else max(fact.time, old.time)
-                made = fold(None if old is None else old.value, fact.value)
-                _set(rows, Fact(fact.key, made, time))
-                yield Fact(fact.key, made, time)
+            source.take(fact._replace(key=name_of(fact.key)) if of_names else fact)
+            return iter(())
 
-        return stage
-
-    def count(self, _number: int, _place: int) -> Stage:
-        return self._folded(lambda old, _value: (old or 0) + 1)
-
-    def reduce(self, _number: int, _place: int) -> Stage:
-        return self._folded(lambda old, value: value if old is None else max(old, value))
-
-    def aggregate(self, number: int, _place: int) -> Stage:
-        def fold(old: Any, value: Any) -> Any:
-            total = (old or 0) + value
-            return total if total % number else None
-
-        return self._folded(fold)
-
-    def table_views(self, number: int, _place: int) -> Stage:
-        rows: dict[str, Row] = {}
-
-        def shown(value: Any) -> Any:
-            return None if value is None or value % number == 0 else value + 1
-
-        def stage(fact: Fact) -> Iterator[Fact]:
-            if fact.key is not None:
-                old, new = shown(_value(rows, fact.key)), shown(fact.value)
-                _set(rows, fact)
-                if old is not None or new is not None:
-                    yield Fact(fact.key, new, fact.time)
-
+        self._stepped(source, made).tell(on_update)
         return stage
 
     def join(self, _number: int, _place: int) -> Stage:
-        def stage(fact: Fact) -> Iterator[Fact]:
-            row = _value(self._right, fact.key)
-            if fact.value is not None and row is not None:
-                yield Fact(fact.key, fact.value + row, fact.time)
-
-        return stage
+        return self._joined(outer=False)
 
     def left_join(self, _number: int, _place: int) -> Stage:
-        def stage(fact: Fact) -> Iterator[Fact]:
-            row = _value(self._right, fact.key)
-            if fact.value is not None:
-                yield Fact(fact.key, fact.value + (row or 0), fact.time)
+        return self._joined(outer=True)
 
-        return stage
+    def grace_join(self, number: int, place: int) -> Stage:
+        return self._joined_late(number, place, outer=False)
+
+    def grace_left_join(self, number: int, place: int) -> Stage:
+        return self._joined_late(number, place, outer=True)
 
     def join_own_count(self, _number: int, _place: int) -> Stage:
-        counts: dict[str, int] = {}
+        counts: dict[Key, int] = {}
 
         def stage(fact: Fact) -> Iterator[Fact]:
             if fact.key is not None and fact.value is not None:
                 counts[fact.key] = counts.get(fact.key, 0) + 1
-                yield Fact(fact.key, fact.value + counts[fact.key], fact.time)
+                yield fact._replace(value=self._functions.both(fact.value, counts[fact.key]))
 
         return stage
 
-    def table_join(self, _number: int, place: int) -> Stage:
-        rows: dict[str, Row] = {}
+    def _joined(self, *, outer: bool) -> Stage:
+        def stage(fact: Fact) -> Iterator[Fact]:
+            row = None if fact.key is None else self._right.as_of(fact.key, fact.time)
+            if fact.value is not None and (outer or row is not None):
+                left = copy.deepcopy(fact.value)
+                yield Fact(fact.key, self._functions.both_in_place(left, row), fact.time)
 
-        def on_left(fact: Fact) -> Iterator[Fact]:
-            if fact.key is not None:
-                _set(rows, fact)
-                other = self._right.get(fact.key)
-                if other is not None:
-                    yield Fact(fact.key, _plus(fact.value, other.value), max(fact.time, other.time))
+        return stage
 
-        def on_right(fact: Fact) -> Iterator[Fact]:
-            mine = rows.get(fact.key or "")
-            if mine is not None:
-                yield Fact(fact.key, _plus(fact.value, mine.value), max(fact.time, mine.time))
+    def _joined_late(self, number: int, place: int, *, outer: bool) -> Stage:
+        """Records wait until stream time has passed theirs by more than the grace."""
+        joined = self._joined(outer=outer)
+        history = self._right.history
+        assert history is not None
+        segment = self._segments[place]
+        waiting: list[tuple[int, int, Fact]] = []
+        count = 0
 
-        self._on_right.append((place, on_right))
-        return on_left
+        def due() -> Iterator[Fact]:
+            now = self._clocks[segment]
+            for one in sorted(w for w in waiting if w[0] + GRACE * number < now):
+                waiting.remove(one)
+                yield from joined(one[2])
 
-    def table_left_join(self, _number: int, place: int) -> Stage:
-        rows: dict[str, Row] = {}
-
-        def on_left(fact: Fact) -> Iterator[Fact]:
-            if fact.key is not None:
-                old = rows.get(fact.key)
-                _set(rows, fact)
-                other = self._right.get(fact.key)
-                if (fact.value, old, other) != (None, None, None):
-                    value, time = (0, fact.time) if other is None else other
-                    yield Fact(fact.key, _plus(fact.value, value), max(fact.time, time))
-
-        def on_right(fact: Fact) -> Iterator[Fact]:
-            mine = rows.get(fact.key or "")
-            if mine is not None:
-                made = mine.value + (fact.value or 0)
-                yield Fact(fact.key, made, max(fact.time, mine.time))
-
-        self._on_right.append((place, on_right))
-        return on_left
-
-    def windows(self, number: int, _place: int) -> Stage:
-        counts: dict[tuple[int, str], Row] = {}
-        now = -1
+        def wake() -> None:
+            for made in due():
+                self._push(place + 1, made)
 
         def stage(fact: Fact) -> Iterator[Fact]:
-            nonlocal now
-            if fact.key is None:
-                return
-            now = max(now, fact.time)
-            start = fact.time // number * number
-            if start + number > now - GRACE:
-                old = counts.get((start, fact.key), Row(0, fact.time))
-                made = Row(old.value + 1, max(old.time, fact.time))
-                counts[(start, fact.key)] = made
-                yield Fact(f"{fact.key}@{start}", made.value, made.time)
+            nonlocal count
+            count += 1
+            if fact.value is not None:
+                waiting.append((fact.time, count, fact))
+            return due()
 
+        history.wake(wake)
         return stage
 
-    def closed_windows(self, number: int, place: int) -> Stage:
-        counted = self.windows(number, place)
-        open_windows: dict[tuple[int, str], int] = {}
-        now = -1
+    # Tables.
 
-        def stage(fact: Fact) -> Iterator[Fact]:
-            nonlocal now
-            if fact.key is None:
-                return
-            now = max(now, fact.time)
-            for made in counted(fact):
-                open_windows[(fact.time // number * number, fact.key)] = made.value
-            for start, key in sorted(w for w in open_windows if w[0] + number <= now - GRACE):
-                value = open_windows.pop((start, key))
-                yield Fact(f"{key}@{start}", value, start + number - 1)
+    def _table_of(self, made: Made) -> Kept:
+        name, _, emit = made.kind.partition(" ")
+        if name == "plain":
+            return Kept()
+        if name == "history":
+            return History(RETENTION)
+        fold = self._fold(name, made.number)
+        return Windows(SIZE, GRACE, fold, final=emit == "closed") if emit else Folded(fold)
 
-        return stage
+    def _fold(self, name: str, number: int) -> Callable[[Any, Any], Any]:
+        functions = self._functions
+        zero = functions.fit(0)
+        if name == "count":
+            return lambda old, _value: (old or 0) + 1
+        if name == "reduce":
+            return lambda old, value: value if old is None else functions.heavier(old, value)
+        return lambda old, value: functions.total(value, zero if old is None else old, number)
 
+    def _stepped(self, table: Table, made: Made) -> Table:
+        functions = self._functions
+        for name, number, kept in made.steps:
+            if name == "filter":
+                table = View(table, self._filtering(number), quiet=True)
+            elif name == "map_values":
+                table = View(table, self._mapping(number), quiet=False)
+            elif meet(self._program, made):
+                outer = name == "left_join"
+                table = Joined(table, self._right, functions.both, outer=outer)
+            if kept:
+                table = Copy(table)
+        return table
 
-def _set(rows: dict[str, Row], fact: Fact) -> None:
-    assert fact.key is not None
-    if fact.value is None:
-        rows.pop(fact.key, None)
-    else:
-        rows[fact.key] = Row(fact.value, fact.time)
+    def _filtering(self, number: int) -> Callable[[Key, Any], Any]:
+        passes = self._functions.passes
+        return lambda _key, value: value if passes(value, number) else None
 
-
-def _value(rows: dict[str, Row], key: str | None) -> Any:
-    row = rows.get(key or "")
-    return None if row is None else row.value
-
-
-def _plus(value: Any, number: int) -> Any:
-    return None if value is None else value + number
-
-
-def _named(value: Any, number: int) -> str | None:
-    return None if value is None else f"k{value % number}"
+    def _mapping(self, number: int) -> Callable[[Key, Any], Any]:
+        return lambda _key, value: self._functions.plus(value, number)

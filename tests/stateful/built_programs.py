@@ -1,0 +1,197 @@
+"""Random programs as a user would write them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import statestore as ss
+from statestore import serdes
+from statestore.topology.builder import StreamsBuilder
+from statestore.topology.graph import Topology
+from statestore.topology.streams import KStream, KTable
+from tests.stateful.random_programs import (
+    FUNCTIONS,
+    GRACE,
+    RETENTION,
+    SIZE,
+    Functions,
+    Made,
+    Program,
+    in_windows,
+    meet,
+    name_of,
+    renamed,
+)
+
+WINDOWS = ss.TumblingWindows(SIZE, grace_ms=GRACE)
+KEYS_IN_WINDOWS = serdes.windowed(serdes.STRING, SIZE)
+
+
+def topology(program: Program, *, caching: bool = False) -> Topology:
+    """One program, alone."""
+    return topology_of({"": program}, caching=caching)
+
+
+def topology_of(programs: Mapping[str, Program], *, caching: bool = False) -> Topology:
+    """Programs with keys and values of one kind as one, each under a prefix of its own.
+
+    `caching`: aggregates tell the last update of each key in a batch only.
+    """
+    first = next(iter(programs.values()))
+    builder = StreamsBuilder(key_serde=keys_of(first), value_serde=FUNCTIONS[first.values].serde)
+    for prefix, program in programs.items():
+        Writing(builder, program, prefix, caching=caching).write()
+    return builder.build()
+
+
+def keys_of(program: Program) -> ss.Serde[Any]:
+    """The serde of keys that meet."""
+    return KEYS_IN_WINDOWS if program.windowed else serdes.STRING
+
+
+class Writing:
+    """One program on its way into a builder; its names begin with `prefix`."""
+
+    def __init__(
+        self, builder: StreamsBuilder, program: Program, prefix: str, *, caching: bool
+    ) -> None:
+        self._builder, self._program, self._prefix = builder, program, prefix
+        self._caching = caching
+        self._functions: Functions = FUNCTIONS[program.values]
+        self._keys = keys_of(program)
+
+    def write(self) -> None:
+        self._right = self._stepped(
+            self._right_table(), self._program.right, f"{self._prefix}right"
+        )
+        stream = self._stream("in", self._keys)
+        for place, step in enumerate(self._program.steps):
+            name = f"{self._prefix}s{place}"
+            write: Callable[..., KStream] = getattr(self, step.name)
+            stream = write(stream, step.table or step.number, name)
+        stream.to(f"{self._prefix}out", key_serde=self._keys, value_serde=self._functions.serde)
+
+    # Streams.
+
+    def filter(self, stream: KStream, number: int, _name: str) -> KStream:
+        return stream.filter(lambda _key, value: self._functions.passes(value, number))
+
+    def map_values(self, stream: KStream, number: int, _name: str) -> KStream:
+        return stream.map_values(lambda value: self._functions.plus(value, number))
+
+    def select_key(self, stream: KStream, number: int, _name: str) -> KStream:
+        return stream.select_key(lambda _key, value: self._program.named(value, number))
+
+    def flat_map_values(self, stream: KStream, number: int, _name: str) -> KStream:
+        plus = self._functions.plus
+        return stream.flat_map_values(lambda value: [plus(value, n) for n in range(number)])
+
+    def branch_and_merge(self, stream: KStream, number: int, _name: str) -> KStream:
+        some, rest = stream.branch(lambda _key, value: self._functions.passes(value, number))
+        return some.map_values(lambda value: self._functions.plus(value, 100)).merge(rest)
+
+    def merge_with_itself(self, stream: KStream, number: int, _name: str) -> KStream:
+        return stream.map_values(lambda value: self._functions.plus(value, number)).merge(stream)
+
+    def count(self, stream: KStream, _number: int, name: str) -> KStream:
+        return self.table(stream, Made("count", 0), name)
+
+    def reduce(self, stream: KStream, _number: int, name: str) -> KStream:
+        return self.table(stream, Made("reduce", 0), name)
+
+    def windows(self, stream: KStream, _number: int, name: str) -> KStream:
+        return self._of_windows(self._table_of(stream, Made("count windows", 0), name))
+
+    def closed_windows(self, stream: KStream, _number: int, name: str) -> KStream:
+        return self._of_windows(self._table_of(stream, Made("count closed", 0), name))
+
+    def table(self, stream: KStream, made: Made, name: str) -> KStream:
+        of_names = in_windows(made) and self._program.windowed
+        if of_names:
+            names = stream.select_key(lambda key, _value: name_of(key))
+            stream = names.repartition(f"{name}-names", key_serde=serdes.STRING)
+        table = self._stepped(self._table_of(stream, made, name), made, name)
+        if in_windows(made) and not of_names:
+            return self._of_windows(table)
+        return table.to_stream().map_values(self._functions.fitted)
+
+    def join(self, stream: KStream, _number: int, name: str) -> KStream:
+        return stream.join(self._right, self._functions.both_in_place, name=name)
+
+    def left_join(self, stream: KStream, _number: int, name: str) -> KStream:
+        return stream.left_join(self._right, self._functions.both_in_place, name=name)
+
+    def grace_join(self, stream: KStream, number: int, name: str) -> KStream:
+        grace = GRACE * number
+        return stream.join(self._right, self._functions.both_in_place, grace_ms=grace, name=name)
+
+    def grace_left_join(self, stream: KStream, number: int, name: str) -> KStream:
+        grace = GRACE * number
+        return stream.left_join(
+            self._right, self._functions.both_in_place, grace_ms=grace, name=name
+        )
+
+    def join_own_count(self, stream: KStream, _number: int, name: str) -> KStream:
+        alone = stream.repartition(f"{name}-again")
+        counts = alone.group_by_key().count(self._kept_in(name))
+        return alone.join(counts, self._functions.both)
+
+    def _of_windows(self, table: KTable) -> KStream:
+        updates = table.to_stream().map_values(self._functions.fitted)
+        return updates.select_key(lambda window, _value: renamed(window.key, window.start_ms))
+
+    # Tables.
+
+    def _right_table(self) -> KTable:
+        name, made = f"{self._prefix}right", self._program.right
+        if made.kind == "plain":
+            return self._builder.table(
+                name, key_serde=serdes.STRING, materialized=self._kept_in(name)
+            )
+        return self._table_of(self._stream("right", serdes.STRING), made, name)
+
+    def _table_of(self, stream: KStream, made: Made, name: str) -> KTable:
+        fold, _, emit = made.kind.partition(" ")
+        if fold == "plain":
+            return stream.to_table(self._kept_in(name), name=f"{name}-by")
+        if fold == "history":
+            history = ss.Materialized(name, history_retention_ms=RETENTION)
+            return stream.to_table(history, name=f"{name}-by")
+        by_key = stream.group_by_key(name=f"{name}-by")
+        when = "on_window_close" if emit == "closed" else "on_update"
+        grouped = by_key.windowed_by(WINDOWS, emit=when) if emit else by_key
+        if fold == "count":
+            return grouped.count(self._kept_in(name))
+        functions, number = self._functions, made.number
+        if fold == "reduce":
+            return grouped.reduce(functions.heavier, self._kept_in(name))
+        return grouped.aggregate(
+            lambda: functions.fit(0),
+            lambda _key, value, old: functions.total(value, old, number),
+            self._kept_in(name),
+        )
+
+    def _stepped(self, table: KTable, made: Made, name: str) -> KTable:
+        functions = self._functions
+        for place, (step, number, kept) in enumerate(made.steps):
+            store = self._kept_in(f"{name}-{place}-kept") if kept else None
+            named = f"{name}-{place}"
+            if step == "filter":
+                table = table.filter(self._filtering(number), store, name=named)
+            elif step == "map_values":
+                table = table.map_values(self._mapping(number), store, name=named)
+            elif meet(self._program, made):
+                join = table.left_join if step == "left_join" else table.join
+                table = join(self._right, functions.both, store, name=named)
+        return table
+
+    def _filtering(self, number: int) -> Callable[[Any, Any], bool]:
+        return lambda _key, value: self._functions.passes(value, number)
+
+    def _mapping(self, number: int) -> Callable[[Any], Any]:
+        return lambda value: self._functions.plus(value, number)
+
+    def _stream(self, topic: str, key_serde: ss.Serde[Any]) -> KStream:
+        return self._builder.stream(f"{self._prefix}{topic}", key_serde=key_serde)
+
+    def _kept_in(self, store: str) -> ss.Materialized:
+        return ss.Materialized(store, caching=self._caching)

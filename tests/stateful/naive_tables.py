@@ -1,0 +1,260 @@
+"""The naive interpreter's tables: rows in dicts, one update at a time, each told to who follows."""
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from statestore.model import Windowed
+
+Key = Any
+
+
+class Fact(NamedTuple):
+    """A record: `time` in ms; of a table's update, `old` is the value replaced."""
+
+    key: Key
+    value: Any
+    time: int
+    old: Any = None
+
+
+class Row(NamedTuple):
+    """What a table has of a key: a value, and the latest time of what it was made of."""
+
+    value: Any
+    time: int
+
+
+Stage = Callable[[Fact], Iterator[Fact]]
+Listener = Callable[[Fact], None]
+Joiner = Callable[[Any, Any], Any]
+
+
+class Table:
+    """What can be looked up, and who is told of its updates, in the order of the pipeline."""
+
+    history: "History | None" = None
+
+    def __init__(self) -> None:
+        self._listeners: list[Listener] = []
+
+    def tell(self, listener: Listener) -> None:
+        """Tell `listener` of each update from now on."""
+        self._listeners.append(listener)
+
+    def row(self, key: Key) -> Row | None:
+        raise NotImplementedError
+
+    def as_of(self, key: Key, _time: int) -> Any:
+        """The value a stream's record of this time is joined with, None if there is none."""
+        return value_of(self.row(key))
+
+    def updated(self, update: Fact) -> None:
+        for listener in self._listeners:
+            listener(update)
+
+
+class Kept(Table):
+    """A table with rows of its own: the latest value to come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: dict[Key, Row] = {}
+
+    def row(self, key: Key) -> Row | None:
+        return _fresh(self.rows.get(key))
+
+    def keep(self, update: Fact) -> None:
+        """Take over an update as it is, then tell of it."""
+        put(self.rows, update)
+        self.updated(update)
+
+    def take(self, fact: Fact) -> None:
+        """A record of the stream this table is made of."""
+        if fact.key is not None:
+            self.keep(fact._replace(old=value_of(self.row(fact.key))))
+
+
+class History(Kept):
+    """The latest version of each key, and all there ever were."""
+
+    def __init__(self, retention_ms: int) -> None:
+        super().__init__()
+        self.history = self
+        self.retention_ms = retention_ms
+        self._now: int | None = None
+        self._versions: dict[Key, dict[int, Any]] = {}
+        self._before: list[Callable[[], None]] = []
+
+    def wake(self, waiting: Callable[[], None]) -> None:
+        """Before each update, those that wait are joined, if they are due with it."""
+        self._before.append(waiting)
+
+    def take(self, fact: Fact) -> None:
+        for waiting in self._before:
+            waiting()
+        if fact.key is None:
+            return
+        self._now = fact.time if self._now is None else max(self._now, fact.time)
+        if fact.time < self._now - self.retention_ms:
+            return
+        versions = self._versions.setdefault(fact.key, {})
+        newest = max(versions, default=fact.time)
+        versions[fact.time] = fact.value
+        if fact.time >= newest:
+            super().take(fact)
+
+    def as_of(self, key: Key, time: int) -> Any:
+        versions = self._versions.get(key, {})
+        begun = [t for t in versions if t <= time]
+        if not begun:
+            return None
+        assert self._now is not None
+        gone = time < self._now - self.retention_ms and max(begun) != max(versions)
+        return None if gone else copy.deepcopy(versions[max(begun)])
+
+
+class Folded(Kept):
+    """An aggregate by key: stamped with the latest of its records, as long as it is there."""
+
+    def __init__(self, fold: Callable[[Any, Any], Any]) -> None:
+        """`fold(aggregate or None, value)`."""
+        super().__init__()
+        self._fold = fold
+
+    def take(self, fact: Fact) -> None:
+        if fact.key is not None and fact.value is not None:
+            old = self.row(fact.key)
+            time = fact.time if old is None else max(fact.time, old.time)
+            made = self._fold(value_of(old), fact.value)
+            self.keep(Fact(fact.key, made, time, value_of(self.row(fact.key))))
+
+
+class Windows(Kept):
+    """An aggregate by key and window; null values reach the function too. `final`: on close."""
+
+    def __init__(
+        self, size: int, grace: int, fold: Callable[[Any, Any], Any], *, final: bool
+    ) -> None:
+        super().__init__()
+        self._size, self._grace, self._fold, self._final = size, grace, fold, final
+        self._now = -1
+        self._told = -1
+
+    def take(self, fact: Fact) -> None:
+        if fact.key is None:
+            return
+        self._now = max(self._now, fact.time)
+        start = fact.time // self._size * self._size
+        if fact.time >= 0 and start + self._size > self._now - self._grace:
+            self._count(Windowed(fact.key, start, start + self._size), fact)
+        if self._final:
+            self._close()
+        for window in [w for w in self.rows if w.end_ms <= self._now - self._grace]:
+            del self.rows[window]
+
+    def _count(self, window: "Windowed[Any]", fact: Fact) -> None:
+        old = self.row(window)
+        time = fact.time if old is None else max(fact.time, old.time)
+        update = Fact(window, self._fold(value_of(old), fact.value), time, value_of(old))
+        if self._final:
+            put(self.rows, update)
+        else:
+            self.keep(update)
+
+    def _close(self) -> None:
+        closed = [w for w in self.rows if w.end_ms <= self._now - self._grace]
+        for window in sorted(closed, key=lambda w: (w.start_ms, w.key)):
+            self.updated(Fact(window, self.rows[window].value, window.end_ms - 1))
+
+
+class View(Table):
+    """Rows of another, each through a function; None: it is not shown. `quiet`: nor told of."""
+
+    def __init__(self, parent: Table, shown: Callable[[Key, Any], Any], *, quiet: bool) -> None:
+        super().__init__()
+        self._parent, self._shown, self._quiet = parent, shown, quiet
+        self.history = parent.history
+        parent.tell(self._answer)
+
+    def row(self, key: Key) -> Row | None:
+        row = self._parent.row(key)
+        value = None if row is None else self._show(key, row.value)
+        return None if value is None or row is None else Row(value, row.time)
+
+    def as_of(self, key: Key, time: int) -> Any:
+        return self._show(key, self._parent.as_of(key, time))
+
+    def _answer(self, update: Fact) -> None:
+        new, old = self._show(update.key, update.value), self._show(update.key, update.old)
+        if not self._quiet or (new, old) != (None, None):
+            self.updated(update._replace(value=new, old=old))
+
+    def _show(self, key: Key, value: Any) -> Any:
+        return None if value is None else self._shown(key, copy.deepcopy(value))
+
+
+class Joined(Table):
+    """Two tables, joined."""
+
+    def __init__(self, left: Table, right: Table, join: Joiner, *, outer: bool) -> None:
+        """`outer`: the right side may be missing."""
+        super().__init__()
+        self._left, self._right, self._join, self._outer = left, right, join, outer
+        left.tell(self._of_left)
+        right.tell(self._of_right)
+
+    def row(self, key: Key) -> Row | None:
+        left, right = self._left.row(key), self._right.row(key)
+        if left is None or (right is None and not self._outer):
+            return None
+        times = [row.time for row in (left, right) if row is not None]
+        return Row(self._made(left.value, value_of(right)), max(times))
+
+    def _of_left(self, update: Fact) -> None:
+        row = self._right.row(update.key)
+        if row is None and not (self._outer and (update.value, update.old) != (None, None)):
+            return
+        time = update.time if row is None else max(update.time, row.time)
+        new, old = (
+            None if value is None else self._made(value, value_of(row))
+            for value in (update.value, update.old)
+        )
+        self.updated(Fact(update.key, new, time, old))
+
+    def _of_right(self, update: Fact) -> None:
+        row = self._left.row(update.key)
+        if row is None:
+            return
+        new, old = (
+            None if value is None and not self._outer else self._made(row.value, value)
+            for value in (update.value, update.old)
+        )
+        self.updated(Fact(update.key, new, max(update.time, row.time), old))
+
+    def _made(self, left: Any, right: Any) -> Any:
+        return self._join(copy.deepcopy(left), copy.deepcopy(right))
+
+
+class Copy(Kept):
+    """What another tells, kept."""
+
+    def __init__(self, parent: Table) -> None:
+        super().__init__()
+        parent.tell(self.keep)
+
+
+def put(rows: dict[Key, Row], fact: Fact) -> None:
+    """As a store does: None deletes."""
+    if fact.value is None:
+        rows.pop(fact.key, None)
+    else:
+        rows[fact.key] = Row(copy.deepcopy(fact.value), fact.time)
+
+
+def value_of(row: Row | None) -> Any:
+    return None if row is None else row.value
+
+
+def _fresh(row: Row | None) -> Row | None:
+    return None if row is None else Row(copy.deepcopy(row.value), row.time)

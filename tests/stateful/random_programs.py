@@ -1,0 +1,323 @@
+"""Small random pipelines as data: their steps, tables and keys, the user's functions, the input."""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from statestore import serdes
+from statestore.model import Serde, Windowed
+from tests.stateful.naive_tables import Fact
+
+SIZE = 10
+"""Of the windows in keys, and of those that make tables."""
+GRACE = 5
+RETENTION = 60
+YEAR_2099 = 4_070_908_800_000
+
+
+class TableStep(NamedTuple):
+    """What makes a table of a table; `kept` in a store of its own. Joins are with `right`."""
+
+    name: str
+    number: int
+    kept: bool
+
+
+class Made(NamedTuple):
+    """A table: how it is made of a stream, and what is made of it."""
+
+    kind: str
+    number: int
+    steps: tuple[TableStep, ...] = ()
+
+
+class Step(NamedTuple):
+    """A step of a stream; `table`: of the name `table`, what it becomes in between."""
+
+    name: str
+    number: int
+    table: Made | None = None
+
+
+class Program(NamedTuple):
+    """`in` goes through the steps to `out`, along with the table made of `right`.
+
+    `windowed`: the keys that meet are keys in windows. `values`: of which kind they are.
+    """
+
+    values: str
+    windowed: bool
+    right: Made
+    steps: tuple[Step, ...]
+
+    def named(self, value: Any, number: int) -> Any:
+        """What select_key makes of a value."""
+        if value is None:
+            return None
+        start = weight(value) % 3 * SIZE
+        return key_of(f"k{weight(value) % number}", start, windowed=self.windowed)
+
+
+@dataclass(frozen=True)
+class Functions:
+    """The user's functions, over values of one kind."""
+
+    serde: Serde[Any]
+    fit: Callable[[Any], Any]
+
+    def fitted(self, value: Any) -> Any:
+        """What aggregates give, under the serde that all the rest has."""
+        return None if value is None else self.fit(value)
+
+    def plus(self, value: Any, number: int) -> Any:
+        if value is None:
+            return None
+        if isinstance(value, int | float):
+            return self.fit(value + number)
+        if isinstance(value, list):
+            return [*value, number]
+        return value + (str(number) if isinstance(value, str) else bytes([number]))
+
+    def both(self, left: Any, right: Any) -> Any:
+        return self.fit([left, right])
+
+    def both_in_place(self, left: Any, right: Any) -> Any:
+        """Of a stream's joiner, which may change the row it is given."""
+        if isinstance(right, list):
+            right.append(left)
+        return self.both(left, right)
+
+    def heavier(self, old: Any, new: Any) -> Any:
+        return max(old, new, key=lambda value: (weight(value), repr(value)))
+
+    def total(self, value: Any, old: Any, number: int) -> Any:
+        """Of an aggregate: None where the sum, by accident, is a multiple of `number`."""
+        made = weight(old) + weight(value) if old is not None else weight(value)
+        return self.fit(made) if made % number else None
+
+    def passes(self, value: Any, number: int) -> bool:
+        return value is not None and weight(value) % number != 0
+
+
+def weight(value: Any) -> int:
+    return abs(value) if isinstance(value, int) else len(repr(value))
+
+
+def _bytes(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else repr(value).encode()
+
+
+FUNCTIONS = {
+    "any": Functions(serdes.MSGPACK, lambda value: value),
+    "texts": Functions(serdes.STRING, str),
+    "bytes": Functions(serdes.BYTES, _bytes),
+    "json": Functions(serdes.JSON, lambda value: value),
+}
+NUMBERS: list[Any] = list(range(10))
+VALUES: dict[str, list[Any]] = {
+    "any": NUMBERS
+    + NUMBERS
+    + [-1, 2**53, float("inf"), float("-inf"), 0.0, "", b"", "é", False, *3 * [[], [1, 2], [3]]],
+    "texts": ["", "", "0", "inf", "None", "é", "12345"],
+    "bytes": [b"", b"", b"0", bytes(8), b"\xff"],
+    # What JSON does not give back as it was: infinities become null.
+    "json": [*NUMBERS, -1, float("inf"), float("-inf"), float("nan"), 1.5, "", "é", True, [], [1]],
+}
+JOINS = {"join", "left_join", "grace_join", "grace_left_join"}
+_NEED_KEYS = {"count", "reduce", "windows", "closed_windows", "table", *JOINS}
+_CHANGE_KEYS = {"select_key", "windows", "closed_windows"}
+
+
+def in_windows(made: Made) -> bool:
+    """Whether it is an aggregate by key and window."""
+    return made.kind in BY_WINDOW
+
+
+def has_history(made: Made) -> bool:
+    """Whether a stream joins the version as of its own time."""
+    return made.kind == "history" and not any(step.kept for step in made.steps)
+
+
+def meet(program: Program, made: Made) -> bool:
+    """Whether the keys of such a table, made on the way, are those of `right`."""
+    return program.windowed or not in_windows(made)
+
+
+def segments(program: Program) -> list[int]:
+    """Per step, through how many topics a record comes before it: each segment has its clock."""
+    found, rekeyed, segment = [], False, 0
+    for step in program.steps:
+        windows = step.table is not None and in_windows(step.table)
+        through = rekeyed and step.name in _NEED_KEYS
+        if through or step.name == "join_own_count" or (windows and program.windowed):
+            segment, rekeyed = segment + 1, False
+        found.append(segment)
+        rekeyed |= step.name in _CHANGE_KEYS or (windows and not program.windowed)
+    return found
+
+
+def meeting_right(program: Program) -> set[int]:
+    """The segments in which something is joined with `right`."""
+    return {
+        segment
+        for step, segment in zip(program.steps, segments(program), strict=True)
+        if step.name in JOINS
+        or (
+            step.table is not None
+            and meet(program, step.table)
+            and any("join" in made.name for made in step.table.steps)
+        )
+    }
+
+
+def in_order(program: Program) -> Program:
+    """As little as possible of a program in which a task reads what it wrote meanwhile.
+
+    There, what a record meets depends on the task's haste, with Kafka Streams too. So nothing
+    comes of updates of `right`, nor of time, before the last segment that joins something with it.
+    """
+    meeting = meeting_right(program)
+    if len(meeting) < 2:
+        return program
+    steps = []
+    for step, segment in zip(program.steps, segments(program), strict=True):
+        name, made = step.name.removeprefix("grace_"), step.table
+        if made is not None and segment < max(meeting):
+            kept = tuple(one for one in made.steps if "join" not in one.name)
+            made = made._replace(steps=kept)
+        steps.append(step._replace(name=name, table=made))
+    return program._replace(steps=tuple(steps))
+
+
+def key_of(name: str | None, start: int, *, windowed: bool) -> Any:
+    """The key that meets others, of a name; `start`: of its window, where it has one."""
+    if name is None or not windowed:
+        return name
+    return Windowed(name, start, start + SIZE)
+
+
+def name_of(key: Any) -> str | None:
+    name: str | None = key.key if isinstance(key, Windowed) else key
+    return name
+
+
+def renamed(key: Any, start: int) -> Any:
+    """A key that tells a window of `key` from others."""
+    if isinstance(key, Windowed):
+        return key._replace(key=f"{key.key}@{start}")
+    return f"{key}@{start}"
+
+
+# At random.
+
+BY_KEY = ["plain", "history", "count", "reduce", "aggregate"]
+BY_WINDOW = [
+    f"{fold} {emit}" for emit in ("windows", "closed") for fold in ("count", "reduce", "aggregate")
+]
+STREAM_STEPS = [
+    "filter",
+    "map_values",
+    "select_key",
+    "flat_map_values",
+    "branch_and_merge",
+    "merge_with_itself",
+    "count",
+    "reduce",
+    "join_own_count",
+    "windows",
+    "closed_windows",
+    *4 * ["join", "left_join"],
+    *6 * ["table"],
+]
+AGES = [-20, 0, 1_700_000_000_000, YEAR_2099]
+"""Where times begin: before 1970, with it, today, and far ahead."""
+
+
+def program_of(chance: random.Random, *, values: str = "", windowed: bool | None = None) -> Program:
+    """Any program, or one with values and keys of this kind."""
+    kind = values or chance.choice(["any", "any", "texts", "bytes"])
+    of_windows = chance.random() < 0.4 if windowed is None else windowed
+    rights = BY_WINDOW if of_windows else [*BY_KEY, *2 * ["history"]]
+    right = Made(chance.choice(rights), chance.randint(2, 4), _table_steps(chance, "fm", 2))
+    steps = []
+    for _ in range(chance.choice([0, 1, 1, 2, 2, 3, 4])):
+        name = chance.choice(STREAM_STEPS)
+        if name in JOINS and has_history(right) and chance.random() < 0.5:
+            name = f"grace_{name}"
+        number = chance.randint(2, 4)
+        made = None
+        if name == "table":
+            of = chance.choice([*BY_KEY, *BY_WINDOW, *(BY_WINDOW if of_windows else BY_KEY)])
+            made = Made(of, number, _table_steps(chance, "fmjl", 3))
+        steps.append(Step(name, number, made))
+    return in_order(Program(kind, of_windows, right, tuple(steps)))
+
+
+def _table_steps(chance: random.Random, letters: str, most: int) -> tuple[TableStep, ...]:
+    names = {"f": "filter", "m": "map_values", "j": "join", "l": "left_join"}
+    return tuple(
+        TableStep(names[chance.choice(letters)], chance.randint(2, 4), chance.random() < 0.4)
+        for _ in range(chance.choice([0, 1, most, most]))
+    )
+
+
+class Lot(NamedTuple):
+    """Records of one topic that come at once; `crash`: all processes die before."""
+
+    topic: str
+    facts: tuple[Fact, ...]
+    crash: bool
+
+
+def lots_of(chance: random.Random, program: Program, begin: int | None = None) -> tuple[Lot, ...]:
+    """Input of a program, at times around `begin`, or of any age."""
+    now = chance.choice(AGES) if begin is None else begin
+    jumps = begin is None and chance.random() < 0.2
+    late, pace, most = chance.choice([0, 8, 30]), chance.choice([1, 5, 40]), chance.choice([1, 9])
+    lots = []
+    for i in range(chance.randint(2, 12)):
+        topic = chance.choice(["in", "in", "right", "right" if i < 2 else "in"])
+        facts = []
+        for _ in range(chance.randint(1, most)):
+            now = chance.choice(AGES) if jumps and chance.random() < 0.1 else now
+            now += chance.randint(0, pace)
+            time = now - chance.randint(0, late)
+            name = chance.choice([None, "", "", *4 * ["k0"], *4 * ["k1"], "k2"])
+            start = max(now - chance.randint(0, SIZE), 0) // SIZE * SIZE
+            key = key_of(name, start, windowed=program.windowed and topic == "in")
+            value = chance.choice([None, *6 * [chance.choice(VALUES[program.values])]])
+            facts.append(Fact(key, value, time))
+        lots.append(Lot(topic, tuple(facts), chance.random() < 0.15))
+    return tuple(lots)
+
+
+# Smaller ones.
+
+Run = tuple[Program, tuple[Lot, ...]]
+
+
+def smaller(run: Run) -> Iterator[Run]:
+    """The run without one of its things, for each."""
+    program, lots = run
+    for i in range(len(lots)):
+        yield program, lots[:i] + lots[i + 1 :]
+    for i, lot in enumerate(lots):
+        for n in range(len(lot.facts) if len(lot.facts) > 1 else 0):
+            less = lot._replace(facts=lot.facts[:n] + lot.facts[n + 1 :])
+            yield program, (*lots[:i], less, *lots[i + 1 :])
+        if lot.crash:
+            yield program, (*lots[:i], lot._replace(crash=False), *lots[i + 1 :])
+    for i, step in enumerate(program.steps):
+        rest = program.steps[:i], program.steps[i + 1 :]
+        yield program._replace(steps=rest[0] + rest[1]), lots
+        if step.table is not None:
+            for made in _fewer(step.table):
+                yield program._replace(steps=(*rest[0], step._replace(table=made), *rest[1])), lots
+    for made in _fewer(program.right):
+        yield program._replace(right=made), lots
+
+
+def _fewer(made: Made) -> Iterator[Made]:
+    for i in range(len(made.steps)):
+        yield made._replace(steps=made.steps[:i] + made.steps[i + 1 :])
