@@ -14,7 +14,7 @@ the group is asked whether n or a later one was committed already, which ends in
 
 import threading
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from time import monotonic
 from typing import NamedTuple
@@ -99,16 +99,13 @@ class Epochs:
             return
         self._open(number % len(self._ids), turn, sender)
 
-    def wait_ended(self, number: int, timeout_s: float) -> bool:
-        """Whether transaction `number`, the last of its id, has ended for every reader by then.
+    def wait_ended(self, timeout_s: float) -> bool:
+        """Whether the last transaction of each id has ended for every reader by then.
 
-        As far as that is known: by its id being opened anew.
+        As far as that is known: by the ids being opened anew.
         """
-        opening = self._openings.get(number % len(self._ids))
-        try:
-            return opening is None or opening.exception(timeout_s) is None
-        except TimeoutError:
-            return False
+        done, waiting = wait(self._openings.values(), timeout_s)
+        return not waiting and all(opening.exception() is None for opening in done)
 
     def discard(self) -> None:
         """Let go of all producers, opened or on their way; what they left open stays so."""

@@ -83,14 +83,13 @@ class TransactionalOutbox:
         self._current: _Carried | None = None
         self._is_busy = False
         self._ended = 0
-        self._last: int | None = None
         self._ends: dict[TopicPartition, int] = {}
         self._fenced: Fenced | None = None
 
     def open(self) -> None:
         """Fence the last owner of these ids and abort what it left open."""
         self._discard()
-        self._fenced = self._last = None
+        self._fenced = None
         with ThreadPoolExecutor(1) as aside:  # both mostly wait
             opened = aside.submit(self._epochs.open_all)
             if self._group is None:
@@ -210,7 +209,7 @@ class TransactionalOutbox:
                 except KafkaException as failure:
                     _log.info("transaction of %s left for its next owner: %s", self._name, failure)
             current.sender.close()
-        if self._last is not None and not self._epochs.wait_ended(self._last, _CLOSE_S):
+        if not self._epochs.wait_ended(_CLOSE_S):
             _log.info("the last transaction of %s is left for its next owner", self._name)
         self._epochs.close()
         if self._group is not None:
@@ -240,7 +239,7 @@ class TransactionalOutbox:
 
     def _spent(self, current: _Carried, next_number: int) -> None:
         """Transaction `current` has ended; `next_number` will be the next one of its id."""
-        self._current, self._last = None, current.number
+        self._current = None
         turn = Turn(current.topics, lambda: self._check_alone(next_number))
         self._epochs.spent(current.number, current.sender, turn)
 

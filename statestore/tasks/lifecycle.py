@@ -227,6 +227,9 @@ class StreamTask:
             self._committer.abort()
             # Of an aborted transaction nothing is left to restore; of no transaction, all (E6).
             if self._stores.rollback() or not self._settings.exactly_once:
+                if self._settings.exactly_once:
+                    # What the last commit logged can be read once its id could be opened anew.
+                    self._committer.fence()
                 self._restore()
             self._begin_reading()
             return 0
