@@ -24,6 +24,7 @@ REPORT_SCHEMA = pa.schema(
     [
         ("stream_task", pa.string()),
         ("records_in", pa.int64()),
+        ("records_before", pa.int64()),
         ("records_out", pa.int64()),
         ("dropped_records", pa.int64()),
         ("held_records", pa.int64()),

@@ -211,6 +211,7 @@ def _task_plan(
         ends if planned.bounded else None,
         slots,
         accept_empty_changelog=request.accept_empty_changelog,
+        serving=planned.serving,
     )
 
 

@@ -67,6 +67,8 @@ class PlannedTask(msgspec.Struct, frozen=True):
     nonce: str
     batch_bytes: int | None = None
     """As many bytes as every topic that the task writes takes at once; None: not known."""
+    serving: str = ""
+    """Tells this serving of the task from any other, in this run or another; see `Tally`."""
 
     @property
     def task_id(self) -> TaskId:
@@ -163,6 +165,7 @@ class Run:
         self._clock = clock
         self._application_id = settings.application_id
         self._nonce = secrets.token_hex(16)
+        self._plans = 0
         self._counts: dict[TopicName, int] = {}
         self._claim: Claim | None = None
         self._largest_batches: dict[str, int] | None = None
@@ -293,6 +296,9 @@ class Run:
 
     def _plan(self, wave: Wave) -> list[PlannedTask]:
         tasks = self.topology.tasks(self._counts)
+        self._plans += 1
+        serving = f"{self._nonce}-{self._plans}"
+        bounded = self.request.run_for_ms is None
         planned = []
         for ordinal in wave.ordinals:
             part = self.topology.sub_topologies[ordinal]
@@ -301,8 +307,9 @@ class Run:
                 inputs = [
                     (topic, p, end) for (topic, p), end in ends.items() if p == task.partition
                 ]
-                bounded = self.request.run_for_ms is None
-                planned.append(PlannedTask(str(task), inputs, bounded, self._nonce, batch_bytes))
+                planned.append(
+                    PlannedTask(str(task), inputs, bounded, self._nonce, batch_bytes, serving)
+                )
         return planned
 
     def _batch_bytes(self, part: SubTopology) -> int | None:

@@ -3,7 +3,7 @@
 Under exactly_once (SEMANTICS E2), a crash point between any two steps:
     commit.begin
     1 changelog records join the outputs in the open transaction      commit.records-sent
-    2 input offsets join it, with {commit number, stream time}        commit.offsets-sent
+    2 input offsets join it, with {commit number, stream time, tally} commit.offsets-sent
     3 the log commits                                                 commit.log-done
     4 one engine batch per store, with its changelog's offset         commit.store-written
     5 pending has become committed                                    commit.done
@@ -26,24 +26,29 @@ from statestore.model import Position, ProcessingGuarantee, TopicPartition
 from statestore.ports import Changelog, Cluster, GroupOffset, Outbox, Records
 from statestore.tasks.changelog_times import sendable
 from statestore.tasks.owned import OwnedStore
+from statestore.tasks.plan import Tally
 from statestore.topology.failures import NodeFailed, Stage
 
 _ANSWER_ATTEMPTS = 3
 _INT64_MAX = (1 << 63) - 1
 
 
-class CommitStamp(msgspec.Struct, frozen=True):
-    """The metadata of every committed input offset (SEMANTICS E4)."""
+class CommitStamp(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The metadata of every committed input offset (SEMANTICS E4).
+
+    `tally` tells the next attempt at the same serving what this one has done; None: not known.
+    """
 
     number: Annotated[int, msgspec.Meta(ge=0, le=_INT64_MAX)]
     stream_time_ms: Annotated[int, msgspec.Meta(ge=-_INT64_MAX, le=_INT64_MAX)] | None
+    tally: Tally | None = None
 
     def text(self) -> str:
         return msgspec.json.encode(self).decode()
 
     @classmethod
     def latest(cls, committed: Mapping[TopicPartition, GroupOffset]) -> "CommitStamp":
-        """The number of the last commit, 0 if there was none of ours, and the latest stream time.
+        """The number and tally of the last commit, 0 if there was none, and the latest stream time.
 
         A topology change may give a task the inputs of several: the one that committed most often
         need not be the one that had come furthest in time (SEMANTICS E4b).
@@ -55,8 +60,8 @@ class CommitStamp(msgspec.Struct, frozen=True):
             except msgspec.DecodeError:
                 continue
         times = [stamp.stream_time_ms for stamp in stamps if stamp.stream_time_ms is not None]
-        number = max((stamp.number for stamp in stamps), default=0)
-        return cls(number, max(times, default=None))
+        last = max(stamps, key=lambda stamp: stamp.number, default=cls(0, None))
+        return cls(last.number, max(times, default=None), last.tally)
 
     @classmethod
     def number_in(cls, metadata: str) -> int:

@@ -18,7 +18,7 @@ from statestore.tasks.commit import (
 )
 from statestore.tasks.inputs import committed_inputs
 from statestore.tasks.mark import InputMark
-from statestore.tasks.plan import TaskEdges, TaskPlan
+from statestore.tasks.plan import Tally, TaskEdges, TaskPlan
 from statestore.tasks.stores import TaskStores
 
 
@@ -39,6 +39,8 @@ class Committer:
         self.position = Position()
         """Of the inputs the group has committed, the LAST offset processed."""
         self.stamp = CommitStamp(0, None)
+        self.tally = Tally(serving=plan.serving)
+        """What this serving of the task has committed, earlier attempts included."""
         self._plan = plan
         self._edges = edges
         self._settings = settings
@@ -54,13 +56,16 @@ class Committer:
         self._edges.outbox.open()
 
     def read_committed(self) -> None:
-        """Ask the log where the inputs stand: what `offsets` and `stamp` say from here on."""
+        """Ask the log where the inputs stand: what `offsets`, `stamp`, `tally` say from here on."""
         # At least once, a store commits before the group does: nothing to be told by.
         opened = self._stores.opened.values() if self._settings.exactly_once else ()
         self.offsets, self.stamp, group = committed_inputs(
             self._plan, self._edges.cluster, [one.store for one in opened], self._mark.read()
         )
         self.position = position_at(group)
+        told = self.stamp.tally
+        if told is not None and told.serving == self._plan.serving:
+            self.tally = told
         self._mark.seen(group)
 
     def begin(self) -> None:
@@ -70,9 +75,15 @@ class Committer:
             self._edges.outbox.begin(self.stamp.number + 1)
             self._begun = True
 
-    def commit(self, offsets: Mapping[TopicPartition, int], stream_time_ms: int | None) -> None:
-        """Commit all that was written, with the offsets of the inputs NEXT to read (E2)."""
-        stamp = CommitStamp(self.stamp.number + 1, stream_time_ms)
+    def commit(
+        self, offsets: Mapping[TopicPartition, int], stream_time_ms: int | None, tally: Tally
+    ) -> None:
+        """Commit all that was written, with the offsets of the inputs NEXT to read (E2).
+
+        `tally`: what there was, and this commit.
+        """
+        told = tally if tally.serving else None
+        stamp = CommitStamp(self.stamp.number + 1, stream_time_ms, told)
         self.begin()
         if not self._settings.exactly_once:
             self._check_ours()  # Kafka fences nobody in this mode (E6)
@@ -85,6 +96,7 @@ class Committer:
         )
         self._begun = False
         self.stamp = stamp
+        self.tally = tally
         self.offsets = offsets
         self.position = position_at(offsets)
         self._stores.committed()

@@ -110,7 +110,8 @@ class StreamTask:
         reach(CrashPoint.START_STORES_OPEN)
         self._committer.fence()
         reach(CrashPoint.START_PRODUCER_READY)
-        self._committer.read_committed()
+        self._read_committed()
+        self.report.records_before = self.report.records_in
         reach(CrashPoint.START_OFFSETS_KNOWN)
         self._restore()
         self._stores.write_checkpoint()
@@ -235,6 +236,12 @@ class StreamTask:
             return 0
 
     # Start.
+
+    def _read_committed(self) -> None:
+        # Also what an earlier attempt at this serving committed, or this one without an answer.
+        before = self._committer.tally
+        self._committer.read_committed()
+        self.report.count(before, self._committer.tally)
 
     def _restore(self) -> None:
         offsets, nothing = self._committer.offsets, self._committer.stamp.number == 0
@@ -400,16 +407,21 @@ class StreamTask:
         if self._poison.held.on_trial:
             self._committer.rehearse(context.stream_time_ms)
             raise Rehearsed
-        size = self._stores.usage().size_bytes
-        self._committer.commit(moved, context.stream_time_ms)
+        size, before = self._stores.usage().size_bytes, self._committer.tally
+        done = before.after(
+            records_in=self._since_commit,
+            records_out=context.records_out,
+            dropped_records=context.dropped.total(),
+        )
+        self._committer.commit(moved, context.stream_time_ms, done)
         self._slot.hold(self.report.stream_task, _NOTHING)
         context.commit_requested = context.punctuations.has_fired = False
         now_s = self._last_commit_s = clock.monotonic()
         self._patience.committed()
         self._poison.committed(moved)
-        self.report.add_commit(now_s - started, clock.now_ms(), rows=self._since_commit, size=size)
-        self.report.records_out += context.records_out
-        self.report.dropped_records += context.take_dropped()
+        self.report.add_commit(now_s - started, clock.now_ms(), size=size)
+        self.report.count(before, done)
+        context.take_dropped()
         self._held_back.committed()
         self.report.held_records = self._held_back.total()
         self._since_commit = context.records_out = 0
@@ -433,7 +445,7 @@ class StreamTask:
         self._committer.drop()
         if isinstance(cause, TaskCorrupted):
             self._stores.replace(cause)
-        self._committer.read_committed()
+        self._read_committed()
         # The changelog may hold more than the stores: the commit that got no answer, those of an
         # owner that was late to notice (E10), and at least once all that was dropped here (E6).
         self._restore()

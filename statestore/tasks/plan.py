@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
+from statestore.layout.documents import Count
 from statestore.model import TaskId, TopicPartition
 from statestore.ports import Changelog, Clock, Cluster, LinkStore, Outbox, Source
 from statestore.settings import Settings
@@ -37,6 +40,8 @@ class TaskPlan:
     ends: Mapping[TopicPartition, int] | None
     slots: int = 1
     accept_empty_changelog: bool = False
+    serving: str = ""
+    """Which serving of the task it is, the same for all attempts at it; empty: not known."""
 
     def intake(self, settings: Settings, judge: Judge) -> Intake:
         """A new buffer for the inputs, up to the planned ends."""
@@ -70,19 +75,42 @@ class Standing(NamedTuple):
     held_records: int
 
 
+class Tally(msgspec.Struct, frozen=True, kw_only=True):
+    """What the commits of one serving of a task have done together, whoever attempted it."""
+
+    serving: str = ""
+    commits: Count = 0
+    records_in: Count = 0
+    records_out: Count = 0
+    dropped_records: Count = 0
+
+    def after(self, *, records_in: int, records_out: int, dropped_records: int) -> "Tally":
+        """With one more commit, of so much."""
+        return Tally(
+            serving=self.serving,
+            commits=self.commits + 1,
+            records_in=self.records_in + records_in,
+            records_out=self.records_out + records_out,
+            dropped_records=self.dropped_records + dropped_records,
+        )
+
+
 @dataclass
 class TaskReport:
     """What one stream task did, for the commit reports and the summary.
 
     `dropped_records`: passed over by a handler, or dropped by an operator for a null key and the
-    like. `held_records` wait in operators for later input, as committed last. `start_seconds` runs
-    from the claim to the first poll, `restore_seconds` within it. By the wall clock, so that
-    reports of several processes can be laid side by side: when the poll began that brought the
-    first record, and when the last commit ended.
+    like. `held_records` wait in operators for later input, as committed last. Commits and records
+    include those of earlier attempts at the same serving, and `records_before` is how many of
+    `records_in` were theirs; times and bytes are of the last one. `start_seconds` runs from the
+    claim to the first poll, `restore_seconds` within it. By the wall clock, so that reports of
+    several processes can be laid side by side: when the poll began that brought the first record,
+    and when the last commit ended.
     """
 
     stream_task: str
     records_in: int = 0
+    records_before: int = 0
     records_out: int = 0
     dropped_records: int = 0
     held_records: int = 0
@@ -102,10 +130,15 @@ class TaskReport:
     quarantined: list[str] = field(default_factory=list)
     caught_up: bool = False
 
-    def add_commit(self, seconds: float, now_ms: int, *, rows: int, size: int) -> None:
-        """One more commit, of `rows` input records and `size` bytes, that took `seconds`."""
-        self.commits += 1
-        self.records_in += rows
+    def count(self, before: Tally, now: Tally) -> None:
+        """Add what was committed between these two."""
+        self.commits += now.commits - before.commits
+        self.records_in += now.records_in - before.records_in
+        self.records_out += now.records_out - before.records_out
+        self.dropped_records += now.dropped_records - before.dropped_records
+
+    def add_commit(self, seconds: float, now_ms: int, *, size: int) -> None:
+        """One more commit, of `size` bytes, that took `seconds`."""
         self.bytes_written += size
         self.commit_seconds += seconds
         self.last_commit_ms = now_ms

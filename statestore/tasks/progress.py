@@ -63,12 +63,13 @@ class ProgressFile:
         """Write it now, as at the end of a run."""
         self._written_s = self._clock.monotonic()
         before, busy_s = self._before, report.process_seconds + report.commit_seconds
+        own = report.records_in - report.records_before
         progress = Progress(
             os.getpid(),
             self._slots,
             self._clock.now_ms(),
             report.last_commit_ms or before.last_commit_ms,
-            _rate(report.records_in, busy_s) or before.process_rate,
+            _rate(own, busy_s) or before.process_rate,
             _rate(report.restored_records, report.restore_seconds) or before.restore_rate,
             report.restored_records,
             report.restore_seconds,

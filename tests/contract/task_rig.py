@@ -46,6 +46,7 @@ class TaskRig:
     broker: MemoryBroker = field(default_factory=MemoryBroker)
     slot: Slot | None = None
     task_id: TaskId = TASK
+    serving: str = ""
     lives: int = 0
     running: list[StreamTask] = field(default_factory=list)
 
@@ -94,6 +95,7 @@ class TaskRig:
             inputs,
             ends=None,
             accept_empty_changelog=self.accept_empty_changelog,
+            serving=self.serving,
         )
         edges = TaskEdges(
             self.broker.source(),

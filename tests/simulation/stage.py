@@ -85,7 +85,14 @@ class Stage:
         part = TOPOLOGY.sub_topologies[planned.task_id.sub_topology]
         ends = planned.ends()
         bounded = ends if planned.bounded else None
-        plan = TaskPlan(planned.task_id, part, TOPOLOGY.stores, tuple(ends), bounded)
+        plan = TaskPlan(
+            planned.task_id,
+            part,
+            TOPOLOGY.stores,
+            tuple(ends),
+            bounded,
+            serving=planned.serving,
+        )
         return StreamTask(plan, self._edges(planned, process), self.settings, self.layout)
 
     def _edges(self, planned: PlannedTask, process: Process) -> TaskEdges:

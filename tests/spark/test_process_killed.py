@@ -25,6 +25,7 @@ from jobs.session import spark_session
 from statestore.commands.running import report_run
 from statestore.errors import RecordFailed
 from statestore.faults import VARIABLE, CrashPoint
+from statestore.operations.run import RunSummary
 from statestore.testing.local_kafka import LocalKafka
 from tests.crash.kill_harness import ELSEWHERE, Kill, Rig
 from tests.crash.pipeline import PREFIX_VARIABLE
@@ -77,7 +78,7 @@ def flags(rig: Rig) -> dict[str, object]:
     return defaults | switches | found
 
 
-def run_in_session(rig: Rig, monkeypatch: pytest.MonkeyPatch, crash_at: str | None) -> None:
+def run_in_session(rig: Rig, monkeypatch: pytest.MonkeyPatch, crash_at: str | None) -> RunSummary:
     if crash_at is None:
         monkeypatch.delenv(VARIABLE, raising=False)
     else:
@@ -85,6 +86,12 @@ def run_in_session(rig: Rig, monkeypatch: pytest.MonkeyPatch, crash_at: str | No
     summary = report_run(flags(rig), run_on_spark)
     assert summary.error is None
     assert summary.caught_up
+    return summary
+
+
+def counts_of(summary: RunSummary) -> tuple[int, int, int]:
+    """What a run says of records: exact, however often a part of it was begun anew."""
+    return summary.records_in, summary.records_out, summary.dropped_records
 
 
 @pytest.mark.parametrize(
@@ -106,14 +113,16 @@ def test_a_killed_worker_is_retried_by_spark_and_nothing_is_seen_twice(
         rig_on(kafka, tmp_path / "state", name),
         pipeline=f"tests.crash.pipeline:{name.replace('-', '_')}",
     )
-    rig.produce(3000)
-    run_in_session(rig, monkeypatch, None)
+    rig.produce(4000)
+    whole = counts_of(run_in_session(rig, monkeypatch, None))
+    assert whole[0] == 2 * 4000, "each record once, and once more out of the repartition topic"
     for number, point in enumerate(points):
         rig.produce(4000)
         nth = 2 if point.value.startswith("commit.") else 1
         token = tmp_path / f"token-{number}"
-        run_in_session(rig, monkeypatch, f"{point}:{nth}:{token}")
+        summary = run_in_session(rig, monkeypatch, f"{point}:{nth}:{token}")
         assert token.exists(), f"{point} was not reached: it proves nothing"
+        assert counts_of(summary) == whole, f"{point}: what the killed worker did counts too"
     assert rig.findings() == []
 
 
