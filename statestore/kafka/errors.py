@@ -94,14 +94,21 @@ _MEANINGS = (
     ),
     _Meaning(
         Misuse,
-        "asked again unchanged, the brokers would refuse again",
+        "the brokers' ACLs do not allow it to this user: the runbook lists what an application "
+        'needs, "What an application may do on the brokers"',
         (
-            KafkaError.TOPIC_ALREADY_EXISTS,
-            KafkaError.TOPIC_EXCEPTION,
             KafkaError.TOPIC_AUTHORIZATION_FAILED,
             KafkaError.GROUP_AUTHORIZATION_FAILED,
             KafkaError.CLUSTER_AUTHORIZATION_FAILED,
             KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        ),
+    ),
+    _Meaning(
+        Misuse,
+        "asked again unchanged, the brokers would refuse again",
+        (
+            KafkaError.TOPIC_ALREADY_EXISTS,
+            KafkaError.TOPIC_EXCEPTION,
             KafkaError.INVALID_CONFIG,
             KafkaError.INVALID_PARTITIONS,
             KafkaError.INVALID_REPLICATION_FACTOR,

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import closing
+from time import monotonic
 from typing import Any
 
 import tenacity
@@ -10,11 +11,13 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from statestore.errors import Unavailable
 from statestore.kafka.clients import Trouble, consumer, unanswered
-from statestore.kafka.errors import is_passing, is_silence, translated
+from statestore.kafka.errors import error_for, is_passing, is_silence, translated
 from statestore.model import TopicPartition
 from statestore.settings import Settings
 
 _PAUSE_S = 0.03
+# Refused by the coordinator, a client waits in silence; what it was told is looked at so often.
+_GLANCE_S = 2.0
 
 
 class GroupClient:
@@ -40,14 +43,25 @@ class GroupClient:
         """The committed offsets, once the coordinator is there and, if stable, none is pending."""
         doing = f"read the committed offsets of group {self._group_id}"
         timeout_s = self._settings.request_timeout_ms / 1000
+        asked, until_s = [KafkaPartition(*tp) for tp in tps], monotonic() + timeout_s
+
+        def ask() -> list[KafkaPartition]:
+            left_s = max(until_s - monotonic(), _PAUSE_S)
+            try:
+                return self._client.committed(asked, min(left_s, _GLANCE_S))
+            except KafkaException:
+                self._raise_refusal(doing)
+                raise
+
         try:
             found: list[KafkaPartition] = tenacity.Retrying(
                 stop=tenacity.stop_after_delay(timeout_s),
                 wait=tenacity.wait_fixed(_PAUSE_S),
                 retry=tenacity.retry_if_result(_any_unstable)
-                | tenacity.retry_if_exception(is_passing),
+                | tenacity.retry_if_exception(is_passing)
+                | tenacity.retry_if_exception(is_silence),
                 retry_error_callback=last_result,
-            )(self._client.committed, [KafkaPartition(*tp) for tp in tps], timeout_s)
+            )(ask)
         except KafkaException as failure:
             if not is_passing(failure) and not is_silence(failure):
                 raise translated(failure, doing) from failure
@@ -60,6 +74,13 @@ class GroupClient:
                 "transaction.timeout.ms"
             ) from failure
         return found
+
+    def _raise_refusal(self, doing: str) -> None:
+        """Raise what the client was told while it waited, if that will not pass."""
+        event = self._client.poll(0)
+        error = None if event is None else event.error()
+        if error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+            raise error_for(error, doing)
 
     def close(self) -> None:
         """Let go of it."""

@@ -134,7 +134,7 @@ class TransactionalOutbox:
 
     def send_offsets(self, offsets: Mapping[TopicPartition, int], metadata: str) -> None:
         """The group's input offsets join the transaction."""
-        current = self._ready()
+        current, doing = self._ready(), f"send input offsets to group {self._group_id}"
         assert self._group is not None
         member, joining = self._group.member(), _with_metadata(offsets, metadata)
         client, timeout_s = current.sender.client, self._timeout_s
@@ -145,11 +145,10 @@ class TransactionalOutbox:
                 lambda: client.send_offsets_to_transaction(joining, member, timeout_s), timeout_s
             )
         except KafkaException as failure:
-            raise self._reason(failure, "send input offsets") from failure
+            raise self._reason(failure, doing) from failure
         except Overdue as overdue:
             self._is_busy = True
-            doing = f"send input offsets ({self._name})"
-            raise unanswered(self._settings, self._trouble, doing) from overdue
+            raise unanswered(self._settings, self._trouble, f"{doing} ({self._name})") from overdue
 
     def flush(self) -> None:
         """Wait until every record sent is acknowledged; a failed one shows here or at commit."""
@@ -289,6 +288,10 @@ class TransactionalOutbox:
     def _error(self, failure: KafkaException, doing: str) -> StateStoreError:
         doing = f"{doing} ({self._name})"
         error = kafka_error(failure)
+        if error is not None and error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            # The client does not say of which topic.
+            topics = sorted(self._current.topics) if self._current else []
+            doing += f", which writes to {', '.join(topics)}"
         if error is not None and error.code() in {KafkaError._TIMED_OUT, KafkaError._TRANSPORT}:
             return unanswered(self._settings, self._trouble, doing)
         found = translated(failure, doing)

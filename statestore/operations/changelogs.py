@@ -6,7 +6,7 @@ would be told. Everything here is asked before anything is written (I9, I27).
 """
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -245,7 +245,7 @@ class Standing:
             TopicPartition(topic, task.task_id.partition)
             for before in self.previous.sub_topologies
             if before.ordinal in ordinals
-            for topic in _full(before.source_topics, self._application_id)
+            for topic in before.topics(self._application_id)
         ]
 
     def _group(self, *, stable: bool) -> Mapping[TopicPartition, GroupOffset]:
@@ -272,14 +272,6 @@ def _any_record(changelog: Changelog | None, tp: TopicPartition, bounds: Bounds)
     if changelog is None:
         return False
     return any(len(one.batch) for one in changelog.replay(tp, bounds.start, bounds.end))
-
-
-def _full(topics: Iterable[str], application_id: str) -> Iterator[str]:
-    """Under either name, as `topology.json` does not tell a repartition topic from another."""
-    for topic in topics:
-        yield topic
-        if topic.endswith("-repartition"):
-            yield f"{application_id}-{topic}"
 
 
 def _writes(part: SubTopology, topic: TopicName) -> bool:

@@ -41,11 +41,24 @@ class DeployedStore(msgspec.Struct, frozen=True):
 
 
 class DeployedPart(msgspec.Struct, frozen=True):
-    """A sub-topology; `tasks` None: deployed without a broker, so nobody counted them."""
+    """A sub-topology; `tasks` None: deployed without a broker, so nobody counted them.
+
+    `internal`: which of the topics are on the broker behind the application's id; None: deployed by
+    a version that did not say.
+    """
 
     ordinal: Ordinal
     source_topics: list[Topic]
     tasks: Annotated[int, msgspec.Meta(ge=0, le=TASKS_MAX)] | None = None
+    internal: list[Topic] | None = None
+
+    def topics(self, application_id: str) -> list[str]:
+        """The topics on the broker; under either name where it is not known which."""
+        full = {topic: f"{application_id}-{topic}" for topic in self.source_topics}
+        if self.internal is not None:
+            return [full[it] if it in self.internal else it for it in self.source_topics]
+        guessed = [full[it] for it in self.source_topics if it.endswith("-repartition")]
+        return [*self.source_topics, *guessed]
 
 
 class Deployed(msgspec.Struct, frozen=True):

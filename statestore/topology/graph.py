@@ -355,7 +355,11 @@ class Topology:
             "version": 1,
             "fingerprint": self.fingerprint(),
             "sub_topologies": [
-                {"ordinal": p.ordinal, "source_topics": [_plain(t) for t in p.source_topics]}
+                {
+                    "ordinal": p.ordinal,
+                    "source_topics": [_plain(t) for t in p.source_topics],
+                    "internal": [_plain(t) for t in p.source_topics if t.internal],
+                }
                 for p in self.sub_topologies
             ],
             "stores": {

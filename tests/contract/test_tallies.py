@@ -7,13 +7,12 @@ import pytest
 
 import statestore as ss
 from statestore.tasks.plan import TaskReport
-from statestore.topology.graph import Topology
 from tests.contract.task_rig import TaskRig
 
 OLD_STAMP = '{"number":1,"stream_time_ms":0}'
 
 
-def passing() -> Topology:
+def passing() -> ss.Topology:
     builder = ss.StreamsBuilder()
     builder.stream("in").filter(lambda _key, value: value != b"no").to("out")
     return builder.build()
