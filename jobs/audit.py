@@ -4,7 +4,8 @@
 
 The same judgement as `statestore audit`, over as many Spark tasks as there are store partitions.
 Prints one JSON line (the record, and the error if it is no pass), writes the same into
---summary-file, and exits with the codes of errors.py. Data Docs lie beside the record of the audit.
+--summary-file, and exits with the codes of errors.py. What it logs begins with the verdict, and
+ends with it where it is no pass. Data Docs lie beside the record of the audit.
 """
 
 import sys
@@ -23,6 +24,7 @@ from pyspark.sql import functions as F  # noqa: N812  # Spark's own way to write
 from jobs.audit_source import LOG, STORE, audit_frame
 from jobs.datasource import TransactionalStore
 from jobs.expectations import Frames, validate
+from jobs.failures import failures_of
 from jobs.session import spark_session
 from statestore.assembly import SystemClock
 from statestore.assembly.auditing import HASHES, audits_of, keep_audit, planned_audit
@@ -34,7 +36,7 @@ from statestore.commands.arguments import (
     state_options,
     target_option,
 )
-from statestore.commands.audit import export_option, record_line, store_option
+from statestore.commands.audit import export_option, record_line, record_lines, store_option
 from statestore.commands.running import check_summary_file, write_line
 from statestore.errors import HostFailure, TaskCorrupted
 from statestore.layout.audits import AuditedStore, AuditRecord
@@ -78,6 +80,7 @@ def main(
             stores,
             export=export,
         )
+        _tell(record)
         require_pass(record)
         line = record_line(application_id, record, None)
         write_line(summary_file, line)
@@ -88,6 +91,15 @@ def main(
             write_line(summary_file, line)
         raise
     click.echo(line)
+
+
+def _tell(record: AuditRecord) -> None:
+    """For people, beside the JSON line: the verdict before what it rests on.
+
+    Of one that is no pass the last line tells too, which is the error's.
+    """
+    for line in record_lines(record):
+        click.echo(line, err=True)
 
 
 def audit_on_spark(
@@ -138,7 +150,8 @@ def _judged(
     for frame in (*frames, compared, log, read):
         frame.unpersist()
     gone = [absent(one) for i, one in enumerate(subjects) if one.is_missing and found.get(i)]
-    failures = [*unread.values(), *gone, *judged.failures]
+    wrong_ones = failures_of(judged.unexpected, subjects, found, placements)
+    failures = [*unread.values(), *gone, *wrong_ones]
     return _results(subjects, found, placements), failures, judged.link
 
 

@@ -7,7 +7,7 @@ Three frames are judged, of all stores at once:
     places      a row per store and stream task: offsets and counts
 
 Each expectation says which check of statestore.operations.audits it makes; what it finds unexpected
-comes back with store, stream task and key.
+comes back with store, stream task and key; what is said of it is for jobs/failures.py.
 """
 
 import os
@@ -41,7 +41,6 @@ from great_expectations.expectations.core.expect_compound_columns_to_be_unique i
 )
 from pyspark.sql import DataFrame
 
-from statestore.layout.audits import AuditFailure
 from statestore.operations.audits.audit import EXAMPLES, Check, Finding
 
 logging.getLogger("great_expectations").setLevel(logging.WARNING)
@@ -59,10 +58,23 @@ class Frames(NamedTuple):
     places: DataFrame
 
 
-class Judged(NamedTuple):
-    """What did not hold, and where Data Docs begin."""
+class Unexpected(NamedTuple):
+    """What an expectation found in a store of a stream task: how many rows, and keys of them.
 
-    failures: list[AuditFailure]
+    Not of a place that is known: `store` is empty, and `stream_task` None.
+    """
+
+    check: Check
+    store: str
+    stream_task: str | None
+    rows: int
+    keys: list[str]
+
+
+class Judged(NamedTuple):
+    """What was not as expected, and where Data Docs begin."""
+
+    unexpected: list[Unexpected]
     link: str
 
 
@@ -76,7 +88,7 @@ def validate(frames: Frames, docs: Path, *, run_name: str, wrong_rows: int) -> J
     context.delete_data_docs_site("local_site")
     context.add_data_docs_site(SITE, _site(docs))  # type: ignore[arg-type]  # what its documentation shows
     source = context.data_sources.add_spark("stores")
-    failures: list[AuditFailure] = []
+    unexpected: list[Unexpected] = []
     for name, frame in frames._asdict().items():
         asset = source.add_dataframe_asset(name)
         suite = context.suites.add(gx.ExpectationSuite(name=name, expectations=SUITES[name]()))
@@ -97,9 +109,9 @@ def validate(frames: Frames, docs: Path, *, run_name: str, wrong_rows: int) -> J
             },
         )
         for one in result.results:
-            failures += _failures(one)
+            unexpected += _unexpected(one)
     context.build_data_docs(site_names=[SITE])
-    return Judged(failures, (docs / "index.html").resolve().as_uri())
+    return Judged(unexpected, (docs / "index.html").resolve().as_uri())
 
 
 def compared_suite() -> list[Any]:
@@ -170,8 +182,8 @@ def _of(check: Check) -> dict[str, Any]:
     return {"meta": {"check": check.value}, "description": check.value}
 
 
-def _failures(result: Any) -> list[AuditFailure]:
-    """One failure per store and stream task among what was unexpected."""
+def _unexpected(result: Any) -> list[Unexpected]:
+    """What was unexpected, by store and stream task."""
     raised = result.exception_info or {}
     if raised.get("raised_exception"):
         raise RuntimeError(f"an expectation could not be judged: {raised['exception_message']}")
@@ -180,18 +192,15 @@ def _failures(result: Any) -> list[AuditFailure]:
     check = Check(result.expectation_config.meta["check"])
     told = result.result
     rows = told.get("unexpected_index_list") or told.get("partial_unexpected_index_list") or []
-    count = told.get("unexpected_count", 0)
-    kind = result.expectation_config.type
-    detail = f"{kind} found {count} unexpected rows in all"
-    by_place: dict[tuple[str, str | None], list[str]] = {}
+    by_place: dict[tuple[str, str], list[str | None]] = {}
     for row in rows:
-        keys = by_place.setdefault((row["store"], row["stream_task"]), [])
-        if "key" in row and row["key"] not in keys:
-            keys.append(row["key"])
+        by_place.setdefault((row["store"], row["stream_task"]), []).append(row.get("key"))
     return [
-        AuditFailure(check, store, task, len(keys) or 1, keys[:EXAMPLES], detail)
-        for (store, task), keys in by_place.items()
-    ] or [AuditFailure(check, "", None, count, [], detail)]
+        Unexpected(
+            check, *place, len(keys), [key for key in dict.fromkeys(keys) if key is not None]
+        )
+        for place, keys in by_place.items()
+    ] or [Unexpected(check, "", None, told.get("unexpected_count", 0), [])]
 
 
 def _site(docs: Path) -> dict[str, Any]:

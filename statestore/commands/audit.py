@@ -80,8 +80,15 @@ def print_record(record: AuditRecord) -> None:
         columns = (store.rows, store.rows_of_log, store.equal, store.superseded)
         table.add_row(store.store, *map(str, columns), store.placement or "")
     Console(file=sys.stdout).print(table)
-    for name, why in record.not_checked.items():
-        click.echo(f"not checked: {name}: {why}")
-    for failed in record.failures:
-        click.echo(f"failed: {failure_line(failed)}")
-    click.echo(f"verdict: {record.verdict}")
+    verdict, *why = record_lines(record)
+    for line in (*why, verdict):
+        click.echo(line)
+
+
+def record_lines(record: AuditRecord) -> list[str]:
+    """The verdict, and why, a line each."""
+    return [
+        f"verdict: {record.verdict}",
+        *(f"not checked: {name}: {why}" for name, why in record.not_checked.items()),
+        *(f"failed: {failure_line(failed)}" for failed in record.failures),
+    ]

@@ -1,6 +1,9 @@
 """Audits on Spark: Great Expectations' suites on faults planted one by one, in one session."""
 
+import json
+import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +17,14 @@ from jobs.datasource import TransactionalStore
 from jobs.expectations import Frames, validate
 from statestore.assembly import audit
 from statestore.commands.arguments import StateArguments
-from statestore.layout.audits import AuditRecord, Verdict
-from statestore.operations.audits.audit import Check
+from statestore.layout.audits import AuditFailure, AuditRecord, Verdict
+from statestore.operations.audits.audit import EXAMPLES, Check
 from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka
 from tests.audit_rig import COUNTS, PLANTS, TOGETHER, Audited, audited, too_early
+from tests.builders import ROOT
 
+SPARK_SUBMIT = Path(sys.executable).with_name("spark-submit")
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
 
 
@@ -54,8 +59,8 @@ def sparked(spark: SparkSession, one: Audited) -> AuditRecord:
 
 def docs_of(record: AuditRecord) -> str:
     """All the text of its Data Docs."""
-    assert record.link is not None
-    folder = Path(unquote(urlparse(record.link).path)).parent
+    assert record.data_docs is not None
+    folder = Path(unquote(urlparse(record.data_docs).path)).parent
     pages = folder.glob("validations/**/*.html")
     return " ".join(page.read_text(encoding="utf-8") for page in pages)
 
@@ -91,6 +96,61 @@ def test_each_expectation_finds_its_faults_and_names_the_keys(
     assert record.stores == audit(Settings.of(one.settings())).stores
 
 
+def told(failures: list[AuditFailure]) -> list[tuple[object, ...]]:
+    """All that is said of them."""
+    # Of many keys each names some.
+    rows = [
+        (f.check, f.store, f.stream_task, f.count, *(sorted(f.keys) if f.count <= EXAMPLES else []))
+        for f in failures
+    ]
+    return sorted((*row, failure.detail) for row, failure in zip(rows, failures, strict=True))
+
+
+@pytest.mark.parametrize("planting", ["together", "too early", "offset"])
+def test_what_is_wrong_is_told_in_the_words_of_the_command_line(
+    spark: SparkSession, sound: Audited, tmp_path: Path, planting: str
+) -> None:
+    one = sound.copy(tmp_path / "state")
+    match planting:
+        case "together":
+            for name in TOGETHER:
+                PLANTS[name](one)
+        case "too early":
+            too_early(one)
+        case _:
+            assert sparked(spark, one).passed
+            one.stand(COUNTS, 1, one.log_end(COUNTS, 1) - 3)
+    other = one.copy(tmp_path / "other")
+    assert told(sparked(spark, one).failures) == told(audit(Settings.of(other.settings())).failures)
+
+
+def test_a_red_audit_says_so_first_and_last_and_little_else(sound: Audited, tmp_path: Path) -> None:
+    one = sound.copy(tmp_path / "state")
+    key, _ = PLANTS[TOGETHER[0]](one)
+    pairs = {key: value for key, value in one.settings().items() if key != "application.id"}
+    flags = [f"--set={key}={value}" for key, value in pairs.items()]
+    flags.append(f"--application-id={one.app.name}")
+    done = subprocess.run(
+        [str(SPARK_SUBMIT), "--master=local[2]", "jobs/audit.py", *flags],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    said = done.stderr.splitlines()
+    assert done.returncode == 12, done.stderr[-4000:]
+    ours = [line for line in said if line.startswith(("verdict:", "failed:", "statestore:"))]
+    assert ours[0] == "verdict: wrong"
+    assert ours[-1] == said[-1]
+    assert said[-1].startswith("statestore: AuditFailed: the stores of ")
+    assert any(key in line for line in ours if line.startswith("failed: "))
+    assert len([line for line in said if " INFO " in line]) < 40, said
+    assert "expect_" not in done.stderr + done.stdout
+    assert json.loads(done.stdout)["verdict"] == "wrong"
+
+
 def test_what_was_persisted_too_early_fails_its_expectation(
     spark: SparkSession, sound: Audited, tmp_path: Path
 ) -> None:
@@ -123,7 +183,7 @@ def test_a_row_without_a_key_fails_its_expectation(spark: SparkSession, tmp_path
         ),
     )
     found = validate(frames, tmp_path, run_name="a key", wrong_rows=1)
-    assert [(failure.check, failure.keys) for failure in found.failures] == [
+    assert [(one.check, one.keys) for one in found.unexpected] == [
         ("non-null keys", ["null"]),
         ("non-null keys", ["null"]),
     ]

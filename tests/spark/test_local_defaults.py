@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,7 @@ from tests.kafka.run_rig import App
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
 
 START_S = 240.0
+END_S = 20.0
 SPARK_SUBMIT = Path(sys.executable).with_name("spark-submit")
 
 
@@ -25,7 +27,21 @@ def app(kafka: LocalKafka, tmp_path: Path) -> Iterator[App]:
     made = App(kafka, "local-defaults", tmp_path / "state").create_topics()
     made.produce(range(20))
     yield made
+    # The submitting JVM's child is the driver, whose children are Python's daemon and its workers.
+    tree = [one for child in made.children for one in started_by(child.pid)]
     made.end_children()
+    for one in tree:
+        with suppress(psutil.NoSuchProcess):  # its parent's end may have been its own
+            one.kill()
+    psutil.wait_procs(tree, END_S)
+
+
+def started_by(pid: int) -> list[psutil.Process]:
+    """All that a process started; nothing if it is gone."""
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
 
 
 def listening(process: psutil.Process) -> set[str]:
@@ -55,5 +71,3 @@ def test_a_job_on_a_local_master_listens_on_loopback_only_and_says_little(app: A
     assert listening(psutil.Process(process.pid)) == {"127.0.0.1"}
     said = log.read_text(errors="replace").splitlines()
     assert len([line for line in said if " INFO " in line and "statestore" not in line]) < 40, said
-    for one in psutil.Process(process.pid).children(recursive=True):
-        one.kill()

@@ -30,6 +30,8 @@ MISPLACED_MAX_PERCENT: Final = 10
 FEW: Final = 30
 """Of fewer keys a hash must place all: some would fit any by chance."""
 
+_NONE_FOUND: Final[Mapping["Finding", int]] = {}
+
 Homes = Callable[[Sequence[bytes], int], list[int]]
 """Per key the partition a hash gives it, among so many."""
 
@@ -160,13 +162,13 @@ class Examined:
             weigh(key, begins, None, folded.rows[key, begins])
         self.findings += found
         for finding, keys in keys_of.items():
-            self._fail(FAILED_BY[finding], subject, keys, _SAYS[finding])
+            self._fail(FAILED_BY[finding], subject, keys)
         self._check_counts(subject, found)
         self._check_offsets(subject)
         self._check_spans(subject, spans)
         nulls = [key for key, _ in folded.rows if key is None]
         if nulls:
-            self._fail(Check.NON_NULL_KEYS, subject, nulls, "the log has records without a key")
+            self._fail(Check.NON_NULL_KEYS, subject, nulls)
 
     def result(self) -> AuditedStore:
         """What is said of the store; now also where its keys lie was judged."""
@@ -184,18 +186,14 @@ class Examined:
         if subject.is_missing and found:
             self.failures.append(absent(subject))
         if found[Finding.EXTRA] != found[Finding.MISSING]:
-            more = found[Finding.EXTRA] - found[Finding.MISSING]
-            detail = f"the store has {more:+d} rows against its log"
-            self._fail(Check.ROW_COUNTS, subject, [], detail)
+            self._fail(Check.ROW_COUNTS, subject, [], found)
 
     def _check_offsets(self, subject: Subject) -> None:
         at, last = subject.offset_next, subject.last_offset
         if at > subject.log_end:
-            detail = f"it stands at offset {at} of {subject.log}, which ends at {subject.log_end}"
-            self._fail(Check.STABLE_OFFSETS, subject, [], detail)
+            self._fail(Check.STABLE_OFFSETS, subject, [])
         if last is not None and at < last:
-            detail = f"it stands at offset {at} of {subject.log}, the audit before saw {last}"
-            self._fail(Check.FORWARD_OFFSETS, subject, [], detail)
+            self._fail(Check.FORWARD_OFFSETS, subject, [])
 
     def _check_spans(
         self, subject: Subject, spans: dict[bytes | None, list[tuple[int, int | None]]]
@@ -219,7 +217,7 @@ class Examined:
             (Check.ONE_LATEST, latest),
         ):
             if keys:
-                self._fail(check, subject, keys, "their versions contradict each other")
+                self._fail(check, subject, keys)
 
     def _place(self, subject: Subject, keys: list[bytes], hashes: dict[str, Homes]) -> None:
         self._placing += len(keys)
@@ -241,25 +239,64 @@ class Examined:
             for task, count in self._misplaced[name].items():
                 if count:
                     texts = self._keys.texts(self._misplaced_keys[name, task])
-                    detail = f"{name} puts them elsewhere"
+                    detail = _elsewhere(name)
                     self.failures.append(
                         AuditFailure(Check.RIGHT_PARTITION, self.store, task, count, texts, detail)
                     )
         return name
 
     def _fail(
-        self, check: Check, subject: Subject, keys: Sequence[bytes | None], detail: str
+        self,
+        check: Check,
+        subject: Subject,
+        keys: Sequence[bytes | None],
+        found: Mapping[Finding, int] = _NONE_FOUND,
     ) -> None:
         task, texts = subject.stream_task, self._keys.texts(keys)
+        detail = detail_of(check, subject, found)
         self.failures.append(AuditFailure(check, self.store, task, len(keys) or 1, texts, detail))
 
 
+_CONTRADICTION = "their versions contradict each other"
 _SAYS: Final = {
-    Finding.DIFFERS: "the store has another value than its log",
-    Finding.MISSING: "the log has them, the store does not",
-    Finding.EXTRA: "the store has them, its log does not",
-    Finding.PENDING: "the store has what the log says only after the store's offset",
+    Check.EQUAL_VALUES: "the store has another value than its log",
+    Check.NONE_MISSING: "the log has them, the store does not",
+    Check.NONE_EXTRA: "the store has them, its log does not",
+    Check.NOTHING_PENDING: "the store has what the log says only after the store's offset",
+    Check.NON_NULL_KEYS: "the log has records without a key",
+    Check.UNIQUE_KEYS: _CONTRADICTION,
+    Check.VERSIONS_APART: _CONTRADICTION,
+    Check.ONE_LATEST: _CONTRADICTION,
 }
+
+
+def detail_of(
+    check: Check,
+    subject: Subject,
+    found: Mapping[Finding, int],
+    placement: str | None = None,
+) -> str:
+    """What is wrong where a check failed, in words, whoever made it.
+
+    `found`: in that partition; `placement`: the hash that places the store's keys.
+    """
+    stands = f"it stands at offset {subject.offset_next} of {subject.log}"
+    match check:
+        case Check.ROW_COUNTS:
+            more = found.get(Finding.EXTRA, 0) - found.get(Finding.MISSING, 0)
+            return f"the store has {more:+d} rows against its log"
+        case Check.STABLE_OFFSETS:
+            return f"{stands}, which ends at {subject.log_end}"
+        case Check.FORWARD_OFFSETS:
+            return f"{stands}, the audit before saw {subject.last_offset}"
+        case Check.RIGHT_PARTITION:
+            return _elsewhere(placement)
+        case _:
+            return _SAYS[check]
+
+
+def _elsewhere(placement: str | None) -> str:
+    return f"{placement} puts them elsewhere"
 
 
 def unreadable(subject: Subject, error: Exception) -> AuditFailure:

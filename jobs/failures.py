@@ -1,0 +1,84 @@
+"""What an audit on Spark says is wrong: in the words of `statestore audit`, and no more than that.
+
+Great Expectations says which rows are unexpected, by its own names. What a row is (different,
+missing, extra, pending) and how many there are comes from `audit.judge`, as without Spark.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from jobs.expectations import Unexpected
+from statestore.layout.audits import AuditFailure
+from statestore.model import TaskId
+from statestore.operations.audits.audit import EXAMPLES, FAILED_BY, Check, Finding, detail_of
+from statestore.operations.audits.rows import Subject
+
+_COMPARED = {check: finding for finding, check in FAILED_BY.items()}
+_COUNTED_BY_KEY = {Check.UNIQUE_KEYS, Check.VERSIONS_APART, Check.ONE_LATEST}
+_NONE: Counter[Finding] = Counter()
+
+
+def failures_of(
+    unexpected: Iterable[Unexpected],
+    subjects: Sequence[Subject],
+    found: Mapping[int, Counter[Finding]],
+    placements: Mapping[str, str | None],
+) -> list[AuditFailure]:
+    """The failures, by check, store and stream task; every row that failed is in one of them."""
+    keys, rows = _by_place(unexpected)
+    failures = []
+    for number, subject in enumerate(subjects):
+        place, findings = (subject.store, subject.stream_task), found.get(number, _NONE)
+        pending = set(keys.pop((Check.NOTHING_PENDING, *place), []))
+        for check in Check:
+            known = keys.pop((check, *place), [])
+            if check is Check.NOTHING_PENDING:
+                known, count = sorted(pending), findings[Finding.PENDING]
+            elif check in _COMPARED:
+                # What is pending differs from the log as well.
+                known = [key for key in known if key not in pending]
+                count = findings[_COMPARED[check]] or len(known)
+            elif check in _COUNTED_BY_KEY:
+                count = len(known)
+            else:
+                count = rows[check, *place]
+            if count:
+                detail = detail_of(check, subject, findings, placements.get(subject.store))
+                failures.append(AuditFailure(check, *place, count, known[:EXAMPLES], detail))
+    # An expectation that names no rows.
+    failures += [
+        AuditFailure(check, store, None, rows[check, store, task], [], "it does not hold somewhere")
+        for check, store, task in keys
+        if not any(failure.check == check for failure in failures)
+    ]
+    return failures
+
+
+_Place = tuple[Check, str, str | None]
+
+
+def _by_place(unexpected: Iterable[Unexpected]) -> tuple[dict[_Place, list[str]], Counter[_Place]]:
+    """Keys and numbers of rows, each fault under one check only."""
+    keys: dict[_Place, list[str]] = {}
+    rows: Counter[_Place] = Counter()
+    for one in unexpected:
+        place = (one.check, one.store, one.stream_task)
+        # Two frames are asked for keys that are null.
+        keys[place] = list(dict.fromkeys([*keys.get(place, []), *one.keys]))
+        rows[place] = max(rows[place], one.rows)
+    first: dict[tuple[str, str], _Place] = {}
+    for place in sorted((it for it in keys if it[0] is Check.ONE_LATEST), key=_partition):
+        for key in list(keys[place]):
+            # Of several partitions that have a key, the first is not the one at fault.
+            before = first.setdefault((place[1], key), place)
+            if before != place and key in keys[before]:
+                keys[before].remove(key)
+    for (check, store, task), known in keys.items():
+        if check is Check.VERSIONS_APART:
+            twice = keys.get((Check.UNIQUE_KEYS, store, task), [])
+            known[:] = [key for key in known if key not in twice]
+    return keys, rows
+
+
+def _partition(place: _Place) -> int:
+    return -1 if place[2] is None else TaskId.parse(place[2]).partition
