@@ -238,7 +238,7 @@ def program_of(chance: random.Random, *, values: str = "", windowed: bool | None
     """Any program, or one with values and keys of this kind."""
     kind = values or chance.choice(["any", "any", "texts", "bytes"])
     of_windows = chance.random() < 0.4 if windowed is None else windowed
-    rights = BY_WINDOW if of_windows else [*BY_KEY, *4 * ["history"]]
+    rights = BY_WINDOW if of_windows else [*BY_KEY, *2 * ["history"]]
     right = Made(chance.choice(rights), chance.randint(2, 4), _table_steps(chance, "fm", 2))
     steps = []
     for _ in range(chance.choice([0, 1, 1, 2, 2, 3, 4])):
@@ -276,7 +276,7 @@ def lots_of(chance: random.Random, program: Program, begin: int | None = None) -
     jumps = begin is None and chance.random() < 0.2
     late, pace, most = (
         chance.choice([0, 8, 30]),
-        chance.choice([1, 5, 40, 100]),
+        chance.choice([1, 5, 40]),
         chance.choice([1, 9]),
     )
     lots = []
