@@ -57,6 +57,7 @@ def test_a_witness_reads_what_was_committed_between_two_offsets_and_no_more(worl
         outbox.begin()
         send(outbox, topic, *texts, partition=1)
         outbox.commit()
+        world.settle(topic)
     outbox.begin()
     send(outbox, topic, "dropped", partition=1)
     outbox.flush()
@@ -163,6 +164,7 @@ def test_replay_gives_exactly_the_committed_records_between_its_bounds(world: Wo
     tp = TopicPartition(topic, 0)
     outbox = opened(world)
     commit(outbox, topic, "a", "b")  # 0 1, marker 2
+    world.settle(topic)
     outbox.begin()
     send(outbox, topic, "dropped")  # 3, marker 4
     outbox.flush()
