@@ -4,12 +4,9 @@ STATESTORE_FAULT_SCHEDULES=1000 pytest tests/kafka/test_late_messages.py -s    m
 STATESTORE_FAULT_SEED=77 pytest tests/kafka/test_late_messages.py -k one_seed -s    one of them
 """
 
-import gc
-import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -20,7 +17,7 @@ from statestore.ports import Records
 from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka
 from tests.kafka.fault_proxy import Action, Fault, FaultProxy, Moment, Of
-from tests.kafka.fault_schedules import FaultPlan, Schedules, Story, run_schedules
+from tests.kafka.fault_schedules import FaultPlan, Order, Story, stories_of
 from tests.kafka.log_evidence import settled_logs
 from tests.kafka.run_pipelines import PREFIX_VARIABLE, counts_by_key
 from tests.kafka.run_rig import App
@@ -32,23 +29,13 @@ pytestmark = pytest.mark.kafka
 SCHEDULES = int(os.environ.get("STATESTORE_FAULT_SCHEDULES", "50"))
 IS_LONG = "STATESTORE_FAULT_SCHEDULES" in os.environ
 SEED = os.environ.get("STATESTORE_FAULT_SEED")
-_CLEANING = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 200}
 
 
 @pytest.fixture(scope="module")
 def kafka(proxy: FaultProxy) -> Iterator[LocalKafka]:
-    with LocalKafka(proxy_port=proxy.port, config=_CLEANING) as broker:
+    with LocalKafka(proxy_port=proxy.port) as broker:
         proxy.lead_to(broker.behind_proxy)
         yield broker
-
-
-@pytest.fixture
-def make(kafka: LocalKafka, proxy: FaultProxy, tmp_path: Path) -> Iterator[Callable[[], Schedules]]:
-    """Makes what a thread needs to run schedules; their warnings by the thousand say nothing."""
-    logging.disable(logging.CRITICAL)
-    yield lambda: Schedules(kafka, proxy, tmp_path)
-    logging.disable(logging.NOTSET)
-    gc.enable()  # runs side by side in one process switch it off and on across each other
 
 
 def told(stories: Sequence[Story]) -> str:
@@ -64,25 +51,24 @@ def told(stories: Sequence[Story]) -> str:
 
 
 @pytest.mark.timeout(120 + 4 * SCHEDULES)
-def test_no_late_message_loses_or_doubles_anything(make: Callable[[], Schedules]) -> None:
-    stories = run_schedules(make, range(SCHEDULES))
+def test_no_late_message_loses_or_doubles_anything() -> None:
+    stories = stories_of(Order(list(range(SCHEDULES))))
+    assert len(stories) == SCHEDULES
     if any(story.findings for story in stories):
         pytest.fail(told(stories), pytrace=False)
 
 
 @pytest.mark.timeout(120 + 4 * SCHEDULES)
-def test_with_one_epoch_for_all_transactions_late_messages_lose_and_double(
-    make: Callable[[], Schedules], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    switch_off_epochs(monkeypatch)
-    stories = run_schedules(make, range(SCHEDULES), to_the_first_finding=not IS_LONG)
+def test_with_one_epoch_for_all_transactions_late_messages_lose_and_double() -> None:
+    seeds = list(range(SCHEDULES))
+    stories = stories_of(Order(seeds, one_epoch=True, to_the_first_finding=not IS_LONG))
     if IS_LONG:
         print(told(stories))  # noqa: T201 - asked for
     assert any(story.findings for story in stories)
 
 
-def test_one_seed_that_tears_transactions_of_one_epoch(make: Callable[[], Schedules]) -> None:
-    (story,) = run_schedules(make, [int(SEED or 11)])
+def test_one_seed_that_tears_transactions_of_one_epoch() -> None:
+    (story,) = stories_of(Order([int(SEED or 11)]))
     if SEED:
         print(story)  # noqa: T201 - asked for
     assert story.findings == []
