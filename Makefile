@@ -66,6 +66,7 @@ bench: setup ## measure stores and tasks; figures go to .scratch/bench
 	@$(BIN)/python -m tests.bench.bench_versions
 	@$(BIN)/python -m tests.bench.bench_tasks
 	@$(BIN)/python -m tests.bench.bench_cpu
+	@$(BIN)/python -m tests.bench.bench_epochs
 	@$(BIN)/python -m tests.bench.bench_lives
 	@$(BIN)/python -m tests.bench.bench_relocation
 	@$(BIN)/python -m tests.bench.bench_exports
