@@ -1,6 +1,7 @@
-"""Tasks on a real broker behind a proxy that delays, drops and repeats what their clients say.
+r"""Tasks on a real broker behind a proxy that delays, drops and repeats what their clients say.
 
-STATESTORE_FAULT_SCHEDULES=1000 pytest tests/kafka/test_late_messages.py -s    more of the schedules
+STATESTORE_FAULT_SCHEDULES=1000 pytest tests/kafka/test_late_messages.py -s \
+    -o faulthandler_timeout=7200                                           more of the schedules
 STATESTORE_FAULT_SEED=77 pytest tests/kafka/test_late_messages.py -k one_seed -s    one of them
 """
 
