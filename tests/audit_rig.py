@@ -204,3 +204,9 @@ PLANTS: dict[str, Plant] = {
 # The last of them moves the offset that another one sets.
 TOGETHER = [name for name in PLANTS if name not in {"too_early", "offset_too_far"}]
 TOGETHER.append("offset_too_far")
+
+
+def holds_row(path: Path, key: bytes) -> bool:
+    """Whether the row of this key is there, and not that of its time, which no audit reads."""
+    data = path.read_bytes()
+    return key in data and b"t" + key not in data

@@ -13,7 +13,7 @@ from statestore.layout.folders import StateLayout
 from statestore.operations.audits.audit import Check
 from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka
-from tests.audit_rig import COUNTS, RATES, Audited, audited
+from tests.audit_rig import COUNTS, RATES, Audited, audited, holds_row
 from tests.kafka.test_audit import command
 
 pytestmark = pytest.mark.kafka
@@ -96,12 +96,6 @@ def flip(path: Path, at: int) -> None:
     data[at] ^= 0xFF
     path.unlink()  # a snapshot's file is another link to it
     path.write_bytes(data)
-
-
-def holds_row(path: Path, key: bytes) -> bool:
-    """Whether the row of this key is there, and not that of its time, which no audit reads."""
-    data = path.read_bytes()
-    return key in data and b"t" + key not in data
 
 
 def test_a_flipped_byte_in_a_data_file_is_a_verdict_that_names_the_file(

@@ -21,7 +21,7 @@ from statestore.layout.audits import AuditFailure, AuditRecord, Verdict
 from statestore.operations.audits.audit import EXAMPLES, Check
 from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka
-from tests.audit_rig import COUNTS, PLANTS, TOGETHER, Audited, audited, too_early
+from tests.audit_rig import COUNTS, PLANTS, TOGETHER, Audited, audited, holds_row, too_early
 from tests.builders import ROOT
 
 SPARK_SUBMIT = Path(sys.executable).with_name("spark-submit")
@@ -207,7 +207,7 @@ def test_what_is_gone_and_what_cannot_be_read_is_a_verdict_that_names_it(
 ) -> None:
     one = sound.copy(tmp_path / "state")
     key = min(one.rows(COUNTS, 0))
-    path = next(p for p in one.folder(COUNTS, 0).glob("*.sst") if key in p.read_bytes())
+    path = next(p for p in one.folder(COUNTS, 0).glob("*.sst") if holds_row(p, key))
     data = bytearray(path.read_bytes())
     data[data.index(key)] ^= 0xFF
     path.write_bytes(data)
