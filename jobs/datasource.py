@@ -30,7 +30,8 @@ from jobs.audit_source import AuditReader, audit_schema
 from statestore.assembly.rows import Shape, committed_rows, logged_rows, shape_of
 from statestore.commands.arguments import StateArguments, parse_state_arguments, parse_time
 from statestore.errors import Misuse
-from statestore.model import Serde, Time, to_ms
+from statestore.model.modes import Time, to_ms
+from statestore.model.records import Serde
 from statestore.operations.audits.rows import WINDOW, Rows
 from statestore.stores import serdes, versioned_layout, windows
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from jobs.expectations import Unexpected
 from statestore.layout.audits import AuditFailure
-from statestore.model import TaskId
+from statestore.model.ids import TaskId
 from statestore.operations.audits.audit import EXAMPLES, FAILED_BY, Check, Finding, detail_of
 from statestore.operations.audits.rows import Subject
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from statestore.assembly import exporting, failure
 from statestore.commands.arguments import RunArguments
 from statestore.errors import StateStoreError
-from statestore.model import TaskId
+from statestore.model.ids import TaskId
 from statestore.operations.exports.create import Part
 
 SCHEMA = pa.schema([("stored", pa.string())])

@@ -9,24 +9,17 @@ from typing import Any
 
 _HOMES = {
     "statestore.assembly": ("open_snapshot", "open_store", "run"),
-    "statestore.model": (
+    "statestore.model.ids": ("Position", "PositionBound", "TaskId", "TopicPartition"),
+    "statestore.model.modes": (
         "EmitStrategy",
         "IsolationLevel",
         "OnError",
-        "Position",
-        "PositionBound",
         "ProcessingGuarantee",
         "PunctuationType",
-        "PutResult",
-        "Record",
-        "Serde",
         "Span",
-        "TaskId",
         "Time",
-        "TopicPartition",
-        "VersionedRecord",
-        "Windowed",
     ),
+    "statestore.model.records": ("PutResult", "Record", "Serde", "VersionedRecord", "Windowed"),
     "statestore.operations.run": ("RunSummary",),
     "statestore.settings": ("Settings",),
     "statestore.stores.contracts": (

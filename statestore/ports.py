@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from statestore.errors import StateStoreError
-from statestore.model import Batch, Header, TopicPartition
+from statestore.model.batch import Batch
+from statestore.model.ids import TopicPartition
+from statestore.model.records import Header
 
 Writes = Mapping[bytes, bytes | None]
 LinkStore = Callable[[Path, Path, bool], None]
@@ -223,7 +225,7 @@ class LogRecords(NamedTuple):
     times: list[int]
 
 
-class Witness(Protocol):
+class AuditLogReader(Protocol):
     """Reads changelogs for an audit: shares no code with Changelog, whose work it judges."""
 
     def bounds(self, tp: TopicPartition) -> Bounds: ...
@@ -297,7 +299,7 @@ class Cluster(Protocol):
     def delete_before(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Purge records below these offsets."""
 
-    def settle(self, transactional_ids: Sequence[str]) -> None:
+    def abort_open_transactions(self, transactional_ids: Sequence[str]) -> None:
         """Fence whoever writes under these ids, and end what they left open, for good."""
 
     def check(self) -> None:
@@ -307,7 +309,7 @@ class Cluster(Protocol):
 
 
 class InputFacts(NamedTuple):
-    """An input partition as an onlooker sees it; times are of records, None where there is none.
+    """An input partition as monitoring sees it; times are of records, None where there is none.
 
     `next_ms`: of the first committed record the group has not committed; None: it has them all.
     `newest_ms`: the largest of the last committed records; None also where it is not known.
@@ -319,7 +321,7 @@ class InputFacts(NamedTuple):
     newest_ms: int | None
 
 
-class Onlooker(Protocol):
+class MonitoringClient(Protocol):
     """What somebody asks a cluster who must not be in anybody's way; Unavailable, soon."""
 
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:

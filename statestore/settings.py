@@ -17,7 +17,7 @@ from typing import Any
 
 from statestore.applications import Application, nearest
 from statestore.errors import InvalidSetting
-from statestore.model import IsolationLevel, OnError, ProcessingGuarantee
+from statestore.model.modes import IsolationLevel, OnError, ProcessingGuarantee
 
 NO_LIMIT = -1
 

@@ -10,17 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from statestore.engines.memory import MemoryEngine
-from statestore.model import (
-    Batch,
-    Column,
-    IsolationLevel,
-    PunctuationType,
-    Record,
-    Serde,
-    Span,
-    TaskId,
-    TopicPartition,
-)
+from statestore.model.batch import Batch, Column
+from statestore.model.ids import TaskId, TopicPartition
+from statestore.model.modes import IsolationLevel, PunctuationType, Span
+from statestore.model.records import Record, Serde
 from statestore.ports import Clock, Engine
 from statestore.stores import keyvalue, offsets, serdes
 from statestore.stores.keyvalue import TransactionalKeyValueStore

@@ -21,7 +21,8 @@ from statestore.faults import CrashPoint
 from statestore.layout import files
 from statestore.layout.folders import StateLayout
 from statestore.layout.owners import Owner
-from statestore.model import ProcessingGuarantee, TaskId, TopicPartition
+from statestore.model.ids import TaskId, TopicPartition
+from statestore.model.modes import ProcessingGuarantee
 from statestore.operations.deployed import deployed, publish_deployed
 from statestore.operations.relocation.apply import Relocation
 from statestore.operations.relocation.plan import Choices

@@ -27,7 +27,8 @@ from statestore.errors import HostFailure, Misuse
 from statestore.kafka.changelog import KafkaChangelog
 from statestore.kafka.outbox import TransactionalOutbox
 from statestore.kafka.topics import KafkaCluster
-from statestore.model import ProcessingGuarantee, TopicPartition
+from statestore.model.ids import TopicPartition
+from statestore.model.modes import ProcessingGuarantee
 from statestore.ports import Records, TopicSpec
 from statestore.settings import Settings
 

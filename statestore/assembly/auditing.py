@@ -7,8 +7,8 @@ from pathlib import Path
 from statestore.assembly.opening import open_files, open_from_disk
 from statestore.assembly.reading import snapshots_of
 from statestore.assembly.surroundings import SystemClock, checked_cluster, exports_of, layout_of
+from statestore.kafka.audit_log_reader import KafkaAuditLogReader
 from statestore.kafka.partitioner import crc32_partitions, murmur2_partitions
-from statestore.kafka.witness import LogWitness
 from statestore.layout.audits import AuditedStore, AuditFailure, AuditRecord, Audits
 from statestore.operations.at_rest import existing_application
 from statestore.operations.audits.audit import Examined, Homes, places_of, verdict_of
@@ -79,8 +79,8 @@ def rows_of(settings: Settings, subject: Subject) -> Iterator[Rows]:
 
 def fold_of(settings: Settings, subject: Subject) -> Fold:
     """The log's side."""
-    with closing(LogWitness(settings)) as witness:
-        return fold(witness, subject)
+    with closing(KafkaAuditLogReader(settings)) as audit_log:
+        return fold(audit_log, subject)
 
 
 def keep_audit(

@@ -19,7 +19,7 @@ from statestore.errors import Misuse
 from statestore.kafka.changelog import KafkaChangelog
 from statestore.kafka.outbox import PlainOutbox
 from statestore.kafka.scratch import delete, truncate
-from statestore.model import TopicPartition
+from statestore.model.ids import TopicPartition
 from statestore.operations.audits.audit import failure_line
 from statestore.operations.drills.plan import PREFIX, DrillReport, plan
 from statestore.operations.drills.run import Drills

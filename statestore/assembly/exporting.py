@@ -8,7 +8,7 @@ from statestore.assembly.opening import is_empty
 from statestore.assembly.reading import snapshots_of
 from statestore.assembly.surroundings import SystemClock, checked_cluster, exports_of, layout_of
 from statestore.kafka.changelog import KafkaChangelog
-from statestore.model import TopicPartition
+from statestore.model.ids import TopicPartition
 from statestore.operations.at_rest import existing_application
 from statestore.operations.exports.catalog import LATEST, Progress, Silent
 from statestore.operations.exports.create import Export, ExportReport

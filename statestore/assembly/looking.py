@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from statestore.assembly.pipelines import load_pipeline
 from statestore.assembly.surroundings import SystemClock, exports_of, layout_of
 from statestore.errors import StateStoreError
-from statestore.kafka.onlooker import KafkaOnlooker
+from statestore.kafka.monitoring import KafkaMonitoringClient
 from statestore.operations.deployed import Deployed, deployed
 from statestore.operations.exports.catalog import Exports
 from statestore.operations.status import Onlooking, Status
@@ -24,11 +24,11 @@ def onlooking(settings: Settings, *, pipeline: str | None = None) -> Iterator[On
     """The same again and again, over one connection."""
     settings.require("application.id", "state.dir")
     problems: list[str] = []
-    onlooker = KafkaOnlooker(settings) if settings.bootstrap_servers else None
+    monitoring = KafkaMonitoringClient(settings) if settings.bootstrap_servers else None
     try:
         yield Onlooking(
             layout_of(settings),
-            onlooker,
+            monitoring,
             SystemClock(),
             wanted=_wanted(settings, pipeline, problems),
             flush_lag_max_records=settings.flush_lag_max_records,
@@ -36,8 +36,8 @@ def onlooking(settings: Settings, *, pipeline: str | None = None) -> Iterator[On
             problems=problems,
         )
     finally:
-        if onlooker is not None:
-            onlooker.close()
+        if monitoring is not None:
+            monitoring.close()
 
 
 def _wanted(settings: Settings, pipeline: str | None, problems: list[str]) -> Deployed | None:

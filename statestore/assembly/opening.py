@@ -16,10 +16,10 @@ from statestore.engines.memory import MemoryEngine
 from statestore.engines.rocks import RocksMemory, RocksTuning, open_rocks, stored_tables
 from statestore.errors import InvalidSetting, Misuse, TaskCorrupted
 from statestore.layout.snapshots import StoreOffsets
-from statestore.model import IsolationLevel
+from statestore.model.modes import IsolationLevel
 from statestore.ports import Clock, Engine
 from statestore.settings import Settings
-from statestore.stores import idle, offsets, versioned_layout
+from statestore.stores import background_flush, offsets, versioned_layout
 from statestore.stores.built_in import (
     KEY_VALUE_TABLES,
     VERSIONED_TABLES,
@@ -75,7 +75,7 @@ def open_store(
     wal = known.write_ahead_log is not False
     store = open_built_in(spec, path, known, SystemClock(), wal=wal, level=IsolationLevel(level))
     if spec.persistent and not wal:
-        idle.watch(store.staged)
+        background_flush.watch(store.staged)
     return store
 
 
@@ -125,7 +125,7 @@ def open_built_in(
         task=task,
         owned_by_task=task is not None,
         made=made,
-        flush_soon=idle.flush_soon if engine.persistent() else None,
+        flush_soon=background_flush.flush_soon if engine.persistent() else None,
     )
 
 

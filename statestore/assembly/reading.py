@@ -9,7 +9,7 @@ from typing import Any
 from statestore.assembly.opening import open_files, read_offsets
 from statestore.assembly.surroundings import SystemClock, exports_of, layout_of
 from statestore.engines.rocks_files import link_store
-from statestore.model import Serde
+from statestore.model.records import Serde
 from statestore.operations.at_rest import StoresAtRest, spec_of
 from statestore.operations.exports.catalog import FetchedStore, find
 from statestore.operations.snapshot_store import HeldFiles, SnapshotKeyValueStore

@@ -46,7 +46,7 @@ def relocate(
             layout,
             SystemClock(),
             settings.processing_guarantee,
-            None if cluster is None else cluster.settle,
+            None if cluster is None else cluster.abort_open_transactions,
             lock_wait_ms=settings.lock_wait_ms,
             locks=settings.volume_locks,
             counts=None if cluster is None else _partition_counts(topology, cluster),

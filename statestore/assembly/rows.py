@@ -10,7 +10,7 @@ from statestore.assembly.opening import open_files
 from statestore.assembly.reading import stores_at_rest
 from statestore.assembly.surroundings import checked_cluster, exports_of
 from statestore.errors import Misuse, UnknownStore
-from statestore.model import TaskId, TopicPartition
+from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.at_rest import windows_kept_ms
 from statestore.operations.audits.rows import WINDOW, Rows, Subject, facts_of, stored_rows
 from statestore.operations.exports.catalog import FetchedStore, find

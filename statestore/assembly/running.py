@@ -17,7 +17,7 @@ from statestore.kafka.clients import Trouble, consumer, producer
 from statestore.kafka.outbox import PlainOutbox, TransactionalOutbox
 from statestore.kafka.source import KafkaSource
 from statestore.kafka.topics import Admin, KafkaCluster
-from statestore.model import Span, Time, span_ms, to_ms
+from statestore.model.modes import Span, Time, span_ms, to_ms
 from statestore.operations.clones.record import as_deployed
 from statestore.operations.run import (
     Checked,
@@ -31,7 +31,7 @@ from statestore.ports import Clock
 from statestore.settings import Settings
 from statestore.stores.built_in import BuiltIn
 from statestore.stores.specs import BuiltInSpec
-from statestore.tasks.budget import Share, Slot
+from statestore.tasks.budget import MemoryLimits, MemoryShare
 from statestore.tasks.commit import CommitStamp
 from statestore.tasks.lifecycle import StreamTask
 from statestore.tasks.plan import TaskEdges, TaskPlan, TaskReport, transactional_ids
@@ -159,7 +159,7 @@ def serve_planned(
     topology, settings = as_deployed(topology, settings, layout)
     for task in planned:
         check_shared(layout, task)
-    slot = Slot(Share.of(settings, slots))
+    slot = MemoryShare(MemoryLimits.of(settings, slots))
     tasks = [
         Served(
             StreamTask(

@@ -19,7 +19,7 @@ import msgspec
 from statestore.applications import Application
 from statestore.assembly.surroundings import fixed_target
 from statestore.errors import InvalidSetting, Misuse
-from statestore.model import Time
+from statestore.model.modes import Time
 from statestore.settings import Settings, expand, is_secret
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -13,7 +13,7 @@ from rich.text import Text
 from statestore.assembly import failure, load_pipeline, relocate
 from statestore.commands.arguments import parse_run, relocate_options
 from statestore.errors import Misuse
-from statestore.model import TaskId
+from statestore.model.ids import TaskId
 from statestore.operations.relocation.apply import RelocationReport
 from statestore.operations.relocation.plan import Choices, Move
 

@@ -20,7 +20,8 @@ from statestore.assembly import stores_at_rest
 from statestore.commands.arguments import PARTITION, parse_state, parse_time, state_options
 from statestore.commands.printing import print_rows, text_of
 from statestore.errors import Misuse
-from statestore.model import Serde, to_ms
+from statestore.model.modes import to_ms
+from statestore.model.records import Serde
 from statestore.operations.at_rest import Row, StoresAtRest
 from statestore.operations.versions_at_rest import VersionRow, VersionsAtRest
 from statestore.operations.windows_at_rest import WindowRow, WindowsAtRest

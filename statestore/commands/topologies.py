@@ -14,7 +14,7 @@ from statestore.commands.arguments import (
     run_options,
 )
 from statestore.commands.printing import print_rows
-from statestore.model import TaskId
+from statestore.model.ids import TaskId
 from statestore.operations.run import Checked
 
 

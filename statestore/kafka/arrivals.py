@@ -10,7 +10,9 @@ from typing import cast
 
 from confluent_kafka import Message
 
-from statestore.model import Batch, Column, Header, Rows, TopicPartition
+from statestore.model.batch import Batch, Column, LazyColumn
+from statestore.model.ids import TopicPartition
+from statestore.model.records import Header
 
 # None only for messages a program made itself.
 offset_of = cast("Callable[[Message], int]", Message.offset)
@@ -70,7 +72,7 @@ class Arrivals:
 
     def _all_headers(self) -> Sequence[tuple[Header, ...]] | None:
         if self._messages is not None:
-            return Rows(self._messages, _headers)
+            return LazyColumn(self._messages, _headers)
         if not self._headers:
             return None
         return self._headers + [()] * (len(self._keys) - len(self._headers))

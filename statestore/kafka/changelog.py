@@ -8,7 +8,8 @@ from time import monotonic
 from statestore.errors import RecordFailed, TaskCorrupted, Unavailable
 from statestore.kafka.source import KafkaSource
 from statestore.kafka.topics import Admin
-from statestore.model import Batch, Column, TopicPartition
+from statestore.model.batch import Batch, Column
+from statestore.model.ids import TopicPartition
 from statestore.ports import Bounds, Replayed
 from statestore.settings import Settings
 

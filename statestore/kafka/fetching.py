@@ -6,7 +6,7 @@ record nor an event before the stretch ends. Its own statistics alone show that 
 
 import msgspec
 
-from statestore.model import TopicPartition
+from statestore.model.ids import TopicPartition
 
 
 class _Partition(msgspec.Struct):

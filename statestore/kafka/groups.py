@@ -12,7 +12,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from statestore.errors import Unavailable
 from statestore.kafka.clients import Trouble, consumer, unanswered
 from statestore.kafka.errors import error_for, is_passing, is_silence, translated
-from statestore.model import TopicPartition
+from statestore.model.ids import TopicPartition
 from statestore.settings import Settings
 
 _PAUSE_S = 0.03

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from statestore.kafka.partitioner import key_hashes
 from statestore.kafka.source import KafkaSource
-from statestore.model import TopicPartition
+from statestore.model.ids import TopicPartition
 from statestore.ports import Bounds, KeyHashes
 from statestore.settings import Settings
 

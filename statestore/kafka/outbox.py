@@ -22,7 +22,7 @@ from statestore.kafka.epochs import Epochs, Turn
 from statestore.kafka.errors import error_for, kafka_error, translated
 from statestore.kafka.groups import GroupClient
 from statestore.kafka.sender import Sender
-from statestore.model import TopicPartition
+from statestore.model.ids import TopicPartition
 from statestore.ports import Records
 from statestore.settings import Settings
 

@@ -11,7 +11,7 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from statestore.model import WINDOW_BYTES
+from statestore.model.records import WINDOW_BYTES
 from statestore.ports import KeyHashes
 
 _SEED = 0x9747B28C

@@ -19,7 +19,8 @@ from statestore.kafka.arrivals import Arrivals, offset_of
 from statestore.kafka.clients import Trouble, consumer
 from statestore.kafka.errors import error_for, translated
 from statestore.kafka.fetching import Fetching
-from statestore.model import Batch, TopicPartition
+from statestore.model.batch import Batch
+from statestore.model.ids import TopicPartition
 from statestore.settings import Settings
 
 # Messages of one call into the client: enough to make the call cheap, few enough to stay in cache.

@@ -35,8 +35,8 @@ from statestore.kafka.clients import Trouble, admin_client, connect, unanswered
 from statestore.kafka.errors import error_for, is_passing, is_silence, kafka_error, translated
 from statestore.kafka.groups import last_result, read_group
 from statestore.kafka.keys import first_key_hashes
-from statestore.kafka.settling import settle
-from statestore.model import TopicPartition
+from statestore.kafka.open_transactions import abort_open_transactions
+from statestore.model.ids import TopicPartition
 from statestore.ports import Bounds, GroupOffset, KeyHashes, TopicSpec
 from statestore.settings import Settings
 
@@ -304,9 +304,9 @@ class KafkaCluster:
         for tp, future in pending.items():
             self._admin.answer(future, f"purge {tp.topic}-{tp.partition} below {tp.offset}")
 
-    def settle(self, transactional_ids: Sequence[str]) -> None:
+    def abort_open_transactions(self, transactional_ids: Sequence[str]) -> None:
         """Fence whoever writes under these ids, and abort what they left open."""
-        settle(self._settings, transactional_ids)
+        abort_open_transactions(self._settings, transactional_ids)
 
     def check(self) -> None:
         """Unavailable if nobody answers soon; BrokerTooOld if exactly-once would not hold.

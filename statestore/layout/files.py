@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from statestore.errors import HostFailure
-from statestore.model import TopicPartition
+from statestore.model.ids import TopicPartition
 
 _CHECKPOINT_VERSION = 0
 

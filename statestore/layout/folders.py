@@ -29,7 +29,7 @@ from statestore.layout import documents, owners
 from statestore.layout.documents import Number, StoreName, TaskName, Text, TimeMs
 from statestore.layout.files import folders_in, publish, sync_folder
 from statestore.layout.owners import STORES, Claim
-from statestore.model import TaskId
+from statestore.model.ids import TaskId
 from statestore.ports import Clock
 
 QUARANTINE_RECORD = ".quarantined.json"

@@ -30,7 +30,7 @@ from statestore.layout.documents import (
     Topic,
 )
 from statestore.layout.files import folders_in, publish, sync_folder
-from statestore.model import TopicPartition
+from statestore.model.ids import TopicPartition
 
 _REQUEST = "snapshot-request-"
 _MANIFEST = "snapshot.json"

@@ -26,7 +26,7 @@ from statestore.layout.documents import TimeMs
 from statestore.layout.files import folders_in, publish, sync_folder
 from statestore.layout.folders import StateLayout
 from statestore.layout.owners import STORES, Claim, Owner, stores_name
-from statestore.model import TaskId
+from statestore.model.ids import TaskId
 from statestore.ports import Clock, LinkStore
 
 _log = logging.getLogger(__name__)

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from statestore.errors import Misuse, StateStoreError, TaskCorrupted, UnknownStore
 from statestore.layout.folders import StateLayout
-from statestore.model import Serde, TaskId, TopicPartition
+from statestore.model.ids import TaskId, TopicPartition
+from statestore.model.records import Serde
 from statestore.operations.deployed import Deployed, DeployedStore, read_deployed
 from statestore.operations.snapshots import Snapshot, Snapshots
 from statestore.ports import Engine

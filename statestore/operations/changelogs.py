@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from statestore.errors import InvalidSetting, Misuse
 from statestore.layout.folders import StateLayout
-from statestore.model import TaskId, TopicPartition
+from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.deployed import Deployed
 from statestore.operations.topics import ANY_TIME, refused_times
 from statestore.ports import Bounds, Changelog, Cluster, GroupOffset, TopicSpec
 from statestore.stores.specs import StoreSpec, WindowSpec
-from statestore.tasks import mark
+from statestore.tasks import input_checkpoint
 from statestore.tasks.inputs import forgotten, truncated
 from statestore.topology.graph import SinkNode, SubTopology, TopicName, Topology
 from statestore.topology.logs import log_of
@@ -103,10 +103,10 @@ class Standing:
     def _check_inputs(self, group: Mapping[TopicPartition, GroupOffset]) -> None:
         """RecordFailed if an input that was read is truncated, made anew or forgotten."""
         inputs = {tp: task.task_id for task in self._tasks for tp in task.inputs}
-        marked = mark.read_all(map(self.layout.task_dir, self.layout.tasks()))
+        checkpointed = input_checkpoint.read_all(map(self.layout.task_dir, self.layout.tasks()))
         for tp, task_id in inputs.items():
-            if tp in marked and tp not in group:
-                raise forgotten(tp, task_id, marked[tp] - 1)
+            if tp in checkpointed and tp not in group:
+                raise forgotten(tp, task_id, checkpointed[tp] - 1)
         read = [tp for tp in inputs if tp in group and group[tp].offset > 0]
         ends = self.cluster.bounds(self._existing(read)) if read else {}
         for tp, bounds in ends.items():

@@ -11,7 +11,8 @@ import msgspec
 from statestore.layout import documents, files
 from statestore.layout.documents import Count, Ordinal, StoreName, Topic, Word
 from statestore.layout.folders import StateLayout
-from statestore.model import ProcessingGuarantee, TaskId
+from statestore.model.ids import TaskId
+from statestore.model.modes import ProcessingGuarantee
 from statestore.stores import keyvalue
 from statestore.stores.specs import StoreSpec, VersionedSpec, WindowSpec
 from statestore.topology.graph import TopicName, Topology

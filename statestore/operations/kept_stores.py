@@ -13,7 +13,7 @@ from pathlib import Path
 from statestore.errors import StateStoreError, TopologyMismatch
 from statestore.layout import owners
 from statestore.layout.folders import StateLayout
-from statestore.model import TaskId
+from statestore.model.ids import TaskId
 from statestore.operations.deployed import Deployed, DeployedStore
 from statestore.stores import keyvalue, offsets, serdes, versioned_layout
 from statestore.stores.offsets import Format

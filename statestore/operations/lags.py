@@ -10,9 +10,9 @@ from typing import NamedTuple
 from statestore.errors import HostFailure, StateStoreError
 from statestore.layout import files
 from statestore.layout.folders import StateLayout
-from statestore.model import TaskId, TopicPartition
+from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.deployed import Deployed
-from statestore.ports import Bounds, InputFacts, Onlooker
+from statestore.ports import Bounds, InputFacts, MonitoringClient
 from statestore.tasks.commit import CommitStamp
 
 _INTERNAL = "-repartition"
@@ -44,7 +44,7 @@ class Facts(NamedTuple):
         return _lag([self.inputs.get(tp) for tp in tps])
 
 
-def ask(onlooker: Onlooker, shape: Deployed, application_id: str) -> Facts:
+def ask(monitoring: MonitoringClient, shape: Deployed, application_id: str) -> Facts:
     """Everything at once; an error becomes the problem."""
     sources = {topic for part in shape.sub_topologies for topic in part.source_topics}
     # A repartition topic is deployed without the application's id before it.
@@ -53,12 +53,12 @@ def ask(onlooker: Onlooker, shape: Deployed, application_id: str) -> Facts:
     }
     logs = [shape.log_of(application_id, name) for name in sorted(shape.stores)]
     try:
-        counts = onlooker.partitions([*sorted(sources), *internal.values(), *logs])
+        counts = monitoring.partitions([*sorted(sources), *internal.values(), *logs])
         full = {topic: name for topic, name in internal.items() if name in counts}
         tasks = _inputs_of_tasks(shape, counts, full)
-        inputs = onlooker.inputs([tp for tps in tasks.values() if tps for tp in tps])
+        inputs = monitoring.inputs([tp for tps in tasks.values() if tps for tp in tps])
         there = [TopicPartition(name, p) for name in logs for p in range(counts.get(name, 0))]
-        return Facts(None, inputs, onlooker.bounds(there), tasks)
+        return Facts(None, inputs, monitoring.bounds(there), tasks)
     except StateStoreError as error:
         return Facts(str(error))
 

@@ -27,7 +27,7 @@ from statestore.layout import files
 from statestore.layout.folders import StateLayout
 from statestore.layout.owners import Claim
 from statestore.layout.snapshots import TaskSnapshots
-from statestore.model import TaskId, TopicPartition
+from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.changelogs import Accepted, Standing, holds_records
 from statestore.operations.deployed import read_deployed
 from statestore.operations.hashing import check_hashes
@@ -232,7 +232,7 @@ class Run:
             self._layout,
             self._clock,
             settings.processing_guarantee,
-            self._cluster.settle,
+            self._cluster.abort_open_transactions,
             lock_wait_ms=settings.lock_wait_ms,
             locks=settings.volume_locks,
             automatic=settings.automatic_state_relocation,

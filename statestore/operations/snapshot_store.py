@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Generic, Protocol, Self, TypeVar
 
 from statestore.errors import StateStoreError, StoreClosed
-from statestore.model import K, V
+from statestore.model.records import K, V
 from statestore.ports import Cursor, Engine
 from statestore.stores import keyvalue, offsets
 from statestore.stores.codec import Codec, PairScan

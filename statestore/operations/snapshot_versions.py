@@ -7,7 +7,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Generic
 
-from statestore.model import K, Time, V, VersionedRecord
+from statestore.model.modes import Time
+from statestore.model.records import K, V, VersionedRecord
 from statestore.operations.snapshot_store import HeldFiles, SnapshotStore
 from statestore.operations.versions_at_rest import stream_time_of, view_of
 from statestore.ports import Engine

@@ -6,7 +6,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Generic, Self
 
-from statestore.model import K, Time, V, Windowed
+from statestore.model.modes import Time
+from statestore.model.records import K, V, Windowed
 from statestore.operations.snapshot_store import HeldFiles, SnapshotKeyValueStore
 from statestore.ports import Engine
 from statestore.stores.specs import WindowSpec

@@ -29,7 +29,7 @@ from statestore.faults import CrashPoint, reach
 from statestore.layout import owners
 from statestore.layout.folders import StateLayout
 from statestore.layout.snapshots import Manifest, Request, StoreOffsets, TaskSnapshots, new_id
-from statestore.model import TaskId
+from statestore.model.ids import TaskId
 from statestore.ports import Clock, LinkStore
 from statestore.settings import Settings
 

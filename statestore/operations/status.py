@@ -19,13 +19,13 @@ from statestore.layout import owners
 from statestore.layout.audits import LIVE, Audits, Verdict
 from statestore.layout.folders import StateLayout
 from statestore.layout.owners import Owner
-from statestore.model import TaskId
+from statestore.model.ids import TaskId
 from statestore.operations.deployed import Deployed, read_deployed
 from statestore.operations.exports.catalog import Exports
 from statestore.operations.exports.manifest import made_after
 from statestore.operations.lags import Facts, Lag, ask, to_restore, total_of, worst_of
 from statestore.operations.relocation.disk import read_journal
-from statestore.ports import Clock, Onlooker
+from statestore.ports import Clock, MonitoringClient
 from statestore.tasks.progress import Progress, read_progress
 
 T = TypeVar("T")
@@ -138,14 +138,14 @@ class _Problems(list[str]):
 class Onlooking:
     """An application, and whom to ask about it.
 
-    `onlooker` None: there is no broker to ask. `wanted`: what the pipeline says, where it is at
+    `monitoring` None: there is no broker to ask. `wanted`: what the pipeline says, where it is at
     hand: it tells of inputs before the first run, and of stores that are to move.
     `flush_lag_max_records`: bounds what a crash replays; negative: nothing does. `exports`: None if
     no target is set. `problems`: what could not even be asked, and why.
     """
 
     layout: StateLayout
-    onlooker: Onlooker | None
+    monitoring: MonitoringClient | None
     clock: Clock
     wanted: Deployed | None = None
     flush_lag_max_records: int = -1
@@ -158,8 +158,8 @@ class Onlooking:
         known = problems.told(lambda: read_deployed(layout), Deployed())
         shape = known if known.sub_topologies else (self.wanted or known)
         facts = Facts("no bootstrap.servers: pass --bootstrap-servers to learn of the lag")
-        if self.onlooker is not None:
-            facts = ask(self.onlooker, shape, layout.application_id)
+        if self.monitoring is not None:
+            facts = ask(self.monitoring, shape, layout.application_id)
         expected = {*facts.tasks, *(shape.tasks() or ())}
         there: list[TaskId] = []
         names = sorted({*problems.told(lambda: list(layout.tasks()), there), *expected})

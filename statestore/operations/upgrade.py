@@ -17,7 +17,7 @@ import msgspec
 from statestore.errors import Misuse, UnknownStore
 from statestore.faults import CrashPoint, reach
 from statestore.layout.folders import StateLayout
-from statestore.model import TaskId
+from statestore.model.ids import TaskId
 from statestore.operations.deployed import read_deployed
 from statestore.operations.topics import compaction_lag_ms
 from statestore.ports import Clock

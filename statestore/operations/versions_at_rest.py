@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from statestore.errors import TaskCorrupted
-from statestore.model import TaskId
+from statestore.model.ids import TaskId
 from statestore.operations.at_rest import StoresAtRest
 from statestore.ports import Engine
 from statestore.stores import offsets

@@ -4,7 +4,7 @@ from collections.abc import Generator
 from typing import NamedTuple
 
 from statestore.errors import Misuse
-from statestore.model import TaskId
+from statestore.model.ids import TaskId
 from statestore.operations.at_rest import StoresAtRest, windows_kept_ms
 from statestore.stores import keyvalue, serdes
 from statestore.stores.specs import WindowSpec

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
-from statestore.model import IsolationLevel
+from statestore.model.modes import IsolationLevel
 from statestore.ports import Clock, Engine
 from statestore.stores import keyvalue, offsets, versioned_layout
 from statestore.stores.keyvalue import TransactionalKeyValueStore

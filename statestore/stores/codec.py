@@ -5,7 +5,7 @@ from itertools import chain
 from typing import Any, Final, Generic, Protocol, Self
 
 from statestore.errors import Misuse
-from statestore.model import K, Serde, V
+from statestore.model.records import K, Serde, V
 from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec, VersionedSpec
 from statestore.stores.staged_table import Pair

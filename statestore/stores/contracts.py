@@ -11,19 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
-from statestore.model import (
-    IsolationLevel,
-    K,
-    Position,
-    PositionBound,
-    PutResult,
-    TaskId,
-    Time,
-    TopicPartition,
-    V,
-    VersionedRecord,
-    Windowed,
-)
+from statestore.model.ids import Position, PositionBound, TaskId, TopicPartition
+from statestore.model.modes import IsolationLevel, Time
+from statestore.model.records import K, PutResult, V, VersionedRecord, Windowed
 
 V_co = TypeVar("V_co", covariant=True)
 

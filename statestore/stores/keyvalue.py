@@ -8,7 +8,9 @@ from collections.abc import Iterable
 from itertools import repeat
 from typing import Generic, Self
 
-from statestore.model import IsolationLevel, K, PositionBound, V
+from statestore.model.ids import PositionBound
+from statestore.model.modes import IsolationLevel
+from statestore.model.records import K, V
 from statestore.ports import Cursor, Seeker
 from statestore.stores import offsets
 from statestore.stores.codec import Codec, PairScan

@@ -20,7 +20,7 @@ from operator import index
 import msgspec
 
 from statestore.errors import FormatTooNew, Misuse, TaskCorrupted
-from statestore.model import Position, TopicPartition
+from statestore.model.ids import Position, TopicPartition
 from statestore.ports import Table
 
 TABLE = "offsets"

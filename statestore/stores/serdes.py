@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from statestore.errors import Misuse, SerdeMismatch
-from statestore.model import BYTES as PLAIN_BYTES
-from statestore.model import WINDOW_BYTES, Serde, T, Windowed
+from statestore.model.records import BYTES as PLAIN_BYTES
+from statestore.model.records import WINDOW_BYTES, Serde, T, Windowed
 
 _WINDOWED = re.compile(r"WINDOWED\((\d+),(.+)\)")
 _INT64 = struct.Struct(">q")

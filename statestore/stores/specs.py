@@ -6,7 +6,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from statestore.errors import Misuse
 from statestore.layout.folders import check_store_name
-from statestore.model import K, Serde, Span, V, Windowed, span_ms
+from statestore.model.modes import Span, span_ms
+from statestore.model.records import K, Serde, V, Windowed
 from statestore.stores import serdes, versioned_layout
 from statestore.stores.contracts import StateStore, StoreContext
 

@@ -12,7 +12,7 @@ from operator import gt, lt
 from typing import Final, NamedTuple, Self
 
 from statestore.errors import StoreClosed, TaskCorrupted
-from statestore.model import Position, TopicPartition
+from statestore.model.ids import Position, TopicPartition
 from statestore.ports import Cursor, Writes
 from statestore.stores import offsets as rows
 from statestore.stores.overlay import MISSING, Missing

@@ -16,7 +16,7 @@ from typing import Final
 from statestore.errors import StateStoreError, StoreClosed, TaskCorrupted
 from statestore.faults import CrashPoint, reach
 from statestore.metrics import StoreMetrics
-from statestore.model import Position, TopicPartition
+from statestore.model.ids import Position, TopicPartition
 from statestore.ports import Clock, Engine, Table, Writes
 from statestore.stores import offsets as rows
 from statestore.stores.journal import Journal

@@ -11,7 +11,8 @@ from contextlib import AbstractContextManager
 from typing import Self
 
 from statestore.errors import CommitInsideProcessor, NotUpToBound, StoreClosed, UncommittedWrites
-from statestore.model import IsolationLevel, Position, PositionBound, TopicPartition
+from statestore.model.ids import Position, PositionBound, TopicPartition
+from statestore.model.modes import IsolationLevel
 from statestore.stores.transaction import StagedEngine
 
 _log = logging.getLogger(__name__)

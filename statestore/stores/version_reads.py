@@ -3,7 +3,8 @@
 from typing import Any, Final, Generic
 
 from statestore.errors import Misuse
-from statestore.model import K, Time, V, VersionedRecord, to_ms
+from statestore.model.modes import Time, to_ms
+from statestore.model.records import K, V, VersionedRecord
 from statestore.stores import versioned_layout as layout
 from statestore.stores.codec import Codec
 from statestore.stores.specs import VersionedSpec

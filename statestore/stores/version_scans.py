@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from statestore.errors import StoreClosed
-from statestore.model import K, VersionedRecord
+from statestore.model.records import K, VersionedRecord
 from statestore.stores.staged_table import TableScan
 from statestore.stores.version_reads import VersionReads
 from statestore.stores.version_search import each_valid_at

@@ -10,15 +10,9 @@ from itertools import compress
 from operator import itemgetter
 from typing import Generic, TypeVar
 
-from statestore.model import (
-    IsolationLevel,
-    K,
-    PositionBound,
-    PutResult,
-    Time,
-    V,
-    VersionedRecord,
-)
+from statestore.model.ids import PositionBound
+from statestore.model.modes import IsolationLevel, Time
+from statestore.model.records import K, PutResult, V, VersionedRecord
 from statestore.ports import Seeker
 from statestore.stores.overlay import MISSING, Missing
 from statestore.stores.specs import VersionedSpec

@@ -13,7 +13,8 @@ from itertools import accumulate
 from operator import attrgetter, call, gt
 from typing import Any, Final, NamedTuple
 
-from statestore.model import Position, PutResult, TopicPartition
+from statestore.model.ids import Position, TopicPartition
+from statestore.model.records import PutResult
 from statestore.stores import versioned_layout as layout
 from statestore.stores.journal import Journal, Prepared
 from statestore.stores.observed_time import ObservedTime, committed_moment

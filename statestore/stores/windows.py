@@ -15,16 +15,9 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Generic, Protocol, Self
 
 from statestore.errors import StoreClosed
-from statestore.model import (
-    IsolationLevel,
-    K,
-    Position,
-    PositionBound,
-    Time,
-    V,
-    Windowed,
-    to_ms,
-)
+from statestore.model.ids import Position, PositionBound
+from statestore.model.modes import IsolationLevel, Time, to_ms
+from statestore.model.records import K, V, Windowed
 from statestore.stores.contracts import Scan
 from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.stores.specs import WindowSpec

@@ -15,19 +15,19 @@ class Usage(NamedTuple):
     records: int
 
 
-class Share(NamedTuple):
+class MemoryLimits(NamedTuple):
     """What one slot may hold pending; -1 none."""
 
     max_bytes: int
     max_records: int
 
     @classmethod
-    def of(cls, settings: Settings, slots: int) -> "Share":
+    def of(cls, settings: Settings, slots: int) -> "MemoryLimits":
         """The part of the settings' limits that is one slot's."""
         return cls.of_slot(settings.uncommitted_max_bytes, settings.uncommitted_max_records, slots)
 
     @classmethod
-    def of_slot(cls, max_bytes: int, max_records: int, slots: int) -> "Share":
+    def of_slot(cls, max_bytes: int, max_records: int, slots: int) -> "MemoryLimits":
         """A host's limits divided among its slots."""
 
         def part(limit: int) -> int:
@@ -36,13 +36,13 @@ class Share(NamedTuple):
         return cls(part(max_bytes), part(max_records))
 
 
-class Slot:
+class MemoryShare:
     """The share of one slot, and what each stream task it serves holds of it.
 
     One thread. A task says what it holds; one that finds no room asks the fullest to commit.
     """
 
-    def __init__(self, share: Share) -> None:
+    def __init__(self, share: MemoryLimits) -> None:
         self.share = share
         self._held: dict[str, Usage] = {}
         self._asked: set[str] = set()
@@ -82,7 +82,7 @@ class Step(NamedTuple):
 
 
 def plan_step(
-    pending: Usage, per_record: tuple[float, float] | None, waiting: int, share: Share
+    pending: Usage, per_record: tuple[float, float] | None, waiting: int, share: MemoryLimits
 ) -> Step:
     """The next step when each input record is expected to add `per_record` (bytes, records).
 
@@ -90,7 +90,7 @@ def plan_step(
     least one record, at most what the share can hold. `per_record` None, nothing measured yet: few.
     """
     if per_record is None:
-        if share == Share(NO_LIMIT, NO_LIMIT):
+        if share == MemoryLimits(NO_LIMIT, NO_LIMIT):
             return Step(commit_first=False, take=waiting)
         first = plan_step(pending, _GUESS, waiting, share)
         return first._replace(take=min(first.take, _FIRST_TAKE))
@@ -110,7 +110,7 @@ def plan_step(
     return Step(commit_first=crowded, take=max(1, fits_empty if crowded else fits))
 
 
-def reached(pending: Usage, share: Share) -> bool:
+def reached(pending: Usage, share: MemoryLimits) -> bool:
     """Whether the share is used up, so that a commit is due."""
     return (share.max_bytes != NO_LIMIT and pending.size_bytes >= share.max_bytes) or (
         share.max_records != NO_LIMIT and pending.records >= share.max_records

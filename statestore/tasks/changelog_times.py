@@ -6,7 +6,8 @@ Such a record is stamped 1 and carries its true time in a header. So is one whos
 from collections.abc import Sequence
 from typing import Final
 
-from statestore.model import Batch, Header
+from statestore.model.batch import Batch
+from statestore.model.records import Header
 
 _STAMP: Final = 1
 _HEADER: Final = "statestore-time"

@@ -22,7 +22,8 @@ import msgspec
 
 from statestore.errors import CommitUnknown, Fenced, RecordFailed
 from statestore.faults import CrashPoint, reach
-from statestore.model import Position, ProcessingGuarantee, TopicPartition
+from statestore.model.ids import Position, TopicPartition
+from statestore.model.modes import ProcessingGuarantee
 from statestore.ports import Changelog, Cluster, GroupOffset, Outbox, Records
 from statestore.tasks.changelog_times import sendable
 from statestore.tasks.owned import OwnedStore

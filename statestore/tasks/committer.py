@@ -6,7 +6,7 @@ outbox about transactions; the order within a commit is commit.py's.
 
 from collections.abc import Callable, Mapping
 
-from statestore.model import Position, TopicPartition
+from statestore.model.ids import Position, TopicPartition
 from statestore.settings import Settings
 from statestore.tasks.commit import (
     Commit,
@@ -16,8 +16,8 @@ from statestore.tasks.commit import (
     rehearse,
     settled,
 )
+from statestore.tasks.input_checkpoint import InputCheckpoint
 from statestore.tasks.inputs import committed_inputs
-from statestore.tasks.mark import InputMark
 from statestore.tasks.plan import Tally, TaskEdges, TaskPlan
 from statestore.tasks.stores import TaskStores
 
@@ -31,7 +31,7 @@ class Committer:
         edges: TaskEdges,
         settings: Settings,
         stores: TaskStores,
-        mark: InputMark,
+        checkpoint: InputCheckpoint,
         check_ours: Callable[[], None],
     ) -> None:
         """`check_ours` raises Fenced once a newer owner has claimed the task."""
@@ -45,7 +45,7 @@ class Committer:
         self._edges = edges
         self._settings = settings
         self._stores = stores
-        self._mark = mark
+        self._checkpoint = checkpoint
         self._check_ours = check_ours
         self._begun = False
 
@@ -60,13 +60,13 @@ class Committer:
         # At least once, a store commits before the group does: nothing to be told by.
         opened = self._stores.opened.values() if self._settings.exactly_once else ()
         self.offsets, self.stamp, group = committed_inputs(
-            self._plan, self._edges.cluster, [one.store for one in opened], self._mark.read()
+            self._plan, self._edges.cluster, [one.store for one in opened], self._checkpoint.read()
         )
         self.position = position_at(group)
         told = self.stamp.tally
         if told is not None and told.serving == self._plan.serving:
             self.tally = told
-        self._mark.seen(group)
+        self._checkpoint.seen(group)
 
     def begin(self) -> None:
         """Before the first write of a transaction, or oftener."""
@@ -100,7 +100,7 @@ class Committer:
         self.offsets = offsets
         self.position = position_at(offsets)
         self._stores.committed()
-        self._mark.committed(offsets)
+        self._checkpoint.committed(offsets)
 
     def rehearse(self, stream_time_ms: int | None) -> None:
         """Have the log take all that a commit would write, without committing (E8a)."""

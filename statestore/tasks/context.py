@@ -14,7 +14,9 @@ from typing import Any
 
 from statestore.errors import RecordFailed, UnknownStore
 from statestore.metrics import count_dropped
-from statestore.model import Batch, PunctuationType, Span, TaskId, TopicPartition
+from statestore.model.batch import Batch
+from statestore.model.ids import TaskId, TopicPartition
+from statestore.model.modes import PunctuationType, Span
 from statestore.ports import Clock, Outbox, Records
 from statestore.stores import serdes
 from statestore.stores.row_times import WriteTime

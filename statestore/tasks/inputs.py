@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from statestore.errors import RecordFailed
-from statestore.model import Position, TaskId, TopicPartition
+from statestore.model.ids import Position, TaskId, TopicPartition
 from statestore.ports import Cluster
 from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.stores.windows import TransactionalWindowStore

@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from statestore.model import Batch, TopicPartition
+from statestore.model.batch import Batch
+from statestore.model.ids import TopicPartition
 from statestore.topology.failures import NodeFailed, Stage, decoded, failed
 from statestore.topology.graph import SourceNode
 

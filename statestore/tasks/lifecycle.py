@@ -27,20 +27,20 @@ from statestore.errors import (
 )
 from statestore.faults import CrashPoint, reach
 from statestore.layout.folders import StateLayout
-from statestore.model import TopicPartition
+from statestore.model.ids import TopicPartition
 from statestore.settings import Settings
 from statestore.tasks import budget
 from statestore.tasks.committer import Committer
 from statestore.tasks.context import TaskContext
+from statestore.tasks.input_checkpoint import InputCheckpoint
 from statestore.tasks.intake import Chunk
-from statestore.tasks.mark import InputMark
 from statestore.tasks.old_tails import TailGuard
 from statestore.tasks.ownership import Ownership
-from statestore.tasks.patience import Patience
 from statestore.tasks.plan import Standing, TaskEdges, TaskPlan, TaskReport
 from statestore.tasks.poison import Poison
 from statestore.tasks.poison_held import Rehearsed
-from statestore.tasks.snapshots import SnapshotDesk
+from statestore.tasks.retry import RetryBudget
+from statestore.tasks.snapshot_responder import SnapshotResponder
 from statestore.tasks.stores import TaskStores
 from statestore.topology.failures import NodeFailed
 from statestore.topology.graph import Push
@@ -61,16 +61,16 @@ class StreamTask:
         edges: TaskEdges,
         settings: Settings,
         layout: StateLayout,
-        slot: budget.Slot | None = None,
+        slot: budget.MemoryShare | None = None,
     ) -> None:
         """`slot`: the share of memory of all tasks served in one thread; None: this one alone."""
         self.report = TaskReport(str(plan.task_id))
         self._plan = plan
         self._edges = edges
         self._settings = settings
-        self._slot = slot or budget.Slot(budget.Share.of(settings, plan.slots))
+        self._slot = slot or budget.MemoryShare(budget.MemoryLimits.of(settings, plan.slots))
         self._ownership = Ownership(plan, edges, settings, layout)
-        self._desk = SnapshotDesk(plan.task_id, layout, edges.clock, self.report)
+        self._desk = SnapshotResponder(plan.task_id, layout, edges.clock, self.report)
         self._stores = TaskStores(
             plan.task_id,
             layout,
@@ -89,15 +89,15 @@ class StreamTask:
         self._pushes: dict[str, Push] = {}
         self._poison = Poison(plan.task_id, plan.part, settings, edges.outbox)
         self._intake = plan.intake(settings, self._poison)
-        self._mark = InputMark(layout.task_dir(plan.task_id), edges.clock)
+        self._checkpoint = InputCheckpoint(layout.task_dir(plan.task_id), edges.clock)
         self._committer = Committer(
-            plan, edges, settings, self._stores, self._mark, self._ownership.check
+            plan, edges, settings, self._stores, self._checkpoint, self._ownership.check
         )
         self._last_commit_s = edges.clock.monotonic()
         self._since_commit = 0
         self._dirty = False
         self._growth: tuple[float, float] | None = None
-        self._patience = Patience(plan.task_id, settings, edges.clock)
+        self._patience = RetryBudget(plan.task_id, settings, edges.clock)
         self._held_back = HeldBack()
 
     def start(self) -> None:
@@ -135,7 +135,7 @@ class StreamTask:
 
     def finish(self) -> None:
         """Commit what was processed; the clean end of a bounded run or of a stop."""
-        if self._dirty or self._uncommitted_inputs() or self._mark.is_old():
+        if self._dirty or self._uncommitted_inputs() or self._checkpoint.is_old():
             self.step_commit()
         self._ownership.check()
         self.report.caught_up = self._intake.finished()
@@ -184,7 +184,7 @@ class StreamTask:
         # A newer owner writes its own.
         if self._ownership.holds():
             self._stores.write_checkpoint()
-            self._mark.write()
+            self._checkpoint.write()
 
     def __enter__(self) -> Self:
         try:
@@ -387,7 +387,7 @@ class StreamTask:
         assert self._context is not None
         if not self._dirty:
             moved = self._intake.finished() and self._uncommitted_inputs()
-            return moved or self._mark.is_old()
+            return moved or self._checkpoint.is_old()
         interval_s = self._settings.effective_commit_interval_ms / 1000
         return (
             self._context.commit_requested

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 from statestore.errors import Misuse, StateStoreError, TaskCorrupted
 from statestore.layout.snapshots import StoreOffsets
-from statestore.model import Batch, Position, TaskId, TopicPartition
+from statestore.model.batch import Batch
+from statestore.model.ids import Position, TaskId, TopicPartition
 from statestore.stores.built_in import BuiltIn
 from statestore.stores.contracts import StateStore, StoreContext
 from statestore.stores.keyvalue import TransactionalKeyValueStore

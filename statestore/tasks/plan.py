@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from statestore.layout.documents import Count
-from statestore.model import TaskId, TopicPartition
+from statestore.model.ids import TaskId, TopicPartition
 from statestore.ports import Changelog, Clock, Cluster, LinkStore, Outbox, Source
 from statestore.settings import Settings
 from statestore.stores.specs import StoreSpec

@@ -12,13 +12,16 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from statestore.errors import RecordFailed, TopicMissing
-from statestore.model import Batch, Header, OnError, TaskId, TopicPartition
+from statestore.model.batch import Batch
+from statestore.model.ids import TaskId, TopicPartition
+from statestore.model.modes import OnError
+from statestore.model.records import Header
 from statestore.ports import Outbox, Records
 from statestore.settings import Settings
 from statestore.stores import serdes
 from statestore.tasks.context import TaskContext
+from statestore.tasks.dead_letters import error_headers
 from statestore.tasks.intake import Chunk
-from statestore.tasks.letters import error_headers
 from statestore.tasks.poison_held import PoisonHeld, Rehearsed
 from statestore.tasks.poison_punctuations import PoisonPunctuations, PunctuationFailed
 from statestore.topology.failures import NodeFailed, Stage

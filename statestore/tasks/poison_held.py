@@ -14,10 +14,13 @@ from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from statestore.errors import RecordFailed, TopicMissing
-from statestore.model import Column, Header, OnError, TaskId
+from statestore.model.batch import Column
+from statestore.model.ids import TaskId
+from statestore.model.modes import OnError
+from statestore.model.records import Header
 from statestore.ports import Outbox, Records
 from statestore.stores import serdes
-from statestore.tasks.letters import error_headers
+from statestore.tasks.dead_letters import error_headers
 from statestore.topology.failures import NodeFailed, Stage
 from statestore.topology.graph import Held, Origin, Push, SubTopology
 

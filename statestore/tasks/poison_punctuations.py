@@ -12,9 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from statestore.errors import RecordFailed, TopicMissing
-from statestore.model import Header, OnError, TaskId, TopicPartition
+from statestore.model.ids import TaskId, TopicPartition
+from statestore.model.modes import OnError
+from statestore.model.records import Header
 from statestore.ports import Outbox, Records
-from statestore.tasks.letters import error_headers
+from statestore.tasks.dead_letters import error_headers
 from statestore.tasks.poison_held import HeldFailed
 from statestore.topology.failures import NodeFailed, Stage
 from statestore.topology.punctuation import Fire, Firing

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from statestore.errors import TaskCorrupted
 from statestore.faults import CrashPoint, reach
 from statestore.metrics import count_dropped
-from statestore.model import Batch, Position, TaskId, TopicPartition
+from statestore.model.batch import Batch
+from statestore.model.ids import Position, TaskId, TopicPartition
 from statestore.ports import Bounds, Changelog, Clock
 from statestore.tasks.old_tails import TailGuard
 from statestore.tasks.owned import OwnedStore

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from statestore.model import Batch
+from statestore.model.batch import Batch
 from statestore.topology.failures import NodeFailed, decoded
 from statestore.topology.graph import SourceNode
 

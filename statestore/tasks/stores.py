@@ -12,7 +12,7 @@ from pathlib import Path
 from statestore.errors import FormatTooNew, HostFailure, Misuse, TaskCorrupted
 from statestore.layout import files, placed
 from statestore.layout.folders import Quarantined, StateLayout
-from statestore.model import Position, TaskId, TopicPartition
+from statestore.model.ids import Position, TaskId, TopicPartition
 from statestore.ports import Changelog, Clock
 from statestore.stores.built_in import BuiltIn
 from statestore.stores.specs import (

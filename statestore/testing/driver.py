@@ -14,17 +14,9 @@ from typing import Any, Self
 from statestore.engines.memory import MemoryEngine
 from statestore.errors import Misuse, UnknownStore
 from statestore.layout.folders import StateLayout
-from statestore.model import (
-    Header,
-    Record,
-    Serde,
-    Span,
-    TaskId,
-    Time,
-    TopicPartition,
-    span_ms,
-    to_ms,
-)
+from statestore.model.ids import TaskId, TopicPartition
+from statestore.model.modes import Span, Time, span_ms, to_ms
+from statestore.model.records import Header, Record, Serde
 from statestore.operations.topics import dead_letter_topics, internal_topics
 from statestore.ports import TopicSpec
 from statestore.settings import Settings

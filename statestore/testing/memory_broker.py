@@ -14,7 +14,9 @@ from statestore.errors import (
     Unavailable,
 )
 from statestore.kafka.partitioner import key_hashes
-from statestore.model import Batch, Column, Record, TopicPartition
+from statestore.model.batch import Batch, Column
+from statestore.model.ids import TopicPartition
+from statestore.model.records import Record
 from statestore.ports import Bounds, GroupOffset, KeyHashes, LogRecords, Replayed, TopicSpec
 from statestore.testing.memory_log import MESSAGE_BYTES_MAX, BrokerState, Entry
 from statestore.testing.memory_outbox import MemoryOutbox, MemoryPlainOutbox
@@ -52,9 +54,9 @@ class MemoryBroker:
         """A reader of changelogs."""
         return MemoryChangelog(self.state)
 
-    def witness(self) -> "MemoryWitness":
+    def audit_log(self) -> "MemoryAuditLogReader":
         """A reader of changelogs for audits."""
-        return MemoryWitness(self.state)
+        return MemoryAuditLogReader(self.state)
 
     def cluster(self, group_id: str) -> "MemoryCluster":
         """What a driver asks."""
@@ -200,8 +202,8 @@ class MemoryChangelog:
             yield Replayed(batch.slice(0, bisect_left(offsets, end)), min(at, end))
 
 
-class MemoryWitness:
-    """`ports.Witness` in memory."""
+class MemoryAuditLogReader:
+    """`ports.AuditLogReader` in memory."""
 
     def __init__(self, state: BrokerState) -> None:
         self._state = state
@@ -299,7 +301,7 @@ class MemoryCluster:
         for tp, offset in offsets.items():
             self._state.log(tp).delete_before(offset)
 
-    def settle(self, transactional_ids: Sequence[str]) -> None:
+    def abort_open_transactions(self, transactional_ids: Sequence[str]) -> None:
         """Fence whoever writes under these ids, and abort what they left open."""
         for transactional_id in transactional_ids:
             self._state.fence(transactional_id)

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from statestore.errors import Fenced, Misuse, RecordFailed, TopicMissing, Unavailable
 from statestore.kafka.partitioner import murmur2_partition
-from statestore.model import Header, TopicPartition
+from statestore.model.ids import TopicPartition
+from statestore.model.records import Header
 from statestore.ports import GroupOffset
 
 MESSAGE_BYTES_MAX = 1_048_588

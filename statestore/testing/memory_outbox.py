@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from itertools import repeat
 
 from statestore.errors import CommitUnknown, Fenced, RecordFailed, Unavailable
-from statestore.model import TopicPartition
+from statestore.model.ids import TopicPartition
 from statestore.ports import GroupOffset, Records
 from statestore.testing.memory_log import BrokerState, Entry, Outcome, Transaction
 

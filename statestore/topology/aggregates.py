@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute
 from numpy.typing import NDArray
 
-from statestore.model import Batch, Column, Serde
+from statestore.model.batch import Batch, Column
+from statestore.model.records import Serde
 from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec, WindowSpec
 from statestore.stores.staged_table import StagedTable

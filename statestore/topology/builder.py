@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from statestore.errors import InvalidTopology
-from statestore.model import Serde
+from statestore.model.records import Serde
 from statestore.stores import serdes
 from statestore.topology.callbacks import check_arity
 from statestore.topology.collector import Collector, Materialized

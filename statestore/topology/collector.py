@@ -9,7 +9,8 @@ from typing import Any
 
 from statestore.errors import InvalidTopology, Misuse
 from statestore.layout.folders import check_store_name
-from statestore.model import Serde, Span, span_ms
+from statestore.model.modes import Span, span_ms
+from statestore.model.records import Serde
 from statestore.stores import serdes
 from statestore.stores.specs import BuiltInSpec, KeyValueSpec, StoreSpec, VersionedSpec
 from statestore.topology.graph import (

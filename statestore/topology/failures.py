@@ -10,7 +10,8 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from statestore.errors import RecordFailed, SerdeMismatch, StateStoreError
-from statestore.model import Batch, Column, Serde
+from statestore.model.batch import Batch, Column
+from statestore.model.records import Serde
 from statestore.stores import serdes
 from statestore.topology.graph import NodeContext
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from statestore.errors import SerdeMismatch
-from statestore.model import Serde
+from statestore.model.records import Serde
 from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec, VersionedSpec, WindowSpec
 from statestore.stores.windows import row_of

@@ -2,7 +2,7 @@
 
 Each waits in a changelogged store until stream time has passed its own by more than the grace. Then
 it is joined: those that came due with one record in the order of their times, before that record
-changes the table, as its history may begin later from then on. Rows of the store:
+changes the table, as its history may begin later from then on. LazyColumn of the store:
 
     w <time, 8> <number, 8>    a record that waits, `Waiting` in MessagePack
     n                          the next number
@@ -19,7 +19,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from statestore.model import Batch, Column, Rows, Serde, TopicPartition
+from statestore.model.batch import Batch, Column, LazyColumn
+from statestore.model.ids import TopicPartition
+from statestore.model.records import Serde
 from statestore.stores.versioned_layout import TIME_MIN
 from statestore.topology.failures import NodeFailed, encoded, processing
 from statestore.topology.graph import Build, Forward, Held, NodeContext, Origin, Push
@@ -197,7 +199,7 @@ class _Room:
             headers=[record.headers for record in records] if any_headers else None,
             stream_times=[nows[place] for place, _, _ in due],
         )
-        return Held(side.store, batch, Rows(records, lambda record: record.origin))
+        return Held(side.store, batch, LazyColumn(records, lambda record: record.origin))
 
     def _count(self) -> int:
         with self._table.scan(_WAITS, _BEYOND) as found:

@@ -13,15 +13,10 @@ from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 from statestore.errors import InvalidTopology, NotCopartitioned, TopicMissing
-from statestore.model import (
-    Batch,
-    PunctuationType,
-    Record,
-    Serde,
-    Span,
-    TaskId,
-    TopicPartition,
-)
+from statestore.model.batch import Batch
+from statestore.model.ids import TaskId, TopicPartition
+from statestore.model.modes import PunctuationType, Span
+from statestore.model.records import Record, Serde
 from statestore.stores.row_times import WriteTime
 from statestore.stores.specs import StoreSpec
 from statestore.stores.staged_table import StagedTable

@@ -6,7 +6,8 @@ Generic over the table they make, so that they need not know `streams`.
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from statestore.model import EmitStrategy, Serde
+from statestore.model.modes import EmitStrategy
+from statestore.model.records import Serde
 from statestore.stores import serdes
 from statestore.stores.specs import WindowSpec
 from statestore.topology.aggregates import Before, Spec, aggregated, counted

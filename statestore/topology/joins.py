@@ -11,7 +11,7 @@ from operator import length_hint
 from typing import Any
 
 from statestore.errors import Misuse
-from statestore.model import Batch, Column
+from statestore.model.batch import Batch, Column
 from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec
 from statestore.topology import grace

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from statestore.errors import InvalidSetting
-from statestore.model import OnError
+from statestore.model.modes import OnError
 from statestore.settings import Settings
 from statestore.stores.specs import KeyValueSpec, StoreSpec
 from statestore.topology.graph import Node, OperatorNode, SourceNode, Topology

@@ -11,7 +11,10 @@ from operator import length_hint
 from typing import Any, Protocol
 
 from statestore.errors import InvalidTopology, StateStoreError, UnknownStore
-from statestore.model import Batch, Column, PunctuationType, Record, Span, T, TaskId
+from statestore.model.batch import Batch, Column
+from statestore.model.ids import TaskId
+from statestore.model.modes import PunctuationType, Span
+from statestore.model.records import Record, T
 from statestore.stores.specs import StoreSpec
 from statestore.topology.callbacks import Maker, check_arity
 from statestore.topology.failures import Stage, decoded, failed, punctuating

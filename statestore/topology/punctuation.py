@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from statestore.errors import Misuse
-from statestore.model import PunctuationType, Span, TopicPartition, span_ms
+from statestore.model.ids import TopicPartition
+from statestore.model.modes import PunctuationType, Span, span_ms
 
 Fire = Callable[[int], None]
 

@@ -10,7 +10,7 @@ from itertools import accumulate
 from operator import gt
 from typing import Protocol
 
-from statestore.model import Batch
+from statestore.model.batch import Batch
 
 
 class Clocked(Protocol):

@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from statestore.errors import InvalidTopology, Misuse
-from statestore.model import Serde, Span, span_ms
+from statestore.model.modes import Span, span_ms
+from statestore.model.records import Serde
 from statestore.stores.specs import StoreSpec
 from statestore.topology import joins, views
 from statestore.topology import operators as ops

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from statestore.model import Batch, Column
+from statestore.model.batch import Batch, Column
 from statestore.stores.specs import KeyValueSpec
 from statestore.topology.aggregates import Before
 from statestore.topology.failures import encoded, keyed

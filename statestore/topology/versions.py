@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from statestore.model import Batch, Column
+from statestore.model.batch import Batch, Column
 from statestore.stores import versioned_layout as layout
 from statestore.stores.specs import VersionedSpec
 from statestore.stores.versioned_table import VersionedTable

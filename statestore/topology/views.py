@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from statestore.model import Batch, Column
+from statestore.model.batch import Batch, Column
 from statestore.stores.specs import KeyValueSpec
 from statestore.topology.aggregates import Before
 from statestore.topology.failures import decoded, encoded, processing

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from statestore.errors import Misuse
-from statestore.model import Batch, Column, EmitStrategy, Span, span_ms
+from statestore.model.batch import Batch, Column
+from statestore.model.modes import EmitStrategy, Span, span_ms
 from statestore.stores.specs import KeyValueSpec, WindowSpec
 from statestore.stores.windows import START, TIME_ROW, keys_of, start_of
 from statestore.topology.aggregates import Before, KeyingOf

@@ -11,7 +11,7 @@ from time import perf_counter
 
 import click
 
-from statestore.model import TaskId
+from statestore.model.ids import TaskId
 from tests.bench.harness import Bench, scratch
 from tests.relocation_rig import Rig
 

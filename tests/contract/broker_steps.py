@@ -4,7 +4,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from statestore.errors import Fenced
-from statestore.model import Record, TopicPartition
+from statestore.model.ids import TopicPartition
+from statestore.model.records import Record
 from statestore.ports import Outbox, Records, Source
 from tests.contract.broker_worlds import DEADLINE_S, World
 

@@ -20,13 +20,14 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 
+from statestore.kafka.audit_log_reader import KafkaAuditLogReader
 from statestore.kafka.changelog import KafkaChangelog
 from statestore.kafka.outbox import NumberOf, PlainOutbox, TransactionalOutbox, no_number
 from statestore.kafka.source import KafkaSource
 from statestore.kafka.topics import KafkaCluster
-from statestore.kafka.witness import LogWitness
-from statestore.model import Header, Record, TopicPartition
-from statestore.ports import Changelog, Cluster, Outbox, Source, TopicSpec, Witness
+from statestore.model.ids import TopicPartition
+from statestore.model.records import Header, Record
+from statestore.ports import AuditLogReader, Changelog, Cluster, Outbox, Source, TopicSpec
 from statestore.settings import Settings
 from statestore.tasks.commit import CommitStamp
 from statestore.tasks.plan import transactional_ids
@@ -57,7 +58,7 @@ class World(Protocol):
     def outbox(self, name: str = "0_0", **settings: int) -> Outbox: ...
     def plain_outbox(self) -> Outbox: ...
     def changelog(self) -> Changelog: ...
-    def witness(self) -> Witness: ...
+    def audit_log(self) -> AuditLogReader: ...
     def cluster(self, **settings: int) -> Cluster: ...
     def transactional_ids(self, name: str = "0_0") -> tuple[str, ...]: ...
     def rows(self, topic: str) -> list[Row]: ...
@@ -96,8 +97,8 @@ class MemoryWorld:
     def changelog(self) -> Changelog:
         return self.broker.changelog()
 
-    def witness(self) -> Witness:
-        return self.broker.witness()
+    def audit_log(self) -> AuditLogReader:
+        return self.broker.audit_log()
 
     def cluster(self, **settings: int) -> Cluster:
         return self.broker.cluster(self.application_id)
@@ -199,10 +200,10 @@ class KafkaWorld:
     def changelog(self, **settings: object) -> Changelog:
         return KafkaChangelog(self.settings(**settings))
 
-    def witness(self) -> Witness:
-        witness = LogWitness(self.settings())
-        self._stack.callback(witness.close)
-        return witness
+    def audit_log(self) -> AuditLogReader:
+        audit_log = KafkaAuditLogReader(self.settings())
+        self._stack.callback(audit_log.close)
+        return audit_log
 
     def cluster(self, **settings: object) -> Cluster:
         cluster = KafkaCluster(self.settings(**settings))

@@ -8,7 +8,7 @@ from typing import Any
 import statestore as ss
 from statestore.assembly.opening import is_empty, open_files, read_offsets
 from statestore.engines.rocks_files import link_store
-from statestore.model import TopicPartition
+from statestore.model.ids import TopicPartition
 from statestore.operations.deployed import deployed, publish_deployed
 from statestore.operations.exports.catalog import LATEST, Exports, FetchedStore
 from statestore.operations.exports.create import Export, ExportReport

@@ -2,7 +2,7 @@
 
 import statestore as ss
 from statestore import serdes
-from statestore.model import TopicPartition
+from statestore.model.ids import TopicPartition
 from statestore.operations.run import Run, RunRequest
 from tests.contract.task_rig import APPLICATION, TaskRig, release
 

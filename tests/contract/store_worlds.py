@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from statestore.assembly import open_store
-from statestore.model import IsolationLevel
+from statestore.model.modes import IsolationLevel
 from statestore.settings import Settings
 from statestore.stores import serdes
 from statestore.stores.keyvalue import TransactionalKeyValueStore

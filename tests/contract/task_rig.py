@@ -13,7 +13,8 @@ from statestore.assembly.opening import open_built_in
 from statestore.engines.rocks_files import link_store
 from statestore.errors import StateStoreError
 from statestore.layout.folders import StateLayout
-from statestore.model import Record, TaskId, TopicPartition
+from statestore.model.ids import TaskId, TopicPartition
+from statestore.model.records import Record
 from statestore.operations.topics import internal_topics
 from statestore.ports import TopicSpec
 from statestore.settings import Settings
@@ -21,7 +22,7 @@ from statestore.stores.built_in import BuiltIn
 from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.stores.specs import BuiltInSpec
 from statestore.stores.transactional import TransactionalStore
-from statestore.tasks.budget import Slot
+from statestore.tasks.budget import MemoryShare
 from statestore.tasks.lifecycle import StreamTask
 from statestore.tasks.plan import TaskEdges, TaskPlan
 from statestore.testing.memory_broker import MemoryBroker
@@ -44,7 +45,7 @@ class TaskRig:
     accept_empty_changelog: bool = False
     clock: ManualClock = field(default_factory=ManualClock)
     broker: MemoryBroker = field(default_factory=MemoryBroker)
-    slot: Slot | None = None
+    slot: MemoryShare | None = None
     task_id: TaskId = TASK
     serving: str = ""
     lives: int = 0

@@ -9,7 +9,7 @@ import pytest
 
 import statestore as ss
 from statestore import serdes
-from statestore.model import Record, Serde
+from statestore.model.records import Record, Serde
 from statestore.testing import TopologyTestDriver
 from statestore.topology.builder import StreamsBuilder
 from statestore.topology.streams import KStream, KTable

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from statestore.model import TopicPartition
+from statestore.model.ids import TopicPartition
 from statestore.ports import Outbox
 from tests.contract.broker_steps import opened, read, send
 from tests.contract.broker_worlds import World

@@ -12,7 +12,8 @@ from statestore.errors import (
     Unavailable,
 )
 from statestore.kafka.partitioner import murmur2_partition
-from statestore.model import Record, TopicPartition
+from statestore.model.ids import TopicPartition
+from statestore.model.records import Record
 from statestore.ports import GroupOffset, Records
 from tests.contract.broker_steps import (
     YEAR_2013,
@@ -143,7 +144,9 @@ def test_settled_ids_have_nothing_open_and_their_owners_are_fenced(world: World)
         owner.send_offsets({tp: 7}, "lost")
         owner.flush()
     assert world.cluster().bounds([tp])[tp].end == 0
-    world.cluster().settle([one for name in names for one in world.transactional_ids(name)])
+    world.cluster().abort_open_transactions(
+        [one for name in names for one in world.transactional_ids(name)]
+    )
     assert world.cluster().bounds([tp])[tp].end == 4, "two records, two marks of the end"
     assert world.cluster().group_offsets([tp]) == {}
     for owner in owners:
@@ -156,8 +159,8 @@ def test_settled_ids_have_nothing_open_and_their_owners_are_fenced(world: World)
 def test_nobody_settles_what_no_broker_answers_for(world: World) -> None:
     away = world.unreachable()
     with pytest.raises(Unavailable):
-        away.cluster(request_timeout_ms=500).settle(away.transactional_ids())
-    world.cluster().settle([])
+        away.cluster(request_timeout_ms=500).abort_open_transactions(away.transactional_ids())
+    world.cluster().abort_open_transactions([])
 
 
 def test_an_expired_transaction_looks_like_a_fence(world: World) -> None:

@@ -9,7 +9,8 @@ from statestore.errors import (
     RecordFailed,
     TaskCorrupted,
 )
-from statestore.model import Batch, TopicPartition
+from statestore.model.batch import Batch
+from statestore.model.ids import TopicPartition
 from statestore.ports import GroupOffset, Records, TopicSpec
 from tests.contract.broker_steps import (
     YEAR_2013,
@@ -63,10 +64,13 @@ def test_a_witness_reads_what_was_committed_between_two_offsets_and_no_more(worl
     outbox.flush()
     outbox.abort()
     world.settle(topic)
-    witness = world.witness()
-    assert witness.bounds(tp) == (0, 9)  # four records committed, one aborted, four control records
+    audit_log = world.audit_log()
+    assert audit_log.bounds(tp) == (
+        0,
+        9,
+    )  # four records committed, one aborted, four control records
     for first, last, found in [(0, 9, "abcd"), (0, 3, "ab"), (1, 4, "bc"), (5, 5, ""), (7, 9, "")]:
-        read = list(witness.read(tp, first, last))
+        read = list(audit_log.read(tp, first, last))
         assert b"".join(value or b"" for lot in read for value in lot.values) == found.encode()
         assert all(lot.keys == lot.values and set(lot.times) == {YEAR_2013} for lot in read)
 

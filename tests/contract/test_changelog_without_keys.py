@@ -9,7 +9,8 @@ import pytest
 
 import statestore as ss
 from statestore import serdes
-from statestore.model import Record, TopicPartition
+from statestore.model.ids import TopicPartition
+from statestore.model.records import Record
 from tests.contract.task_rig import APPLICATION, TaskRig
 from tests.contract.user_stores import rows_in, supplier
 from tests.contract.user_stores import topology as of_a_users_own

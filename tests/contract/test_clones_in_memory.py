@@ -12,7 +12,7 @@ from statestore import faults
 from statestore.assembly.opening import open_files, open_to_rewrite
 from statestore.errors import Misuse, Unavailable
 from statestore.layout.folders import StateLayout
-from statestore.model import TaskId, TopicPartition
+from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.clones.clone import Clone, CloneReport
 from statestore.operations.clones.log import logged, seed
 from statestore.operations.clones.record import as_deployed, read_record

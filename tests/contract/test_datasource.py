@@ -16,7 +16,7 @@ from jobs.datasource import TransactionalStore
 from statestore import serdes
 from statestore.errors import Misuse, UnknownStore
 from statestore.layout.folders import StateLayout
-from statestore.model import TaskId, TopicPartition
+from statestore.model.ids import TaskId, TopicPartition
 
 COUNTS = ss.persistent_key_value_store("counts", key_serde=serdes.STRING, value_serde=serdes.INT64)
 NOTES = ss.persistent_key_value_store("notes", key_serde=serdes.INT64, value_serde=serdes.JSON)

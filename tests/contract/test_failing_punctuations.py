@@ -8,7 +8,9 @@ import pytest
 import statestore as ss
 from statestore import serdes
 from statestore.errors import RecordFailed
-from statestore.model import PunctuationType, Record, TopicPartition
+from statestore.model.ids import TopicPartition
+from statestore.model.modes import PunctuationType
+from statestore.model.records import Record
 from statestore.ports import TopicSpec
 from statestore.testing.driver import TopologyTestDriver
 from statestore.topology.operators import ProcessorContext

@@ -13,7 +13,8 @@ import pytest
 import statestore as ss
 from jobs.pipelines import flights_data, flights_weather
 from jobs.pipelines.flights_data import Sample
-from statestore.model import Record, span_ms
+from statestore.model.modes import span_ms
+from statestore.model.records import Record
 from statestore.testing import TopologyTestDriver
 
 DAY_MS = 86_400_000

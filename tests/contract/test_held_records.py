@@ -9,7 +9,8 @@ import pytest
 import statestore as ss
 from statestore import serdes
 from statestore.commands.printing import held_text
-from statestore.model import Record, TopicPartition
+from statestore.model.ids import TopicPartition
+from statestore.model.records import Record
 from statestore.operations.run import RunSummary
 from statestore.operations.status import Onlooking
 from statestore.stores.staged_table import StagedTable, TableScan

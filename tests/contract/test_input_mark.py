@@ -8,7 +8,7 @@ import pytest
 
 import statestore as ss
 from statestore.errors import HostFailure, RecordFailed
-from statestore.tasks.mark import REFRESH_MS
+from statestore.tasks.input_checkpoint import REFRESH_MS
 from tests.contract.task_rig import TaskRig
 
 ROWS = [("a", "1"), ("b", "2")]

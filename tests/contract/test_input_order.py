@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 import statestore as ss
-from statestore.model import Record, TopicPartition
+from statestore.model.ids import TopicPartition
+from statestore.model.records import Record
 from tests.contract.task_rig import TaskRig
 
 

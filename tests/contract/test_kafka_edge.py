@@ -9,9 +9,9 @@ import pytest
 
 from statestore.errors import Fenced, InvalidSetting, RecordFailed, StateStoreError, Unavailable
 from statestore.kafka import source as kafka_source
+from statestore.kafka.open_transactions import abort_open_transactions
 from statestore.kafka.outbox import TransactionalOutbox
-from statestore.kafka.settling import settle
-from statestore.model import TopicPartition
+from statestore.model.ids import TopicPartition
 from statestore.ports import Outbox, Records
 from statestore.tasks.commit import CommitStamp
 from tests.contract.broker_steps import send
@@ -167,7 +167,9 @@ def test_a_transaction_timeout_above_the_brokers_limit_is_a_setting_wherever_an_
         with pytest.raises(InvalidSetting, match=wanted):
             kafka_world.outbox(transaction_timeout_ms=2_000_000_000).open()
         with pytest.raises(InvalidSetting, match=wanted):
-            settle(settings, [kafka_world.transactional_ids(str(n))[0] for n in range(20)])
+            abort_open_transactions(
+                settings, [kafka_world.transactional_ids(str(n))[0] for n in range(20)]
+            )
 
 
 def numbered(outbox: Outbox, topic: str, number: int, text: str) -> None:

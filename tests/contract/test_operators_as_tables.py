@@ -2,7 +2,7 @@
 
 import pytest
 
-from statestore.model import Record
+from statestore.model.records import Record
 from statestore.testing.driver import TopologyTestDriver
 from tests.contract.operator_cases import CASES, topology
 from tests.contract.operator_tables import Seen, by_key, shown

@@ -11,7 +11,8 @@ import pytest
 import statestore as ss
 from statestore import serdes
 from statestore.errors import Misuse, RecordFailed
-from statestore.model import PunctuationType, Record
+from statestore.model.modes import PunctuationType
+from statestore.model.records import Record
 from statestore.testing.driver import TopologyTestDriver
 from statestore.topology.operators import ProcessorContext
 from statestore.topology.punctuation import Punctuation

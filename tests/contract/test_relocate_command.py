@@ -12,7 +12,8 @@ import statestore as ss
 from statestore.cli import cli
 from statestore.errors import StateStoreError
 from statestore.layout.folders import StateLayout
-from statestore.model import Position, ProcessingGuarantee, TaskId, TopicPartition
+from statestore.model.ids import Position, TaskId, TopicPartition
+from statestore.model.modes import ProcessingGuarantee
 from statestore.operations.deployed import deployed, publish_deployed
 from tests.relocation_rig import topology_of
 

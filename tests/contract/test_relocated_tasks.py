@@ -9,7 +9,7 @@ import statestore as ss
 from statestore.assembly.opening import open_files, read_offsets
 from statestore.engines.rocks_files import link_store
 from statestore.layout.files import read_checkpoint
-from statestore.model import TaskId, TopicPartition
+from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.run import Run, RunRequest
 from statestore.operations.snapshots import Snapshot, Snapshots
 from statestore.stores.keyvalue import TABLE

@@ -8,7 +8,7 @@ import pytest
 import statestore as ss
 from statestore import faults
 from statestore.faults import CrashPoint
-from statestore.model import Position, TopicPartition
+from statestore.model.ids import Position, TopicPartition
 from tests.contract.task_rig import TaskRig, rows_of
 from tests.contract.user_stores import supplier
 from tests.relocation_rig import Died

@@ -8,7 +8,8 @@ import pytest
 import statestore as ss
 from statestore import serdes
 from statestore.assembly.opening import open_files, open_to_rewrite
-from statestore.model import Record, TopicPartition
+from statestore.model.ids import TopicPartition
+from statestore.model.records import Record
 from statestore.stores import offsets
 from statestore.testing.memory_broker import MemoryBroker
 from tests.contract.task_rig import APPLICATION, TaskRig

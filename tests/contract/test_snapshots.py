@@ -21,7 +21,7 @@ from statestore.errors import (
 )
 from statestore.layout.owners import read_owner
 from statestore.layout.snapshots import TaskSnapshots, new_id
-from statestore.model import TaskId, TopicPartition
+from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.snapshots import Snapshot, Snapshots
 from statestore.tasks.lifecycle import StreamTask
 from tests.builders import DEADLINE_S, eventually

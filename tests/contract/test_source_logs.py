@@ -11,7 +11,7 @@ from statestore import faults, serdes
 from statestore.errors import RecordFailed
 from statestore.faults import CrashPoint
 from statestore.layout.files import read_checkpoint
-from statestore.model import Record
+from statestore.model.records import Record
 from statestore.ports import GroupOffset, TopicSpec
 from statestore.testing import TopologyTestDriver, memory_broker
 from tests.contract.conftest import rocks_rows

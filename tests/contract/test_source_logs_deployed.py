@@ -11,7 +11,8 @@ from statestore import serdes
 from statestore.assembly.reading import stores_at_rest
 from statestore.errors import InvalidSetting, TopologyMismatch
 from statestore.layout.files import read_checkpoint
-from statestore.model import ProcessingGuarantee, TaskId
+from statestore.model.ids import TaskId
+from statestore.model.modes import ProcessingGuarantee
 from statestore.operations.deployed import read_deployed
 from statestore.operations.relocation.apply import Relocation
 from statestore.operations.relocation.plan import Choices
@@ -154,7 +155,7 @@ def test_it_may_be_renamed_as_its_log_does_not_bear_its_name(kept: TaskRig) -> N
         after.layout,
         after.clock,
         ProcessingGuarantee.EXACTLY_ONCE,
-        after.broker.cluster(APPLICATION).settle,
+        after.broker.cluster(APPLICATION).abort_open_transactions,
         logs={"anew": "in"},
         choices=Choices(renames={"table": "anew"}),
     ).apply_locked()

@@ -13,7 +13,7 @@ from statestore.errors import (
     StoreClosed,
     UncommittedWrites,
 )
-from statestore.model import Position, TopicPartition
+from statestore.model.ids import Position, TopicPartition
 from statestore.stores.overlay import ENTRY_COST
 from tests.builders import eventually
 from tests.contract.store_worlds import WORLDS, Store, StoreWorld

@@ -12,7 +12,8 @@ from typing import Any, Self
 import pytest
 
 from statestore.errors import NotUpToBound, StoreClosed
-from statestore.model import IsolationLevel, Position, PositionBound
+from statestore.model.ids import Position, PositionBound
+from statestore.model.modes import IsolationLevel
 from statestore.stores.keyvalue import KeyValueReader
 from tests.builders import DEADLINE_S, eventually
 from tests.contract.store_worlds import WORLDS, Store, StoreWorld

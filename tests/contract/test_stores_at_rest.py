@@ -21,7 +21,8 @@ from statestore.cli import cli
 from statestore.errors import StateStoreError, TaskCorrupted, Unavailable
 from statestore.layout.folders import StateLayout
 from statestore.layout.owners import claim, read_owner
-from statestore.model import Position, ProcessingGuarantee, TaskId, TopicPartition
+from statestore.model.ids import Position, TaskId, TopicPartition
+from statestore.model.modes import ProcessingGuarantee
 from statestore.operations.deployed import deployed, publish_deployed
 from statestore.settings import Settings
 from statestore.topology.graph import TopicName

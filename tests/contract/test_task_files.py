@@ -11,7 +11,8 @@ import statestore as ss
 from statestore import serdes
 from statestore.errors import FormatTooNew
 from statestore.layout.files import read_checkpoint, write_checkpoint
-from statestore.model import Position, Record, TopicPartition
+from statestore.model.ids import Position, TopicPartition
+from statestore.model.records import Record
 from statestore.operations.run import Run, RunRequest
 from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.tasks.lifecycle import StreamTask

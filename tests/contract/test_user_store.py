@@ -8,7 +8,7 @@ import pytest
 import statestore as ss
 from statestore.errors import Misuse, RecordFailed
 from statestore.layout.files import read_checkpoint
-from statestore.model import TopicPartition
+from statestore.model.ids import TopicPartition
 from statestore.testing import TopologyTestDriver
 from tests.contract.task_rig import APPLICATION, TaskRig
 from tests.contract.user_stores import UserStore, rows_in, supplier, topology

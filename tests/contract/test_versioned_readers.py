@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from statestore.model import IsolationLevel
+from statestore.model.modes import IsolationLevel
 from statestore.stores.versioned_table import VersionedTable
 from tests.builders import DEADLINE_S
 from tests.contract.versioned_worlds import Open, Store

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 import statestore as ss
 from statestore import serdes
 from statestore.errors import InvalidTopology, Misuse, StoreClosed
-from statestore.model import Record, TopicPartition
+from statestore.model.ids import TopicPartition
+from statestore.model.records import Record
 from statestore.stores.specs import WindowRows
 from statestore.stores.windows import TIME_ROW, TransactionalWindowStore, keys_of, row_of
 from statestore.testing.driver import TopologyTestDriver

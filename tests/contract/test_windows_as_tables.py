@@ -8,7 +8,7 @@ import pytest
 import statestore as ss
 from statestore import serdes
 from statestore.kafka.partitioner import murmur2_partition
-from statestore.model import Record
+from statestore.model.records import Record
 from statestore.testing.driver import TopologyTestDriver
 from statestore.topology.builder import StreamsBuilder
 from statestore.topology.graph import Topology

@@ -11,7 +11,9 @@ from statestore import serdes
 from statestore.commands.printing import time_text
 from statestore.errors import Misuse, StoreClosed
 from statestore.layout.folders import StateLayout
-from statestore.model import ProcessingGuarantee, TaskId, TopicPartition, Windowed
+from statestore.model.ids import TaskId, TopicPartition
+from statestore.model.modes import ProcessingGuarantee
+from statestore.model.records import Windowed
 from statestore.operations.deployed import deployed
 from statestore.stores.specs import WindowSpec
 from statestore.stores.windows import START, TIME_ROW

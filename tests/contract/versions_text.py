@@ -7,7 +7,7 @@ history `1[10,15) 3[20,`        values with their validity, oldest first
 import re
 from collections.abc import Iterable
 
-from statestore.model import PutResult, VersionedRecord
+from statestore.model.records import PutResult, VersionedRecord
 
 _PUT = re.compile(r"([a-z])([^@]*)@(-?\d+)")
 

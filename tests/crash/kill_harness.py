@@ -32,7 +32,7 @@ from confluent_kafka.admin._listoffsets import OffsetSpec
 import statestore as ss
 from statestore.faults import CrashPoint
 from statestore.layout.folders import StateLayout
-from statestore.model import TaskId
+from statestore.model.ids import TaskId
 from statestore.testing.local_kafka import LocalKafka
 from tests.crash.pipeline import COUNTS, PREFIX_VARIABLE
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from statestore.assembly import open_store
 from statestore.faults import arm_from_environment
-from statestore.model import Position, TopicPartition
+from statestore.model.ids import Position, TopicPartition
 from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.stores.specs import persistent_key_value_store
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import statestore as ss
-from statestore.model import TopicPartition
+from statestore.model.ids import TopicPartition
 from statestore.stores.keyvalue import TransactionalKeyValueStore
 from tests.builders import DEADLINE_S, child, eventually
 from tests.contract.task_rig import APPLICATION, TaskRig, rows_of

@@ -15,7 +15,7 @@ from statestore.engines.rocks_files import link_store
 from statestore.errors import Unavailable
 from statestore.faults import VARIABLE
 from statestore.layout.folders import StateLayout
-from statestore.model import TaskId
+from statestore.model.ids import TaskId
 from statestore.operations.snapshots import Snapshots
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import ROOT, eventually

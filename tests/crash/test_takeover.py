@@ -16,7 +16,7 @@ from rocksdict import AccessType, Options, Rdict
 
 from statestore.errors import Fenced
 from statestore.layout.folders import StateLayout
-from statestore.model import TaskId
+from statestore.model.ids import TaskId
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import ROOT, eventually
 from tests.crash.kill_harness import PARTITIONS, Rig

@@ -11,7 +11,7 @@ import random
 from pathlib import Path
 
 from statestore.assembly import open_store
-from statestore.model import Position
+from statestore.model.ids import Position
 from statestore.stores.specs import persistent_versioned_key_value_store
 from statestore.stores.versioned import TransactionalVersionedStore
 from tests.crash.store_writer import DOUBLE, LOG, from_command_line, position, say

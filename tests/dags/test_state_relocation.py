@@ -13,7 +13,7 @@ from airflow.sdk.exceptions import AirflowFailException, ParamValidationError
 import statestore as ss
 from statestore.layout import owners
 from statestore.layout.folders import StateLayout
-from statestore.model import TaskId
+from statestore.model.ids import TaskId
 from statestore.testing.local_kafka import LocalKafka
 from statestore_airflow.command import StateStoreCommandOperator
 from statestore_airflow.operator import RetryLater

@@ -4,7 +4,7 @@ import sys
 from typing import Any
 
 import statestore as ss
-from statestore.model import PunctuationType
+from statestore.model.modes import PunctuationType
 from statestore.topology.operators import ProcessorContext
 from tests.kafka.run_pipelines import builder, prefix
 

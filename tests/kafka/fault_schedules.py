@@ -30,7 +30,7 @@ from statestore import serdes
 from statestore.errors import Action as Advice
 from statestore.errors import StateStoreError
 from statestore.kafka.admin import TopicPlan, admin, create_topics
-from statestore.model import TopicPartition
+from statestore.model.ids import TopicPartition
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import ROOT
 from tests.kafka.fault_proxy import Action, Fault, FaultProxy, Moment, Of

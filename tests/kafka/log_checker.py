@@ -16,7 +16,7 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import groupby, pairwise, product
 from typing import NamedTuple
 
-from statestore.model import TopicPartition
+from statestore.model.ids import TopicPartition
 from tests.kafka.wire import Kind, RawBatch
 
 

@@ -13,7 +13,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 import statestore as ss
 from statestore import serdes
 from statestore.layout.folders import StateLayout
-from statestore.model import TaskId, TopicPartition
+from statestore.model.ids import TaskId, TopicPartition
 from tests.builders import eventually
 from tests.kafka.log_checker import Entry, Mark, Stored
 from tests.kafka.wire import RawLog, compact_string, read_raw, string

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import statestore as ss
 from statestore import serdes
-from statestore.model import PunctuationType
+from statestore.model.modes import PunctuationType
 from statestore.topology.graph import OperatorNode, Push
 from statestore.topology.operators import ProcessorContext
 from tests.contract.user_stores import UserStore, supplier

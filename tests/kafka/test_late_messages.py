@@ -13,7 +13,7 @@ import pytest
 
 import statestore as ss
 from statestore.kafka.outbox import TransactionalOutbox
-from statestore.model import TopicPartition
+from statestore.model.ids import TopicPartition
 from statestore.ports import Records
 from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka

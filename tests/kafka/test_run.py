@@ -17,7 +17,7 @@ from statestore.kafka.outbox import TransactionalOutbox
 from statestore.kafka.topics import KafkaCluster
 from statestore.layout.files import read_checkpoint
 from statestore.layout.owners import read_owner
-from statestore.model import TopicPartition
+from statestore.model.ids import TopicPartition
 from statestore.ports import Records
 from statestore.settings import Settings
 from statestore.tasks.plan import TaskReport

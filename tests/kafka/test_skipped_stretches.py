@@ -13,9 +13,9 @@ import pytest
 from confluent_kafka import Producer
 
 from statestore.errors import Unavailable
+from statestore.kafka.audit_log_reader import KafkaAuditLogReader
 from statestore.kafka.source import KafkaSource
-from statestore.kafka.witness import LogWitness
-from statestore.model import TopicPartition
+from statestore.model.ids import TopicPartition
 from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka
 from tests.kafka.fault_proxy import Action, Fault, FaultProxy, Plan
@@ -107,13 +107,13 @@ def test_a_restore_over_such_a_stretch_of_the_changelog_comes_to_its_end(
 @pytest.mark.usefixtures("slowly")
 def test_an_audit_reads_over_such_a_stretch(app: App, proxy: FaultProxy) -> None:
     tp = TopicPartition(f"{app.name}-in", 0)
-    before = LogWitness(source_settings(app, proxy)).bounds(tp).end
+    before = KafkaAuditLogReader(source_settings(app, proxy)).bounds(tp).end
     abort_a_long_stretch(app, tp.topic, 0)
     app.produce(range(20, 40), partition=0)
-    witness = LogWitness(source_settings(app, proxy))
-    end = witness.bounds(tp).end
+    audit_log = KafkaAuditLogReader(source_settings(app, proxy))
+    end = audit_log.bounds(tp).end
     assert end == before + BATCHES + 1 + 20
-    assert sum(len(lot.keys) for lot in witness.read(tp, before, end)) == 20
+    assert sum(len(lot.keys) for lot in audit_log.read(tp, before, end)) == 20
 
 
 def test_a_run_whose_input_stays_silent_gives_up_in_the_end(
@@ -135,7 +135,7 @@ def test_a_broker_that_falls_silent_inside_a_stretch_is_given_up_in_time(
 ) -> None:
     tp = TopicPartition(f"{app.name}-in", 0)
     settings = source_settings(app, proxy)
-    before = LogWitness(settings).bounds(tp).end
+    before = KafkaAuditLogReader(settings).bounds(tp).end
     abort_a_long_stretch(app, tp.topic, 0)
     source = KafkaSource(settings, group_id=app.name)
     source.start({tp: before})

@@ -17,7 +17,7 @@ from statestore.errors import Behind, Unavailable
 from statestore.faults import CrashPoint
 from statestore.layout.folders import StateLayout
 from statestore.layout.owners import read_owner
-from statestore.model import TaskId
+from statestore.model.ids import TaskId
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import ROOT, eventually
 from tests.crash.kill_harness import STATESTORE, Rig

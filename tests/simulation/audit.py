@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from statestore.layout.folders import StateLayout
-from statestore.model import TaskId
+from statestore.model.ids import TaskId
 from statestore.testing.memory_broker import MemoryBroker
 from tests.simulation.pipeline import is_refused, is_unreadable, key_of, user_of
 from tests.simulation.volume import Volume

@@ -2,7 +2,8 @@
 
 from random import Random
 
-from statestore.model import Record, TopicPartition
+from statestore.model.ids import TopicPartition
+from statestore.model.records import Record
 from statestore.ports import Outbox, Records
 from statestore.testing.memory_broker import MemoryBroker
 from tests.simulation.pipeline import KEYS, is_unreadable, key_of

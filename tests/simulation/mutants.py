@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from statestore.model import ProcessingGuarantee, TopicPartition
+from statestore.model.ids import TopicPartition
+from statestore.model.modes import ProcessingGuarantee
 from statestore.ports import Outbox
 from statestore.tasks import commit as commits
 from statestore.tasks import committer as committers

@@ -9,7 +9,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from statestore.errors import CommitUnknown, Fenced, Unavailable
-from statestore.model import Batch, TopicPartition
+from statestore.model.batch import Batch
+from statestore.model.ids import TopicPartition
 from statestore.ports import (
     Bounds,
     Cluster,
@@ -237,9 +238,9 @@ class SimulatedCluster:
         self._process.ask("cluster.delete_before")
         self._cluster.delete_before(offsets)
 
-    def settle(self, transactional_ids: Sequence[str]) -> None:
-        self._process.ask("cluster.settle")
-        self._cluster.settle(transactional_ids)
+    def abort_open_transactions(self, transactional_ids: Sequence[str]) -> None:
+        self._process.ask("cluster.abort_open_transactions")
+        self._cluster.abort_open_transactions(transactional_ids)
 
     def check(self) -> None:
         self._process.ask("cluster.check")

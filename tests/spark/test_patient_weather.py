@@ -24,7 +24,7 @@ from jobs.session import spark_session
 from statestore import serdes
 from statestore.commands.running import report_run
 from statestore.faults import VARIABLE, CrashPoint
-from statestore.model import span_ms
+from statestore.model.modes import span_ms
 from statestore.testing.local_kafka import LocalKafka
 from tests.contract.test_flights_weather import DAY_MS, JANUARY_MS, Joined, expected
 from tests.kafka.run_rig import STATESTORE

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from statestore.model import Windowed
+from statestore.model.records import Windowed
 
 Key = Any
 

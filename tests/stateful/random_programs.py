@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from statestore import serdes
-from statestore.model import Serde, Windowed
+from statestore.model.records import Serde, Windowed
 from tests.stateful.naive_tables import Fact
 
 SIZE = 10

@@ -17,7 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from statestore.assembly import open_store
 from statestore.errors import StoreClosed, UncommittedWrites
-from statestore.model import IsolationLevel, Position, TopicPartition
+from statestore.model.ids import Position, TopicPartition
+from statestore.model.modes import IsolationLevel
 from statestore.stores.codec import PairScan
 from statestore.stores.keyvalue import KeyValueReader, TransactionalKeyValueStore
 from statestore.stores.overlay import ENTRY_COST

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from statestore.model import Record
+from statestore.model.records import Record
 from statestore.testing.driver import TopologyTestDriver
 from tests.stateful.built_programs import topology
 from tests.stateful.naive_streams import Naive

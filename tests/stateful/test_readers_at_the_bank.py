@@ -23,7 +23,8 @@ import pytest
 import statestore as ss
 from statestore import serdes
 from statestore.errors import StoreClosed
-from statestore.model import IsolationLevel, Record
+from statestore.model.modes import IsolationLevel
+from statestore.model.records import Record
 from statestore.testing.driver import TopologyTestDriver
 from statestore.topology.builder import StreamsBuilder
 from tests.builders import DEADLINE_S

@@ -18,7 +18,9 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from statestore.assembly import open_store
-from statestore.model import IsolationLevel, PutResult, TopicPartition, VersionedRecord
+from statestore.model.ids import TopicPartition
+from statestore.model.modes import IsolationLevel
+from statestore.model.records import PutResult, VersionedRecord
 from statestore.stores import serdes
 from statestore.stores.specs import VersionedSpec
 from statestore.stores.versioned import TransactionalVersionedStore, VersionedReader

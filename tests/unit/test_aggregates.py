@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statestore.model import Column, Serde
+from statestore.model.batch import Column
+from statestore.model.records import Serde
 from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec, in_memory_key_value_store
 from statestore.topology import aggregates, tables

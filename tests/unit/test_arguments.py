@@ -17,7 +17,7 @@ from statestore.commands.arguments import (
     run_options,
 )
 from statestore.errors import InvalidSetting, Misuse
-from statestore.model import to_ms
+from statestore.model.modes import to_ms
 
 FILE = """
 [applications.shop]

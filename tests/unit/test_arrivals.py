@@ -4,7 +4,8 @@ import pytest
 from confluent_kafka import Message
 
 from statestore.kafka.arrivals import Arrivals
-from statestore.model import Record, TopicPartition
+from statestore.model.ids import TopicPartition
+from statestore.model.records import Record
 
 INPUT = TopicPartition("t", 3)
 HEADERS: list[tuple[str, str | bytes | None]] = [("a", b"1"), ("a", None)]

@@ -7,7 +7,8 @@ from statestore.assembly.auditing import HASHES
 from statestore.errors import AuditFailed, NotChecked
 from statestore.kafka.partitioner import murmur2_partition
 from statestore.layout.audits import AuditedStore, AuditFailure, AuditRecord, Verdict
-from statestore.model import Record, TopicPartition
+from statestore.model.ids import TopicPartition
+from statestore.model.records import Record
 from statestore.operations.audits.audit import (
     Check,
     Examined,
@@ -242,17 +243,17 @@ def logged(*records: tuple[str, str | None, int]) -> MemoryBroker:
 def test_a_log_is_folded_up_to_the_offset_and_the_rest_is_told_apart() -> None:
     broker = logged(("a", "1", 0), ("b", "1", 0), ("a", "2", 0), ("b", None, 0), ("a", "3", 0))
     subject = msgspec.structs.replace(SUBJECT, offset_next=4)
-    found = fold(broker.witness(), subject)
+    found = fold(broker.audit_log(), subject)
     assert found == Fold({(b"a", 0): Row(b"2", None)}, frozenset([b"a", b"b"]), {b"a": b"3"})
     beyond = msgspec.structs.replace(SUBJECT, offset_next=99)
-    assert fold(broker.witness(), beyond).rows == {(b"a", 0): Row(b"3", None)}
+    assert fold(broker.audit_log(), beyond).rows == {(b"a", 0): Row(b"3", None)}
 
 
 def test_what_compaction_took_from_under_the_store_is_superseded() -> None:
     broker = logged(("a", "1", 0), ("b", "1", 0), ("a", "2", 0))
     subject = msgspec.structs.replace(SUBJECT, offset_next=2)
     broker.compact(LOG.topic)
-    one = examined("a=1 b=1", fold(broker.witness(), subject), subject)
+    one = examined("a=1 b=1", fold(broker.audit_log(), subject), subject)
     assert {found.value: count for found, count in one.findings.items()} == {
         "equal": 1,
         "superseded": 1,
@@ -274,7 +275,7 @@ def test_versions_are_folded_by_their_times_without_what_has_expired() -> None:
         ("c", "1", 1),
     )
     subject = msgspec.structs.replace(VERSIONED, bound_ms=20)
-    found = fold(broker.witness(), subject)
+    found = fold(broker.audit_log(), subject)
     assert found.rows == {
         (b"a", 20): Row(b"two", 30),
         (b"a", 30): Row(b"3", 40),
@@ -288,7 +289,7 @@ def test_records_without_a_key_are_in_no_store_and_in_no_fold(subject: Subject) 
     broker.produce(LOG, Record(None, b"nobody's", 3))
     broker.produce(LOG, Record(b"a", b"2", 4))
     broker.produce(LOG, Record(None, b"nobody's", 5))
-    found = fold(broker.witness(), msgspec.structs.replace(subject, offset_next=4))
+    found = fold(broker.audit_log(), msgspec.structs.replace(subject, offset_next=4))
     assert {key for key, _ in found.rows} == {b"a", b"b"}
     assert None not in found.later
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from statestore.tasks.budget import Share, Step, Usage, plan_step, reached
+from statestore.tasks.budget import MemoryLimits, Step, Usage, plan_step, reached
 from tests.builders import table_rows
 
 STEPS = """
@@ -71,30 +71,32 @@ def of_step(text: str) -> Step:
 def test_the_next_step_is_planned_as_tabled(row: list[str]) -> None:
     pending, growth, waiting, share, step = row
     per_record = (float(growth.split("/")[0]), float(growth.split("/")[1]))
-    planned = plan_step(Usage(*pair(pending)), per_record, int(waiting), Share(*pair(share)))
+    planned = plan_step(Usage(*pair(pending)), per_record, int(waiting), MemoryLimits(*pair(share)))
     assert planned == of_step(step)
 
 
 @pytest.mark.parametrize("row", table_rows(SHARES), ids=" | ".join)
 def test_a_hosts_limits_are_divided_among_its_slots(row: list[str]) -> None:
     max_bytes, max_records, slots, share = row
-    assert Share.of_slot(int(max_bytes), int(max_records), int(slots)) == Share(*pair(share))
+    assert MemoryLimits.of_slot(int(max_bytes), int(max_records), int(slots)) == MemoryLimits(
+        *pair(share)
+    )
 
 
 @pytest.mark.parametrize("row", table_rows(REACHED), ids=" | ".join)
 def test_a_commit_is_due_when_the_share_is_reached(row: list[str]) -> None:
     pending, share, due = row
-    assert reached(Usage(*pair(pending)), Share(*pair(share))) is (due == "yes")
+    assert reached(Usage(*pair(pending)), MemoryLimits(*pair(share))) is (due == "yes")
 
 
 @given(
     pending=st.builds(Usage, st.integers(0, 2000), st.integers(0, 2000)),
     growth=st.tuples(GROWTH, GROWTH),
     waiting=st.integers(1, 5000),
-    share=st.builds(Share, LIMITS, LIMITS),
+    share=st.builds(MemoryLimits, LIMITS, LIMITS),
 )
 def test_what_is_taken_keeps_the_share_unless_one_record_alone_exceeds_it(
-    pending: Usage, growth: tuple[float, float], waiting: int, share: Share
+    pending: Usage, growth: tuple[float, float], waiting: int, share: MemoryLimits
 ) -> None:
     step = plan_step(pending, growth, waiting, share)
     assert 1 <= step.take <= waiting
@@ -108,10 +110,10 @@ def test_what_is_taken_keeps_the_share_unless_one_record_alone_exceeds_it(
     pending=st.builds(Usage, st.integers(0, 2000), st.integers(0, 2000)),
     growth=st.tuples(GROWTH, GROWTH),
     waiting=st.integers(1, 5000),
-    share=st.builds(Share, LIMITS, LIMITS),
+    share=st.builds(MemoryLimits, LIMITS, LIMITS),
 )
 def test_a_commit_comes_first_only_when_the_records_would_not_fit_otherwise(
-    pending: Usage, growth: tuple[float, float], waiting: int, share: Share
+    pending: Usage, growth: tuple[float, float], waiting: int, share: MemoryLimits
 ) -> None:
     assume(plan_step(pending, growth, waiting, share).commit_first)
     assert pending != (0, 0)

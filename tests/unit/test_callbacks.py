@@ -8,7 +8,8 @@ import pytest
 
 import statestore as ss
 from statestore.errors import InvalidTopology, Misuse, StateStoreError
-from statestore.model import PunctuationType, Record
+from statestore.model.modes import PunctuationType
+from statestore.model.records import Record
 from statestore.testing import TopologyTestDriver
 from statestore.topology.streams import KStream
 from tests.unit.pipelines import right, typed

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from statestore.errors import UnknownStore
-from statestore.model import Record, TaskId, TopicPartition
+from statestore.model.ids import TaskId, TopicPartition
+from statestore.model.records import Record
 from statestore.ports import TopicSpec
 from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec

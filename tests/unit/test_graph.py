@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from statestore.errors import InvalidTopology, NotCopartitioned, TopicMissing
-from statestore.model import TaskId
+from statestore.model.ids import TaskId
 from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec, persistent_key_value_store
 from statestore.topology.collector import check_names

@@ -10,7 +10,8 @@ import statestore as ss
 from statestore import serdes
 from statestore.errors import NotCopartitioned
 from statestore.kafka.partitioner import crc32_partition, murmur2_partition
-from statestore.model import Record, TopicPartition
+from statestore.model.ids import TopicPartition
+from statestore.model.records import Record
 from statestore.operations.hashing import check_hashes
 from statestore.ports import TopicSpec
 from statestore.settings import Settings

@@ -3,7 +3,8 @@
 import pytest
 
 from statestore.errors import RecordFailed
-from statestore.model import Position, Record, TaskId, TopicPartition
+from statestore.model.ids import Position, TaskId, TopicPartition
+from statestore.model.records import Record
 from statestore.ports import TopicSpec
 from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.tasks.commit import CommitStamp

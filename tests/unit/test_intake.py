@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statestore.errors import RecordFailed
-from statestore.model import Column, Record, Serde, TaskId, TopicPartition
+from statestore.model.batch import Column
+from statestore.model.ids import TaskId, TopicPartition
+from statestore.model.records import Record, Serde
 from statestore.settings import Settings
 from statestore.stores import serdes
 from statestore.tasks.intake import Intake

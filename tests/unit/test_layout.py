@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from statestore.errors import HostFailure, Misuse
 from statestore.layout.files import publish, read_checkpoint, write_checkpoint
 from statestore.layout.folders import StateLayout, check_store_name
-from statestore.model import TaskId, TopicPartition
+from statestore.model.ids import TaskId, TopicPartition
 from tests.builders import ManualClock, child
 
 TASK = TaskId(0, 3)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from statestore.model import TopicPartition
+from statestore.model.ids import TopicPartition
 from tests.kafka.log_checker import RULES, Entry, Evidence, Mark, Stored, View, check
 from tests.kafka.wire import Kind, RawBatch
 

@@ -3,7 +3,8 @@
 import pytest
 
 from statestore.errors import CommitUnknown, Fenced, Unavailable
-from statestore.model import Record, TopicPartition
+from statestore.model.ids import TopicPartition
+from statestore.model.records import Record
 from statestore.ports import GroupOffset, Records, TopicSpec
 from statestore.testing.memory_broker import MemoryBroker
 

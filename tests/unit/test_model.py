@@ -8,21 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statestore.errors import Misuse
-from statestore.model import (
-    Batch,
-    Column,
-    IsolationLevel,
-    Position,
-    PositionBound,
-    ProcessingGuarantee,
-    Record,
-    Rows,
-    Serde,
-    TaskId,
-    TopicPartition,
-    span_ms,
-    to_ms,
-)
+from statestore.model.batch import Batch, Column, LazyColumn
+from statestore.model.ids import Position, PositionBound, TaskId, TopicPartition
+from statestore.model.modes import IsolationLevel, ProcessingGuarantee, span_ms, to_ms
+from statestore.model.records import Record, Serde
 from statestore.stores import serdes
 from tests.builders import batch, record, triples
 
@@ -213,7 +202,7 @@ def test_rows_of_a_client_are_read_only_where_asked_for() -> None:
         read.append(row)
         return str(row).encode()
 
-    rows: Rows[bytes] = Rows(list(range(100)), field)
+    rows: LazyColumn[bytes] = LazyColumn(list(range(100)), field)
     part = rows[10:13].take([2, 0])
     assert (len(part), read) == (2, [])
     assert list(part) == [b"12", b"10"]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from statestore.engines.memory import MemoryEngine
 from statestore.errors import FormatTooNew, Misuse, TaskCorrupted
-from statestore.model import Position, TopicPartition
+from statestore.model.ids import Position, TopicPartition
 from statestore.stores import offsets as rows
 from statestore.stores.offsets import FORMAT_VERSION, TABLE, Format
 

@@ -14,7 +14,8 @@ from statestore.errors import (
     Unavailable,
     UnknownStore,
 )
-from statestore.model import Record, TaskId
+from statestore.model.ids import TaskId
+from statestore.model.records import Record
 from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec, in_memory_key_value_store
 from statestore.topology import operators as ops

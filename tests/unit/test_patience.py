@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from statestore.errors import Unavailable
-from statestore.model import Record
+from statestore.model.records import Record
 from statestore.testing import TopologyTestDriver
 from statestore.topology.builder import StreamsBuilder
 from statestore.topology.graph import Topology

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from statestore.errors import InvalidSetting, RecordFailed, TopicMissing
-from statestore.model import PunctuationType, Record, TaskId, TopicPartition
+from statestore.model.ids import TaskId, TopicPartition
+from statestore.model.modes import PunctuationType
+from statestore.model.records import Record
 from statestore.settings import Settings
 from statestore.testing import TopologyTestDriver
 from statestore.topology.operators import ProcessorContext

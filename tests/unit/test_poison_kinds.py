@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from statestore.errors import RecordFailed, SerdeMismatch
-from statestore.model import Record
+from statestore.model.records import Record
 from statestore.stores import serdes
 from statestore.stores.specs import persistent_key_value_store
 from statestore.testing import TopologyTestDriver

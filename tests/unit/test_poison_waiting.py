@@ -12,7 +12,7 @@ import pytest
 import statestore as ss
 from statestore import serdes
 from statestore.errors import RecordFailed
-from statestore.model import Record
+from statestore.model.records import Record
 from statestore.testing import TopologyTestDriver
 from statestore.topology.graph import Topology
 from statestore.topology.streams import KStream

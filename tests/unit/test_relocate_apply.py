@@ -7,11 +7,11 @@ import pytest
 
 from statestore.errors import FormatTooNew
 from statestore.layout import owners
-from statestore.model import TaskId, TopicPartition
+from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.relocation.apply import RelocationReport
 from statestore.operations.relocation.disk import journal_file
 from statestore.operations.relocation.plan import Choices
-from statestore.tasks.mark import REFRESH_MS, InputMark
+from statestore.tasks.input_checkpoint import REFRESH_MS, InputCheckpoint
 from tests.builders import ManualClock
 from tests.relocation_rig import (
     Rig,
@@ -127,11 +127,11 @@ def test_a_report_says_what_would_be_done_and_touches_nothing(rig: Rig) -> None:
 def test_what_is_remembered_of_an_input_goes_to_the_task_that_reads_it_now(rig: Rig) -> None:
     rig.deploy("A|B")
     moved, gone = TopicPartition("in-1-A", 1), TopicPartition("gone", 1)
-    before = InputMark(rig.layout.task_dir(TaskId(0, 1)), rig.clock)
+    before = InputCheckpoint(rig.layout.task_dir(TaskId(0, 1)), rig.clock)
     before.committed({moved: 500, gone: 7})
     rig.clock.advance(2 * REFRESH_MS)
     rig.relocation("B|A").apply()
-    now = InputMark(rig.layout.task_dir(TaskId(1, 1)), rig.clock)
+    now = InputCheckpoint(rig.layout.task_dir(TaskId(1, 1)), rig.clock)
     assert now.read() == {moved: 500}
     assert now.is_old(), "it is as long ago as it was"
     now.committed({moved: 600})

@@ -7,7 +7,7 @@ import pytest
 from statestore import faults
 from statestore.errors import FormatTooNew, HostFailure, TopologyMismatch
 from statestore.faults import CrashPoint
-from statestore.model import TaskId
+from statestore.model.ids import TaskId
 from statestore.operations.relocation.disk import journal_file
 from tests.relocation_rig import (
     Died,

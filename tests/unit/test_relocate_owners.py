@@ -11,7 +11,7 @@ from statestore.errors import HostFailure, Locked
 from statestore.faults import CrashPoint
 from statestore.layout import owners
 from statestore.layout.owners import Claim, Owner
-from statestore.model import TaskId
+from statestore.model.ids import TaskId
 from statestore.tasks.plan import transactional_ids
 from tests.builders import ManualClock
 from tests.relocation_rig import (

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statestore.errors import Misuse, TopologyMismatch
-from statestore.model import ProcessingGuarantee, TaskId
+from statestore.model.ids import TaskId
+from statestore.model.modes import ProcessingGuarantee
 from statestore.operations.deployed import Deployed, DeployedPart, deployed
 from statestore.operations.relocation.plan import (
     Choices,

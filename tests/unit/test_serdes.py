@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statestore.errors import Misuse, SerdeMismatch
-from statestore.model import Serde
+from statestore.model.records import Serde
 from statestore.stores import serdes
 
 INT64 = st.integers(-(2**63), 2**63 - 1)

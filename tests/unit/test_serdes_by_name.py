@@ -7,7 +7,7 @@ import pytest
 import statestore as ss
 from statestore import serdes
 from statestore.errors import SerdeMismatch
-from statestore.model import Serde
+from statestore.model.records import Serde
 from statestore.testing import TopologyTestDriver
 from statestore.topology.builder import StreamsBuilder
 

@@ -10,7 +10,7 @@ import pytest
 
 from statestore.applications import Application
 from statestore.errors import InvalidSetting
-from statestore.model import IsolationLevel, OnError, ProcessingGuarantee
+from statestore.model.modes import IsolationLevel, OnError, ProcessingGuarantee
 from statestore.settings import Optimization, Settings, describe_settings, expand, is_secret
 
 AT_LEAST_ONCE, EXACTLY_ONCE = ProcessingGuarantee.AT_LEAST_ONCE, ProcessingGuarantee.EXACTLY_ONCE

@@ -8,7 +8,7 @@ import pytest
 import statestore as ss
 from statestore import serdes
 from statestore.errors import InvalidTopology
-from statestore.model import Record
+from statestore.model.records import Record
 from statestore.testing import TopologyTestDriver
 from statestore.topology.builder import StreamsBuilder
 from statestore.topology.streams import KStream, KTable

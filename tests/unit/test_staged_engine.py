@@ -6,7 +6,7 @@ import pytest
 
 from statestore.engines.memory import MemoryEngine
 from statestore.errors import HostFailure, StoreClosed, TaskCorrupted
-from statestore.model import Position, TopicPartition
+from statestore.model.ids import Position, TopicPartition
 from statestore.ports import Writes
 from statestore.stores import keyvalue, offsets
 from statestore.stores.overlay import ENTRY_COST

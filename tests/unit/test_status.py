@@ -16,7 +16,7 @@ from statestore.layout import owners
 from statestore.layout.audits import AuditRecord, Audits, Verdict
 from statestore.layout.folders import StateLayout
 from statestore.layout.owners import Owner
-from statestore.model import TaskId
+from statestore.model.ids import TaskId
 from statestore.operations.deployed import Deployed, DeployedStore
 from statestore.operations.exports.catalog import Exports
 from statestore.operations.exports.manifest import ExportManifest, encode, new_export_id

@@ -19,7 +19,7 @@ from statestore.commands.status import judge, shown
 from statestore.errors import StateStoreError
 from statestore.layout import owners
 from statestore.layout.folders import StateLayout
-from statestore.model import TaskId, TopicPartition
+from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.deployed import (
     Deployed,
     DeployedPart,
@@ -37,7 +37,7 @@ NEVER = "never asked"
 
 
 class Said:
-    """An Onlooker that says what it is told to; `fails`: the method that raises the error."""
+    """A MonitoringClient that says what it is told; `fails`: the method that raises the error."""
 
     def __init__(
         self,

@@ -6,7 +6,8 @@ import pytest
 
 from statestore.engines.memory import MemoryEngine
 from statestore.errors import HostFailure
-from statestore.model import IsolationLevel, TopicPartition
+from statestore.model.ids import TopicPartition
+from statestore.model.modes import IsolationLevel
 from statestore.ports import Writes
 from statestore.stores import serdes
 from statestore.stores.built_in import VERSIONED_TABLES, open_over

@@ -20,7 +20,7 @@ from statestore.errors import (
 )
 from statestore.layout.audits import LIVE, AuditFailure, Audits
 from statestore.layout.folders import StateLayout
-from statestore.model import TaskId, TopicPartition
+from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.audits.audit import Check
 from statestore.operations.audits.rows import Subject, facts_of
 from statestore.operations.deployed import Deployed, read_deployed

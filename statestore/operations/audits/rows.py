@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from statestore.errors import Misuse
-from statestore.model import TopicPartition
-from statestore.ports import Engine, LogRecords, Witness
+from statestore.model.ids import TopicPartition
+from statestore.ports import AuditLogReader, Engine, LogRecords
 from statestore.stores import keyvalue, offsets, serdes, versioned_layout, windows
 from statestore.stores.specs import WindowRows
 
@@ -141,32 +141,32 @@ def stored_rows(engine: Engine, kind: str, bound_ms: int) -> Iterator[Rows]:
         yield Rows(keys, [0] * len(lot), [None] * len(lot), [value for _, value in lot])
 
 
-def fold(witness: Witness, subject: Subject) -> Fold:
+def fold(audit_log: AuditLogReader, subject: Subject) -> Fold:
     """The log up to the store's offset; what follows is read to an end asked for after that.
 
     So whatever compaction removed meanwhile, the record it gave way to is among the later ones. A
     record without a key is of no row.
     """
     tp = subject.log
-    start, end = witness.bounds(tp)
+    start, end = audit_log.bounds(tp)
     cut = max(start, min(subject.offset_next, end))
     known: Iterable[bytes | None]
     if subject.versioned:
         versions: dict[bytes | None, dict[int, bytes | None]] = {}
-        for records in witness.read(tp, start, cut):
+        for records in audit_log.read(tp, start, cut):
             for key, value, time in zip(*records, strict=True):
                 if key is not None:
                     versions.setdefault(key, {})[time] = value
         known, rows = versions, dict(_versions(versions, subject.bound_ms))
     else:
         held: dict[bytes | None, bytes | None] = {}
-        for records in _kept(witness.read(tp, start, cut), subject):
+        for records in _kept(audit_log.read(tp, start, cut), subject):
             held.update(zip(records.keys, records.values, strict=True))
         held.pop(None, None)
         known = held
         rows = {(key, 0): Row(value, None) for key, value in held.items() if value is not None}
     later: dict[bytes | None, bytes | None] = {}
-    for records in _kept(witness.read(tp, cut, witness.bounds(tp).end), subject):
+    for records in _kept(audit_log.read(tp, cut, audit_log.bounds(tp).end), subject):
         later.update(zip(records.keys, records.values, strict=True))
     later.pop(None, None)
     return Fold(rows, frozenset(known), later)

@@ -25,7 +25,7 @@ from statestore.errors import Misuse, Unavailable
 from statestore.faults import CrashPoint, reach
 from statestore.layout.files import sync_folder
 from statestore.layout.folders import StateLayout
-from statestore.model import Position, TaskId, TopicPartition
+from statestore.model.ids import Position, TaskId, TopicPartition
 from statestore.operations.clones.log import copy, seed
 from statestore.operations.clones.record import (
     CloneRecord,

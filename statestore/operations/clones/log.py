@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from statestore.errors import TaskCorrupted, Unavailable
-from statestore.model import TopicPartition
+from statestore.model.ids import TopicPartition
 from statestore.ports import Bounds, Changelog, Engine, Outbox, Records
 from statestore.stores import keyvalue, offsets, versioned_layout
 from statestore.stores.row_times import read_times

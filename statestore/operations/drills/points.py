@@ -122,7 +122,7 @@ def _moved(scratch: Scratch, crash_at: str) -> Met:
 
 
 def _asked(scratch: Scratch, crash_at: str) -> Met:
-    """An onlooker that dies over a snapshot; of a living owner it has to ask for one."""
+    """A monitor that dies over a snapshot; of a living owner it has to ask for one."""
     look = ("stores", "count", "counts", "--json")
     scratch.produce()
     if crash_at.startswith(CrashPoint.SNAPSHOT_REQUESTED):

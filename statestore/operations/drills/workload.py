@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from statestore.model import Record
+from statestore.model.records import Record
 from statestore.stores import serdes
 from statestore.stores.specs import persistent_key_value_store
 from statestore.topology.builder import StreamsBuilder

@@ -26,7 +26,7 @@ from statestore.faults import CrashPoint, reach
 from statestore.layout import owners
 from statestore.layout.folders import StateLayout
 from statestore.layout.snapshots import Manifest, StoreOffsets
-from statestore.model import TaskId, TopicPartition
+from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.deployed import Deployed, read_deployed
 from statestore.operations.exports.catalog import SMALL, Exports, Progress, Silent, sha256_of
 from statestore.operations.exports.checksums import Checksums, Known, identity_of

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from statestore.errors import Unavailable
-from statestore.model import TopicPartition
+from statestore.model.ids import TopicPartition
 from statestore.operations.exports.manifest import Cut, ExportedTask
 from statestore.operations.topics import internal_topics
 from statestore.ports import Changelog, Cluster

@@ -32,7 +32,7 @@ from statestore.layout.documents import (
     Word,
 )
 from statestore.layout.snapshots import StoreOffsets
-from statestore.model import TaskId, TopicPartition
+from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.deployed import Deployed
 from statestore.ports import Bounds, GroupOffset
 

@@ -25,7 +25,7 @@ from statestore.faults import CrashPoint, reach
 from statestore.layout import placed as placing
 from statestore.layout.files import sync_folder
 from statestore.layout.folders import StateLayout
-from statestore.model import TaskId, TopicPartition
+from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.deployed import publish_deployed, read_deployed
 from statestore.operations.exports.catalog import Exports, Progress, Silent
 from statestore.operations.exports.manifest import ExportManifest, StoreOfTask

@@ -29,7 +29,8 @@ from statestore.errors import HostFailure, Misuse, TopologyMismatch
 from statestore.faults import CrashPoint, reach
 from statestore.layout import files, owners
 from statestore.layout.folders import QUARANTINE_RECORD, Quarantined, StateLayout
-from statestore.model import ProcessingGuarantee, TaskId, TopicPartition
+from statestore.model.ids import TaskId, TopicPartition
+from statestore.model.modes import ProcessingGuarantee
 from statestore.operations.deployed import Deployed, deployed, publish_deployed, read_deployed
 from statestore.operations.kept_stores import KeptStores, nobody_looks
 from statestore.operations.relocation.disk import (
@@ -47,7 +48,7 @@ from statestore.operations.relocation.plan import Choices, Move, Plan, placement
 from statestore.operations.source_logs import check_unchanged
 from statestore.ports import Clock
 from statestore.stores.offsets import Format
-from statestore.tasks import mark
+from statestore.tasks import input_checkpoint
 from statestore.tasks.plan import transactional_ids
 from statestore.topology.graph import TopicName, Topology
 from statestore.topology.logs import log_of
@@ -272,7 +273,7 @@ class Relocation:
             ordinal = readers.get(tp.topic)
             return None if ordinal is None else self.layout.task_dir(TaskId(ordinal, tp.partition))
 
-        mark.carry(map(self.layout.task_dir, there), home, self.clock)
+        input_checkpoint.carry(map(self.layout.task_dir, there), home, self.clock)
 
     def _journal(self, made: Plan, wanted: Deployed) -> Journal:
         entries = checkpoint_entries(self.layout, made.moves, made.set_aside, self._log_of)

@@ -27,7 +27,7 @@ from statestore.layout.documents import (
     Topic,
 )
 from statestore.layout.folders import StateLayout
-from statestore.model import TaskId, TopicPartition
+from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.at_rest import size_of
 from statestore.operations.deployed import Deployed
 from statestore.operations.relocation.plan import Copy, Disk, Move, Plan, SetAside

@@ -17,7 +17,8 @@ import msgspec
 
 from statestore.errors import Misuse, TopologyMismatch
 from statestore.layout.documents import Count, StoreName, TaskName, Text, Word
-from statestore.model import ProcessingGuarantee, TaskId
+from statestore.model.ids import TaskId
+from statestore.model.modes import ProcessingGuarantee
 from statestore.operations.deployed import Deployed
 from statestore.stores import serdes
 from statestore.stores.specs import WindowSpec

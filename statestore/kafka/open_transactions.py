@@ -16,14 +16,14 @@ from statestore.settings import Settings
 _AT_ONCE = 8
 
 
-def settle(settings: Settings, transactional_ids: Sequence[str]) -> None:
+def abort_open_transactions(settings: Settings, transactional_ids: Sequence[str]) -> None:
     """Open each id once, several at a time; the first failure is raised when none is under way."""
-    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="settle") as pool:
-        for done in [pool.submit(_settle_one, settings, name) for name in transactional_ids]:
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="abort-open") as pool:
+        for done in [pool.submit(_abort_one, settings, name) for name in transactional_ids]:
             done.result()
 
 
-def _settle_one(settings: Settings, transactional_id: str) -> None:
+def _abort_one(settings: Settings, transactional_id: str) -> None:
     trouble = Trouble()
     properties: Properties = {
         "transactional.id": transactional_id,
@@ -31,7 +31,7 @@ def _settle_one(settings: Settings, transactional_id: str) -> None:
     }
     timeout_s = settings.request_timeout_ms / 1000
     client = producer(settings, properties, trouble)
-    doing = f"settle the transactions of {transactional_id}"
+    doing = f"abort what is open of {transactional_id}"
     try:
         connect(client, timeout_s)
         client.init_transactions(timeout_s)

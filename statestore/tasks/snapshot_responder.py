@@ -12,7 +12,7 @@ from statestore.errors import HostFailure
 from statestore.faults import CrashPoint, reach
 from statestore.layout.folders import StateLayout
 from statestore.layout.snapshots import Manifest, Request, StoreOffsets, TaskSnapshots
-from statestore.model import TaskId
+from statestore.model.ids import TaskId
 from statestore.ports import Clock
 from statestore.tasks.owned import OwnedStore
 from statestore.tasks.plan import TaskReport
@@ -22,7 +22,7 @@ _LOOK_EVERY_S = 0.1
 _SWEEP_EVERY_S = 60
 
 
-class SnapshotDesk:
+class SnapshotResponder:
     """Of one task, at its owner's."""
 
     def __init__(

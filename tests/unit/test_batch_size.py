@@ -2,7 +2,7 @@
 
 import pytest
 
-from statestore.tasks.pace import Pace
+from statestore.tasks.batch_size import AdaptiveBatchSize
 from tests.builders import table_rows
 
 # Of at most 500 000: what the batches before took, and how many come next.
@@ -25,7 +25,7 @@ PACES = """
 @pytest.mark.parametrize("row", table_rows(PACES), ids=" | ".join)
 def test_the_next_batch_is_what_two_seconds_are_enough_for(row: list[str]) -> None:
     took, wanted = row
-    pace = Pace(500_000)
+    pace = AdaptiveBatchSize(500_000)
     for step in took.split(", ") if took != "-" else ():
         records, seconds = step.split(" in ")
         pace.took(int(records), float(seconds))
@@ -34,7 +34,7 @@ def test_the_next_batch_is_what_two_seconds_are_enough_for(row: list[str]) -> No
 
 @pytest.mark.parametrize("most", [1, 500, 10_000])
 def test_a_setting_below_it_all_is_kept(most: int) -> None:
-    pace = Pace(most)
+    pace = AdaptiveBatchSize(most)
     assert pace.records == most
     for seconds in (0.0, 0.001, 100.0):
         pace.took(most, seconds)

@@ -3,7 +3,7 @@
 import traceback
 from collections.abc import Mapping
 
-from statestore.model import Header
+from statestore.model.records import Header
 
 _TEXT_MAX = 8_000
 

@@ -12,7 +12,7 @@ from statestore.kafka.errors import error_for
 from statestore.kafka.groups import read_group
 from statestore.kafka.source import KafkaSource
 from statestore.kafka.topics import Admin
-from statestore.model import TopicPartition
+from statestore.model.ids import TopicPartition
 from statestore.ports import Bounds, GroupOffset, InputFacts
 from statestore.settings import Settings
 
@@ -28,8 +28,8 @@ _LITTLE = {
 }
 
 
-class KafkaOnlooker:
-    """`ports.Onlooker` on a real cluster; the group is the application's."""
+class KafkaMonitoringClient:
+    """`ports.MonitoringClient` on a real cluster; the group is the application's."""
 
     def __init__(self, settings: Settings) -> None:
         patience_ms = min(_PATIENCE_MS, settings.request_timeout_ms)
@@ -47,7 +47,7 @@ class KafkaOnlooker:
         return self._admin.bounds(tps) if tps else {}
 
     def inputs(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, InputFacts]:
-        """Each input of the application, and how far its group is; see `ports.Onlooker`."""
+        """Each input of the application, and how far its group is; see `ports.MonitoringClient`."""
         if not tps:
             return {}
         bounds, committed = self.bounds(tps), self._committed(tps)

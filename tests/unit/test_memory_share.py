@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 
 import statestore as ss
-from statestore.model import TaskId
+from statestore.model.ids import TaskId
 from statestore.settings import NO_LIMIT
-from statestore.tasks.budget import Share, Slot, Step, Usage, plan_step
+from statestore.tasks.budget import MemoryLimits, MemoryShare, Step, Usage, plan_step
 from tests.contract.task_rig import TaskRig
 
-SHARE = Share(max_bytes=1_000_000, max_records=100)
+SHARE = MemoryLimits(max_bytes=1_000_000, max_records=100)
 
 
 def test_a_slot_sums_up_what_its_tasks_said_last() -> None:
-    slot = Slot(SHARE)
+    slot = MemoryShare(SHARE)
     assert slot.hold("0_0", Usage(10, 1)) == Usage(10, 1)
     assert slot.hold("0_1", Usage(30, 2)) == Usage(40, 3)
     assert slot.hold("0_0", Usage(5, 1)) == Usage(35, 3)
@@ -23,7 +23,7 @@ def test_a_slot_sums_up_what_its_tasks_said_last() -> None:
 
 
 def test_who_holds_most_commits_itself_and_else_is_asked_once() -> None:
-    slot = Slot(SHARE)
+    slot = MemoryShare(SHARE)
     slot.hold("0_0", Usage(10, 1))
     slot.hold("0_1", Usage(30, 2))
     assert slot.make_room("0_1")
@@ -36,16 +36,16 @@ def test_who_holds_most_commits_itself_and_else_is_asked_once() -> None:
 @pytest.mark.parametrize(
     ("share", "waiting", "take"),
     [
-        (Share(NO_LIMIT, NO_LIMIT), 50_000, 50_000),
-        (Share(64 << 20, NO_LIMIT), 50_000, 1000),
-        (Share(64 << 20, NO_LIMIT), 10, 10),
-        (Share(NO_LIMIT, 7), 50, 7),
-        (Share(10_240, NO_LIMIT), 50, 10),
-        (Share(1, 1), 50, 1),
+        (MemoryLimits(NO_LIMIT, NO_LIMIT), 50_000, 50_000),
+        (MemoryLimits(64 << 20, NO_LIMIT), 50_000, 1000),
+        (MemoryLimits(64 << 20, NO_LIMIT), 10, 10),
+        (MemoryLimits(NO_LIMIT, 7), 50, 7),
+        (MemoryLimits(10_240, NO_LIMIT), 50, 10),
+        (MemoryLimits(1, 1), 50, 1),
     ],
 )
 def test_before_anything_was_measured_a_step_takes_few(
-    share: Share, waiting: int, take: int
+    share: MemoryLimits, waiting: int, take: int
 ) -> None:
     assert plan_step(Usage(0, 0), None, waiting, share) == Step(commit_first=False, take=take)
 
@@ -62,7 +62,7 @@ def topology() -> ss.Topology:
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[tuple[TaskRig, TaskRig]]:
     """Tasks 0_0 and 1_0 in one slot that may hold 100 records."""
-    first = TaskRig(topology(), tmp_path, slot=Slot(SHARE))
+    first = TaskRig(topology(), tmp_path, slot=MemoryShare(SHARE))
     second = TaskRig(
         first.topology, tmp_path, broker=first.broker, slot=first.slot, task_id=TaskId(1, 0)
     )

@@ -17,7 +17,7 @@ from statestore.kafka.clients import Trouble, consumer
 from statestore.kafka.errors import error_for, translated
 from statestore.kafka.fetching import Fetching
 from statestore.kafka.topics import Admin
-from statestore.model import TopicPartition
+from statestore.model.ids import TopicPartition
 from statestore.ports import Bounds, LogRecords
 from statestore.settings import Settings
 
@@ -26,8 +26,8 @@ _RECORDS = 10_000
 _WAIT_S = 0.1
 
 
-class LogWitness:
-    """`ports.Witness` on a real cluster; each read has a consumer of its own."""
+class KafkaAuditLogReader:
+    """`ports.AuditLogReader` on a real cluster; each read has a consumer of its own."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

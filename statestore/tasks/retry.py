@@ -10,21 +10,21 @@ commit gives some of it back.
 import logging
 
 from statestore.errors import CommitUnknown, Fenced, StateStoreError, Unavailable
-from statestore.model import TaskId
+from statestore.model.ids import TaskId
 from statestore.ports import Clock
 from statestore.settings import Settings
-from statestore.tasks.pace import Pace
+from statestore.tasks.batch_size import AdaptiveBatchSize
 
 _log = logging.getLogger(__name__)
 _IN_A_ROW = 3
 
 
-class Patience:
+class RetryBudget:
     """Counts failures between commits."""
 
     def __init__(self, task: TaskId, settings: Settings, clock: Clock) -> None:
         self._most = settings.batch_max_records
-        self._pace = Pace(self._most)
+        self._pace = AdaptiveBatchSize(self._most)
         self._task = task
         self._settings = settings
         self._clock = clock

@@ -18,7 +18,7 @@ from statestore.faults import CrashPoint, reach
 from statestore.layout import documents
 from statestore.layout.documents import Count, Ordinal, TimeMs, Topic
 from statestore.layout.files import publish
-from statestore.model import TopicPartition
+from statestore.model.ids import TopicPartition
 from statestore.ports import Clock
 
 _NAME = "inputs.json"
@@ -36,7 +36,7 @@ class _Written(msgspec.Struct, frozen=True):
         return {TopicPartition(topic, p): offset for topic, p, offset in self.inputs}
 
 
-class InputMark:
+class InputCheckpoint:
     """The mark of one claimed task folder."""
 
     def __init__(self, folder: Path, clock: Clock) -> None:

@@ -12,7 +12,7 @@ _LEAST_RECORDS = 1_000
 _MOST_GROWTH = 16
 
 
-class Pace:
+class AdaptiveBatchSize:
     """`records`: of the next batch, from the time the last one took; never beyond the most."""
 
     def __init__(self, most: int) -> None:

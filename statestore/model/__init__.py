@@ -1,0 +1,1 @@
+"""The values everybody shares: ids, records, batches and modes."""

@@ -1,0 +1,193 @@
+"""The unit of work between edges and operators: columns, decoded when first asked for."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from statestore.model.records import BYTES, Header, Record, Serde, T
+
+
+class LazyColumn(Sequence[T]):
+    """One field of a client's records, read out when asked for: what nobody asks for is free."""
+
+    __slots__ = ("_all", "_read", "_rows")
+
+    def __init__(self, rows: "list[Any]", read: "Callable[[Any], T]") -> None:
+        self._rows = rows
+        self._read = read
+        self._all: list[T] | None = None
+
+    def all(self) -> list[T]:
+        """The field of every record, read once."""
+        if self._all is None:
+            self._all = list(map(self._read, self._rows))
+        return self._all
+
+    def take(self, indices: Sequence[int]) -> "LazyColumn[T]":
+        """The rows at `indices`."""
+        return LazyColumn([self._rows[i] for i in indices], self._read)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return LazyColumn(self._rows[index], self._read)
+        return self._read(self._rows[index]) if self._all is None else self._all[index]
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self.all())
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+class Column:
+    """One column of a batch: stored bytes, decoded values, or both once both were needed."""
+
+    __slots__ = ("_objects", "_raw", "_serde")
+
+    def __init__(
+        self,
+        *,
+        raw: "list[bytes | None] | None" = None,
+        objects: "list[Any] | None" = None,
+        serde: "Serde[Any] | None" = None,
+    ) -> None:
+        self._raw = raw
+        self._objects = objects
+        self._serde = serde
+
+    def with_serde(self, serde: "Serde[Any]") -> "Column":
+        """The same bytes, to be read through `serde`."""
+        return Column(raw=self._raw, serde=serde)
+
+    @property
+    def objects(self) -> list[Any]:
+        """The decoded values; a plain bytes column decodes to itself."""
+        if self._objects is None:
+            raw = self._raw
+            assert raw is not None
+            if self._serde is None or self._serde is BYTES:
+                self._objects = raw
+            else:
+                decode = self._serde.deserialize
+                self._objects = [None if data is None else decode(data) for data in raw]
+        return self._objects
+
+    def encoded(self, serde: "Serde[Any]") -> "list[bytes | None]":
+        """The bytes under `serde`; free where the column arrived as bytes of that serde."""
+        if self._raw is not None and (self._serde is serde or self._serde is None):
+            return self._raw
+        if serde is BYTES:
+            return _all_bytes(self.objects)
+        encode = serde.serialize
+        return [None if item is None else encode(item) for item in self.objects]
+
+    def nulls(self) -> list[int]:
+        """The places without a value; nothing is decoded."""
+        rows = self._objects if self._raw is None else self._raw
+        if rows is None or (self._raw is not None and all(rows)):
+            return []
+        return [i for i, item in enumerate(rows) if item is None]
+
+    def picked(self, pick: Callable[[Any], Any]) -> "Column":
+        """The rows that `pick` takes out of each list of rows."""
+        raw, objects = self._raw, self._objects
+        return Column(
+            raw=None if raw is None else pick(raw),
+            objects=None if objects is None else pick(objects),
+            serde=self._serde,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Records in order, as columns of equal length; of one topic partition where `topic` is set.
+
+    `headers`: None, or per record, maybe empty. `offsets`: None once an operator made new records;
+    without a topic, places among what waited in an operator, for whoever has to find one.
+    `before`: the values a table's updates replace, where a table below asked. `stream_times`: the
+    stream time as each record's input record came, where a node asked (topology/stream_time.py).
+    """
+
+    keys: Column
+    values: Column
+    timestamps: list[int]
+    headers: Sequence[tuple[Header, ...]] | None = None
+    topic: str | None = None
+    partition: int | None = None
+    offsets: Sequence[int] | None = None
+    before: Column | None = None
+    stream_times: list[int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.timestamps)
+
+    def take(self, indices: Sequence[int]) -> "Batch":
+        """The records at `indices`, in that order."""
+        return self._picked(lambda rows: _taken(rows, indices))
+
+    def slice(self, start: int, stop: int) -> "Batch":
+        """The records from `start` to `stop`, exclusive."""
+        return self._picked(lambda rows: rows[start:stop])
+
+    def _picked(self, pick: Callable[[Any], Any]) -> "Batch":
+        return Batch(
+            keys=self.keys.picked(pick),
+            values=self.values.picked(pick),
+            timestamps=pick(self.timestamps),
+            headers=None if self.headers is None else pick(self.headers),
+            topic=self.topic,
+            partition=self.partition,
+            offsets=None if self.offsets is None else pick(self.offsets),
+            before=None if self.before is None else self.before.picked(pick),
+            stream_times=None if self.stream_times is None else pick(self.stream_times),
+        )
+
+    def with_columns(self, *, keys: Column | None = None, values: Column | None = None) -> "Batch":
+        """The same records with other keys, values or both."""
+        return Batch(
+            keys=self.keys if keys is None else keys,
+            values=self.values if values is None else values,
+            timestamps=self.timestamps,
+            headers=self.headers,
+            topic=self.topic,
+            partition=self.partition,
+            offsets=self.offsets,
+            stream_times=self.stream_times,
+        )
+
+    def records(self) -> Iterator[Record[Any, Any]]:
+        """The records one by one: for a user's per-record code, not for hot paths."""
+        headers, offsets = self.headers, self.offsets if self.topic else None
+        for i, (key, value, time_ms) in enumerate(
+            zip(self.keys.objects, self.values.objects, self.timestamps, strict=True)
+        ):
+            yield Record(
+                key,
+                value,
+                time_ms,
+                () if headers is None else headers[i],
+                self.topic,
+                self.partition,
+                None if offsets is None else offsets[i],
+            )
+
+    @classmethod
+    def of(cls, records: Iterable[Record[Any, Any]]) -> "Batch":
+        """A batch of decoded records."""
+        rows = list(records)
+        return cls(
+            keys=Column(objects=[row.key for row in rows]),
+            values=Column(objects=[row.value for row in rows]),
+            timestamps=[row.timestamp_ms for row in rows],
+            headers=[r.headers for r in rows] if any(r.headers for r in rows) else None,
+        )
+
+
+def _all_bytes(items: list[Any]) -> list[bytes | None]:
+    for kind in set(map(type, items)) - {bytes, type(None)}:
+        raise TypeError(f"want bytes, not {kind.__name__}")
+    return items
+
+
+def _taken(column: Sequence[T], indices: Sequence[int]) -> "list[T] | LazyColumn[T]":
+    return column.take(indices) if isinstance(column, LazyColumn) else [column[i] for i in indices]
