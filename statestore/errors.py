@@ -35,6 +35,11 @@
     └── NotDrilled                         17  fail         a drill missed: it shows nothing
 
 Messages say what, where and the way out. An error nobody foresaw exits with 1 and is retried.
+
+Some exceptions are signals between two modules and reach nobody else. They live where they are
+raised: `NodeFailed` (an operator failed; topology/), `Rehearsed` (a trial of suspected records
+ended; tasks/), `Overdue` and `Cancelled` (a client's call outlived its time, or nobody waits for
+it; kafka/), and `JobFailed` (Airflow's operator passes on a job's exit code).
 """
 
 from enum import StrEnum

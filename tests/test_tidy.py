@@ -252,3 +252,16 @@ def test_decision_records_are_numbered_without_a_gap() -> None:
         int(path.name[:4]) for path in tracked() if path.parent == ROOT / "docs" / "adr"
     )
     assert numbers == list(range(len(numbers)))
+
+
+def test_every_exception_stands_in_errors_or_is_named_there() -> None:
+    drawn = (ROOT / "statestore" / "errors.py").read_text(encoding="utf-8")
+    raised = {
+        (name, node.name)
+        for name, node in nodes("statestore", "jobs", "dags")
+        if isinstance(node, ast.ClassDef)
+        and any(re.search(r"(Error|Exception)$", ast.unparse(base)) for base in node.bases)
+    }
+    assert len(raised) > 5
+    missing = sorted(place for place in raised if not re.search(rf"\b{place[1]}\b", drawn))
+    assert not missing, f"draw these in statestore/errors.py: {missing}"

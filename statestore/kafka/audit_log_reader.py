@@ -1,97 +1,206 @@
-"""Reads changelogs for audits: the second opinion on what a store should hold.
+"""Reads changelogs for audits: a second opinion on what a store should hold.
 
-It shares nothing with the restore path but the client's settings: its own loop, its own idea of
-where a log ends. Slower, and simple enough to be believed.
+An audit judges the restore path, so this reader shares none of its code (docs/adr/0010). It makes
+its own consumer from the settings, asks that consumer where a log begins and ends, has a loop of
+its own, and names failures by itself. It is slower than a restore and simple enough to be believed.
 """
 
 # ruff: noqa: SLF001 - librdkafka's local codes are public, underscored by convention
 
+import logging
 from collections.abc import Iterator
+from contextlib import closing
 from time import monotonic
-from typing import cast
+from typing import Any, NoReturn, cast
 
+import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from statestore.kafka.clients import Trouble, consumer
-from statestore.kafka.errors import error_for, translated
-from statestore.kafka.fetching import Fetching
-from statestore.kafka.topics import Admin
+from statestore.errors import InvalidSetting, Misuse, TopicMissing, Unavailable
 from statestore.model.ids import TopicPartition
 from statestore.ports import Bounds, LogRecords
 from statestore.settings import Settings
 
+_log = logging.getLogger("statestore.kafka")
+
 _RECORDS = 10_000
-# `consume` waits as long for records that are not there: the price of reaching a log's end.
+# `consume` waits this long for records that do not come: the price of reaching a log's end.
 _WAIT_S = 0.1
+_STATISTICS_PER_TIMEOUT = 4
+_CONFIG: dict[str, Any] = {
+    "log_level": 2,
+    "isolation.level": "read_committed",
+    "auto.offset.reset": "error",
+    "enable.auto.commit": False,
+    "enable.partition.eof": True,
+    "fetch.wait.max.ms": 10,
+}
+_REFUSED = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "this user may not describe and read the topic",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "this user may not use the application's group",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "this user may not use the cluster",
+}
+_UNKNOWN = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+}
 
 
 class KafkaAuditLogReader:
-    """`ports.AuditLogReader` on a real cluster; each read has a consumer of its own."""
+    """`ports.AuditLogReader` on a real cluster; each call has a consumer of its own."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._admin = Admin(settings)
+        self._timeout_s = settings.request_timeout_ms / 1000
 
     def bounds(self, tp: TopicPartition) -> Bounds:
-        """Log start and last stable offset."""
-        return self._admin.bounds([tp])[tp]
+        """Return the log start and the last stable offset."""
+        asked = _Conversation(f"ask where {tp} begins and ends", self._timeout_s)
+        with asked.consumer(self._settings) as client:
+            try:
+                found = client.get_watermark_offsets(
+                    KafkaPartition(*tp), self._timeout_s, cached=False
+                )
+            except KafkaException as failure:
+                asked.fail(failure)
+        if found is None:
+            asked.give_up()
+        return Bounds(*found)
 
     def read(self, tp: TopicPartition, start: int, end: int) -> Iterator[LogRecords]:
-        """What [start, end) holds; Unavailable if it gets no further for the request's timeout."""
+        """Yield what [start, end) holds.
+
+        Unavailable if the reading gets no further for the timeout of a request.
+        """
         if start >= end:
             return
-        trouble, fetching = Trouble(), Fetching()
-        client = consumer(
-            self._settings, self._settings.application_id, trouble, on_statistics=fetching
-        )
-        try:
-            client.assign([KafkaPartition(*tp, start)])
-            yield from self._records(client, tp, end, trouble, fetching)
-        except KafkaException as failure:
-            raise translated(failure, f"read {tp}") from failure
-        finally:
-            client.close()
+        asked = _Conversation(f"read {tp}", self._timeout_s)
+        with asked.consumer(self._settings) as client:
+            try:
+                client.assign([KafkaPartition(*tp, start)])
+                yield from _records(client, end, asked)
+            except KafkaException as failure:
+                asked.fail(failure)
 
     def close(self) -> None:
-        """Let go of the connections."""
-        self._admin.close()
+        """Do nothing: no connection outlives a call."""
 
-    def _records(
-        self,
-        client: Consumer,
-        tp: TopicPartition,
-        end: int,
-        trouble: Trouble,
-        fetching: Fetching,
-    ) -> Iterator[LogRecords]:
-        heard_s, reached = monotonic(), False
-        patience_s = self._settings.request_timeout_ms / 1000
-        while not reached:
-            found = []
-            for message in client.consume(_RECORDS, _WAIT_S):
-                heard_s = monotonic()
-                error = message.error()
-                if error is not None and error.code() != KafkaError._PARTITION_EOF:
-                    raise error_for(error, f"read {tp}")
-                # The end of a partition, past control records, has an offset too.
-                reached |= error is not None or _offset(message) >= end - 1
-                if error is None and _offset(message) < end:
-                    found.append(message)
-            if found:
-                yield LogRecords(
-                    list(map(Message.key, found)),
-                    list(map(Message.value, found)),
-                    [message.timestamp()[1] for message in found],
-                )
-            elif fetching.has_moved():
-                heard_s = monotonic()  # it passes over aborted records
-            elif monotonic() - heard_s > patience_s:
-                raise trouble.failure(
-                    f"the audit got nothing of {tp} for {patience_s:g} s{trouble}: are the "
-                    "brokers up?"
-                )
+
+def _records(client: Consumer, end: int, asked: "_Conversation") -> Iterator[LogRecords]:
+    reached = False
+    while not reached:
+        found = []
+        for message in client.consume(_RECORDS, _WAIT_S):
+            asked.heard()
+            error = message.error()
+            if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                raise KafkaException(error)
+            # The end of a partition, past control records, has an offset too.
+            reached |= error is not None or _offset(message) >= end - 1
+            if error is None and _offset(message) < end:
+                found.append(message)
+        if found:
+            yield LogRecords(
+                list(map(Message.key, found)),
+                list(map(Message.value, found)),
+                [message.timestamp()[1] for message in found],
+            )
+        elif asked.is_overdue():
+            asked.give_up()
 
 
 def _offset(message: Message) -> int:
     return cast("int", message.offset())
+
+
+class _Conversation:
+    """One question to the brokers: what for, what they last complained of, and since when silent.
+
+    A consumer passes over aborted records without a word; only the offset that it will fetch next,
+    in its statistics, shows that it gets on.
+    """
+
+    def __init__(self, doing: str, timeout_s: float) -> None:
+        self._doing = doing
+        self._timeout_s = timeout_s
+        self._complaint: KafkaError | None = None
+        self._fetched: set[int] = set()
+        self._heard_s = monotonic()
+
+    def consumer(self, settings: Settings) -> "closing[Consumer]":
+        """Make a consumer that tells this conversation how it fares; it is closed on leaving."""
+        settings.require("bootstrap.servers")
+        interval_ms = int(self._timeout_s * 1000 / _STATISTICS_PER_TIMEOUT)
+        config = {
+            **settings.client_config("consumer"),
+            **_CONFIG,
+            "group.id": settings.application_id,
+            "statistics.interval.ms": min(1_000, max(1, interval_ms)),
+            "stats_cb": self._on_statistics,
+            "error_cb": self._on_error,
+            "logger": _log,
+        }
+        try:
+            return closing(Consumer(config))
+        except (KafkaException, ValueError, TypeError) as failure:
+            raise InvalidSetting(
+                f"the audit could not make a consumer: {failure}: correct the client settings "
+                "(consumer.*, sasl.*, ssl.*)"
+            ) from failure
+
+    def heard(self) -> None:
+        """Note that the brokers said something just now."""
+        self._heard_s = monotonic()
+
+    def is_overdue(self) -> bool:
+        """Whether the brokers were silent for longer than the timeout."""
+        return monotonic() - self._heard_s > self._timeout_s
+
+    def fail(self, failure: KafkaException) -> NoReturn:
+        """Raise what `failure` means to somebody who waits for an audit."""
+        error = failure.args[0]
+        assert isinstance(error, KafkaError)
+        said = f"the audit could not {self._doing}: {error.str()} ({error.name()})"
+        if error.code() in _REFUSED:
+            raise Misuse(f"{said}: {_REFUSED[error.code()]}: see the runbook") from failure
+        if error.code() in _UNKNOWN:
+            raise TopicMissing(f"{said}: there is no such partition") from failure
+        if error.code() in {KafkaError._TIMED_OUT, KafkaError._TRANSPORT}:
+            self.give_up()
+        raise Unavailable(f"{said}: are the brokers up?") from failure
+
+    def give_up(self) -> NoReturn:
+        """Raise what silence means: a refused login stays refused, anything else may pass."""
+        why = "" if self._complaint is None else f" ({self._complaint.str()})"
+        said = f"the audit could not {self._doing}: nothing came for {self._timeout_s:g} s{why}"
+        if self._complaint is not None and self._complaint.code() == KafkaError._AUTHENTICATION:
+            raise InvalidSetting(f"{said}: correct sasl.username and sasl.password")
+        raise Unavailable(f"{said}: are the brokers up?")
+
+    def _on_error(self, error: KafkaError) -> None:
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:
+            self._complaint = error
+
+    def _on_statistics(self, statistics: str) -> None:
+        topics = _DECODER.decode(statistics).topics.values()
+        fetched = {at.next_offset for topic in topics for at in topic.partitions.values()}
+        if fetched != self._fetched:
+            self._fetched = fetched
+            self.heard()
+
+
+class _Partition(msgspec.Struct):
+    next_offset: int = -1
+
+
+class _Topic(msgspec.Struct):
+    partitions: dict[str, _Partition] = {}
+
+
+class _Statistics(msgspec.Struct):
+    topics: dict[str, _Topic] = {}
+
+
+_DECODER = msgspec.json.Decoder(_Statistics)

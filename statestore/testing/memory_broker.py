@@ -17,7 +17,15 @@ from statestore.kafka.partitioner import key_hashes
 from statestore.model.batch import Batch, Column
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Record
-from statestore.ports import Bounds, GroupOffset, KeyHashes, LogRecords, Replayed, TopicSpec
+from statestore.ports import (
+    Bounds,
+    GroupOffset,
+    InputFacts,
+    KeyHashes,
+    LogRecords,
+    Replayed,
+    TopicSpec,
+)
 from statestore.testing.memory_log import MESSAGE_BYTES_MAX, BrokerState, Entry
 from statestore.testing.memory_outbox import MemoryOutbox, MemoryPlainOutbox
 
@@ -61,6 +69,10 @@ class MemoryBroker:
     def cluster(self, group_id: str) -> "MemoryCluster":
         """What a driver asks."""
         return MemoryCluster(self.state, group_id)
+
+    def monitoring(self, group_id: str) -> "MemoryMonitoringClient":
+        """A client that asks how far the group is."""
+        return MemoryMonitoringClient(self.state, group_id)
 
     def produce(self, tp: TopicPartition, record: Record[bytes | None, bytes | None]) -> int:
         """Append one record, as somebody else's producer would; returns its offset."""
@@ -312,6 +324,40 @@ class MemoryCluster:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+class MemoryMonitoringClient:
+    """`ports.MonitoringClient` in memory."""
+
+    def __init__(self, state: BrokerState, group_id: str) -> None:
+        self._state = state
+        self._group_id = group_id
+
+    def partitions(self, topics: Sequence[str]) -> dict[str, int]:
+        """Partition counts of those that exist."""
+        self._state.require_up()
+        known = self._state.topics
+        return {topic: len(known[topic]) for topic in topics if topic in known}
+
+    def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
+        """Log start and last stable offset of each."""
+        return _bounds(self._state, tps)
+
+    def inputs(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, InputFacts]:
+        """Each input of the application, and how far its group is; none comes too late."""
+        return {tp: self._facts(tp, bounds) for tp, bounds in self.bounds(tps).items()}
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _facts(self, tp: TopicPartition, bounds: Bounds) -> InputFacts:
+        committed = self._state.groups.get((self._group_id, tp))
+        unread = max(bounds.start, 0 if committed is None else committed.offset)
+        following = self._state.log(tp).read(unread, bounds.end)
+        times = [entry.timestamp_ms for entry in following if entry.is_visible]
+        if not times:
+            return InputFacts(bounds, committed, None, None)
+        return InputFacts(bounds, committed, times[0], max(times))
 
 
 def _bounds(state: BrokerState, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:

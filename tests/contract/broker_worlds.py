@@ -22,12 +22,21 @@ from confluent_kafka.admin._listoffsets import OffsetSpec
 
 from statestore.kafka.audit_log_reader import KafkaAuditLogReader
 from statestore.kafka.changelog import KafkaChangelog
+from statestore.kafka.monitoring import KafkaMonitoringClient
 from statestore.kafka.outbox import NumberOf, PlainOutbox, TransactionalOutbox, no_number
 from statestore.kafka.source import KafkaSource
 from statestore.kafka.topics import KafkaCluster
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Header, Record
-from statestore.ports import AuditLogReader, Changelog, Cluster, Outbox, Source, TopicSpec
+from statestore.ports import (
+    AuditLogReader,
+    Changelog,
+    Cluster,
+    MonitoringClient,
+    Outbox,
+    Source,
+    TopicSpec,
+)
 from statestore.settings import Settings
 from statestore.tasks.commit import CommitStamp
 from statestore.tasks.plan import transactional_ids
@@ -59,6 +68,7 @@ class World(Protocol):
     def plain_outbox(self) -> Outbox: ...
     def changelog(self) -> Changelog: ...
     def audit_log(self) -> AuditLogReader: ...
+    def monitoring(self) -> MonitoringClient: ...
     def cluster(self, **settings: int) -> Cluster: ...
     def transactional_ids(self, name: str = "0_0") -> tuple[str, ...]: ...
     def rows(self, topic: str) -> list[Row]: ...
@@ -99,6 +109,9 @@ class MemoryWorld:
 
     def audit_log(self) -> AuditLogReader:
         return self.broker.audit_log()
+
+    def monitoring(self) -> MonitoringClient:
+        return self.broker.monitoring(self.application_id)
 
     def cluster(self, **settings: int) -> Cluster:
         return self.broker.cluster(self.application_id)
@@ -204,6 +217,11 @@ class KafkaWorld:
         audit_log = KafkaAuditLogReader(self.settings())
         self._stack.callback(audit_log.close)
         return audit_log
+
+    def monitoring(self) -> MonitoringClient:
+        monitoring = KafkaMonitoringClient(self.settings())
+        self._stack.callback(monitoring.close)
+        return monitoring
 
     def cluster(self, **settings: object) -> Cluster:
         cluster = KafkaCluster(self.settings(**settings))

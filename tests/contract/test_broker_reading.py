@@ -8,6 +8,8 @@ from statestore.errors import (
     NotCopartitioned,
     RecordFailed,
     TaskCorrupted,
+    TopicMissing,
+    Unavailable,
 )
 from statestore.model.batch import Batch
 from statestore.model.ids import TopicPartition
@@ -47,10 +49,10 @@ def test_a_plain_outbox_commits_records_first_and_offsets_when_told(world: World
     assert [row.value for row in world.rows(topic)] == [b"1", b"2", b"stays"]
 
 
-# Witnesses of an audit.
+# An audit's own reader.
 
 
-def test_a_witness_reads_what_was_committed_between_two_offsets_and_no_more(world: World) -> None:
+def test_an_audit_reads_what_was_committed_between_two_offsets_and_no_more(world: World) -> None:
     topic = world.topic(partitions=2)
     tp = TopicPartition(topic, 1)
     outbox = opened(world)
@@ -65,14 +67,39 @@ def test_a_witness_reads_what_was_committed_between_two_offsets_and_no_more(worl
     outbox.abort()
     world.settle(topic)
     audit_log = world.audit_log()
-    assert audit_log.bounds(tp) == (
-        0,
-        9,
-    )  # four records committed, one aborted, four control records
+    # Four records committed, one aborted, four control records.
+    assert audit_log.bounds(tp) == (0, 9)
     for first, last, found in [(0, 9, "abcd"), (0, 3, "ab"), (1, 4, "bc"), (5, 5, ""), (7, 9, "")]:
         read = list(audit_log.read(tp, first, last))
         assert b"".join(value or b"" for lot in read for value in lot.values) == found.encode()
         assert all(lot.keys == lot.values and set(lot.times) == {YEAR_2013} for lot in read)
+
+
+def test_an_audit_takes_an_open_transaction_for_the_end_of_the_log(world: World) -> None:
+    tp = TopicPartition(world.topic(), 0)
+    audit_log = world.audit_log()
+    outbox = opened(world)
+    outbox.begin()
+    send(outbox, tp.topic, "a", "b")
+    outbox.commit()
+    world.settle(tp.topic)
+    world.cluster().delete_before({tp: 1})
+    outbox.begin()
+    send(outbox, tp.topic, "open")
+    outbox.flush()
+    assert audit_log.bounds(tp) == (1, 3)
+    outbox.commit()
+    world.settle(tp.topic)
+    assert audit_log.bounds(tp) == (1, 5)
+
+
+def test_an_audit_of_a_log_that_nobody_made_or_nobody_serves_says_so(world: World) -> None:
+    with pytest.raises(TopicMissing, match="no-such-topic"):
+        world.audit_log().bounds(TopicPartition("no-such-topic", 0))
+    with pytest.raises(Unavailable):
+        world.unreachable().audit_log().bounds(TopicPartition("topic", 0))
+    with pytest.raises(Unavailable):
+        list(world.unreachable().audit_log().read(TopicPartition("topic", 0), 0, 1))
 
 
 # Polling.

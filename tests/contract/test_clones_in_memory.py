@@ -1,4 +1,7 @@
-"""Clones over RocksDB and a broker in memory: own logs, own offsets, nothing of the original."""
+"""Clones over RocksDB and a broker in memory: own logs, own offsets, nothing of the original.
+
+Shows I19.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace

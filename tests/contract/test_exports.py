@@ -1,4 +1,7 @@
-"""Exports: whole, incremental, verified, pruned; what dies leaves nothing but garbage."""
+"""Exports: whole, incremental, verified, pruned; what dies leaves nothing but garbage.
+
+Shows I17.
+"""
 
 import threading
 from collections.abc import Iterator

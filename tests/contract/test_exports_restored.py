@@ -1,4 +1,7 @@
-"""Stores brought back from exports: into an empty state dir, over one set aside, or refused."""
+"""Stores brought back from exports: into an empty state dir, over one set aside, or refused.
+
+Shows I18.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace

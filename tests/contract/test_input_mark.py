@@ -1,4 +1,7 @@
-"""What a task's folder remembers of its inputs; idle inputs are committed again in time."""
+"""What a task's folder remembers of its inputs; idle inputs are committed again in time.
+
+Shows I11.
+"""
 
 import json
 from collections.abc import Iterator

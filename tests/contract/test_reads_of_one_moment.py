@@ -2,6 +2,8 @@
 
 What the owner writes follows a rule that holds at each moment and at no mixture of two. Rolled back
 rounds, savepoints and a close come between.
+
+Shows I26.
 """
 
 import random

@@ -1,4 +1,7 @@
-"""Snapshots of stream tasks: at rest, of an owner at work, leased, refused; the store of them."""
+"""Snapshots of stream tasks: at rest, of an owner at work, leased, refused; the store of them.
+
+Shows I14.
+"""
 
 import threading
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""Tables whose log is the topic they are made of: logged nowhere else, restored from it (E8)."""
+"""Tables whose log is the topic they are made of: logged nowhere else, restored from it (E8).
+
+Shows I16.
+"""
 
 import random
 from collections.abc import Callable, Iterator

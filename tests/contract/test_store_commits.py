@@ -1,4 +1,7 @@
-"""One contract for key-value stores: commits, rollbacks, units, closing, offsets, reopening."""
+"""One contract for key-value stores: commits, rollbacks, units, closing, offsets, reopening.
+
+Shows I8.
+"""
 
 import logging
 import re

@@ -1,4 +1,7 @@
-"""`statestore stores …` and `statestore offsets` on folders at rest, as a user calls them."""
+"""`statestore stores …` and `statestore offsets` on folders at rest, as a user calls them.
+
+Shows I33.
+"""
 
 import json
 import os

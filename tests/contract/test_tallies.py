@@ -1,4 +1,7 @@
-"""What is counted of a stream task that is attempted more than once in a run."""
+"""What is counted of a stream task that is attempted more than once in a run.
+
+Shows I34.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Files beside a stream task's stores: `.checkpoint`, `.position`, quarantine (S5, S12, S16)."""
+"""Files beside a stream task's stores: `.checkpoint`, `.position`, quarantine (S5, S12, S16).
+
+Shows I7.
+"""
 
 import logging
 from collections.abc import Iterator

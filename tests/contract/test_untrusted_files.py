@@ -1,6 +1,8 @@
 """What lies at a target or in a state dir may be anybody's: no name in it becomes a place outside.
 
 Every text of every file is made a way out, one after another, and whoever reads the file is asked.
+
+Shows I32.
 """
 
 import ast

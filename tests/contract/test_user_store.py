@@ -1,4 +1,7 @@
-"""Stores of a user's own class inside a stream task: offsets, crashes, rewinds (S5, ADR 6)."""
+"""Stores of a user's own class inside a stream task: offsets, crashes, rewinds (S5, ADR 6).
+
+Shows I10.
+"""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""SIGKILL of runs among poison records: one dead letter each, and nothing else of them (I11)."""
+"""SIGKILL of runs among poison records: one dead letter each, and nothing else of them (I11).
+
+Shows I12.
+"""
 
 from pathlib import Path
 

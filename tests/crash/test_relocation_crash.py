@@ -2,6 +2,8 @@
 
 Each death is a real one, of a forked process. Stores are files here; relocation does not look into
 them.
+
+Shows I15.
 """
 
 import os

@@ -4,6 +4,8 @@
 The store is real RocksDB with the log off, small write buffers and a small durable lag, so that
 flushes and compactions run all the time. Every opening is in a new process. `STATESTORE_SEED`
 repeats the data and the choice of moments.
+
+Shows I1.
 """
 
 import json

@@ -1,6 +1,8 @@
 """An owner that was stopped, taken over from, and goes on: it writes where nobody reads (E10).
 
 Only a volume without file locks lets a second owner in while the first lives.
+
+Shows I13.
 """
 
 import os

@@ -1,4 +1,7 @@
-"""An application that goes on under the other guarantee right after a death (SEMANTICS E4a)."""
+"""An application that goes on under the other guarantee right after a death (SEMANTICS E4a).
+
+Shows I2.
+"""
 
 from dataclasses import replace
 

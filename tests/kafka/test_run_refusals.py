@@ -2,6 +2,8 @@
 
 Runs are child processes of the installed command on a real broker; those of the two long tables
 are calls of that command in this process, as starting it is all they would cost.
+
+Shows I9.
 """
 
 import io

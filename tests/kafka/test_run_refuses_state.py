@@ -1,6 +1,8 @@
 """State a run refuses to go on from: logs of others, logs made anew, logs that forget.
 
 `topology check` refuses the same with the same words, and nothing has moved or been written.
+
+Shows I27.
 """
 
 import pytest

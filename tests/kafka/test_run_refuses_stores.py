@@ -1,6 +1,8 @@
 """Stores a run refuses to take over: of another kind, with other serdes, with something in the way.
 
 `topology check` refuses the same with the same words, and nothing has moved or been written.
+
+Shows I28.
 """
 
 from pathlib import Path

@@ -1,6 +1,8 @@
 """Commits whose answer never came, on a real broker behind a proxy that cuts connections (E4).
 
 Whether the log has committed or not: no store is wiped, no record lost, none counted twice.
+
+Shows I4.
 """
 
 import time

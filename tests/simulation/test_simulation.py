@@ -2,6 +2,8 @@
 
 STATESTORE_SIMULATIONS=20000 pytest tests/simulation       more of them
 STATESTORE_SIMULATION_SEED=77 pytest tests/simulation -k one_seed -s     one of them, told
+
+Shows I6.
 """
 
 import gc

@@ -1,4 +1,7 @@
-"""The judgement of an audit: rows of both sides in, findings and a verdict out."""
+"""The judgement of an audit: rows of both sides in, findings and a verdict out.
+
+Shows I22.
+"""
 
 import msgspec
 import pytest

@@ -1,4 +1,7 @@
-"""What comes out must not depend on where a batch ends: stream time, and joins with grace."""
+"""What comes out must not depend on where a batch ends: stream time, and joins with grace.
+
+Shows I24.
+"""
 
 import random
 from collections.abc import Callable, Iterator

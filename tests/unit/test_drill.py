@@ -1,4 +1,7 @@
-"""Drills: what is planned, when the whole is a pass, what the workload's ledger finds."""
+"""Drills: what is planned, when the whole is a pass, what the workload's ledger finds.
+
+Shows I20.
+"""
 
 import json
 from collections.abc import Callable

@@ -2,6 +2,8 @@
 
 A model of docs/adr/0013, searched whole: what the owners do to the log is modelled, no code of the
 library runs here. The same search finds the fault in two rules that are only nearly right.
+
+Shows I31.
 """
 
 from collections import deque

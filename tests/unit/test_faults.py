@@ -1,7 +1,6 @@
 """Crash points: the armed visit dies by SIGKILL in a real process, every other one lives."""
 
 import json
-import os
 import signal
 from pathlib import Path
 
@@ -67,10 +66,12 @@ def test_a_point_is_armed_from_the_environment() -> None:
     assert visit("environment", STATESTORE_CRASH_AT="") == (0, LIVED)
 
 
-def test_arming_nothing_disarms() -> None:
-    faults.arm(f"store.flush:1:{os.devnull}")
-    faults.arm(None)
-    faults.reach(CrashPoint.STORE_FLUSH)
+@pytest.mark.parametrize("nothing", ["None", "''"])
+def test_arming_nothing_disarms(nothing: str) -> None:
+    disarmed = VISITING.replace("try:", f"faults.arm({nothing})\ntry:", 1)
+    with child(disarmed, "store.flush") as process:
+        output, errors = process.communicate(timeout=DEADLINE_S)
+    assert (process.returncode, output.split("\n")[:-1], errors) == (0, LIVED, "")
 
 
 def test_a_simulation_takes_every_visit_until_it_lets_go() -> None:

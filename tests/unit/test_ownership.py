@@ -1,4 +1,7 @@
-"""One owner of a folder: exclusive across processes, epochs that rise, the dead told apart."""
+"""One owner of a folder: exclusive across processes, epochs that rise, the dead told apart.
+
+Shows I5.
+"""
 
 import errno
 import fcntl

@@ -2,6 +2,8 @@
 
 A record that waits for its table, or a window that closes, fails long after it came; the record
 that woke it has nothing to do with it.
+
+Shows I23.
 """
 
 from collections.abc import Callable, Iterable

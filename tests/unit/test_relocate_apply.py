@@ -1,4 +1,7 @@
-"""A relocation acts as planned, refuses before it changes anything, and is finished by the next."""
+"""A relocation acts as planned, refuses before it changes anything, and is finished by the next.
+
+Shows I9.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path

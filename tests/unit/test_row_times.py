@@ -1,4 +1,7 @@
-"""The times of rows: what aggregates and joins of tables are stamped with, and changelogs carry."""
+"""The times of rows: what aggregates and joins of tables are stamped with, and changelogs carry.
+
+Shows I30.
+"""
 
 import random
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""The transactional core: durable lag, metrics, failures and savepoints around commits."""
+"""The transactional core: durable lag, metrics, failures and savepoints around commits.
+
+Shows I3.
+"""
 
 from collections.abc import Mapping, Sequence
 

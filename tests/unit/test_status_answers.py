@@ -1,4 +1,7 @@
-"""Status whatever is missing: an answer of a broker, a file, a pipeline, a place for exports."""
+"""Status whatever is missing: an answer of a broker, a file, a pipeline, a place for exports.
+
+Shows I21.
+"""
 
 import itertools
 import os

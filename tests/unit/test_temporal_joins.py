@@ -1,6 +1,8 @@
 """Joins of a stream with a table that keeps history: the version as of the record's own time (V10).
 
 Lines run in the order of arrival: `T a1@10` is a table update, `S ax@5` a stream record of key a.
+
+Shows I25.
 """
 
 import random
