@@ -4,7 +4,7 @@ import pytest
 
 from statestore.errors import TopicMissing, Unavailable
 from statestore.model.ids import TopicPartition
-from statestore.ports import GroupOffset, InputFacts, Outbox
+from statestore.ports import Bounds, GroupOffset, InputFacts, Outbox
 from tests.contract.broker_steps import YEAR_2013, commit, opened, send
 from tests.contract.broker_worlds import Row, World
 
@@ -39,7 +39,7 @@ def test_nothing_asked_is_nothing_told(world: World) -> None:
 
 def test_an_input_nobody_committed_is_unread_from_its_beginning(world: World) -> None:
     tp = produced(world, 5, 9, 7)
-    assert facts(world, tp) == InputFacts((0, 3), None, YEAR_2013 + 5, YEAR_2013 + 9)
+    assert facts(world, tp) == InputFacts(Bounds(0, 3), None, YEAR_2013 + 5, YEAR_2013 + 9)
 
 
 def test_an_input_read_in_part_tells_the_next_record_and_the_newest(world: World) -> None:
@@ -55,7 +55,7 @@ def test_an_input_read_in_part_tells_the_next_record_and_the_newest(world: World
 def test_an_input_read_to_its_end_has_nothing_next(world: World) -> None:
     tp = produced(world, 5, 9)
     commit_input(opened(world), tp, 2)
-    assert facts(world, tp) == InputFacts((0, 2), GroupOffset(2, "m"), None, None)
+    assert facts(world, tp) == InputFacts(Bounds(0, 2), GroupOffset(2, "m"), None, None)
 
 
 def test_records_purged_before_they_were_read_are_not_next(world: World) -> None:
@@ -76,7 +76,7 @@ def test_an_open_transaction_hides_its_records_and_its_offsets(world: World) -> 
     reader.begin()
     reader.send_offsets({tp: 1}, "open")
     told = facts(world, tp)  # neither waits for it
-    assert told == InputFacts((0, 1), GroupOffset(0, "before"), YEAR_2013 + 5, YEAR_2013 + 5)
+    assert told == InputFacts(Bounds(0, 1), GroupOffset(0, "before"), YEAR_2013 + 5, YEAR_2013 + 5)
 
 
 def test_marks_of_transactions_and_aborted_records_are_nothing_to_read(world: World) -> None:
