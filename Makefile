@@ -23,13 +23,13 @@ help:
 
 ##@ Try it
 run: setup ## set up, load the sample data, process it once, show the results
-	@$(BIN)/python scripts/demo.py run
+	@$(BIN)/python -m scripts.demo run
 
 up: setup ## start Kafka and Airflow and leave them up
-	@$(BIN)/python scripts/demo.py up
+	@$(BIN)/python -m scripts.demo up
 
 down: ## stop what `make up` started
-	@test ! -x $(BIN)/python || $(BIN)/python scripts/demo.py down
+	@test ! -x $(BIN)/python || $(BIN)/python -m scripts.demo down
 
 ##@ Work on it
 setup: ## check Python, Java and Maven; install the locked environment into .venv

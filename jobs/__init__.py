@@ -1,1 +1,1 @@
-"""Spark entry points, one verb each, and the sample pipelines."""
+"""Scripts for spark-submit, one verb each, and the sample pipelines. No wheel contains them."""

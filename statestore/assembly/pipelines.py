@@ -1,19 +1,26 @@
 """Pipelines by name: `module:function` in, the topology out."""
 
 import importlib
+import sys
 import traceback
+from pathlib import Path
 
 from statestore.errors import PipelineNotFound, StateStoreError
 from statestore.topology.graph import Topology
 
 
 def load_pipeline(path: str) -> Topology:
-    """The topology of `module:function`; PipelineNotFound says what could not be found."""
+    """Import `module:function` and call it; PipelineNotFound says what could not be found.
+
+    The current folder is on the import path, as it is with `python -m`.
+    """
     module_name, _, function_name = path.partition(":")
     if not module_name or not function_name:
         raise PipelineNotFound(
             f"pipeline {path!r}: want module:function, such as shop.orders:topology"
         )
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:

@@ -1,6 +1,6 @@
 """The arguments of a run: flags, variables, applications file.
 
-Shared by `statestore run` and jobs/process.py.
+`statestore run` and statestore.spark.process share them.
 
 Precedence: flag, then `STATESTORE_<FLAG>`, then the applications file, then the default (INTERFACE
 rule 9). What travels to a worker is where to look (file, application id) and what was overridden,

@@ -1,7 +1,7 @@
 """`statestore audit`: are the stores what their changelogs make of them? In this process.
 
-jobs/audit.py does the same on Spark, with a report. Both end alike: a table or one JSON line, and
-the exit codes of AuditFailed and NotChecked where the verdict is no pass.
+statestore.spark.audit does the same on Spark, with a report. Both end alike: a table or one JSON
+line, and the exit codes of AuditFailed and NotChecked where the verdict is no pass.
 """
 
 import sys

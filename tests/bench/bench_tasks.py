@@ -20,11 +20,11 @@ from typing import Any
 import click
 from pyspark.sql import SparkSession
 
-from jobs.process import commit_reports
-from jobs.session import slots_per_host, spark_session
 from statestore.commands.arguments import RunArguments
 from statestore.commands.running import report_run
 from statestore.operations.run import Run, RunSummary
+from statestore.spark.process import commit_reports
+from statestore.spark.session import slots_per_host, spark_session
 from statestore.testing.local_kafka import LocalKafka
 from tests.bench.harness import Bench, scratch
 from tests.bench.pipelines import INPUT_VARIABLE, JSON_VARIABLE, OUTPUT_VARIABLE, TABLE_VARIABLE

@@ -12,11 +12,11 @@ import pytest
 from pyspark.sql.datasource import DataSourceReader
 
 import statestore as ss
-from jobs.datasource import TransactionalStore
 from statestore import serdes
 from statestore.errors import Misuse, UnknownStore
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
+from statestore.spark.datasource import TransactionalStore
 
 COUNTS = ss.persistent_key_value_store("counts", key_serde=serdes.STRING, value_serde=serdes.INT64)
 NOTES = ss.persistent_key_value_store("notes", key_serde=serdes.INT64, value_serde=serdes.JSON)

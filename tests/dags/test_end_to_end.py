@@ -31,7 +31,7 @@ def demo(kafka: LocalKafka, folder: Path) -> tuple[str, dict[str, object]]:
     }
     environment.pop("AIRFLOW_HOME", None)
     done = subprocess.run(
-        [sys.executable, "scripts/demo.py", "run"],
+        [sys.executable, "-m", "scripts.demo", "run"],
         cwd=ROOT,
         env=environment,
         capture_output=True,

@@ -9,7 +9,6 @@ import pytest
 from click.testing import CliRunner
 
 import statestore as ss
-from jobs.datasource import TransactionalStore
 from statestore.assembly import audit, create_export
 from statestore.cli import cli
 from statestore.errors import AuditFailed, NotChecked, StateStoreError
@@ -17,6 +16,7 @@ from statestore.layout.audits import AuditRecord, Audits, Verdict
 from statestore.layout.folders import StateLayout
 from statestore.operations.audits.audit import Check, require_pass
 from statestore.settings import Settings
+from statestore.spark.datasource import TransactionalStore
 from statestore.testing.local_kafka import LocalKafka
 from tests import audit_rig
 from tests.audit_rig import COUNTS, PLANTS, TOGETHER, Audited, audited

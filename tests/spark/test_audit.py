@@ -12,14 +12,14 @@ from urllib.parse import unquote, urlparse
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.audit import audit_on_spark
-from jobs.datasource import TransactionalStore
-from jobs.expectations import Frames, validate
 from statestore.assembly import audit
 from statestore.commands.arguments import StateArguments
 from statestore.layout.audits import AuditFailure, AuditRecord, Verdict
 from statestore.operations.audits.audit import EXAMPLES, Check
 from statestore.settings import Settings
+from statestore.spark.audit import audit_on_spark
+from statestore.spark.datasource import TransactionalStore
+from statestore.spark.expectations import Frames, validate
 from statestore.testing.local_kafka import LocalKafka
 from tests.audit_rig import COUNTS, PLANTS, TOGETHER, Audited, audited, holds_row, too_early
 from tests.builders import ROOT

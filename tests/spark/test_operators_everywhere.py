@@ -9,9 +9,9 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from pyspark.sql import SparkSession
 
 import statestore as ss
-from jobs.process import run_on_spark
-from jobs.session import spark_session
 from statestore.commands.running import report_run
+from statestore.spark.process import run_on_spark
+from statestore.spark.session import spark_session
 from statestore.testing.local_kafka import LocalKafka
 from statestore.topology.graph import SinkNode, SourceNode, Topology
 from tests.builders import DEADLINE_S, eventually

@@ -19,12 +19,12 @@ import statestore as ss
 from jobs.pipelines import flights_data
 from jobs.pipelines.flights_data import Sample
 from jobs.pipelines.flights_weather import GRACE, JOINED_TOPIC
-from jobs.process import run_on_spark
-from jobs.session import spark_session
 from statestore import serdes
 from statestore.commands.running import report_run
 from statestore.faults import VARIABLE, CrashPoint
 from statestore.model.modes import span_ms
+from statestore.spark.process import run_on_spark
+from statestore.spark.session import spark_session
 from statestore.testing.local_kafka import LocalKafka
 from tests.contract.test_flights_weather import DAY_MS, JANUARY_MS, Joined, expected
 from tests.kafka.run_rig import STATESTORE

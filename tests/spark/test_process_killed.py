@@ -20,12 +20,12 @@ import psutil
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.process import run_on_spark
-from jobs.session import spark_session
 from statestore.commands.running import report_run
 from statestore.errors import RecordFailed
 from statestore.faults import VARIABLE, CrashPoint
 from statestore.operations.run import RunSummary
+from statestore.spark.process import run_on_spark
+from statestore.spark.session import spark_session
 from statestore.testing.local_kafka import LocalKafka
 from tests.crash.kill_harness import ELSEWHERE, Kill, Rig
 from tests.crash.pipeline import PREFIX_VARIABLE

@@ -1,6 +1,7 @@
-"""The Spark task of an export: one stream task's snapshot, uploaded from here.
+"""The Spark task of an export: it uploads the snapshot of one stream task.
 
-Runs in a Python worker. A failure comes back as a row, so that the driver ends with its exit code.
+This module runs in a Python worker. A failure comes back as a row, so that the driver ends with its
+exit code.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ SCHEMA = pa.schema([("stored", pa.string())])
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """A part of an export, or why there is none, as JSON."""
+    """A part of an export, or the error that prevented it, as JSON."""
 
     part: Part | None = None
     error: str | None = None
@@ -27,7 +28,7 @@ class Stored(msgspec.Struct, frozen=True):
 def storing(
     arguments: RunArguments, tasks: list[str], folder: str
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """For mapInArrow over a column `id` of places in `tasks`."""
+    """Make the function for mapInArrow over a column `id` of indexes into `tasks`."""
 
     def store_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

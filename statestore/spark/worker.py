@@ -1,7 +1,8 @@
-"""The Spark task: plan rows in, one report row per stream task out.
+"""The Spark task of a run: plans come in, one report row per stream task goes out.
 
-Runs in a Python worker. A failure worth repeating is raised, so that Spark tries the task again
-from the committed offsets; any other comes back as a row and ends the run with its own exit code.
+This module runs in a Python worker. It raises a failure that another attempt may mend, so that
+Spark tries the task again from the committed offsets. Any other failure comes back as a row, and
+ends the run with its own exit code.
 """
 
 import gc
@@ -49,7 +50,7 @@ REPORT_SCHEMA = pa.schema(
 
 
 class PlanRow(msgspec.Struct, frozen=True):
-    """What one slot is to serve. Carries where settings are found, never a secret."""
+    """What one slot has to serve. It says where the settings are found, and carries no secret."""
 
     arguments: RunArguments
     tasks: list[PlannedTask]
@@ -60,7 +61,7 @@ class PlanRow(msgspec.Struct, frozen=True):
 def serving(
     plans: list[str],
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """For mapInArrow over a column `id` of row numbers: serve the plan of each."""
+    """Make the function for mapInArrow over a column `id`: it serves the plan of each number."""
 
     def serve_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -81,8 +82,8 @@ def _serve(row: PlanRow) -> list[tuple[TaskReport, str | None]]:
     )
     try:
         topology = load_pipeline(arguments.pipeline)
-        # Spark's daemon collects garbage after every task, for a tenth of a second where modules
-        # are looked through too; it has just done so, and none of what is left is garbage.
+        # Spark's daemon collects garbage after every task, which takes a tenth of a second if it
+        # looks through all modules. It has just done so, and none of what is left is garbage.
         gc.freeze()
         reports = serve_planned(
             topology,

@@ -1,18 +1,18 @@
-"""The Great Expectations suites of an audit, and Data Docs: the only module that knows GX.
+"""The Great Expectations suites of an audit, and its Data Docs. No other module imports GX.
 
-Three frames are judged, of all stores at once:
+Three frames are judged, each of all stores at once:
 
-    compared    a row per key and beginning on either side, superseded ones left out
-    stored      the store's rows, with where each key belongs and what follows it
-    places      a row per store and stream task: offsets and counts
+    compared    a row for each key and beginning on either side, without the superseded ones
+    stored      the store's rows, with the partition each key belongs to and the version after it
+    places      a row for each store and stream task: its offsets and counts
 
-Each expectation says which check of statestore.operations.audits it makes; what it finds unexpected
-comes back with store, stream task and key; what is said of it is for jobs/failures.py.
+Each expectation names the check of statestore.operations.audits that it makes. What it finds comes
+back with store, stream task and key, and failures.py puts it into words.
 """
 
 import os
 
-# Before the import: it asks a server of its makers whether to report usage.
+# This comes before the import, which asks a server of its makers whether to report usage.
 os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
 
 import logging
@@ -46,12 +46,12 @@ from statestore.operations.audits.audit import EXAMPLES, Check, Finding
 logging.getLogger("great_expectations").setLevel(logging.WARNING)
 SITE = "audit"
 NAMED_MAX = 1000
-"""Of more rows that are wrong, Data Docs and failures name only some."""
+"""If more rows are wrong, Data Docs and failures name only some of them."""
 _EITHER: Final = "either_value_is_missing"
 
 
 class Frames(NamedTuple):
-    """What is judged; see the module."""
+    """The frames to judge; the module's docstring describes them."""
 
     compared: DataFrame
     stored: DataFrame
@@ -59,9 +59,9 @@ class Frames(NamedTuple):
 
 
 class Unexpected(NamedTuple):
-    """What an expectation found in a store of a stream task: how many rows, and keys of them.
+    """What an expectation found in a store of a stream task: how many rows, and some of their keys.
 
-    Not of a place that is known: `store` is empty, and `stream_task` None.
+    If the place is not known, `store` is empty and `stream_task` is None.
     """
 
     check: Check
@@ -72,7 +72,7 @@ class Unexpected(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """What was not as expected, and where Data Docs begin."""
+    """What was unexpected, and the address of the first page of Data Docs."""
 
     unexpected: list[Unexpected]
     link: str
@@ -81,7 +81,7 @@ class Judged(NamedTuple):
 def validate(frames: Frames, docs: Path, *, run_name: str, wrong_rows: int) -> Judged:
     """Run every suite and write Data Docs into the folder `docs`.
 
-    `wrong_rows`: about how many will be found; Data Docs name them all only if they are few.
+    `wrong_rows` says about how many will be found; Data Docs name them all only if they are few.
     """
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = {"globally": False}  # type: ignore[assignment]  # its config
@@ -115,7 +115,7 @@ def validate(frames: Frames, docs: Path, *, run_name: str, wrong_rows: int) -> J
 
 
 def compared_suite() -> list[Any]:
-    """What both sides must say of a row."""
+    """What must hold between the two sides of a row."""
     return [
         ExpectColumnValuesToNotBeNull(column="stored", **_of(Check.NONE_MISSING)),
         ExpectColumnValuesToNotBeNull(column="logged", **_of(Check.NONE_EXTRA)),
@@ -157,7 +157,7 @@ def stored_suite() -> list[Any]:
 
 
 def places_suite() -> list[Any]:
-    """What must hold of where a store stands."""
+    """What must hold of a store's offsets and counts."""
     return [
         ExpectColumnPairValuesToBeEqual(
             column_A="rows", column_B="rows_of_log", **_of(Check.ROW_COUNTS)
@@ -183,7 +183,7 @@ def _of(check: Check) -> dict[str, Any]:
 
 
 def _unexpected(result: Any) -> list[Unexpected]:
-    """What was unexpected, by store and stream task."""
+    """What an expectation found, by store and stream task."""
     raised = result.exception_info or {}
     if raised.get("raised_exception"):
         raise RuntimeError(f"an expectation could not be judged: {raised['exception_message']}")

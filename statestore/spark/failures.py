@@ -1,17 +1,18 @@
-"""What an audit on Spark says is wrong: in the words of `statestore audit`, and no more than that.
+"""The failures that an audit on Spark reports, in the same words as `statestore audit`.
 
-Great Expectations says which rows are unexpected, by its own names. What a row is (different,
-missing, extra, pending) and how many there are comes from `audit.judge`, as without Spark.
+Great Expectations says which rows are unexpected, by names of its own. What a row is (different,
+missing, extra, pending), and how many such rows there are, comes from `audit.judge`, as it does
+without Spark.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from jobs.expectations import Unexpected
 from statestore.layout.audits import AuditFailure
 from statestore.model.ids import TaskId
 from statestore.operations.audits.audit import EXAMPLES, FAILED_BY, Check, Finding, detail_of
 from statestore.operations.audits.rows import Subject
+from statestore.spark.expectations import Unexpected
 
 _COMPARED = {check: finding for finding, check in FAILED_BY.items()}
 _COUNTED_BY_KEY = {Check.UNIQUE_KEYS, Check.VERSIONS_APART, Check.ONE_LATEST}
@@ -24,7 +25,7 @@ def failures_of(
     found: Mapping[int, Counter[Finding]],
     placements: Mapping[str, str | None],
 ) -> list[AuditFailure]:
-    """The failures, by check, store and stream task; every row that failed is in one of them."""
+    """The failures by check, store and stream task; every row that failed is in exactly one."""
     keys, rows = _by_place(unexpected)
     failures = []
     for number, subject in enumerate(subjects):
@@ -35,7 +36,7 @@ def failures_of(
             if check is Check.NOTHING_PENDING:
                 known, count = sorted(pending), findings[Finding.PENDING]
             elif check in _COMPARED:
-                # What is pending differs from the log as well.
+                # A pending row differs from the log as well.
                 known = [key for key in known if key not in pending]
                 count = findings[_COMPARED[check]] or len(known)
             elif check in _COUNTED_BY_KEY:
@@ -45,7 +46,7 @@ def failures_of(
             if count:
                 detail = detail_of(check, subject, findings, placements.get(subject.store))
                 failures.append(AuditFailure(check, *place, count, known[:EXAMPLES], detail))
-    # An expectation that names no rows.
+    # These are of expectations that name no rows.
     failures += [
         AuditFailure(check, store, None, rows[check, store, task], [], "it does not hold somewhere")
         for check, store, task in keys
@@ -58,18 +59,18 @@ _Place = tuple[Check, str, str | None]
 
 
 def _by_place(unexpected: Iterable[Unexpected]) -> tuple[dict[_Place, list[str]], Counter[_Place]]:
-    """Keys and numbers of rows, each fault under one check only."""
+    """The keys and the numbers of rows, with each fault under one check only."""
     keys: dict[_Place, list[str]] = {}
     rows: Counter[_Place] = Counter()
     for one in unexpected:
         place = (one.check, one.store, one.stream_task)
-        # Two frames are asked for keys that are null.
+        # Null keys are looked for in two frames.
         keys[place] = list(dict.fromkeys([*keys.get(place, []), *one.keys]))
         rows[place] = max(rows[place], one.rows)
     first: dict[tuple[str, str], _Place] = {}
     for place in sorted((it for it in keys if it[0] is Check.ONE_LATEST), key=_partition):
         for key in list(keys[place]):
-            # Of several partitions that have a key, the first is not the one at fault.
+            # Of several partitions that have a key, the first one is not at fault.
             before = first.setdefault((place[1], key), place)
             if before != place and key in keys[before]:
                 keys[before].remove(key)

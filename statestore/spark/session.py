@@ -1,4 +1,4 @@
-"""The SparkSession of our jobs, and how their Spark tasks fail."""
+"""The SparkSession of the jobs, and how a failure of a Spark task reaches the driver."""
 
 import logging
 import sys
@@ -10,19 +10,19 @@ from pyspark.sql import SparkSession
 
 from statestore import errors
 
-# What holds unless spark-submit says otherwise.
+# These hold unless spark-submit says otherwise.
 _DEFAULTS = {"spark.log.level": "WARN"}
-# Of a Spark within this machine: nobody elsewhere has business with its ports, and its page, which
-# asks nobody for a password, is on all addresses.
+# These hold for a Spark within this machine: its ports are of no use to other machines, and its
+# page listens on all addresses and asks for no password.
 _LOCAL_DEFAULTS = {"spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false"}
 
 
 def spark_session(name: str) -> SparkSession:
-    """A session whose workers run this interpreter; everything else is spark-submit's to decide.
+    """Make a session whose workers run this interpreter; spark-submit decides everything else.
 
-    No speculation: two attempts at one stream task would fight for one transactional id.
+    Speculation is off: two attempts at one stream task would fight for one transactional id.
     """
-    # It logs every connection it closes, even after the streams are gone.
+    # py4j logs every connection that it closes, even after the streams are gone.
     logging.getLogger("py4j").setLevel(logging.WARNING)
     builder = SparkSession.builder.appName(name)
     for key, value in _defaults().items():
@@ -38,8 +38,8 @@ def spark_session(name: str) -> SparkSession:
 
 
 def _defaults() -> dict[str, str]:
-    """Settings for what spark-submit, its files and flags, left open."""
-    SparkContext._ensure_initialized()  # noqa: SLF001 - before it a SparkConf knows nothing of them
+    """Settings for what the flags and files of spark-submit leave open."""
+    SparkContext._ensure_initialized()  # noqa: SLF001  # without it a SparkConf does not know them
     told = SparkConf()
     local = (told.get("spark.master") or "local").startswith("local")
     return {
@@ -56,7 +56,7 @@ def slots_per_host(spark: SparkSession) -> int:
 
 
 def raise_first_error(texts: Iterable[str | None]) -> None:
-    """Raise what a Spark task told of its failure, as what it was."""
+    """Raise the first failure that a Spark task reported, as an error of its own class."""
     for text in texts:
         if text is not None:
             error = msgspec.json.decode(text)

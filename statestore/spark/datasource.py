@@ -1,6 +1,6 @@
 """The Python Data Source `transactional_store`: rows of stores as DataFrames, in Arrow batches.
 
-    spark.dataSource.register(TransactionalStore)          # jobs.session does it
+    spark.dataSource.register(TransactionalStore)
     spark.read.format("transactional_store").option("state_dir", D).option("application_id", A)
         .option("store", S).load()
 
@@ -12,9 +12,9 @@ application_id, config, bootstrap_servers, target; store, partition, export, as_
     valid_from, valid_to                                       with history; valid_to null: latest
     window_start, window_end                                   of windows
 
-A store is seen as committed last, whether or not a run is on: each Spark partition takes a snapshot
-of its stream task. Keys and values go through the serdes the deployed topology names, JSON and
-MSGPACK to JSON text; raw = true gives bytes. Times are TIMESTAMP.
+A query sees each store as of its last commit, whether or not a run is on: each Spark partition
+takes a snapshot of its stream task. The serdes that the deployed topology names decode keys and
+values; JSON and MSGPACK become JSON text. raw = true gives bytes. Times are of the type TIMESTAMP.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,13 +26,13 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from jobs.audit_source import AuditReader, audit_schema
 from statestore.assembly.rows import Shape, committed_rows, logged_rows, shape_of
 from statestore.commands.arguments import StateArguments, parse_state_arguments, parse_time
 from statestore.errors import Misuse
 from statestore.model.modes import Time, to_ms
 from statestore.model.records import Serde
 from statestore.operations.audits.rows import WINDOW, Rows
+from statestore.spark.audit_source import AuditReader, audit_schema
 from statestore.stores import serdes, versioned_layout, windows
 
 NAME = "transactional_store"
@@ -44,7 +44,7 @@ _TIME = pa.timestamp("us", tz="UTC")
 
 
 class TransactionalStore(DataSource):
-    """See the module; Misuse names an option that is wrong."""
+    """The Data Source of this module; Misuse names an option that is wrong."""
 
     @classmethod
     def name(cls) -> str:
@@ -52,20 +52,20 @@ class TransactionalStore(DataSource):
         return NAME
 
     def schema(self) -> StructType:
-        """The columns, by the store's kind and serdes."""
+        """The columns that the store's kind and serdes give."""
         if "audit" in self.options:
             return from_arrow_schema(audit_schema(self.options["audit"]))
         return from_arrow_schema(_plan(dict(self.options)).schema())
 
-    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - it is what we said
-        """One Spark partition per partition of the store."""
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002  # ours comes back
+        """A reader with one Spark partition for each partition of the store."""
         if "audit" in self.options:
             return AuditReader(dict(self.options))
         return StoreReader(_plan(dict(self.options)))
 
 
 class Plan(NamedTuple):
-    """What is to be read, and where settings are found, never a secret."""
+    """What to read, and where the settings are found; it carries no secret."""
 
     arguments: StateArguments
     shape: Shape
@@ -84,7 +84,7 @@ class Plan(NamedTuple):
         return pa.schema([*fields, ("value", value.type)])
 
     def sides(self) -> tuple["Side", "Side"]:
-        """How keys and values become columns."""
+        """How keys and how values become a column."""
         shape = self.shape
         key_serde = shape.key_serde
         found = serdes.of_windowed(key_serde or "")
@@ -100,13 +100,13 @@ class Plan(NamedTuple):
         return key, value
 
     def window_ms(self) -> int:
-        """How long a window is."""
+        """The length of a window."""
         found = serdes.of_windowed(self.shape.key_serde or "")
         return 0 if found is None else found[0]
 
 
 class StorePartition(InputPartition):
-    """A stream task's part of a store."""
+    """The part of a store that one stream task owns."""
 
     def __init__(self, stream_task: str, partition: int) -> None:
         self.stream_task = stream_task
@@ -114,22 +114,22 @@ class StorePartition(InputPartition):
 
     @property
     def place(self) -> tuple[str, int]:
-        """Both."""
+        """The stream task and its partition."""
         return self.stream_task, self.partition
 
 
 class StoreReader(DataSourceReader):
-    """Reads one store, live or as its log has it."""
+    """Reads one store: its committed rows, or its folded changelog."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
 
     def partitions(self) -> list[InputPartition]:
-        """One per stream task that has the store."""
+        """One for each stream task that has the store."""
         return [StorePartition(*task) for task in self._plan.shape.tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Its rows, in lots."""
+        """The rows of a part, in chunks."""
         assert isinstance(partition, StorePartition)
         plan, task = self._plan, partition.stream_task
         settings = plan.arguments.settings()
@@ -145,7 +145,7 @@ class StoreReader(DataSourceReader):
 
 
 class Side(NamedTuple):
-    """The type of a column and what makes its entries from bytes."""
+    """The type of a column, and the function that makes its entries from bytes."""
 
     type: pa.DataType
     read: Callable[[bytes], Any] | None
@@ -206,7 +206,7 @@ def _side(store: str, serde_name: str | None) -> Side:
 
 
 def _converter(plan: Plan) -> Callable[[Rows], list[pa.Array]]:
-    """Rows to the columns from `key` on."""
+    """Make the function from rows to the columns from `key` on."""
     key, value = plan.sides()
     size_ms = plan.window_ms()
 

@@ -1,7 +1,7 @@
-"""Both sides of an audit as DataFrames: what `transactional_store` reads for jobs/audit.py.
+"""Both sides of an audit as DataFrames, which the format `transactional_store` reads for audit.py.
 
 The driver holds the snapshots and says where each store stands (`Subject`), so that every Spark
-task, and every repetition of one, sees the same commit. Its options are of the audit's own:
+task, and every repetition of one, sees the same commit. The options are only for audits:
 audit = store | log, subjects, arguments.
 """
 
@@ -33,9 +33,9 @@ _LOGGED = pa.schema([*_ROW, ("key", pa.string()), ("is_later", pa.bool_()), ("kn
 
 
 def audit_schema(side: str) -> pa.Schema:
-    """The columns of a side. Of the log, `is_later` rows are what comes after the offset.
+    """The columns of a side. Rows of the log with `is_later` come after the snapshot's offset.
 
-    Of a store whose files cannot be read there is a row that says why, its `unreadable`, at last.
+    If the files of a store cannot be read, its last row says why in `unreadable`.
     """
     return _STORED if side == STORE else _LOGGED
 
@@ -43,7 +43,7 @@ def audit_schema(side: str) -> pa.Schema:
 def audit_frame(
     spark: SparkSession, side: str, subjects: list[Subject], arguments: StateArguments
 ) -> DataFrame:
-    """One side of all subjects, a Spark partition each."""
+    """One side of all subjects, with a Spark partition for each."""
     options = {
         "audit": side,
         "subjects": msgspec.json.encode(subjects).decode(),
@@ -53,7 +53,7 @@ def audit_frame(
 
 
 class SubjectPartition(InputPartition):
-    """A store of one stream task, by its place among the subjects."""
+    """A store of one stream task, by its index among the subjects."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -72,7 +72,7 @@ class AuditReader(DataSourceReader):
         return [SubjectPartition(number) for number in range(len(self._subjects))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Its rows, in lots."""
+        """The rows of a subject, in chunks."""
         assert isinstance(partition, SubjectPartition)
         number, subject = partition.number, self._subjects[partition.number]
         texts = KeyTexts(subject.key_serde)
@@ -81,7 +81,7 @@ class AuditReader(DataSourceReader):
                 for rows in rows_of(self._arguments.settings(), subject):
                     yield _batch(_STORED, number, rows, texts, _homes(subject, rows))
             except (TaskCorrupted, ExportDamaged) as error:
-                # A verdict, and nothing that another attempt of this Spark task would make good.
+                # That is a verdict: another attempt of this Spark task would find the same.
                 said = {"subject": number, "unreadable": str(error)}
                 yield pa.RecordBatch.from_pylist([said], schema=_STORED)
             return
@@ -98,7 +98,7 @@ class AuditReader(DataSourceReader):
 
 
 def _homes(subject: Subject, rows: Rows) -> list[list[Any]]:
-    """Per hash the partition it gives each key; None for rows without one of their own."""
+    """For each hash, the partition of each key; None for rows that no key places."""
     placed = [bool(placing_keys([key], subject.kind, subject.key_serde)) for key in rows.keys]
     keys = placing_keys(rows.keys, subject.kind, subject.key_serde)
     columns = []

@@ -1,0 +1,253 @@
+"""Audit stores against their changelogs on Spark, judged by Great Expectations, with Data Docs.
+
+    spark-submit jobs/audit.py --application-id A --state-dir D --bootstrap-servers H:P …
+
+It judges as `statestore audit` does, with a Spark task for each partition of a store. It prints one
+JSON line (the record, and the error unless the audit is passed), writes the same line into
+--summary-file, and exits with the codes of errors.py. Its log begins with the verdict, and also
+ends with it unless the audit is passed. Data Docs lie beside the record of the audit.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812  # Spark's own way to write it
+
+from statestore.assembly import SystemClock
+from statestore.assembly.auditing import HASHES, audits_of, keep_audit, planned_audit
+from statestore.cli import set_up_logging
+from statestore.commands.arguments import (
+    StateArguments,
+    broker_option,
+    parse_state_arguments,
+    state_options,
+    target_option,
+)
+from statestore.commands.audit import export_option, record_line, record_lines, store_option
+from statestore.commands.running import check_summary_file, write_line
+from statestore.errors import HostFailure, TaskCorrupted
+from statestore.layout.audits import AuditedStore, AuditRecord
+from statestore.operations.audits.audit import (
+    Finding,
+    absent,
+    audited_store,
+    placing_hash,
+    require_pass,
+    sides,
+    unreadable,
+)
+from statestore.operations.audits.rows import Subject
+from statestore.spark.audit_source import LOG, STORE, audit_frame
+from statestore.spark.comparison import compare
+from statestore.spark.datasource import TransactionalStore
+from statestore.spark.expectations import Frames, validate
+from statestore.spark.failures import failures_of
+from statestore.spark.program import run_program
+from statestore.spark.session import spark_session
+
+_SHUFFLES = "spark.sql.shuffle.partitions"
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@state_options
+@broker_option
+@target_option
+@store_option
+@export_option
+@click.option("--summary-file", help="Also write the JSON line here, on failure too.")
+def command(
+    *, stores: tuple[str, ...], export: str | None, summary_file: str | None, **flags: Any
+) -> None:
+    """Audit stores on Spark."""
+    set_up_logging()
+    application_id = flags["application_id"]
+    record: AuditRecord | None = None
+    try:
+        check_summary_file(summary_file)
+        arguments = parse_state_arguments(flags)
+        record = audit_on_spark(
+            lambda: spark_session(f"statestore audit {application_id}"),
+            arguments,
+            stores,
+            export=export,
+        )
+        _tell(record)
+        require_pass(record)
+        line = record_line(application_id, record, None)
+        write_line(summary_file, line)
+    except Exception as error:
+        line = record_line(application_id, record, error)
+        click.echo(line)
+        with suppress(HostFailure):  # the first error is the one to tell
+            write_line(summary_file, line)
+        raise
+    click.echo(line)
+
+
+def _tell(record: AuditRecord) -> None:
+    """Tell people what the JSON line tells programs: the verdict first, then what it rests on.
+
+    Unless the audit is passed, the last line of the log, which is the error's, repeats the verdict.
+    """
+    for line in record_lines(record):
+        click.echo(line, err=True)
+
+
+def audit_on_spark(
+    session: Callable[[], SparkSession],
+    arguments: StateArguments,
+    stores: tuple[str, ...] = (),
+    *,
+    export: str | None = None,
+) -> AuditRecord:
+    """Audit once. `session` is called after the snapshots are taken, as a session may take long."""
+    settings = arguments.settings()
+    with planned_audit(settings, stores, export=export) as plan, plan.renewing():
+        time_ms = SystemClock().now_ms()
+        docs = audits_of(settings).docs_folder(time_ms)
+        results, failures, data_docs = _judged(session(), arguments, plan.subjects, docs)
+        return keep_audit(settings, plan, results, failures, time_ms=time_ms, data_docs=data_docs)
+
+
+def _judged(
+    spark: SparkSession, arguments: StateArguments, subjects: list[Subject], docs: Path
+) -> tuple[list[AuditedStore], list[Any], str | None]:
+    if not subjects:
+        return [], [], None
+    spark.dataSource.register(TransactionalStore)
+    if spark.conf.get(_SHUFFLES) == "200":  # Spark's default, for far more rows than is usual here
+        spark.conf.set(_SHUFFLES, str(max(len(subjects), spark.sparkContext.defaultParallelism)))
+    read = audit_frame(spark, STORE, subjects, arguments).persist()
+    # The log is read once: what comes after the offset must be of the same reading.
+    log = audit_frame(spark, LOG, subjects, arguments).persist()
+    unread = {
+        row["subject"]: unreadable(subjects[row["subject"]], TaskCorrupted(row["unreadable"]))
+        for row in read.where("unreadable is not null").select("subject", "unreadable").collect()
+    }
+    # If files cannot be read to their end, none of their rows proves anything.
+    stored, logged = (frame.where(~F.col("subject").isin(list(unread))) for frame in (read, log))
+    compared = compare(stored, logged, subjects).persist()
+    found = _findings(compared)
+    placements = _placements(stored, subjects)
+    # These are kept as well: every expectation reads its frame several times.
+    frames = Frames(
+        _named(compared, subjects).where(F.col("finding") != Finding.SUPERSEDED.value).persist(),
+        _neighbours(_named(stored, subjects), placements).persist(),
+        _places(spark, subjects, found),
+    )
+    wrong = sum(counts.total() - counts[Finding.EQUAL] for counts in found.values())
+    run_name = f"{arguments.application_id} {docs.name}"
+    judged = validate(frames, docs, run_name=run_name, wrong_rows=wrong)
+    for frame in (*frames, compared, log, read):
+        frame.unpersist()
+    gone = [absent(one) for i, one in enumerate(subjects) if one.is_missing and found.get(i)]
+    wrong_ones = failures_of(judged.unexpected, subjects, found, placements)
+    failures = [*unread.values(), *gone, *wrong_ones]
+    return _results(subjects, found, placements), failures, judged.link
+
+
+def _named(frame: DataFrame, subjects: list[Subject]) -> DataFrame:
+    """The frame with store, stream task and partition in place of the subject's number.
+
+    Keys are in hexadecimal.
+    """
+    facts: dict[str, list[Any]] = {
+        "store": [one.store for one in subjects],
+        "stream_task": [one.stream_task for one in subjects],
+        "partition": [one.partition for one in subjects],
+        "versioned": [one.versioned for one in subjects],
+    }
+    looked_up = [
+        F.element_at(F.array(*map(F.lit, values)), F.col("subject") + 1).alias(name)
+        for name, values in facts.items()
+    ]
+    rest = [name for name in frame.columns if name != "row_key"]
+    return frame.select(*looked_up, F.hex("row_key").alias("row_key"), *rest)
+
+
+def _neighbours(stored: DataFrame, placements: dict[str, str | None]) -> DataFrame:
+    """The rows with the partition each key belongs to, and what tells whether versions overlap."""
+    home = F.lit(None).cast("int")
+    for store, placement in placements.items():
+        if placement is not None:
+            home = F.when(F.col("store") == store, F.col(placement)).otherwise(home)
+    of_key = Window.partitionBy("store", "stream_task", "row_key").orderBy("begins")
+    everywhere = Window.partitionBy("store", "row_key")
+    is_latest = F.col("versioned") & F.col("ends").isNull()
+    latest = F.sum(F.when(is_latest, 1).otherwise(0)).over(everywhere)
+    return stored.select(
+        "store",
+        "stream_task",
+        "partition",
+        "row_key",
+        "key",
+        "begins",
+        home.alias("home"),
+        F.lead("begins").over(of_key).alias("next_begins"),
+        F.coalesce("ends", F.lit((1 << 63) - 1)).alias("ends_at_last"),
+        latest.alias("latest_of_key"),
+    )
+
+
+def _findings(compared: DataFrame) -> dict[int, Counter[Finding]]:
+    """How many rows of each finding there are, by subject."""
+    found: dict[int, Counter[Finding]] = {}
+    for row in compared.groupBy("subject", "finding").count().collect():
+        found.setdefault(row["subject"], Counter())[Finding(row["finding"])] = row["count"]
+    return found
+
+
+def _placements(stored: DataFrame, subjects: list[Subject]) -> dict[str, str | None]:
+    """The hash that places the keys of each store."""
+    partition = F.element_at(F.array(*[F.lit(s.partition) for s in subjects]), F.col("subject") + 1)
+    sums = [F.count(name).alias(f"{name}_keys") for name in HASHES]
+    sums += [F.sum((F.col(name) != partition).cast("int")).alias(name) for name in HASHES]
+    keys: dict[str, int] = {}
+    wrong: dict[str, dict[str, int]] = {one.store: dict.fromkeys(HASHES, 0) for one in subjects}
+    for row in stored.groupBy("subject").agg(*sums).collect():
+        store = subjects[row["subject"]].store
+        keys[store] = keys.get(store, 0) + row[f"{next(iter(HASHES))}_keys"]
+        for name in HASHES:
+            wrong[store][name] += row[name] or 0
+    return {store: placing_hash(keys.get(store, 0), wrong[store]) for store in wrong}
+
+
+def _places(
+    spark: SparkSession, subjects: list[Subject], found: dict[int, Counter[Finding]]
+) -> DataFrame:
+    rows = [
+        (s.store, s.stream_task, s.offset_next, s.log_end, s.last_offset, *sides(found.get(i, {})))
+        for i, s in enumerate(subjects)
+    ]
+    return spark.createDataFrame(
+        rows,
+        "store string, stream_task string, offset_next long, log_end long, last_offset long, "
+        "rows long, rows_of_log long",
+    )
+
+
+def _results(
+    subjects: list[Subject], found: dict[int, Counter[Finding]], placements: dict[str, str | None]
+) -> list[AuditedStore]:
+    totals = {one.store: Counter[Finding]() for one in subjects}
+    kinds = {one.store: one.kind for one in subjects}
+    for number, counts in found.items():
+        totals[subjects[number].store] += counts
+    return [
+        audited_store(store, kinds[store], counts, placements[store])
+        for store, counts in sorted(totals.items())
+    ]
+
+
+def main() -> NoReturn:
+    """Run the job with the flags of this process."""
+    run_program(command)
+
+
+if __name__ == "__main__":
+    main()

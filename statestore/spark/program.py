@@ -1,0 +1,20 @@
+"""How a job of this package runs as a program."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from statestore.cli import guarded
+
+_HERE = Path(__file__).resolve().parent
+
+
+def run_program(command: Callable[[], object]) -> NoReturn:
+    """Run a job's command and exit with its code.
+
+    Python puts the folder of a script first on the import path. Of a script in this package that
+    folder is taken off again: `process` and `session` may be modules of the user's.
+    """
+    sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != _HERE]
+    sys.exit(guarded(command))
