@@ -4,16 +4,16 @@ Exit codes are those of errors.py. Logs go to stderr, results to stdout; `--json
 line.
 """
 
+import importlib
 import logging
 import os
 import sys
 from collections.abc import Callable
-from typing import TextIO
+from typing import Any, TextIO, cast
 
 import click
 
 from statestore.commands.audit import audit_command
-from statestore.commands.drill import drill_command
 from statestore.commands.exports import export_command, exports, restore_short_command
 from statestore.commands.relocate import relocate_command
 from statestore.commands.running import run_command
@@ -23,12 +23,32 @@ from statestore.commands.topologies import topology
 from statestore.commands.upgrade import upgrade_command
 from statestore.errors import HostFailure, Misuse, StateStoreError
 from statestore.faults import arm_from_environment
-from statestore.testing.kafka_command import kafka
 
 _log = logging.getLogger("statestore")
+_OF_TESTING = {
+    "drill": "statestore.testing.drills.command:drill_command",
+    "kafka": "statestore.testing.kafka_command:kafka",
+}
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """The commands. Those of statestore.testing are imported only when one of them is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *_OF_TESTING])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        home = _OF_TESTING.get(cmd_name)
+        if home is None:
+            return super().get_command(ctx, cmd_name)
+        module, _, name = home.partition(":")
+        try:
+            return cast("click.Command", getattr(importlib.import_module(module), name))
+        except ModuleNotFoundError as error:
+            return _without_extra(cmd_name, error)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("-v", "--verbose", is_flag=True, help="More logs.")
 def cli(verbose: bool) -> None:
     """Exactly-once, stateful stream processing with Kafka, Spark and Airflow."""
@@ -39,9 +59,7 @@ def cli(verbose: bool) -> None:
 for command in (
     run_command,
     status_command,
-    drill_command,
     topology,
-    kafka,
     stores,
     offsets_command,
     relocate_command,
@@ -52,6 +70,21 @@ for command in (
     restore_short_command,
 ):
     cli.add_command(command)
+
+
+def _without_extra(name: str, missing: ModuleNotFoundError) -> click.Command:
+    """The command in place of one whose extra is not installed: it says how to install it."""
+
+    @click.command(name, context_settings={"ignore_unknown_options": True})
+    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+    def refuse(arguments: Any) -> None:  # noqa: ARG001  # all of them are accepted
+        """Not available: install the extra `testing`."""
+        raise Misuse(
+            f"`statestore {name}` needs the extra `testing` ({missing}): "
+            "pip install 'statestore[testing]'"
+        )
+
+    return refuse
 
 
 class _StandardError(logging.StreamHandler[TextIO]):

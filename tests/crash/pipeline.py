@@ -6,7 +6,7 @@ Nothing in it forgives a record seen twice or never.
 import os
 
 import statestore as ss
-from statestore.operations.drills.workload import COUNTS, Pass, over
+from statestore.testing.drills.workload import COUNTS, Pass, over
 
 __all__ = ["COUNTS", "PREFIX_VARIABLE", "Pass", "over", "topology", "worker_moments"]
 PREFIX_VARIABLE = "KILL_TOPICS"

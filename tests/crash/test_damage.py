@@ -9,15 +9,15 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from rocksdict import AccessType, Options, Rdict
 
-from statestore.assembly import drilling
 from statestore.assembly.cloning import export_for_clone
-from statestore.assembly.drilling import CloneFrom, drill
 from statestore.assembly.pipelines import load_pipeline
 from statestore.errors import DrillFailed
 from statestore.faults import CrashPoint
 from statestore.layout.folders import StateLayout
-from statestore.operations.drills.plan import DrillReport, Outcome
 from statestore.settings import Settings
+from statestore.testing.drills import drill as drilling
+from statestore.testing.drills.drill import CloneFrom, drill
+from statestore.testing.drills.plan import DrillReport, Outcome
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import ROOT
 from tests.crash.kill_harness import STATESTORE, Rig

@@ -10,7 +10,7 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException
 from jinja2 import Environment
 
-from statestore.commands.drill import drill_command
+from statestore.testing.drills.command import drill_command
 from statestore_airflow.command import StateStoreCommandOperator
 from tests.dags.project_rig import ROOT, Project, params_of
 

@@ -12,12 +12,12 @@ import pytest
 from click.testing import CliRunner
 
 from statestore.cli import cli
-from statestore.commands.drill_report import html_of, table_of
 from statestore.errors import DrillFailed, Misuse, NotDrilled
 from statestore.faults import CrashPoint
-from statestore.operations.drills.plan import Drilled, DrillReport, Kind, Outcome, Special, plan
-from statestore.operations.drills.scratch import Scratch
-from statestore.operations.drills.workload import PARTITIONS, Ledger, Row, Seen
+from statestore.testing.drills.plan import Drilled, DrillReport, Kind, Outcome, Special, plan
+from statestore.testing.drills.report import html_of, table_of
+from statestore.testing.drills.scratch import Scratch
+from statestore.testing.drills.workload import PARTITIONS, Ledger, Row, Seen
 
 USERS = 17
 

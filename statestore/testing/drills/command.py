@@ -15,12 +15,12 @@ import msgspec
 from rich.console import Console
 
 from statestore.assembly import failure
-from statestore.assembly.drilling import RUN, CloneFrom, drill
 from statestore.commands.arguments import deployment_options, parse_deployment
-from statestore.commands.drill_report import html_of, table_of
 from statestore.errors import HostFailure, Misuse
-from statestore.operations.drills.plan import PREFIX, DrillReport
 from statestore.settings import Settings, expand
+from statestore.testing.drills.drill import RUN, CloneFrom, drill
+from statestore.testing.drills.plan import PREFIX, DrillReport
+from statestore.testing.drills.report import html_of, table_of
 from statestore.testing.local_kafka import LocalKafka
 
 

@@ -21,16 +21,16 @@ from statestore.kafka.outbox import PlainOutbox
 from statestore.kafka.scratch import delete, truncate
 from statestore.model.ids import TopicPartition
 from statestore.operations.audits.audit import failure_line
-from statestore.operations.drills.plan import PREFIX, DrillReport, plan
-from statestore.operations.drills.run import Drills
-from statestore.operations.drills.scratch import Scratch
-from statestore.operations.drills.specials import OwnBroker
-from statestore.operations.drills.workload import Row
 from statestore.operations.exports.catalog import LATEST
 from statestore.operations.topics import ANY_TIME
 from statestore.ports import Bounds, Records, TopicSpec
 from statestore.settings import Settings, is_secret
 from statestore.stores import keyvalue
+from statestore.testing.drills.plan import PREFIX, DrillReport, plan
+from statestore.testing.drills.run import Drills
+from statestore.testing.drills.scratch import Scratch
+from statestore.testing.drills.specials import OwnBroker
+from statestore.testing.drills.workload import Row
 
 _log = logging.getLogger(__name__)
 _STATESTORE = str(Path(sys.executable).with_name("statestore"))

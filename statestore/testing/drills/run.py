@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 from statestore.errors import StateStoreError
 from statestore.faults import CrashPoint
-from statestore.operations.drills.plan import Drilled, DrillReport, Kind, Outcome, Planned, Special
-from statestore.operations.drills.points import Met, at_moment, at_point, span_of_a_run
-from statestore.operations.drills.scratch import Scratch
-from statestore.operations.drills.specials import OwnBroker, drilled
 from statestore.ports import Clock
+from statestore.testing.drills.plan import Drilled, DrillReport, Kind, Outcome, Planned, Special
+from statestore.testing.drills.points import Met, at_moment, at_point, span_of_a_run
+from statestore.testing.drills.scratch import Scratch
+from statestore.testing.drills.specials import OwnBroker, drilled
 
 _log = logging.getLogger(__name__)
 

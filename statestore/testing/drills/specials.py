@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from statestore.errors import Fenced, HostFailure, Locked, Misuse
-from statestore.operations.drills.plan import Special
-from statestore.operations.drills.points import NO_LOCKS, Met, back, damage
-from statestore.operations.drills.scratch import LOT, Ended, Scratch
+from statestore.testing.drills.plan import Special
+from statestore.testing.drills.points import NO_LOCKS, Met, back, damage
+from statestore.testing.drills.scratch import LOT, Ended, Scratch
 
 _CONTINUE: Final = "--set=processing.exception.handler=continue"
 _SMALL: Final = "48m"

@@ -24,8 +24,8 @@ from statestore.faults import VARIABLE
 from statestore.layout import owners
 from statestore.layout.folders import StateLayout
 from statestore.operations.deployed import read_deployed
-from statestore.operations.drills.plan import PREFIX
-from statestore.operations.drills.workload import (
+from statestore.testing.drills.plan import PREFIX
+from statestore.testing.drills.workload import (
     PARTITIONS,
     PREFIX_VARIABLE,
     STORE,
@@ -36,7 +36,7 @@ from statestore.operations.drills.workload import (
 )
 
 T = TypeVar("T")
-MODULE = "statestore.operations.drills.workload"
+MODULE = "statestore.testing.drills.workload"
 DEADLINE_S = 180.0
 LOT = 4000
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from statestore.faults import CrashPoint
-from statestore.operations.drills.scratch import MODULE, Ended, Scratch
+from statestore.testing.drills.scratch import MODULE, Ended, Scratch
 
 _LATER: Final = 4
 """The visit of a commit's points to die at: commits of that very run came before."""

@@ -1,0 +1,45 @@
+"""Commands of statestore.testing: imported only when asked for, refused without the extra."""
+
+import json
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from statestore.cli import cli
+from statestore.errors import Misuse
+from tests.builders import DEADLINE_S, child
+
+ASKING = """
+import json, sys
+from click.testing import CliRunner
+from statestore.cli import cli
+assert CliRunner().invoke(cli, [sys.argv[1], "--help"]).exit_code == 0
+print(json.dumps(any(name.startswith("statestore.testing") for name in sys.modules)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "imports"), [("run", False), ("status", False), ("audit", False), ("drill", True)]
+)
+def test_only_commands_of_testing_import_it(command: str, imports: bool) -> None:
+    with child(ASKING, command) as process:
+        output, errors = process.communicate(timeout=DEADLINE_S)
+    assert errors == ""
+    assert json.loads(output) is imports
+
+
+@pytest.mark.parametrize("command", ["drill", "kafka"])
+def test_without_the_extra_a_command_says_how_to_install_it(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("statestore.testing")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    refused = CliRunner().invoke(cli, [command, "--json", "start"])
+    assert isinstance(refused.exception, Misuse)
+    assert f"`statestore {command}` needs the extra `testing`" in str(refused.exception)
+    assert "pip install 'statestore[testing]'" in str(refused.exception)
+    listed = CliRunner().invoke(cli, ["--help"])
+    assert listed.exit_code == 0
+    assert "Not available: install the extra `testing`." in listed.output
