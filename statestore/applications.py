@@ -1,6 +1,6 @@
-"""The applications file, `statestore.toml`: what users name once and start by its id.
+"""The applications file, `statestore.toml`, which defines applications by their ids.
 
-INTERFACE rule 9. Nothing is expanded or coerced here: that is the settings' business.
+See INTERFACE rule 9. Values are not expanded or converted here; `Settings` does that.
 """
 
 import difflib
@@ -14,7 +14,7 @@ from statestore.errors import InvalidSetting
 
 @dataclass(frozen=True)
 class Application:
-    """One `[applications.<id>]` of an applications file."""
+    """One `[applications.<id>]` section of an applications file."""
 
     application_id: str
     pipeline: str | None
@@ -23,7 +23,7 @@ class Application:
 
     @classmethod
     def load(cls, path: str | Path, application_id: str) -> "Application":
-        """Read it; InvalidSetting says which file, application or field is wrong."""
+        """Read one application; InvalidSetting names the file, application or field at fault."""
         try:
             document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -31,11 +31,14 @@ class Application:
         applications = _table(document.get("applications", {}), path, "[applications]")
         if application_id not in applications:
             known = ", ".join(sorted(applications)) or "none"
-            raise InvalidSetting(f"{path}: no [applications.{application_id}]; it has: {known}")
+            raise InvalidSetting(
+                f"{path}: there is no [applications.{application_id}]; it has: {known}"
+            )
         where = f"[applications.{application_id}]"
         section = dict(_table(applications[application_id], path, where))
         settings = _table(section.pop("settings", {}), path, where.replace("]", ".settings]"))
-        _table(section.pop("alerts", {}), path, where.replace("]", ".alerts]"))  # the DAGs' own
+        # Only the DAGs read the alerts.
+        _table(section.pop("alerts", {}), path, where.replace("]", ".alerts]"))
         allowed = ("bootstrap_servers", "state_dir", "processing_guarantee", "pipeline", "schedule")
         for name, value in section.items():
             if name not in allowed:
@@ -43,13 +46,13 @@ class Application:
                     f"{path}: unknown field {name!r} in {where}{nearest(name, allowed)}"
                 )
             if not isinstance(value, str):
-                raise InvalidSetting(f"{path}: {name} in {where} is not a text")
+                raise InvalidSetting(f"{path}: {name} in {where} is not a string")
         pipeline = section.pop("pipeline", None)
         named = None if pipeline is None else str(pipeline)
         return cls(application_id, named, section, dict(_flat(settings)))
 
     def mapping(self) -> dict[str, object]:
-        """Its settings by key."""
+        """Return the application's settings by key."""
         named = {
             name.replace("_", "."): value
             for name, value in self.fields.items()
@@ -59,7 +62,7 @@ class Application:
 
 
 def nearest(key: str, known: Mapping[str, object] | tuple[str, ...]) -> str:
-    """The end of a message about an unknown name: the one that was meant, or where to look."""
+    """Return the end of a message about an unknown name: a suggestion, or where to look."""
     near = difflib.get_close_matches(key, list(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else "; see docs/settings.md"
 
@@ -71,7 +74,7 @@ def _table(value: object, path: str | Path, where: str) -> Mapping[str, object]:
 
 
 def _flat(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Dotted keys, quoted or not: TOML makes tables of those without quotes."""
+    """Yield dotted keys and their values; TOML parses unquoted dotted keys into nested tables."""
     for name, value in table.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")

@@ -1,4 +1,4 @@
-"""Every error of statestore: a class says what the caller does next.
+"""Every error of statestore; its class tells the caller what to do next.
 
     StateStoreError                      exit  Airflow      meaning
     ├── Misuse (also ValueError)            2  fail         a flag, setting or pipeline is wrong
@@ -6,16 +6,16 @@
     │   ├── InvalidTopology                                 the graph cannot run
     │   ├── NotCopartitioned                                joined inputs differ in partitions
     │   ├── PipelineNotFound                                "module:function" cannot be imported
-    │   ├── TopicMissing                                    a source or sink topic does not exist
+    │   ├── TopicMissing                                    a topic that is needed does not exist
     │   ├── BrokerTooOld                                    Kafka before 4.0
     │   ├── SerdeMismatch                                   a value does not fit its serde
     │   ├── StoreClosed                                     use after close
-    │   ├── UncommittedWrites                               `with` left cleanly with pending writes
+    │   ├── UncommittedWrites                               `with` ended with uncommitted writes
     │   ├── UnknownStore (also LookupError)                 no store of that name
     │   ├── CommitInsideProcessor                           a processor called store.commit
     │   ├── FormatTooNew                                    written by a newer statestore
     │   ├── ExportTooOld                                    deleted keys would come back
-    │   └── ExportDamaged                                   a file of it is missing or not its own
+    │   └── ExportDamaged                                   a file is missing or has other content
     ├── TopologyMismatch                    3  fail         state on disk is of another topology
     ├── Fenced                              4  fail         a newer owner took over
     ├── RecordFailed                        5  fail         a record cannot be processed
@@ -23,23 +23,23 @@
     ├── Unavailable                         7  retry        a broker or peer did not answer in time
     ├── HostFailure                         8  retry        this machine: disk, program missing
     │   ├── StateDirNotShared                               workers lack the driver's state dir
-    │   └── TargetNotShared                                 an export's target is several places
+    │   └── TargetNotShared                                 workers see another export target
     ├── NotUpToBound                        9  retry        a copy is behind its PositionBound
-    ├── TaskCorrupted                      10  retry        handled inside: restore that store
-    ├── CommitUnknown                      11  retry        resolved inside: ask the log (E4)
-    ├── AuditFailed                        12  fail         stores are not what their logs say
-    ├── NotChecked                         13  retry later  an audit proved too little, or nothing
-    ├── Behind                             14  fail         lags more than was allowed
-    ├── AuditTooOld                        15  fail         no audit, or none of late
-    ├── DrillFailed                        16  fail         a crash drill lost or doubled something
-    └── NotDrilled                         17  fail         a drill missed: it shows nothing
+    ├── TaskCorrupted                      10  retry        handled inside: the store is restored
+    ├── CommitUnknown                      11  retry        resolved inside by asking the log (E4)
+    ├── AuditFailed                        12  fail         a store differs from its changelog
+    ├── NotChecked                         13  retry later  an audit compared too little or nothing
+    ├── Behind                             14  fail         the lag is larger than allowed
+    ├── AuditTooOld                        15  fail         there is no audit, or no recent one
+    ├── DrillFailed                        16  fail         a drill lost or duplicated something
+    └── NotDrilled                         17  fail         a drill did not kill: it proves nothing
 
-Messages say what, where and the way out. An error nobody foresaw exits with 1 and is retried.
+Messages say what happened, where, and what to do. An unexpected error exits with 1 and is retried.
 
-Some exceptions are signals between two modules and reach nobody else. They live where they are
-raised: `NodeFailed` (an operator failed; topology/), `Rehearsed` (a trial of suspected records
-ended; tasks/), `Overdue` and `Cancelled` (a client's call outlived its time, or nobody waits for
-it; kafka/), and `JobFailed` (Airflow's operator passes on a job's exit code).
+Some exceptions are signals between two modules and never reach users. They are defined where they
+are raised: `NodeFailed` (an operator failed; topology/), `Rehearsed` (a trial of suspected records
+ended; tasks/), `Overdue` and `Cancelled` (a client's call took too long, or its result is no longer
+needed; kafka/), and `JobFailed` (Airflow's operator passes on a job's exit code).
 """
 
 from enum import StrEnum
@@ -55,41 +55,41 @@ class Action(StrEnum):
 
 
 class StateStoreError(Exception):
-    """The root: `exit_code` and `action` are what `jobs/` and `dags/` act on."""
+    """The base class of all errors; `jobs/` and `dags/` act on `exit_code` and `action`."""
 
     exit_code: ClassVar[int] = 1
     action: ClassVar[Action] = Action.RETRY
 
 
 class Misuse(StateStoreError, ValueError):
-    """The caller's mistake: repeating it unchanged fails again."""
+    """The caller made a mistake: the same call fails again."""
 
     exit_code = 2
     action = Action.FAIL
 
 
 class InvalidSetting(Misuse):
-    """A settings key is unknown or its value is out of limits."""
+    """A settings key is unknown, or its value is not allowed."""
 
 
 class InvalidTopology(Misuse):
-    """The graph cannot run."""
+    """The graph of a topology cannot run."""
 
 
 class NotCopartitioned(Misuse):
-    """Inputs read by one sub-topology differ in partition count."""
+    """The inputs of one sub-topology differ in their partition counts."""
 
 
 class PipelineNotFound(Misuse):
-    """The pipeline path names nothing that returns a Topology."""
+    """The pipeline path does not name a function that returns a Topology."""
 
 
 class TopicMissing(Misuse):
-    """A topic the pipeline reads or writes does not exist."""
+    """A topic that the pipeline reads or writes, or that an audit compares with, does not exist."""
 
 
 class BrokerTooOld(Misuse):
-    """The broker lacks the transaction protocol exactly-once needs."""
+    """The broker lacks the transaction protocol that exactly-once needs."""
 
 
 class SerdeMismatch(Misuse):
@@ -101,11 +101,11 @@ class StoreClosed(Misuse):
 
 
 class UncommittedWrites(Misuse):
-    """A `with` block was left cleanly while writes were pending; they were rolled back."""
+    """A `with` block ended without an error while writes were pending; they were rolled back."""
 
 
 class UnknownStore(Misuse, LookupError):
-    """No store of that name is known here."""
+    """There is no store of that name."""
 
 
 class CommitInsideProcessor(Misuse):
@@ -113,26 +113,26 @@ class CommitInsideProcessor(Misuse):
 
 
 class FormatTooNew(Misuse):
-    """The store on disk was written by a newer statestore."""
+    """A file was written by a newer statestore."""
 
 
 class ExportTooOld(Misuse):
-    """The changelog may have forgotten deletes that came after the export."""
+    """The changelog may have dropped tombstones written after the export."""
 
 
 class ExportDamaged(Misuse):
-    """A file of an export is missing, or is not what its manifest says: use another export."""
+    """A file of an export is missing or differs from its manifest: use another export."""
 
 
 class TopologyMismatch(StateStoreError):
-    """State on disk does not belong to the topology about to run."""
+    """The state on disk does not belong to the topology that is about to run."""
 
     exit_code = 3
     action = Action.FAIL
 
 
 class Fenced(StateStoreError):
-    """A newer owner holds the transactional id; this one must not write again."""
+    """A newer owner holds the transactional id; this owner must not write again."""
 
     exit_code = 4
     action = Action.FAIL
@@ -144,7 +144,7 @@ class RecordFailed(StateStoreError):
     exit_code = 5
     action = Action.FAIL
     at: int | None = None
-    """Which of the records sent at once it was, where that is known."""
+    """The index of the failed record among those sent together; None if it is not known."""
 
 
 class Locked(StateStoreError):
@@ -161,21 +161,21 @@ class Unavailable(StateStoreError):
 
 
 class HostFailure(StateStoreError):
-    """This machine failed: disk full, read-only volume, missing program. Files are kept."""
+    """This machine failed: a full disk, a read-only volume, a missing program. Files are kept."""
 
     exit_code = 8
 
 
 class StateDirNotShared(HostFailure):
-    """A worker does not see the state dir the driver sees (SEMANTICS T5)."""
+    """A worker does not see the driver's state dir (SEMANTICS T5)."""
 
 
 class TargetNotShared(HostFailure):
-    """The target of an export is another place on this machine, or lost what was stored there."""
+    """This machine sees another export target than the driver, or the target lost files."""
 
 
 class NotUpToBound(StateStoreError):
-    """A reader's copy is behind the PositionBound it was given (SEMANTICS S14)."""
+    """A reader's copy has not reached the PositionBound it was given (SEMANTICS S14)."""
 
     exit_code = 9
 
@@ -185,7 +185,7 @@ class TaskCorrupted(StateStoreError):
 
     exit_code = 10
     store: str | None = None
-    """Its name, as far as known where the error was met."""
+    """The store's name; None if it was not known where the error was raised."""
 
 
 class CommitUnknown(StateStoreError):
@@ -195,42 +195,42 @@ class CommitUnknown(StateStoreError):
 
 
 class AuditFailed(StateStoreError):
-    """An audit found stores that are not what their changelogs make of them."""
+    """An audit found stores that differ from their changelogs."""
 
     exit_code = 12
     action = Action.FAIL
 
 
 class NotChecked(StateStoreError):
-    """An audit compared nothing, or too little: no verdict, which is not a pass."""
+    """An audit compared nothing or too little, so it did not pass."""
 
     exit_code = 13
     action = Action.RETRY_LATER
 
 
 class Behind(StateStoreError):
-    """The application lags behind its inputs by more than whoever asked allows."""
+    """The application's lag behind its inputs is larger than the caller allows."""
 
     exit_code = 14
     action = Action.FAIL
 
 
 class AuditTooOld(StateStoreError):
-    """The last audit is older than whoever asked allows, or there is none."""
+    """There is no audit, or the last one is older than the caller allows."""
 
     exit_code = 15
     action = Action.FAIL
 
 
 class DrillFailed(StateStoreError):
-    """A crash drill found something lost, doubled or unlike; its evidence is kept."""
+    """A crash drill found lost, duplicated or different results; its evidence is kept."""
 
     exit_code = 16
     action = Action.FAIL
 
 
 class NotDrilled(StateStoreError):
-    """No drill came about, or not one that was asked for: nothing is shown, which is no pass."""
+    """No drill, or not every requested one, took place: nothing was proved, so it did not pass."""
 
     exit_code = 17
     action = Action.FAIL

@@ -1,9 +1,10 @@
-"""Named crash points: where a drill or a crash test may kill the process, free when unarmed.
+"""Named crash points, at which a drill or a crash test may kill the process.
 
-The one list of points is `CrashPoint`; code calls `reach(point)` there. `arm` (or the variable
-`STATESTORE_CRASH_AT=<point>[:<nth>[:<token file>]]`) makes the nth visit die by SIGKILL, never by
-an exception. With a token file the death happens once: whoever creates the file dies, later
-visitors live. A simulation, which dies in its own way, takes all visits with `on_reach`.
+`CrashPoint` lists all points; the code calls `reach(point)` at each, which costs nothing unless a
+point is armed. `arm` (or the variable `STATESTORE_CRASH_AT=<point>[:<nth>[:<token file>]]`) makes
+the nth visit kill the process by SIGKILL, never by an exception. With a token file this happens
+only once: the process that creates the file dies, and later visits do nothing. A simulation, which
+ends processes in another way, receives all visits through `on_reach`.
 """
 
 import json
@@ -21,7 +22,7 @@ VARIABLE = "STATESTORE_CRASH_AT"
 
 
 class CrashPoint(StrEnum):
-    """Every step between which a process may die (SEMANTICS E2, E3, R2, S3, S16)."""
+    """The points between two steps at which a process may die (SEMANTICS E2, E3, R2, S3, S16)."""
 
     CLAIM_LOCKED = "claim.locked"
     CLAIM_OWNED = "claim.owned"
@@ -82,7 +83,10 @@ _action: Callable[[CrashPoint], None] | None = None
 
 
 def arm(text: str | None) -> None:
-    """Arm one point, `<point>[:<nth>[:<token file>]]`; None disarms. An unknown point is Misuse."""
+    """Arm one point, `<point>[:<nth>[:<token file>]]`, or disarm with None.
+
+    Misuse if the point is unknown.
+    """
     global _action
     if not text:
         _action = None
@@ -91,25 +95,25 @@ def arm(text: str | None) -> None:
     nth, _, token = rest.partition(":")
     if name not in set(CrashPoint):
         known = ", ".join(CrashPoint)
-        raise Misuse(f"{VARIABLE}: no crash point {name!r}; known: {known}")
+        raise Misuse(f"{VARIABLE}: there is no crash point {name!r}; known: {known}")
     if not re.fullmatch(r"[1-9]\d*|", nth):
-        raise Misuse(f"{VARIABLE}: visit {nth!r} of {name}: want a number from 1")
+        raise Misuse(f"{VARIABLE}: visit {nth!r} of {name}: use a number from 1")
     _action = _Armed(CrashPoint(name), int(nth or "1"), Path(token) if token else None).visit
 
 
 def arm_from_environment() -> None:
-    """Arm what `STATESTORE_CRASH_AT` names, if anything."""
+    """Arm the point that `STATESTORE_CRASH_AT` names, if it is set."""
     arm(os.environ.get(VARIABLE))
 
 
 def on_reach(action: Callable[[CrashPoint], None] | None) -> None:
-    """Call `action` at every visit of every point, in place of what was armed; None disarms."""
+    """Call `action` at every visit of every point, instead of what was armed; None disarms."""
     global _action
     _action = action
 
 
 def reach(point: CrashPoint) -> None:
-    """Die here if `point` is armed and this is the armed visit."""
+    """Kill the process if `point` is armed and this is the armed visit."""
     if _action is not None:
         _action(point)
 

@@ -1,7 +1,8 @@
-"""What is counted: per commit or batch; as a dict, and as OpenTelemetry instruments.
+"""Metrics of stores, as a dict and as OpenTelemetry instruments, updated per commit or batch.
 
-A get adds one to a plain integer; instruments hear of it with the next commit, or at close. Without
-an OpenTelemetry SDK they are no-ops. Counts of reads on several threads may miss a few.
+A get only increments an integer; the instruments receive the count with the next commit or at
+close. Without an OpenTelemetry SDK they are no-ops. Reads counted by several threads at once may
+be counted too low.
 """
 
 import weakref
@@ -22,7 +23,7 @@ _written = _meter.create_counter(
 _deleted = _meter.create_counter(
     "statestore.records.deleted", unit="1", description="Deletes committed"
 )
-_read = _meter.create_counter("statestore.records.read", unit="1", description="Keys asked for")
+_read = _meter.create_counter("statestore.records.read", unit="1", description="Keys looked up")
 _scanned = _meter.create_counter("statestore.ranges", unit="1", description="Iterators opened")
 _restored = _meter.create_counter(
     "statestore.records.restored", unit="1", description="Rows restored"
@@ -31,12 +32,12 @@ _late = _meter.create_counter(
     "statestore.records.late", unit="1", description="Records too late to be kept"
 )
 _quarantined = _meter.create_counter(
-    "statestore.stores.quarantined", unit="1", description="Stores renamed out of the way"
+    "statestore.stores.quarantined", unit="1", description="Stores moved to quarantine"
 )
 _dropped = _meter.create_counter(
-    "statestore.records.dropped", unit="1", description="Records passed over, with the reason"
+    "statestore.records.dropped", unit="1", description="Records skipped, with the reason"
 )
-# KIP-892: store flushes are no more; the instrument stays for dashboards and records nothing.
+# KIP-892 removes store flushes; the instrument remains for dashboards and records nothing.
 _flush_seconds = _meter.create_histogram(
     "statestore.flush.duration", unit="s", description="Deprecated, records nothing"
 )
@@ -60,9 +61,9 @@ class StoreMetrics:
     ranges: int = 0
     engine_flushes: int = 0
     late: int = 0
-    _told_gets: int = 0
-    _told_ranges: int = 0
-    _told_late: int = 0
+    _reported_gets: int = 0
+    _reported_ranges: int = 0
+    _reported_late: int = 0
     _attributes: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -72,7 +73,7 @@ class StoreMetrics:
         _open_stores.add(self)
 
     def committed(self, seconds: float, rows: int, deletes: int) -> None:
-        """One commit of `rows` writes, `deletes` of them deletes, that took `seconds`."""
+        """Count one commit of `rows` writes, of which `deletes` were deletes."""
         self.commits += 1
         self.commit_seconds += seconds
         self.commit_seconds_max = max(self.commit_seconds_max, seconds)
@@ -83,20 +84,23 @@ class StoreMetrics:
         _written.add(rows, self._attributes)
         if deletes:
             _deleted.add(deletes, self._attributes)
-        self._tell_reads()
+        self._report_reads()
 
     def restored(self, rows: int) -> None:
-        """`rows` changelog records written by a restore."""
+        """Count `rows` changelog records that a restore has written."""
         self.rows_restored += rows
         _restored.add(rows, self._attributes)
 
     def closed(self) -> None:
-        """Nothing more comes."""
-        self._tell_reads()
+        """Report the remaining counts; the store is closed."""
+        self._report_reads()
         _open_stores.discard(self)
 
     def as_dict(self, now_s: float) -> dict[str, float]:
-        """Kafka Streams' metric names; rates per second since open; latencies in milliseconds."""
+        """Return the metrics under Kafka Streams' names.
+
+        Rates are per second since the store was opened; latencies are in milliseconds.
+        """
         age_s = max(now_s - self.opened_s, 1e-9)
         return {
             "commit-rate": self.commits / age_s,
@@ -115,20 +119,20 @@ class StoreMetrics:
         }
 
     def observation(self) -> Observation:
-        """What is pending now."""
+        """Return the number of bytes that are pending now."""
         return Observation(self.uncommitted_bytes(), self._attributes)
 
-    def _tell_reads(self) -> None:
+    def _report_reads(self) -> None:
         gets, ranges = self.gets, self.ranges
-        if gets != self._told_gets:
-            _read.add(gets - self._told_gets, self._attributes)
-            self._told_gets = gets
-        if ranges != self._told_ranges:
-            _scanned.add(ranges - self._told_ranges, self._attributes)
-            self._told_ranges = ranges
-        if self.late != self._told_late:
-            _late.add(self.late - self._told_late, self._attributes)
-            self._told_late = self.late
+        if gets != self._reported_gets:
+            _read.add(gets - self._reported_gets, self._attributes)
+            self._reported_gets = gets
+        if ranges != self._reported_ranges:
+            _scanned.add(ranges - self._reported_ranges, self._attributes)
+            self._reported_ranges = ranges
+        if self.late != self._reported_late:
+            _late.add(self.late - self._reported_late, self._attributes)
+            self._reported_late = self.late
 
 
 _open_stores: weakref.WeakSet[StoreMetrics] = weakref.WeakSet()
@@ -147,10 +151,10 @@ _meter.create_observable_gauge(
 
 
 def count_quarantine(store: str, reason: str) -> None:
-    """One store was moved to quarantine."""
+    """Count one store that was moved to quarantine."""
     _quarantined.add(1, {"store": store, "reason": reason})
 
 
 def count_dropped(task: str, reason: str, count: int) -> None:
-    """Records of a stream task that were passed over, now committed."""
+    """Count records that a stream task skipped and whose offsets are now committed."""
     _dropped.add(count, {"task": task, "reason": reason})

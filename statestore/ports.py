@@ -1,8 +1,8 @@
-"""All seams to the world on one page: what the inside needs, as Protocols; edges implement them.
+"""All ports on one page: Protocols for what the library needs from the outside world.
 
-`engines/` implements Engine; `kafka/` implements Source, Outbox, Changelog and Cluster, `targets`
-Target; `testing/` implements the four of Kafka in memory. One contract suite per port runs on every
-implementation.
+`engines/` implements Engine; `kafka/` implements Source, Outbox, Changelog, Cluster,
+AuditLogReader and MonitoringClient; `targets` implements Target. `testing/` implements the ports
+of Kafka in memory. One contract suite per port runs on every implementation.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -16,14 +16,18 @@ from statestore.model.records import Header
 
 Writes = Mapping[bytes, bytes | None]
 LinkStore = Callable[[Path, Path, bool], None]
-"""Makes the second folder what the store in the first was when it was last durable.
+"""Create the second folder with the contents that the store in the first last made durable.
 
-Its owner may be alive and writing; True: it is dead, so that what it only logged counts too.
+The owner of the first store may be alive and writing. The third argument is True if that owner is
+dead: the copy then includes writes that are only in the write-ahead log.
 """
 
 
 class Cursor(Protocol):
-    """An ordered walk over a snapshot of one table; after its or the engine's close StoreClosed."""
+    """An ordered iterator over a snapshot of one table.
+
+    It raises StoreClosed once it or the engine has been closed.
+    """
 
     def __iter__(self) -> "Cursor": ...
     def __next__(self) -> tuple[bytes, bytes]: ...
@@ -31,16 +35,22 @@ class Cursor(Protocol):
 
 
 class Seeker(Protocol):
-    """Answers questions to a snapshot of one table; after its or the engine's close StoreClosed."""
+    """Looks up rows in a snapshot of one table.
+
+    It raises StoreClosed once it or the engine has been closed.
+    """
 
     def seek_many(self, keys: list[bytes], /) -> "list[tuple[bytes, bytes] | None]":
-        """Per key the first row at or after it, in byte order; None: there is none."""
+        """Return for each key the first row at or after it in byte order, or None."""
 
     def get_many(self, keys: list[bytes], /) -> list[bytes | None]:
-        """One value per key, in the order of `keys`."""
+        """Return one value per key, in the order of `keys`."""
 
     def scan_back(self, lo: bytes, hi: bytes, /) -> Iterator[tuple[bytes, bytes]]:
-        """Pairs with lo <= key <= hi, last first; other questions may come between two pairs."""
+        """Yield the pairs with lo <= key <= hi in descending order.
+
+        The caller may use the other methods between two pairs.
+        """
 
     def close(self) -> None: ...
 
@@ -49,43 +59,47 @@ class Table(Protocol):
     """One column family; reads see every completed `Engine.write`, from any thread."""
 
     def get(self, key: bytes, /) -> bytes | None:
-        """The value, or None. Its errors may be the engine's own: see `Engine.failure`."""
+        """Return the value, or None. It may raise the engine's own errors: see `Engine.failure`."""
 
     def get_many(self, keys: list[bytes], /) -> list[bytes | None]:
-        """One value per key, in the order of `keys`. Errors as `get`.
+        """Return one value per key, in the order of `keys`; errors are those of `get`.
 
-        Of one moment only if no write comes between: it is for the thread that writes.
+        The values come from one point in time only if no write runs meanwhile, so this method is
+        for the thread that writes.
         """
 
     def get_many_at_once(self, keys: list[bytes], /) -> list[bytes | None]:
-        """As `get_many`, all of one moment however many they are; takes somewhat longer."""
+        """Do the same as `get_many`, with all values from one point in time; somewhat slower."""
 
     def get_many_to_write(self, keys: list[bytes], /) -> tuple[list[bytes], list[bytes | None]]:
-        """The same keys, in the order that suits the table, and their values.
+        """Return the same keys, in the order that suits the table, and their values.
 
-        The next write of these keys, in the order of `keys`, goes faster. Errors as `get`.
+        The next write of these keys, in the order of `keys`, is faster. Errors are those of `get`.
         """
 
     def scan(
         self, lo: bytes | None = None, hi: bytes | None = None, *, reverse: bool = False
     ) -> Cursor:
-        """Pairs with lo <= key <= hi in byte order, as of now; None is unbounded."""
+        """Iterate over the pairs with lo <= key <= hi in byte order, as of now.
+
+        None means unbounded.
+        """
 
     def seeker(self) -> Seeker:
-        """A snapshot to look for rows in, as of now."""
+        """Take a snapshot, as of now, and return a Seeker for it."""
 
     def seek_many(self, keys: list[bytes], /) -> list[tuple[bytes, bytes] | None]:
-        """As `Seeker.seek_many`, all of one moment."""
+        """Do the same as `Seeker.seek_many`, with all rows from one point in time."""
 
     def approximate_count(self) -> int:
-        """About how many keys there are, cheaply."""
+        """Return an inexpensive estimate of the number of keys."""
 
 
 class Engine(Protocol):
     """An ordered key-value database with several tables and one atomic write over all of them."""
 
     def table(self, name: str) -> Table:
-        """The table of that name; the names were fixed when the engine was opened."""
+        """Return the table of that name; the names were fixed when the engine was opened."""
 
     def write(
         self,
@@ -93,23 +107,26 @@ class Engine(Protocol):
         *,
         ranges: Mapping[str, Sequence[tuple[bytes, bytes]]] | None = None,
     ) -> None:
-        """Range deletes [from, to), then puts and deletes (None): all at once or not at all.
+        """Apply range deletes [from, to), then puts and deletes (None), in one atomic write.
 
-        Atomic for readers and over a crash; durable at the next flush (at once where the WAL is
-        on).
+        The write is atomic for readers and across a crash. It is durable at the next flush, or
+        immediately if the write-ahead log is on.
         """
 
     def flush(self) -> None:
         """Make every completed write durable, all tables atomically."""
 
     def checkpoint(self, target: Path) -> None:
-        """A consistent copy of all completed writes in the new folder `target`: hard links."""
+        """Create a consistent copy of all completed writes in the new folder `target`.
+
+        The copy consists of hard links.
+        """
 
     def persistent(self) -> bool:
-        """Whether data outlives close."""
+        """Return whether data survives `close`."""
 
     def failure(self, error: Exception) -> StateStoreError | None:
-        """The engine's error as one of ours; None if it is not the engine's."""
+        """Translate an error of the engine into a StateStoreError; None for any other error."""
 
     def close(self) -> None:
         """Flush all tables, close all cursors, release the folder. Closing twice is harmless."""
@@ -119,22 +136,26 @@ class Source(Protocol):
     """Reads input partitions, committed records only, in the background."""
 
     def start(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Read from these offsets on; the poll that finds one gone raises RecordFailed."""
+        """Start reading from these offsets; a poll that finds one deleted raises RecordFailed."""
 
     def poll(self, max_records: int, timeout_ms: int) -> list[Batch]:
-        """What has arrived, one batch per partition with news, at most about `max_records` in all.
+        """Return what has arrived: one batch per partition with new records.
 
-        Returns early once every partition not paused stands at the end of its log.
+        The batches hold about `max_records` records at most, all together. The call returns early
+        once every partition that is not paused has reached the end of its log.
         """
 
     def position(self, tp: TopicPartition) -> int:
-        """The next offset to be returned for `tp`, control records passed over."""
+        """Return the offset after the last record returned for `tp` and any control records."""
 
     def at_end(self, tp: TopicPartition) -> bool:
-        """Whether it stood at the end of `tp`'s log (its last stable offset) when last heard of."""
+        """Return whether the position was at the last stable offset of `tp` when last reported."""
 
     def log_end(self, tp: TopicPartition) -> int | None:
-        """The last stable offset of `tp` as last heard of, for people; None: nothing was heard."""
+        """Return the last reported stable offset of `tp`, None if none was reported.
+
+        It is for display only.
+        """
 
     def pause(self, tps: Sequence[TopicPartition]) -> None: ...
     def resume(self, tps: Sequence[TopicPartition]) -> None: ...
@@ -142,9 +163,10 @@ class Source(Protocol):
 
 
 class Records(NamedTuple):
-    """Columns to append to a topic; `partition` None: each goes where its key says.
+    """Columns of records to append to a topic.
 
-    Or where its `placing` bytes say: of keys in windows, the key without the window (T1a).
+    If `partition` is None, the partitioner chooses a partition for each record by its key, or by
+    its `placing` bytes if given: for windowed keys these are the key without the window (T1a).
     """
 
     topic: str
@@ -159,50 +181,51 @@ class Records(NamedTuple):
 class Outbox(Protocol):
     """Writes outputs, changelog records and input offsets, one transaction at a time.
 
-    Order of use: begin, send…, send_offsets, commit; or abort. Errors: Fenced (another owner opened
-    the same id, or the transaction expired: only lock and epoch tell, SEMANTICS E5), CommitUnknown,
-    Unavailable.
+    Call begin, send (any number of times), send_offsets and commit, in this order; or abort.
+    Methods raise Fenced, CommitUnknown or Unavailable. Fenced means that another owner opened the
+    same transactional id or that the transaction expired: only the lock and the epoch tell which
+    (SEMANTICS E5).
     """
 
     def open(self) -> None:
-        """Fence the last owner and settle what it left open; what follows begins anew."""
+        """Fence the last owner and settle its open transaction; discard this outbox's own state."""
 
     def begin(self, number: int | None = None) -> None:
-        """Begin a transaction; a stream task says the number of the commit it is to be.
+        """Begin a transaction; a stream task passes the number that the commit will have.
 
-        No other transaction's late messages can touch it (SEMANTICS E2a). Of two owners that
-        commit the same number only one can succeed, whatever either of them knows of the other.
+        No late message of another transaction can affect it (SEMANTICS E2a). If two owners commit
+        the same number, only one of them can succeed, even if neither knows of the other.
         """
 
     def send(self, records: Records, *, tracked: bool = False) -> None:
-        """Append records, in order. Tracked: `ends` knows where they end."""
+        """Append records in order. If `tracked`, `ends` reports the offset after the last one."""
 
     def send_offsets(self, offsets: Mapping[TopicPartition, int], metadata: str) -> None:
-        """Input offsets (next to read) of the group, each carrying `metadata`."""
+        """Add the group's input offsets (next to read), each with `metadata`."""
 
     def flush(self) -> None:
         """Wait until every record sent is acknowledged."""
 
     def commit(self) -> None:
-        """All or nothing. CommitUnknown if the log did not answer: call again."""
+        """Commit everything or nothing. CommitUnknown if the log did not answer: call again."""
 
     def abort(self) -> None: ...
 
     def ends(self) -> dict[TopicPartition, int]:
-        """After commit, per tracked partition written: the offset after its last record."""
+        """Return, after a commit, the offset after the last record of each tracked partition."""
 
     def close(self) -> None: ...
 
 
 class Bounds(NamedTuple):
-    """What a log partition holds: from `start` up to `end`, the last stable offset, exclusive."""
+    """The range of a log partition: from `start` to `end`, the last stable offset, exclusive."""
 
     start: int
     end: int
 
 
 class Replayed(NamedTuple):
-    """A stretch of changelog: the records, and the offset to go on from (past control records)."""
+    """A chunk of a changelog: its records and the next offset to read (past control records)."""
 
     batch: Batch
     offset_next: int
@@ -211,14 +234,18 @@ class Replayed(NamedTuple):
 class Changelog(Protocol):
     """Reads changelog partitions back, committed records only."""
 
-    def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]: ...
+    def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
+        """Return the log start and the last stable offset of each partition."""
 
     def replay(self, tp: TopicPartition, start: int, end: int) -> Iterator[Replayed]:
-        """All records in [start, end), the last stretch beyond it; offsets gone: TaskCorrupted."""
+        """Yield all records in [start, end); the last chunk may go beyond `end`.
+
+        TaskCorrupted if the log no longer has these offsets.
+        """
 
 
 class LogRecords(NamedTuple):
-    """A stretch of committed records by column, in order; a value of None deletes its key."""
+    """A chunk of committed records by column, in log order; a value of None is a tombstone."""
 
     keys: list[bytes | None]
     values: list[bytes | None]
@@ -226,12 +253,13 @@ class LogRecords(NamedTuple):
 
 
 class AuditLogReader(Protocol):
-    """Reads changelogs for an audit: shares no code with Changelog, whose work it judges."""
+    """Reads changelogs for an audit; it shares no code with Changelog, whose work it checks."""
 
-    def bounds(self, tp: TopicPartition) -> Bounds: ...
+    def bounds(self, tp: TopicPartition) -> Bounds:
+        """Return the log start and the last stable offset."""
 
     def read(self, tp: TopicPartition, start: int, end: int) -> Iterator[LogRecords]:
-        """What [start, end) holds; `end` is at most the last stable offset."""
+        """Yield the records in [start, end); `end` is at most the last stable offset."""
 
     def close(self) -> None: ...
 
@@ -252,7 +280,7 @@ class TopicSpec(NamedTuple):
 
 
 class KeyHashes(NamedTuple):
-    """Whether either hash places all of a topic's first `keys` keys where they lie."""
+    """Whether murmur2 or crc32 maps all of a topic's first `keys` keys to their partitions."""
 
     keys: int
     murmur2: bool
@@ -260,59 +288,68 @@ class KeyHashes(NamedTuple):
 
 
 class Cluster(Protocol):
-    """What a driver asks a Kafka cluster."""
+    """What the driver of a run asks a Kafka cluster to do and to report."""
 
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:
-        """Partition counts of those that exist; the missing are absent."""
+        """Return the partition counts of the topics that exist; missing topics are absent."""
 
     def create(self, topics: Sequence[TopicSpec]) -> None:
-        """Create what is missing; existing topics are never altered."""
+        """Create the topics that are missing; never alter existing ones."""
 
     def topic_settings(self, topics: Sequence[str]) -> dict[str, Mapping[str, str]]:
-        """Of topics that exist: what holds for them, set or by default."""
+        """Return the effective settings, explicit or default, of the topics that exist."""
 
     def topic_ids(self, topics: Sequence[str]) -> dict[str, str]:
-        """What the cluster calls those that exist; a topic made anew gets another id."""
+        """Return the cluster's ids of the topics that exist; a topic created again gets another."""
 
     def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
-        """Log start and last stable offset of each."""
+        """Return the log start and the last stable offset of each partition."""
 
     def offsets_at(self, tps: Sequence[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
-        """Per partition the first offset at or after that time, else its last stable offset."""
+        """Return per partition the first offset at or after that time.
+
+        If there is none, it is the last stable offset.
+        """
 
     def group_offsets(
         self, tps: Sequence[TopicPartition], *, stable: bool = True
     ) -> dict[TopicPartition, GroupOffset]:
-        """The group's committed offsets, pending transactions waited out; some may be absent.
+        """Return the group's committed offsets; partitions without one are absent.
 
-        `stable` False: those of now, which a transaction still open may be about to move.
+        The call waits until no transaction is pending on them. With `stable` False it does not
+        wait, and a transaction that is still open may be about to change them.
         """
 
     def key_hashes(
         self, topics: Mapping[str, int], windowed: Collection[str] = ()
     ) -> dict[str, KeyHashes]:
-        """Of each topic's first 100 keys; `topics` are partition counts by name.
+        """Check which hash places the first 100 keys of each topic.
 
-        `windowed`: those whose keys are in windows, placed by the key alone.
+        `topics` maps names to partition counts. `windowed` names the topics with windowed keys,
+        which are placed by the key without the window.
         """
 
     def delete_before(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Purge records below these offsets."""
 
     def abort_open_transactions(self, transactional_ids: Sequence[str]) -> None:
-        """Fence whoever writes under these ids, and end what they left open, for good."""
+        """Fence every producer with one of these ids and abort its open transaction."""
 
     def check(self) -> None:
-        """Unavailable if it does not answer, BrokerTooOld if its transactions can be torn."""
+        """Raise Unavailable if the cluster does not answer.
+
+        BrokerTooOld if the broker's version does not protect transactions against late messages.
+        """
 
     def close(self) -> None: ...
 
 
 class InputFacts(NamedTuple):
-    """An input partition as monitoring sees it; times are of records, None where there is none.
+    """An input partition as monitoring sees it; times are record timestamps.
 
-    `next_ms`: of the first committed record the group has not committed; None: it has them all.
-    `newest_ms`: the largest of the last committed records; None also where it is not known.
+    `next_ms` is the timestamp of the first committed record that the group has not processed;
+    None if it has processed them all. `newest_ms` is the largest timestamp among the last
+    committed records; None if there are none or it is not known.
     """
 
     bounds: Bounds
@@ -322,56 +359,60 @@ class InputFacts(NamedTuple):
 
 
 class MonitoringClient(Protocol):
-    """What somebody asks a cluster who must not be in anybody's way; Unavailable, soon."""
+    """Queries a cluster without disturbing the application; quick to raise Unavailable."""
 
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:
-        """Partition counts of those that exist."""
+        """Return the partition counts of the topics that exist."""
 
     def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
-        """Log start and last stable offset of each."""
+        """Return the log start and the last stable offset of each partition."""
 
     def inputs(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, InputFacts]:
-        """Each input of the application, and how far its group is; not read in time: absent."""
+        """Return the facts of each input partition; those not read in time are absent."""
 
     def close(self) -> None: ...
 
 
 class Target(Protocol):
-    """A folder of files, here or far away, where exports lie; a file appears whole or not at all.
+    """A local or remote folder that holds exports; each file appears whole or not at all.
 
-    Names are relative, with slashes. Unavailable, HostFailure or Misuse say what is wrong with it.
+    Names are relative and use slashes. Methods raise Unavailable, HostFailure or Misuse.
     """
 
     @property
     def url(self) -> str: ...
 
     def names(self, folder: str) -> dict[str, int]:
-        """Every file below `folder`, however deep, and its size."""
+        """Return every file below `folder`, at any depth, with its size in bytes."""
 
     def read(self, name: str) -> bytes | None:
-        """Its content; None if there is none."""
+        """Return the content of a file; None if it does not exist."""
 
     def write(self, name: str, data: bytes) -> None:
-        """Write or replace it; durable when this returns."""
+        """Write or replace a file; it is durable when this returns."""
 
     def put(self, source: Path, *, temporary: str, name_of: Callable[[str], str]) -> str:
-        """Read `source` once; keep it under the name its SHA-256 gives, which is returned.
+        """Upload `source`, read once, and return its SHA-256.
 
-        A death leaves at most `temporary` behind.
+        `name_of` gives the name of the stored file for that SHA-256. A process that dies meanwhile
+        leaves at most the file `temporary` behind.
         """
 
     def fetch(self, name: str, into: Path | None) -> str | None:
-        """Copy it to the new file `into`, or only read it; its SHA-256, None if there is none."""
+        """Copy a file to the new file `into`, or only read it if None, and return its SHA-256.
+
+        None if the file does not exist.
+        """
 
     def remove(self, names: Sequence[str]) -> None:
-        """Remove these; those that are gone do not matter."""
+        """Remove these files; files that are already gone are ignored."""
 
 
 class Clock(Protocol):
-    """Time, passed in so that tests own it."""
+    """A source of time that is passed in, so that tests control it."""
 
     def now_ms(self) -> int:
-        """Wall clock, milliseconds since the epoch."""
+        """Return the wall-clock time in milliseconds since the epoch."""
 
     def monotonic(self) -> float:
-        """Seconds that never go back."""
+        """Return the seconds of a clock that never goes back."""

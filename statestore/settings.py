@@ -1,9 +1,11 @@
-"""Every knob: Kafka Streams' key where it has one, default, limits, unit. Frozen once built.
+"""All settings, with their keys, defaults, limits and units; frozen once built.
 
-`Settings.from_mapping` takes string keys, `Settings.load` a section of an applications file
-(INTERFACE rule 9). An unknown key is an error that names the nearest known one. `consumer.*`,
-`producer.*`, `admin.*`, `sasl.*`, `ssl.*` and `security.protocol` go to the Kafka clients; their
-`"${NAME}"`, an environment variable, is expanded only there: no repr, log or plan row has secrets.
+Keys are those of Kafka Streams where it has the setting. `Settings.from_mapping` takes string
+keys, `Settings.load` reads a section of an applications file (INTERFACE rule 9). An unknown key is
+an error that suggests the nearest known one. `consumer.*`, `producer.*`, `admin.*`, `sasl.*`,
+`ssl.*` and `security.protocol` are passed to the Kafka clients. Environment variables in them,
+written `"${NAME}"`, are expanded only when a client is created, so no repr, log or plan row
+contains a secret.
 """
 
 import dataclasses
@@ -23,7 +25,7 @@ NO_LIMIT = -1
 
 
 class Optimization(StrEnum):
-    """What may be done about a topology beside running it as it is written."""
+    """The optimizations of a topology that are allowed."""
 
     NONE = "none"
     ALL = "all"
@@ -33,16 +35,16 @@ class Optimization(StrEnum):
 _APPLICATION_ID = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,200}")
 _CLIENT_PREFIXES = ("consumer.", "producer.", "admin.", "sasl.", "ssl.")
 _INT_MAX = (1 << 63) - 1
-"""What RocksDB and Kafka take, and call no limit."""
+"""The largest number that RocksDB and Kafka accept; they treat it as no limit."""
 _SECRET = re.compile(r"password|secret|jaas|token|\.key(\.pem|string)?$|private", re.IGNORECASE)
 
 
-def _knob(
+def _setting(
     key: str, default: Any, unit: str, about: str, *, least: int | None = None, shown: bool = True
 ) -> Any:
-    """One setting: its Kafka-style key, default, unit, meaning and least allowed number.
+    """Define one setting by its key, default, unit, meaning and smallest allowed number.
 
-    `shown` False: it may hold a secret, so no repr has it.
+    With `shown` False its value may contain a secret, so no repr shows it.
     """
     return field(
         default=default,
@@ -53,185 +55,227 @@ def _knob(
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """All settings of one application; -1 means no limit where it is allowed."""
+    """The settings of one application; -1 means no limit where it is allowed."""
 
-    application_id: str = _knob(
+    application_id: str = _setting(
         "application.id", "", "", "Names the state folder, topics, group and transactional ids."
     )
-    bootstrap_servers: str = _knob("bootstrap.servers", "", "", "Kafka brokers, host:port,…")
-    state_dir: str = _knob("state.dir", "", "", "Root of all state, on a volume every worker sees.")
-    processing_guarantee: ProcessingGuarantee = _knob(
+    bootstrap_servers: str = _setting("bootstrap.servers", "", "", "Kafka brokers, host:port,…")
+    state_dir: str = _setting(
+        "state.dir", "", "", "Root of all state, on a volume every worker sees."
+    )
+    processing_guarantee: ProcessingGuarantee = _setting(
         "processing.guarantee",
         ProcessingGuarantee.AT_LEAST_ONCE,
         "",
         "at_least_once or exactly_once (exactly_once_v2 is accepted).",
     )
-    commit_interval_ms: int = _knob(
-        "commit.interval.ms", 0, "ms", "0: 100 under exactly_once, else 30 000.", least=0
+    commit_interval_ms: int = _setting(
+        "commit.interval.ms",
+        0,
+        "ms",
+        "Time between commits; 0 means 100 under exactly_once, else 30 000.",
+        least=0,
     )
-    transaction_timeout_ms: int = _knob(
-        "transaction.timeout.ms", 60_000, "ms", "A transaction open longer is aborted.", least=1
+    transaction_timeout_ms: int = _setting(
+        "transaction.timeout.ms",
+        60_000,
+        "ms",
+        "The broker aborts a transaction that is open for longer.",
+        least=1,
     )
-    request_timeout_ms: int = _knob(
-        "default.api.timeout.ms", 60_000, "ms", "How long a broker may stay silent.", least=1
+    request_timeout_ms: int = _setting(
+        "default.api.timeout.ms",
+        60_000,
+        "ms",
+        "How long to wait for an answer of a broker.",
+        least=1,
     )
-    isolation_level: IsolationLevel | None = _knob(
+    isolation_level: IsolationLevel | None = _setting(
         "default.state.isolation.level",
         None,
         "",
-        "What readers see; unset: READ_COMMITTED under exactly_once, else READ_UNCOMMITTED.",
+        "What readers see; if unset, READ_COMMITTED under exactly_once, else READ_UNCOMMITTED.",
     )
-    uncommitted_max_bytes: int = _knob(
+    uncommitted_max_bytes: int = _setting(
         "statestore.uncommitted.max.bytes",
         64 << 20,
         "bytes",
-        "Pending writes of an executor host before a commit is forced; -1 none.",
+        "Pending writes of an executor host that force a commit; -1 means no limit.",
         least=NO_LIMIT,
     )
-    uncommitted_max_records: int = _knob(
+    uncommitted_max_records: int = _setting(
         "statestore.uncommitted.max.records",
         NO_LIMIT,
         "records",
-        "The same in records; -1 none.",
+        "The same limit in records; -1 means no limit.",
         least=NO_LIMIT,
     )
-    flush_lag_max_bytes: int = _knob(
+    flush_lag_max_bytes: int = _setting(
         "statestore.flush.lag.max.bytes",
         8 << 20,
         "bytes",
-        "Committed but not yet durable bytes of a store before a flush.",
+        "Committed bytes of a store, not yet durable, that start a flush.",
         least=1,
     )
-    flush_lag_max_records: int = _knob(
-        "statestore.flush.lag.max.records", 200_000, "records", "The same in records.", least=1
+    flush_lag_max_records: int = _setting(
+        "statestore.flush.lag.max.records",
+        200_000,
+        "records",
+        "The same limit in records.",
+        least=1,
     )
-    flush_lag_max_ms: int = _knob(
+    flush_lag_max_ms: int = _setting(
         "statestore.flush.lag.max.ms",
         300_000,
         "ms",
-        "The same in time, on an idle store too.",
+        "The same limit in time; it applies to idle stores too.",
         least=1,
     )
-    write_ahead_log: bool | None = _knob(
-        "statestore.wal", None, "", "RocksDB's log; unset: on in a standalone store, off in a task."
+    write_ahead_log: bool | None = _setting(
+        "statestore.wal",
+        None,
+        "",
+        "RocksDB's write-ahead log; if unset, on in a standalone store, off in a task.",
     )
-    memory_bytes: int = _knob(
+    memory_bytes: int = _setting(
         "statestore.memory.bytes",
         128 << 20,
         "bytes",
         "Block cache and write buffers of all stores of an executor host.",
         least=1 << 20,
     )
-    config_setter: str = _knob(
-        "rocksdb.config.setter", "", "", "module:function, called with (store, Options) at open."
+    config_setter: str = _setting(
+        "rocksdb.config.setter",
+        "",
+        "",
+        "module:function, called with (store, Options) when a database opens.",
     )
-    lock_wait_ms: int = _knob(
-        "statestore.lock.wait.ms", 60_000, "ms", "Wait for a folder's owner to let go.", least=0
+    lock_wait_ms: int = _setting(
+        "statestore.lock.wait.ms",
+        60_000,
+        "ms",
+        "How long to wait for a folder's owner to release it.",
+        least=0,
     )
-    volume_locks: bool = _knob(
+    volume_locks: bool = _setting(
         "statestore.volume.locks",
         True,
         "",
         "Whether file locks work across hosts on the state volume.",
     )
-    snapshot_wait_ms: int = _knob(
+    snapshot_wait_ms: int = _setting(
         "statestore.snapshot.wait.ms",
         60_000,
         "ms",
-        "Wait for the owner of a task in use to take a snapshot.",
+        "How long to wait for the owner of a task to take a snapshot.",
         least=0,
     )
-    snapshot_lease_ms: int = _knob(
+    snapshot_lease_ms: int = _setting(
         "statestore.snapshot.lease.ms",
         600_000,
         "ms",
-        "A snapshot nobody renews or releases is removed after that.",
+        "A snapshot that is neither renewed nor released is removed after this time.",
         least=1000,
     )
-    quarantine_retention_ms: int = _knob(
+    quarantine_retention_ms: int = _setting(
         "statestore.quarantine.retention.ms",
         7 * 86_400_000,
         "ms",
         "How long a quarantined store is kept after the restored one's first commit.",
         least=0,
     )
-    audit_superseded_max_percent: int = _knob(
+    audit_superseded_max_percent: int = _setting(
         "statestore.audit.superseded.max.percent",
         1,
         "%",
-        "Of a store's rows that compaction kept from being compared, before an audit is no pass.",
+        "An audit does not pass if compaction kept more of a store's rows from being compared.",
         least=0,
     )
-    export_target: str = _knob(
+    export_target: str = _setting(
         "statestore.export.target",
         "",
         "",
-        "Where exports lie: a folder or URL, as s3://bucket/a.",
+        "Where exports are stored: a folder or a URL such as s3://bucket/a.",
         shown=False,
     )
-    batch_max_records: int = _knob(
-        "statestore.batch.max.records", 500_000, "records", "Records handed on at once.", least=1
+    batch_max_records: int = _setting(
+        "statestore.batch.max.records",
+        500_000,
+        "records",
+        "The largest number of records in a batch.",
+        least=1,
     )
-    max_task_idle_ms: int = _knob(
+    max_task_idle_ms: int = _setting(
         "max.task.idle.ms",
         0,
         "ms",
-        "Continuous mode: wait for a silent input; 0: for records known to be there; -1: never.",
+        "How long a continuous run waits for an idle input; 0: for known records; -1: never.",
         least=-1,
     )
-    replication_factor: int = _knob(
-        "replication.factor", -1, "", "Of internal topics; -1 is the broker's default.", least=-1
+    replication_factor: int = _setting(
+        "replication.factor",
+        -1,
+        "",
+        "Replicas of internal topics; -1 is the broker's default.",
+        least=-1,
     )
-    automatic_state_relocation: bool = _knob(
-        "automatic.state.relocation", True, "", "Move stores after a topology change (KAFKA-13627)."
+    automatic_state_relocation: bool = _setting(
+        "automatic.state.relocation",
+        True,
+        "",
+        "Whether to move stores after a topology change (KAFKA-13627).",
     )
-    explicit_naming: bool = _knob(
+    explicit_naming: bool = _setting(
         "ensure.explicit.internal.resource.naming",
         True,
         "",
-        "Refuse stores and repartitions without a name of their own (KIP-1111).",
+        "Whether to refuse stores and repartition topics without an explicit name (KIP-1111).",
     )
-    topology_optimization: Optimization = _knob(
+    topology_optimization: Optimization = _setting(
         "topology.optimization",
         Optimization.NONE,
         "",
-        "all or reuse.ktable.source.topics: a table's source topic serves as its changelog.",
+        "With all or reuse.ktable.source.topics a table's source topic serves as its changelog.",
     )
-    partitioner: str = _knob(
-        "partitioner", "murmur2_random", "", "How keys map to partitions, as Java Kafka by default."
+    partitioner: str = _setting(
+        "partitioner",
+        "murmur2_random",
+        "",
+        "How keys map to partitions; the default is that of Kafka's Java clients.",
     )
-    on_deserialization_error: OnError = _knob(
+    on_deserialization_error: OnError = _setting(
         "deserialization.exception.handler",
         OnError.FAIL,
         "",
-        "A record that cannot be decoded: fail, continue without it, or dead_letter.",
+        "What to do with a record that cannot be decoded: fail, continue or dead_letter.",
     )
-    on_processing_error: OnError = _knob(
+    on_processing_error: OnError = _setting(
         "processing.exception.handler",
         OnError.FAIL,
         "",
-        "A record or punctuation for which the pipeline's code raises: the same three.",
+        "The same for a record or punctuation for which the pipeline's code raises an error.",
     )
-    on_production_error: OnError = _knob(
+    on_production_error: OnError = _setting(
         "production.exception.handler",
         OnError.FAIL,
         "",
-        "A record whose output fits no serde or is refused by the log: the same three.",
+        "The same for a record whose output does not fit its serde or is refused by the broker.",
     )
-    dead_letter_topic: str = _knob(
+    dead_letter_topic: str = _setting(
         "errors.dead.letter.queue.topic.name",
         "",
         "",
-        "Where dead_letter handlers write; it must exist, and be no input.",
+        "Where dead_letter handlers write; it must exist and must not be an input.",
     )
     clients: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        for knob in _knobs():
-            coerced = _coerce(knob, getattr(self, knob.name))
-            object.__setattr__(self, knob.name, coerced)
+        for setting in _described():
+            coerced = _coerce(setting, getattr(self, setting.name))
+            object.__setattr__(self, setting.name, coerced)
         if self.application_id and not _APPLICATION_ID.fullmatch(self.application_id):
-            what = "want 1 to 200 of A-Z a-z 0-9 . _ - and no dot in front: it names folders"
+            what = "use 1 to 200 of A-Z a-z 0-9 . _ -, not beginning with a dot: it names folders"
             raise InvalidSetting(f"application.id {self.application_id!r}: {what}")
         if self.effective_commit_interval_ms >= self.transaction_timeout_ms and self.exactly_once:
             raise InvalidSetting(
@@ -245,8 +289,11 @@ class Settings:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, object]) -> "Settings":
-        """From string keys; InvalidSetting names the key, the value and the nearest known key."""
-        names = {knob.metadata["key"]: knob.name for knob in _knobs()}
+        """Create settings from string keys.
+
+        InvalidSetting names the key and its value, or the nearest known key.
+        """
+        names = {setting.metadata["key"]: setting.name for setting in _described()}
         values: dict[str, Any] = {}
         clients: dict[str, str] = {}
         for key, value in mapping.items():
@@ -260,43 +307,49 @@ class Settings:
 
     @classmethod
     def load(cls, path: str | Path, application_id: str) -> "Settings":
-        """One application of an applications file, `[applications.<id>]` and its `.settings`."""
+        """Read `[applications.<id>]` and its `.settings` from an applications file."""
         return cls.from_mapping(Application.load(path, application_id).mapping())
 
     @classmethod
     def of(cls, settings: "Settings | Mapping[str, object] | None") -> "Settings":
-        """What every public function accepts as `settings`."""
+        """Convert what public functions accept as `settings`; None gives the defaults."""
         if settings is None:
             return cls()
         return settings if isinstance(settings, Settings) else cls.from_mapping(settings)
 
     def to_mapping(self) -> dict[str, str]:
-        """The settings that differ from the default, by key, with `${…}` unexpanded."""
+        """Return the settings that differ from their defaults, by key.
+
+        `${…}` in the settings of Kafka clients is not expanded.
+        """
         changed = {
-            knob.metadata["key"]: _text(getattr(self, knob.name))
-            for knob in _knobs()
-            if getattr(self, knob.name) != knob.default
+            setting.metadata["key"]: _text(getattr(self, setting.name))
+            for setting in _described()
+            if getattr(self, setting.name) != setting.default
         }
         return changed | dict(self.clients)
 
     @property
     def exactly_once(self) -> bool:
-        """Whether processing.guarantee is exactly_once."""
+        """True if processing.guarantee is exactly_once."""
         return self.processing_guarantee is ProcessingGuarantee.EXACTLY_ONCE
 
     @property
     def reuses_source_topics(self) -> bool:
-        """Whether a table's source topic serves as its changelog where it can."""
+        """True if a table's source topic serves as its changelog where that is possible."""
         return self.topology_optimization is not Optimization.NONE
 
     @property
     def effective_commit_interval_ms(self) -> int:
-        """commit.interval.ms with its default by guarantee (SEMANTICS E7)."""
+        """The value of commit.interval.ms; its default depends on the guarantee (SEMANTICS E7)."""
         return self.commit_interval_ms or (100 if self.exactly_once else 30_000)
 
     @property
     def effective_isolation_level(self) -> IsolationLevel:
-        """default.state.isolation.level with its default by guarantee (SEMANTICS S9)."""
+        """The value of default.state.isolation.level.
+
+        Its default depends on the guarantee (SEMANTICS S9).
+        """
         if self.isolation_level is not None:
             return self.isolation_level
         return (
@@ -304,7 +357,7 @@ class Settings:
         )
 
     def client_config(self, role: str) -> dict[str, str]:
-        """Client properties for `consumer`, `producer` or `admin`, with `${…}` expanded."""
+        """Return the properties of a `consumer`, `producer` or `admin`, with `${…}` expanded."""
         config = {"bootstrap.servers": expand(self.bootstrap_servers, "bootstrap.servers")}
         for key, value in self.clients.items():
             prefix, _, rest = key.partition(".")
@@ -315,15 +368,15 @@ class Settings:
         return config
 
     def require(self, *keys: str) -> None:
-        """InvalidSetting unless each of these keys has a value."""
-        by_key = {knob.metadata["key"]: knob.name for knob in _knobs()}
+        """Raise InvalidSetting unless each of these keys has a value."""
+        by_key = {setting.metadata["key"]: setting.name for setting in _described()}
         for key in keys:
             if not getattr(self, by_key[key]):
                 raise InvalidSetting(f"{key} is not set: pass it as a flag or in statestore.toml")
 
     @property
     def writes_dead_letters(self) -> bool:
-        """Whether a handler is dead_letter."""
+        """True if a handler is dead_letter."""
         handlers = (
             self.on_deserialization_error,
             self.on_processing_error,
@@ -333,7 +386,10 @@ class Settings:
 
 
 def expand(text: str, key: str) -> str:
-    """`${NAME}` replaced by the environment's value; InvalidSetting if it is not set."""
+    """Replace `${NAME}` and `${NAME:-default}` by the value of that environment variable.
+
+    InvalidSetting if it is not set and has no default.
+    """
 
     def value_of(match: re.Match[str]) -> str:
         name, has_default, default = match[1], match[2], match[3]
@@ -347,37 +403,37 @@ def expand(text: str, key: str) -> str:
 
 
 def is_secret(key: str) -> bool:
-    """Whether a key's value must stay out of flags, plan rows, logs and process lists."""
+    """Return whether a key's value must stay out of flags, plan rows, logs and process lists."""
     return bool(_SECRET.search(key))
 
 
 def describe_settings() -> Iterator[tuple[str, str, str, str]]:
-    """(key, default, unit, meaning) of each setting, for documentation."""
-    for knob in _knobs():
-        default = "" if knob.default is None else _text(knob.default)
-        yield knob.metadata["key"], default, knob.metadata["unit"], knob.metadata["about"]
+    """Yield the key, default, unit and meaning of each setting, for documentation."""
+    for setting in _described():
+        default = "" if setting.default is None else _text(setting.default)
+        yield setting.metadata["key"], default, setting.metadata["unit"], setting.metadata["about"]
 
 
-def _knobs() -> tuple["dataclasses.Field[Any]", ...]:
-    return tuple(knob for knob in dataclasses.fields(Settings) if "key" in knob.metadata)
+def _described() -> tuple["dataclasses.Field[Any]", ...]:
+    return tuple(setting for setting in dataclasses.fields(Settings) if "key" in setting.metadata)
 
 
-def _coerce(knob: "dataclasses.Field[Any]", value: object) -> object:
-    key = knob.metadata["key"]
+def _coerce(setting: "dataclasses.Field[Any]", value: object) -> object:
+    key = setting.metadata["key"]
     if value is None:
-        return knob.default
+        return setting.default
     if isinstance(value, str):
         value = expand(value, key)
-    kind = type(knob.default)
+    kind = type(setting.default)
     try:
-        coerced = (_READERS.get(knob.name) or _READERS.get(kind, kind))(value)
+        coerced = (_READERS.get(setting.name) or _READERS.get(kind, kind))(value)
     except (ValueError, TypeError) as error:
         raise InvalidSetting(f"{key} = {value!r}: {error}") from error
     if isinstance(coerced, int) and coerced > _INT_MAX:
-        raise InvalidSetting(f"{key}: the most allowed is {_INT_MAX}")
-    least = knob.metadata["least"]
+        raise InvalidSetting(f"{key}: the largest allowed value is {_INT_MAX}")
+    least = setting.metadata["least"]
     if least is not None and isinstance(coerced, int) and coerced < least:
-        raise InvalidSetting(f"{key} = {coerced}: the least allowed is {least}")
+        raise InvalidSetting(f"{key} = {coerced}: the smallest allowed value is {least}")
     return coerced
 
 
@@ -387,19 +443,19 @@ def _bool(value: object) -> bool:
             return value
         case str() if value.lower() in {"true", "false"}:
             return value.lower() == "true"
-    raise ValueError("want true or false")
+    raise ValueError("use true or false")
 
 
 def _int(value: object) -> int:
     if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
         return int(value)
-    raise ValueError("want a whole number")
+    raise ValueError("use a whole number")
 
 
 def _str(value: object) -> str:
     if isinstance(value, str | int | Path):
         return str(value)
-    raise ValueError("want a text")
+    raise ValueError("use a string")
 
 
 _READERS: dict[type | str, Callable[[Any], object]] = {

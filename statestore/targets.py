@@ -1,9 +1,9 @@
-"""Where exports lie: any file system fsspec knows, by URL; a plain path is a folder here.
+"""Export targets on any file system that fsspec supports, by URL; a plain path is a local folder.
 
-The only module that talks to fsspec. What a file system needs besides its URL (credentials, an
-endpoint) comes from its own variables (`AWS_*`) or from fsspec's (`FSSPEC_S3_ENDPOINT_URL` …), so
-no secret passes through settings. Object stores take a file whole or not at all; elsewhere it is
-written beside its place, made durable, and renamed.
+This is the only module that uses fsspec. Credentials and endpoints come from the variables of the
+file system (`AWS_*`) or of fsspec (`FSSPEC_S3_ENDPOINT_URL` …), so no secret passes through
+settings. Object stores write a file whole or not at all; on other file systems a file is written
+under a temporary name, made durable and renamed.
 """
 
 import errno
@@ -24,22 +24,22 @@ from statestore.layout.files import sync_folder
 
 _CHUNK = 4 << 20
 _WHOLE = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "memory"})
-"""Those that show a file only once it is written to its end."""
+"""Protocols that show a file only once it is written completely."""
 _CONTAINERS = frozenset({"abfs", "abfss", "wasb", "wasbs"})
-"""Those that have a name before an @ in every URL."""
+"""Schemes whose URLs have a container's name before an @."""
 _OURS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EEXIST})
-"""What only this machine's disk says, whatever the target."""
+"""Errors that only this machine's disk raises, whatever the target."""
 
 
 class Address(NamedTuple):
-    """A URL as people may see it, and what of it they must not see."""
+    """A URL in the form that may be shown, and the secrets that it contains."""
 
     shown: str
     secrets: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, url: str) -> "Address":
-        """Passwords, tokens and query strings are secrets; a container's name is none."""
+        """Treat passwords, tokens and query strings as secrets, but not a container's name."""
         scheme, separator, rest = url.partition("://")
         if not separator:
             return cls(url)
@@ -58,14 +58,14 @@ class Address(NamedTuple):
         return cls(shown, tuple(sorted({one for one in secrets if one}, key=len, reverse=True)))
 
     def clean(self, text: str) -> str:
-        """The text without the secrets."""
+        """Return the text with its secrets replaced by `***`."""
         for secret in self.secrets:
             text = text.replace(secret, "***")
         return text
 
 
 def fixed(url: str) -> str:
-    """The same place from any working folder: a local one as an absolute path."""
+    """Return a URL that does not depend on the working folder: local paths become absolute."""
     scheme, separator, _ = url.partition("://")
     if separator and scheme not in {"file", "local"}:
         return url
@@ -76,9 +76,10 @@ class FsspecTarget:
     """`ports.Target` on one file system of fsspec."""
 
     def __init__(self, url: str) -> None:
-        """Misuse if nothing is known of such URLs, or the package for them is missing.
+        """Open the file system of `url`.
 
-        Unavailable if it has to be reached for that and is not.
+        Misuse if no file system is known for it or its package is missing; Unavailable if the file
+        system has to be reached and does not answer.
         """
         self._address = Address.of(url)
         shown = self._address.shown
@@ -92,18 +93,18 @@ class FsspecTarget:
         except (ConnectionError, TimeoutError, socket.gaierror) as error:
             self._fail(Unavailable, f"{shown}: {error}: is it up and reachable?", error)
         except Exception as error:  # noqa: BLE001  # what a file system's own client raises
-            self._fail(Misuse, f"{shown} is no place for exports: {error}", error)
+            self._fail(Misuse, f"{shown} cannot be used as an export target: {error}", error)
         protocol = self._fs.protocol
         names = {protocol} if isinstance(protocol, str) else set(protocol)
         self._local = "file" in names
         self._whole = bool(names & _WHOLE)
         self._root = root.rstrip("/")
         self.lasting = "memory" not in names
-        """Whether others see it, and it outlives this process."""
+        """Whether other processes see it and it outlives this one."""
         self.url = self._root if self._local else shown.rstrip("/")
-        """As people may see it: without passwords and tokens."""
+        """The URL without passwords and tokens."""
         if "\0" in self._root:
-            raise Misuse(f"{self.url!r} is no place for exports: a name has no zero byte")
+            raise Misuse(f"{self.url!r} cannot be used as an export target: it has a zero byte")
 
     def names(self, folder: str) -> dict[str, int]:
         """See `ports.Target`."""
@@ -130,7 +131,7 @@ class FsspecTarget:
             if self._whole:
                 self._fs.pipe_file(self._path(name), data)
                 return
-            # Known to nobody: what a death leaves is removed with what nobody lists.
+            # If the process dies here, a prune removes this file, as no manifest lists it.
             beside = f"{name}.{secrets.token_hex(4)}.tmp"
             with self._written(beside) as out:
                 out.write(data)
@@ -196,7 +197,7 @@ class FsspecTarget:
 
     @contextmanager
     def _asking(self, doing: str) -> Iterator[None]:
-        """Errors of the file system as ours."""
+        """Translate errors of the file system into StateStoreErrors."""
         where = f"could not {doing} at {self.url}"
         try:
             yield
@@ -207,7 +208,7 @@ class FsspecTarget:
         except PermissionError as error:
             self._fail(Misuse, f"{where}: {error}: allow it, or name another target", error)
         except NotImplementedError as error:
-            self._fail(Misuse, f"{where}: nothing can be written there: name another", error)
+            self._fail(Misuse, f"{where}: it is read-only: name another target", error)
         except OSError as error:
             if self._local or error.errno in _OURS:
                 why = error.strerror or error
@@ -220,7 +221,7 @@ class FsspecTarget:
             self._fail(Unavailable, f"{where}: {kind}: {error}: is it up and reachable?", error)
 
     def _fail(self, kind: type[StateStoreError], message: str, cause: Exception) -> NoReturn:
-        """Raise it, without the address's secrets, and without a cause that may tell them."""
+        """Raise the error without the address's secrets, and without a cause that may show them."""
         cleaned = self._address.clean(message)
         raise kind(cleaned) from (None if self._address.secrets else cause)
 

@@ -1,4 +1,4 @@
-"""Names of partitions and stream tasks, and positions in the input. All are immutable."""
+"""Identifiers of partitions and stream tasks, and input positions; all are immutable."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -28,7 +28,7 @@ class TaskId(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "TaskId":
-        """Read `2_14`; anything else is Misuse."""
+        """Parse a task id such as `2_14`; Misuse if the text is not one."""
         if not (match := _TASK.fullmatch(text)):
             raise Misuse(f"task id {text!r}: want <sub-topology>_<partition>, such as 2_14")
         return cls(int(match[1]), int(match[2]))
@@ -39,7 +39,7 @@ class TaskId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Per input partition, the offset of the LAST record processed (KIP-796, SEMANTICS S14)."""
+    """The offset of the LAST processed record per input partition (KIP-796, SEMANTICS S14)."""
 
     _last: Mapping[TopicPartition, int] = field(default_factory=dict)
 
@@ -47,7 +47,7 @@ class Position:
     def of(
         cls, offsets: "Mapping[TopicPartition, int] | Mapping[str, Mapping[int, int]]"
     ) -> "Position":
-        """From `{TopicPartition("t", 0): 41}` or `{"t": {0: 41}}`."""
+        """Create a position from `{TopicPartition("t", 0): 41}` or `{"t": {0: 41}}`."""
         flat: dict[TopicPartition, int] = {}
         for name, value in offsets.items():
             if isinstance(name, str):
@@ -59,36 +59,36 @@ class Position:
         return cls(flat)
 
     def merge(self, other: "Position") -> "Position":
-        """The later of both, per partition."""
+        """Return a position that has the larger of the two offsets of each partition."""
         merged = dict(self._last)
         for tp, last in other._last.items():
             merged[tp] = max(last, merged.get(tp, last))
         return Position(merged)
 
     def as_dict(self) -> dict[TopicPartition, int]:
-        """Partition to last processed offset."""
+        """Return the last processed offset of each partition."""
         return dict(self._last)
 
     def among(self, tps: Collection[TopicPartition]) -> "Position":
-        """What it says of these partitions."""
+        """Return the part of this position that concerns these partitions."""
         return Position({tp: last for tp, last in self._last.items() if tp in tps})
 
     def covers(self, bound: "Position") -> bool:
-        """Whether every partition of `bound` has been processed at least that far."""
+        """Return whether every partition of `bound` has been processed at least that far."""
         return all(self._last.get(tp, -1) >= last for tp, last in bound._last.items())
 
 
 @dataclass(frozen=True, slots=True)
 class PositionBound:
-    """A reader's demand: answer only when the copy has processed at least this.
+    """A condition on a read: answer only once the copy has processed at least this position.
 
-    A store of a stream task waits for what its task reads: so one position, merged over all tasks,
-    will do for the stores of each.
+    A store considers only the partitions that its stream task reads, so one position, merged over
+    all tasks, can be used for the stores of every task.
     """
 
     position: Position
 
     @classmethod
     def at(cls, position: Position) -> "PositionBound":
-        """A bound at `position`."""
+        """Create a bound at `position`."""
         return cls(position)

@@ -1,4 +1,4 @@
-"""Modes a user chooses between, and times and spans as a user may give them."""
+"""Modes that users choose from, and the types in which they pass times and time spans."""
 
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -11,24 +11,24 @@ Span = int | timedelta
 
 
 class _Word(StrEnum):
-    """Its text will do, in capitals or not; Misuse tells what there is."""
+    """An enum that also accepts its text in any case; Misuse lists the allowed values."""
 
     @classmethod
     def _missing_(cls, value: object) -> Self:
         if found := {word.lower(): word for word in cls}.get(str(value).lower()):
             return found
-        raise Misuse(f"{value!r} is no {cls.__name__}: it is one of {', '.join(cls)}")
+        raise Misuse(f"{value!r} is not a valid {cls.__name__}: use one of {', '.join(cls)}")
 
 
 class IsolationLevel(_Word):
-    """What a reader sees of a writer's pending writes (KIP-892)."""
+    """Whether a reader sees a writer's uncommitted writes (KIP-892)."""
 
     READ_COMMITTED = "READ_COMMITTED"
     READ_UNCOMMITTED = "READ_UNCOMMITTED"
 
 
 class ProcessingGuarantee(_Word):
-    """How often the effect of one input record is seen (KIP-129)."""
+    """How often the effects of one input record become visible (KIP-129)."""
 
     AT_LEAST_ONCE = "at_least_once"
     EXACTLY_ONCE = "exactly_once"
@@ -39,21 +39,21 @@ class ProcessingGuarantee(_Word):
 
 
 class PunctuationType(_Word):
-    """Which clock drives a punctuation."""
+    """The clock that drives a punctuation."""
 
     STREAM_TIME = "stream_time"
     WALL_CLOCK_TIME = "wall_clock_time"
 
 
 class EmitStrategy(_Word):
-    """When a windowed aggregate is forwarded."""
+    """The moment at which a windowed aggregate is forwarded."""
 
     ON_UPDATE = "on_update"
     ON_WINDOW_CLOSE = "on_window_close"
 
 
 class OnError(_Word):
-    """What a handler does with a record that cannot be decoded, processed or produced."""
+    """The action of a handler on a record that cannot be decoded, processed or produced."""
 
     FAIL = "fail"
     CONTINUE = "continue"
@@ -61,7 +61,7 @@ class OnError(_Word):
 
 
 def to_ms(time: Time) -> int:
-    """Milliseconds since the epoch from an int or an aware datetime (INTERFACE rule 5)."""
+    """Convert an int or an aware datetime to milliseconds since the epoch (INTERFACE rule 5)."""
     if isinstance(time, datetime):
         if time.tzinfo is None:
             raise Misuse(f"time {time.isoformat()} has no time zone: pass an aware datetime or ms")
@@ -70,5 +70,5 @@ def to_ms(time: Time) -> int:
 
 
 def span_ms(span: Span) -> int:
-    """Milliseconds from an int or a timedelta."""
+    """Convert an int or a timedelta to milliseconds."""
     return span // timedelta(milliseconds=1) if isinstance(span, timedelta) else span

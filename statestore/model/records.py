@@ -1,6 +1,6 @@
-"""Records, and the serdes between their values and bytes. All are immutable.
+"""Records, and the serdes that convert their keys and values to bytes; all are immutable.
 
-What exists once per record is a NamedTuple, so a plain tuple matches it.
+Types with one instance per record are NamedTuples, so that they equal plain tuples.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,10 @@ Header = tuple[str, bytes | None]
 
 
 class Record(NamedTuple, Generic[K, V]):
-    """One record as a processor sees it; topic, partition and offset are the input's, if any."""
+    """A record as a processor sees it.
+
+    Topic, partition and offset are those of the input record, or None if there is none.
+    """
 
     key: K
     value: V
@@ -25,12 +28,15 @@ class Record(NamedTuple, Generic[K, V]):
     offset: int | None = None
 
     def replace(self, **fields: Any) -> "Record[Any, Any]":
-        """The same record with some fields changed."""
+        """Return a copy of this record with some fields changed."""
         return self._replace(**fields)
 
 
 class VersionedRecord(NamedTuple, Generic[V]):
-    """A version: from `timestamp_ms` to `valid_to_ms`, exclusive; None: still valid (KIP-889)."""
+    """A version of a value that is valid from `timestamp_ms` until before `valid_to_ms` (KIP-889).
+
+    `valid_to_ms` is None if the version is still valid.
+    """
 
     value: V
     timestamp_ms: int
@@ -38,7 +44,11 @@ class VersionedRecord(NamedTuple, Generic[V]):
 
 
 class PutResult(NamedTuple):
-    """What a versioned put did: `accepted` False means older than the history retention."""
+    """The result of a versioned put.
+
+    `accepted` is False if the record was older than the history retention allows. `latest` tells
+    whether the put became the latest version; if not, `valid_to_ms` is where its validity ends.
+    """
 
     accepted: bool
     latest: bool
@@ -46,7 +56,7 @@ class PutResult(NamedTuple):
 
 
 class Windowed(NamedTuple, Generic[K]):
-    """A key in one window: `start_ms` inclusive, `end_ms` exclusive."""
+    """A key in one window, from `start_ms` (inclusive) to `end_ms` (exclusive)."""
 
     key: K
     start_ms: int
@@ -54,17 +64,19 @@ class Windowed(NamedTuple, Generic[K]):
 
 
 WINDOW_BYTES = 8
+"""The length of a window in a serialized windowed key: its last bytes.
 
-
-"""How many bytes of a key in a window are the window, the last ones; the others place it."""
+The partitioner hashes only the bytes before them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Serde(Generic[T]):
-    """A named pair of functions between values and bytes; `ordered`: bytes sort as the values do.
+    """A named pair of functions that convert values to bytes and back.
 
-    None never reaches either function. The name is stored with the deployed topology, so that
-    tools can decode a store without the pipeline.
+    `ordered` tells whether the bytes sort in the order of the values. None is never passed to
+    either function. The name is stored with the deployed topology, so that tools can decode a
+    store without the pipeline.
     """
 
     name: str
@@ -87,4 +99,7 @@ def _bytes(value: bytes) -> bytes:
 
 
 BYTES: Serde[bytes] = Serde("BYTES", _bytes, _same, ordered=True)
-"""Bytes as they are; columns know it by identity, as a user's own may have that name too."""
+"""The serde that leaves bytes as they are.
+
+Columns recognize it by identity, because a user's serde may have the same name.
+"""

@@ -168,7 +168,7 @@ FLAGS: dict[str, tuple[list[str], str, *tuple[str, ...]]] = {
         "InvalidSetting",
         "did you mean 'commit.interval.ms'",
     ),
-    "impossible setting": (["--set=commit.interval.ms=-3"], "InvalidSetting", "the least allowed"),
+    "impossible setting": (["--set=commit.interval.ms=-3"], "InvalidSetting", "smallest allowed"),
     "guarantee": (["--processing-guarantee=twice"], "InvalidSetting", "processing.guarantee"),
     "client setting": (["--set=consumer.fetch.foo=1"], "InvalidSetting", "fetch.foo", "consumer.*"),
     "fixed setting": (
