@@ -247,6 +247,26 @@ def test_every_rule_cited_is_one_of_the_pages_of_rules() -> None:
     assert sorted((name, rule) for name, rule in cited if rule not in known) == []
 
 
+def test_links_between_pages_lead_to_a_file_and_to_a_heading_in_it() -> None:
+    pages = {name: text for name, text in texts().items() if name.endswith(".md")}
+    headings = {
+        name: {
+            re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+            for title in re.findall(r"^#+ (.*)", text, re.MULTILINE)
+        }
+        for name, text in pages.items()
+    }
+    files = {path.relative_to(ROOT).as_posix() for path in tracked()}
+    broken = []
+    for name, text in pages.items():
+        for path, heading in re.findall(r"\]\((?![a-z]+:)([^)#\s]*)(?:#([^)\s]*))?\)", text):
+            target = (ROOT / name).parent.joinpath(path).resolve() if path else ROOT / name
+            there = target.relative_to(ROOT).as_posix()
+            if there not in files or (heading and heading not in headings.get(there, set())):
+                broken.append(f"{name}: {path}#{heading}")
+    assert broken == []
+
+
 def test_decision_records_are_numbered_without_a_gap() -> None:
     numbers = sorted(
         int(path.name[:4]) for path in tracked() if path.parent == ROOT / "docs" / "adr"
