@@ -25,7 +25,7 @@ take snapshots between two commits.
 * `prune` removes exports beyond the newest **Keep** and older than **Keep for**, and what dead
   uploads left. While another export is being uploaded it waits.
 
-Restore one with `statestore restore` (docs/runbook.md, "The state volume is lost").
+Restore one with `statestore restore` (docs/runbook.md, "Recover a lost state volume").
 """
 
 with DAG(

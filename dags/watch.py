@@ -24,7 +24,7 @@ it is tried again.
 
 What is allowed stands in `[applications.<id>.alerts]` of statestore.toml, for one run also in the
 form. Whom to tell: `on_failure` in `[alerts]` names a notifier or callback, which every DAG here
-calls when a task has failed for good (docs/runbook.md, "Be told").
+calls when a task has failed for good (docs/runbook.md, "Set up alerts").
 """
 
 

@@ -247,6 +247,25 @@ def test_every_rule_cited_is_one_of_the_pages_of_rules() -> None:
     assert sorted((name, rule) for name, rule in cited if rule not in known) == []
 
 
+def test_the_messages_quoted_in_the_runbook_are_those_of_the_library() -> None:
+    """A bold quotation is a message of the code; "…" stands for what differs from case to case."""
+    said = [
+        node.value if isinstance(node, ast.Constant) else "".join(map(_spelt, node.values))
+        for _, node in nodes("statestore", "dags")
+        if isinstance(node, ast.JoinedStr | ast.Constant)
+    ]
+    messages = "\n".join(text for text in said if isinstance(text, str))
+    runbook = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"\*\*`([^`]+)`\*\*", runbook)
+    assert len(quoted) > 10
+    parts = [part.strip() for quotation in quoted for part in quotation.split("…")]
+    assert [part for part in parts if part not in messages] == []
+
+
+def _spelt(part: ast.expr) -> str:
+    return str(part.value) if isinstance(part, ast.Constant) else "…"
+
+
 def test_links_between_pages_lead_to_a_file_and_to_a_heading_in_it() -> None:
     pages = {name: text for name, text in texts().items() if name.endswith(".md")}
     headings = {
