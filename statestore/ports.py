@@ -14,6 +14,7 @@ from statestore.model.batch import Batch
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Header
 
+KeyValue = tuple[bytes, bytes]
 Writes = Mapping[bytes, bytes | None]
 LinkStore = Callable[[Path, Path, bool], None]
 """Create the second folder with the contents that the store in the first last made durable.
@@ -30,7 +31,7 @@ class Cursor(Protocol):
     """
 
     def __iter__(self) -> "Cursor": ...
-    def __next__(self) -> tuple[bytes, bytes]: ...
+    def __next__(self) -> KeyValue: ...
     def close(self) -> None: ...
 
 
@@ -40,13 +41,13 @@ class Seeker(Protocol):
     It raises StoreClosed once it or the engine has been closed.
     """
 
-    def seek_many(self, keys: list[bytes], /) -> "list[tuple[bytes, bytes] | None]":
+    def seek_many(self, keys: list[bytes], /) -> list[KeyValue | None]:
         """Return for each key the first row at or after it in byte order, or None."""
 
     def get_many(self, keys: list[bytes], /) -> list[bytes | None]:
         """Return one value per key, in the order of `keys`."""
 
-    def scan_back(self, lo: bytes, hi: bytes, /) -> Iterator[tuple[bytes, bytes]]:
+    def scan_back(self, lo: bytes, hi: bytes, /) -> Iterator[KeyValue]:
         """Yield the pairs with lo <= key <= hi in descending order.
 
         The caller may use the other methods between two pairs.
@@ -88,7 +89,7 @@ class Table(Protocol):
     def seeker(self) -> Seeker:
         """Take a snapshot, as of now, and return a Seeker for it."""
 
-    def seek_many(self, keys: list[bytes], /) -> list[tuple[bytes, bytes] | None]:
+    def seek_many(self, keys: list[bytes], /) -> list[KeyValue | None]:
         """Do the same as `Seeker.seek_many`, with all rows from one point in time."""
 
     def approximate_count(self) -> int:

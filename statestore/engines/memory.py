@@ -1,7 +1,7 @@
-"""Sorted dicts behind `ports.Engine`: for in-memory stores and for tests without a disk.
+"""An implementation of `ports.Engine` with sorted dicts, for in-memory stores and for tests.
 
-One lock makes a write atomic for readers on other threads. A cursor copies its range when opened, a
-table is copied by the first write while seekers look into it.
+One lock makes a write atomic for readers on other threads. A cursor copies its range when it is
+opened. The first write to a table that seekers are using copies the table.
 """
 
 import threading
@@ -12,11 +12,11 @@ from typing import Self
 from sortedcontainers import SortedDict
 
 from statestore.errors import Misuse, StateStoreError, StoreClosed
-from statestore.ports import Writes
+from statestore.ports import KeyValue, Writes
 
 
 class MemoryEngine:
-    """An Engine that forgets everything on close."""
+    """An Engine that loses all rows when it is closed."""
 
     def __init__(self, tables: Sequence[str]) -> None:
         self.lock = threading.Lock()
@@ -24,10 +24,10 @@ class MemoryEngine:
         self._tables = {name: MemoryTable(self) for name in tables}
 
     def table(self, name: str) -> "MemoryTable":
-        """The table of that name."""
+        """Return the table of that name."""
         if name not in self._tables:
             known = ", ".join(self._tables)
-            raise Misuse(f"memory engine: made without a table {name!r}; there is {known}")
+            raise Misuse(f"memory engine: it has no table {name!r}; it has: {known}")
         return self._tables[name]
 
     def write(
@@ -36,7 +36,7 @@ class MemoryEngine:
         *,
         ranges: Mapping[str, Sequence[tuple[bytes, bytes]]] | None = None,
     ) -> None:
-        """Apply all under one lock, range deletes first."""
+        """Apply all writes under one lock, range deletes first."""
         spans_of = [(self.table(name), spans) for name, spans in (ranges or {}).items()]
         rows_of = [(self.table(name), rows) for name, rows in writes.items()]
         with self.lock:
@@ -47,52 +47,52 @@ class MemoryEngine:
                 table.update(rows)
 
     def flush(self) -> None:
-        """Nothing to do: nothing here outlives the process."""
+        """Do nothing: no row outlives the process."""
         self.check_open()
 
     def checkpoint(self, target: Path) -> None:
-        """Misuse: there are no files to link."""
-        raise Misuse(f"checkpoint to {target}: this store is in memory: it has no files")
+        """Raise Misuse: there are no files to link."""
+        raise Misuse(f"checkpoint to {target}: this store is in memory and has no files")
 
     def persistent(self) -> bool:
-        """Always False."""
+        """Return False."""
         return False
 
     def failure(self, _error: Exception) -> StateStoreError | None:
-        """None: this engine raises no errors but ours."""
+        """Return None: this engine raises only StateStoreErrors."""
         return None
 
     def close(self) -> None:
-        """Forget all rows; cursors and tables raise StoreClosed from now on."""
+        """Drop all rows; cursors and tables raise StoreClosed from now on."""
         with self.lock:
             self._open = False
             for table in self._tables.values():
                 table.clear()
 
     def check_open(self) -> None:
-        """StoreClosed after close."""
+        """Raise StoreClosed if the engine has been closed."""
         if not self._open:
-            raise StoreClosed("memory engine: it is closed, and its rows are gone")
+            raise StoreClosed("memory engine: it is closed and its rows are gone")
 
 
 class MemoryTable:
-    """One sorted dict."""
+    """A Table that is one sorted dict."""
 
     def __init__(self, engine: MemoryEngine) -> None:
         self._engine = engine
         self._rows: SortedDict = SortedDict()
-        # How many look into these very rows, and must not see them change.
+        # The number of seekers that read these rows and must not see them change.
         self._seekers = 0
 
     def get(self, key: bytes, /) -> bytes | None:
-        """The value, or None."""
+        """Return the value, or None."""
         with self._engine.lock:
             self._engine.check_open()
             value: bytes | None = self._rows.get(key)
             return value
 
     def get_many(self, keys: list[bytes], /) -> list[bytes | None]:
-        """One value per key, in the order of `keys`, all of the same moment."""
+        """Return one value per key, in the order of `keys`, all from one point in time."""
         with self._engine.lock:
             self._engine.check_open()
             return list(map(self._rows.get, keys))
@@ -100,13 +100,13 @@ class MemoryTable:
     get_many_at_once = get_many
 
     def get_many_to_write(self, keys: list[bytes], /) -> tuple[list[bytes], list[bytes | None]]:
-        """The keys as they are: any order suits a dict."""
+        """Return the keys unchanged, as any order suits a dict, and their values."""
         return keys, self.get_many(keys)
 
     def scan(
         self, lo: bytes | None = None, hi: bytes | None = None, *, reverse: bool = False
     ) -> "MemoryCursor":
-        """Pairs with lo <= key <= hi in byte order, as of now; None is unbounded."""
+        """Iterate over the pairs with lo <= key <= hi in byte order, as of now."""
         with self._engine.lock:
             self._engine.check_open()
             keys = list(self._rows.irange(lo, hi, reverse=reverse))
@@ -114,40 +114,40 @@ class MemoryTable:
         return MemoryCursor(self._engine, pairs)
 
     def seeker(self) -> "MemorySeeker":
-        """The rows of this moment, to look for some in."""
+        """Return a Seeker for the rows as of now."""
         with self._engine.lock:
             self._engine.check_open()
             self._seekers += 1
             return MemorySeeker(self._engine, self, self._rows)
 
-    def let_go(self, rows: SortedDict) -> None:
-        """A seeker no longer looks into `rows`."""
+    def release(self, rows: SortedDict) -> None:
+        """Note that one seeker no longer reads `rows`."""
         with self._engine.lock:
             if rows is self._rows:
                 self._seekers -= 1
 
-    def seek_many(self, keys: list[bytes], /) -> list[tuple[bytes, bytes] | None]:
-        """Per key the first row at or after it, all of the same moment."""
+    def seek_many(self, keys: list[bytes], /) -> list[KeyValue | None]:
+        """Return for each key the first row at or after it, all from one point in time."""
         with self._engine.lock:
             self._engine.check_open()
             return _seek(self._rows, keys)
 
     def approximate_count(self) -> int:
-        """Exactly how many keys there are."""
+        """Return the exact number of keys."""
         with self._engine.lock:
             self._engine.check_open()
             return len(self._rows)
 
     def delete_ranges(self, spans: Sequence[tuple[bytes, bytes]]) -> None:
-        """Delete [from, to) of each span; the engine holds the lock."""
-        self._leave_to_seekers()
+        """Delete the keys in [from, to) of each span; the engine holds the lock."""
+        self._copy_for_seekers()
         for start, end in spans:
             for key in list(self._rows.irange(start, end, inclusive=(True, False))):
                 del self._rows[key]
 
     def update(self, writes: Writes) -> None:
-        """Put, or delete where the value is None; the engine holds the lock."""
-        self._leave_to_seekers()
+        """Apply puts and deletes (None); the engine holds the lock."""
+        self._copy_for_seekers()
         for key, value in writes.items():
             if value is None:
                 self._rows.pop(key, None)
@@ -155,41 +155,41 @@ class MemoryTable:
                 self._rows[key] = value
 
     def clear(self) -> None:
-        """Forget all rows; the engine holds the lock."""
+        """Drop all rows; the engine holds the lock."""
         self._rows, self._seekers = SortedDict(), 0
 
-    def _leave_to_seekers(self) -> None:
+    def _copy_for_seekers(self) -> None:
         if self._seekers:
             self._rows, self._seekers = self._rows.copy(), 0
 
 
 class MemoryCursor:
-    """A walk over a copy of the rows."""
+    """A Cursor over a copy of the rows."""
 
     __slots__ = ("_engine", "_open", "_pairs")
 
-    def __init__(self, engine: MemoryEngine, pairs: list[tuple[bytes, bytes]]) -> None:
+    def __init__(self, engine: MemoryEngine, pairs: list[KeyValue]) -> None:
         self._engine = engine
         self._open = True
-        self._pairs: Iterator[tuple[bytes, bytes]] = iter(pairs)
+        self._pairs: Iterator[KeyValue] = iter(pairs)
 
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> tuple[bytes, bytes]:
+    def __next__(self) -> KeyValue:
         self._engine.check_open()
         if not self._open:
             raise StoreClosed("memory engine: this cursor is closed: open a new one")
         return next(self._pairs)
 
     def close(self) -> None:
-        """Forget the rest. Closing twice is harmless."""
+        """Drop the remaining rows. Closing twice is harmless."""
         self._open = False
         self._pairs = iter(())
 
 
 class MemorySeeker:
-    """Looks for rows in a table as it was."""
+    """A Seeker for the rows that a table had when the seeker was opened."""
 
     __slots__ = ("_engine", "_rows", "_table")
 
@@ -198,33 +198,33 @@ class MemorySeeker:
         self._table = table
         self._rows: SortedDict | None = rows
 
-    def seek_many(self, keys: list[bytes], /) -> list[tuple[bytes, bytes] | None]:
-        """Per key the first row at or after it."""
-        return _seek(self._looked_into(), keys)
+    def seek_many(self, keys: list[bytes], /) -> list[KeyValue | None]:
+        """Return for each key the first row at or after it, or None."""
+        return _seek(self._open_rows(), keys)
 
     def get_many(self, keys: list[bytes], /) -> list[bytes | None]:
-        """One value per key, in the order of `keys`."""
-        return list(map(self._looked_into().get, keys))
+        """Return one value per key, in the order of `keys`."""
+        return list(map(self._open_rows().get, keys))
 
-    def scan_back(self, lo: bytes, hi: bytes, /) -> Iterator[tuple[bytes, bytes]]:
-        """Pairs with lo <= key <= hi, last first."""
-        for key in self._looked_into().irange(lo, hi, reverse=True):
-            yield key, self._looked_into()[key]
+    def scan_back(self, lo: bytes, hi: bytes, /) -> Iterator[KeyValue]:
+        """Yield the pairs with lo <= key <= hi in descending order."""
+        for key in self._open_rows().irange(lo, hi, reverse=True):
+            yield key, self._open_rows()[key]
 
     def close(self) -> None:
-        """Let the rows go. Closing twice is harmless."""
+        """Release the rows. Closing twice is harmless."""
         rows, self._rows = self._rows, None
         if rows is not None:
-            self._table.let_go(rows)
+            self._table.release(rows)
 
-    def _looked_into(self) -> SortedDict:
+    def _open_rows(self) -> SortedDict:
         self._engine.check_open()
         if self._rows is None:
             raise StoreClosed("memory engine: this seeker is closed: open a new one")
         return self._rows
 
 
-def _seek(rows: SortedDict, keys: list[bytes]) -> list[tuple[bytes, bytes] | None]:
-    # By `irange`: who asks for places makes an index, which two threads must not do at once.
+def _seek(rows: SortedDict, keys: list[bytes]) -> list[KeyValue | None]:
+    # `irange` does not build SortedDict's index, which two threads must not do at the same time.
     found = [next(rows.irange(key), None) for key in keys]
     return [None if key is None else (key, rows[key]) for key in found]

@@ -1,11 +1,12 @@
-"""RocksDB through rocksdict: one folder, all native handles on it, none of which leaves `engines`.
+"""A RocksDB database in one folder, through rocksdict; no native handle leaves `engines`.
 
-A handle that outlives `close` keeps the folder locked, so one object owns them. Point reads are
-rocksdict's own bound method and raise its errors (`failure` translates them); all else raises ours.
+A handle that outlives `close` keeps the folder locked, so one object owns all handles. Point reads
+are rocksdict's own bound method and raise its errors, which `failure` translates; every other
+method raises StateStoreErrors.
 
-What the libraries get wrong, and this module does not: `Rdict.flush` and the destructor flush one
-family, so that offsets become durable without their data; `compact_range` is silent when its flush
-fails; a lost CURRENT makes an empty database out of a full one.
+This module works around three defects of the libraries. `Rdict.flush` and the destructor flush
+only one column family, which makes offsets durable without their data. `compact_range` does not
+report that its flush failed. A database that lost its CURRENT file is opened as an empty one.
 """
 
 import atexit
@@ -50,13 +51,13 @@ T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
 
-# How long `close` waits for a list-get that another thread still runs.
+# How long `close` waits for a multi-get that another thread still runs.
 _READS_WAIT_S = 60
 
-# How long a flush may find one of RocksDB's own under way.
+# How long a flush waits for a flush that RocksDB itself has started.
 _FLUSH_WAIT_S = 60
 
-# RocksDB reads keys fastest in lists of some hundred, and many keys of one table in key order.
+# RocksDB reads keys fastest in lists of a few hundred, and many keys of one table in key order.
 _LIST_MAX = 256
 _SORT_MIN = 20_000
 
@@ -64,12 +65,13 @@ _UNFLUSHED = ("rocksdb.num-entries-active-mem-table", "rocksdb.num-immutable-mem
 
 
 def open_rocks(path: Path, *, tables: Sequence[str], tuning: RocksTuning) -> "RocksEngine":
-    """Open the database in `path`: tables it lacks are created, tables beyond `tables` are Misuse.
+    """Open the database in `path`, and create the tables that it lacks.
 
-    Locked if it is open elsewhere, TaskCorrupted if files are missing or unreadable, HostFailure if
-    the volume is at fault. Read-only takes no lock: it is for folders nobody writes, as an owner at
-    work deletes files under the reader, which looks like corruption. Even so rocksdict writes a
-    small configuration file there.
+    Misuse if it has tables beyond `tables`, Locked if it is open elsewhere, TaskCorrupted if files
+    are missing or unreadable, HostFailure if the volume is at fault. Opening it read-only takes no
+    lock, so it is only for folders to which no process writes: a writer would delete files that
+    the reader uses, which looks like corruption. Even then rocksdict writes a small configuration
+    file to the folder.
     """
     _check_folder(path, tuning)
     families = {name: options(tuning) for name in ("default", *tables)}
@@ -83,7 +85,7 @@ def open_rocks(path: Path, *, tables: Sequence[str], tuning: RocksTuning) -> "Ro
 
 
 def stored_tables(path: Path) -> list[str]:
-    """The tables on disk, sorted, without opening them; none where there is no database."""
+    """Return the sorted names of the tables on disk without opening them; [] without a database."""
     if not (path / "CURRENT").exists():
         return []
     try:
@@ -93,7 +95,7 @@ def stored_tables(path: Path) -> list[str]:
 
 
 class RocksTable:
-    """One family. `get` is rocksdict's own: nothing stands between it and the caller."""
+    """A Table that is one column family; `get` is rocksdict's own method, without a wrapper."""
 
     __slots__ = ("_cursors", "_family", "_get_list", "_ordered", "_where", "get")
 
@@ -106,7 +108,7 @@ class RocksTable:
         self._get_list: Callable[[list[bytes]], list[bytes | None]] = family.get  # type: ignore[assignment]  # takes a list too
 
     def get_many(self, keys: list[bytes], /) -> list[bytes | None]:
-        """One value per key, in the order of `keys`; the owner may write in between."""
+        """Return one value per key, in the order of `keys`; a write may come between two reads."""
         if len(keys) <= _LIST_MAX:
             return self._get_list(keys)
         if len(keys) < _SORT_MIN:
@@ -115,34 +117,40 @@ class RocksTable:
         return ordered.back(self._get_lists(ordered.arranged))
 
     def get_many_at_once(self, keys: list[bytes], /) -> list[bytes | None]:
-        """As `get_many`, all of one moment: RocksDB reads a list as of one sequence number."""
+        """Do the same as `get_many`, from one point in time.
+
+        RocksDB reads all keys of a list as of one sequence number.
+        """
         if len(keys) < _SORT_MIN:
             return self._get_list(keys)
         ordered = Ordered.of(keys)
         return ordered.back(self._get_list(ordered.arranged))
 
     def get_many_to_write(self, keys: list[bytes], /) -> tuple[list[bytes], list[bytes | None]]:
-        """The keys in their order, or nearly so, and their values; the next write sorts no more."""
+        """Return the keys, sorted or nearly so, and their values.
+
+        The next write of these keys does not sort them again.
+        """
         self._ordered = ordered = Ordered.of(keys)
         return ordered.arranged, self._get_lists(ordered.arranged)
 
     def last_ordered(self) -> Ordered | None:
-        """What `get_many_to_write` has sorted, and nobody has asked for yet."""
+        """Return the order that `get_many_to_write` found, once."""
         ordered, self._ordered = self._ordered, None
         return ordered
 
     def scan(
         self, lo: bytes | None = None, hi: bytes | None = None, *, reverse: bool = False
     ) -> RocksCursor:
-        """Pairs with lo <= key <= hi in byte order, as of now; None is unbounded."""
+        """Iterate over the pairs with lo <= key <= hi in byte order, as of now."""
         return self._cursors.open(self._family, lo, hi, reverse=reverse)
 
     def seeker(self) -> RocksSeeker:
-        """A snapshot to look for rows in."""
+        """Take a snapshot and return a Seeker for it."""
         return self._cursors.seeker(self._family)
 
     def seek_many(self, keys: list[bytes], /) -> list[tuple[bytes, bytes] | None]:
-        """Per key the first row at or after it, all of one moment."""
+        """Return for each key the first row at or after it, all from one point in time."""
         seeker = self.seeker()
         try:
             return seeker.seek_many(keys)
@@ -150,14 +158,14 @@ class RocksTable:
             seeker.close()
 
     def approximate_count(self) -> int:
-        """RocksDB's estimate: entries less deletions."""
+        """Return RocksDB's estimate: entries minus deletions."""
         try:
             return self._family.property_int_value("rocksdb.estimate-num-keys") or 0
         except Exception as error:
             raise translate(error, self._where) or error from error
 
     def refuse_lists(self) -> None:
-        """Begin no more list-gets: `close` waits for those under way."""
+        """Refuse further multi-gets: `close` waits for those that are running."""
         self._get_list = self._closed
 
     def _get_lists(self, keys: list[bytes]) -> list[bytes | None]:
@@ -171,9 +179,9 @@ class RocksTable:
 
 
 class RocksEngine:
-    """An Engine over one folder; one left open is closed when it is dropped and at exit.
+    """An Engine on one folder; if left open, it is closed when it is dropped or at exit.
 
-    Writes, flushes, checkpoints and close exclude each other; reads run beside them.
+    Writes, flushes, checkpoints and close exclude each other; reads run concurrently with them.
     """
 
     def __init__(self, path: Path, db: Rdict, tables: Sequence[str], *, read_only: bool) -> None:
@@ -194,7 +202,7 @@ class RocksEngine:
         _engines.add(self)
 
     def table(self, name: str) -> RocksTable:
-        """The table of that name."""
+        """Return the table of that name."""
         return self._named(self._tables, name)
 
     def write(
@@ -203,7 +211,10 @@ class RocksEngine:
         *,
         ranges: Mapping[str, Sequence[tuple[bytes, bytes]]] | None = None,
     ) -> None:
-        """One batch, range deletes first; durable at the next flush, with the log at once."""
+        """Write one batch, range deletes first.
+
+        It is durable at the next flush, or immediately if the write-ahead log is on.
+        """
         with self._call(writing=True):
             batch = WriteBatch(raw_mode=True)
             try:
@@ -216,31 +227,34 @@ class RocksEngine:
                     fill(batch, rows, self._tables[name].last_ordered())
                 self._db.write(batch)
             finally:
-                # A traceback keeps the batch: it must not keep the family, and the folder locked.
+                # A traceback keeps the batch, which must not keep the family and the folder lock.
                 batch.set_default_column_family(None)
 
     def flush(self) -> None:
-        """Make every completed write durable, all tables at once; HostFailure if it cannot."""
+        """Make every completed write durable, all tables atomically; HostFailure if that fails."""
         with self._call(writing=False):
             self._flush()
 
     def checkpoint(self, target: Path) -> None:
-        """A consistent copy, unflushed writes included, in the new folder `target`: hard links."""
+        """Create a consistent copy, with unflushed writes, in the new folder `target`.
+
+        The copy consists of hard links.
+        """
         with self._call(writing=True):
             if target.exists() or not target.parent.is_dir():
                 raise Misuse(f"checkpoint: {target} must be a new folder in an existing one")
             Checkpoint(self._db).create_checkpoint(str(target))
 
     def persistent(self) -> bool:
-        """Always True."""
+        """Return True."""
         return True
 
     def failure(self, error: Exception) -> StateStoreError | None:
-        """RocksDB's or rocksdict's error as one of ours; None if it is neither's."""
+        """Translate RocksDB's or rocksdict's error into a StateStoreError; None for any other."""
         return translate(error, self._path)
 
     def close(self) -> None:
-        """Flush, close all cursors, release the folder: that also where the flush fails."""
+        """Flush, close all cursors and release the folder, even if the flush fails."""
         with self._lock:
             if not self._open:
                 return
@@ -259,7 +273,10 @@ class RocksEngine:
             self.abandon()
 
     def abandon(self) -> None:
-        """Close what its owner left open: rocksdict's destructors would flush family by family."""
+        """Close an engine that was left open.
+
+        Without this, rocksdict's destructors would flush one column family after the other.
+        """
         # A forked child inherits the object, but neither the lock nor RocksDB's threads.
         if not self._open or os.getpid() != self._pid:
             return
@@ -280,9 +297,12 @@ class RocksEngine:
         retry_error_callback=lambda _state: False,
     )
     def _flushed(self) -> bool:
-        """Flush; False if writes are left, as after a flush of RocksDB's own it does not wait."""
-        # With atomic flush any manual compaction first flushes all families; this one then finds
-        # nothing to compact, as no key is below b"".
+        """Flush once; return False if unflushed writes are left.
+
+        RocksDB does not wait for a flush that it has started itself, so writes may be left.
+        """
+        # With atomic flush, any manual compaction first flushes all families. This one then finds
+        # nothing to compact, because no key is below b"".
         settings = CompactOptions()
         settings.set_exclusive_manual_compaction(False)
         self._db.compact_range(None, b"", settings)
@@ -292,28 +312,28 @@ class RocksEngine:
             for name in _UNFLUSHED
         )
         if left:
-            self._db.write(WriteBatch(raw_mode=True))  # raises what stopped the flush
+            self._db.write(WriteBatch(raw_mode=True))  # raises the error that stopped the flush
         return not left
 
     def _release(self) -> None:
-        """After this nothing keeps the folder locked; a bound `get` raises DbClosedError."""
+        """Release the folder's lock; from now on a bound `get` raises DbClosedError."""
         self._handles.clear()
         if not self._read_only:
-            # From here on no family can be flushed alone, which `Rdict.close` tries.
+            # From here on no family can be flushed alone, which `Rdict.close` would try.
             self._db.cancel_all_background(True)
         try:
             for handle in (*self._families.values(), self._db):
                 _close_when_idle(handle)
         except RuntimeError as error:
             raise HostFailure(
-                f"{self._path}: a read has been running for {_READS_WAIT_S} s and keeps the folder"
-                " locked: end this process"
+                f"{self._path}: a read has been running for {_READS_WAIT_S} s and keeps the folder "
+                "locked: end this process"
             ) from error
 
     def _named(self, things: Mapping[str, T], name: str) -> T:
         if name not in things:
             known = ", ".join(self._tables)
-            raise Misuse(f"{self._path}: opened without a table {name!r}; there is {known}")
+            raise Misuse(f"{self._path}: opened without a table {name!r}; it has: {known}")
         return things[name]
 
     @contextmanager
@@ -353,26 +373,26 @@ def _close_all() -> None:
     reraise=True,
 )
 def _close_when_idle(handle: Rdict) -> None:
-    """Close one handle; RuntimeError ("already borrowed") while a list-get runs on it."""
+    """Close one handle; RuntimeError ("already borrowed") while a multi-get runs on it."""
     try:
         handle.close()
     except RuntimeError:
         raise
     except Exception as error:
-        # Its own flush fails, as it should: background work has ended.
+        # rocksdict's own flush fails, as intended, because background work has been cancelled.
         if "Shutdown in progress" not in str(error):
             raise
 
 
 def _check_folder(path: Path, tuning: RocksTuning) -> None:
-    """Refuse what RocksDB would turn into an empty database; else make the folder."""
+    """Refuse a folder that RocksDB would open as an empty database; otherwise create the folder."""
     try:
         if (path / "CURRENT").exists():
             return
         if any(path.glob("*.sst")) or any(path.glob("*.blob")) or any(path.glob("*.log")):
-            raise TaskCorrupted(f"{path}: data files without the file CURRENT")
+            raise TaskCorrupted(f"{path}: there are data files but the file CURRENT is missing")
         if tuning.read_only or not tuning.create_if_missing:
-            raise TaskCorrupted(f"{path}: no database here: the file CURRENT is missing")
+            raise TaskCorrupted(f"{path}: there is no database: the file CURRENT is missing")
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise translate(error, path) or error from error

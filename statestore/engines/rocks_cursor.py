@@ -1,7 +1,7 @@
-"""Ordered walks over a snapshot of one family, fast, and safe against `close` on another thread.
+"""Ordered iteration over a snapshot of one column family, safe against `close` on another thread.
 
-`Rdict.items` is quicker by a third, but takes a block it cannot read for the end of the table, and
-`Snapshot.items` shows writes later than the snapshot: a plain iterator does neither.
+`Rdict.items` is a third faster, but treats an unreadable block as the end of the table, and
+`Snapshot.items` shows writes made after the snapshot. A plain iterator does neither.
 """
 
 import threading
@@ -14,93 +14,93 @@ from rocksdict import Rdict, RdictIter
 from statestore.engines.rocks_errors import translate
 from statestore.engines.rocks_seeker import CHUNK_FIRST, CHUNK_MAX, RocksSeeker, rows_from
 from statestore.errors import StoreClosed
-
-Pair = tuple[bytes, bytes]
+from statestore.ports import KeyValue
 
 
 class RocksCursor:
-    """A walk over a snapshot. One thread at a time uses it; any may close it or its engine."""
+    """A Cursor over a snapshot. One thread at a time uses it; any may close it or its engine."""
 
-    __slots__ = ("_rows", "_walk")
+    __slots__ = ("_rows", "_scan")
 
-    def __init__(self, walk: "_Walk") -> None:
-        self._walk = walk
-        self._rows = _rows(walk)
+    def __init__(self, scan: "_Scan") -> None:
+        self._scan = scan
+        self._rows = _rows(scan)
 
-    def __iter__(self) -> Generator[Pair, None, None]:
-        """The rows not yet taken, as a generator: nothing in Python yields faster."""
-        self._walk.check_open()
+    def __iter__(self) -> Generator[KeyValue, None, None]:
+        """Return the remaining rows as a generator, the fastest iterator that Python has."""
+        self._scan.check_open()
         return self._rows
 
-    def __next__(self) -> Pair:
+    def __next__(self) -> KeyValue:
         try:
             return next(self._rows)
         except StopIteration:
-            self._walk.check_open()
+            self._scan.check_open()
             raise
 
     def close(self) -> None:
         """Release the snapshot. Closing twice is harmless."""
-        self._walk.close()
+        self._scan.close()
 
 
 class Cursors:
-    """All cursors of one database; once closed no more are born."""
+    """All cursors and seekers of one database; after `close` no new ones can be opened."""
 
     def __init__(self, where: object) -> None:
         self._where = where
-        # Weak references by hand: a WeakSet costs as much as the walk itself.
-        self._walks: set[weakref.ref[_Walk] | weakref.ref[RocksSeeker]] = set()
-        self._births = threading.RLock()
+        # A WeakSet would cost as much as the iteration itself.
+        self._opened: set[weakref.ref[_Scan] | weakref.ref[RocksSeeker]] = set()
+        self._lock = threading.RLock()
         self._closed = False
 
     def open(
         self, family: Rdict, lo: bytes | None, hi: bytes | None, *, reverse: bool
     ) -> RocksCursor:
-        """Walk over lo <= key <= hi as of now."""
-        walk = _Walk(self._where, lo, hi, reverse=reverse)
-        with self._births:
+        """Iterate over lo <= key <= hi as of now."""
+        scan = _Scan(self._where, lo, hi, reverse=reverse)
+        with self._lock:
             if self._closed:
                 raise StoreClosed(f"{self._where}: the database is closed: open it again")
-            self._walks.add(weakref.ref(walk, self._walks.discard))
-            walk.start(family)
-        return RocksCursor(walk)
+            self._opened.add(weakref.ref(scan, self._opened.discard))
+            scan.start(family)
+        return RocksCursor(scan)
 
     def seeker(self, family: Rdict) -> RocksSeeker:
-        """Look for rows of this moment."""
+        """Return a Seeker for the rows as of now."""
         seeker = RocksSeeker(self._where)
-        with self._births:
+        with self._lock:
             if self._closed:
                 raise StoreClosed(f"{self._where}: the database is closed: open it again")
-            self._walks.add(weakref.ref(seeker, self._walks.discard))
+            self._opened.add(weakref.ref(seeker, self._opened.discard))
             seeker.start(family)
         return seeker
 
     def close(self) -> None:
-        """Let all native iterators go; returns when none is in use."""
-        with self._births:
+        """Release all native iterators; return when none is in use."""
+        with self._lock:
             self._closed = True
-            walks = [reference() for reference in self._walks.copy()]
-        for walk in walks:
-            if walk is not None:
-                walk.close()
+            opened = [reference() for reference in self._opened.copy()]
+        for one in opened:
+            if one is not None:
+                one.close()
 
 
-def _rows(walk: "_Walk") -> Generator[Pair, None, None]:
+def _rows(scan: "_Scan") -> Generator[KeyValue, None, None]:
     count = CHUNK_FIRST
-    while rows := walk.read(count):
+    while rows := scan.read(count):
         yield from rows
         count = min(count * 4, CHUNK_MAX)
-    # `close` may have emptied a chunk before it was looked at: that is not the end of the table.
-    walk.check_open()
+    # `close` may have emptied a chunk before it was used: that is not the end of the table.
+    scan.check_open()
 
 
-class _Walk:
-    """The native end of a cursor: owns the iterator, alone, so that it can be let go.
+class _Scan:
+    """The native side of a cursor: the only owner of the iterator, so that it can be released.
 
-    It refers to no cursor: one dropped half-way is freed at once, with the garbage collector off
-    too. A read holds the lock for a chunk, so that `close` finds the iterator at rest; the lock is
-    re-entrant as a collection inside a read may close an abandoned engine.
+    It does not refer to the cursor, so a cursor that is dropped half-way is freed at once, even
+    with the garbage collector off. A read holds the lock for one chunk, so `close` never finds the
+    iterator in use. The lock is re-entrant because a garbage collection inside a read may close an
+    abandoned engine.
     """
 
     __slots__ = (
@@ -122,12 +122,12 @@ class _Walk:
         self._reverse = reverse
         self._lock = threading.RLock()
         self._closed = False
-        self._chunk: list[Pair] = []
+        self._chunk: list[KeyValue] = []
         self._iterator: RdictIter | None = None
         self._source: Iterator[tuple[bytes, bytes, None]] | None = None
 
     def start(self, family: Rdict) -> None:
-        """Take the snapshot; `read` looks for the first row."""
+        """Take the snapshot; `read` seeks the first row."""
         start, limit = self._start, self._limit
         if start is not None and limit is not None and self._beyond(start, limit):
             return
@@ -137,12 +137,12 @@ class _Walk:
             raise translate(error, self._where) or error from error
 
     def check_open(self) -> None:
-        """StoreClosed after close."""
+        """Raise StoreClosed after `close`."""
         if self._closed:
             raise StoreClosed(f"{self._where}: this cursor is closed: open a new one")
 
-    def read(self, count: int) -> list[Pair]:
-        """The next rows, at most `count`, none at the end. `close` empties the list."""
+    def read(self, count: int) -> list[KeyValue]:
+        """Return the next rows, at most `count`, or [] at the end. `close` empties the list."""
         with self._lock:
             self.check_open()
             if self._iterator is None:
@@ -151,7 +151,7 @@ class _Walk:
                 self._source = rows_from(
                     self._iterator, self._start, self._limit, reverse=self._reverse
                 )
-            # No local may refer to the iterator: a traceback would keep it, and the folder locked.
+            # No local may refer to the iterator: a traceback would keep it, and so the folder lock.
             rows = self._chunk = [(key, value) for key, value, _ in islice(self._source, count)]
             self.check_open()
             if len(rows) < count:
@@ -159,7 +159,7 @@ class _Walk:
             return rows
 
     def close(self) -> None:
-        """Let the iterator go and end the chunk a generator may stand in."""
+        """Release the iterator and empty the chunk that a generator may be yielding from."""
         with self._lock:
             self._closed = True
             self._source = self._iterator = None
@@ -169,7 +169,7 @@ class _Walk:
         return key < limit if self._reverse else key > limit
 
     def _end(self) -> None:
-        """Tell the end of the table from a block that cannot be read."""
+        """Raise an error if this is not the end of the table but an unreadable block."""
         try:
             if self._iterator is not None:
                 self._iterator.status()

@@ -1,4 +1,4 @@
-"""What RocksDB and rocksdict raise, as errors of ours: the class says what the caller does next.
+"""Translation of RocksDB's and rocksdict's errors into StateStoreErrors.
 
 rocksdict raises a bare Exception with the text of RocksDB's status, so the text decides.
 """
@@ -22,7 +22,7 @@ _STATUS = re.compile(
     r"(?:Corruption|IO error|Invalid argument|Not implemented|Shutdown in progress|Operation"
     r" (?:aborted|expired|failed)|Result incomplete|Resource busy|Column family dropped)\b"
 )
-# Of the machine, not of the files: RocksDB calls these corruption when they happen while it opens.
+# Errors of the machine, not of the files. RocksDB reports them as corruption while it opens.
 _HOST_ERRORS = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM),
     *(errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOLCK),
@@ -37,7 +37,7 @@ _RULES: tuple[tuple[re.Pattern[str], type[StateStoreError], str], ...] = (
     (
         re.compile("|".join(re.escape(os.strerror(number)) for number in _HOST_ERRORS)),
         HostFailure,
-        "the volume or the machine refuses: put that right and run again",
+        "the volume or the machine fails: repair it and run again",
     ),
     (
         re.compile(rf"Corruption|{os.strerror(errno.ENOENT)}"),
@@ -47,7 +47,7 @@ _RULES: tuple[tuple[re.Pattern[str], type[StateStoreError], str], ...] = (
     (
         re.compile(r"Column families not opened"),
         Misuse,
-        "the database holds tables this kind of store does not have",
+        "the database has tables that this kind of store does not have",
     ),
     (re.compile(r"Invalid argument|Not implemented"), Misuse, "RocksDB refuses the call"),
     (re.compile(r"Shutdown in progress"), StoreClosed, "the database is being closed"),
@@ -56,7 +56,7 @@ _RULES: tuple[tuple[re.Pattern[str], type[StateStoreError], str], ...] = (
 
 
 def translate(error: Exception, where: object) -> StateStoreError | None:
-    """Our error for the engine's; None where it is ours already or not the engine's."""
+    """Translate an error of the engine; None if it is a StateStoreError or not the engine's."""
     text = str(error)
     match error:
         case StateStoreError():
@@ -69,5 +69,5 @@ def translate(error: Exception, where: object) -> StateStoreError | None:
             return HostFailure(f"{where}: cannot use this folder: {text}")
     if type(error) is not Exception or not _STATUS.match(text):
         return None
-    kind, meaning = next((kind, said) for rule, kind, said in _RULES if rule.search(text))
+    kind, meaning = next((kind, meaning) for rule, kind, meaning in _RULES if rule.search(text))
     return kind(f"{where}: {meaning}: {text}")

@@ -1,7 +1,7 @@
-"""A database copied from its files, by whoever must not open it: the owner may be alive.
+"""Copies a database from its files without opening it, because its owner may be alive.
 
-RocksDB never changes a data file once it is listed in the MANIFEST, so those are hard links. All
-else is copied. What is still in memory, or only in RocksDB's log, is left behind.
+RocksDB never changes a data file once the MANIFEST lists it, so data files become hard links. All
+other files are copied. Writes that are in memory or only in RocksDB's log are not copied.
 """
 
 import os
@@ -22,11 +22,11 @@ _ATTEMPTS = 10
 
 
 def link_store(source: Path, target: Path, owner_dead: bool, /) -> None:  # noqa: FBT001  # a port
-    """Make `target` what `source` was at its last flush; whole, though an owner may be writing.
+    """Copy `source` as of its last flush to `target`, consistently even if an owner is writing.
 
-    Where nobody writes any more, what RocksDB's log holds is taken along. Files that are no
-    database are taken as they are: opening them says what is wrong. HostFailure if the volume is at
-    fault.
+    If the owner is dead, the copy includes the writes in RocksDB's log. Files that are not a
+    database are copied as they are: opening the copy reports what is wrong. HostFailure if the
+    volume is at fault.
     """
     tries = Retrying(
         retry=retry_if_exception_type((FileNotFoundError, TaskCorrupted)),
@@ -36,10 +36,11 @@ def link_store(source: Path, target: Path, owner_dead: bool, /) -> None:  # noqa
     try:
         tries(_link_once, source, target, with_log=owner_dead)
     except FileNotFoundError:
-        # Files gone though nobody writes: a damaged database, which must not pass for none.
-        _take_all(source, target)
+        # Files are missing although nobody writes. The database is damaged, and the copy must not
+        # look like an empty folder.
+        _copy_all(source, target)
     except TaskCorrupted:
-        pass  # whoever opens the copy is told the same
+        pass  # opening the copy raises the same error
     except OSError as error:
         raise HostFailure(f"cannot copy {source} to {target}: {error.strerror}") from error
 
@@ -59,7 +60,7 @@ def _link_once(source: Path, target: Path, *, with_log: bool) -> None:
             shutil.copyfile(path, target / name)
     (target / manifest).stat()
     (target / "CURRENT").write_bytes(current)
-    # Those written between the first look and the MANIFEST.
+    # Link the data files that were written between the first listing and the MANIFEST.
     _link_data(source, target)
     _drop_unlisted(target)
 
@@ -76,13 +77,14 @@ def _link(path: Path, target: Path) -> None:
     except FileNotFoundError:
         raise
     except OSError:
-        shutil.copy2(path, target)  # a volume without hard links; by its time exports know it
+        # The volume has no hard links. Exports recognize a data file by its time.
+        shutil.copy2(path, target)
 
 
 def _drop_unlisted(target: Path) -> None:
-    """Remove data files the MANIFEST does not list, one that is being written among them.
+    """Remove data files that the MANIFEST does not list, such as one that is being written.
 
-    The new owner would take its number again, and both would write into one file.
+    The new owner would use the number of that file again, and both would write into one file.
     """
     names = _listed(target)
     for path in target.iterdir():
@@ -103,7 +105,7 @@ def _listed(folder: Path) -> Collection[str]:
         db.close()
 
 
-def _take_all(source: Path, target: Path) -> None:
+def _copy_all(source: Path, target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
     try:
         target.mkdir()

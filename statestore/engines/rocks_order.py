@@ -1,7 +1,7 @@
-"""Keys in RocksDB's order, or nearly so, quickly: it reads and inserts them several times faster.
+"""Fast sorting of keys into RocksDB's order, or nearly so.
 
-Nothing but speed hangs on the order. All loops run in C: numpy sorts, `map` into a deque of length
-0 fills.
+RocksDB reads and inserts sorted keys several times faster; only speed depends on the order. All
+loops run in C: numpy sorts, and `map` into a deque of length 0 fills a batch.
 """
 
 from collections import deque
@@ -17,29 +17,29 @@ from statestore.ports import Writes
 
 T = TypeVar("T")
 
-_HEADS_MIN = 1000  # from here on numpy's sort is worth its detour
+_HEADS_MIN = 1000  # fewer keys are sorted faster without numpy
 _PROBES = 64
 _SHARED_MAX = 64
 
 
 class Ordered(NamedTuple):
-    """Keys, and the same in their order, or nearly so."""
+    """Keys, and the same keys sorted, or nearly so."""
 
     keys: list[bytes]
     arranged: list[bytes]
     order: npt.NDArray[np.intp] | None
-    """The places of `arranged` in `keys`; None: both are the same."""
+    """The indexes of `arranged` in `keys`; None if both are the same list."""
 
     @classmethod
     def of(cls, keys: list[bytes]) -> Self:
-        """Sort them."""
+        """Sort the keys."""
         if _are_in_order(keys):
             return cls(keys, keys, None)
         order = order_of(keys)
         return cls(keys, _taken(keys, order), order)
 
     def back(self, values: list[T]) -> list[T]:
-        """What belongs to `arranged` as it belongs to `keys`."""
+        """Return values in the order of `arranged` in the order of `keys`."""
         if self.order is None:
             return values
         back = np.empty(len(values), object)
@@ -49,12 +49,15 @@ class Ordered(NamedTuple):
 
 
 def fill(batch: WriteBatch, rows: Writes, known: Ordered | None = None) -> None:
-    """Puts and deletes into the family the batch is at; `known`: perhaps the order of the keys."""
+    """Add puts and deletes to the batch's default column family.
+
+    `known` is used if it has the order of these keys.
+    """
     keys, values = list(rows), list(rows.values())
     ordered = known if known is not None and known.keys == keys else Ordered.of(keys)
     if ordered.order is not None:
         keys, values = ordered.arranged, _taken(values, ordered.order)
-    if not all(values) and None in values:  # to look for None alone is slow
+    if not all(values) and None in values:  # looking for None alone is slower
         pairs = list(zip(keys, values, strict=True))
         deque(map(batch.__delitem__, [key for key, value in pairs if value is None]), 0)
         pairs = [pair for pair in pairs if pair[1] is not None]
@@ -64,10 +67,11 @@ def fill(batch: WriteBatch, rows: Writes, known: Ordered | None = None) -> None:
 
 
 def order_of(keys: list[bytes]) -> npt.NDArray[np.intp]:
-    """The places of `keys` in their order.
+    """Return the indexes that sort `keys`.
 
-    Many keys are sorted by the first 8 or 16 bytes after those they share, in a third of the time,
-    if these differ. A few keys tell how much they share: beyond that the order is only near.
+    Many keys are sorted by the first 8 or 16 bytes after their common prefix if these bytes differ,
+    which takes a third of the time. The length of the prefix is estimated from a few keys and keys
+    may agree in those bytes, so the order is only nearly sorted.
     """
     if len(keys) >= _HEADS_MIN:
         shared = min(_shared(_some_of(keys)), _SHARED_MAX)
@@ -82,7 +86,10 @@ def order_of(keys: list[bytes]) -> npt.NDArray[np.intp]:
 
 
 def _are_in_order(keys: list[bytes]) -> bool:
-    """As those of an operator's one batch are: a few tell whether sorting them all costs little."""
+    """Return whether the keys are sorted, as those of one batch of an operator often are.
+
+    A few keys show first whether it is worth comparing them all.
+    """
     some = _some_of(keys)
     return some == sorted(some) and keys == sorted(keys)
 
@@ -93,7 +100,7 @@ def _some_of(keys: list[bytes]) -> list[bytes]:
 
 
 def _shared(keys: list[bytes]) -> int:
-    """With how many bytes all of them begin."""
+    """Return the length of the common prefix."""
     first, last = min(keys), max(keys)
     return next(
         (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first)

@@ -1,4 +1,4 @@
-"""Seeks in a snapshot of one family, safe against `close` on another thread as cursors are."""
+"""Seeks in a snapshot of one column family, safe against `close` on another thread."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -11,20 +11,21 @@ from rocksdict import Rdict, RdictIter
 
 from statestore.engines.rocks_errors import translate
 from statestore.errors import StoreClosed
+from statestore.ports import KeyValue
 
 T = TypeVar("T")
-Pair = tuple[bytes, bytes]
 
-# Rows are read ahead in chunks: a short scan reads few rows too many, a long one pays per chunk.
+# Rows are read ahead in growing chunks: a short scan reads only a few rows too many, and a long
+# scan pays the costs of a chunk seldom.
 CHUNK_FIRST = 4
 CHUNK_MAX = 512
 
 
 class RocksSeeker:
-    """One native iterator for any number of questions; it alone refers to it.
+    """A Seeker that uses one native iterator for all calls and is the only one to refer to it.
 
-    A seek costs what a get does, a new iterator more than that. A call holds the lock, so that
-    `close` finds the iterator at rest.
+    A seek costs as much as a get, and a new iterator costs more. A call holds the lock, so `close`
+    never finds the iterator in use.
     """
 
     __slots__ = ("__weakref__", "_iterator", "_lock", "_where")
@@ -41,42 +42,44 @@ class RocksSeeker:
         except Exception as error:
             raise translate(error, self._where) or error from error
 
-    def seek_many(self, keys: list[bytes], /) -> list[Pair | None]:
-        """Per key the first row at or after it."""
-        return self._ask(partial(_seek, keys=keys))
+    def seek_many(self, keys: list[bytes], /) -> list[KeyValue | None]:
+        """Return for each key the first row at or after it, or None."""
+        return self._call(partial(_seek, keys=keys))
 
     def get_many(self, keys: list[bytes], /) -> list[bytes | None]:
-        """One value per key, in the order of `keys`."""
+        """Return one value per key, in the order of `keys`."""
         found = self.seek_many(keys)
         return [
             None if pair is None or pair[0] != key else pair[1]
             for key, pair in zip(keys, found, strict=True)
         ]
 
-    def scan_back(self, lo: bytes, hi: bytes, /) -> Iterator[Pair]:
-        """Pairs with lo <= key <= hi, last first; other questions may come between two pairs."""
+    def scan_back(self, lo: bytes, hi: bytes, /) -> Iterator[KeyValue]:
+        """Yield the pairs with lo <= key <= hi in descending order.
+
+        Other methods may be called between two pairs.
+        """
         count, at, taken = CHUNK_FIRST, hi, False
         while True:
-            # The last row of a chunk is the first of the next, where it is left out.
-            asked = partial(_rows_back, lo=lo, hi=at, count=count + taken)
-            rows = self._ask(asked)
+            # Each chunk begins with the last row of the one before, which is left out.
+            rows = self._call(partial(_rows_back, lo=lo, hi=at, count=count + taken))
             yield from rows[taken:]
             if len(rows) < count + taken:
                 return
             at, taken = rows[-1][0], True
             count = min(count * 4, CHUNK_MAX)
 
-    def _ask(self, question: Callable[[RdictIter], list[T]]) -> list[T]:
+    def _call(self, function: Callable[[RdictIter], list[T]]) -> list[T]:
         with self._lock:
             iterator = self._iterator
             if iterator is None:
                 raise StoreClosed(f"{self._where}: this seeker is closed: open a new one")
             try:
-                return question(iterator)
+                return function(iterator)
             except Exception as error:
                 raise translate(error, self._where) or error from error
             finally:
-                # A traceback must not keep the iterator, and the folder locked.
+                # A traceback must not keep the iterator, and with it the folder locked.
                 del iterator
 
     def close(self) -> None:
@@ -85,15 +88,15 @@ class RocksSeeker:
             self._iterator = None
 
 
-def _seek(iterator: RdictIter, keys: list[bytes]) -> list[Pair | None]:
+def _seek(iterator: RdictIter, keys: list[bytes]) -> list[KeyValue | None]:
     seek, key_there, value_there = iterator.seek, iterator.key, iterator.value
-    found: list[Pair | None] = []
+    found: list[KeyValue | None] = []
     try:
         for key in keys:
             seek(key)
             at = key_there()
             if at is None:
-                iterator.status()  # raises if it was a block that cannot be read
+                iterator.status()  # raises an error if a block is unreadable
                 found.append(None)
             else:
                 found.append((at, value_there()))
@@ -105,7 +108,7 @@ def _seek(iterator: RdictIter, keys: list[bytes]) -> list[Pair | None]:
 def rows_from(
     iterator: RdictIter, start: bytes | None, limit: bytes | None, *, reverse: bool
 ) -> Iterator[tuple[bytes, bytes, None]]:
-    """Stand on the first row, and read key and value and move on, up to `limit`, all in C."""
+    """Iterate from `start` to `limit`; seeking, reading and moving on all run in C."""
     try:
         if reverse:
             iterator.seek_to_last() if start is None else iterator.seek_for_prev(start)
@@ -113,22 +116,22 @@ def rows_from(
             iterator.seek_to_first() if start is None else iterator.seek(start)
         keys = iter(iterator.key, None)
         if limit is not None:
-            # Stops at the limit, not at the end of a chunk: a range of 100 rows is read in half the
-            # time, one of 100 000 in a tenth more.
+            # This stops at the limit instead of at the end of a chunk: a range of 100 rows takes
+            # half the time, one of 100 000 rows a tenth more.
             keys = takewhile(partial(le if reverse else ge, limit), keys)
         moves = iter(iterator.prev if reverse else iterator.next, 0)
         return zip(keys, iter(iterator.value, None), moves, strict=False)
     finally:
-        # A traceback must not keep the iterator, and the folder locked.
+        # A traceback must not keep the iterator, and with it the folder locked.
         del iterator
 
 
-def _rows_back(iterator: RdictIter, *, lo: bytes, hi: bytes, count: int) -> list[Pair]:
+def _rows_back(iterator: RdictIter, *, lo: bytes, hi: bytes, count: int) -> list[KeyValue]:
     source = rows_from(iterator, hi, lo, reverse=True)
     try:
         rows = [(key, value) for key, value, _ in islice(source, count)]
         if len(rows) < count:
-            iterator.status()  # raises if it was a block that cannot be read
+            iterator.status()  # raises an error if a block is unreadable
         return rows
     finally:
         del source, iterator

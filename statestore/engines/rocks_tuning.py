@@ -1,4 +1,4 @@
-"""How a RocksDB database is set up: memory shared by a process, options of a family."""
+"""The set-up of a RocksDB database: memory shared within a process, options of column families."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class RocksMemory:
-    """Blocks, indexes, filters and write buffers of all databases of a process, in one bound.
+    """One limit on the memory for blocks, indexes, filters and write buffers of a process.
 
-    Make one per process, after any fork.
+    All databases of the process share it. Create one per process, after any fork.
     """
 
     cache: Cache
@@ -30,7 +30,10 @@ class RocksMemory:
 
     @classmethod
     def of_bytes(cls, size_bytes: int) -> "RocksMemory":
-        """About `size_bytes` in all; at most half for write buffers, charged to the cache."""
+        """Limit the memory to about `size_bytes`.
+
+        Write buffers take at most half of it and are charged to the cache.
+        """
         cache = Cache(size_bytes)
         buffers = WriteBufferManager.new_write_buffer_manager_with_cache(
             size_bytes // 2, False, cache
@@ -40,10 +43,10 @@ class RocksMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RocksTuning:
-    """How to open a database.
+    """Options for opening a database.
 
-    `options_hook` gets the Options of each family when they are done, as `rocksdb.config.setter`
-    does. With `write_ahead_log` each write is synced before it returns.
+    `options_hook` is called with the complete Options of each family, like
+    `rocksdb.config.setter`. With `write_ahead_log` each write is synced before it returns.
     """
 
     memory: RocksMemory
@@ -55,12 +58,12 @@ class RocksTuning:
 
 
 def options(tuning: RocksTuning) -> Options:
-    """Options of one family; those of the whole database ride along, as RocksDB has it."""
+    """Return the options of one family; RocksDB takes those of the whole database from them too."""
     blocks = BlockBasedOptions()
     blocks.set_block_cache(tuning.memory.cache)
     blocks.set_block_size(4 * _KIB)
     blocks.set_bloom_filter(10, False)
-    # Else they live outside the one bound on memory.
+    # Otherwise they would not count against the memory limit.
     blocks.set_cache_index_and_filter_blocks(True)
     blocks.set_pin_l0_filter_and_index_blocks_in_cache(True)
 
@@ -68,7 +71,7 @@ def options(tuning: RocksTuning) -> Options:
     made.create_if_missing(tuning.create_if_missing)
     made.create_missing_column_families(True)
     made.set_atomic_flush(True)
-    # RocksDB's own choice drops what follows a damaged record of its log, and says nothing.
+    # RocksDB's default silently drops what follows a damaged record of its log.
     made.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
     made.set_block_based_table_factory(blocks)
     made.set_write_buffer_manager(tuning.memory.write_buffers)
@@ -76,8 +79,8 @@ def options(tuning: RocksTuning) -> Options:
     made.set_max_write_buffer_number(3)
     # A family with a handful of rows then holds 64 KiB of memory, not megabytes.
     made.set_arena_block_size(64 * _KIB)
-    # As quick as universal compaction, smaller, and files stay the same for longer: exports
-    # upload less.
+    # Level compaction is as fast as universal compaction, takes less space, and keeps files
+    # unchanged for longer, so that exports upload less.
     made.set_compaction_style(DBCompactionStyle.level())
     made.set_compression_type(DBCompressionType.lz4())
     made.set_max_bytes_for_level_base(64 * _MIB)
@@ -94,7 +97,7 @@ def options(tuning: RocksTuning) -> Options:
 
 
 def write_options(tuning: RocksTuning) -> WriteOptions:
-    """Synced log, or no log."""
+    """Return write options with a synced write-ahead log, or with none."""
     made = WriteOptions()
     made.disable_wal = not tuning.write_ahead_log  # type: ignore[method-assign,assignment]  # a property: the stub is wrong
     made.sync = tuning.write_ahead_log
