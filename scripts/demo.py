@@ -28,10 +28,10 @@ from rich.table import Table
 
 from jobs.pipelines.flights import CARRIER_DAY, STATS_TOPIC
 from jobs.pipelines.flights_data import airlines
-from statestore.assembly import open_store
 from statestore.cli import guarded
 from statestore.errors import HostFailure
 from statestore.layout.folders import StateLayout
+from statestore.runtime.public import open_store
 from statestore.settings import Settings
 from statestore.testing.kafka_command import DEFAULT_PORT
 from statestore.testing.kafka_node import is_free

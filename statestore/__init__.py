@@ -8,7 +8,7 @@ import importlib
 from typing import Any
 
 _HOMES = {
-    "statestore.assembly": ("open_snapshot", "open_store", "run"),
+    "statestore.runtime.public": ("open_snapshot", "open_store", "run"),
     "statestore.model.ids": ("Position", "PositionBound", "TaskId", "TopicPartition"),
     "statestore.model.modes": (
         "EmitStrategy",

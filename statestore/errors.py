@@ -234,3 +234,15 @@ class NotDrilled(StateStoreError):
 
     exit_code = 17
     action = Action.FAIL
+
+
+def failure_fields(error: BaseException) -> dict[str, object]:
+    """An error as a JSON line and a summary file carry it."""
+    foreseen = isinstance(error, StateStoreError)
+    return {
+        "class": type(error).__name__,
+        "message": str(error),
+        "exit_code": error.exit_code if isinstance(error, StateStoreError) else 1,
+        "action": str(error.action if isinstance(error, StateStoreError) else Action.RETRY),
+        "foreseen": foreseen,
+    }

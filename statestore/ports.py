@@ -336,6 +336,15 @@ class Cluster(Protocol):
     def abort_open_transactions(self, transactional_ids: Sequence[str]) -> None:
         """Fence every producer with one of these ids and abort its open transaction."""
 
+    def raise_compaction_lag(self, topic: str, lag_ms: int) -> int | None:
+        """Make the topic's `min.compaction.lag.ms` at least `lag_ms`.
+
+        Returns what it was before; None if there is no such topic.
+        """
+
+    def remove(self, topics: Sequence[str], group_id: str) -> None:
+        """Remove these topics and the offsets of the group for good; some may be gone already."""
+
     def check(self) -> None:
         """Raise Unavailable if the cluster does not answer.
 

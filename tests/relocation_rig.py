@@ -5,7 +5,7 @@ them. `.checkpoint` and `.position` say so too.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,9 @@ from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.modes import ProcessingGuarantee
 from statestore.operations.deployed import deployed, publish_deployed
 from statestore.operations.relocation.apply import Relocation
-from statestore.operations.relocation.plan import Choices
+from statestore.runtime import Runtime
+from statestore.testing.memory_broker import MemoryCluster
+from statestore.testing.memory_log import BrokerState
 from statestore.topology.operators import ProcessorContext
 from tests.builders import ManualClock
 
@@ -74,6 +76,17 @@ def places_of(text: str) -> dict[str, int]:
     return {name: i for i, part in enumerate(text.split("|")) for name in part.split()}
 
 
+class SettlingCluster(MemoryCluster):
+    """An empty cluster that tells which transactional ids it was asked to end."""
+
+    def __init__(self, settle: Callable[[Sequence[str]], object]) -> None:
+        super().__init__(BrokerState(), APPLICATION)
+        self._settle = settle
+
+    def abort_open_transactions(self, transactional_ids: Sequence[str]) -> None:
+        self._settle(transactional_ids)
+
+
 @dataclass
 class Rig:
     """The state dir of one application, and what was asked of the broker."""
@@ -115,15 +128,21 @@ class Rig:
         return path
 
     def relocation(self, text: str, **fields: Any) -> Relocation:
-        """The operation that deploys `text` over what is there."""
-        known: dict[str, Any] = {"settle": self.settled.extend, "choices": Choices()}
-        return Relocation(
-            topology_of(text),
-            self.layout,
-            self.clock,
-            ProcessingGuarantee.EXACTLY_ONCE,
-            **(known | fields),
-        )
+        """The operation that deploys `text` over what is there.
+
+        `settle` is called with the transactional ids to end; None: no broker may be asked.
+        """
+        settle = fields.pop("settle", self.settled.extend)
+        settings = {
+            "application.id": APPLICATION,
+            "state.dir": str(self.layout.state_dir),
+            "processing.guarantee": "exactly_once",
+            "statestore.lock.wait.ms": 0,
+            **fields.pop("settings", {}),
+        }
+        cluster = None if settle is None else SettlingCluster(settle)
+        runtime = Runtime(settings, clock=self.clock)
+        return Relocation(runtime, topology_of(text), cluster=cluster, **fields)
 
     def stores(self) -> dict[str, str]:
         """Place to rows of every store: `0_1/A` to `A-1`."""

@@ -17,9 +17,9 @@ import click
 import msgspec
 
 from statestore.applications import Application
-from statestore.assembly.surroundings import fixed_target
 from statestore.errors import InvalidSetting, Misuse
 from statestore.model.modes import Time
+from statestore.runtime import portable_target
 from statestore.settings import Settings, expand, is_secret
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -259,7 +259,7 @@ def _fixed(config: str | None, settings: Settings) -> tuple[str | None, dict[str
         "bootstrap.servers": expand(settings.bootstrap_servers, "bootstrap.servers"),
         "state.dir": str(Path(expand(settings.state_dir, "state.dir")).resolve()),
     }
-    if (target := fixed_target(settings)) is not None:
+    if (target := portable_target(settings)) is not None:
         fixed["statestore.export.target"] = target
     return None if config is None else str(Path(config).resolve()), fixed
 

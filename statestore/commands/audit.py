@@ -12,16 +12,17 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from statestore.assembly import audit, failure
 from statestore.commands.arguments import (
     broker_option,
     parse_state,
     state_options,
     target_option,
 )
-from statestore.errors import StateStoreError
+from statestore.errors import StateStoreError, failure_fields
 from statestore.layout.audits import AuditRecord
 from statestore.operations.audits.audit import failure_line, require_pass
+from statestore.operations.audits.perform import audit
+from statestore.runtime import Runtime
 
 store_option = click.option(
     "--store", "stores", multiple=True, metavar="STORE", help="Only this; repeatable."
@@ -48,7 +49,8 @@ def audit_command(
     """
     record: AuditRecord | None = None
     try:
-        record = audit(parse_state(flags), stores, export=export)
+        with Runtime(parse_state(flags)) as runtime:
+            record = audit(runtime, stores, export=export)
         require_pass(record)
     except StateStoreError as error:
         if as_json:
@@ -69,7 +71,7 @@ def record_line(
     fields: dict[str, Any] = {"application_id": application_id or ""}
     if record is not None:
         fields |= msgspec.to_builtins(record)
-    fields["error"] = None if error is None else failure(error)
+    fields["error"] = None if error is None else failure_fields(error)
     return msgspec.json.encode(fields).decode()
 
 

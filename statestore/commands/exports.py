@@ -9,25 +9,20 @@ from typing import Any
 import click
 import msgspec
 
-from statestore.assembly import (
-    clone_export,
-    create_export,
-    drop_clone,
-    export_for_clone,
-    exports_of,
-    failure,
-    load_pipeline,
-    restore_export,
-)
-from statestore.assembly.opening import read_offsets
 from statestore.commands.arguments import PARTITION, export_options, parse_exports, parse_span
 from statestore.commands.printing import print_rows
 from statestore.commands.progress import shown
-from statestore.errors import Misuse
-from statestore.operations.exports.catalog import LATEST, Retention
-from statestore.operations.exports.create import ExportReport
-from statestore.operations.exports.restore import Choice, RestoreReport
-from statestore.settings import Settings
+from statestore.errors import Misuse, failure_fields
+from statestore.operations.clones.clone import clone_export, drop_clone
+from statestore.operations.exports.catalog import LATEST, Exports, Retention
+from statestore.operations.exports.create import (
+    ExportReport,
+    create_export,
+    create_export_for_clones,
+)
+from statestore.operations.exports.restore import Choice, RestoreReport, restore_export
+from statestore.operations.pipelines import load_pipeline
+from statestore.runtime import Runtime
 from statestore.topology.graph import Topology
 
 _LISTED = ("made_ms", "stream_tasks", "stores", "bytes", "fingerprint")
@@ -47,12 +42,12 @@ def exports() -> None:
 @json_option
 def create_command(*, for_clone: bool, as_json: bool, **flags: Any) -> None:
     """Export all stores, beside a run or between two; uploads only what is not there yet."""
-    with told(flags, "state.dir", as_json=as_json) as (settings, tell):
+    with told(flags, "state.dir", as_json=as_json) as (runtime, tell):
         with shown("export") as progress:
             if for_clone:
-                report = export_for_clone(_pipeline(flags), settings, progress)
+                report = create_export_for_clones(runtime, _pipeline(flags), progress)
             else:
-                report = create_export(settings, progress)
+                report = create_export(runtime, progress)
         tell(*told_export(report))
 
 
@@ -61,9 +56,9 @@ def create_command(*, for_clone: bool, as_json: bool, **flags: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="JSON lines.")
 def ls_command(*, as_json: bool, **flags: Any) -> None:
     """The exports there are, oldest first, and what is wrong with one that is damaged."""
-    found = exports_of(parse_exports(flags).settings())
+    runtime = Runtime(parse_exports(flags).settings())
     rows = []
-    for export_id, manifest, problem in found.listed():
+    for export_id, manifest, problem in Exports.of(runtime).listed():
         row: dict[str, Any] = dict.fromkeys(_LISTED)
         if manifest is not None:
             stores = sum(1 for _ in manifest.stores())
@@ -80,10 +75,12 @@ def ls_command(*, as_json: bool, **flags: Any) -> None:
 @json_option
 def verify_command(*, export: str, opens: bool, as_json: bool, **flags: Any) -> None:
     """Read every file of EXPORT (the newest) again and check it against its manifest."""
-    with told(flags, as_json=as_json) as (settings, tell):
-        found = exports_of(settings)
+    with told(flags, as_json=as_json) as (runtime, tell):
+        found = Exports.of(runtime)
         with shown("verify") as progress:
-            done = found.verify(found.read(export), progress, read_offsets if opens else None)
+            done = found.verify(
+                found.read(export), progress, runtime.databases.offsets_of if opens else None
+            )
         tell(
             msgspec.structs.asdict(done),
             f"{done.export_id}: {done.files} files, {done.bytes} bytes, all as they were exported",
@@ -127,18 +124,18 @@ def restore_command(
             raise Misuse("--as clones a whole export: leave out the other options")
         _clone(flags, export, clone_id, as_json=as_json)
         return
-    with told(flags, "state.dir", as_json=as_json) as (settings, tell):
+    with told(flags, "state.dir", as_json=as_json) as (runtime, tell):
         choice = Choice(stores, partitions, replace=replace, full=full)
         with shown("restore") as progress:
-            report = restore_export(settings, export, choice, progress, dry_run=dry_run)
+            report = restore_export(runtime, export, choice, progress, dry_run=dry_run)
         tell(msgspec.to_builtins(report), _restored(report))
 
 
 def _clone(flags: dict[str, Any], export: str, clone_id: str, *, as_json: bool) -> None:
-    with told(flags, "state.dir", as_json=as_json) as (settings, tell):
+    with told(flags, "state.dir", as_json=as_json) as (runtime, tell):
         topology = _pipeline(flags)
         with shown("clone") as progress:
-            report = clone_export(topology, settings, clone_id, export=export, progress=progress)
+            report = clone_export(runtime, topology, clone_id, export=export, progress=progress)
         lines = [f"{name} is {own}" for name, own in report.topics.items()]
         lines.append(f"{clone_id}: {report.stores} stores, {report.bytes} bytes; run it with")
         lines.append(f"statestore run --application-id {clone_id} and the original's flags")
@@ -151,8 +148,9 @@ def _clone(flags: dict[str, Any], export: str, clone_id: str, *, as_json: bool) 
 @json_option
 def drop_clone_command(*, clone_id: str, as_json: bool, **flags: Any) -> None:
     """Remove CLONE_ID: its topics, its group, its folder. Refused of what is no clone."""
-    with told(flags, "state.dir", as_json=as_json) as (settings, tell):
-        topics = drop_clone(dataclasses.replace(settings, application_id=clone_id))
+    with told(flags, "state.dir", as_json=as_json) as (runtime, tell):
+        own = dataclasses.replace(runtime.settings, application_id=clone_id)
+        topics = drop_clone(runtime.with_settings(own))
         tell({"clone": clone_id, "topics": topics}, f"{clone_id} removed, {len(topics)} topics")
 
 
@@ -165,9 +163,9 @@ def drop_clone_command(*, clone_id: str, as_json: bool, **flags: Any) -> None:
 @json_option
 def prune_command(*, keep: int, keep_for: str | None, as_json: bool, **flags: Any) -> None:
     """Remove old exports, and files no export needs."""
-    with told(flags, as_json=as_json) as (settings, tell):
+    with told(flags, as_json=as_json) as (runtime, tell):
         retention = Retention(keep, parse_span(keep_for) if keep_for else 0)
-        done = exports_of(settings).prune(retention)
+        done = Exports.of(runtime).prune(retention)
         text = (
             f"{len(done.removed)} exports and {done.files_removed} files "
             f"({done.bytes_removed} bytes) removed, {len(done.kept)} exports kept"
@@ -205,8 +203,8 @@ def told_export(report: ExportReport) -> tuple[dict[str, Any], str]:
 @contextmanager
 def told(
     flags: dict[str, Any], *needs: str, as_json: bool
-) -> Iterator[tuple[Settings, Callable[[dict[str, Any], str], None]]]:
-    """The settings, and what shows a result, as JSON or as text; an error shows as JSON too."""
+) -> Iterator[tuple[Runtime, Callable[[dict[str, Any], str], None]]]:
+    """The runtime, and what shows a result, as JSON or as text; an error shows as JSON too."""
     application_id = flags["application_id"] or ""
 
     def tell(fields: dict[str, Any], text: str) -> None:
@@ -214,10 +212,11 @@ def told(
         click.echo(msgspec.json.encode(named) if as_json else text)
 
     try:
-        yield parse_exports(flags, *needs).settings(), tell
+        with Runtime(parse_exports(flags, *needs).settings()) as runtime:
+            yield runtime, tell
     except Exception as error:
         if as_json:
-            failed = {"application_id": application_id, "error": failure(error)}
+            failed = {"application_id": application_id, "error": failure_fields(error)}
             click.echo(msgspec.json.encode(failed))
         raise
 

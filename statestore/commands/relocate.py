@@ -10,12 +10,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from statestore.assembly import failure, load_pipeline, relocate
 from statestore.commands.arguments import parse_run, relocate_options
-from statestore.errors import Misuse
+from statestore.errors import Misuse, failure_fields
 from statestore.model.ids import TaskId
-from statestore.operations.relocation.apply import RelocationReport
+from statestore.operations.pipelines import load_pipeline
+from statestore.operations.relocation.apply import RelocationReport, relocate
 from statestore.operations.relocation.plan import Choices, Move
+from statestore.runtime import Runtime
 
 _COLUMNS = ("store", "partition", "from", "to", "bytes", "why")
 
@@ -49,17 +50,18 @@ def relocate_command(
         choices = Choices(frozenset(map(TaskId.parse, keep)), _renames(rename))
         arguments = parse_run(flags)
         topology = load_pipeline(arguments.pipeline)
-        report = relocate(
-            topology,
-            arguments.settings(),
-            choices,
-            dry_run=dry_run,
-            offline=offline,
-            accept_new_serdes=arguments.accept_new_serdes,
-        )
+        with Runtime(arguments.settings()) as runtime:
+            report = relocate(
+                runtime,
+                topology,
+                choices,
+                dry_run=dry_run,
+                offline=offline,
+                accept_new_serdes=arguments.accept_new_serdes,
+            )
     except Exception as error:
         if as_json:
-            _echo({"application_id": flags["application_id"] or "", "error": failure(error)})
+            _echo({"application_id": flags["application_id"] or "", "error": failure_fields(error)})
         raise
     if as_json:
         _echo({**_fields(report), "error": None})

@@ -13,20 +13,14 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from statestore.assembly import (
-    SystemClock,
-    failure,
-    load_pipeline,
-    run_request,
-    serve_here,
-    start_run,
-    summary_fields,
-)
 from statestore.commands.arguments import RunArguments, parse_run, run_options
 from statestore.commands.printing import held_text
 from statestore.commands.run_progress import shown_run
-from statestore.errors import HostFailure
+from statestore.errors import HostFailure, failure_fields
+from statestore.operations.pipelines import load_pipeline
 from statestore.operations.run import Run, RunSummary
+from statestore.operations.serving import run_request, serve_here, start_run
+from statestore.runtime import Runtime
 
 
 @click.command("run")
@@ -37,17 +31,16 @@ def run_command(as_json: bool, **flags: Any) -> None:
     stop = stop_on_sigterm()
 
     def work(arguments: RunArguments, started: Run) -> RunSummary:
-        settings = arguments.settings()
         if arguments.run_for_ms is None:
-            return serve_here(started, settings, stop)
-        with shown_run(SystemClock()) as tell:
-            return serve_here(started, settings, stop, tell)
+            return serve_here(started, stop)
+        with shown_run(started.environment.clock) as tell:
+            return serve_here(started, stop, tell)
 
     summary = report_run(flags, work, click.echo if as_json else lambda _line: None)
     if as_json:
         click.echo(summary_line(summary))
     else:
-        _print_table("run", list(summary_fields(summary).items()))
+        _print_table("run", list(summary.fields().items()))
         if summary.held_records:
             click.echo(held_text(summary.held_records))
 
@@ -74,12 +67,15 @@ def report_run(
             accept_new_serdes=arguments.accept_new_serdes,
         )
         topology = load_pipeline(arguments.pipeline)
-        with start_run(topology, arguments.settings(), request) as started:
+        with (
+            Runtime(arguments.settings()) as runtime,
+            start_run(runtime, topology, request) as started,
+        ):
             summary = work(arguments, started)
         write_line(summary_file, summary_line(summary))
     except Exception as error:
         application_id = flags["application_id"] or ""
-        failed = RunSummary(application_id, caught_up=False, error=failure(error))
+        failed = RunSummary(application_id, caught_up=False, error=failure_fields(error))
         tell(summary_line(failed))
         with suppress(HostFailure):  # the first error is the one to tell
             write_line(summary_file, summary_line(failed))
@@ -89,7 +85,7 @@ def report_run(
 
 def summary_line(summary: RunSummary) -> str:
     """The one JSON line."""
-    return msgspec.json.encode(summary_fields(summary)).decode()
+    return msgspec.json.encode(summary.fields()).decode()
 
 
 def write_line(path: str | None, line: str) -> None:

@@ -12,7 +12,6 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from statestore.assembly import failure, onlooking
 from statestore.commands.arguments import deployment_options, parse_deployment, parse_span
 from statestore.commands.printing import held_text, span_text, time_text
 from statestore.errors import (
@@ -22,9 +21,11 @@ from statestore.errors import (
     NotChecked,
     StateStoreError,
     Unavailable,
+    failure_fields,
 )
 from statestore.layout.audits import Verdict
-from statestore.operations.status import State, Status, TaskStatus
+from statestore.operations.status import State, Status, StatusReader, TaskStatus
+from statestore.runtime import Runtime
 
 EVERY_S = 2.0
 _OWNED = frozenset({State.RUNNING, State.RESTORING, State.SILENT})
@@ -62,8 +63,9 @@ def status_command(
     """
     settings, pipeline = parse_deployment(flags)
     age_ms = None if max_audit_age is None else parse_span(max_audit_age)
-    with onlooking(settings, pipeline=pipeline) as look:
-        found = _watch(look.now, as_json=as_json) if watch else look.now()
+    with Runtime(settings) as runtime:
+        reader = StatusReader(runtime, pipeline=pipeline)
+        found = _watch(reader.now, as_json=as_json) if watch else reader.now()
     wrong = judge(found, max_lag_seconds, age_ms)
     if not watch:
         if as_json:
@@ -280,7 +282,8 @@ def _way_out(found: Status) -> str:
 
 def _echo(found: Status, wrong: StateStoreError | None) -> None:
     fields = msgspec.to_builtins(found)
-    click.echo(msgspec.json.encode({**fields, "error": None if wrong is None else failure(wrong)}))
+    error = None if wrong is None else failure_fields(wrong)
+    click.echo(msgspec.json.encode({**fields, "error": error}))
 
 
 def _count(number: int | None) -> str:

@@ -16,7 +16,6 @@ from typing import Any
 import click
 import msgspec
 
-from statestore.assembly import stores_at_rest
 from statestore.commands.arguments import PARTITION, parse_state, parse_time, state_options
 from statestore.commands.printing import print_rows, text_of
 from statestore.errors import Misuse
@@ -25,6 +24,7 @@ from statestore.model.records import Serde
 from statestore.operations.at_rest import Row, StoresAtRest
 from statestore.operations.versions_at_rest import VersionRow, VersionsAtRest
 from statestore.operations.windows_at_rest import WindowRow, WindowsAtRest
+from statestore.runtime import Runtime
 from statestore.stores import keyvalue, serdes, versioned_layout
 from statestore.stores.codec import after_prefix
 from statestore.stores.specs import WindowSpec
@@ -298,7 +298,7 @@ class _Face:
 
 
 def _at_rest(flags: dict[str, Any]) -> StoresAtRest:
-    looked = stores_at_rest(parse_state(flags))
+    looked = StoresAtRest(Runtime(parse_state(flags)))
     click.get_current_context().call_on_close(looked.close)
     return looked
 

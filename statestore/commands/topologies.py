@@ -5,8 +5,6 @@ from typing import Any
 import click
 import msgspec
 
-from statestore.assembly import check_run, load_pipeline, run_request
-from statestore.assembly.surroundings import checked_cluster
 from statestore.commands.arguments import (
     RunArguments,
     check_options,
@@ -15,7 +13,10 @@ from statestore.commands.arguments import (
 )
 from statestore.commands.printing import print_rows
 from statestore.model.ids import TaskId
+from statestore.operations.pipelines import load_pipeline
 from statestore.operations.run import Checked
+from statestore.operations.serving import check_run, run_request
+from statestore.runtime import Runtime
 
 
 @click.group()
@@ -57,7 +58,9 @@ def check_command(*, as_json: bool, **flags: Any) -> None:
         accept_forgotten_offsets=arguments.accept_forgotten_offsets,
         accept_new_serdes=arguments.accept_new_serdes,
     )
-    found = check_run(load_pipeline(arguments.pipeline), arguments.settings(), request)
+    pipeline = load_pipeline(arguments.pipeline)
+    with Runtime(arguments.settings()) as runtime:
+        found = check_run(runtime, pipeline, request)
     click.echo(msgspec.json.encode(found._asdict()).decode() if as_json else _told(found))
 
 
@@ -80,12 +83,9 @@ def _told(found: Checked) -> str:
 def _tasks(arguments: RunArguments) -> list[tuple[TaskId, list[str]]]:
     settings = arguments.settings()
     topology = load_pipeline(arguments.pipeline)
-    cluster = checked_cluster(settings)
-    try:
-        read, _ = topology.topics()
-        counts = topology.partition_counts(cluster.partitions(sorted(read)))
-    finally:
-        cluster.close()
+    read, _ = topology.topics()
+    with Runtime(settings) as runtime:
+        counts = topology.partition_counts(runtime.cluster.partitions(sorted(read)))
     return [
         (task, [t.full(settings.application_id) for t in part.source_topics])
         for part in topology.sub_topologies

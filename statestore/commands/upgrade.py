@@ -5,9 +5,9 @@ from typing import Any
 import click
 import msgspec
 
-from statestore.assembly import upgrade_to_versioned
 from statestore.commands.arguments import broker_option, parse_span, parse_state, state_options
-from statestore.operations.upgrade import UpgradeReport
+from statestore.operations.upgrade import UpgradeReport, upgrade_to_versioned
+from statestore.runtime import Runtime
 
 
 @click.command("upgrade-to-versioned")
@@ -30,9 +30,9 @@ def upgrade_command(
     The application must be stopped. Then deploy a pipeline that gives the store a history of SPAN:
     its next start restores the store from the changelog.
     """
-    settings = parse_state(flags)
-    retention_ms = parse_span(history_retention)
-    report = upgrade_to_versioned(settings, store, retention_ms, dry_run=dry_run)
+    settings, retention_ms = parse_state(flags), parse_span(history_retention)
+    with Runtime(settings) as runtime:
+        report = upgrade_to_versioned(runtime, store, retention_ms, dry_run=dry_run)
     click.echo(msgspec.json.encode(report) if as_json else _text(report))
 
 

@@ -7,8 +7,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 
-from statestore.kafka.removal import remove
-from statestore.kafka.topics import Admin
+from statestore.kafka.topics import Admin, KafkaCluster
 from statestore.settings import Settings
 
 
@@ -17,7 +16,8 @@ def delete(settings: Settings, prefix: str) -> None:
     with closing(Admin(settings)) as admin:
         admin.connect()
         listed = admin.client.list_topics(timeout=admin.timeout_s).topics
-    remove(settings, [name for name in listed if name.startswith(prefix)], settings.application_id)
+        topics = [name for name in listed if name.startswith(prefix)]
+        KafkaCluster(settings, admin).remove(topics, settings.application_id)
 
 
 def truncate(settings: Settings, topic: str, offsets: Mapping[int, int]) -> None:

@@ -53,6 +53,7 @@ _CONTROLLER_S = 5.0
 _EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # library gap
 _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # library gap
 _DROPPED_IN_4_0 = "inter.broker.protocol.version"
+_GONE = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.GROUP_ID_NOT_FOUND})
 _LONGEST_TRANSACTION = "transaction.max.timeout.ms"
 
 
@@ -239,7 +240,7 @@ class KafkaCluster:
         return found
 
     def raise_compaction_lag(self, topic: str, lag_ms: int) -> int | None:
-        """Its min.compaction.lag.ms becomes at least that; what it was, None: no such topic."""
+        """Make the topic's `min.compaction.lag.ms` at least that; what it was before, if any."""
         if topic not in self.partitions([topic]):
             return None
         admin, key = self._admin, "min.compaction.lag.ms"
@@ -303,6 +304,17 @@ class KafkaCluster:
         )
         for tp, future in pending.items():
             self._admin.answer(future, f"purge {tp.topic}-{tp.partition} below {tp.offset}")
+
+    def remove(self, topics: Sequence[str], group_id: str) -> None:
+        """Remove these topics and the offsets of the group for good; some may be gone already."""
+        client, timeout_s = self._admin.client, self._admin.timeout_s
+        there = sorted(self.partitions(topics))
+        # The client refuses an empty list.
+        pending = client.delete_topics(there, operation_timeout=timeout_s) if there else {}
+        for name, future in pending.items():
+            _await_removal(future, f"delete topic {name}")
+        for name, future in client.delete_consumer_groups([group_id]).items():
+            _await_removal(future, f"delete group {name}")
 
     def abort_open_transactions(self, transactional_ids: Sequence[str]) -> None:
         """Fence whoever writes under these ids, and abort what they left open."""
@@ -408,6 +420,15 @@ def _broker_settings(admin: Admin, node_id: int) -> Mapping[str, str | None] | N
         return None
     entries = admin.answer(pending, f"read the settings of broker {node_id}")
     return {name: entry.value for name, entry in entries.items()}
+
+
+def _await_removal(pending: "Future[Any]", doing: str) -> None:
+    try:
+        pending.result()
+    except KafkaException as failure:
+        error = kafka_error(failure)
+        if error is None or error.code() not in _GONE:
+            raise translated(failure, doing) from failure
 
 
 def _is_unheard(future: "Future[Any]") -> bool:

@@ -4,7 +4,7 @@ Each stream task is seen in a snapshot, as it stood at its last commit; `owner.j
 """
 
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.records import Serde
 from statestore.operations.deployed import Deployed, DeployedStore, read_deployed
+from statestore.operations.environment import Environment
 from statestore.operations.snapshots import Snapshot, Snapshots
 from statestore.ports import Engine
 from statestore.stores import keyvalue, offsets, serdes
@@ -53,12 +54,12 @@ class Offsets(NamedTuple):
 class StoresAtRest:
     """The stores of one application; opens nothing until asked. Close it when done."""
 
-    def __init__(self, snapshots: Snapshots, open_files: Callable[[Path], Engine]) -> None:
+    def __init__(self, environment: Environment) -> None:
         """Misuse if there is no such application."""
-        layout = self._layout = existing_application(snapshots.layout)
-        self._snapshots = snapshots
+        layout = self._layout = existing_application(environment.layout)
+        self._snapshots = Snapshots(environment)
         self._taken: dict[TaskId, Snapshot] = {}
-        self._open_files = open_files
+        self._databases = environment.databases
         self.deployed = read_deployed(layout)
 
     def close(self) -> None:
@@ -182,7 +183,7 @@ class StoresAtRest:
     def opened(self, task: TaskId, store: str, *, kind: str = keyvalue.KIND) -> Iterator[Engine]:
         """Its database, read-only, as of the snapshot; Misuse if it is of another kind."""
         path = self.snapshot(task).store_dir(store)
-        engine = self._open_files(path)
+        engine = self._databases.read(path)
         try:
             offsets.check_format(engine.table(offsets.TABLE), kind, str(path))
             yield engine

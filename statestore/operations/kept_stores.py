@@ -24,11 +24,6 @@ _UPGRADE = (keyvalue.KIND, versioned_layout.KIND)
 """The one change of kind there is a way for: `upgrade-to-versioned` sets the plain stores aside."""
 
 
-def nobody_looks(_path: Path) -> Format | None:
-    """For `format_of` where no database can be opened: what lies there is not known."""
-    return None
-
-
 @dataclass(frozen=True)
 class KeptStores:
     """The stores of a topology that were deployed before, or lie on disk.

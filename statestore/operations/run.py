@@ -8,10 +8,9 @@ before all checks have passed.
 import logging
 import secrets
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import NamedTuple, Self
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple, Self
 
 import msgspec
 
@@ -28,15 +27,11 @@ from statestore.layout.folders import StateLayout
 from statestore.layout.owners import Claim
 from statestore.layout.snapshots import TaskSnapshots
 from statestore.model.ids import TaskId, TopicPartition
-from statestore.operations.changelogs import Accepted, Standing, holds_records
+from statestore.operations.changelogs import Accepted, Standing
 from statestore.operations.deployed import read_deployed
+from statestore.operations.environment import Environment
 from statestore.operations.hashing import check_hashes
-from statestore.operations.kept_stores import nobody_looks
-from statestore.operations.relocation.apply import (
-    Relocation,
-    RelocationReport,
-    may_hold_rows,
-)
+from statestore.operations.relocation.apply import Relocation, RelocationReport
 from statestore.operations.relocation.plan import Plan
 from statestore.operations.source_logs import check_topics
 from statestore.operations.topics import (
@@ -45,9 +40,7 @@ from statestore.operations.topics import (
     largest_batches,
     written_topics,
 )
-from statestore.ports import Changelog, Clock, Cluster, TopicSpec
-from statestore.settings import Settings
-from statestore.stores.offsets import Format
+from statestore.ports import Cluster, TopicSpec
 from statestore.tasks.plan import TaskReport
 from statestore.topology.graph import SubTopology, TopicName, Topology, Wave
 from statestore.topology.logs import log_of, logs
@@ -126,6 +119,10 @@ class RunSummary:
             self._held[report.stream_task] = report.held_records
         self.held_records = sum(self._held.values())
 
+    def fields(self) -> dict[str, Any]:
+        """The public fields, ready for JSON."""
+        return {name: value for name, value in asdict(self).items() if not name.startswith("_")}
+
 
 class Checked(NamedTuple):
     """What the next start of an application does before its first record."""
@@ -141,38 +138,27 @@ class Run:
 
     def __init__(
         self,
+        environment: Environment,
         topology: Topology,
-        settings: Settings,
-        layout: StateLayout,
-        cluster: Cluster,
-        clock: Clock,
         request: RunRequest,
-        *,
-        is_empty: Callable[[Path], bool] = may_hold_rows,
-        format_of: Callable[[Path], Format | None] = nobody_looks,
-        changelog: Changelog | None = None,
     ) -> None:
-        """`is_empty` tells of a store's folder whether it holds neither rows nor an offset.
-
-        `format_of` tells what kind of store it holds.
-        `changelog` None: what logs hold is not known, and nothing is refused for it.
-        """
+        self.environment = environment
         self.topology = topology
         self.request = request
-        self._settings = settings
-        self._layout = layout
-        self._cluster = cluster
-        self._clock = clock
-        self._application_id = settings.application_id
+        self._settings = environment.settings
+        self._layout = environment.layout
+        self._clock = environment.clock
+        self._application_id = environment.settings.application_id
         self._nonce = secrets.token_hex(16)
         self._plans = 0
         self._counts: dict[TopicName, int] = {}
         self._claim: Claim | None = None
         self._largest_batches: dict[str, int] | None = None
-        self._is_empty = is_empty
-        self._format_of = format_of
-        self._changelog = changelog
-        self._logs = logs(topology, settings)
+        self._logs = logs(topology, environment.settings)
+
+    @property
+    def _cluster(self) -> Cluster:
+        return self.environment.cluster
 
     def check(self) -> Checked:
         """What a start would do first; raises all that it would refuse. Nothing is written."""
@@ -190,7 +176,6 @@ class Run:
                 f"no name of their own: {', '.join(self.topology.unnamed)}; relocation goes by "
                 "name: name them, or set ensure.explicit.internal.resource.naming=false"
             )
-        self._cluster.check()
         self._check_topics()
         check_known(self.topology, self._layout, self.request)
         relocation = self._relocation()
@@ -226,28 +211,15 @@ class Run:
             self._claim.release()
 
     def _relocation(self) -> Relocation:
-        settings = self._settings
         return Relocation(
+            self.environment,
             self.topology,
-            self._layout,
-            self._clock,
-            settings.processing_guarantee,
-            self._cluster.abort_open_transactions,
-            lock_wait_ms=settings.lock_wait_ms,
-            locks=settings.volume_locks,
-            automatic=settings.automatic_state_relocation,
+            cluster=self._cluster,
             counts=self._counts,
-            logs=self._logs.topics(),
-            is_empty=self._is_empty,
+            automatic=self._settings.automatic_state_relocation,
             make_topics=self._make_topics,
-            format_of=self._format_of,
-            has_records=self._has_records,
             accept_new_serdes=self.request.accept_new_serdes,
         )
-
-    def _has_records(self, store: str) -> bool:
-        topic = log_of(self._application_id, store, self._logs.topics())
-        return holds_records(self._cluster, self._changelog, topic)
 
     def _make_topics(self) -> Mapping[str, str]:
         """Create the internal topics that are missing; by store, what its changelog is called."""
@@ -362,7 +334,7 @@ class Run:
             self.topology,
             self._layout,
             self._cluster,
-            self._changelog,
+            self.environment.changelog,
             self._counts,
             self._internal_topics(),
             self._logs.topics(),

@@ -9,8 +9,6 @@ What is seen is committed state. Each snapshot is leased: `renew` it while you r
 then; one forgotten is removed when its lease has run out.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -27,15 +25,12 @@ from statestore.errors import (
 )
 from statestore.faults import CrashPoint, reach
 from statestore.layout import owners
-from statestore.layout.folders import StateLayout
 from statestore.layout.snapshots import Manifest, Request, StoreOffsets, TaskSnapshots, new_id
 from statestore.model.ids import TaskId
-from statestore.ports import Clock, LinkStore
-from statestore.settings import Settings
+from statestore.operations.environment import Environment
+from statestore.ports import Clock
 
 _ASK_AGAIN_S = 0.02
-ReadOffsets = Callable[[Path], StoreOffsets | None]
-"""Where the store in a folder stands; None if no built-in store lies there."""
 
 
 class Snapshot:
@@ -93,22 +88,21 @@ class Snapshot:
         self.release()
 
 
-@dataclass(frozen=True)
 class Snapshots:
     """Takes snapshots of the tasks of one application."""
 
-    layout: StateLayout
-    settings: Settings
-    clock: Clock
-    link_store: LinkStore
-    read_offsets: ReadOffsets
+    def __init__(self, environment: Environment) -> None:
+        self.layout = environment.layout
+        self._settings = environment.settings
+        self._clock = environment.clock
+        self._databases = environment.databases
 
     def take(self, task: TaskId) -> Snapshot:
         """A snapshot of all stores of `task`.
 
         Unavailable names the owner that did not answer within `statestore.snapshot.wait.ms`.
         """
-        settings, clock = self.settings, self.clock
+        settings, clock = self._settings, self._clock
         folder = self.layout.task_dir(task)
         snapshots, snapshot_id = TaskSnapshots(folder), new_id(clock.now_ms())
         manifest = self._at_rest(task, snapshots, snapshot_id)
@@ -138,7 +132,7 @@ class Snapshots:
         tries = tenacity.Retrying(
             retry=tenacity.retry_if_result(lambda found: found is None),
             wait=tenacity.wait_fixed(_ASK_AGAIN_S),
-            stop=tenacity.stop_after_delay(self.settings.snapshot_wait_ms / 1000),
+            stop=tenacity.stop_after_delay(self._settings.snapshot_wait_ms / 1000),
             retry_error_callback=lambda _state: None,
         )
         manifest = tries(look)
@@ -146,14 +140,14 @@ class Snapshots:
             owner = owners.read_owner(self.layout.task_dir(task))
             who = "its owner" if owner is None else owner.describe()
             raise Unavailable(
-                f"task {task}: {who} took no snapshot within {self.settings.snapshot_wait_ms} ms: "
+                f"task {task}: {who} took no snapshot within {self._settings.snapshot_wait_ms} ms: "
                 "it may be restoring or stopped; try again, or raise statestore.snapshot.wait.ms"
             )
         return manifest
 
     def _at_rest(self, task: TaskId, snapshots: TaskSnapshots, snapshot_id: str) -> Manifest | None:
         """Take it ourselves; None while the task has an owner."""
-        folder, locks = self.layout.task_dir(task), self.settings.volume_locks
+        folder, locks = self.layout.task_dir(task), self._settings.volume_locks
         try:
             with owners.at_rest(folder, what=f"task {task}", wait_ms=0, locks=locks):
                 return self._copy(task, snapshots, snapshot_id)
@@ -161,17 +155,17 @@ class Snapshots:
             return None
 
     def _copy(self, task: TaskId, snapshots: TaskSnapshots, snapshot_id: str) -> Manifest:
-        now_ms = self.clock.now_ms()
+        now_ms = self._clock.now_ms()
         last = owners.read_owner(self.layout.task_dir(task))
-        making = snapshots.begin(snapshot_id, now_ms + self.settings.snapshot_lease_ms)
+        making = snapshots.begin(snapshot_id, now_ms + self._settings.snapshot_lease_ms)
         taken: dict[str, StoreOffsets] = {}
         left_out: dict[str, str] = {}
         unreadable = []
         for store in self.layout.stores(task):
             source, target = self.layout.store_dir(task, store), making / store
             try:
-                self.link_store(source, target, last is None or last.provably_dead())
-                offsets = self.read_offsets(target)
+                self._databases.link(source, target, last is None or last.provably_dead())
+                offsets = self._databases.offsets_of(target)
             except TaskCorrupted as error:
                 left_out[store] = str(error).replace(str(target), str(source))
                 unreadable.append(store)

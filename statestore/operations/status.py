@@ -8,7 +8,6 @@ else is told. What is estimated is said to be: times left go by the rates of eac
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
@@ -20,12 +19,13 @@ from statestore.layout.audits import LIVE, Audits, Verdict
 from statestore.layout.folders import StateLayout
 from statestore.layout.owners import Owner
 from statestore.model.ids import TaskId
-from statestore.operations.deployed import Deployed, read_deployed
+from statestore.operations.deployed import Deployed, deployed, read_deployed
+from statestore.operations.environment import Environment
 from statestore.operations.exports.catalog import Exports
 from statestore.operations.exports.manifest import made_after
 from statestore.operations.lags import Facts, Lag, ask, to_restore, total_of, worst_of
+from statestore.operations.pipelines import load_pipeline
 from statestore.operations.relocation.disk import read_journal
-from statestore.ports import Clock, MonitoringClient
 from statestore.tasks.progress import Progress, read_progress
 
 T = TypeVar("T")
@@ -134,32 +134,50 @@ class _Problems(list[str]):
         return otherwise
 
 
-@dataclass(frozen=True)
-class Onlooking:
-    """An application, and whom to ask about it.
+def status(environment: Environment, *, pipeline: str | None = None) -> Status:
+    """How the application is now.
 
-    `monitoring` None: there is no broker to ask. `wanted`: what the pipeline says, where it is at
-    hand: it tells of inputs before the first run, and of stores that are to move.
-    `flush_lag_max_records`: bounds what a crash replays; negative: nothing does. `exports`: None if
-    no target is set. `problems`: what could not even be asked, and why.
+    `pipeline`: what is to run, as module:function; it is used if it can be imported.
+    """
+    return StatusReader(environment, pipeline=pipeline).now()
+
+
+class StatusReader:
+    """Tells the status of one application, again and again, over one connection.
+
+    Brokers are asked only if `bootstrap.servers` is set, and the newest export is looked for only
+    if `statestore.export.target` is.
     """
 
-    layout: StateLayout
-    monitoring: MonitoringClient | None
-    clock: Clock
-    wanted: Deployed | None = None
-    flush_lag_max_records: int = -1
-    exports: Exports | None = None
-    problems: Sequence[str] = ()
+    def __init__(
+        self,
+        environment: Environment,
+        *,
+        wanted: Deployed | None = None,
+        pipeline: str | None = None,
+    ) -> None:
+        """`wanted`: what the pipeline says, or the name of the `pipeline` to ask.
+
+        It tells of inputs before the first run, and of stores that are to move.
+        """
+        settings = environment.settings
+        settings.require("application.id", "state.dir")
+        self._unknown: list[str] = []
+        self._settings = settings
+        self._layout = environment.layout
+        self._clock = environment.clock
+        self._client = environment.monitoring_client if settings.bootstrap_servers else None
+        self._wanted = wanted if pipeline is None else self._deployed(pipeline)
+        self._exports = self._exports_of(environment) if settings.export_target else None
 
     def now(self) -> Status:
         """How it is; an application nobody ever ran is one too."""
-        layout, problems, now_ms = self.layout, _Problems(self.problems), self.clock.now_ms()
+        layout, problems, now_ms = self._layout, _Problems(self._unknown), self._clock.now_ms()
         known = problems.told(lambda: read_deployed(layout), Deployed())
-        shape = known if known.sub_topologies else (self.wanted or known)
+        shape = known if known.sub_topologies else (self._wanted or known)
         facts = Facts("no bootstrap.servers: pass --bootstrap-servers to learn of the lag")
-        if self.monitoring is not None:
-            facts = ask(self.monitoring, shape, layout.application_id)
+        if self._client is not None:
+            facts = ask(self._client, shape, layout.application_id)
         expected = {*facts.tasks, *(shape.tasks() or ())}
         there: list[TaskId] = []
         names = sorted({*problems.told(lambda: list(layout.tasks()), there), *expected})
@@ -186,8 +204,8 @@ class Onlooking:
             ),
             restore_seconds=worst_of(task.restore_seconds for task in counted),
             audit=problems.told(lambda: self._audit(now_ms), None),
-            export=None if self.exports is None else _export(self.exports, now_ms),
-            relocation=problems.told(lambda: _relocation(layout, known, self.wanted), None),
+            export=None if self._exports is None else _export(self._exports, now_ms),
+            relocation=problems.told(lambda: _relocation(layout, known, self._wanted), None),
             free_bytes=problems.told(lambda: _free_bytes(layout), None),
             problems=list(dict.fromkeys(problems)),
             held_records=total_of(task.held_records for task in counted),
@@ -204,7 +222,7 @@ class Onlooking:
         problems: _Problems,
     ) -> TaskStatus:
         owner, state = None, State.UNKNOWN
-        folder, before = self.layout.task_dir(task), len(problems)
+        folder, before = self._layout.task_dir(task), len(problems)
         owner = problems.told(lambda: owners.read_owner(folder), None)
         if len(problems) == before:
             state = state_of(owner, noted, now_ms)
@@ -214,7 +232,9 @@ class Onlooking:
             records = 0
             if state is not State.RUNNING:
                 records = problems.told(
-                    lambda: to_restore(self.layout, task, shape, facts, self.flush_lag_max_records),
+                    lambda: to_restore(
+                        self._layout, task, shape, facts, self._settings.flush_lag_max_records
+                    ),
                     None,
                 )
         process_rate = noted.process_rate
@@ -237,11 +257,25 @@ class Onlooking:
         )
 
     def _audit(self, now_ms: int) -> AuditStatus | None:
-        last = Audits(self.layout).last(LIVE)
+        last = Audits(self._layout).last(LIVE)
         if last is None:
             return None
         age_s = max(0, now_ms - last.time_ms) / 1000
         return AuditStatus(last.verdict, last.time_ms, age_s, last.source, last.link)
+
+    def _deployed(self, pipeline: str) -> Deployed | None:
+        try:
+            return deployed(load_pipeline(pipeline), self._settings.processing_guarantee)
+        except StateStoreError as error:
+            self._unknown.append(f"{error}; this goes by what was deployed last")
+            return None
+
+    def _exports_of(self, environment: Environment) -> Exports | None:
+        try:
+            return Exports.of(environment)
+        except StateStoreError as error:
+            self._unknown.append(f"the last export is not known: {error}")
+            return None
 
 
 def state_of(owner: Owner | None, progress: Progress, now_ms: int) -> State:

@@ -9,23 +9,19 @@ whose records are the same for both kinds. Every step is done once however often
 after a death it is called again.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from statestore.errors import Misuse, UnknownStore
 from statestore.faults import CrashPoint, reach
-from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId
+from statestore.operations.at_rest import existing_application
 from statestore.operations.deployed import read_deployed
+from statestore.operations.environment import Environment
 from statestore.operations.topics import compaction_lag_ms
-from statestore.ports import Clock
 from statestore.stores import keyvalue, versioned_layout
 from statestore.topology.logs import log_of
-
-RaiseLag = Callable[[str, int], int | None]
-"""A topic's min.compaction.lag.ms becomes at least that; what it was, None: no such topic."""
 
 
 class UpgradeReport(msgspec.Struct, frozen=True):
@@ -41,31 +37,29 @@ class UpgradeReport(msgspec.Struct, frozen=True):
     compaction_lag_before_ms: int | None = None
 
 
+def upgrade_to_versioned(
+    environment: Environment, store: str, retention_ms: int, *, dry_run: bool
+) -> UpgradeReport:
+    """Set a plain store aside so that a versioned one can take its place (SEMANTICS V11).
+
+    `dry_run`: nothing is touched and no broker is asked. Locked while the application runs.
+    """
+    environment.settings.require("application.id", "state.dir")
+    upgrade = Upgrade(environment, store, retention_ms)
+    return upgrade.plan() if dry_run else upgrade.apply()
+
+
 class Upgrade:
     """The upgrade of one store of a stopped application."""
 
-    def __init__(
-        self,
-        layout: StateLayout,
-        store: str,
-        retention_ms: int,
-        *,
-        kind_of: Callable[[Path], str | None],
-        clock: Clock,
-        locks: bool = True,
-    ) -> None:
-        """`kind_of`: what kind of store lies in a folder, None if none does.
-
-        `locks`: `statestore.volume.locks`.
-        """
+    def __init__(self, environment: Environment, store: str, retention_ms: int) -> None:
+        """Misuse if there is no such application."""
         if retention_ms < 0:
             raise Misuse(f"history retention {retention_ms} ms is negative")
-        self._layout = layout
+        self._environment = environment
+        self._layout = existing_application(environment.layout)
         self._store = store
         self._lag_ms = compaction_lag_ms(retention_ms)
-        self._kind_of = kind_of
-        self._clock = clock
-        self._locks = locks
 
     def plan(self) -> UpgradeReport:
         """What would be done. UnknownStore, or Misuse if the store is of a third kind."""
@@ -98,12 +92,13 @@ class Upgrade:
             [str(task) for task, kind in kinds.items() if kind == versioned_layout.KIND],
         )
 
-    def apply(self, raise_lag: RaiseLag) -> UpgradeReport:
+    def apply(self) -> UpgradeReport:
         """Do it. Locked while the application runs; nothing is touched then."""
-        layout = self._layout
-        with layout.alone(wait_ms=0, clock=self._clock, locks=self._locks):
+        layout, clock = self._layout, self._environment.clock
+        cluster = self._environment.cluster
+        with layout.alone(wait_ms=0, clock=clock, locks=self._environment.settings.volume_locks):
             planned = self.plan()
-            before = raise_lag(planned.changelog, self._lag_ms)
+            before = cluster.raise_compaction_lag(planned.changelog, self._lag_ms)
             if before is None:
                 raise Misuse(
                     f"topic {planned.changelog} does not exist: without it the store's rows would "
@@ -112,5 +107,9 @@ class Upgrade:
             reach(CrashPoint.UPGRADE_LAG_RAISED)
             for task_id in map(TaskId.parse, planned.set_aside):
                 path = layout.store_dir(task_id, self._store)
-                layout.quarantine(path, self._store, "upgraded", self._clock)
+                layout.quarantine(path, self._store, "upgraded", clock)
         return msgspec.structs.replace(planned, applied=True, compaction_lag_before_ms=before)
+
+    def _kind_of(self, path: Path) -> str | None:
+        found = self._environment.databases.format_of(path)
+        return None if found is None else found.kind

@@ -18,8 +18,6 @@ import click
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812  # Spark's own way to write it
 
-from statestore.assembly import SystemClock
-from statestore.assembly.auditing import HASHES, audits_of, keep_audit, planned_audit
 from statestore.cli import set_up_logging
 from statestore.commands.arguments import (
     StateArguments,
@@ -31,7 +29,7 @@ from statestore.commands.arguments import (
 from statestore.commands.audit import export_option, record_line, record_lines, store_option
 from statestore.commands.running import check_summary_file, write_line
 from statestore.errors import HostFailure, TaskCorrupted
-from statestore.layout.audits import AuditedStore, AuditRecord
+from statestore.layout.audits import AuditedStore, AuditRecord, Audits
 from statestore.operations.audits.audit import (
     Finding,
     absent,
@@ -41,7 +39,9 @@ from statestore.operations.audits.audit import (
     sides,
     unreadable,
 )
+from statestore.operations.audits.perform import keep_audit, planned_audit
 from statestore.operations.audits.rows import Subject
+from statestore.runtime import PARTITIONERS, Runtime
 from statestore.spark.audit_source import LOG, STORE, audit_frame
 from statestore.spark.comparison import compare
 from statestore.spark.datasource import TransactionalStore
@@ -106,12 +106,15 @@ def audit_on_spark(
     export: str | None = None,
 ) -> AuditRecord:
     """Audit once. `session` is called after the snapshots are taken, as a session may take long."""
-    settings = arguments.settings()
-    with planned_audit(settings, stores, export=export) as plan, plan.renewing():
-        time_ms = SystemClock().now_ms()
-        docs = audits_of(settings).docs_folder(time_ms)
+    with (
+        Runtime(arguments.settings()) as runtime,
+        planned_audit(runtime, stores, export=export) as plan,
+        plan.renewing(),
+    ):
+        time_ms = runtime.clock.now_ms()
+        docs = Audits(runtime.layout).docs_folder(time_ms)
         results, failures, data_docs = _judged(session(), arguments, plan.subjects, docs)
-        return keep_audit(settings, plan, results, failures, time_ms=time_ms, data_docs=data_docs)
+        return keep_audit(runtime, plan, results, failures, time_ms=time_ms, data_docs=data_docs)
 
 
 def _judged(
@@ -205,14 +208,16 @@ def _findings(compared: DataFrame) -> dict[int, Counter[Finding]]:
 def _placements(stored: DataFrame, subjects: list[Subject]) -> dict[str, str | None]:
     """The hash that places the keys of each store."""
     partition = F.element_at(F.array(*[F.lit(s.partition) for s in subjects]), F.col("subject") + 1)
-    sums = [F.count(name).alias(f"{name}_keys") for name in HASHES]
-    sums += [F.sum((F.col(name) != partition).cast("int")).alias(name) for name in HASHES]
+    sums = [F.count(name).alias(f"{name}_keys") for name in PARTITIONERS]
+    sums += [F.sum((F.col(name) != partition).cast("int")).alias(name) for name in PARTITIONERS]
     keys: dict[str, int] = {}
-    wrong: dict[str, dict[str, int]] = {one.store: dict.fromkeys(HASHES, 0) for one in subjects}
+    wrong: dict[str, dict[str, int]] = {
+        one.store: dict.fromkeys(PARTITIONERS, 0) for one in subjects
+    }
     for row in stored.groupBy("subject").agg(*sums).collect():
         store = subjects[row["subject"]].store
-        keys[store] = keys.get(store, 0) + row[f"{next(iter(HASHES))}_keys"]
-        for name in HASHES:
+        keys[store] = keys.get(store, 0) + row[f"{next(iter(PARTITIONERS))}_keys"]
+        for name in PARTITIONERS:
             wrong[store][name] += row[name] or 0
     return {store: placing_hash(keys.get(store, 0), wrong[store]) for store in wrong}
 

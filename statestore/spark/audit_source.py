@@ -13,11 +13,12 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from statestore.assembly.auditing import HASHES, fold_of, rows_of
 from statestore.commands.arguments import StateArguments
 from statestore.errors import ExportDamaged, TaskCorrupted
 from statestore.operations.audits.audit import KeyTexts
+from statestore.operations.audits.perform import fold_of, rows_of
 from statestore.operations.audits.rows import Rows, Subject, placing_keys
+from statestore.runtime import PARTITIONERS, Runtime
 
 STORE, LOG = "store", "log"
 _ROW = [
@@ -27,8 +28,8 @@ _ROW = [
     ("ends", pa.int64()),
     ("value", pa.binary()),
 ]
-_HASHES = [(name, pa.int32()) for name in HASHES]
-_STORED = pa.schema([*_ROW, *_HASHES, ("key", pa.string()), ("unreadable", pa.string())])
+_PLACES = [(name, pa.int32()) for name in PARTITIONERS]
+_STORED = pa.schema([*_ROW, *_PLACES, ("key", pa.string()), ("unreadable", pa.string())])
 _LOGGED = pa.schema([*_ROW, ("key", pa.string()), ("is_later", pa.bool_()), ("known", pa.bool_())])
 
 
@@ -74,18 +75,22 @@ class AuditReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a subject, in chunks."""
         assert isinstance(partition, SubjectPartition)
-        number, subject = partition.number, self._subjects[partition.number]
+        with Runtime(self._arguments.settings()) as runtime:
+            yield from self._batches(runtime, partition.number)
+
+    def _batches(self, runtime: Runtime, number: int) -> Iterator[pa.RecordBatch]:
+        subject = self._subjects[number]
         texts = KeyTexts(subject.key_serde)
         if self._side == STORE:
             try:
-                for rows in rows_of(self._arguments.settings(), subject):
+                for rows in rows_of(runtime, subject):
                     yield _batch(_STORED, number, rows, texts, _homes(subject, rows))
             except (TaskCorrupted, ExportDamaged) as error:
                 # That is a verdict: another attempt of this Spark task would find the same.
                 said = {"subject": number, "unreadable": str(error)}
                 yield pa.RecordBatch.from_pylist([said], schema=_STORED)
             return
-        fold = fold_of(self._arguments.settings(), subject)
+        fold = fold_of(runtime, subject)
         for rows in fold.lots():
             count = len(rows.keys)
             yield _batch(_LOGGED, number, rows, texts, [[False] * count, [True] * count])
@@ -102,7 +107,7 @@ def _homes(subject: Subject, rows: Rows) -> list[list[Any]]:
     placed = [bool(placing_keys([key], subject.kind, subject.key_serde)) for key in rows.keys]
     keys = placing_keys(rows.keys, subject.kind, subject.key_serde)
     columns = []
-    for homes in HASHES.values():
+    for homes in PARTITIONERS.values():
         found = iter(homes(keys, subject.partitions))
         columns.append([next(found) if one else None for one in placed])
     return columns

@@ -26,12 +26,13 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from statestore.assembly.rows import Shape, committed_rows, logged_rows, shape_of
 from statestore.commands.arguments import StateArguments, parse_state_arguments, parse_time
 from statestore.errors import Misuse
 from statestore.model.modes import Time, to_ms
 from statestore.model.records import Serde
 from statestore.operations.audits.rows import WINDOW, Rows
+from statestore.operations.rows import Shape, committed_rows, logged_rows, shape_of
+from statestore.runtime import Runtime
 from statestore.spark.audit_source import AuditReader, audit_schema
 from statestore.stores import serdes, versioned_layout, windows
 
@@ -132,16 +133,16 @@ class StoreReader(DataSourceReader):
         """The rows of a part, in chunks."""
         assert isinstance(partition, StorePartition)
         plan, task = self._plan, partition.stream_task
-        settings = plan.arguments.settings()
-        lots: Iterator[Rows]
-        if plan.changelog:
-            lots = logged_rows(settings, plan.shape, *partition.place, as_of_ms=plan.as_of_ms)
-        else:
-            lots = committed_rows(settings, plan.shape, task, as_of_ms=plan.as_of_ms)
         schema, convert = plan.schema(), _converter(plan)
-        for rows in lots:
-            if rows.keys:
-                yield _batch(schema, task, partition.partition, convert(rows))
+        lots: Iterator[Rows]
+        with Runtime(plan.arguments.settings()) as runtime:
+            if plan.changelog:
+                lots = logged_rows(runtime, plan.shape, *partition.place, as_of_ms=plan.as_of_ms)
+            else:
+                lots = committed_rows(runtime, plan.shape, task, as_of_ms=plan.as_of_ms)
+            for rows in lots:
+                if rows.keys:
+                    yield _batch(schema, task, partition.partition, convert(rows))
 
 
 class Side(NamedTuple):
@@ -162,7 +163,7 @@ def _plan(options: dict[str, str]) -> Plan:
     arguments = parse_state_arguments({**named, "pairs": ()}).for_workers()
     partition = options.get("partition")
     shape = shape_of(
-        arguments.settings(),
+        Runtime(arguments.settings()),
         options["store"],
         None if partition is None else int(partition),
         options.get("export"),

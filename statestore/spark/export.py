@@ -14,10 +14,10 @@ import click
 import msgspec
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from statestore.assembly import exporting
 from statestore.cli import set_up_logging
 from statestore.commands.arguments import export_options, parse_exports
 from statestore.commands.exports import json_option, told, told_export
+from statestore.operations.exports.create import Export
 from statestore.spark.program import run_program
 from statestore.spark.session import raise_first_error, spark_session
 from statestore.spark.uploading import SCHEMA, Stored, storing
@@ -31,9 +31,9 @@ _log = logging.getLogger("statestore.export")
 def command(*, as_json: bool, **flags: Any) -> None:
     """Export an application's stores, a Spark task for each stream task."""
     set_up_logging()
-    with told(flags, "state.dir", as_json=as_json) as (settings, tell):
+    with told(flags, "state.dir", as_json=as_json) as (runtime, tell):
         arguments = parse_exports(flags).for_workers()
-        export = exporting(settings)
+        export = Export(runtime)
         with export.begin() as begun:
             spark = spark_session(f"statestore export {arguments.application_id}")
             tasks = list(map(str, begun.tasks))

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pyarrow as pa
 
-from statestore.assembly import exporting, failure
 from statestore.commands.arguments import RunArguments
-from statestore.errors import StateStoreError
+from statestore.errors import StateStoreError, failure_fields
 from statestore.model.ids import TaskId
-from statestore.operations.exports.create import Part
+from statestore.operations.exports.create import Export, Part
+from statestore.runtime import Runtime
 
 SCHEMA = pa.schema([("stored", pa.string())])
 
@@ -41,9 +41,10 @@ def storing(
 
 def _stored(arguments: RunArguments, task: TaskId, folder: str) -> str:
     try:
-        (part,) = exporting(arguments.settings()).parts([task], folder)
+        with Runtime(arguments.settings()) as runtime:
+            (part,) = Export(runtime).parts([task], folder)
     except StateStoreError as error:
-        return _text(Stored(error=msgspec.json.encode(failure(error)).decode()))
+        return _text(Stored(error=msgspec.json.encode(failure_fields(error)).decode()))
     return _text(Stored(part))
 
 

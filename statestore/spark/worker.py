@@ -14,11 +14,13 @@ import msgspec
 import pyarrow as pa
 from pyspark import TaskContext
 
-from statestore.assembly import failure, load_pipeline, run_request, serve_planned
 from statestore.commands.arguments import RunArguments
-from statestore.errors import Action, StateStoreError
+from statestore.errors import Action, StateStoreError, failure_fields
 from statestore.faults import arm
+from statestore.operations.pipelines import load_pipeline
 from statestore.operations.run import PlannedTask
+from statestore.operations.serving import run_request, serve_planned
+from statestore.runtime import Runtime
 from statestore.tasks.plan import TaskReport
 
 REPORT_SCHEMA = pa.schema(
@@ -85,18 +87,14 @@ def _serve(row: PlanRow) -> list[tuple[TaskReport, str | None]]:
         # Spark's daemon collects garbage after every task, which takes a tenth of a second if it
         # looks through all modules. It has just done so, and none of what is left is garbage.
         gc.freeze()
-        reports = serve_planned(
-            topology,
-            arguments.settings(),
-            row.tasks,
-            request,
-            slots=row.slots,
-            stop=threading.Event(),
-        )
+        with Runtime(arguments.settings()) as runtime:
+            reports = serve_planned(
+                runtime, topology, row.tasks, request, slots=row.slots, stop=threading.Event()
+            )
     except StateStoreError as error:
         if error.action is Action.RETRY and not _last_attempt():
             raise
-        text = msgspec.json.encode(failure(error)).decode()
+        text = msgspec.json.encode(failure_fields(error)).decode()
         return [(TaskReport(task.task), text) for task in row.tasks]
     return [(report, None) for report in reports]
 

@@ -18,14 +18,22 @@ from statestore.model.batch import Batch, Column
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Record
 from statestore.ports import (
+    AuditLogReader,
     Bounds,
+    Changelog,
+    Cluster,
     GroupOffset,
     InputFacts,
     KeyHashes,
     LogRecords,
+    MonitoringClient,
+    Outbox,
     Replayed,
+    Source,
     TopicSpec,
 )
+from statestore.settings import Settings
+from statestore.tasks.plan import TaskPlan, transactional_ids
 from statestore.testing.memory_log import MESSAGE_BYTES_MAX, BrokerState, Entry
 from statestore.testing.memory_outbox import MemoryOutbox, MemoryPlainOutbox
 
@@ -45,6 +53,10 @@ class MemoryBroker:
     def __init__(self) -> None:
         self.state = BrokerState()
         self._lost_answers: dict[str, bool] = {}
+
+    def clients(self, settings: Settings) -> "MemoryBrokers":
+        """The clients of one application: pass this to `Runtime` as its `brokers`."""
+        return MemoryBrokers(self, settings)
 
     def source(self) -> "MemorySource":
         """A reader of inputs."""
@@ -111,6 +123,45 @@ class MemoryBroker:
     def lose_answer(self, transactional_id: str, *, happened: bool) -> None:
         """The id's next commit raises CommitUnknown, whether or not it happened."""
         self._lost_answers[transactional_id] = happened
+
+
+class MemoryBrokers:
+    """`runtime.Brokers` over a broker in memory."""
+
+    def __init__(self, broker: MemoryBroker, settings: Settings) -> None:
+        self._broker = broker
+        self._settings = settings
+        self._group_id = settings.application_id
+
+    def cluster(self) -> Cluster:
+        return self._broker.cluster(self._group_id)
+
+    def changelog(self) -> Changelog:
+        return self._broker.changelog()
+
+    def source(self) -> Source:
+        return self._broker.source()
+
+    def outbox(self) -> Outbox:
+        return self._broker.plain_outbox(self._group_id)
+
+    def task_outbox(self, plan: TaskPlan, _batch_bytes: int | None) -> Outbox:
+        if not self._settings.exactly_once:
+            return self.outbox()
+        first, _ = transactional_ids(self._group_id, plan.task_id)
+        return self._broker.outbox(first, self._group_id)
+
+    def audit_log_reader(self) -> AuditLogReader:
+        return self._broker.audit_log()
+
+    def monitoring_client(self) -> MonitoringClient:
+        return self._broker.monitoring(self._group_id)
+
+    def check_settings(self) -> None:
+        """Memory has no client that could refuse them."""
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 class MemorySource:
@@ -312,6 +363,24 @@ class MemoryCluster:
         """Purge records below these offsets."""
         for tp, offset in offsets.items():
             self._state.log(tp).delete_before(offset)
+
+    def raise_compaction_lag(self, topic: str, lag_ms: int) -> int | None:
+        """Make the topic's `min.compaction.lag.ms` at least that; what it was before, if any."""
+        self._state.require_up()
+        if topic not in self._state.topics:
+            return None
+        key, config = "min.compaction.lag.ms", self._state.configs[topic]
+        before = int(config.get(key, 0))
+        self._state.configs[topic] = {**config, key: str(max(before, lag_ms))}
+        return before
+
+    def remove(self, topics: Sequence[str], group_id: str) -> None:
+        """Remove these topics and the offsets of the group for good; some may be gone already."""
+        self._state.require_up()
+        for topic in topics:
+            self._state.topics.pop(topic, None)
+        for at in [at for at in self._state.groups if at[0] == group_id]:
+            del self._state.groups[at]
 
     def abort_open_transactions(self, transactional_ids: Sequence[str]) -> None:
         """Fence whoever writes under these ids, and abort what they left open."""

@@ -15,7 +15,9 @@ import click
 from confluent_kafka import Producer
 
 import statestore as ss
-from statestore.assembly import create_export, restore_export
+from statestore.operations.exports.create import create_export
+from statestore.operations.exports.restore import restore_export
+from statestore.runtime import Runtime
 from statestore.testing.local_kafka import LocalKafka
 from tests.bench.harness import Bench, scratch
 
@@ -74,10 +76,10 @@ def main(rows: int, repeats: int) -> None:
         for repeat in range(repeats):
             target = {"statestore.export.target": str(folder / f"exports-{repeat}")}
             known = ss.Settings.from_mapping(settings.to_mapping() | target)
-            first = create_export(known)
+            first = create_export(Runtime(known))
             produce(kafka, range(repeat, rows, 100))
             ss.run(topology(), settings)
-            second = create_export(known)
+            second = create_export(Runtime(known))
             note("first", first.bytes_uploaded / first.seconds / 1e6)
             note("share", second.bytes_uploaded / first.bytes_uploaded)
             note("read", second.bytes_read / first.bytes_read)
@@ -87,7 +89,7 @@ def main(rows: int, repeats: int) -> None:
             note("changelog", seconds)
             lose(folder)
             began = perf_counter()
-            report = restore_export(known)
+            report = restore_export(Runtime(known))
             placed = perf_counter() - began
             seconds, records = first_start_s(settings)
             assert (len(report.placed), records) == (1, 0)

@@ -1,21 +1,20 @@
 """An application of two stores over RocksDB and a broker in memory, exported to a folder."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import statestore as ss
-from statestore.assembly.opening import is_empty, open_files, read_offsets
-from statestore.engines.rocks_files import link_store
 from statestore.model.ids import TopicPartition
 from statestore.operations.deployed import deployed, publish_deployed
 from statestore.operations.exports.catalog import LATEST, Exports, FetchedStore
-from statestore.operations.exports.create import Export, ExportReport
+from statestore.operations.exports.create import ExportReport, create_export
 from statestore.operations.exports.manifest import StoreOfTask
 from statestore.operations.exports.restore import Choice, Log, Restore, RestoreReport
-from statestore.operations.snapshots import Snapshots
 from statestore.ports import Bounds, Target
+from statestore.runtime import Runtime
+from statestore.runtime.databases import RocksDatabases
 from statestore.targets import FsspecTarget
 from tests.contract.task_rig import APPLICATION, TaskRig
 
@@ -68,9 +67,19 @@ class ExportRig:
         return self.root / "exports"
 
     @property
+    def runtime(self) -> Runtime:
+        """Of the present life, over the broker in memory."""
+        settings = {**self.tasks.known().to_mapping(), "statestore.export.target": str(self.target)}
+        return Runtime(
+            settings,
+            clock=self.tasks.clock,
+            brokers=self.tasks.broker.clients,
+            open_target=lambda url: self.elsewhere or FsspecTarget(url),
+        )
+
+    @property
     def exports(self) -> Exports:
-        target = self.elsewhere or FsspecTarget(str(self.target))
-        return Exports(target, APPLICATION, self.tasks.clock)
+        return Exports.of(self.runtime)
 
     def deploy(self) -> None:
         topology = self.tasks.topology
@@ -92,23 +101,16 @@ class ExportRig:
             pass
         self.tasks.end()
 
-    def export(self, **more: Any) -> ExportReport:
-        tasks = self.tasks
-        taken = Snapshots(tasks.layout, tasks.known(), tasks.clock, link_store, read_offsets)
-        made = {"changelog": tasks.broker.changelog(), **more}
-        return Export(tasks.layout, taken, self.exports, tasks.clock, **made).create()
+    def export(self) -> ExportReport:
+        return create_export(self.runtime)
+
+    def export_without_brokers(self) -> ExportReport:
+        settings = replace(self.runtime.settings, bootstrap_servers="")
+        return create_export(self.runtime.with_settings(settings))
 
     def restoring(self, export: str = LATEST, **choice: Any) -> Restore:
-        tasks, exports = self.tasks, self.exports
-        return Restore(
-            tasks.layout,
-            exports,
-            exports.read(export),
-            tasks.clock,
-            self.log,
-            is_empty,
-            Choice(**choice),
-        )
+        manifest = self.exports.read(export)
+        return Restore(self.runtime, manifest, self.log, Choice(**choice))
 
     def restore(self, export: str = LATEST, **choice: Any) -> RestoreReport:
         return self.restoring(export, **choice).apply()
@@ -152,7 +154,7 @@ class ExportRig:
 
 def rows_of(exports: Exports, at: StoreOfTask) -> dict[bytes, bytes]:
     with FetchedStore(exports, at) as fetched:
-        engine = open_files(fetched.store_dir(at.name))
+        engine = RocksDatabases().read(fetched.store_dir(at.name))
         rows = dict(engine.table("data").scan())
         engine.close()
     return rows

@@ -42,8 +42,7 @@ def lose_disk(rig: TaskRig) -> None:
 def entered(rig: TaskRig, **settings: str) -> None:
     """A run begins and ends."""
     rig.settings = {**rig.settings, **settings}
-    cluster = rig.broker.cluster(APPLICATION)
-    with Run(rig.topology, rig.known(), rig.layout, cluster, rig.clock, RunRequest()):
+    with Run(rig.runtime, rig.topology, RunRequest()):
         pass
 
 

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from statestore.assembly.opening import open_built_in
 from statestore.engines.rocks_files import link_store
 from statestore.errors import StateStoreError
 from statestore.layout.folders import StateLayout
@@ -17,6 +16,8 @@ from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.records import Record
 from statestore.operations.topics import internal_topics
 from statestore.ports import TopicSpec
+from statestore.runtime import Runtime
+from statestore.runtime.databases import open_built_in
 from statestore.settings import Settings
 from statestore.stores.built_in import BuiltIn
 from statestore.stores.keyvalue import TransactionalKeyValueStore
@@ -83,6 +84,11 @@ class TaskRig:
                 **self.settings,
             }
         )
+
+    @property
+    def runtime(self) -> Runtime:
+        """Of the present life, over the broker in memory."""
+        return Runtime(self.known(), clock=self.clock, brokers=self.broker.clients)
 
     def task(self) -> StreamTask:
         """Not started."""

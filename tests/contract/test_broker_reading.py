@@ -14,6 +14,7 @@ from statestore.errors import (
 from statestore.model.batch import Batch
 from statestore.model.ids import TopicPartition
 from statestore.ports import GroupOffset, Records, TopicSpec
+from tests.builders import eventually
 from tests.contract.broker_steps import (
     YEAR_2013,
     commit,
@@ -294,6 +295,34 @@ def test_the_settings_of_topics_are_those_given_over_the_brokers_own(world: Worl
     assert told[plain].items() >= {"cleanup.policy": "delete", "retention.bytes": "-1"}.items()
     assert told[kept].items() >= (given | {"retention.bytes": "-1"}).items()
     assert world.cluster().topic_settings([]) == {}
+
+
+def test_a_compaction_lag_is_raised_and_never_lowered(world: World) -> None:
+    topic, cluster = world.topic(config={"cleanup.policy": "compact"}), world.cluster()
+
+    def lag_ms() -> int:
+        return int(world.cluster().topic_settings([topic])[topic]["min.compaction.lag.ms"])
+
+    assert cluster.raise_compaction_lag(topic, 5000) == 0
+    eventually(lambda: lag_ms() == 5000, "the setting is seen")
+    assert cluster.raise_compaction_lag(topic, 4000) == 5000
+    assert lag_ms() == 5000
+    assert cluster.raise_compaction_lag(f"{topic}-none", 5000) is None
+
+
+def test_removed_topics_and_offsets_are_gone_and_may_be_removed_again(world: World) -> None:
+    gone, stays, cluster = world.topic(), world.topic(), world.cluster()
+    outbox = world.plain_outbox()
+    outbox.open()
+    outbox.begin()
+    outbox.send_offsets({TopicPartition(stays, 0): 3}, "m")
+    outbox.commit()
+    outbox.close()
+    for _ in range(2):
+        cluster.remove([gone], world.application_id)
+        eventually(lambda: not world.cluster().partitions([gone]), "the topic is gone")
+    assert world.cluster().partitions([gone, stays]) == {stays: 1}
+    assert world.cluster().group_offsets([TopicPartition(stays, 0)]) == {}
 
 
 def test_offsets_are_found_by_record_time(world: World) -> None:

@@ -12,15 +12,16 @@ import pytest
 
 import statestore as ss
 from statestore import faults
-from statestore.assembly.opening import open_files, open_to_rewrite
 from statestore.errors import Misuse, Unavailable
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
-from statestore.operations.clones.clone import Clone, CloneReport
+from statestore.operations.clones.clone import CloneReport, clone_export, drop_clone
 from statestore.operations.clones.log import logged, seed
 from statestore.operations.clones.record import as_deployed, read_record
-from statestore.operations.exports.cut import Cutting
+from statestore.operations.exports.create import create_export_for_clones
 from statestore.ports import TopicSpec
+from statestore.runtime import Runtime
+from statestore.runtime.databases import RocksDatabases
 from statestore.stores.versioned import TransactionalVersionedStore
 from statestore.tasks.changelog_times import true_times
 from statestore.testing.memory_broker import MemoryBroker
@@ -42,44 +43,28 @@ def rig() -> Iterator[ExportRig]:
 
 
 def for_clone(rig: ExportRig) -> None:
-    broker = rig.tasks.broker
-    cutting = Cutting(
-        rig.tasks.topology, APPLICATION, broker.cluster(APPLICATION), broker.changelog(), {}
-    )
-    rig.export(cut=cutting.take)
+    create_export_for_clones(rig.runtime, rig.tasks.topology)
 
 
-def cloning(rig: ExportRig, clone_id: str = CLONE, **fields: Any) -> Clone:
-    tasks, broker = rig.tasks, rig.tasks.broker
-    known: dict[str, Any] = {
-        "topology": tasks.topology,
-        "settings": replace(tasks.known(), application_id=clone_id),
-        "layout": StateLayout(tasks.layout.state_dir, clone_id),
-        "exports": rig.exports,
-        "manifest": rig.exports.read(),
-        "cluster": broker.cluster(clone_id),
-        "changelog": broker.changelog(),
-        "outbox": broker.plain_outbox(clone_id),
-        "open_store": open_to_rewrite,
-        "drop": lambda: dropped(rig, clone_id),
-        "clock": tasks.clock,
-    }
-    return Clone(**(known | fields))
+def cloned(
+    rig: ExportRig, clone_id: str = CLONE, topology: ss.Topology | None = None
+) -> CloneReport:
+    return clone_export(rig.runtime, topology or rig.tasks.topology, clone_id)
 
 
-def dropped(rig: ExportRig, clone_id: str) -> None:
-    """What `drop_clone` does, on this broker."""
-    layout = StateLayout(rig.tasks.layout.state_dir, clone_id)
-    record = read_record(layout)
-    assert record is not None
-    state = rig.tasks.broker.state
-    for topic in record.topics.values():
-        assert topic.startswith(f"{clone_id}-"), "only its own"
-        state.topics.pop(topic, None)
-    for group in [at for at in state.groups if at[0] == clone_id]:
-        state.groups.pop(group)
-    for path in sorted(layout.application_dir.rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
+def runtime_of(rig: ExportRig, application_id: str, **fields: Any) -> Runtime:
+    settings = replace(rig.runtime.settings, application_id=application_id, **fields)
+    return rig.runtime.with_settings(settings)
+
+
+def drop(rig: ExportRig) -> None:
+    """Drop the clone; nothing of the original goes with it."""
+    topics, groups = rig.tasks.broker.state.topics, rig.tasks.broker.state.groups
+    others = {name for name in topics if not name.startswith(f"{CLONE}-")}
+    drop_clone(runtime_of(rig, CLONE))
+    assert set(topics) == others
+    assert {group for group, _ in groups} == {APPLICATION}
+    assert not (rig.tasks.layout.state_dir / CLONE).exists()
 
 
 def folded(broker: MemoryBroker, topic: str) -> dict[bytes | None, bytes]:
@@ -100,7 +85,7 @@ def check(rig: ExportRig, report: CloneReport) -> None:
     for name in LOGS:
         assert folded(broker, f"{report.application_id}-{name}") == wanted
     for store in ("latest", "copies"):
-        engine = open_files(layout.store_dir(TaskId(0, 0), store))
+        engine = RocksDatabases().read(layout.store_dir(TaskId(0, 0), store))
         assert dict(engine.table("data").scan()) == wanted
         rows = dict(engine.table("offsets").scan())
         engine.close()
@@ -126,7 +111,7 @@ def test_a_clone_has_the_rows_logs_and_offsets_of_the_original_under_names_of_it
     broker = rig.tasks.broker
     before = {topic: broker.records(topic) for topic in broker.state.topics}
     for_clone(rig)
-    report = cloning(rig).apply()
+    report = cloned(rig)
     check(rig, report)
     assert {topic: broker.records(topic) for topic in before} == before
     assert set(broker.state.topics) - before.keys() == set(report.topics.values())
@@ -138,35 +123,36 @@ def test_a_clone_that_dies_anywhere_is_made_anew(rig: ExportRig, visit: int) -> 
     faults.on_reach(dying_at(visit))
     try:
         with pytest.raises(Died):
-            cloning(rig).apply()
+            cloned(rig)
     finally:
         faults.on_reach(None)
     layout = StateLayout(rig.tasks.layout.state_dir, CLONE)
     record = read_record(layout)
     assert (record is None) == (visit <= 2), "before clone.json there is nothing but a lock"
     if record is not None and record.finished:
-        dropped(rig, CLONE)
+        drop(rig)
     elif record is not None:
         with pytest.raises(Misuse, match="half-made clone of shop"):
-            as_deployed(rig.tasks.topology, rig.tasks.known(), layout)
-    check(rig, cloning(rig).apply())
+            as_deployed(runtime_of(rig, CLONE), rig.tasks.topology)
+    check(rig, cloned(rig))
 
 
 def test_sinks_and_dead_letters_of_a_clone_are_its_own_whatever_settings_say(
     rig: ExportRig,
 ) -> None:
     for_clone(rig)
-    cloning(rig).apply()
-    layout = StateLayout(rig.tasks.layout.state_dir, CLONE)
+    cloned(rig)
     builder = ss.StreamsBuilder()
     builder.stream("in").to("shop-latest-changelog")
-    settings = replace(rig.tasks.known(), dead_letter_topic="shop-latest-changelog")
-    topology, known = as_deployed(builder.build(), settings, layout)
+    dead_letters = "shop-latest-changelog"
+    clone = runtime_of(rig, CLONE, dead_letter_topic=dead_letters)
+    known, topology = as_deployed(clone, builder.build())
     assert topology.topics() == ({"in"}, {"trial-latest-changelog"})
-    assert known.dead_letter_topic == "trial-latest-changelog"
-    again, _ = as_deployed(topology, known, layout)
+    assert known.settings.dead_letter_topic == "trial-latest-changelog"
+    _, again = as_deployed(known, topology)
     assert again.topics() == topology.topics()
-    plain, _ = as_deployed(builder.build(), settings, rig.tasks.layout)
+    original = runtime_of(rig, APPLICATION, dead_letter_topic=dead_letters)
+    _, plain = as_deployed(original, builder.build())
     assert plain.topics()[1] == {"shop-latest-changelog"}
 
 
@@ -181,21 +167,21 @@ def test_what_cannot_be_cloned_is_refused_before_anything_is_made(rig: ExportRig
         assert set(broker.state.topics) == before
         assert not (rig.tasks.layout.state_dir / CLONE).exists()
 
-    refused("export --for-clone", lambda: cloning(rig).apply())
+    refused("export --for-clone", lambda: cloned(rig))
     for_clone(rig)
-    refused("another id than the original", lambda: cloning(rig, APPLICATION).apply())
+    refused("another id than the original", lambda: cloned(rig, APPLICATION))
     other = ss.StreamsBuilder()
     other.stream("in").to("out")
-    refused("name the one that was deployed", lambda: cloning(rig, topology=other.build()).apply())
+    refused("name the one that was deployed", lambda: cloned(rig, topology=other.build()))
     taken = [TopicSpec(f"{CLONE}-latest-changelog", 1, {})]
     broker.cluster(CLONE).create(taken)
-    refused("are there: name another id", lambda: cloning(rig).apply())
+    refused("are there: name another id", lambda: cloned(rig))
     broker.state.topics.pop(taken[0].name)
     outbox = broker.plain_outbox(CLONE)
     outbox.open()
     outbox.begin()
     outbox.send_offsets({TopicPartition("in", 0): 1}, "")
-    refused("group trial has offsets", lambda: cloning(rig).apply())
+    refused("group trial has offsets", lambda: cloned(rig))
 
 
 def test_a_store_in_memory_is_not_cloned_once_the_original_has_gone_on(rig: ExportRig) -> None:
@@ -203,7 +189,7 @@ def test_a_store_in_memory_is_not_cloned_once_the_original_has_gone_on(rig: Expo
     rig.send(("later", "1"))
     rig.drain()
     with pytest.raises(Unavailable, match=r"'recent' of task 0_0 .* export for a clone again"):
-        cloning(rig).apply()
+        cloned(rig)
 
 
 def test_a_store_that_lacks_what_its_log_has_is_not_exported_for_a_clone(rig: ExportRig) -> None:
@@ -251,7 +237,7 @@ def test_the_versions_of_a_store_written_as_a_changelog_make_the_same_store(
     broker.cluster("x").create([TopicSpec(log.topic, 1, {})])
     outbox = broker.plain_outbox("x")
     outbox.open()
-    engine = open_to_rewrite(tmp_path / "one" / "rates")
+    engine = RocksDatabases().rewrite(tmp_path / "one" / "rates")
     assert sum(len(batch.keys) for batch in logged(engine, "versioned", 0)) == 9
     end = seed(outbox, log, engine, "versioned", 0)
     engine.close()

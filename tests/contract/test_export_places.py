@@ -10,7 +10,6 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from statestore.assembly import exporting
 from statestore.cli import cli
 from statestore.commands.arguments import (
     StateArguments,
@@ -21,6 +20,7 @@ from statestore.commands.arguments import (
 from statestore.errors import Misuse, StateStoreError, TargetNotShared
 from statestore.operations.exports.catalog import Exports
 from statestore.operations.exports.create import Export, Part
+from statestore.runtime import Runtime
 from statestore.settings import Settings
 from statestore.targets import FsspecTarget
 from tests.contract.export_rig import ExportRig
@@ -45,7 +45,7 @@ def exporting_to(rig: ExportRig, target: Path) -> Export:
             "statestore.export.target": str(target),
         }
     )
-    return exporting(settings)
+    return Export(Runtime(settings))
 
 
 def test_who_does_not_see_the_export_under_way_stores_nothing(rig: ExportRig) -> None:

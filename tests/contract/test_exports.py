@@ -12,7 +12,6 @@ import pytest
 
 import statestore as ss
 from statestore import faults
-from statestore.assembly.opening import read_offsets
 from statestore.errors import (
     ExportDamaged,
     FormatTooNew,
@@ -28,6 +27,7 @@ from statestore.operations.exports.catalog import Retention, Silent, find
 from statestore.operations.exports.create import ExportReport
 from statestore.operations.exports.leases import LEASE_MS
 from statestore.operations.exports.manifest import encode
+from statestore.runtime.databases import RocksDatabases
 from statestore.tasks.lifecycle import StreamTask
 from statestore.tasks.stores import TaskStores
 from statestore.topology.graph import TopicName
@@ -222,7 +222,7 @@ def test_stores_a_crash_left_alike_are_exported_where_a_broker_says_so(rig: Expo
     rig.tasks.start()
     rig.tasks.crash()
     with pytest.raises(Unavailable, match="left by a crash"):
-        rig.export(changelog=None)
+        rig.export_without_brokers()
     rig.export()
     assert rig.exported() == {b"a": b"1"}
 
@@ -274,19 +274,19 @@ def test_opening_what_was_exported_shows_what_checksums_do_not(rig: ExportRig) -
     rig.drain()
     rig.export()
     manifest = rig.exports.read()
-    assert rig.exports.verify(manifest, Silent(), read_offsets).stores == 2
+    assert rig.exports.verify(manifest, Silent(), RocksDatabases().offsets_of).stores == 2
     (task,) = manifest.tasks
     store = task.stores["latest"]
     other = msgspec.structs.replace(store.offsets, position=[("in", 0, 7)])
     stores = task.stores | {"latest": msgspec.structs.replace(store, offsets=other)}
     lie = msgspec.structs.replace(manifest, tasks=[msgspec.structs.replace(task, stores=stores)])
     with pytest.raises(ExportDamaged, match="'latest' of task 0_0 stands at"):
-        rig.exports.verify(lie, Silent(), read_offsets)
+        rig.exports.verify(lie, Silent(), RocksDatabases().offsets_of)
     files = [file for file in store.files if not file.name.startswith("MANIFEST")]
     stores = task.stores | {"latest": msgspec.structs.replace(store, files=files)}
     torn = msgspec.structs.replace(manifest, tasks=[msgspec.structs.replace(task, stores=stores)])
     with pytest.raises(ExportDamaged, match="does not open"):
-        rig.exports.verify(torn, Silent(), read_offsets)
+        rig.exports.verify(torn, Silent(), RocksDatabases().offsets_of)
 
 
 def test_a_manifest_of_another_kind_or_of_a_newer_version_is_refused(rig: ExportRig) -> None:

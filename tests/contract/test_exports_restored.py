@@ -14,8 +14,8 @@ from statestore import faults
 from statestore.errors import ExportDamaged, ExportTooOld, Locked, Misuse
 from statestore.faults import CrashPoint
 from statestore.layout import owners
-from statestore.layout.folders import StateLayout
 from statestore.operations.deployed import publish_deployed, read_deployed
+from statestore.operations.exports.restore import Restore
 from statestore.ports import Bounds
 from tests.builders import ManualClock
 from tests.contract.export_rig import WEEK_MS, ExportRig
@@ -205,14 +205,16 @@ def test_a_changelog_that_is_not_there_is_refused(rig: ExportRig) -> None:
 def test_what_is_not_in_the_export_or_of_another_application_is_refused(rig: ExportRig) -> None:
     refused(rig, Misuse, "has no nothere; it has: copies, latest", stores=["nothere"])
     refused(rig, Misuse, "no export '20260101'", export="20260101")
-    elsewhere = StateLayout(rig.tasks.layout.state_dir, "other")
+    settings = replace(rig.runtime.settings, application_id="other")
+    other = Restore(rig.runtime.with_settings(settings), rig.exports.read(), rig.log)
     with pytest.raises(Misuse, match="is of application shop, not other"):
-        replace(rig.restoring(), layout=elsewhere).apply()
+        other.apply()
 
 
 @pytest.mark.parametrize("locks", [True, False])
 def test_a_running_application_is_not_restored_into(rig: ExportRig, locks: bool) -> None:
-    restoring = replace(rig.restoring(), locks=locks)
+    rig.tasks.settings = {**rig.tasks.settings, "statestore.volume.locks": locks}
+    restoring = rig.restoring()
     folder = rig.tasks.layout.application_dir
     claim = owners.claim(folder, what="", wait_ms=0, clock=ManualClock())
     with pytest.raises(Locked, match="application shop"):

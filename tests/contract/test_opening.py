@@ -9,10 +9,10 @@ import pytest
 from rocksdict import Options
 
 import statestore as ss
-from statestore.assembly import opening
-from statestore.assembly.opening import options_hook
 from statestore.engines.rocks import open_rocks
 from statestore.errors import InvalidSetting
+from statestore.runtime import databases
+from statestore.runtime.databases import options_hook
 from statestore.settings import Settings
 from tests.builders import eventually
 from tests.contract.conftest import rocks_rows
@@ -87,7 +87,7 @@ def test_all_stores_of_a_process_share_one_bound_on_memory(
         used.append(arguments["tuning"].memory)
         return open_rocks(path, **arguments)
 
-    monkeypatch.setattr(opening, "open_rocks", noting)
+    monkeypatch.setattr(databases, "open_rocks", noting)
     small: dict[str, object] = {"statestore.memory.bytes": 16 << 20}
     stores = [
         ss.open_store(ss.persistent_key_value_store(f"s{i}"), tmp_path, settings=small)

@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 
 import statestore as ss
-from statestore.assembly.opening import open_files, read_offsets
-from statestore.engines.rocks_files import link_store
 from statestore.layout.files import read_checkpoint
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.run import Run, RunRequest
 from statestore.operations.snapshots import Snapshot, Snapshots
+from statestore.runtime.databases import RocksDatabases
 from statestore.stores.keyvalue import TABLE
 from statestore.stores.versioned import TransactionalVersionedStore
 from tests.contract.task_rig import APPLICATION, TaskRig
@@ -64,12 +63,12 @@ def latest(*, behind_another: bool) -> ss.Topology:
 
 
 def snapshot_of(rig: TaskRig) -> Snapshot:
-    asker = Snapshots(rig.layout, rig.known(), rig.clock, link_store, read_offsets)
+    asker = Snapshots(rig.runtime)
     return asker.take(rig.task_id)
 
 
 def rows_of(snapshot: Snapshot) -> dict[bytes, bytes]:
-    with closing(open_files(snapshot.store_dir("latest"))) as engine:
+    with closing(RocksDatabases().read(snapshot.store_dir("latest"))) as engine:
         return dict(engine.table(TABLE).scan(None, None, reverse=False))
 
 
@@ -84,8 +83,7 @@ def deployed_behind(rig: TaskRig, changed: ss.Topology) -> TaskRig:
         task_id=TaskId(1, 0),
         lives=rig.lives,
     )
-    cluster = rig.broker.cluster(APPLICATION)
-    with Run(changed, after.known(), after.layout, cluster, rig.clock, RunRequest()):
+    with Run(after.runtime, changed, RunRequest()):
         pass
     return after
 

@@ -7,9 +7,9 @@ import pytest
 
 import statestore as ss
 from statestore import serdes
-from statestore.assembly.opening import open_files, open_to_rewrite
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Record
+from statestore.runtime.databases import RocksDatabases
 from statestore.stores import offsets
 from statestore.testing.memory_broker import MemoryBroker
 from tests.contract.task_rig import APPLICATION, TaskRig
@@ -69,7 +69,7 @@ def test_a_lost_store_has_its_times_again_from_the_changelog(tmp_path: Path) -> 
 def test_a_store_of_an_older_version_takes_its_times_from_what_comes(tmp_path: Path) -> None:
     rig = TaskRig(counted(), tmp_path)
     process(rig, 1000)
-    engine = open_to_rewrite(rig.store_dir("kept"))
+    engine = RocksDatabases().rewrite(rig.store_dir("kept"))
     meta = engine.table(offsets.TABLE)
     times = [key for key, _ in meta.scan() if key[:1] in (b"t", b"m")]
     assert len(times) == len(KEYS) + 1
@@ -89,7 +89,7 @@ def test_a_row_deleted_leaves_no_time_behind(tmp_path: Path) -> None:
         rig.broker.produce(IN, Record(key.encode(), None, 1100))
     task.step(0)
     rig.end()
-    engine = open_files(rig.store_dir("kept"))
+    engine = RocksDatabases().read(rig.store_dir("kept"))
     found = [key for key, _ in engine.table(offsets.TABLE).scan(b"t", b"u")]
     engine.close()
     assert found == [b"tk0"]

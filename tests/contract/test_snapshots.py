@@ -12,8 +12,6 @@ import pytest
 
 import statestore as ss
 from statestore import serdes
-from statestore.assembly.opening import open_files, read_offsets
-from statestore.engines.rocks_files import link_store
 from statestore.errors import (
     HostFailure,
     Misuse,
@@ -26,6 +24,7 @@ from statestore.layout.owners import read_owner
 from statestore.layout.snapshots import TaskSnapshots, new_id
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.snapshots import Snapshot, Snapshots
+from statestore.runtime.databases import RocksDatabases
 from statestore.tasks.lifecycle import StreamTask
 from tests.builders import DEADLINE_S, eventually
 from tests.contract.task_rig import APPLICATION, TASK, TaskRig, rows_of
@@ -62,7 +61,7 @@ def rig(tmp_path: Path) -> TaskRig:
 def asker(rig: TaskRig, **settings: object) -> Snapshots:
     given = {key.replace("_", "."): value for key, value in settings.items()}
     known = ss.Settings.from_mapping({**rig.known().to_mapping(), **given})
-    return Snapshots(rig.layout, known, rig.clock, link_store, read_offsets)
+    return Snapshots(rig.runtime.with_settings(known))
 
 
 def served(task: StreamTask, take: Callable[[], Snapshot]) -> Snapshot:
@@ -93,7 +92,7 @@ def served(task: StreamTask, take: Callable[[], Snapshot]) -> Snapshot:
 
 
 def rows_in(snapshot: Snapshot, store: str = "latest") -> dict[bytes, bytes]:
-    engine = open_files(snapshot.store_dir(store))
+    engine = RocksDatabases().read(snapshot.store_dir(store))
     rows = dict(engine.table("data").scan())
     engine.close()
     return rows

@@ -8,13 +8,12 @@ import pytest
 
 import statestore as ss
 from statestore import serdes
-from statestore.assembly.reading import stores_at_rest
 from statestore.errors import InvalidSetting, TopologyMismatch
 from statestore.layout.files import read_checkpoint
 from statestore.model.ids import TaskId
-from statestore.model.modes import ProcessingGuarantee
+from statestore.operations.at_rest import StoresAtRest
 from statestore.operations.deployed import read_deployed
-from statestore.operations.relocation.apply import Relocation
+from statestore.operations.relocation.apply import relocate
 from statestore.operations.relocation.plan import Choices
 from statestore.operations.run import Run, RunRequest
 from tests.contract.source_logs import IN, REUSE, commit, entered, topology
@@ -93,8 +92,8 @@ def test_reuse_switched_on_is_refused_naming_a_way_out_that_works(
 
 def entered_anyway(rig: TaskRig) -> None:
     """As `entered`, though the state dir shares no store with the topology."""
-    cluster, request = rig.broker.cluster(APPLICATION), RunRequest(accept_new_topology=True)
-    with Run(rig.topology, rig.known(), rig.layout, cluster, rig.clock, request):
+    request = RunRequest(accept_new_topology=True)
+    with Run(rig.runtime, rig.topology, request):
         pass
 
 
@@ -134,7 +133,7 @@ def test_it_is_relocated_with_its_entry_and_seen_in_snapshots(kept: TaskRig) -> 
     assert task.report.restored_records == 0
     commit(after, ("b", "2"))
     after.end()
-    with closing(stores_at_rest(after.known())) as looked:
+    with closing(StoresAtRest(after.runtime)) as looked:
         (offsets,) = looked.offsets("table")
         assert (offsets.changelog, offsets.position) == ({IN: 2}, {IN: 1})
     state_dir = after.layout.state_dir
@@ -150,15 +149,8 @@ def test_it_may_be_renamed_as_its_log_does_not_bear_its_name(kept: TaskRig) -> N
     after = TaskRig(
         topology(store="anew"), kept.root, settings=REUSE, clock=kept.clock, broker=kept.broker
     )
-    Relocation(
-        after.topology,
-        after.layout,
-        after.clock,
-        ProcessingGuarantee.EXACTLY_ONCE,
-        after.broker.cluster(APPLICATION).abort_open_transactions,
-        logs={"anew": "in"},
-        choices=Choices(renames={"table": "anew"}),
-    ).apply_locked()
+    choices = Choices(renames={"table": "anew"})
+    relocate(after.runtime, after.topology, choices, dry_run=False, offline=False)
     task = after.start()
     assert (task.report.restored_records, rows_of(task, "anew")) == (0, {b"a": b"1"})
     after.end()

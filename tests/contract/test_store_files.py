@@ -7,9 +7,9 @@ import msgspec
 import pytest
 from rocksdict import Options, Rdict, WriteBatch
 
-from statestore.assembly import open_store
 from statestore.errors import FormatTooNew, Locked, Misuse, TaskCorrupted
 from statestore.model.ids import Position, TopicPartition
+from statestore.runtime.public import open_store
 from statestore.stores.specs import persistent_key_value_store
 from tests.builders import DEADLINE_S, child
 from tests.contract.conftest import rocks_rows

@@ -322,14 +322,13 @@ def test_a_run_removes_it_when_its_days_are_over_and_says_so(
     folder = quarantined(rig)
     commit(rig, "c")
     rig.end()
-    cluster = rig.broker.cluster(APPLICATION)
     waits = [(6 * DAY_MS, True), (DAY_MS - 1, True), (1, False)]
     for wait_ms, there in waits:
         rig.clock.advance(wait_ms)
         caplog.clear()
         with (
             caplog.at_level(logging.INFO),
-            Run(rig.topology, rig.known(), rig.layout, cluster, rig.clock, RunRequest()),
+            Run(rig.runtime, rig.topology, RunRequest()),
         ):
             pass
         assert folder.exists() is there

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import statestore as ss
-from statestore.assembly import open_store
 from statestore.errors import Misuse, SerdeMismatch
+from statestore.runtime.public import open_store
 from statestore.stores import serdes
 from tests.builders import table_rows
 from tests.contract.versioned_worlds import Open

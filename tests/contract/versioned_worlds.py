@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import statestore as ss
-from statestore.assembly import open_store
+from statestore.runtime.public import open_store
 from statestore.stores import serdes
 from statestore.stores.specs import VersionedSpec
 from statestore.stores.versioned import TransactionalVersionedStore

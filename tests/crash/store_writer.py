@@ -13,9 +13,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from statestore.assembly import open_store
 from statestore.faults import arm_from_environment
 from statestore.model.ids import Position, TopicPartition
+from statestore.runtime.public import open_store
 from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.stores.specs import persistent_key_value_store
 

@@ -9,11 +9,12 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from rocksdict import AccessType, Options, Rdict
 
-from statestore.assembly.cloning import export_for_clone
-from statestore.assembly.pipelines import load_pipeline
 from statestore.errors import DrillFailed
 from statestore.faults import CrashPoint
 from statestore.layout.folders import StateLayout
+from statestore.operations.exports.create import create_export_for_clones
+from statestore.operations.pipelines import load_pipeline
+from statestore.runtime import Runtime
 from statestore.settings import Settings
 from statestore.testing.drills import drill as drilling
 from statestore.testing.drills.drill import CloneFrom, drill
@@ -147,7 +148,7 @@ def test_a_drill_on_clones_is_green_and_leaves_the_application_as_it_was(
             "statestore.export.target": str(tmp_path / "exports"),
         }
     )
-    exported = export_for_clone(load_pipeline(rig.pipeline), settings).export_id
+    exported = create_export_for_clones(Runtime(settings), load_pipeline(rig.pipeline)).export_id
     rig.produce(6000)
     before = untouched(rig)
     report = drill(

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from statestore.assembly.opening import open_files
-from statestore.assembly.surroundings import SystemClock
 from statestore.faults import VARIABLE, CrashPoint
 from statestore.operations.exports.catalog import Exports, FetchedStore, Retention, Silent
 from statestore.operations.exports.leases import LEASE_MS
+from statestore.runtime import SystemClock
+from statestore.runtime.databases import RocksDatabases
 from statestore.targets import FsspecTarget
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import ROOT, ManualClock, eventually
@@ -114,7 +114,7 @@ def test_twenty_exports_of_a_run_that_commits_are_each_the_changelog_at_their_of
         for at in stores:
             ((_, partition, end),) = at.store.offsets.changelog
             with FetchedStore(exports, at) as fetched:
-                engine = open_files(fetched.store_dir("counts"))
+                engine = RocksDatabases().read(fetched.store_dir("counts"))
                 rows = dict(engine.table("data").scan())
                 engine.close()
             assert rows == {key: value for offset, key, value in log[partition] if offset < end}

@@ -8,15 +8,13 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-import statestore as ss
-from statestore.assembly import SystemClock
-from statestore.assembly.opening import open_files, read_offsets
-from statestore.engines.rocks_files import link_store
 from statestore.errors import Unavailable
 from statestore.faults import VARIABLE
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId
 from statestore.operations.snapshots import Snapshots
+from statestore.runtime import Runtime
+from statestore.runtime.databases import RocksDatabases
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import ROOT, eventually
 from tests.crash.kill_harness import PARTITIONS, STATESTORE, Rig
@@ -27,7 +25,7 @@ Row = tuple[int, bytes, bytes | None]
 
 ASKING = """
 import sys
-from statestore.assembly import open_snapshot
+from statestore.runtime.public import open_snapshot
 from statestore.faults import arm_from_environment
 arm_from_environment()
 settings = {"statestore.snapshot.lease.ms": 1000}
@@ -49,8 +47,12 @@ def layout_of(rig: Rig) -> StateLayout:
 
 
 def asker(rig: Rig, wait_ms: int = 30_000) -> Snapshots:
-    settings = ss.Settings.from_mapping({"statestore.snapshot.wait.ms": wait_ms})
-    return Snapshots(layout_of(rig), settings, SystemClock(), link_store, read_offsets)
+    settings = {
+        "application.id": rig.application_id,
+        "state.dir": str(rig.state_dir),
+        "statestore.snapshot.wait.ms": wait_ms,
+    }
+    return Snapshots(Runtime(settings))
 
 
 def serving(rig: Rig, folder: Path, crash_at: str = "") -> "subprocess.Popen[str]":
@@ -123,7 +125,7 @@ def test_twenty_snapshots_of_a_run_that_commits_are_each_the_changelog_at_their_
                 eventually(lambda: rig.committed() != start, "it commits", 60)
             with asker(rig).take(TaskId(1, partition)) as snapshot:
                 ((_, _, offset),) = snapshot.manifest.stores["counts"].changelog
-                engine = open_files(snapshot.store_dir("counts"))
+                engine = RocksDatabases().read(snapshot.store_dir("counts"))
                 taken.append((partition, offset, dict(engine.table("data").scan())))
                 engine.close()
                 commits.add((partition, snapshot.manifest.commit_number))

@@ -10,8 +10,8 @@ worked out from all writes up to n. JSON lines on stdout, as of `store_writer`.
 import random
 from pathlib import Path
 
-from statestore.assembly import open_store
 from statestore.model.ids import Position
+from statestore.runtime.public import open_store
 from statestore.stores.specs import persistent_versioned_key_value_store
 from statestore.stores.versioned import TransactionalVersionedStore
 from tests.crash.store_writer import DOUBLE, LOG, from_command_line, position, say

@@ -10,8 +10,8 @@ from airflow.sdk.exceptions import ParamValidationError
 from airflow.serialization.serialized_objects import DagSerialization
 
 import statestore as ss
-from statestore.assembly.surroundings import SystemClock
 from statestore.operations.exports.catalog import Exports, Silent
+from statestore.runtime import SystemClock
 from statestore.targets import FsspecTarget
 from statestore.testing.local_kafka import LocalKafka
 from tests.dags.project_rig import Project, loaded, params_of

@@ -9,12 +9,14 @@ import pytest
 from click.testing import CliRunner
 
 import statestore as ss
-from statestore.assembly import audit, create_export
 from statestore.cli import cli
 from statestore.errors import AuditFailed, NotChecked, StateStoreError
 from statestore.layout.audits import AuditRecord, Audits, Verdict
 from statestore.layout.folders import StateLayout
 from statestore.operations.audits.audit import Check, require_pass
+from statestore.operations.audits.perform import audit
+from statestore.operations.exports.create import create_export
+from statestore.runtime import Runtime
 from statestore.settings import Settings
 from statestore.spark.datasource import TransactionalStore
 from statestore.testing.local_kafka import LocalKafka
@@ -35,7 +37,7 @@ def sound(kafka: LocalKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def verdict(one: Audited, *stores: str, **settings: object) -> AuditRecord:
-    return audit(Settings.of(one.settings(**settings)), stores)
+    return audit(Runtime(one.settings(**settings)), stores)
 
 
 def read_all(options: dict[str, str]) -> list[Any]:
@@ -178,7 +180,7 @@ def test_nothing_compared_is_no_pass(sound: Audited, tmp_path: Path) -> None:
         ss.open_store(ss.persistent_key_value_store(COUNTS), folder).close()
     one = Audited(app, {}).copy(tmp_path / "unused")
     empty = {**one.settings(), "state.dir": str(tmp_path / "state")}
-    record = audit(Settings.of(empty))
+    record = audit(Runtime(empty))
     assert record.verdict is Verdict.NOTHING_CHECKED
     with pytest.raises(NotChecked):
         require_pass(record)
@@ -192,23 +194,23 @@ def test_without_the_log_there_is_no_verdict(sound: Audited, tmp_path: Path) -> 
         store.commit()
     settings = {**sound.settings(), "state.dir": str(tmp_path / "state")}
     with pytest.raises(StateStoreError, match="audited-lonely-changelog"):
-        audit(Settings.of(settings))
+        audit(Runtime(settings))
 
 
 def test_an_export_is_audited_at_its_own_offsets(sound: Audited, tmp_path: Path) -> None:
     one = sound.copy(tmp_path / "state")
     settings = Settings.of(one.settings(**{"statestore.export.target": str(tmp_path / "exports")}))
-    sound_export = create_export(settings).export_id
+    sound_export = create_export(Runtime(settings)).export_id
     key, _ = audit_rig.wrong_value(one)
-    spoilt = create_export(settings).export_id
-    record = audit(settings, export=sound_export)
+    spoilt = create_export(Runtime(settings)).export_id
+    record = audit(Runtime(settings), export=sound_export)
     assert (record.verdict, record.source) == (Verdict.RIGHT, sound_export)
     assert {store.store: store.rows for store in record.stores} == {
         "counts": KEYS,
         "windows": 402,
         "rates": 200,
     }
-    found = audit(settings, ["counts"], export="latest")
+    found = audit(Runtime(settings), ["counts"], export="latest")
     assert found.source == spoilt
     assert [failure.keys for failure in found.failures] == [[key]]
     options = {

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from statestore.assembly import audit, create_export, status
 from statestore.layout.audits import AuditRecord, Audits, Verdict
 from statestore.layout.folders import StateLayout
 from statestore.operations.audits.audit import Check
+from statestore.operations.audits.perform import audit
+from statestore.operations.exports.create import create_export
+from statestore.operations.status import status
+from statestore.runtime import Runtime
 from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka
 from tests.audit_rig import COUNTS, RATES, Audited, audited, holds_row
@@ -27,7 +30,7 @@ def sound(kafka: LocalKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def verdict(one: Audited, **settings: object) -> AuditRecord:
-    return audit(Settings.of(one.settings(**settings)))
+    return audit(Runtime(one.settings(**settings)))
 
 
 def kept(one: Audited) -> AuditRecord | None:
@@ -65,7 +68,7 @@ def test_a_partition_of_a_store_that_is_gone_is_wrong_and_named(
     assert record is not None
     assert record.verdict is Verdict.WRONG
     assert all(place.store != COUNTS or place.partition != 1 for place in record.places)
-    told = status(Settings.of(one.settings())).audit
+    told = status(Runtime(one.settings())).audit
     assert told is not None
     assert told.verdict is Verdict.WRONG
 
@@ -84,9 +87,9 @@ def test_an_export_that_lacks_a_partition_is_wrong(sound: Audited, tmp_path: Pat
     one = sound.copy(tmp_path / "state")
     shutil.rmtree(one.folder(COUNTS, 1))
     settings = Settings.of(one.settings(**{"statestore.export.target": str(tmp_path / "exports")}))
-    report = create_export(settings)
+    report = create_export(Runtime(settings))
     assert any(COUNTS in left_out for left_out in report.left_out.values())
-    record = audit(settings, export="latest")
+    record = audit(Runtime(settings), export="latest")
     assert record.verdict is Verdict.WRONG
     assert (Check.PRESENT, COUNTS) in {(f.check, f.store) for f in record.failures}
 
@@ -122,11 +125,11 @@ def test_a_flipped_byte_of_an_export_is_a_verdict_that_names_the_file(
     one = sound.copy(tmp_path / "state")
     target = tmp_path / "exports"
     settings = Settings.of(one.settings(**{"statestore.export.target": str(target)}))
-    create_export(settings)
-    assert audit(settings, export="latest").passed
+    create_export(Runtime(settings))
+    assert audit(Runtime(settings), export="latest").passed
     biggest = max((target / one.app.name / "files").rglob("*/*"), key=lambda f: f.stat().st_size)
     flip(biggest, 20)
-    record = audit(settings, export="latest")
+    record = audit(Runtime(settings), export="latest")
     assert record.verdict is Verdict.WRONG
     assert record.failures
     for failed in record.failures:  # stores share what is the same in them

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 import statestore as ss
-from statestore.assembly import clone_export, drop_clone, export_for_clone, load_pipeline
-from statestore.assembly.surroundings import SystemClock
 from statestore.errors import Locked, Misuse, Unavailable
 from statestore.faults import CrashPoint
 from statestore.layout import owners
-from statestore.operations.clones.clone import CloneReport
+from statestore.operations.clones.clone import CloneReport, clone_export, drop_clone
+from statestore.operations.exports.create import create_export_for_clones
+from statestore.operations.pipelines import load_pipeline
+from statestore.runtime import Runtime, SystemClock
 from statestore.testing.local_kafka import LocalKafka
 from tests.kafka import run_pipelines
 from tests.kafka.run_pipelines import PREFIX_VARIABLE
@@ -44,8 +45,8 @@ def cloned(app: App, pipeline: str = "counts", **more: object) -> tuple[App, Clo
     """The application under another id, of an export made now."""
     topology = load_pipeline(f"tests.kafka.run_pipelines:{pipeline}")
     settings = settings_of(app, **more)
-    export_for_clone(topology, settings)
-    report = clone_export(topology, settings, f"{app.name}-clone")
+    create_export_for_clones(Runtime(settings), topology)
+    report = clone_export(Runtime(settings), topology, f"{app.name}-clone")
     return dataclasses.replace(app, name=f"{app.name}-clone"), report
 
 
@@ -80,11 +81,11 @@ def test_a_clone_goes_on_from_where_the_original_was_and_writes_topics_of_its_ow
         folder.rename(clone.state_dir / f"gone-{folder.name}")
     assert run(clone).restored_records > 0
     assert clone.stored() == counted(range(70))
-    drop_clone(settings_of(clone))
+    drop_clone(Runtime(settings_of(clone)))
     assert app.topics() == before
     assert not (clone.state_dir / clone.name).exists()
     with pytest.raises(Misuse, match="is no clone"):
-        drop_clone(settings_of(app))
+        drop_clone(Runtime(settings_of(app)))
 
 
 def test_a_store_in_memory_is_cloned_by_its_changelog(app: App) -> None:
@@ -100,10 +101,10 @@ def test_a_store_in_memory_is_cloned_by_its_changelog(app: App) -> None:
         settings = dataclasses.replace(settings_of(clone), volume_locks=locks)
         running = owners.claim(folder, what="a run", wait_ms=0, clock=SystemClock())
         with pytest.raises(Locked, match="application"):
-            drop_clone(settings)
+            drop_clone(Runtime(settings))
         assert running.still_ours()
         running.release()
-    drop_clone(settings_of(clone))
+    drop_clone(Runtime(settings_of(clone)))
     assert not folder.exists()
 
 
@@ -120,7 +121,7 @@ def test_a_clone_of_a_run_that_stopped_between_two_waves_has_what_was_not_read_y
     run(clone)
     assert clone.stored() == counted(range(40))
     assert app.stored() == counted(range(20))
-    drop_clone(settings_of(clone))
+    drop_clone(Runtime(settings_of(clone)))
 
 
 def test_what_cannot_be_cloned_is_refused_and_nothing_is_made(app: App) -> None:
@@ -128,16 +129,16 @@ def test_what_cannot_be_cloned_is_refused_and_nothing_is_made(app: App) -> None:
     app.produce(range(10))
     run(app)
     settings = settings_of(app)
-    ss_report = export_for_clone(topology, settings)
+    ss_report = create_export_for_clones(Runtime(settings), topology)
     with app.unchanged():
         with pytest.raises(Misuse, match="another id than the original"):
-            clone_export(topology, settings, app.name)
+            clone_export(Runtime(settings), topology, app.name)
         with pytest.raises(Misuse, match="name the one that was deployed then"):
-            clone_export(run_pipelines.latest(), settings, f"{app.name}-x")
-    clone_export(topology, settings, f"{app.name}-c", export=ss_report.export_id)
+            clone_export(Runtime(settings), run_pipelines.latest(), f"{app.name}-x")
+    clone_export(Runtime(settings), topology, f"{app.name}-c", export=ss_report.export_id)
     with app.unchanged(), pytest.raises(Misuse, match="drop-clone"):
-        clone_export(topology, settings, f"{app.name}-c")
-    drop_clone(dataclasses.replace(settings, application_id=f"{app.name}-c"))
+        clone_export(Runtime(settings), topology, f"{app.name}-c")
+    drop_clone(Runtime(dataclasses.replace(settings, application_id=f"{app.name}-c")))
 
 
 def test_a_run_that_was_killed_is_not_exported_for_a_clone_before_one_ends(app: App) -> None:
@@ -147,9 +148,9 @@ def test_a_run_that_was_killed_is_not_exported_for_a_clone_before_one_ends(app: 
     died = app.run(crash_at=f"{CrashPoint.COMMIT_LOG_DONE}:3")
     assert died.code < 0
     with pytest.raises(Unavailable, match=r"run it once to its end|left by a crash"):
-        export_for_clone(run_pipelines.counts(), settings_of(app))
+        create_export_for_clones(Runtime(settings_of(app)), run_pipelines.counts())
     run(app)
     clone, _ = cloned(app)
     run(clone)
     assert clone.stored() == counted(range(40))
-    drop_clone(settings_of(clone))
+    drop_clone(Runtime(settings_of(clone)))

@@ -7,11 +7,11 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 import statestore as ss
-from statestore.assembly import create_export, exports_of, restore_export
-from statestore.assembly.opening import is_empty
-from statestore.assembly.surroundings import SystemClock, checked_cluster, layout_of
 from statestore.errors import ExportTooOld
-from statestore.operations.exports.restore import Choice, Log, Restore
+from statestore.operations.exports.catalog import Exports
+from statestore.operations.exports.create import create_export
+from statestore.operations.exports.restore import Choice, Log, Restore, restore_export
+from statestore.runtime import Runtime
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import eventually
 from tests.kafka import version_pipelines
@@ -84,19 +84,19 @@ def forget_deletes(app: App) -> None:
 def test_without_the_refusal_deleted_keys_would_come_back_and_full_brings_none(app: App) -> None:
     settings = settings_of(app)
     put(app, KEPT | {f"k{n}" for n in range(5)}, "1")
-    create_export(settings)
+    create_export(Runtime(settings))
     put(app, {f"k{n}" for n in range(5)}, None)
     assert keys_stored(app) == KEPT
     assert deletes_logged(app) == 5
     forget_deletes(app)
     shutil.rmtree(app.state_dir)
     with pytest.raises(ExportTooOld, match=r"could come back: .*--full"):
-        restore_export(settings)
+        restore_export(Runtime(settings))
     assert not app.state_dir.exists(), "a refusal leaves nothing behind"
     placed_in_spite_of_it(app)
     ss.run(version_pipelines.forgetting(), app.run_settings())
     assert keys_stored(app) == KEPT | {"later"} | {f"k{n}" for n in range(5)}, "the dead live"
-    report = restore_export(settings, choice=Choice(replace=True, full=True))
+    report = restore_export(Runtime(settings), choice=Choice(replace=True, full=True))
     assert (report.placed, len(report.set_aside)) == ([], 1)
     done = ss.run(version_pipelines.forgetting(), app.run_settings())
     assert done.restored_records > 0
@@ -105,15 +105,6 @@ def test_without_the_refusal_deleted_keys_would_come_back_and_full_brings_none(a
 
 def placed_in_spite_of_it(app: App) -> None:
     """What `restore_export` does, for a log said to keep deletes for ever."""
-    settings = settings_of(app)
-    exports, cluster = exports_of(settings), checked_cluster(settings)
-    restore = Restore(
-        layout_of(settings),
-        exports,
-        exports.read(),
-        SystemClock(),
-        lambda tps: Log(cluster.bounds(tps), {}),
-        is_empty,
-    )
-    restore.apply()
-    cluster.close()
+    with Runtime(settings_of(app)) as runtime:
+        manifest = Exports.of(runtime).read()
+        Restore(runtime, manifest, lambda tps: Log(runtime.cluster.bounds(tps), {})).apply()

@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 import statestore as ss
-from statestore.assembly import run_request, serve_planned, start_run
 from statestore.kafka.outbox import TransactionalOutbox
 from statestore.kafka.topics import KafkaCluster
 from statestore.layout.files import read_checkpoint
 from statestore.layout.owners import read_owner
 from statestore.model.ids import TopicPartition
+from statestore.operations.serving import run_request, serve_planned, start_run
 from statestore.ports import Records
+from statestore.runtime import Runtime
 from statestore.settings import Settings
 from statestore.tasks.plan import TaskReport
 from statestore.testing.local_kafka import LocalKafka
@@ -54,12 +55,15 @@ def app(
 
 def reports_of(app: App, topology: ss.Topology) -> dict[str, TaskReport]:
     """A run in this process as a driver and its workers do it: the report of each stream task."""
-    settings, request = Settings.from_mapping(app.run_settings()), run_request()
+    request = run_request()
     found: dict[str, TaskReport] = {}
-    with start_run(topology, settings, request) as started:
+    with (
+        Runtime(app.run_settings()) as runtime,
+        start_run(runtime, topology, request) as started,
+    ):
         for wave in started.waves():
             stop = threading.Event()
-            for report in serve_planned(topology, settings, wave, request, slots=1, stop=stop):
+            for report in serve_planned(runtime, topology, wave, request, slots=1, stop=stop):
                 found[report.stream_task] = report
     return found
 

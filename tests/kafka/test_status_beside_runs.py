@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from statestore.assembly import onlooking, status
 from statestore.kafka.clients import Trouble, producer
 from statestore.layout.folders import StateLayout
 from statestore.layout.owners import read_owner
 from statestore.model.ids import TaskId
-from statestore.operations.status import State
+from statestore.operations.status import State, Status, StatusReader, status
+from statestore.runtime import Runtime
 from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import ROOT, eventually
@@ -59,13 +59,20 @@ def producing(rig: Rig) -> Iterator[None]:
         thread.join()
 
 
+def status_of(settings: Settings) -> Status:
+    """The status over a connection of its own."""
+    with Runtime(settings) as runtime:
+        return status(runtime)
+
+
 def failures(settings: Settings, calls: int) -> list[str]:
     """What went wrong in so many calls: half of them over one connection, as --watch does it."""
     found = []
-    with onlooking(settings) as look:
+    with Runtime(settings) as runtime:
+        reader = StatusReader(runtime)
         for number in range(calls):
             try:
-                said = status(settings) if number % 2 else look.now()
+                said = status_of(settings) if number % 2 else reader.now()
             except Exception as error:  # noqa: BLE001  # any at all is what this looks for
                 found.append(f"{type(error).__name__}: {error}")
                 continue
@@ -104,7 +111,7 @@ def test_no_call_fails_beside_a_run_or_after_it_was_killed(
             run.kill()
             run.wait(40)
         assert failures(settings, calls) == []
-        assert status(settings).state is State.CRASHED
+        assert status_of(settings).state is State.CRASHED
 
 
 def test_the_seconds_behind_are_of_committed_records_whatever_transactions_end_or_stay_open(
@@ -134,13 +141,13 @@ def test_the_seconds_behind_are_of_committed_records_whatever_transactions_end_o
         assert writer.flush(30) == 0
 
     write()
-    open_still = status(settings)
+    open_still = status_of(settings)
     assert open_still.lag_records == 3000
     assert open_still.lag_seconds == pytest.approx(3, abs=0.1)
     writer.abort_transaction(30)
     # The mark that ends a transaction has the broker's time, which is years after the records'.
-    aborted = status(settings)
+    aborted = status_of(settings)
     assert aborted.lag_seconds == pytest.approx(3, abs=0.1)
     write()
     writer.commit_transaction(30)
-    assert status(settings).lag_seconds == pytest.approx(100, abs=1)
+    assert status_of(settings).lag_seconds == pytest.approx(100, abs=1)

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 import statestore as ss
-from statestore.assembly import SystemClock, load_pipeline, stores_at_rest
 from statestore.errors import Locked
 from statestore.faults import VARIABLE, CrashPoint
 from statestore.layout import owners
+from statestore.operations.at_rest import StoresAtRest
+from statestore.operations.pipelines import load_pipeline
 from statestore.operations.versions_at_rest import VersionsAtRest
+from statestore.runtime import Runtime, SystemClock
 from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import DEADLINE_S, eventually
@@ -86,7 +88,7 @@ def found(app: App) -> list[str]:
 def histories(app: App) -> dict[str, list[tuple[bytes, int, int | None]]]:
     """Every version of every key, as it lies on disk."""
     settings = Settings.from_mapping(app.run_settings())
-    versions = VersionsAtRest(stores_at_rest(settings), "rates")
+    versions = VersionsAtRest(StoresAtRest(Runtime(settings)), "rates")
     return {
         key: [
             (one.value, one.timestamp_ms, one.valid_to_ms) for one in versions.history(key.encode())

@@ -17,7 +17,6 @@ from tests.simulation.audit import Watch, audit
 from tests.simulation.crew import Crew
 from tests.simulation.feeders import Feeders
 from tests.simulation.stage import APPLICATION, TOPOLOGY, Stage
-from tests.simulation.wires import SimulatedChangelog
 from tests.simulation.world import Died, Odds, Process
 
 _DRAIN_MOVES = 3000
@@ -168,16 +167,7 @@ class Simulation:
         if run is None:
             bounded = crew.calm or self._rng.random() < 0.4
             request = RunRequest(run_for_ms=None if bounded else 1)
-            stage, cluster = self._stage, self._stage.cluster(self._driver)
-            run = Run(
-                TOPOLOGY,
-                stage.settings,
-                stage.layout,
-                cluster,
-                stage.clock,
-                request,
-                changelog=SimulatedChangelog(stage.broker, self._driver),
-            )
+            run = Run(self._stage.runtime(self._driver), TOPOLOGY, request)
             if self._act_as_driver("begins a run", run.__enter__):
                 self._run, self._waves = run, run.waves()
         elif not crew.waiting and not crew.of_run:

@@ -10,6 +10,8 @@ from statestore import faults
 from statestore.layout.folders import StateLayout
 from statestore.operations.run import PlannedTask
 from statestore.ports import Outbox, TopicSpec
+from statestore.runtime import Runtime
+from statestore.runtime.databases import RocksDatabases
 from statestore.settings import Settings
 from statestore.stores import keyvalue, offsets
 from statestore.stores.keyvalue import TransactionalKeyValueStore
@@ -20,6 +22,7 @@ from statestore.testing.memory_broker import MemoryBroker
 from tests.simulation.pipeline import topology
 from tests.simulation.volume import Volume
 from tests.simulation.wires import (
+    SimulatedBrokers,
     SimulatedChangelog,
     SimulatedCluster,
     SimulatedOutbox,
@@ -30,6 +33,16 @@ from tests.simulation.world import Fate, Odds, Process, SimulatedClock
 APPLICATION = "sim"
 TOPOLOGY = topology()
 _TOPICS = ("dead", "in", "passed", "sums", "counts", "seen")
+
+
+class UnopenedDatabases(RocksDatabases):
+    """Says nothing of a folder: what the simulated volume keeps there is no database."""
+
+    def is_empty(self, path: Path) -> bool:
+        return False
+
+    def format_of(self, path: Path) -> offsets.Format | None:
+        return None
 
 
 class Stage:
@@ -76,9 +89,14 @@ class Stage:
         if self.running:
             self.running[-1].visit(f"· {point}")
 
-    def cluster(self, process: Process) -> SimulatedCluster:
-        """What a driver asks."""
-        return SimulatedCluster(self.broker.cluster(APPLICATION), process)
+    def runtime(self, process: Process) -> Runtime:
+        """What a driver in this process has."""
+        return Runtime(
+            self.settings,
+            clock=self.clock,
+            brokers=lambda settings: SimulatedBrokers(self.broker, settings, process),
+            databases=UnopenedDatabases(),
+        )
 
     def task(self, planned: PlannedTask, process: Process) -> StreamTask:
         """The stream task, not started."""
@@ -125,7 +143,7 @@ class Stage:
             SimulatedSource(self.broker.source(), process),
             SimulatedOutbox(client, process),
             SimulatedChangelog(self.broker, process),
-            self.cluster(process),
+            SimulatedCluster(self.broker.cluster(APPLICATION), process),
             self.clock,
             open_store,
             link_store,

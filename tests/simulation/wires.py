@@ -13,6 +13,7 @@ from statestore.model.batch import Batch
 from statestore.model.ids import TopicPartition
 from statestore.ports import (
     Bounds,
+    Changelog,
     Cluster,
     GroupOffset,
     KeyHashes,
@@ -22,7 +23,8 @@ from statestore.ports import (
     Source,
     TopicSpec,
 )
-from statestore.testing.memory_broker import MemoryBroker
+from statestore.settings import Settings
+from statestore.testing.memory_broker import MemoryBroker, MemoryBrokers
 from tests.simulation.world import Process
 
 
@@ -238,6 +240,14 @@ class SimulatedCluster:
         self._process.ask("cluster.delete_before")
         self._cluster.delete_before(offsets)
 
+    def raise_compaction_lag(self, topic: str, lag_ms: int) -> int | None:
+        self._process.ask("cluster.raise_compaction_lag")
+        return self._cluster.raise_compaction_lag(topic, lag_ms)
+
+    def remove(self, topics: Sequence[str], group_id: str) -> None:
+        self._process.ask("cluster.remove")
+        self._cluster.remove(topics, group_id)
+
     def abort_open_transactions(self, transactional_ids: Sequence[str]) -> None:
         self._process.ask("cluster.abort_open_transactions")
         self._cluster.abort_open_transactions(transactional_ids)
@@ -248,6 +258,20 @@ class SimulatedCluster:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+class SimulatedBrokers(MemoryBrokers):
+    """What a driver in a simulated process asks."""
+
+    def __init__(self, broker: MemoryBroker, settings: Settings, process: Process) -> None:
+        super().__init__(broker, settings)
+        self._process = process
+
+    def cluster(self) -> Cluster:
+        return SimulatedCluster(super().cluster(), self._process)
+
+    def changelog(self) -> Changelog:
+        return SimulatedChangelog(self._broker, self._process)
 
 
 def _told(offsets: Mapping[TopicPartition, int]) -> str:

@@ -12,11 +12,11 @@ from urllib.parse import unquote, urlparse
 import pytest
 from pyspark.sql import SparkSession
 
-from statestore.assembly import audit
 from statestore.commands.arguments import StateArguments
 from statestore.layout.audits import AuditFailure, AuditRecord, Verdict
 from statestore.operations.audits.audit import EXAMPLES, Check
-from statestore.settings import Settings
+from statestore.operations.audits.perform import audit
+from statestore.runtime import Runtime
 from statestore.spark.audit import audit_on_spark
 from statestore.spark.datasource import TransactionalStore
 from statestore.spark.expectations import Frames, validate
@@ -69,7 +69,7 @@ def test_sound_stores_pass_as_they_do_without_spark(
     spark: SparkSession, sound: Audited, tmp_path: Path
 ) -> None:
     one = sound.copy(tmp_path / "state")
-    plain = audit(Settings.of(one.settings()))
+    plain = audit(Runtime(one.settings()))
     record = sparked(spark, one)
     assert record.failures == []
     assert record.verdict is Verdict.RIGHT
@@ -93,7 +93,7 @@ def test_each_expectation_finds_its_faults_and_names_the_keys(
             named = " ".join(text for failure in failures for text in failure.keys)
             assert key in named or check == Check.ROW_COUNTS, (check, key)
         assert key in docs
-    assert record.stores == audit(Settings.of(one.settings())).stores
+    assert record.stores == audit(Runtime(one.settings())).stores
 
 
 def told(failures: list[AuditFailure]) -> list[tuple[object, ...]]:
@@ -121,7 +121,7 @@ def test_what_is_wrong_is_told_in_the_words_of_the_command_line(
             assert sparked(spark, one).passed
             one.stand(COUNTS, 1, one.log_end(COUNTS, 1) - 3)
     other = one.copy(tmp_path / "other")
-    assert told(sparked(spark, one).failures) == told(audit(Settings.of(other.settings())).failures)
+    assert told(sparked(spark, one).failures) == told(audit(Runtime(other.settings())).failures)
 
 
 def test_a_red_audit_says_so_first_and_last_and_little_else(sound: Audited, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_what_was_persisted_too_early_fails_its_expectation(
     named = {failure.check: failure.keys for failure in record.failures}
     assert checks <= named.keys()
     assert key in named[Check.NOTHING_PENDING]
-    assert record.stores == audit(Settings.of(one.settings())).stores
+    assert record.stores == audit(Runtime(one.settings())).stores
 
 
 def test_a_row_without_a_key_fails_its_expectation(spark: SparkSession, tmp_path: Path) -> None:
@@ -218,6 +218,6 @@ def test_what_is_gone_and_what_cannot_be_read_is_a_verdict_that_names_it(
     assert str(path) in failed[Check.READABLE, COUNTS].detail
     assert (Check.PRESENT, "rates") in failed
     assert (Check.NONE_MISSING, COUNTS) not in failed, "what was not read is not said to be missing"
-    plain = audit(Settings.of(one.settings()))
+    plain = audit(Runtime(one.settings()))
     assert {(f.check, f.store) for f in plain.failures} <= failed.keys()
     assert record.stores == plain.stores

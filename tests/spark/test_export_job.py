@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import statestore as ss
-from statestore.assembly import exports_of
-from statestore.operations.exports.catalog import Silent
+from statestore.operations.exports.catalog import Exports, Silent
+from statestore.runtime import Runtime
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import ROOT
 from tests.kafka import run_pipelines
@@ -53,7 +53,7 @@ def test_each_stream_task_is_uploaded_by_a_spark_task_and_an_error_keeps_its_cla
     assert (code, again["files_uploaded"]) == (0, 0), err[-4000:]
     settings = {"statestore.export.target": target}
     known = ss.Settings.from_mapping(app.run_settings(**settings))
-    exports = exports_of(known)
+    exports = Exports.of(Runtime(known))
     assert exports.ids() == [said["export_id"], again["export_id"]]
     exports.verify(exports.read(), Silent())
     with (

@@ -15,9 +15,9 @@ import psutil
 import pyspark
 import pytest
 
-from statestore.assembly import exports_of
-from statestore.assembly.opening import read_offsets
-from statestore.operations.exports.catalog import Silent
+from statestore.operations.exports.catalog import Exports, Silent
+from statestore.runtime import Runtime
+from statestore.runtime.databases import RocksDatabases
 from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import ROOT, eventually
@@ -141,10 +141,9 @@ def test_a_run_on_a_standalone_master_with_two_workers_is_exact_and_so_is_its_ex
     # Workers have work folders of their own: a target named relative to the driver's is one place.
     where = [flag for flag in rig.command() if flag.startswith(("--app", "--boot", "--state"))]
     submitted(master, tmp_path, "jobs/export.py", "--target=exports", *where)
-    exports = exports_of(
-        Settings(application_id="standalone", export_target=str(tmp_path / "exports"))
-    )
-    found = exports.verify(exports.read(), Silent(), read_offsets)
+    settings = Settings(application_id="standalone", export_target=str(tmp_path / "exports"))
+    exports = Exports.of(Runtime(settings))
+    found = exports.verify(exports.read(), Silent(), RocksDatabases().offsets_of)
     assert found.stores == 2
     workers = [path for number in range(2) for path in (tmp_path / f"w{number}").rglob("exports")]
     assert workers == []

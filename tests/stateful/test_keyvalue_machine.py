@@ -15,10 +15,10 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from statestore.assembly import open_store
 from statestore.errors import StoreClosed, UncommittedWrites
 from statestore.model.ids import Position, TopicPartition
 from statestore.model.modes import IsolationLevel
+from statestore.runtime.public import open_store
 from statestore.stores.codec import PairScan
 from statestore.stores.keyvalue import KeyValueReader, TransactionalKeyValueStore
 from statestore.stores.overlay import ENTRY_COST

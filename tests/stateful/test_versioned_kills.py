@@ -21,7 +21,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from statestore.assembly import open_store
+from statestore.runtime.public import open_store
 from statestore.stores import serdes
 from statestore.stores.specs import VersionedSpec
 from statestore.stores.versioned import TransactionalVersionedStore

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from statestore.assembly import open_store
 from statestore.model.ids import TopicPartition
 from statestore.model.modes import IsolationLevel
 from statestore.model.records import PutResult, VersionedRecord
+from statestore.runtime.public import open_store
 from statestore.stores import serdes
 from statestore.stores.specs import VersionedSpec
 from statestore.stores.versioned import TransactionalVersionedStore, VersionedReader

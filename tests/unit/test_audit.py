@@ -6,7 +6,6 @@ Shows I22.
 import msgspec
 import pytest
 
-from statestore.assembly.auditing import HASHES
 from statestore.errors import AuditFailed, NotChecked
 from statestore.kafka.partitioner import murmur2_partition
 from statestore.layout.audits import AuditedStore, AuditFailure, AuditRecord, Verdict
@@ -21,6 +20,7 @@ from statestore.operations.audits.audit import (
     verdict_of,
 )
 from statestore.operations.audits.rows import Fold, Row, Rows, Subject, fold
+from statestore.runtime import PARTITIONERS
 from statestore.stores.versioned_layout import TIME_MIN
 from statestore.testing.memory_broker import MemoryBroker
 
@@ -68,7 +68,7 @@ def folded(text: str, later: str = "", gone: str = "") -> Fold:
 
 def examined(stored: str, log: Fold, subject: Subject = SUBJECT) -> Examined:
     one = Examined(subject.store, subject.kind, subject.key_serde)
-    one.examine(subject, [rows(stored)], log, HASHES)
+    one.examine(subject, [rows(stored)], log, PARTITIONERS)
     return one
 
 
@@ -156,7 +156,7 @@ def test_a_key_where_its_hash_does_not_put_it_is_named() -> None:
         subject = msgspec.structs.replace(
             SUBJECT, partition=partition, partitions=2, stream_task=f"0_{partition}"
         )
-        one.examine(subject, [rows(text)], folded(text), HASHES)
+        one.examine(subject, [rows(text)], folded(text), PARTITIONERS)
     assert one.result().placement == "murmur2"
     assert [(f.check, f.stream_task, f.count) for f in one.failures] == [
         (Check.RIGHT_PARTITION, "0_0", 1),

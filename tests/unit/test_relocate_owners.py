@@ -141,7 +141,7 @@ def test_stores_in_the_folder_of_an_owner_that_took_over_are_moved_from_there(ri
 def test_without_locks_a_living_owner_is_not_waited_for_and_sees_a_newer_epoch(rig: Rig) -> None:
     rig.deploy("A|B", partitions=1)
     living = claimed(rig, TaskId(0, 0))
-    rig.relocation("B|A", locks=False).apply_locked()
+    rig.relocation("B|A", settings={"statestore.volume.locks": False}).apply_locked()
     assert rig.stores() == expected_stores("B|A", partitions=1)
     assert not living.still_ours()
     living.release()

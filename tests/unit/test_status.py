@@ -18,13 +18,12 @@ from statestore.layout.folders import StateLayout
 from statestore.layout.owners import Owner
 from statestore.model.ids import TaskId
 from statestore.operations.deployed import Deployed, DeployedStore
-from statestore.operations.exports.catalog import Exports
 from statestore.operations.exports.manifest import ExportManifest, encode, new_export_id
-from statestore.operations.status import Onlooking, State, Status, state_of
-from statestore.targets import FsspecTarget
+from statestore.operations.status import State, Status, state_of
 from statestore.tasks.plan import TaskReport
 from statestore.tasks.progress import Progress, ProgressFile, read_progress
 from tests.builders import ManualClock
+from tests.status_rig import reader_of
 
 TASK = TaskId(0, 0)
 
@@ -94,7 +93,7 @@ def test_a_note_is_written_once_a_second_and_a_folder_that_is_gone_is_no_error(
 
 
 def look(state_dir: Path) -> Status:
-    return Onlooking(StateLayout(state_dir, "app"), None, ManualClock()).now()
+    return reader_of(StateLayout(state_dir, "app")).now()
 
 
 def test_an_application_never_run_and_without_a_broker_has_a_status(tmp_path: Path) -> None:
@@ -120,11 +119,11 @@ def test_a_store_that_lies_elsewhere_is_to_be_moved(tmp_path: Path) -> None:
     layout.create(layout.task_dir(TASK) / "rocksdb" / "counts")
     known = DeployedStore(1, "STRING", "INT64", persistent=True)
     wanted = Deployed(stores={"counts": known})
-    found = Onlooking(layout, None, ManualClock(), wanted).now()
+    found = reader_of(layout, wanted=wanted).now()
     assert found.relocation == "counts: in 0_0, should be in 1_0"
     here = msgspec.structs.replace(known, sub_topology=0)
     wanted = Deployed(stores={"counts": here})
-    assert Onlooking(layout, None, ManualClock(), wanted).now().relocation is None
+    assert reader_of(layout, wanted=wanted).now().relocation is None
 
 
 def test_limits_are_judged_by_what_is_known(tmp_path: Path) -> None:
@@ -138,7 +137,7 @@ def audited(state_dir: Path, verdict: Verdict, age_ms: int) -> Status:
     layout, clock = StateLayout(state_dir, "app"), ManualClock()
     made_ms = clock.now_ms() - age_ms
     Audits(layout).keep(AuditRecord(application_id="app", time_ms=made_ms, verdict=verdict))
-    return Onlooking(layout, None, clock).now()
+    return reader_of(layout, clock=clock).now()
 
 
 @pytest.mark.parametrize(
@@ -170,8 +169,8 @@ def test_an_application_never_audited_is_not_known_to_be_right(tmp_path: Path) -
 
 def test_the_newest_export_is_told_or_why_it_is_not_known(tmp_path: Path) -> None:
     clock = ManualClock()
-    exports = Exports(FsspecTarget(str(tmp_path / "exports")), "app", clock)
-    looking = Onlooking(StateLayout(tmp_path, "app"), None, clock, exports=exports)
+    target: dict[str, object] = {"statestore.export.target": str(tmp_path / "exports")}
+    looking = reader_of(StateLayout(tmp_path, "app"), clock=clock, settings=target)
     none = looking.now().export
     assert none is not None
     assert (none.export_id, none.problem) == (None, None)

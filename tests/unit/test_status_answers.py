@@ -29,10 +29,11 @@ from statestore.operations.deployed import (
     DeployedStore,
     publish_deployed,
 )
-from statestore.operations.status import Onlooking, Status
+from statestore.operations.status import Status
 from statestore.ports import Bounds, GroupOffset, InputFacts
 from statestore.tasks.commit import CommitStamp
 from tests.builders import ManualClock
+from tests.status_rig import reader_of
 
 TASKS = (TaskId(0, 0), TaskId(0, 1))
 LOG = "app-counts-changelog"
@@ -121,7 +122,7 @@ def test_whatever_the_brokers_leave_out_there_is_a_status(tmp_path: Path) -> Non
     for first, second in itertools.product(ANSWERS, [None, *others]):
         answers = zip((TopicPartition("in", p) for p in (0, 1)), (first, second), strict=True)
         said = Said({tp: answer for tp, answer in answers if answer is not None})
-        found = Onlooking(layout, said, ManualClock()).now()
+        found = reader_of(layout, said).now()
         assert tell(found), (seed, first, second)
         known = {task.lag_records for task in found.stream_tasks}
         assert (found.lag_records is None) == (None in known), (
@@ -132,7 +133,7 @@ def test_whatever_the_brokers_leave_out_there_is_a_status(tmp_path: Path) -> Non
 def test_a_newest_record_of_an_open_transaction_leaves_the_seconds_unknown(tmp_path: Path) -> None:
     behind = InputFacts(Bounds(0, 10), GroupOffset(4, CommitStamp(3, 1500).text()), 1600, None)
     said = Said({TopicPartition("in", p): behind for p in (0, 1)})
-    found = Onlooking(deploy(tmp_path), said, ManualClock()).now()
+    found = reader_of(deploy(tmp_path), said).now()
     assert (found.lag_records, found.lag_seconds) == (12, None)
     wrong = judge(found, 5.0, None)
     assert isinstance(wrong, errors.Unavailable)
@@ -144,7 +145,7 @@ def test_topics_that_are_not_there_leave_unknown_what_they_would_tell(
 ) -> None:
     read = InputFacts(Bounds(0, 10), GroupOffset(10, ""), None, 1700)
     said = Said({TopicPartition("in", p): read for p in (0, 1)}, topics=topics)
-    found = Onlooking(deploy(tmp_path), said, ManualClock()).now()
+    found = reader_of(deploy(tmp_path), said).now()
     assert tell(found)
     if topics.get("in") != 2:
         assert found.lag_records is None, "an input nobody could look at is no input without lag"
@@ -166,7 +167,7 @@ def test_whatever_a_broker_refuses_there_is_a_status_that_says_so(
     layout = deploy(tmp_path)
     for kind in EVERY_ERROR:
         said = Said({}, fails=method, error=kind("refused: why"))
-        found = Onlooking(layout, said, ManualClock()).now()
+        found = reader_of(layout, said).now()
         assert found.broker == "refused: why"
         assert "refused: why" in tell(found)
 
@@ -206,16 +207,16 @@ def test_whatever_a_file_of_the_state_dir_holds_there_is_a_status(
     path.parent.mkdir(exist_ok=True)
     for what, data in TORN.items():
         path.write_bytes(data)
-        assert tell(Onlooking(layout, said, ManualClock()).now()), what
+        assert tell(reader_of(layout, said).now()), what
     path.unlink()
     path.mkdir()
-    assert tell(Onlooking(layout, said, ManualClock()).now()), "a folder in its place"
+    assert tell(reader_of(layout, said).now()), "a folder in its place"
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     layout = deploy(tmp_path)
     layout.topology_file.write_bytes(b"{")
-    found = Onlooking(layout, None, ManualClock()).now()
+    found = reader_of(layout).now()
     assert any("topology.json" in problem for problem in found.problems)
     assert "topology.json" in "".join(tell(found).split())
 
@@ -263,7 +264,7 @@ def test_the_last_commit_told_is_that_of_the_task_that_waits_longest(
         if age_ms is not None:
             note = {"last_commit_ms": clock.now_ms() - age_ms}
             (layout.task_dir(task) / "progress.json").write_bytes(msgspec.json.encode(note))
-    assert Onlooking(layout, None, clock).now().last_commit_age_seconds == row.told
+    assert reader_of(layout, clock=clock).now().last_commit_age_seconds == row.told
 
 
 def test_every_stream_task_is_one_line_of_80_columns_and_its_owner_is_told_once(
@@ -286,7 +287,7 @@ def test_every_stream_task_is_one_line_of_80_columns_and_its_owner_is_told_once(
     )
     behind = InputFacts(Bounds(0, 1_234_567_890), GroupOffset(0, ""), 1600, 90_061_600)
     inputs = {TopicPartition("in", p): behind for p in range(40)}
-    lines = tell(Onlooking(layout, Said(inputs, topics={"in": 40}), clock).now()).splitlines()
+    lines = tell(reader_of(layout, Said(inputs, topics={"in": 40}), clock=clock).now()).splitlines()
     rows = [line for line in lines if line.strip().startswith("12_")]
     assert len(rows) == 40
     for row in rows:
@@ -298,20 +299,20 @@ def test_every_stream_task_is_one_line_of_80_columns_and_its_owner_is_told_once(
 
 def test_what_is_held_back_is_told_per_task_and_in_all_where_there_is_any(tmp_path: Path) -> None:
     layout, clock = deploy(tmp_path), ManualClock()
-    onlooking = Onlooking(layout, None, clock)
+    reader = reader_of(layout, clock=clock)
     held = (1_234_567, 5)
     for task, records in zip(TASKS, held, strict=True):
         note = {"held_records": records, "last_commit_ms": clock.now_ms() - 90_061_000}
         (layout.task_dir(task) / "progress.json").write_bytes(msgspec.json.encode(note))
-    found = onlooking.now()
+    found = reader.now()
     assert [task.held_records for task in found.stream_tasks] == list(held)
     assert found.held_records == sum(held)
     lines = tell(found).splitlines()
     assert any("1,234,572 records held back until later input" in line for line in lines)
     assert "held back: 1,234,567 in 0_0, 5 in 0_1" in [line.strip() for line in lines]
     (layout.task_dir(TASKS[0]) / "progress.json").unlink()
-    found = onlooking.now()
+    found = reader.now()
     assert found.held_records is None, "a sum of which a part is not known is not known"
     assert "at least 5 records held back" in tell(found)
     (layout.task_dir(TASKS[1]) / "progress.json").write_bytes(b'{"held_records": 0}')
-    assert "held" not in tell(onlooking.now())
+    assert "held" not in tell(reader.now())

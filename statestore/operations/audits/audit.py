@@ -6,7 +6,7 @@ was compared, nothing failed, and few rows were superseded.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from statestore.layout.audits import (
     Verdict,
 )
 from statestore.operations.audits.rows import Fold, Row, Rows, Subject, placing_keys
+from statestore.operations.environment import Partitioner
 from statestore.stores import serdes
 
 EXAMPLES: Final = 20
@@ -31,9 +32,6 @@ FEW: Final = 30
 """Of fewer keys a hash must place all: some would fit any by chance."""
 
 _NONE_FOUND: Final[Mapping["Finding", int]] = {}
-
-Homes = Callable[[Sequence[bytes], int], list[int]]
-"""Per key the partition a hash gives it, among so many."""
 
 
 class Check(StrEnum):
@@ -121,7 +119,11 @@ class Examined:
         self._misplaced_keys: dict[tuple[str, str], list[bytes]] = {}
 
     def examine(
-        self, subject: Subject, stored: Iterable[Rows], folded: Fold, hashes: dict[str, Homes]
+        self,
+        subject: Subject,
+        stored: Iterable[Rows],
+        folded: Fold,
+        hashes: Mapping[str, Partitioner],
     ) -> None:
         """Compare one partition; `stored` is read once, row by row in lots."""
         left = dict.fromkeys(folded.rows)
@@ -219,7 +221,9 @@ class Examined:
             if keys:
                 self._fail(check, subject, keys)
 
-    def _place(self, subject: Subject, keys: list[bytes], hashes: dict[str, Homes]) -> None:
+    def _place(
+        self, subject: Subject, keys: list[bytes], hashes: Mapping[str, Partitioner]
+    ) -> None:
         self._placing += len(keys)
         task = subject.stream_task
         for name, homes in hashes.items():

@@ -6,7 +6,7 @@ memory       the offsets the audit before saw of the live stores, but of those q
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -24,14 +24,14 @@ from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.audits.audit import Check
 from statestore.operations.audits.rows import Subject, facts_of
 from statestore.operations.deployed import Deployed, read_deployed
+from statestore.operations.environment import Databases, Environment
 from statestore.operations.exports.catalog import Exports, FetchedStore
 from statestore.operations.snapshots import Snapshot, Snapshots
-from statestore.ports import Clock, Cluster, Engine
+from statestore.ports import Clock, Cluster
 from statestore.stores import keyvalue, versioned_layout
 from statestore.stores.specs import StoreSupplier
 
 _RENEW_S = 1.0
-OpenFiles = Callable[[Path], Engine]
 
 
 class Stand(NamedTuple):
@@ -116,15 +116,9 @@ class AuditPlan:
         self.close()
 
 
-def plan_live(
-    snapshots: Snapshots,
-    cluster: Cluster,
-    open_files: OpenFiles,
-    clock: Clock,
-    stores: Collection[str] = (),
-) -> AuditPlan:
+def plan_live(environment: Environment, stores: Collection[str] = ()) -> AuditPlan:
     """Of the stores as committed last; `stores`: only these, all if empty, UnknownStore."""
-    layout = snapshots.layout
+    layout, cluster, snapshots = environment.layout, environment.cluster, Snapshots(environment)
     said = read_deployed(layout)
     there = {store for task in layout.tasks() for store in layout.stores(task)} | said.stores.keys()
     wanted = _wanted(there, stores, str(layout.application_dir))
@@ -136,26 +130,22 @@ def plan_live(
         ]
         found = Found([], [], {})
         for snapshot in held:
-            _look(snapshot, layout, said, wanted, open_files, found)
+            _look(snapshot, layout, said, wanted, environment.databases, found)
         for name in sorted(wanted & said.stores.keys()):
             if not said.stores[name].persistent:
                 found.not_checked[name] = "it is in memory: it has no files to look into"
         _look_for_missing(layout.application_id, said, wanted, cluster, found)
         before = last_offsets(layout)
-        subjects = _subjects(found.stands, layout.application_id, said, cluster, clock, before)
+        subjects = _subjects(
+            found.stands, layout.application_id, said, cluster, environment.clock, before
+        )
         taken.pop_all()
     return AuditPlan(subjects, found, LIVE, held)
 
 
-def plan_export(
-    exports: Exports,
-    export: str,
-    cluster: Cluster,
-    open_files: OpenFiles,
-    clock: Clock,
-    stores: Collection[str] = (),
-) -> AuditPlan:
+def plan_export(environment: Environment, export: str, stores: Collection[str] = ()) -> AuditPlan:
     """Of the stores in an export, whose files are fetched when they are read."""
+    exports, cluster = Exports.of(environment), environment.cluster
     manifest = exports.read(export)
     left_out = {store: why for task in manifest.tasks for store, why in task.left_out.items()}
     there = {at.name for at in manifest.stores()} | left_out.keys()
@@ -174,7 +164,7 @@ def plan_export(
             if at.store.kind == versioned_layout.KIND:
                 try:
                     with FetchedStore(exports, at) as fetched:
-                        _, bound_ms = _facts(fetched.store_dir(at.name), open_files)
+                        _, bound_ms = _facts(fetched.store_dir(at.name), environment.databases)
                 except (TaskCorrupted, ExportDamaged) as error:
                     task, why = str(at.task), str(error)
                     failure = AuditFailure(Check.READABLE, at.name, task, 1, [], why)
@@ -188,7 +178,7 @@ def plan_export(
         manifest.application_id,
         manifest.deployed,
         cluster,
-        clock,
+        environment.clock,
         {},
         export=manifest.export_id,
     )
@@ -225,7 +215,7 @@ def _look(
     layout: StateLayout,
     said: Deployed,
     wanted: set[str],
-    open_files: OpenFiles,
+    databases: Databases,
     found: Found,
 ) -> None:
     """What a snapshot has of the stores wanted."""
@@ -243,7 +233,7 @@ def _look(
     for store in sorted(wanted & manifest.stores.keys()):
         path = snapshot.store_dir(store)
         try:
-            kind, bound_ms = _facts(path, open_files)
+            kind, bound_ms = _facts(path, databases)
         except TaskCorrupted as error:
             unreadable(store, str(error))
             continue
@@ -290,8 +280,8 @@ def _is_built_in(said: Deployed, store: str) -> bool:
     return known is not None and known.kind != StoreSupplier.kind
 
 
-def _facts(path: Path, open_files: OpenFiles) -> tuple[str | None, int]:
-    with closing(open_files(path)) as engine:
+def _facts(path: Path, databases: Databases) -> tuple[str | None, int]:
+    with closing(databases.read(path)) as engine:
         return facts_of(engine, str(path))
 
 

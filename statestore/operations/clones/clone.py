@@ -14,35 +14,36 @@ The original's topics are read, never written; its group and its transactional i
 A clone half made by one that died is dropped and made anew.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
-from statestore.errors import Misuse, Unavailable
+from statestore.errors import HostFailure, Misuse, Unavailable
 from statestore.faults import CrashPoint, reach
 from statestore.layout.files import sync_folder
-from statestore.layout.folders import StateLayout
 from statestore.model.ids import Position, TaskId, TopicPartition
 from statestore.operations.clones.log import copy, seed
 from statestore.operations.clones.record import (
     CloneRecord,
+    own_topics,
     publish_record,
     read_record,
     renamed,
 )
 from statestore.operations.deployed import deployed, publish_deployed
-from statestore.operations.exports.catalog import Exports, Progress, Silent
+from statestore.operations.environment import Environment
+from statestore.operations.exports.catalog import LATEST, Exports, Progress, Silent
 from statestore.operations.exports.manifest import Cut, ExportManifest, StoreOfTask
 from statestore.operations.topics import ANY_TIME, dead_letter_topics, internal_topics
-from statestore.ports import Bounds, Changelog, Clock, Cluster, Engine, Outbox, TopicSpec
-from statestore.settings import Settings
+from statestore.ports import Bounds, Engine, TopicSpec
 from statestore.stores import offsets
 from statestore.tasks.commit import CommitStamp
 from statestore.topology.graph import TopicName, Topology
-from statestore.topology.logs import log_of
+from statestore.topology.logs import log_of, logs
 
 _SINK = {"retention.ms": "-1", **ANY_TIME}
 
@@ -60,73 +61,121 @@ class CloneReport(msgspec.Struct, frozen=True):
     seconds: float
 
 
-@dataclass(frozen=True)
-class Clone:
-    """Of one export; `layout`, `cluster` and `outbox` are the clone's, `logs` as of `Logs.topics`.
+def clone_export(
+    environment: Environment,
+    topology: Topology,
+    clone_id: str,
+    *,
+    export: str = LATEST,
+    progress: Progress | None = None,
+) -> CloneReport:
+    """Open an export of an application under `clone_id`, in the same state directory.
 
-    `open_store` opens the database in a folder for writing; `drop` removes a half-made clone.
+    The clone then runs like any application, with `application.id` = `clone_id` and otherwise the
+    same pipeline and settings; its sinks are topics of its own (`CloneReport.topics`). Nothing of
+    the original is touched.
     """
+    settings = environment.settings
+    settings.require("application.id", "state.dir", "bootstrap.servers")
+    exports = Exports.of(environment)
+    manifest = exports.read(export)
+    own = environment.with_settings(replace(settings, application_id=clone_id))
+    return Clone(own, topology, exports, manifest, progress).apply()
 
-    topology: Topology
-    settings: Settings
-    layout: StateLayout
-    exports: Exports
-    manifest: ExportManifest
-    cluster: Cluster
-    changelog: Changelog
-    outbox: Outbox
-    open_store: Callable[[Path], Engine]
-    drop: Callable[[], object]
-    clock: Clock
-    logs: Mapping[str, str] = field(default_factory=dict)
-    progress: Progress = field(default_factory=Silent)
+
+def drop_clone(environment: Environment) -> Sequence[str]:
+    """Remove the clone with the `application.id` of the settings: topics, group and folder.
+
+    Returns the topics. Misuse if it is no clone, Locked while it runs.
+    """
+    settings = environment.settings
+    settings.require("application.id", "state.dir", "bootstrap.servers")
+    layout = environment.layout
+    record = read_record(layout)
+    if record is None:
+        raise Misuse(f"{layout.application_dir} is no clone: nothing is removed")
+    folder = layout.application_dir
+    with layout.alone(wait_ms=0, clock=environment.clock, locks=settings.volume_locks):
+        topics = own_topics(layout, record)
+        environment.cluster.remove(topics, layout.application_id)
+        # What names the topics goes last, so that a removal that died can be repeated.
+        for path in sorted(folder.iterdir(), key=lambda path: path.name == "clone.json"):
+            if path.name not in {".lock", "owner.json"}:
+                _remove(path)
+    _remove(folder)
+    return topics
+
+
+class Clone:
+    """Opens one export of the application `exports` belongs to under the id of `environment`."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        topology: Topology,
+        exports: Exports,
+        manifest: ExportManifest,
+        progress: Progress | None = None,
+    ) -> None:
+        self._topology = topology
+        self._exports = exports
+        self._manifest = manifest
+        self._progress = progress or Silent()
+        self._environment = environment
+        self._settings = environment.settings
+        self._layout = environment.layout
+        self._cluster = environment.cluster
+        self._changelog = environment.changelog
+        self._outbox = environment.outbox
+        self._clock = environment.clock
+        self._logs = logs(topology, environment.settings).topics()
 
     def apply(self) -> CloneReport:
         """Make it. Misuse: the id is taken, or the export was not made for clones."""
-        began_s = self.clock.monotonic()
+        began_s = self._clock.monotonic()
         cut = self._check()
-        counts = self._counts(self.topology)
+        counts = self._counts(self._topology)
         topics = self._own_topics(counts)
-        half_made = read_record(self.layout)
+        half_made = read_record(self._layout)
         if half_made is not None:
-            self.drop()
+            drop_clone(self._environment)
         self._check_free(topics, counts)
         with self._claimed():
             self._record(topics, finished=False)
             reach(CrashPoint.CLONE_BEGUN)
             self._create_topics(topics, counts)
             reach(CrashPoint.CLONE_TOPICS_CREATED)
-            self.outbox.open()
+            self._outbox.open()
             copied = self._copy(cut, topics, counts)
             reach(CrashPoint.CLONE_COPIED)
-            stores = list(self.manifest.stores())
-            self.progress.expect(sum(at.store.size_bytes for at in stores))
+            stores = list(self._manifest.stores())
+            self._progress.expect(sum(at.store.size_bytes for at in stores))
             for at in stores:
                 self._place(at, cut, topics, counts)
             self._commit_group(cut, topics)
             reach(CrashPoint.CLONE_COMMITTED)
-            own = renamed(self.topology, topics)
-            guarantee = self.settings.processing_guarantee
-            publish_deployed(self.layout, deployed(own, guarantee, self._counts(own), self.logs))
+            own = renamed(self._topology, topics)
+            guarantee = self._settings.processing_guarantee
+            publish_deployed(self._layout, deployed(own, guarantee, self._counts(own), self._logs))
             self._record(topics, finished=True)
             reach(CrashPoint.CLONE_FINISHED)
         return CloneReport(
-            self.layout.application_id,
+            self._layout.application_id,
             self._original,
-            self.manifest.export_id,
+            self._manifest.export_id,
             topics,
             len(stores),
             sum(at.store.size_bytes for at in stores),
             copied,
-            round(self.clock.monotonic() - began_s, 3),
+            round(self._clock.monotonic() - began_s, 3),
         )
 
     @property
     def _original(self) -> str:
-        return self.manifest.application_id
+        return self._manifest.application_id
 
     def _check(self) -> Cut:
-        manifest, clone_id = self.manifest, self.layout.application_id
+        manifest, clone_id = self._manifest, self._layout.application_id
         if clone_id == self._original:
             raise Misuse(f"a clone of {clone_id} needs another id than the original's")
         if manifest.cut is None:
@@ -134,27 +183,27 @@ class Clone:
                 f"export {manifest.export_id} was made beside a run, or without the group's "
                 "offsets: make one with `statestore export --for-clone`"
             )
-        if manifest.deployed.fingerprint != self.topology.fingerprint():
+        if manifest.deployed.fingerprint != self._topology.fingerprint():
             raise Misuse(
                 f"export {manifest.export_id} is of topology {manifest.deployed.fingerprint}, this "
-                f"pipeline is {self.topology.fingerprint()}: name the one that was deployed then"
+                f"pipeline is {self._topology.fingerprint()}: name the one that was deployed then"
             )
-        record = read_record(self.layout)
+        record = read_record(self._layout)
         if self._is_used() and (record is None or record.finished):
             raise Misuse(
-                f"{self.layout.application_dir} is there: name another id"
+                f"{self._layout.application_dir} is there: name another id"
                 + (f", or `statestore exports drop-clone {clone_id}` first" if record else "")
             )
         return manifest.cut
 
     def _is_used(self) -> bool:
         """Whether the folder has more than the lock of somebody who died at once."""
-        folder = self.layout.application_dir
+        folder = self._layout.application_dir
         there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
         return bool(there - {".lock", "owner.json"})
 
     def _check_free(self, topics: Mapping[str, str], counts: Mapping[TopicName, int]) -> None:
-        taken = sorted(self.cluster.partitions(sorted(topics.values())))
+        taken = sorted(self._cluster.partitions(sorted(topics.values())))
         if taken:
             raise Misuse(f"topics {', '.join(taken)} are there: name another id for the clone")
         inputs = [
@@ -163,22 +212,22 @@ class Clone:
             for p in range(count)
             if not topic.internal
         ]
-        if self.cluster.group_offsets(inputs):
+        if self._cluster.group_offsets(inputs):
             raise Misuse(
-                f"group {self.layout.application_id} has offsets of {inputs[0].topic}: "
+                f"group {self._layout.application_id} has offsets of {inputs[0].topic}: "
                 "name another id for the clone"
             )
 
     def _counts(self, topology: Topology) -> dict[TopicName, int]:
         read, _ = topology.topics()
-        return topology.partition_counts(self.cluster.partitions(sorted(read)))
+        return topology.partition_counts(self._cluster.partitions(sorted(read)))
 
     def _own_topics(self, counts: Mapping[TopicName, int]) -> dict[str, str]:
         """By every topic the original writes, the one the clone writes in its place."""
-        clone_id = self.layout.application_id
-        _, written = self.topology.topics()
-        written |= dead_letter_topics(self.topology, self.settings)
-        for store, topic in self.logs.items():
+        clone_id = self._layout.application_id
+        _, written = self._topology.topics()
+        written |= dead_letter_topics(self._topology, self._settings)
+        for store, topic in self._logs.items():
             if topic in written:
                 raise Misuse(
                     f"store {store!r} is restored from topic {topic}, which the application writes "
@@ -189,27 +238,27 @@ class Clone:
         return {name: f"{clone_id}-{name}" for name in sorted(written)} | own
 
     def _internal(self, application_id: str, counts: Mapping[TopicName, int]) -> list[TopicSpec]:
-        return internal_topics(self.topology, counts, application_id, self.logs)
+        return internal_topics(self._topology, counts, application_id, self._logs)
 
     def _record(self, topics: dict[str, str], *, finished: bool) -> None:
-        record = CloneRecord(self._original, self.manifest.export_id, topics, finished)
-        publish_record(self.layout, record)
+        record = CloneRecord(self._original, self._manifest.export_id, topics, finished)
+        publish_record(self._layout, record)
 
     @contextmanager
     def _claimed(self) -> Iterator[None]:
-        layout = self.layout
+        layout = self._layout
         layout.create(layout.application_dir)
-        locks = self.settings.volume_locks
-        with layout.alone(wait_ms=0, clock=self.clock, locks=locks), closing(self.outbox):
+        locks = self._settings.volume_locks
+        with layout.alone(wait_ms=0, clock=self._clock, locks=locks), closing(self._outbox):
             yield
 
     def _create_topics(self, topics: Mapping[str, str], counts: Mapping[TopicName, int]) -> None:
-        specs = self._internal(self.layout.application_id, counts)
+        specs = self._internal(self._layout.application_id, counts)
         internal = {spec.name for spec in specs}
         sinks = [name for name, own in topics.items() if own not in internal]
-        for name, count in self.cluster.partitions(sinks).items():
+        for name, count in self._cluster.partitions(sinks).items():
             specs.append(TopicSpec(topics[name], count, _SINK))
-        self.cluster.create(specs)
+        self._cluster.create(specs)
 
     def _copy(self, cut: Cut, topics: Mapping[str, str], counts: Mapping[TopicName, int]) -> int:
         """Records written and not yet read, and whole changelogs of stores without files."""
@@ -220,25 +269,25 @@ class Clone:
                 if name in topics and tp in logs:
                     start = group[tp].offset if tp in group else logs[tp].start
                     bounds = Bounds(start, logs[tp].end)
-                    count += copy(self.changelog, tp, bounds, self.outbox, topics[name])
-        there = {(at.task, at.name) for at in self.manifest.stores()}
+                    count += copy(self._changelog, tp, bounds, self._outbox, topics[name])
+        there = {(at.task, at.name) for at in self._manifest.stores()}
         for task, store in self._stores(counts):
-            tp = TopicPartition(log_of(self._original, store, self.logs), task.partition)
+            tp = TopicPartition(log_of(self._original, store, self._logs), task.partition)
             if (task, store) in there or tp.topic not in topics:
                 continue
-            now = self.cluster.bounds([tp])[tp]
+            now = self._cluster.bounds([tp])[tp]
             if now.end != logs[tp].end:
                 raise Unavailable(
                     f"store {store!r} of task {task} is in no export, and its changelog {tp} has "
                     f"gone on from {logs[tp].end} to {now.end}: export for a clone again, and "
                     "clone before the next run"
                 )
-            count += copy(self.changelog, tp, now, self.outbox, topics[tp.topic])
+            count += copy(self._changelog, tp, now, self._outbox, topics[tp.topic])
         return count
 
     def _stores(self, counts: Mapping[TopicName, int]) -> Iterator[tuple[TaskId, str]]:
-        tasks = self.topology.tasks(counts)
-        for part in self.topology.sub_topologies:
+        tasks = self._topology.tasks(counts)
+        for part in self._topology.sub_topologies:
             for task in tasks[part.ordinal]:
                 for store in part.stores:
                     yield task, store
@@ -250,12 +299,12 @@ class Clone:
         topics: Mapping[str, str],
         counts: Mapping[TopicName, int],
     ) -> None:
-        layout = self.layout
+        layout = self._layout
         making = layout.task_dir(at.task) / f".import-{at.name}"
         target = layout.store_dir(at.task, at.name)
         layout.create(target.parent)
-        self.exports.fetch(at, making, self.progress)
-        engine = self.open_store(making)
+        self._exports.fetch(at, making, self._progress)
+        engine = self._environment.databases.rewrite(making)
         try:
             self._rewrite(at, engine, self._stream_time_ms(at.task, cut, counts), topics)
             engine.flush()
@@ -269,11 +318,11 @@ class Clone:
         self, at: StoreOfTask, engine: Engine, stream_time_ms: int, topics: Mapping[str, str]
     ) -> None:
         """Seed the changelog, and have the store stand at its end."""
-        log = TopicPartition(log_of(self._original, at.name, self.logs), at.task.partition)
+        log = TopicPartition(log_of(self._original, at.name, self._logs), at.task.partition)
         rows: dict[bytes, bytes | None] = {}
         if log.topic in topics:
             own = TopicPartition(topics[log.topic], log.partition)
-            end = seed(self.outbox, own, engine, at.store.kind, stream_time_ms)
+            end = seed(self._outbox, own, engine, at.store.kind, stream_time_ms)
             reach(CrashPoint.CLONE_SEEDED)
             rows = offsets.offset_rows({log: None, own: end}, Position())
         gone = [tp for tp in at.store.position() if tp.topic in topics]
@@ -282,7 +331,7 @@ class Clone:
 
     def _stream_time_ms(self, task: TaskId, cut: Cut, counts: Mapping[TopicName, int]) -> int:
         group = cut.group_offsets()
-        part = self.topology.sub_topologies[task.sub_topology]
+        part = self._topology.sub_topologies[task.sub_topology]
         inputs = [
             TopicPartition(topic.full(self._original), task.partition)
             for topic in part.source_topics
@@ -299,4 +348,18 @@ class Clone:
             offset = at.offset if own == tp else 0
             by_text.setdefault(at.metadata, {})[own] = offset
         for text, found in by_text.items():
-            self.outbox.send_offsets(found, text)
+            self._outbox.send_offsets(found, text)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or a folder; of a link, as to another volume, also what it leads to."""
+    try:
+        there = path.resolve()
+        if there.is_dir():
+            shutil.rmtree(there)
+        if path.is_symlink() or path.is_file():
+            path.unlink()
+    except OSError as error:
+        raise HostFailure(
+            f"cannot remove {path}: {error.strerror}; make it writable, then drop the clone again"
+        ) from error

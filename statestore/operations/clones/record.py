@@ -17,6 +17,7 @@ from statestore.layout import documents
 from statestore.layout.documents import ApplicationName, ExportName, Topic
 from statestore.layout.files import folders_in, publish
 from statestore.layout.folders import StateLayout
+from statestore.operations.environment import Environment
 from statestore.settings import Settings
 from statestore.topology.graph import Node, SinkNode, SourceNode, TopicName, Topology
 
@@ -84,19 +85,22 @@ def publish_record(layout: StateLayout, record: CloneRecord) -> None:
     publish(record_file(layout), msgspec.json.encode(record))
 
 
-def as_deployed(
-    topology: Topology, settings: Settings, layout: StateLayout
-) -> tuple[Topology, Settings]:
-    """What a start under this id runs: of a clone, with topics of its own. Twice is harmless."""
+def as_deployed(environment: Environment, topology: Topology) -> tuple[Environment, Topology]:
+    """What a start under this application id runs: a clone runs with topics of its own.
+
+    Doing it twice does no harm.
+    """
+    layout = environment.layout
     record = read_record(layout)
     if record is None:
-        return topology, settings
+        return environment, topology
     if not record.finished:
         raise Misuse(
             f"{layout.application_id} is a half-made clone of {record.original}: clone again, or "
             f"remove it with `statestore exports drop-clone {layout.application_id}`"
         )
-    return renamed(topology, record.topics), with_own_letters(settings, record.topics)
+    own = with_own_dead_letters(environment.settings, record.topics)
+    return environment.with_settings(own), renamed(topology, record.topics)
 
 
 def renamed(topology: Topology, topics: Mapping[str, str]) -> Topology:
@@ -117,7 +121,7 @@ def renamed(topology: Topology, topics: Mapping[str, str]) -> Topology:
     return replace(topology, nodes=tuple(map(over, topology.nodes)))
 
 
-def with_own_letters(settings: Settings, topics: Mapping[str, str]) -> Settings:
+def with_own_dead_letters(settings: Settings, topics: Mapping[str, str]) -> Settings:
     """The settings with dead letters going to the clone's own topic."""
     letters = settings.dead_letter_topic
     return replace(settings, dead_letter_topic=topics.get(letters, letters))

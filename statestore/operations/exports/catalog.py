@@ -11,7 +11,7 @@ the manifests that name them, so a death leaves only what the next prune removes
 import hashlib
 import logging
 import secrets
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,14 +28,16 @@ from statestore.errors import (
     UnknownStore,
 )
 from statestore.faults import CrashPoint, reach
+from statestore.layout.snapshots import StoreOffsets
 from statestore.operations.at_rest import tasks_text
+from statestore.operations.environment import Environment
 from statestore.operations.exports import manifest as manifests
 from statestore.operations.exports.leases import Leases, Upload
 from statestore.operations.exports.manifest import ExportedFile, ExportManifest, StoreOfTask
-from statestore.operations.snapshots import ReadOffsets
 from statestore.ports import Clock, Target
 
 _log = logging.getLogger(__name__)
+ReadOffsets = Callable[[Path], StoreOffsets | None]
 LATEST = "latest"
 SMALL = 8 << 20
 """Files up to that size are read into memory whole."""
@@ -107,6 +109,12 @@ class Exports:
         self.application_id = application_id
         self._clock = clock
         self._leases = Leases(target, application_id, clock)
+
+    @classmethod
+    def of(cls, environment: Environment) -> "Exports":
+        """The exports of an application at its `statestore.export.target`."""
+        settings, target = environment.settings, environment.target
+        return cls(target, settings.application_id, environment.clock)
 
     def ids(self) -> list[str]:
         """Every export, oldest first."""

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -24,13 +24,14 @@ import msgspec
 from statestore.errors import Misuse, TaskCorrupted, Unavailable
 from statestore.faults import CrashPoint, reach
 from statestore.layout import owners
-from statestore.layout.folders import StateLayout
 from statestore.layout.snapshots import Manifest, StoreOffsets
 from statestore.model.ids import TaskId, TopicPartition
+from statestore.operations.at_rest import existing_application
 from statestore.operations.deployed import Deployed, read_deployed
+from statestore.operations.environment import Environment
 from statestore.operations.exports.catalog import SMALL, Exports, Progress, Silent, sha256_of
 from statestore.operations.exports.checksums import Checksums, Known, identity_of
-from statestore.operations.exports.cut import behind
+from statestore.operations.exports.cut import Cutting, behind
 from statestore.operations.exports.leases import Upload
 from statestore.operations.exports.manifest import (
     VERSION,
@@ -42,7 +43,7 @@ from statestore.operations.exports.manifest import (
 )
 from statestore.operations.relocation.disk import journal_file
 from statestore.operations.snapshots import Snapshot, Snapshots
-from statestore.ports import Changelog, Clock
+from statestore.topology.graph import Topology
 
 _TASKS_AT_ONCE = 4
 _NOT_THERE = "it was not there: its changelog has it"
@@ -89,21 +90,55 @@ class Begun:
     since_s: float
 
 
-@dataclass(frozen=True)
-class Export:
-    """Of one application, to one target.
+def create_export(environment: Environment, progress: Progress | None = None) -> ExportReport:
+    """Export all stores of an application, beside its run or between two runs."""
+    return Export(environment, progress).create()
 
-    `changelog` None: no broker is to be asked. `cut`: what the log says of the whole application,
-    asked once all tasks are stored.
+
+def create_export_for_clones(
+    environment: Environment, topology: Topology, progress: Progress | None = None
+) -> ExportReport:
+    """Export a stopped application together with its group's offsets, so that it can be cloned.
+
+    The application is locked meanwhile. Unavailable if its last run did not end cleanly.
+    """
+    settings = environment.settings
+    settings.require("bootstrap.servers", "statestore.export.target")
+    claim = existing_application(environment.layout).claim(
+        wait_ms=settings.lock_wait_ms, clock=environment.clock, locks=settings.volume_locks
+    )
+    try:
+        cutting = Cutting(environment, topology)
+        return Export(environment, progress, cut=cutting.take).create()
+    finally:
+        claim.release()
+
+
+class Export:
+    """Makes one export of an application, step by step where several processes share the work.
+
+    No broker is asked if `bootstrap.servers` is not set.
     """
 
-    layout: StateLayout
-    snapshots: Snapshots
-    exports: Exports
-    clock: Clock
-    changelog: Changelog | None = None
-    progress: Progress = field(default_factory=Silent)
-    cut: Callable[[list[ExportedTask]], Cut] | None = None
+    def __init__(
+        self,
+        environment: Environment,
+        progress: Progress | None = None,
+        *,
+        cut: Callable[[list[ExportedTask]], Cut] | None = None,
+    ) -> None:
+        """Misuse if there is no such application.
+
+        `cut` tells what the log says of the whole application, after all tasks were stored.
+        """
+        environment.settings.require("application.id", "state.dir")
+        self.layout = existing_application(environment.layout)
+        self.exports = Exports.of(environment)
+        self.progress = progress or Silent()
+        self._cut = cut
+        self._environment = environment
+        self._snapshots = Snapshots(environment)
+        self._clock = environment.clock
 
     def create(self) -> ExportReport:
         """Make one. Unavailable, Locked: try again; nothing is there that a prune leaves."""
@@ -113,10 +148,10 @@ class Export:
     @contextmanager
     def begin(self) -> Iterator[Begun]:
         """Keep prunes away until this is left; then others may store `parts`, and one publishes."""
-        since_s = self.clock.monotonic()
+        since_s = self._clock.monotonic()
         deployed = self.check()
         tasks = [task for task in self.layout.tasks() if self.layout.stores(task)]
-        if not tasks and self.cut is None:
+        if not tasks and self._cut is None:
             raise Misuse(
                 f"application {self.layout.application_id} has no store on disk to export: "
                 "its changelogs hold all there is"
@@ -138,7 +173,7 @@ class Export:
     def publish(self, begun: Begun, parts: Sequence[Part]) -> ExportReport:
         """Make an export of the parts. Unavailable: they do not go together."""
         tasks = [part.task for part in parts]
-        cut = None if self.cut is None else self.cut(tasks)
+        cut = None if self._cut is None else self._cut(tasks)
         if self.check() != begun.deployed:
             raise Unavailable(
                 f"application {self.layout.application_id}: another topology was deployed "
@@ -149,14 +184,14 @@ class Export:
             VERSION,
             begun.export_id,
             self.layout.application_id,
-            self.clock.now_ms(),
+            self._clock.now_ms(),
             begun.deployed,
             tasks,
             cut,
         )
         self.exports.publish(manifest, begun.upload)
         reach(CrashPoint.EXPORT_PUBLISHED)
-        return self._report(manifest, parts, self.clock.monotonic() - begun.since_s)
+        return self._report(manifest, parts, self._clock.monotonic() - begun.since_s)
 
     def check(self) -> Deployed:
         """What is deployed; Misuse or Unavailable if it cannot be exported now."""
@@ -176,7 +211,7 @@ class Export:
     def _part(
         self, task: TaskId, deployed: Deployed, contents: dict[str, int], folder: str
     ) -> Part:
-        with self.snapshots.take(task) as snapshot:
+        with self._snapshots.take(task) as snapshot:
             self._check_whole(task, snapshot)
             said = snapshot.manifest
             stores: dict[str, ExportedStore] = {}
@@ -203,7 +238,7 @@ class Export:
 
     def _absent(self, deployed: Deployed, there: Collection[TaskId]) -> list[ExportedTask]:
         """The stream tasks that were deployed with stores, and have none of them."""
-        now_ms = self.clock.now_ms()
+        now_ms = self._clock.now_ms()
         return [
             ExportedTask(str(task), now_ms, None, {}, dict.fromkeys(stores, _NOT_THERE))
             for task in sorted((deployed.tasks() or set()) - set(there))
@@ -225,7 +260,7 @@ class Export:
         if owner is not None and owner.released and all(other == first for other in others):
             return
         # Left by a crash, or restored and not committed to since: their changelogs tell.
-        if self.changelog is None or self._behind(task, said.stores):
+        if not self._environment.settings.bootstrap_servers or self._behind(task, said.stores):
             raise Unavailable(
                 f"task {task} was left by a crash with stores of different commits: a run brings "
                 "them together; export beside it or after it"
@@ -242,7 +277,6 @@ class Export:
 
     def _behind(self, task: TaskId, stores: Mapping[str, StoreOffsets]) -> bool:
         """Whether a store lacks records of its log that another store has seen the effect of."""
-        assert self.changelog is not None
         deployed, application_id = read_deployed(self.layout), self.layout.application_id
         stands: dict[TopicPartition, int] = {}
         for store, offsets in stores.items():
@@ -252,7 +286,7 @@ class Export:
                 stands[log] = at
             elif at <= max(other.positions().get(log, -1) for other in stores.values()):
                 return True
-        return bool(behind(self.changelog, stands))
+        return bool(behind(self._environment.changelog, stands))
 
     def _report(
         self, manifest: ExportManifest, parts: Sequence[Part], seconds: float

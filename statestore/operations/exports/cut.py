@@ -5,43 +5,43 @@ all that its log has, so that stores, group and topics are of one moment.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from statestore.errors import Unavailable
 from statestore.model.ids import TopicPartition
+from statestore.operations.environment import Environment
 from statestore.operations.exports.manifest import Cut, ExportedTask
 from statestore.operations.topics import internal_topics
-from statestore.ports import Changelog, Cluster
+from statestore.ports import Changelog
 from statestore.topology.graph import Topology
-from statestore.topology.logs import log_of
+from statestore.topology.logs import log_of, logs
 
 
-@dataclass(frozen=True)
 class Cutting:
-    """Of one application; `logs`: by store, the source topic that is its log."""
+    """Takes the cut of one application."""
 
-    topology: Topology
-    application_id: str
-    cluster: Cluster
-    changelog: Changelog
-    logs: Mapping[str, str]
+    def __init__(self, environment: Environment, topology: Topology) -> None:
+        self._topology = topology
+        self._application_id = environment.settings.application_id
+        self._cluster = environment.cluster
+        self._changelog = environment.changelog
+        self._logs = logs(topology, environment.settings).topics()
 
     def take(self, tasks: list[ExportedTask]) -> Cut:
         """Unavailable if a store lacks what its log has: the last run did not end cleanly."""
-        topology = self.topology
+        topology, cluster = self._topology, self._cluster
         read, written = topology.topics()
-        counts = topology.partition_counts(self.cluster.partitions(sorted(read)))
+        counts = topology.partition_counts(cluster.partitions(sorted(read)))
         inputs = [
-            TopicPartition(topic.full(self.application_id), p)
+            TopicPartition(topic.full(self._application_id), p)
             for topic, count in counts.items()
             for p in range(count)
         ]
-        group = self.cluster.group_offsets(inputs)
-        specs = internal_topics(topology, counts, self.application_id, self.logs)
+        group = cluster.group_offsets(inputs)
+        specs = internal_topics(topology, counts, self._application_id, self._logs)
         own = {spec.name: spec.partitions for spec in specs}
-        own |= self.cluster.partitions(sorted(read & written))
+        own |= cluster.partitions(sorted(read & written))
         tps = [TopicPartition(topic, p) for topic, count in own.items() for p in range(count)]
-        bounds = self.cluster.bounds(tps)
+        bounds = cluster.bounds(tps)
         self._check(tasks, {tp: at.offset for tp, at in group.items()})
         return Cut(
             [(*tp, at.offset, at.metadata) for tp, at in sorted(group.items())],
@@ -53,17 +53,17 @@ class Cutting:
         shared: dict[TopicPartition, int] = {}
         for task in tasks:
             for store, exported in task.stores.items():
-                topic = log_of(self.application_id, store, self.logs)
+                topic = log_of(self._application_id, store, self._logs)
                 tp = TopicPartition(topic, task.task_id.partition)
                 at = exported.offsets.offsets().get(tp, 0)
-                (shared if store in self.logs else own)[tp] = at
-        late = behind(self.changelog, own)
+                (shared if store in self._logs else own)[tp] = at
+        late = behind(self._changelog, own)
         # Of a topic that a table is made of: what the group has not read does not count.
         read = {tp: at for tp, at in shared.items() if tp in group}
-        late += behind(self.changelog, read, group)
+        late += behind(self._changelog, read, group)
         if late:
             raise Unavailable(
-                f"stores of {self.application_id} lack records of {late[0]}: its last run did not "
+                f"stores of {self._application_id} lack records of {late[0]}: its last run did not "
                 "end cleanly: run it once to its end, then export"
             )
 

@@ -14,7 +14,8 @@ point, it goes on with what is missing.
 import shutil
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,12 +25,12 @@ from statestore.errors import ExportTooOld, HostFailure, Misuse, StateStoreError
 from statestore.faults import CrashPoint, reach
 from statestore.layout import placed as placing
 from statestore.layout.files import sync_folder
-from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.deployed import publish_deployed, read_deployed
-from statestore.operations.exports.catalog import Exports, Progress, Silent
+from statestore.operations.environment import Environment
+from statestore.operations.exports.catalog import LATEST, Exports, Progress, Silent
 from statestore.operations.exports.manifest import ExportManifest, StoreOfTask
-from statestore.ports import Bounds, Clock
+from statestore.ports import Bounds, Cluster
 
 _REPLACED = "replaced"
 
@@ -109,20 +110,58 @@ class _Step(NamedTuple):
     mark: placing.Placed | None = None
 
 
-@dataclass(frozen=True)
-class Restore:
-    """Of one export into the state dir of the application it was made of."""
+def restore_export(
+    environment: Environment,
+    export: str = LATEST,
+    choice: Choice | None = None,
+    progress: Progress | None = None,
+    *,
+    dry_run: bool = False,
+) -> RestoreReport:
+    """Bring stores back from an export; the next start replays what their changelogs have since.
 
-    layout: StateLayout
-    exports: Exports
-    manifest: ExportManifest
-    clock: Clock
-    ask_log: AskLog
-    is_empty: Callable[[Path], bool]
-    choice: Choice = field(default_factory=Choice)
-    lock_wait_ms: int = 0
-    locks: bool = True
-    progress: Progress = field(default_factory=Silent)
+    ExportTooOld if keys that were deleted since could come back. `dry_run`: nothing is touched.
+    """
+    environment.settings.require("application.id", "state.dir")
+    manifest = Exports.of(environment).read(export)
+    restore = Restore(
+        environment, manifest, partial(log_of_cluster, environment.cluster), choice, progress
+    )
+    return restore.plan() if dry_run else restore.apply()
+
+
+def log_of_cluster(cluster: Cluster, tps: Sequence[TopicPartition]) -> Log:
+    """What a cluster says of these logs; topics that do not exist are absent."""
+    counts = cluster.partitions(sorted({tp.topic for tp in tps}))
+    there = [tp for tp in tps if tp.partition < counts.get(tp.topic, 0)]
+    retention = {
+        topic: int(told["delete.retention.ms"])
+        for topic, told in cluster.topic_settings(sorted(counts)).items()
+        if "compact" in told["cleanup.policy"]
+    }
+    return Log(cluster.bounds(there), retention)
+
+
+class Restore:
+    """Brings one export back into the state directory of the application it was made of."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        manifest: ExportManifest,
+        ask_log: AskLog,
+        choice: Choice | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self._manifest = manifest
+        self._ask_log = ask_log
+        self._choice = choice or Choice()
+        self._progress = progress or Silent()
+        self._settings = environment.settings
+        self._layout = environment.layout
+        self._databases = environment.databases
+        self._clock = environment.clock
+        self._exports = Exports.of(environment)
 
     def plan(self) -> RestoreReport:
         """What would be done. ExportTooOld, Misuse: nothing may be."""
@@ -130,33 +169,33 @@ class Restore:
 
     def apply(self) -> RestoreReport:
         """Do it. Locked while the application runs; nothing is touched then."""
-        began_s = self.clock.monotonic()
+        began_s = self._clock.monotonic()
         self._steps()  # a refusal leaves nothing behind, not even a lock file
         with self._locked():
             steps = self._steps()
             self._sweep()
-            self.progress.expect(self._report(steps).bytes)
+            self._progress.expect(self._report(steps).bytes)
             for step in steps:
                 self._take(step)
-            if not read_deployed(self.layout).fingerprint:
-                publish_deployed(self.layout, self.manifest.deployed)
+            if not read_deployed(self._layout).fingerprint:
+                publish_deployed(self._layout, self._manifest.deployed)
             reach(CrashPoint.IMPORT_DEPLOYED)
-        seconds = round(self.clock.monotonic() - began_s, 3)
+        seconds = round(self._clock.monotonic() - began_s, 3)
         return msgspec.structs.replace(self._report(steps), applied=True, seconds=seconds)
 
     def _steps(self) -> list[_Step]:
         """What is to be done to each store wanted that is not kept."""
-        wanted = [at for at in self.manifest.stores() if self.choice.takes(at)]
+        wanted = [at for at in self._manifest.stores() if self._choice.takes(at)]
         self._check_choice(wanted)
-        log = self.ask_log([self._log_of(at) for at in wanted])
+        log = self._ask_log([self._log_of(at) for at in wanted])
         steps = []
         for at in wanted:
             found = self._found(at)
             bounds = self._bounds(at, log)
-            if found is not None and not self.choice.replace:
+            if found is not None and not self._choice.replace:
                 continue
             step = _Step(at, self._home(at), found)
-            if not self.choice.full:
+            if not self._choice.full:
                 deadline_ms = self._check_age(at, log)
                 offset = at.store.offsets.offsets().get(self._log_of(at))
                 replay = bounds.end - self._check_offset(at, offset, bounds)
@@ -170,17 +209,19 @@ class Restore:
         taken = {(step.at.task, step.at.name) for step in steps}
         placed = [step.placed for step in steps if step.placed is not None]
         left_out = [
-            f"{task.stream_task}/{store}" for task in self.manifest.tasks for store in task.left_out
+            f"{task.stream_task}/{store}"
+            for task in self._manifest.tasks
+            for store in task.left_out
         ]
         return RestoreReport(
-            self.layout.application_id,
-            self.manifest.export_id,
+            self._layout.application_id,
+            self._manifest.export_id,
             False,
             placed,
             [
                 f"{self._home(at)}/{at.name}"
-                for at in self.manifest.stores()
-                if self.choice.takes(at) and (at.task, at.name) not in taken
+                for at in self._manifest.stores()
+                if self._choice.takes(at) and (at.task, at.name) not in taken
             ],
             [str(step.replaces) for step in steps if step.replaces is not None],
             [f"{step.home}/{step.at.name}" for step in steps if step.placed is None] + left_out,
@@ -189,12 +230,12 @@ class Restore:
         )
 
     def _take(self, step: _Step) -> None:
-        layout, name = self.layout, step.at.name
+        layout, name = self._layout, step.at.name
         making = layout.task_dir(step.home) / f".import-{name}"
         target = layout.store_dir(step.home, name)
         if step.placed is not None:
             try:
-                self.exports.fetch(step.at, making, self.progress)
+                self._exports.fetch(step.at, making, self._progress)
             except StateStoreError:
                 shutil.rmtree(making, ignore_errors=True)
                 raise
@@ -203,7 +244,7 @@ class Restore:
             sync_folder(making)
             reach(CrashPoint.IMPORT_FETCHED)
         if step.replaces is not None:
-            layout.quarantine(step.replaces, name, _REPLACED, self.clock)
+            layout.quarantine(step.replaces, name, _REPLACED, self._clock)
         if step.placed is None:
             return
         try:
@@ -218,44 +259,43 @@ class Restore:
 
     def _sweep(self) -> None:
         """Remove what a restore that died had fetched, whichever stores it was asked for."""
-        for task in self.layout.tasks():
-            for making in self.layout.task_dir(task).glob(".import-*"):
+        for task in self._layout.tasks():
+            for making in self._layout.task_dir(task).glob(".import-*"):
                 shutil.rmtree(making, ignore_errors=True)
 
     def _locked(self) -> AbstractContextManager[None]:
-        self.layout.create(self.layout.application_dir)
-        homes = {self._home(at) for at in self.manifest.stores()}
-        return self.layout.alone(
-            *homes, wait_ms=self.lock_wait_ms, clock=self.clock, locks=self.locks
-        )
+        self._layout.create(self._layout.application_dir)
+        homes = {self._home(at) for at in self._manifest.stores()}
+        wait_ms, locks = self._settings.lock_wait_ms, self._settings.volume_locks
+        return self._layout.alone(*homes, wait_ms=wait_ms, clock=self._clock, locks=locks)
 
     def _home(self, at: StoreOfTask) -> TaskId:
         """Where the topology deployed here looks for it, if one is."""
-        known = read_deployed(self.layout).stores.get(at.name)
+        known = read_deployed(self._layout).stores.get(at.name)
         return at.task if known is None else TaskId(known.sub_topology, at.task.partition)
 
     def _found(self, at: StoreOfTask) -> Path | None:
         """Where that store of that partition lies, if it holds anything."""
-        for task in self.layout.tasks():
-            folder = self.layout.store_dir(task, at.name)
+        for task in self._layout.tasks():
+            folder = self._layout.store_dir(task, at.name)
             same = task.partition == at.task.partition
-            if same and folder.is_dir() and not self.is_empty(folder):
+            if same and folder.is_dir() and not self._databases.is_empty(folder):
                 return folder
         return None
 
     def _log_of(self, at: StoreOfTask) -> TopicPartition:
-        topic = self.manifest.deployed.log_of(self.layout.application_id, at.name)
+        topic = self._manifest.deployed.log_of(self._layout.application_id, at.name)
         return TopicPartition(topic, at.task.partition)
 
     def _check_choice(self, wanted: Collection[StoreOfTask]) -> None:
-        manifest = self.manifest
-        if manifest.application_id != self.layout.application_id:
+        manifest = self._manifest
+        if manifest.application_id != self._layout.application_id:
             raise Misuse(
                 f"export {manifest.export_id} is of application {manifest.application_id}, not "
-                f"{self.layout.application_id}: to open it under another id, clone it (--as)"
+                f"{self._layout.application_id}: to open it under another id, clone it (--as)"
             )
         known = {at.name for at in manifest.stores()}
-        unknown = set(self.choice.stores) - known
+        unknown = set(self._choice.stores) - known
         if unknown or not wanted:
             raise Misuse(
                 f"export {manifest.export_id} has no {', '.join(sorted(unknown)) or 'such store'};"
@@ -270,7 +310,7 @@ class Restore:
                 "application's cluster?"
             )
         bounds = log.bounds[tp]
-        if self.choice.full and bounds.end == bounds.start:
+        if self._choice.full and bounds.end == bounds.start:
             raise Misuse(f"the changelog {tp} is empty: nothing could be restored from it")
         return bounds
 
@@ -279,10 +319,10 @@ class Restore:
         retention_ms = log.delete_retention_ms.get(self._log_of(at).topic)
         if retention_ms is None:
             return None
-        age_ms = self.clock.now_ms() - at.taken_ms
+        age_ms = self._clock.now_ms() - at.taken_ms
         if age_ms >= retention_ms:
             raise ExportTooOld(
-                f"export {self.manifest.export_id} has store {at.name!r} of task {at.task} as it "
+                f"export {self._manifest.export_id} has store {at.name!r} of task {at.task} as it "
                 f"was {age_ms // 1000} s ago; its changelog keeps deletes for "
                 f"{retention_ms // 1000} s (delete.retention.ms), so keys deleted since could come "
                 "back: restore from the changelog alone, with --full"
@@ -291,7 +331,7 @@ class Restore:
 
     def _check_offset(self, at: StoreOfTask, offset: int | None, bounds: Bounds) -> int:
         """From where the next start replays."""
-        tp, export_id = self._log_of(at), self.manifest.export_id
+        tp, export_id = self._log_of(at), self._manifest.export_id
         if offset is None:
             return bounds.start
         if offset < bounds.start:

@@ -19,7 +19,6 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -30,9 +29,12 @@ from statestore.faults import CrashPoint, reach
 from statestore.layout import files, owners
 from statestore.layout.folders import QUARANTINE_RECORD, Quarantined, StateLayout
 from statestore.model.ids import TaskId, TopicPartition
-from statestore.model.modes import ProcessingGuarantee
+from statestore.operations.at_rest import existing_application
+from statestore.operations.changelogs import holds_records
+from statestore.operations.clones.record import as_deployed
 from statestore.operations.deployed import Deployed, deployed, publish_deployed, read_deployed
-from statestore.operations.kept_stores import KeptStores, nobody_looks
+from statestore.operations.environment import Environment
+from statestore.operations.kept_stores import KeptStores
 from statestore.operations.relocation.disk import (
     Aside,
     Entry,
@@ -46,24 +48,13 @@ from statestore.operations.relocation.disk import (
 )
 from statestore.operations.relocation.plan import Choices, Move, Plan, placement, plan
 from statestore.operations.source_logs import check_unchanged
-from statestore.ports import Clock
-from statestore.stores.offsets import Format
+from statestore.ports import Cluster
 from statestore.tasks import input_checkpoint
 from statestore.tasks.plan import transactional_ids
 from statestore.topology.graph import TopicName, Topology
-from statestore.topology.logs import log_of
+from statestore.topology.logs import log_of, logs
 
 _log = logging.getLogger(__name__)
-
-
-def may_hold_rows(_path: Path) -> bool:
-    """For `is_empty` where no database can be opened: none is said to be empty."""
-    return False
-
-
-def may_have_records(_store: str) -> bool:
-    """For `has_records` where no broker is asked."""
-    return True
 
 
 class RelocationReport(msgspec.Struct, frozen=True):
@@ -75,46 +66,89 @@ class RelocationReport(msgspec.Struct, frozen=True):
     plan: Plan
 
 
-@dataclass(frozen=True)
-class Relocation:
-    """A topology about to be deployed over the state of an application.
+def relocate(
+    environment: Environment,
+    topology: Topology,
+    choices: Choices,
+    *,
+    dry_run: bool,
+    offline: bool,
+    accept_new_serdes: bool = False,
+) -> RelocationReport:
+    """Move the state of a stopped application to where `topology` looks for it (SEMANTICS R1-R5).
 
-    `settle` None: no broker is to be asked, so every task must have been closed cleanly.
-    `automatic` False: a move is refused, with all places and the command that does it. `locks`
-    False: file locks do not work, so that nobody is kept out; who still thinks a folder is his sees
-    a newer epoch, and what he has open is left behind by the next owner (SEMANTICS E10). `logs`:
-    by store, the source topic that is its log. `make_topics` makes the internal topics that are
-    missing, and tells by store what its changelog is called; None: the next start does.
-    `format_of` and `has_records`: see `KeptStores`.
+    `dry_run`: nothing is touched and no broker is asked. `offline`: no broker is asked, so every
+    stream task must have been closed cleanly.
     """
+    environment.settings.require("application.id", "state.dir")
+    existing_application(environment.layout)
+    environment, topology = as_deployed(environment, topology)
+    cluster, counts = None, None
+    if not dry_run and not offline:
+        cluster = environment.cluster
+        read, _ = topology.topics()
+        counts = topology.partition_counts(cluster.partitions(sorted(read)))
+    relocation = Relocation(
+        environment,
+        topology,
+        cluster=cluster,
+        counts=counts,
+        choices=choices,
+        accept_new_serdes=accept_new_serdes,
+    )
+    return relocation.report() if dry_run else relocation.apply_locked()
 
-    topology: Topology
-    layout: StateLayout
-    clock: Clock
-    guarantee: ProcessingGuarantee
-    settle: Callable[[Sequence[str]], None] | None
-    lock_wait_ms: int = 0
-    locks: bool = True
-    automatic: bool = True
-    counts: Mapping[TopicName, int] | None = None
-    choices: Choices = Choices()
-    logs: Mapping[str, str] = field(default_factory=dict)
-    is_empty: Callable[[Path], bool] = may_hold_rows
-    make_topics: Callable[[], Mapping[str, str]] | None = None
-    format_of: Callable[[Path], Format | None] = nobody_looks
-    has_records: Callable[[str], bool] = may_have_records
-    accept_new_serdes: bool = False
+
+class Relocation:
+    """A topology about to be deployed over the state of an application."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        topology: Topology,
+        *,
+        cluster: Cluster | None,
+        counts: Mapping[TopicName, int] | None = None,
+        choices: Choices | None = None,
+        automatic: bool = True,
+        make_topics: Callable[[], Mapping[str, str]] | None = None,
+        accept_new_serdes: bool = False,
+    ) -> None:
+        """Nothing is read or written yet.
+
+        `cluster` None: no broker may be asked, so every task must have been closed cleanly.
+        `counts`: the partitions of the topics, if they are known. `automatic` False: a move is
+        refused, with all places and the command that does it. `make_topics` makes the internal
+        topics that are missing and tells, by store, what the cluster calls its changelog; None: the
+        next start does that.
+
+        Where file locks do not work (`statestore.volume.locks`), nobody is kept out. A process that
+        still believes it owns a folder finds a newer epoch there, and the next owner leaves behind
+        what that process has open (SEMANTICS E10).
+        """
+        self._topology = topology
+        self._cluster = cluster
+        self._counts = counts
+        self._choices = choices or Choices()
+        self._automatic = automatic
+        self._make_topics = make_topics
+        self._accept_new_serdes = accept_new_serdes
+        self._environment = environment
+        self._settings = environment.settings
+        self._layout = environment.layout
+        self._clock = environment.clock
+        self._logs = logs(topology, environment.settings).topics()
 
     def unfinished(self) -> Journal | None:
         """A relocation begun and not finished; TopologyMismatch if this topology wants another."""
-        journal = read_journal(self.layout)
+        journal = read_journal(self._layout)
         if journal is None:
             return None
-        places = placement(self.topology).places
+        places = placement(self._topology).places
         for move in journal.moves:
             if places.get(move.store) != TaskId.parse(move.target).sub_topology:
                 raise TopologyMismatch(
-                    f"{journal_file(self.layout)}: a relocation for another topology (fingerprint "
+                    f"{journal_file(self._layout)}: a relocation for another topology (fingerprint "
                     f"{journal.deployed.fingerprint}) was begun and not finished: it puts "
                     f"{move.store} into {move.target}, where this one does not look for it; start "
                     "the application with that topology, or finish with `statestore relocate` and "
@@ -124,52 +158,68 @@ class Relocation:
 
     def plan(self, *, sizes: bool = False) -> Plan:
         """What is to be done now, nothing touched; refuses what cannot or may not be done."""
-        disk = look(self.layout, self.is_empty, locks=self.locks, sizes=sizes)
-        previous = read_deployed(self.layout)
-        check_unchanged(self.layout.application_id, self.topology, previous, self.logs)
+        disk = look(
+            self._layout,
+            self._environment.databases.is_empty,
+            locks=self._settings.volume_locks,
+            sizes=sizes,
+        )
+        previous = read_deployed(self._layout)
+        check_unchanged(self._layout.application_id, self._topology, previous, self._logs)
         made = plan(
-            placement(self.topology),
+            placement(self._topology),
             disk,
             previous,
             self._log_of,
-            self.choices,
-            guarantee=self.guarantee,
+            self._choices,
+            guarantee=self._settings.processing_guarantee,
         )
         self._check_kept(previous)
-        check_places(self.topology, self.layout, made, self.counts)
-        if made.moves and not self.automatic:
+        check_places(self._topology, self._layout, made, self._counts)
+        if made.moves and not self._automatic:
             raise TopologyMismatch(
-                f"{self.layout.application_dir}: the topology changed and stores lie elsewhere: "
+                f"{self._layout.application_dir}: the topology changed and stores lie elsewhere: "
                 f"{made.misplaced()}; automatic.state.relocation is false: move them with "
-                f"`statestore relocate --application-id {self.layout.application_id}`, or bring "
+                f"`statestore relocate --application-id {self._layout.application_id}`, or bring "
                 "the old topology back"
             )
-        return made if self.automatic else msgspec.structs.replace(made, set_aside=[])
+        return made if self._automatic else msgspec.structs.replace(made, set_aside=[])
 
     def _check_kept(self, previous: Deployed) -> None:
         kept = KeptStores(
-            self.topology,
-            self.layout,
+            self._topology,
+            self._layout,
             previous,
-            self.choices.renames,
-            self.format_of,
-            self.has_records,
-            locks=self.locks,
-            accept_new_serdes=self.accept_new_serdes,
+            self._choices.renames,
+            self._environment.databases.format_of,
+            self._has_records,
+            locks=self._settings.volume_locks,
+            accept_new_serdes=self._accept_new_serdes,
         )
         kept.check()
+
+    def _has_records(self, store: str) -> bool:
+        """Whether the log of a store may hold anything; it may if no broker is asked."""
+        if self._cluster is None:
+            return True
+        topic = log_of(self._layout.application_id, store, self._logs)
+        return holds_records(self._cluster, self._environment.changelog, topic)
 
     def report(self) -> RelocationReport:
         """What `apply` would do, with sizes; of one begun before, what is left of it."""
         journal = self.unfinished()
         begun = [] if journal is None else [m for m in journal.moves if self._undone(m)]
         made = self.plan(sizes=True) if journal is None else Plan()
-        return RelocationReport(self.layout.application_id, False, begun, made)
+        return RelocationReport(self._layout.application_id, False, begun, made)
 
     def apply_locked(self) -> RelocationReport:
         """`apply` between taking the application's lock and letting go of it (SEMANTICS R4)."""
         self.check()  # a refusal leaves nothing behind, not even a raised epoch
-        claim = self.layout.claim(wait_ms=self.lock_wait_ms, clock=self.clock, locks=self.locks)
+        claim = self._layout.claim(
+            wait_ms=self._settings.lock_wait_ms,
+            clock=self._clock,
+            locks=self._settings.volume_locks,
+        )
         try:
             sized = self.report()
             made = self.apply()
@@ -194,40 +244,46 @@ class Relocation:
             with self._locked(journal.tasks()):
                 self._finish(journal)
         made = self.plan()
-        there = list(self.layout.tasks())
+        there = list(self._layout.tasks())
         with self._locked(there if made.touches_disk or made.settle else ()):
             self._settle(made.settle, there)
             # Before anything says that a store is deployed: its changelog was there from then on.
             wanted = self._deployed(self._changelog_ids())
             self._carry_marks(there)
             if not made.touches_disk:
-                publish_deployed(self.layout, wanted)
+                publish_deployed(self._layout, wanted)
                 return made
             reach(CrashPoint.RELOCATE_SETTLED)
             journal = self._journal(made, wanted)
             with self._locked([task for task in journal.tasks() if task not in there]):
-                files.publish(journal_file(self.layout), msgspec.json.encode(journal))
+                files.publish(journal_file(self._layout), msgspec.json.encode(journal))
                 reach(CrashPoint.RELOCATE_JOURNALLED)
                 self._finish(journal)
         return made
 
     def _undone(self, move: Move) -> bool:
-        return self.layout.store_dir(TaskId.parse(move.source), move.old_name).exists()
+        return self._layout.store_dir(TaskId.parse(move.source), move.old_name).exists()
 
     def _log_of(self, store: str) -> str:
-        application_id = self.layout.application_id
-        if store in self.topology.stores:
-            return log_of(application_id, store, self.logs)
-        return read_deployed(self.layout).log_of(application_id, store)
+        application_id = self._layout.application_id
+        if store in self._topology.stores:
+            return log_of(application_id, store, self._logs)
+        return read_deployed(self._layout).log_of(application_id, store)
 
     def _changelog_ids(self) -> Mapping[str, str]:
-        if self.make_topics is not None:
-            return self.make_topics()
-        known = read_deployed(self.layout).stores.items()
+        if self._make_topics is not None:
+            return self._make_topics()
+        known = read_deployed(self._layout).stores.items()
         return {name: made for name, store in known if (made := store.changelog_id) is not None}
 
     def _deployed(self, changelog_ids: Mapping[str, str]) -> Deployed:
-        return deployed(self.topology, self.guarantee, self.counts, self.logs, changelog_ids)
+        return deployed(
+            self._topology,
+            self._settings.processing_guarantee,
+            self._counts,
+            self._logs,
+            changelog_ids,
+        )
 
     @contextmanager
     def _locked(self, tasks: Iterable[TaskId]) -> Iterator[None]:
@@ -237,24 +293,27 @@ class Relocation:
         """
         with ExitStack() as locks:
             for task in tasks:
-                folder = self.layout.task_dir(task)
-                self.layout.create(folder)
-                if not self.locks:
+                folder = self._layout.task_dir(task)
+                self._layout.create(folder)
+                if not self._settings.volume_locks:
                     continue
                 what = f"task {task}"
-                locks.enter_context(owners.at_rest(folder, what=what, wait_ms=self.lock_wait_ms))
+                locks.enter_context(
+                    owners.at_rest(folder, what=what, wait_ms=self._settings.lock_wait_ms)
+                )
             yield
 
     def _settle(self, tasks: Sequence[str], there: Iterable[TaskId]) -> None:
         """End what the last deployment left open, for good (SEMANTICS R4)."""
-        if self.settle is not None:
+        if self._cluster is not None:
             if tasks:
                 _log.info("relocation: settling the transactions of %s", ", ".join(tasks))
-                application = self.layout.application_id
-                self.settle([name for t in tasks for name in transactional_ids(application, t)])
+                application = self._layout.application_id
+                ids = [name for t in tasks for name in transactional_ids(application, t)]
+                self._cluster.abort_open_transactions(ids)
             return
         for task in there:
-            owner = owners.read_owner(self.layout.task_dir(task))
+            owner = owners.read_owner(self._layout.task_dir(task))
             if owner is not None and not owner.released:
                 raise Misuse(
                     f"--offline: task {task} was not closed cleanly by {owner.describe()}: it may "
@@ -264,21 +323,21 @@ class Relocation:
     def _carry_marks(self, there: Iterable[TaskId]) -> None:
         """What tasks remember of their inputs goes to the tasks that read them now."""
         readers = {
-            topic.full(self.layout.application_id): part.ordinal
-            for part in self.topology.sub_topologies
+            topic.full(self._layout.application_id): part.ordinal
+            for part in self._topology.sub_topologies
             for topic in part.source_topics
         }
 
         def home(tp: TopicPartition) -> Path | None:
             ordinal = readers.get(tp.topic)
-            return None if ordinal is None else self.layout.task_dir(TaskId(ordinal, tp.partition))
+            return None if ordinal is None else self._layout.task_dir(TaskId(ordinal, tp.partition))
 
-        input_checkpoint.carry(map(self.layout.task_dir, there), home, self.clock)
+        input_checkpoint.carry(map(self._layout.task_dir, there), home, self._clock)
 
     def _journal(self, made: Plan, wanted: Deployed) -> Journal:
-        entries = checkpoint_entries(self.layout, made.moves, made.set_aside, self._log_of)
-        quarantine = self.layout.application_dir / "quarantine"
-        now_ms = self.clock.now_ms()
+        entries = checkpoint_entries(self._layout, made.moves, made.set_aside, self._log_of)
+        quarantine = self._layout.application_dir / "quarantine"
+        now_ms = self._clock.now_ms()
         asides: list[Aside] = []
         for gone in made.set_aside:
             since_ms, taken = now_ms, {aside.folder for aside in asides}
@@ -288,11 +347,11 @@ class Relocation:
                     break
                 since_ms += 1
             asides.append(Aside(gone, name, since_ms))
-        return Journal(self.layout.application_id, made.moves, asides, list(entries), wanted)
+        return Journal(self._layout.application_id, made.moves, asides, list(entries), wanted)
 
     def _finish(self, journal: Journal) -> None:
         """Everything after the journal, or what is left of it."""
-        layout = self.layout
+        layout = self._layout
         _raise_owners(layout, journal)
         reach(CrashPoint.RELOCATE_OWNERS_RAISED)
         changed = {layout.application_dir}

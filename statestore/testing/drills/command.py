@@ -14,9 +14,8 @@ import click
 import msgspec
 from rich.console import Console
 
-from statestore.assembly import failure
 from statestore.commands.arguments import deployment_options, parse_deployment
-from statestore.errors import HostFailure, Misuse
+from statestore.errors import HostFailure, Misuse, failure_fields
 from statestore.settings import Settings, expand
 from statestore.testing.drills.drill import RUN, CloneFrom, drill
 from statestore.testing.drills.plan import PREFIX, DrillReport
@@ -111,11 +110,11 @@ def run_drill(flags: dict[str, Any], launch: Sequence[str]) -> None:
         _write(report, asked.folder)
     except Exception as error:
         if as_json:
-            _echo({"application_id": flags["application_id"] or "", "error": failure(error)})
+            _echo({"application_id": flags["application_id"] or "", "error": failure_fields(error)})
         raise
     wrong = report.failure()
     if as_json:
-        error_fields = None if wrong is None else failure(wrong)
+        error_fields = None if wrong is None else failure_fields(wrong)
         said = msgspec.to_builtins(report)
         _echo({**said, "report": str(asked.folder / "report.html"), "error": error_fields})
     else:

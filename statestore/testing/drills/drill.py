@@ -1,4 +1,4 @@
-"""Drills put together: settings in, a report out."""
+"""Drills on a cluster: settings in, a report out."""
 
 import dataclasses
 import logging
@@ -9,21 +9,20 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from statestore.assembly.auditing import audit
-from statestore.assembly.cloning import clone_export, drop_clone, export_for_clone
-from statestore.assembly.opening import open_files
-from statestore.assembly.pipelines import load_pipeline
-from statestore.assembly.reading import snapshots_of, stores_at_rest
-from statestore.assembly.surroundings import SystemClock, checked_cluster, layout_of
 from statestore.errors import Misuse
-from statestore.kafka.changelog import KafkaChangelog
-from statestore.kafka.outbox import PlainOutbox
 from statestore.kafka.scratch import delete, truncate
 from statestore.model.ids import TopicPartition
+from statestore.operations.at_rest import StoresAtRest
 from statestore.operations.audits.audit import failure_line
+from statestore.operations.audits.perform import audit
+from statestore.operations.clones.clone import clone_export, drop_clone
 from statestore.operations.exports.catalog import LATEST
+from statestore.operations.exports.create import create_export_for_clones
+from statestore.operations.pipelines import load_pipeline
+from statestore.operations.snapshots import Snapshots
 from statestore.operations.topics import ANY_TIME
 from statestore.ports import Bounds, Records, TopicSpec
+from statestore.runtime import Runtime
 from statestore.settings import Settings, is_secret
 from statestore.stores import keyvalue
 from statestore.testing.drills.plan import PREFIX, DrillReport, plan
@@ -75,24 +74,24 @@ def drill(
     """
     settings.require("bootstrap.servers")
     planned = plan(points, moments, specials, seed)
-    checked_cluster(settings).close()
-    if clone is not None and clone.export is None:
-        exported = export_for_clone(load_pipeline(clone.pipeline), settings)
-        clone = clone._replace(export=exported.export_id)
-    made = Drills(
-        lambda: (
-            _scratch(settings, folder, launch)
-            if clone is None
-            else _cloned(settings, folder, launch, clone)
-        ),
-        SystemClock(),
-        broker,
-        keep=keep,
-        killable=tuple(launch) == RUN,
-    )
-    return made.run(
-        planned, workload="generated" if clone is None else f"clones of {clone.export}", seed=seed
-    )
+    with Runtime(settings) as runtime:
+        runtime.cluster.check()
+        if clone is not None and clone.export is None:
+            exported = create_export_for_clones(runtime, load_pipeline(clone.pipeline))
+            clone = clone._replace(export=exported.export_id)
+        made = Drills(
+            lambda: (
+                _scratch(settings, folder, launch)
+                if clone is None
+                else _cloned(runtime, folder, launch, clone)
+            ),
+            runtime.clock,
+            broker,
+            keep=keep,
+            killable=tuple(launch) == RUN,
+        )
+        workload = "generated" if clone is None else f"clones of {clone.export}"
+        return made.run(planned, workload=workload, seed=seed)
 
 
 def _scratch(settings: Settings, folder: Path, launch: Sequence[str]) -> Scratch:
@@ -110,7 +109,8 @@ def _scratch(settings: Settings, folder: Path, launch: Sequence[str]) -> Scratch
     return Scratch(application_id, home, launch, program, flags, variables, tools, home / "state")
 
 
-def _cloned(settings: Settings, folder: Path, launch: Sequence[str], clone: CloneFrom) -> Scratch:
+def _cloned(runtime: Runtime, folder: Path, launch: Sequence[str], clone: CloneFrom) -> Scratch:
+    settings = runtime.settings
     clone_id = f"{PREFIX}{secrets.token_hex(4)}"
     own = dataclasses.replace(settings, application_id=clone_id)
     guarantee = {"processing.guarantee": settings.processing_guarantee}
@@ -120,7 +120,7 @@ def _cloned(settings: Settings, folder: Path, launch: Sequence[str], clone: Clon
         if key not in {"application.id", "state.dir"}
     }
     flags, variables = _flags(carried)
-    state_dir = layout_of(settings).state_dir
+    state_dir = runtime.layout.state_dir
     made = _Clone(settings, own, clone)
     program = (_STATESTORE,)
     return Scratch(
@@ -148,11 +148,13 @@ class _Clone(NamedTuple):
         """Open the export under the scratch id."""
         topology = load_pipeline(self.source.pipeline)
         clone_id = self.own.application_id
-        clone_export(topology, self.original, clone_id, export=self.source.export or LATEST)
+        with Runtime(self.original) as runtime:
+            clone_export(runtime, topology, clone_id, export=self.source.export or LATEST)
 
     def drop(self) -> None:
         """Remove the clone's topics, group and folder."""
-        drop_clone(self.own)
+        with Runtime(self.own) as runtime:
+            drop_clone(runtime)
 
 
 def _flags(settings: Mapping[str, object]) -> tuple[list[str], dict[str, str]]:
@@ -177,8 +179,8 @@ class KafkaTools:
     def create(self, topics: Mapping[str, int]) -> None:
         """New topics, whose records are never too old."""
         config = {"retention.ms": "-1", **ANY_TIME}
-        with closing(checked_cluster(self._settings)) as cluster:
-            cluster.create([TopicSpec(self._own(t), n, config) for t, n in topics.items()])
+        with Runtime(self._settings) as runtime:
+            runtime.cluster.create([TopicSpec(self._own(t), n, config) for t, n in topics.items()])
 
     def delete(self, prefix: str) -> None:
         """Every topic whose name begins so, and the group."""
@@ -186,7 +188,8 @@ class KafkaTools:
 
     def produce(self, topic: str, records: Sequence[tuple[bytes, bytes, int]]) -> None:
         """Key, value and time of each, acknowledged."""
-        with closing(PlainOutbox(self._settings, group_id=self._name)) as outbox:
+        with Runtime(self._settings) as runtime:
+            outbox = runtime.outbox
             outbox.open()
             outbox.begin()
             keys, values, times = zip(*records, strict=True)
@@ -211,7 +214,7 @@ class KafkaTools:
 
     def rows(self, store: str) -> dict[bytes, bytes]:
         """What a store holds, all partitions, as of a snapshot."""
-        with closing(stores_at_rest(self._settings)) as at_rest:
+        with Runtime(self._settings) as runtime, closing(StoresAtRest(runtime)) as at_rest:
             return {row.key: row.value for row in at_rest.range(store)}
 
     def snapshot_findings(self, store: str) -> list[str]:
@@ -220,17 +223,19 @@ class KafkaTools:
 
     def audit(self) -> list[str]:
         """What an audit finds wrong, or why it proves nothing."""
-        found = audit(self._settings)
+        with Runtime(self._settings) as runtime:
+            found = audit(runtime)
         if found.passed:
             return []
         return [f"audit: {found.verdict}", *(failure_line(one) for one in found.failures)]
 
     def _snapshot_findings(self, store: str) -> Iterator[str]:
-        layout, snapshots = layout_of(self._settings), snapshots_of(self._settings)
+        runtime = Runtime(self._settings)  # only its folders and files, which need no closing
+        layout, snapshots = runtime.layout, Snapshots(runtime)
         for task in [task for task in layout.tasks() if store in layout.stores(task)]:
             with snapshots.take(task) as taken:
                 ((tp, at),) = taken.manifest.stores[store].offsets().items()
-                with closing(open_files(taken.store_dir(store))) as engine:
+                with closing(runtime.databases.read(taken.store_dir(store))) as engine:
                     found = dict(engine.table(keyvalue.TABLE).scan())
             folded: dict[bytes, bytes] = {}
             for key, value in self._replayed(tp, self._bounds(tp.topic)[tp].start, at):
@@ -245,15 +250,16 @@ class KafkaTools:
     def _replayed(
         self, tp: TopicPartition, start: int, end: int
     ) -> Iterator[tuple[Any, bytes | None]]:
-        for stretch in KafkaChangelog(self._settings).replay(tp, start, end):
-            yield from zip(stretch.batch.keys.objects, stretch.batch.values.objects, strict=True)
+        with Runtime(self._settings) as runtime:
+            for stretch in runtime.changelog.replay(tp, start, end):
+                batch = stretch.batch
+                yield from zip(batch.keys.objects, batch.values.objects, strict=True)
 
     def _bounds(self, topic: str) -> dict[TopicPartition, Bounds]:
-        log = KafkaChangelog(self._settings)
-        with closing(checked_cluster(self._settings)) as cluster:
-            count = cluster.partitions([topic]).get(topic, 0)
-        tps = [TopicPartition(topic, partition) for partition in range(count)]
-        return log.bounds(tps) if tps else {}
+        with Runtime(self._settings) as runtime:
+            count = runtime.cluster.partitions([topic]).get(topic, 0)
+            tps = [TopicPartition(topic, partition) for partition in range(count)]
+            return runtime.changelog.bounds(tps) if tps else {}
 
     def _own(self, topic: str) -> str:
         if not topic.startswith(self._name) or not self._name.startswith(PREFIX):

@@ -5,17 +5,14 @@ from contextlib import closing
 
 import msgspec
 
-from statestore.assembly.auditing import fold_of
-from statestore.assembly.opening import open_files
-from statestore.assembly.reading import stores_at_rest
-from statestore.assembly.surroundings import checked_cluster, exports_of
 from statestore.errors import Misuse, UnknownStore
 from statestore.model.ids import TaskId, TopicPartition
-from statestore.operations.at_rest import windows_kept_ms
+from statestore.operations.at_rest import StoresAtRest, windows_kept_ms
+from statestore.operations.audits.perform import fold_of
 from statestore.operations.audits.rows import WINDOW, Rows, Subject, facts_of, stored_rows
-from statestore.operations.exports.catalog import FetchedStore, find
+from statestore.operations.environment import Environment
+from statestore.operations.exports.catalog import Exports, FetchedStore, find
 from statestore.ports import Engine
-from statestore.settings import Settings
 from statestore.stores import keyvalue, versioned_layout, windows
 
 
@@ -34,16 +31,16 @@ class Shape(msgspec.Struct, frozen=True):
 
 
 def shape_of(
-    settings: Settings, store: str, partition: int | None = None, export: str | None = None
+    environment: Environment, store: str, partition: int | None = None, export: str | None = None
 ) -> Shape:
     """Of a store as deployed last, or in an export; UnknownStore or Misuse name what there is."""
     if export is None:
-        with closing(stores_at_rest(settings)) as looked:
+        with closing(StoresAtRest(environment)) as looked:
             said = looked.deployed
             kind = said.stores[store].kind if store in said.stores else keyvalue.KIND
             tasks = looked.find(store, partition, kind=kind)
     else:
-        manifest = exports_of(settings).read(export)
+        manifest = Exports.of(environment).read(export)
         found = find(manifest, store, partition)
         said, kind, export = manifest.deployed, found[0].store.kind, manifest.export_id
         tasks = [at.task for at in found]
@@ -54,7 +51,7 @@ def shape_of(
         None if known is None else known.key_serde,
         None if known is None else known.value_serde,
         [(str(task), task.partition) for task in tasks],
-        said.log_of(settings.application_id, store),
+        said.log_of(environment.settings.application_id, store),
         known is not None and known.source_topic is not None,
         0 if known is None else windows_kept_ms(known),
         export,
@@ -62,24 +59,24 @@ def shape_of(
 
 
 def committed_rows(
-    settings: Settings, shape: Shape, stream_task: str, *, as_of_ms: int | None = None
+    environment: Environment, shape: Shape, stream_task: str, *, as_of_ms: int | None = None
 ) -> Iterator[Rows]:
     """What the store of one stream task holds, as committed last, in a snapshot of its own.
 
     `as_of_ms`: of a store with history, the versions valid then; None: all.
     """
     if shape.export is not None:
-        exports = exports_of(settings)
+        exports = Exports.of(environment)
         partition = TaskId.parse(stream_task).partition
         found = find(exports.read(shape.export), shape.store, partition, kind=shape.kind)
         (at,) = [one for one in found if str(one.task) == stream_task]
         with (
             FetchedStore(exports, at) as fetched,
-            closing(open_files(fetched.store_dir(shape.store))) as engine,
+            closing(environment.databases.read(fetched.store_dir(shape.store))) as engine,
         ):
             yield from _shown(engine, shape, as_of_ms)
         return
-    with closing(stores_at_rest(settings)) as looked:
+    with closing(StoresAtRest(environment)) as looked:
         partition = TaskId.parse(stream_task).partition
         tasks = looked.find(shape.store, partition, kind=shape.kind)
         task = next((task for task in tasks if str(task) == stream_task), None)
@@ -92,7 +89,7 @@ def committed_rows(
 
 
 def logged_rows(
-    settings: Settings,
+    environment: Environment,
     shape: Shape,
     stream_task: str,
     partition: int,
@@ -101,10 +98,10 @@ def logged_rows(
 ) -> Iterator[Rows]:
     """What the log of that store makes of it, up to the last stable offset; nothing expires."""
     log = TopicPartition(shape.topic, partition)
-    with closing(checked_cluster(settings)) as cluster:
-        if log.topic not in cluster.partitions([log.topic]):
-            raise Misuse(f"store {shape.store!r} has no log {log.topic} on these brokers")
-        end = cluster.bounds([log])[log].end
+    cluster = environment.cluster
+    if log.topic not in cluster.partitions([log.topic]):
+        raise Misuse(f"store {shape.store!r} has no log {log.topic} on these brokers")
+    end = cluster.bounds([log])[log].end
     subject = Subject(
         shape.store,
         stream_task,
@@ -121,7 +118,7 @@ def logged_rows(
         value_serde=shape.value_serde,
         is_source=shape.is_source,
     )
-    folded = fold_of(settings, subject)
+    folded = fold_of(environment, subject)
     clock = folded.rows.get((windows.TIME_ROW, 0))
     for rows in folded.lots():
         yield _seen(rows, shape, as_of_ms, versioned_layout.TIME_MIN, clock and clock.value)

@@ -1,0 +1,107 @@
+"""Performs an audit in this process: plan, compare, keep the verdict. Spark jobs use its parts."""
+
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+from statestore.layout.audits import AuditedStore, AuditFailure, AuditRecord, Audits
+from statestore.operations.at_rest import existing_application
+from statestore.operations.audits.audit import Examined, places_of, verdict_of
+from statestore.operations.audits.plan import AuditPlan, plan_export, plan_live
+from statestore.operations.audits.report import html_of
+from statestore.operations.audits.rows import Fold, Rows, Subject, fold, stored_rows
+from statestore.operations.environment import Environment
+from statestore.operations.exports.catalog import Exports, FetchedStore, find
+
+
+def audit(
+    environment: Environment, stores: Collection[str] = (), *, export: str | None = None
+) -> AuditRecord:
+    """Compare stores with their logs in this process and keep the verdict where status finds it.
+
+    `stores`: only these; all if it is empty. `export`: the id of an export, or "latest", to audit
+    instead of the live stores. The verdict is in the record: see `audit.require_pass`.
+    Unavailable if brokers or the owner of a stream task do not answer.
+    """
+    time_ms = environment.clock.now_ms()
+    with planned_audit(environment, stores, export=export) as plan:
+        examined = []
+        for store, subjects in plan.by_store():
+            one = Examined(store, subjects[0].kind, subjects[0].key_serde)
+            for subject in subjects:
+                plan.renew()
+                one.examine(
+                    subject,
+                    rows_of(environment, subject),
+                    fold_of(environment, subject),
+                    environment.partitioners,
+                )
+            examined.append(one)
+        results = [one.result() for one in examined]
+        failures = [failure for one in examined for failure in one.failures]
+        return keep_audit(environment, plan, results, failures, time_ms=time_ms)
+
+
+@contextmanager
+def planned_audit(
+    environment: Environment, stores: Collection[str] = (), *, export: str | None = None
+) -> Iterator[AuditPlan]:
+    """Plan what is to be compared; the snapshots live as long as the `with`."""
+    environment.settings.require("application.id", "state.dir", "bootstrap.servers")
+    if export is None:
+        existing_application(environment.layout)
+        plan = plan_live(environment, stores)
+    else:
+        plan = plan_export(environment, export, stores)
+    with plan:
+        yield plan
+
+
+def rows_of(environment: Environment, subject: Subject) -> Iterator[Rows]:
+    """The store's side, from its files; TaskCorrupted, ExportDamaged if they cannot be read."""
+    if subject.is_missing:
+        return
+    with ExitStack() as closes:
+        path = Path(subject.path)
+        if subject.export is not None:
+            exports = Exports.of(environment)
+            (at,) = find(exports.read(subject.export), subject.store, subject.partition)
+            fetched = closes.enter_context(FetchedStore(exports, at))
+            path = fetched.store_dir(subject.store)
+        engine = closes.enter_context(closing(environment.databases.read_uncached(path)))
+        yield from stored_rows(engine, subject.kind, subject.bound_ms)
+
+
+def fold_of(environment: Environment, subject: Subject) -> Fold:
+    """The log's side."""
+    return fold(environment.audit_log_reader, subject)
+
+
+def keep_audit(
+    environment: Environment,
+    plan: AuditPlan,
+    stores: list[AuditedStore],
+    failures: list[AuditFailure],
+    *,
+    time_ms: int,
+    data_docs: str | None = None,
+) -> AuditRecord:
+    """Judge, and keep the record and its page where status, people and the next audit find them."""
+    audits = Audits(environment.layout)
+    found = [*plan.failures, *failures]
+    settings = environment.settings
+    percent = settings.audit_superseded_max_percent
+    record = AuditRecord(
+        application_id=settings.application_id,
+        time_ms=time_ms,
+        verdict=verdict_of(stores, found, superseded_max_percent=percent),
+        source=plan.source,
+        stores=stores,
+        places=places_of(plan.subjects),
+        failures=found,
+        not_checked=plan.not_checked,
+        link=audits.page(time_ms).absolute().as_uri(),
+        data_docs=data_docs,
+    )
+    audits.keep(record, html_of(record))
+    return record

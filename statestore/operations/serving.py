@@ -1,0 +1,147 @@
+"""Runs an application: the driver's side, which plans, and the worker's side, which processes.
+
+A Spark job uses `start_run` in the driver and `serve_planned` in its workers. `serve_here` does
+both in one process, with the same lock and the same guarantees.
+"""
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+from statestore.errors import Misuse
+from statestore.model.modes import Span, Time, span_ms, to_ms
+from statestore.operations.clones.record import as_deployed
+from statestore.operations.environment import Environment
+from statestore.operations.run import (
+    Checked,
+    PlannedTask,
+    Run,
+    RunRequest,
+    RunSummary,
+    check_shared,
+)
+from statestore.tasks.budget import MemoryLimits, MemoryShare
+from statestore.tasks.lifecycle import StreamTask
+from statestore.tasks.plan import TaskPlan, TaskReport
+from statestore.tasks.progress import ProgressFile
+from statestore.tasks.slot import Served, Tell, serve
+from statestore.topology.graph import Topology
+
+LATEST: Literal["latest"] = "latest"
+_log = logging.getLogger("statestore")
+
+
+def run_request(
+    *,
+    until: Literal["latest"] | Time = LATEST,
+    run_for: Span | None = None,
+    accept_new_topology: bool = False,
+    accept_empty_changelog: bool = False,
+    accept_forgotten_offsets: bool = False,
+    accept_new_serdes: bool = False,
+) -> RunRequest:
+    """Make the request of a run from public types."""
+    if until != LATEST and run_for is not None:
+        raise Misuse("until and run_for exclude each other: a continuous run has no planned end")
+    if run_for is not None and span_ms(run_for) <= 0:
+        raise Misuse(f"a run for {span_ms(run_for)} ms does nothing: want a span above 0")
+    if not isinstance(until, str) and to_ms(until) < 0:
+        raise Misuse(f"until {until}: no record is of before 1970: want a later time, or latest")
+    return RunRequest(
+        until_ms=None if isinstance(until, str) else to_ms(until),
+        run_for_ms=None if run_for is None else span_ms(run_for),
+        accept_new_topology=accept_new_topology,
+        accept_empty_changelog=accept_empty_changelog,
+        accept_forgotten_offsets=accept_forgotten_offsets,
+        accept_new_serdes=accept_new_serdes,
+    )
+
+
+@contextmanager
+def start_run(environment: Environment, topology: Topology, request: RunRequest) -> Iterator[Run]:
+    """Hold the application lock and plan the waves: the driver's side of a run."""
+    with _prepared(environment, topology, request) as started:
+        yield started
+
+
+def check_run(environment: Environment, topology: Topology, request: RunRequest) -> Checked:
+    """Tell what the next start would do first; raise whatever it would refuse; write nothing."""
+    return _prepared(environment, topology, request).check()
+
+
+def serve_here(started: Run, stop: threading.Event, tell: Tell | None = None) -> RunSummary:
+    """Run both sides in this process: the waves of a run, one after the other.
+
+    `tell` is called about once a second during a continuous run.
+    """
+    summary = RunSummary(started.environment.settings.application_id)
+    for wave in started.waves():
+        if stop.is_set():
+            summary.caught_up = False
+            break
+        reports = serve_planned(
+            started.environment,
+            started.topology,
+            wave,
+            started.request,
+            slots=1,
+            stop=stop,
+            tell=tell,
+        )
+        summary.add(reports)
+        _log.info("%d stream tasks done, %d records so far", len(reports), summary.records_in)
+    return summary
+
+
+def serve_planned(
+    environment: Environment,
+    topology: Topology,
+    planned: Sequence[PlannedTask],
+    request: RunRequest,
+    *,
+    slots: int,
+    stop: threading.Event,
+    tell: Tell | None = None,
+) -> list[TaskReport]:
+    """Run these stream tasks in this process: the worker's side of a run.
+
+    `slots`: how many slots share the memory of this host.
+    """
+    environment, topology = as_deployed(environment, topology)
+    clock, layout, settings = environment.clock, environment.layout, environment.settings
+    for task in planned:
+        check_shared(layout, task)
+    memory = MemoryShare(MemoryLimits.of(settings, slots))
+    tasks = []
+    for task in planned:
+        plan = _task_plan(topology, task, request, slots)
+        edges = environment.task_edges(plan, task.batch_bytes)
+        noted = ProgressFile(layout.task_dir(task.task_id), clock, slots=slots)
+        tasks.append(Served(StreamTask(plan, edges, settings, layout, memory), noted))
+    return serve(tasks, run_for_ms=request.run_for_ms, stop=stop, clock=clock, tell=tell)
+
+
+def _prepared(environment: Environment, topology: Topology, request: RunRequest) -> Run:
+    environment.settings.require("application.id", "bootstrap.servers", "state.dir")
+    environment, topology = as_deployed(environment, topology)
+    # What a worker would refuse later is refused before anything starts.
+    environment.check_settings()
+    return Run(environment, topology, request)
+
+
+def _task_plan(
+    topology: Topology, planned: PlannedTask, request: RunRequest, slots: int
+) -> TaskPlan:
+    ends = planned.ends()
+    return TaskPlan(
+        planned.task_id,
+        topology.sub_topologies[planned.task_id.sub_topology],
+        topology.stores,
+        tuple(ends),
+        ends if planned.bounded else None,
+        slots,
+        accept_empty_changelog=request.accept_empty_changelog,
+        serving=planned.serving,
+    )

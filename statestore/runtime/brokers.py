@@ -1,0 +1,72 @@
+"""The Kafka clients of one application, made from its settings when they are first asked for."""
+
+from functools import cached_property
+
+from statestore.kafka.audit_log_reader import KafkaAuditLogReader
+from statestore.kafka.changelog import KafkaChangelog
+from statestore.kafka.clients import Trouble, consumer, producer
+from statestore.kafka.monitoring import KafkaMonitoringClient
+from statestore.kafka.outbox import PlainOutbox, TransactionalOutbox
+from statestore.kafka.source import KafkaSource
+from statestore.kafka.topics import Admin, KafkaCluster
+from statestore.ports import (
+    AuditLogReader,
+    Changelog,
+    Cluster,
+    MonitoringClient,
+    Outbox,
+    Source,
+)
+from statestore.settings import Settings
+from statestore.tasks.commit import CommitStamp
+from statestore.tasks.plan import TaskPlan, transactional_ids
+
+
+class KafkaBrokers:
+    """`runtime.Brokers` on a real cluster. Its cluster and its changelog share one connection."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._group_id = settings.application_id
+
+    def cluster(self) -> Cluster:
+        return KafkaCluster(self._settings, self._admin)
+
+    def changelog(self) -> Changelog:
+        return KafkaChangelog(self._settings, self._admin)
+
+    def source(self) -> Source:
+        return KafkaSource(self._settings, group_id=self._group_id)
+
+    def outbox(self) -> Outbox:
+        return PlainOutbox(self._settings, group_id=self._group_id)
+
+    def task_outbox(self, plan: TaskPlan, batch_bytes: int | None) -> Outbox:
+        if not self._settings.exactly_once:
+            return PlainOutbox(self._settings, group_id=self._group_id, batch_bytes=batch_bytes)
+        return TransactionalOutbox(
+            self._settings,
+            transactional_ids=transactional_ids(self._group_id, plan.task_id),
+            group_id=self._group_id,
+            batch_bytes=batch_bytes,
+            inputs=plan.inputs,
+            number_of=CommitStamp.number_in,
+        )
+
+    def audit_log_reader(self) -> AuditLogReader:
+        return KafkaAuditLogReader(self._settings)
+
+    def monitoring_client(self) -> MonitoringClient:
+        return KafkaMonitoringClient(self._settings)
+
+    def check_settings(self) -> None:
+        """InvalidSetting if a client refuses its settings."""
+        consumer(self._settings, self._group_id, Trouble()).close()
+        producer(self._settings, {}, Trouble())
+
+    def close(self) -> None:
+        self._admin.close()
+
+    @cached_property
+    def _admin(self) -> Admin:
+        return Admin(self._settings)

@@ -1,0 +1,152 @@
+"""The public functions that take settings: run a topology, open a store, open a snapshot.
+
+Each makes a `Runtime` of its own. The names are those of `import statestore as ss`.
+"""
+
+import dataclasses
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any, Literal, TypeVar, overload
+
+from statestore.errors import Misuse
+from statestore.model.modes import IsolationLevel, Span, Time
+from statestore.model.records import Serde
+from statestore.operations.at_rest import StoresAtRest, spec_of
+from statestore.operations.exports.catalog import Exports, FetchedStore, find
+from statestore.operations.run import RunSummary
+from statestore.operations.serving import LATEST, run_request, serve_here, start_run
+from statestore.operations.snapshot_store import HeldFiles, SnapshotKeyValueStore
+from statestore.operations.snapshot_versions import SnapshotVersionedStore
+from statestore.operations.snapshot_windows import SnapshotWindowStore
+from statestore.operations.snapshots import Snapshots
+from statestore.runtime import Runtime, SystemClock
+from statestore.runtime.databases import open_built_in
+from statestore.settings import Settings
+from statestore.stores import background_flush
+from statestore.stores.built_in import BuiltIn
+from statestore.stores.keyvalue import TransactionalKeyValueStore
+from statestore.stores.specs import BuiltInSpec, KeyValueSpec, VersionedSpec, WindowSpec
+from statestore.stores.versioned import TransactionalVersionedStore
+from statestore.topology.graph import Topology
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def run(
+    topology: Topology,
+    settings: Settings | Mapping[str, object],
+    *,
+    until: Literal["latest"] | Time = LATEST,
+    run_for: Span | None = None,
+    stop: threading.Event | None = None,
+) -> RunSummary:
+    """Process what the input topics hold, in this process, exactly as a Spark run would.
+
+    `until`: stop at the end that each log has when its wave starts, or at the first record of that
+    time or later. `run_for`: continue for that span instead. Raises the errors of errors.py; an
+    error leaves nothing half done.
+    """
+    request = run_request(until=until, run_for=run_for)
+    with Runtime(settings) as runtime, start_run(runtime, topology, request) as started:
+        return serve_here(started, stop or threading.Event())
+
+
+@overload
+def open_store(
+    spec: KeyValueSpec[K, V],
+    directory: str | Path | None = None,
+    *,
+    isolation_level: IsolationLevel | str | None = None,
+    settings: Settings | Mapping[str, object] | None = None,
+) -> TransactionalKeyValueStore[K, V]: ...
+@overload
+def open_store(
+    spec: VersionedSpec[K, V],
+    directory: str | Path | None = None,
+    *,
+    isolation_level: IsolationLevel | str | None = None,
+    settings: Settings | Mapping[str, object] | None = None,
+) -> TransactionalVersionedStore[K, V]: ...
+def open_store(
+    spec: BuiltInSpec,
+    directory: str | Path | None = None,
+    *,
+    isolation_level: IsolationLevel | str | None = None,
+    settings: Settings | Mapping[str, object] | None = None,
+) -> BuiltIn:
+    """Open a store on its own, in `<directory>/<name>`.
+
+    The store has no changelog, so RocksDB's write-ahead log is on. Raises Locked while another
+    process has the store open, TaskCorrupted if its files are not a whole store.
+    """
+    known = Settings.of(settings)
+    level = known.effective_isolation_level if isolation_level is None else isolation_level
+    if spec.persistent and directory is None:
+        raise Misuse(f"store {spec.name!r} is persistent: pass the directory it lives in")
+    path = None if directory is None else Path(directory) / spec.name
+    wal = known.write_ahead_log is not False
+    store = open_built_in(spec, path, known, SystemClock(), wal=wal, level=IsolationLevel(level))
+    if spec.persistent and not wal:
+        background_flush.watch(store.staged)
+    return store
+
+
+def open_snapshot(
+    state_dir: str | Path,
+    application_id: str,
+    store: str,
+    *,
+    partition: int | None = None,
+    export: str | None = None,
+    settings: Settings | Mapping[str, object] | None = None,
+    key_serde: Serde[Any] | None = None,
+    value_serde: Serde[Any] | None = None,
+) -> (
+    SnapshotKeyValueStore[Any, Any]
+    | SnapshotVersionedStore[Any, Any]
+    | SnapshotWindowStore[Any, Any]
+):
+    """Open a store of an application as it was last committed, read-only, beside a run or not.
+
+    The result is a ReadOnlyKeyValueStore, a ReadOnlyVersionedKeyValueStore or a WindowStore,
+    depending on what the deployed topology says of the store.
+    `partition`: None stands for all of them. `export`: the id of an export at
+    `statestore.export.target`, or "latest", to read instead of the live store; `state_dir` is then
+    not used. Serdes that are not given are those of the deployed topology.
+    Unavailable if the owner of a task takes no snapshot in time; UnknownStore names the stores that
+    exist.
+    """
+    known = dataclasses.replace(
+        Settings.of(settings), state_dir=str(state_dir), application_id=application_id
+    )
+    # It opens neither a broker nor a file that has to be closed.
+    runtime = Runtime(known)
+    files: Iterator[HeldFiles]
+    if export is None:
+        with closing(StoresAtRest(runtime)) as looked:
+            spec = spec_of(looked.deployed, store, key_serde, value_serde)
+            tasks = looked.find(store, partition, kind=spec.kind)
+        snapshots = Snapshots(runtime)
+        files = (snapshots.take(task) for task in tasks)
+    else:
+        exports = Exports.of(runtime)
+        manifest = exports.read(export)
+        spec = spec_of(manifest.deployed, store, key_serde, value_serde)
+        found = find(manifest, store, partition, kind=spec.kind)
+        files = (FetchedStore(exports, at) for at in found)
+    with ExitStack() as taken:
+        opened = []
+        for one in files:
+            taken.callback(one.release)
+            opened.append(one)
+        taken.pop_all()
+    match spec:
+        case KeyValueSpec():
+            return SnapshotKeyValueStore(spec, opened, runtime.databases.read)
+        case VersionedSpec():
+            return SnapshotVersionedStore(spec, opened, runtime.databases.read)
+        case WindowSpec():
+            return SnapshotWindowStore(spec, opened, runtime.databases.read)
