@@ -1,10 +1,11 @@
-"""What audits found, kept where status and the next audit read it.
+"""Records of audits in the state dir, which status and the next audit read.
 
     <state.dir>/<application id>/audits/<time, ms>.json
-                                        <time, ms>.html      the same for people
-                                        <time, ms>/          its Data Docs, where it has any
+                                        <time, ms>.html      the same as a page
+                                        <time, ms>/          its Data Docs, if it has any
 
-One file per audit, published whole; the newest `KEPT` stay. A file nobody can read is passed over.
+Each audit has one record, which appears atomically; the newest `KEPT` are kept. Unreadable records
+are skipped.
 """
 
 import shutil
@@ -36,7 +37,7 @@ LIVE = "live"
 
 
 class Verdict(StrEnum):
-    """What an audit says; only `right` is a pass."""
+    """The verdict of an audit; only `right` is a pass."""
 
     RIGHT = "right"
     WRONG = "wrong"
@@ -45,11 +46,12 @@ class Verdict(StrEnum):
 
 
 class AuditedStore(msgspec.Struct, frozen=True):
-    """One store over all its partitions.
+    """The counts of one store over all its partitions.
 
-    Rows are keys, of stores with history versions. `equal`: the same on both sides; `superseded`:
-    they differ, but compaction may have removed what would prove it; so they prove nothing.
-    `placement`: the hash that places its keys, None if neither murmur2 nor crc32 does.
+    A row is a key, or a version in a store with history. `equal` rows are the same on both sides.
+    `superseded` rows differ, but prove nothing, because compaction may have removed the records
+    that would explain the difference. `placement` is the hash that places the keys, None if
+    neither murmur2 nor crc32 does.
     """
 
     store: StoreName
@@ -62,7 +64,7 @@ class AuditedStore(msgspec.Struct, frozen=True):
 
 
 class AuditedPlace(msgspec.Struct, frozen=True):
-    """Where a store of one stream task stood: `offset_next` of its log, NEXT to read."""
+    """The offset that the store of one stream task had in its changelog, NEXT to read."""
 
     store: StoreName
     stream_task: TaskName
@@ -73,7 +75,7 @@ class AuditedPlace(msgspec.Struct, frozen=True):
 
 
 class AuditFailure(msgspec.Struct, frozen=True):
-    """A check that did not hold: where, how often, and some of the keys, as text."""
+    """A check that failed: where, for how many rows, and some of their keys as text."""
 
     check: Text
     store: StoreName
@@ -84,10 +86,12 @@ class AuditFailure(msgspec.Struct, frozen=True):
 
 
 class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One audit. `source`: "live", or the export it looked at.
+    """The record of one audit.
 
-    `link`: its page; `data_docs`: where Data Docs begin, if it has any. Audits of before the page
-    have a link to these. `not_checked`: stores no snapshot holds, and why.
+    `source` is "live" or the id of the audited export. `link` is the audit's page; records from
+    before there were pages have the link of the Data Docs instead. `data_docs` is the first page
+    of the Data Docs, if there are any. `not_checked` has the stores that no snapshot contains, and
+    why.
     """
 
     application_id: ApplicationName
@@ -103,21 +107,21 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def passed(self) -> bool:
-        """Whether the stores were shown to be right."""
+        """True if the audit showed that the stores are right."""
         return self.verdict is Verdict.RIGHT
 
 
 class Audits:
-    """The audits of one application, on disk."""
+    """The audit records of one application on disk."""
 
     def __init__(self, layout: StateLayout) -> None:
         self._layout = layout
         self._folder = layout.application_dir / "audits"
 
     def keep(self, record: AuditRecord, page: str | None = None) -> Path:
-        """Publish a record, and its page if it has one; those beyond the newest `KEPT` go.
+        """Publish a record, and its page if given; remove all but the newest `KEPT` records.
 
-        Returns the record's file.
+        Returns the path of the record.
         """
         self._layout.create(self._folder)
         reach(CrashPoint.AUDIT_JUDGED)
@@ -129,7 +133,7 @@ class Audits:
         times = self._times()
         for old in times[KEPT:]:
             self._path(old).unlink(missing_ok=True)
-        # Of an audit whose record has gone, or that died before it had one.
+        # Remove pages and Data Docs without a record: it was removed, or the audit died before it.
         oldest = times[:KEPT][-1]
         for docs in folders_in(self._folder):
             if docs.isdecimal() and int(docs) < oldest:
@@ -140,15 +144,15 @@ class Audits:
         return path
 
     def page(self, time_ms: int) -> Path:
-        """Where the page of an audit of that time is."""
+        """Return the path of the page of the audit of that time."""
         return self._folder / f"{time_ms}.html"
 
     def docs_folder(self, time_ms: int) -> Path:
-        """Where the Data Docs of an audit of that time go."""
+        """Return the folder for the Data Docs of the audit of that time."""
         return self._folder / str(time_ms)
 
     def last(self, source: str | None = None) -> AuditRecord | None:
-        """The newest, of one source if given; None if there is none."""
+        """Return the newest record, of one source if given; None if there is none."""
         for time_ms in self._times():
             found = None
             with suppress(HostFailure):
@@ -161,9 +165,9 @@ class Audits:
         return self._folder / f"{time_ms}.json"
 
     def _times(self) -> list[int]:
-        """Newest first."""
+        """Return the times of all records, newest first."""
         try:
             names = [path.stem for path in self._folder.glob("[0-9]*.json")]
         except OSError as error:
-            raise HostFailure(f"cannot look into {self._folder}: {error.strerror}") from error
+            raise HostFailure(f"cannot list {self._folder}: {error.strerror}") from error
         return sorted((int(name) for name in names if name.isdecimal()), reverse=True)

@@ -1,9 +1,9 @@
-"""Files of a state dir or of a target, checked as what their content becomes.
+"""Validated reading of files from a state dir or a target.
 
-Whoever may write there could call a store `../../x`, list a topic of somebody else's among a
-clone's own, or count zero slots. So every such file is read here, and nowhere else, into a Struct
-made of the kinds below: what becomes a folder, a file or a topic is the name of one, what is
-counted is not negative, and what is `Text` is only ever compared or shown.
+Anybody who can write there could name a store `../../x`, list another application's topic as a
+clone's, or count zero slots. Therefore every such file is read here, and nowhere else, into a
+Struct made of the types below. A value that becomes a folder, a file or a topic must be a valid
+name, a count must not be negative, and a `Text` is only compared or shown.
 """
 
 import functools
@@ -20,9 +20,9 @@ _TEXT_MAX: Final = 1 << 20
 _UPGRADE: Final = "upgrade statestore"
 
 Text = Annotated[str, Meta(max_length=_TEXT_MAX)]
-"""Shown or compared, never a place."""
+"""A text that is shown or compared, and never used as a path."""
 Word = Annotated[str, Meta(max_length=500)]
-"""The name of something known here, looked up: a serde, a kind of store."""
+"""The name of something that this code looks up: a serde, a kind of store."""
 StoreName = Annotated[str, Meta(pattern=r"\A(?!\.)[A-Za-z0-9._-]{1,200}\Z")]
 ApplicationName = StoreName
 FolderName = Annotated[str, Meta(pattern=r"\A(?!\.)[A-Za-z0-9._-]{1,255}\Z")]
@@ -34,11 +34,11 @@ Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 Count = Annotated[int, Meta(ge=0)]
 Number = Annotated[int, Meta(ge=-1)]
-"""A count, or -1 where there is none."""
+"""A count, or -1 for none."""
 Ordinal = Annotated[int, Meta(ge=0, le=999_999_999)]
-"""Of a partition or a sub-topology."""
+"""The number of a partition or a sub-topology."""
 TimeMs = Annotated[int, Meta(ge=0, le=253_402_300_799_999)]
-"""Since the epoch, up to the year 9999."""
+"""Milliseconds since the epoch, up to the year 9999."""
 Amount = Annotated[float, Meta(ge=0)]
 
 
@@ -50,10 +50,10 @@ def read(
     version: int | None = None,
     too_new: str = _UPGRADE,
 ) -> T | None:
-    """What a file says; None if there is none.
+    """Read a file as a value of type `kind`; None if the file does not exist.
 
-    HostFailure with the way out if it cannot be read, or is not of that kind; FormatTooNew, with
-    its own, if its version is above the one given.
+    HostFailure, with `way_out` in its message, if the file cannot be read or has other content;
+    FormatTooNew, with `too_new` in its message, if its version is larger than `version`.
     """
     try:
         data = path.read_bytes()
@@ -77,13 +77,14 @@ def decode(
     too_new: str = _UPGRADE,
     error: type[StateStoreError] = HostFailure,
 ) -> T:
-    """What these bytes say; `error` with the way out if they are not of that kind."""
+    """Decode bytes as a value of type `kind`; raise `error` with `way_out` if they are not one."""
     try:
         if version is not None:
             found = _decoder(_Versioned).decode(data).version
             if found > version:
                 raise FormatTooNew(
-                    f"{where} has version {found}, this statestore reads up to {version}: {too_new}"
+                    f"{where} has version {found}; this statestore reads versions up to {version}: "
+                    f"{too_new}"
                 )
         wanted: Any = kind
         decoded: T = _decoder(wanted).decode(data)
@@ -93,7 +94,7 @@ def decode(
 
 
 def fits(text: str, kind: Any) -> bool:
-    """Whether a name found elsewhere, as in a listing of files, is one of that kind."""
+    """Return whether a name from elsewhere, such as a listing of files, is of that type."""
     try:
         msgspec.convert(text, kind)
     except msgspec.ValidationError:
@@ -112,7 +113,7 @@ def _decoder(kind: Any) -> "msgspec.json.Decoder[Any]":
 
 
 def _check(kind: inspect.Type, where: str) -> None:
-    """Our own mistake if a kind has a text or a number that may be anything."""
+    """Assert that every text and number in a type is limited."""
     match kind:
         case inspect.StrType(pattern=pattern, max_length=length):
             assert pattern is not None or length is not None, f"{where}: a bare str"

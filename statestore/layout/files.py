@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and the offset files in Kafka Streams' format."""
+"""Atomic writing of files, and offset files in Kafka Streams' format."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ _CHECKPOINT_VERSION = 0
 
 
 def publish(path: Path, data: bytes) -> None:
-    """Write a file so that readers see the old bytes or the new, also after a crash."""
+    """Write a file durably so that readers see either the old bytes or the new, even in a crash."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -26,9 +26,10 @@ def publish(path: Path, data: bytes) -> None:
 
 
 def write_checkpoint(task_dir: Path, offsets: dict[TopicPartition, int]) -> None:
-    """The `.checkpoint` file, version 0.
+    """Write the `.checkpoint` file, version 0.
 
-    A version line, a count line, then `topic partition offset` (SEMANTICS S5).
+    It has a line with the version, a line with the number of partitions, and then lines of the
+    form `topic partition offset` (SEMANTICS S5).
     """
     lines = [str(_CHECKPOINT_VERSION), str(len(offsets))]
     lines += [f"{tp.topic} {tp.partition} {offset}" for tp, offset in sorted(offsets.items())]
@@ -36,22 +37,22 @@ def write_checkpoint(task_dir: Path, offsets: dict[TopicPartition, int]) -> None
 
 
 def read_checkpoint(task_dir: Path) -> dict[TopicPartition, int]:
-    """The offsets in `.checkpoint`, {} if there is none; HostFailure if it is not one.
+    """Read the offsets in `.checkpoint`; {} if there is no file, HostFailure if it is malformed.
 
-    Negative ones are Kafka Streams' ways to say that it knows none.
+    Kafka Streams writes negative offsets where it knows none.
     """
     return read_offsets(task_dir / ".checkpoint")
 
 
 def read_offsets(path: Path) -> dict[TopicPartition, int]:
-    """The offsets in a file of that format, `.checkpoint` or `.position`."""
+    """Read the offsets in a `.checkpoint` or `.position` file, which have the same format."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
         version, count = int(lines[0]), int(lines[1])
         rows = [line.split() for line in lines[2:] if line]
         offsets = {TopicPartition(topic, int(p)): int(offset) for topic, p, offset in rows}
         if version != _CHECKPOINT_VERSION or not len(rows) == len(offsets) == count:
-            raise ValueError(f"version {version}, {len(offsets)} partitions of {count}")
+            raise ValueError(f"version {version}, {len(offsets)} of {count} partitions")
     except FileNotFoundError:
         return {}
     except (ValueError, IndexError) as error:
@@ -63,7 +64,7 @@ def read_offsets(path: Path) -> dict[TopicPartition, int]:
 
 
 def folders_in(folder: Path) -> list[str]:
-    """The names of its folders; none if it is not there."""
+    """Return the names of the folders in `folder`; [] if it does not exist."""
     try:
         with os.scandir(folder) as found:
             return [entry.name for entry in found if entry.is_dir()]
@@ -71,13 +72,13 @@ def folders_in(folder: Path) -> list[str]:
         return []
     except OSError as error:
         raise HostFailure(
-            f"cannot look into {folder}: {error.strerror}; "
+            f"cannot list {folder}: {error.strerror}; "
             "make it readable and writable or pass another --state-dir"
         ) from error
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames in `folder` outlive a power cut."""
+    """Make renames in `folder` survive a power failure."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,15 +1,16 @@
-"""The folder grammar of the state dir, and the quarantine.
+"""The folders of the state dir, and the quarantine.
 
     <state.dir>/<application id>/.lock owner.json nonce topology.json relocation.json
                                  <task id>/.lock owner.json inputs.json .checkpoint rocksdb/<store>/
-                                 <task id>/progress.json         advice for onlookers
-                                 <task id>/rocksdb.<epoch>/<store>/     in its place (takeover.py)
+                                 <task id>/progress.json         for status only
+                                 <task id>/rocksdb.<epoch>/<store>/     instead (takeover.py)
                                  <task id>/<store>.position     left by Kafka Streams
                                  quarantine/<store>-<time>-<reason>/.quarantined.json
 
-A folder belongs to whoever holds its `.lock` (owners.py). What cannot be trusted is renamed to
-quarantine, and removed some days after the store restored in its place has committed (SEMANTICS
-S16); nothing else is ever deleted here. `.checkpoint` and `.position` have Kafka Streams' format.
+The process that holds a folder's `.lock` owns the folder (owners.py). A store that cannot be
+trusted is renamed into quarantine and removed some days after the store restored in its place has
+committed (SEMANTICS S16); this module never deletes anything else. `.checkpoint` and `.position`
+have Kafka Streams' format.
 """
 
 import errno
@@ -37,9 +38,10 @@ _EPOCH = re.compile(rf"{STORES}(?:\.([1-9][0-9]{{0,17}}))?")
 
 
 class Quarantined(msgspec.Struct, frozen=True):
-    """Why a store was moved away; `restored_ms`: when the one in its place first committed.
+    """Why and when a store was moved to quarantine.
 
-    Known by partition, not by task: a topology change may give the task another number.
+    `restored_ms` is when the store restored in its place first committed. The record has the
+    partition, not the task, because a topology change may give the task another number.
     """
 
     store: StoreName
@@ -51,7 +53,10 @@ class Quarantined(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class StateLayout:
-    """Paths of one application; creates nothing until asked."""
+    """The paths of one application in the state dir.
+
+    Reading a path creates nothing; `create`, `claim`, `alone` and `quarantine` write.
+    """
 
     state_dir: Path
     application_id: str
@@ -62,16 +67,16 @@ class StateLayout:
 
     @property
     def topology_file(self) -> Path:
-        """The fingerprint of the deployed topology."""
+        """The path of the deployed topology's fingerprint."""
         return self.application_dir / "topology.json"
 
     @property
     def nonce_file(self) -> Path:
-        """What every worker must read to prove the state dir is shared (SEMANTICS T5)."""
+        """The path of the nonce, by which a worker proves that it sees this dir (SEMANTICS T5)."""
         return self.application_dir / "nonce"
 
     def claim(self, *, wait_ms: int, clock: Clock, locks: bool = True) -> Claim:
-        """The application itself, as `owners.claim`: Locked names who has it."""
+        """Claim the application with `owners.claim`; Locked names its owner."""
         return owners.claim(
             self.application_dir,
             what=f"application {self.application_id}",
@@ -84,9 +89,10 @@ class StateLayout:
     def alone(
         self, *tasks: TaskId, wait_ms: int, clock: Clock, locks: bool = True
     ) -> Iterator[None]:
-        """The application claimed, and owners kept out of all its tasks and of `tasks`.
+        """Claim the application and keep owners out of all its tasks and of `tasks`.
 
-        Locked names an owner. Without locks nobody is taken over: who is not dead for sure lives.
+        Locked names an owner. Without locks nothing is taken over: an owner counts as alive unless
+        it is known to be dead.
         """
         what, application = f"application {self.application_id}", self.application_dir
         with ExitStack() as held:
@@ -104,12 +110,15 @@ class StateLayout:
         return self.application_dir / str(task)
 
     def stores_dir(self, task: TaskId) -> Path:
-        """Where the stores of `task` lie: what its last owner works in."""
+        """Return the folder of the stores of `task`, in which its last owner works."""
         folders = self.stores_folders(task)
         return folders[-1] if folders else self.task_dir(task) / STORES
 
     def stores_folders(self, task: TaskId) -> list[Path]:
-        """That folder last, and before it those that former owners were left with, oldest first."""
+        """Return all folders with stores of `task`, oldest first.
+
+        The last one is that of `stores_dir`; former owners were left with the others.
+        """
         folder = self.task_dir(task)
         epochs = {
             name: int(found[1] or 0)
@@ -122,17 +131,17 @@ class StateLayout:
         return self.stores_dir(task) / store
 
     def tasks(self) -> Iterator[TaskId]:
-        """The tasks that have a folder, in order."""
+        """Yield the tasks that have a folder, in order."""
         names = folders_in(self.application_dir)
         yield from sorted(TaskId.parse(name) for name in names if documents.fits(name, TaskName))
 
     def stores(self, task: TaskId) -> list[str]:
-        """The stores that have a folder under `task`."""
+        """Return the sorted names of the stores that have a folder under `task`."""
         found = folders_in(self.stores_dir(task))
         return sorted(name for name in found if documents.fits(name, StoreName))
 
     def create(self, folder: Path) -> None:
-        """Make `folder`; HostFailure says why it cannot be written."""
+        """Create `folder`; HostFailure if it cannot be created."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -142,17 +151,17 @@ class StateLayout:
             ) from error
 
     def position_files(self, task: TaskId, store: str) -> tuple[Path, Path]:
-        """Where a `.position` file may lie: as Kafka Streams has it, as KIP-892 puts it."""
+        """Return the two paths of a `.position` file: that of Kafka Streams and that of KIP-892."""
         beside = self.task_dir(task) / f"{store}.position"
         return beside, self.store_dir(task, store) / ".position"
 
     def quarantine(self, path: Path, store: str, reason: str, clock: Clock) -> Path:
-        """Rename a store's folder out of the way, over nothing; returns where it went."""
+        """Rename a store's folder into quarantine, to a new name, and return its new path."""
         folder = self.application_dir / "quarantine"
         self.create(folder)
         time_ms = clock.now_ms()
         task = path.parents[1].name
-        # On a full volume the folder is still moved; without a record it is only never removed.
+        # On a full volume the folder is moved without a record, and then never removed.
         with suppress(HostFailure):
             known = documents.fits(task, TaskName)
             partition = TaskId.parse(task).partition if known else -1
@@ -167,7 +176,7 @@ class StateLayout:
                     raise HostFailure(
                         f"cannot move {path} to {target}: {error.strerror}; fix the volume"
                     ) from error
-                # The same store of another partition went there in this millisecond.
+                # The same store of another partition was moved there in this millisecond.
                 time_ms += 1
             else:
                 break
@@ -177,7 +186,7 @@ class StateLayout:
         return target
 
     def quarantined(self) -> Iterator[tuple[Path, Quarantined]]:
-        """The folders in quarantine that have a readable record, in order of name."""
+        """Yield the folders in quarantine that have a readable record, in order of name."""
         for path in sorted((self.application_dir / "quarantine").glob(f"*/{QUARANTINE_RECORD}")):
             record = None
             with suppress(HostFailure):
@@ -186,12 +195,18 @@ class StateLayout:
                 yield path.parent, record
 
     def mark_restored(self, folder: Path, record: Quarantined, now_ms: int) -> None:
-        """The store restored in place of the one in `folder` has committed: the days count."""
+        """Record that the store restored in place of the one in `folder` has committed.
+
+        The retention time of `folder` begins.
+        """
         marked = msgspec.structs.replace(record, restored_ms=now_ms)
         publish(folder / QUARANTINE_RECORD, msgspec.json.encode(marked))
 
     def sweep_quarantine(self, retention_ms: int, now_ms: int) -> list[Path]:
-        """Remove what was restored and committed to longer ago than that; returns the folders."""
+        """Remove stores whose retention time has passed, and return their folders.
+
+        It begins when the store restored in their place first commits.
+        """
         due = [
             folder
             for folder, record in self.quarantined()
@@ -200,7 +215,7 @@ class StateLayout:
         for folder in due:
             try:
                 for path in folder.iterdir():
-                    # The record goes last, so that a sweep cut short is taken up by the next.
+                    # The record is removed last, so that the next sweep continues this one.
                     if path.name != QUARANTINE_RECORD:
                         shutil.rmtree(path) if path.is_dir() else path.unlink()
                 (folder / QUARANTINE_RECORD).unlink()
@@ -211,7 +226,9 @@ class StateLayout:
 
 
 def check_store_name(name: str) -> str:
-    """The name itself, or Misuse: names are folder and topic names (SEMANTICS T1)."""
+    """Return the name; Misuse if it cannot be part of folder and topic names (SEMANTICS T1)."""
     if not documents.fits(name, StoreName):
-        raise Misuse(f"store name {name!r}: want 1 to 200 of A-Z a-z 0-9 . _ - and no dot in front")
+        raise Misuse(
+            f"store name {name!r}: use 1 to 200 of A-Z a-z 0-9 . _ -, not beginning with a dot"
+        )
     return name

@@ -1,8 +1,9 @@
-"""Owners of a folder: whoever holds its `.lock`, as `owner.json` says (SEMANTICS E10).
+"""Ownership of folders: the owner holds the folder's `.lock` and is named in `owner.json` (E10).
 
-`owner.json` carries an epoch that rises with every claim. Where file locks do not work
-(`statestore.volume.locks=false`) the last to write it is the owner, and a former one, told by
-`still_ours`, may go on for a while: nothing it has open may be used then (`Owner.in_place`).
+`owner.json` has an epoch that rises with every claim. Where file locks do not work
+(`statestore.volume.locks=false`), the last process to write `owner.json` is the owner. A former
+owner may go on for a while, until `still_ours` tells it, so the new owner must not use the files
+that it has open (`Owner.in_place`). See SEMANTICS E10.
 """
 
 import errno
@@ -26,15 +27,15 @@ from statestore.ports import Clock
 
 STORES = "rocksdb"
 _NEVER = -1
-# What a volume without file locks answers; some network volumes say that none is available.
+# The errors of a volume without file locks; some network volumes report that none is available.
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP})
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """Who claimed a folder, as stored in `owner.json`.
+    """The process that claimed a folder, as stored in `owner.json`.
 
-    `in_place`: it went on where the last owner stopped; else it works in a folder of its own, once
-    that is there.
+    `in_place` is True if it continues in the folder of the last owner. Otherwise it works in a new
+    folder, once that exists.
     """
 
     epoch: Count
@@ -47,14 +48,15 @@ class Owner(msgspec.Struct, frozen=True):
     in_place: bool = True
 
     def describe(self) -> str:
+        """Return the process, host and epoch as a text."""
         return f"process {self.pid} on {self.host}, epoch {self.epoch}"
 
     def is_here(self) -> bool:
-        """Whether its process is, or was, of this host and boot."""
+        """Return whether its process runs, or ran, on this host since this boot."""
         return (self.host, self.boot_id) == (socket.gethostname(), _boot_id())
 
     def provably_dead(self) -> bool:
-        """Released, or on this host and boot and its process gone."""
+        """Return whether it released the folder, or ran here (`is_here`) and is gone."""
         if self.released:
             return True
         if not self.is_here():
@@ -64,7 +66,7 @@ class Owner(msgspec.Struct, frozen=True):
 
 @dataclass
 class Claim:
-    """A held folder: one owner at a time, its epoch one above the last owner's."""
+    """A folder owned by this process; there is one owner at a time, and each raises the epoch."""
 
     folder: Path
     owner: Owner
@@ -73,27 +75,27 @@ class Claim:
     _held: bool = field(default=True, repr=False)
 
     def still_ours(self) -> bool:
-        """Whether nobody claimed it since.
+        """Return whether no other process has claimed the folder since.
 
-        Only this tells an expired transaction from a fence (E5).
+        Only this distinguishes an expired transaction from being fenced (E5).
         """
         return read_owner(self.folder) == self.owner
 
     def release(self) -> None:
-        """Say so in `owner.json` and let go. Releasing twice is harmless."""
-        self._let_go(released=True)
+        """Record the release in `owner.json` and unlock. Releasing twice is harmless."""
+        self._unlock(released=True)
 
     def abandon(self) -> None:
-        """Let go as a dead process does: `owner.json` then names one that does not live."""
-        self._let_go(started_ticks=_NEVER)
+        """Unlock like a process that died: `owner.json` then names a process that is gone."""
+        self._unlock(started_ticks=_NEVER)
 
     def lose(self) -> None:
-        """The lock is gone, as on a volume that forgets locks; the owner lives and may not know."""
+        """Lose the lock without a trace, as on a volume that forgets locks; the owner goes on."""
         self._held = False
         if self._lock is not None:
             self._lock.release()
 
-    def _let_go(self, **changes: object) -> None:
+    def _unlock(self, **changes: object) -> None:
         if self._held:
             if self.still_ours():
                 left = msgspec.structs.replace(self.owner, **changes)
@@ -102,7 +104,7 @@ class Claim:
 
 
 def claim(folder: Path, *, what: str, wait_ms: int, clock: Clock, locks: bool = True) -> Claim:
-    """Take `folder`, waiting up to `wait_ms`; without locks take it from whoever has it.
+    """Claim `folder`, waiting up to `wait_ms`; without locks take it from its owner at once.
 
     Locked names the owner. Crash points claim.locked, claim.owned.
     """
@@ -129,24 +131,27 @@ def claim(folder: Path, *, what: str, wait_ms: int, clock: Clock, locks: bool = 
 
 
 def stores_name(epoch: int) -> str:
-    """The folder of a task's stores made by the owner of that epoch, `STORES` being the first."""
+    """Return the name of the stores' folder that the owner of that epoch creates.
+
+    The first owner's is `STORES`.
+    """
     return f"{STORES}.{epoch}"
 
 
 @contextmanager
 def at_rest(folder: Path, *, what: str, wait_ms: int, locks: bool = True) -> Iterator[None]:
-    """Keep owners out of `folder` while somebody looks at it; Locked names the one in it.
+    """Keep owners out of `folder` while the caller reads it; Locked names the current owner.
 
-    No claim: `owner.json` goes on telling how the last owner left. Without locks nobody is kept
-    out; Locked unless the last owner is dead for sure.
+    This is not a claim: `owner.json` still shows how the last owner ended. Without locks nobody can
+    be kept out, and Locked is raised unless the last owner is known to be dead.
     """
     if not locks:
         owner = read_owner(folder)
         if owner is not None and not owner.provably_dead():
             raise Locked(
                 f"{what} ({folder}) is owned by {owner.describe()}: let it finish or stop it; "
-                "without locks (statestore.volume.locks=false) one that died on another host is "
-                "told by a run that ends after it"
+                "without locks (statestore.volume.locks=false) an owner that died on another host "
+                "counts as alive until a later run has ended"
             )
         yield
         return
@@ -158,16 +163,16 @@ def at_rest(folder: Path, *, what: str, wait_ms: int, locks: bool = True) -> Ite
 
 
 def left_for_good(folder: Path, last: Owner) -> bool:
-    """Whether nobody can write any more where the stores of `folder` lie now."""
+    """Return whether no process can still write to the current stores of `folder`."""
     if not last.provably_dead():
         return False
-    # It may have died before it left the folder of an owner that lives.
+    # It may have died before it left the folder of an owner that is still alive.
     return last.in_place or (folder / stores_name(last.epoch)).is_dir()
 
 
 def _lock(folder: Path, what: str, wait_ms: int) -> filelock.BaseFileLock:
-    # Not of one thread: whoever closes a task lets go of it.
-    # Nor by the mere presence of a file, where there are no locks: a killed owner would leave it.
+    # The lock is not bound to a thread, because any thread may close a task. There is no fallback
+    # to the mere existence of a file, because a killed owner would leave the file behind.
     lock = filelock.FileLock(
         folder / ".lock",
         timeout=wait_ms / 1000,
@@ -196,14 +201,14 @@ def _lock(folder: Path, what: str, wait_ms: int) -> filelock.BaseFileLock:
 
 
 def read_owner(folder: Path) -> Owner | None:
-    """Who claimed `folder` last; None if nobody did."""
+    """Return the process that claimed `folder` last; None if there is none."""
     return documents.read(folder / "owner.json", Owner, way_out="remove it")
 
 
 def _started_ticks(pid: int) -> int | None:
-    """When a living process began, in ticks since the boot; None if it is gone.
+    """Return when a living process started, in ticks since the boot; None if it is gone.
 
-    Not psutil's create_time: that moves when the machine's clock is set.
+    psutil's create_time would not do: it changes when the machine's clock is set.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")

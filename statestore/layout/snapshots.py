@@ -1,10 +1,10 @@
-"""Snapshots of a stream task: asked for, published whole, leased, swept away.
+"""Snapshots of a stream task: requested, published atomically, leased and removed.
 
-<task id>/snapshot-request-<id>            of the owner, which answers at its next commit
-<task id>/snapshots/<id>/<store>/          the store's files: hard links, nobody writes them
-                         snapshot.json     what they are: offsets, moment, what is missing
-                         lease.json        until when; then anybody removes it
-<task id>/snapshots/.<id>/                 in the making, leased too
+<task id>/snapshot-request-<id>            a request to the owner, answered at its next commit
+<task id>/snapshots/<id>/<store>/          the store's files: hard links that are never written
+                         snapshot.json     the manifest: offsets, time, what is missing
+                         lease.json        how long to keep it; then any process removes it
+<task id>/snapshots/.<id>/                 an unfinished snapshot, also leased
 """
 
 import os
@@ -36,11 +36,11 @@ _REQUEST = "snapshot-request-"
 _MANIFEST = "snapshot.json"
 _LEASE = "lease.json"
 _SnapshotName = Annotated[str, msgspec.Meta(pattern=r"\A[0-9]{1,18}-[0-9]{1,10}-[0-9a-f]{8}\Z")]
-_UNLEASED_MS = 600_000  # a folder is made a moment before its lease is
+_UNLEASED_MS = 600_000  # the time for which a folder is kept whose lease is not written yet
 
 
 class StoreOffsets(msgspec.Struct, frozen=True):
-    """Where a store stands: changelog offsets NEXT to read, input offsets LAST processed."""
+    """The offsets of a store: changelog offsets NEXT to read, input offsets LAST processed."""
 
     changelog: list[tuple[Topic, Ordinal, Count]]
     position: list[tuple[Topic, Ordinal, Number]]
@@ -49,27 +49,28 @@ class StoreOffsets(msgspec.Struct, frozen=True):
     def of(
         cls, changelog: Mapping[TopicPartition, int], position: Mapping[TopicPartition, int]
     ) -> "StoreOffsets":
-        """From offsets by partition."""
+        """Create it from offsets by partition."""
         return cls(
             [(*tp, offset) for tp, offset in sorted(changelog.items())],
             [(*tp, offset) for tp, offset in sorted(position.items())],
         )
 
     def offsets(self) -> dict[TopicPartition, int]:
-        """Of the changelog, NEXT to read."""
+        """Return the changelog offsets, NEXT to read."""
         return {TopicPartition(topic, p): offset for topic, p, offset in self.changelog}
 
     def positions(self) -> dict[TopicPartition, int]:
-        """Of the inputs, LAST processed."""
+        """Return the input offsets, LAST processed."""
         return {TopicPartition(topic, p): offset for topic, p, offset in self.position}
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What a snapshot holds.
+    """The manifest of a snapshot.
 
-    `commit_number`: of the one commit all stores are of, where an owner took it; None where the
-    task was at rest: after a crash each store may then be of a commit of its own. `left_out`:
-    stores and why; `unreadable`: those among them whose files are damaged.
+    If an owner took the snapshot, all stores are as of one commit, whose number is
+    `commit_number`. It is None if the task was at rest: after a crash, the stores may then be as of
+    different commits. `left_out` has the stores that are missing, and why; `unreadable` has those
+    of them whose files are damaged.
     """
 
     stream_task: TaskName
@@ -81,7 +82,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What the owner is asked: how long somebody waits, and for how long the answer is wanted."""
+    """A request to the owner: until when the caller waits, and how long to lease the snapshot."""
 
     expires_ms: TimeMs
     lease_ms: TimeMs
@@ -92,12 +93,12 @@ class _Lease(msgspec.Struct, frozen=True):
 
 
 def new_id(now_ms: int) -> str:
-    """An id nobody else has, in order of time."""
+    """Return a unique id; ids sort by time."""
     return f"{now_ms}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def _made_ms(snapshot_id: str) -> int:
-    """The time in an id; 0 if it is none of ours."""
+    """Return the time in an id; 0 if the text is not such an id."""
     made, _, _ = snapshot_id.partition("-")
     return int(made) if made.isdecimal() else 0
 
@@ -110,7 +111,7 @@ class TaskSnapshots:
         self._folder = task_dir / "snapshots"
 
     def path(self, snapshot_id: str) -> Path:
-        """Where a published snapshot lies."""
+        """Return the folder of a published snapshot."""
         return self._folder / snapshot_id
 
     # Requests.
@@ -120,44 +121,44 @@ class TaskSnapshots:
         publish(self._request(snapshot_id), msgspec.json.encode(request))
 
     def asked(self, snapshot_id: str) -> bool:
-        """Whether that request still waits."""
+        """Return whether that request is still waiting."""
         return self._request(snapshot_id).exists()
 
     def withdraw(self, snapshot_id: str) -> None:
-        """Take a request back, or off the list once it is answered."""
+        """Remove a request, because it is withdrawn or answered."""
         self._request(snapshot_id).unlink(missing_ok=True)
 
     def requests(self) -> list[str]:
-        """The ids asked for, in order."""
+        """Return the sorted ids of all requests."""
         try:
             names = [path.name for path in self._task_dir.iterdir()]
         except OSError as error:
-            raise HostFailure(f"cannot look into {self._task_dir}: {error.strerror}") from error
+            raise HostFailure(f"cannot list {self._task_dir}: {error.strerror}") from error
         asked = (name.removeprefix(_REQUEST) for name in names if name.startswith(_REQUEST))
         return sorted(name for name in asked if documents.fits(name, _SnapshotName))
 
     def request(self, snapshot_id: str) -> Request | None:
-        """What was asked; None if it was withdrawn."""
+        """Read a request; None if it was withdrawn. An unreadable request counts as expired."""
         try:
             return documents.read(self._request(snapshot_id), Request, way_out="ask again")
         except HostFailure:
-            return Request(0, 0)  # of no use: long expired
+            return Request(0, 0)
 
     # Snapshots.
 
     def begin(self, snapshot_id: str, lease_expires_ms: int) -> Path:
-        """A new folder to put the stores into; `publish` or `drop` it."""
+        """Create a new folder for the stores; the caller then calls `publish` or `drop`."""
         making = self._making(snapshot_id)
         try:
-            shutil.rmtree(making, ignore_errors=True)  # by an owner that died over it
+            shutil.rmtree(making, ignore_errors=True)  # left by an owner that died
             making.mkdir(parents=True)
         except OSError as error:
-            raise HostFailure(f"cannot make {making}: {error.strerror}") from error
+            raise HostFailure(f"cannot create {making}: {error.strerror}") from error
         publish(making / _LEASE, msgspec.json.encode(_Lease(lease_expires_ms)))
         return making
 
     def publish(self, snapshot_id: str, manifest: Manifest) -> None:
-        """All of it appears at once."""
+        """Publish a snapshot atomically."""
         making = self._making(snapshot_id)
         publish(making / _MANIFEST, msgspec.json.encode(manifest))
         try:
@@ -167,17 +168,17 @@ class TaskSnapshots:
             raise HostFailure(f"cannot publish {making}: {error.strerror}") from error
 
     def drop(self, snapshot_id: str) -> None:
-        """Remove one, published or not."""
+        """Remove a snapshot, published or not."""
         for folder in (self._making(snapshot_id), self.path(snapshot_id)):
             shutil.rmtree(folder, ignore_errors=True)
 
     def manifest(self, snapshot_id: str) -> Manifest | None:
-        """Of a published snapshot; None if it is not there."""
+        """Read the manifest of a published snapshot; None if it does not exist."""
         path = self.path(snapshot_id) / _MANIFEST
         return documents.read(path, Manifest, way_out="take another snapshot")
 
     def renew(self, snapshot_id: str, expires_ms: int) -> bool:
-        """Keep it until then; False if it is gone."""
+        """Extend the lease until `expires_ms`; return False if the snapshot is gone."""
         lease = self.path(snapshot_id) / _LEASE
         if not lease.exists():
             return False
@@ -185,7 +186,7 @@ class TaskSnapshots:
         return True
 
     def sweep(self, now_ms: int) -> list[str]:
-        """Remove what nobody waits for or reads any more; returns the ids."""
+        """Remove expired requests and snapshots; return their ids."""
         stale = []
         for snapshot_id in self.requests():
             request = self.request(snapshot_id)

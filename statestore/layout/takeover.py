@@ -1,12 +1,13 @@
-"""A task's stores in a new folder, where the last owner may live and must be left behind (E10).
+"""Takeover of a task's stores into a new folder, because the last owner may be alive (E10).
 
-    <task id>/rocksdb/              what the first owner works in
-              rocksdb.<epoch>/      what the owner of that epoch made of it; the highest counts
+    <task id>/rocksdb/              the folder of the first owner
+              rocksdb.<epoch>/      a copy made by the owner of that epoch; the highest is current
               rocksdb.<epoch>/taken-over.json
-              .rocksdb.<epoch>-<pid>/     in the making
+              .rocksdb.<epoch>-<pid>/     an unfinished copy
 
-A zombie then writes where nobody reads. The folder left is removed when its last owner is dead for
-sure, or when quarantine's days have passed; a store that was not taken along goes to quarantine.
+A zombie then writes to a folder that nobody reads. That folder is removed once its last owner is
+known to be dead, or once the retention time of quarantine has passed. A store that was not copied
+is moved to quarantine.
 """
 
 import errno
@@ -34,7 +35,7 @@ _RECORD = "taken-over.json"
 
 
 class TakenOver(msgspec.Struct, frozen=True):
-    """From whom, None if nobody was known, and when."""
+    """The last owner, None if it is not known, and the time of the takeover."""
 
     last: Owner | None
     since_ms: TimeMs
@@ -49,12 +50,12 @@ def take_over(
     own: Collection[str],
     clock: Clock,
 ) -> Path:
-    """The folder of this claim's epoch, with the stores as they were last durable.
+    """Create the folder of this claim's epoch with the stores as they were last durable.
 
-    `own`: stores of classes of the user's, which only their own class can read: copied if the last
-    owner is dead for sure, else left behind and restored from their changelogs. Locked if another
-    process claimed the same epoch, which takes a volume without locks. Crash points
-    takeover.linked, takeover.published.
+    `own` names stores of a user's own classes, which only these classes can read. They are copied
+    if the last owner is known to be dead; otherwise they are left behind and restored from their
+    changelogs. Locked if another process claimed the same epoch, which only happens on a volume
+    without locks. Crash points takeover.linked, takeover.published.
     """
     source = layout.stores_dir(task)
     folder = layout.task_dir(task)
@@ -87,7 +88,7 @@ def take_over(
         ) from error
     reach(CrashPoint.TAKEOVER_PUBLISHED)
     _log.warning(
-        "task %s: %s is not known to be gone; going on in %s",
+        "task %s: %s is not known to be gone; continuing in %s",
         task,
         "the last owner" if claim.previous is None else claim.previous.describe(),
         name,
@@ -96,9 +97,9 @@ def take_over(
 
 
 def sweep_left_behind(layout: StateLayout, task: TaskId, retention_ms: int, clock: Clock) -> None:
-    """Remove the folders of former owners that cannot write any more, or have had their days.
+    """Remove the folders of former owners that are dead or whose retention time has passed.
 
-    For the owner alone, once its stores stand at the end of their changelogs.
+    Only the owner calls this, once its stores have reached the end of their changelogs.
     """
     folders = layout.stores_folders(task)
     for left, following in pairwise(folders):
@@ -116,7 +117,7 @@ def _record(path: Path) -> TakenOver:
     way_out = "remove the older folder beside it if its owner is gone for sure"
     found = documents.read(path, TakenOver, way_out=way_out)
     if found is None:
-        raise HostFailure(f"{path} is not there: {way_out}")
+        raise HostFailure(f"{path} does not exist: {way_out}")
     return found
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from statestore.errors import FormatTooNew, HostFailure, Misuse, TaskCorrupted
-from statestore.layout import files, placed
+from statestore.layout import export_origin, files
 from statestore.layout.folders import Quarantined, StateLayout
 from statestore.model.ids import Position, TaskId, TopicPartition
 from statestore.ports import Changelog, Clock
@@ -85,7 +85,7 @@ class TaskStores:
             opened = self._opened(spec, path)
         self.opened[spec.name] = opened
         self._adopt(opened)
-        self._judge_placed(opened, path)
+        self._check_export_origin(opened, path)
 
     def restore(
         self,
@@ -265,14 +265,14 @@ class TaskStores:
         self._quarantine(error.name, error.reason, error)
         self.open(opened.spec)
 
-    def _judge_placed(self, opened: OwnedStore, path: Path) -> None:
+    def _check_export_origin(self, opened: OwnedStore, path: Path) -> None:
         """Replace a store from an export that was started on too late (I18)."""
-        found = placed.read(path)
-        if found is None:
+        origin = export_origin.read(path)
+        if origin is None:
             return
-        if (opened.offset() or 0) >= found.end:
-            placed.forget(path)
-        elif self._clock.now_ms() >= found.deadline_ms:
+        if (opened.offset() or 0) >= origin.end:
+            export_origin.remove(path)
+        elif self._clock.now_ms() >= origin.deadline_ms:
             what = "came from an export whose changelog may have forgotten deletes since"
             self._replace(StoreCorrupted(opened.name, "export-too-old", f"{path} {what}"))
 

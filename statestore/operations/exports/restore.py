@@ -23,7 +23,8 @@ import msgspec
 
 from statestore.errors import ExportTooOld, HostFailure, Misuse, StateStoreError
 from statestore.faults import CrashPoint, reach
-from statestore.layout import placed as placing
+from statestore.layout import export_origin
+from statestore.layout.export_origin import ExportOrigin
 from statestore.layout.files import sync_folder
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.deployed import publish_deployed, read_deployed
@@ -100,14 +101,14 @@ class RestoreReport(msgspec.Struct, frozen=True):
 class _Step(NamedTuple):
     """One store: what it replaces, if anything; `placed` None: its changelog has it.
 
-    `mark`: until when it may be started on; None: for ever.
+    `origin`: until when a run may start on it; None means without a limit.
     """
 
     at: StoreOfTask
     home: TaskId
     replaces: Path | None
     placed: Placed | None = None
-    mark: placing.Placed | None = None
+    origin: ExportOrigin | None = None
 
 
 def restore_export(
@@ -200,8 +201,8 @@ class Restore:
                 offset = at.store.offsets.offsets().get(self._log_of(at))
                 replay = bounds.end - self._check_offset(at, offset, bounds)
                 placed = Placed(at.name, str(step.home), at.store.size_bytes, offset, replay)
-                mark = None if deadline_ms is None else placing.Placed(deadline_ms, bounds.end)
-                step = step._replace(placed=placed, mark=mark)
+                origin = None if deadline_ms is None else ExportOrigin(deadline_ms, bounds.end)
+                step = step._replace(placed=placed, origin=origin)
             steps.append(step)
         return steps
 
@@ -239,8 +240,8 @@ class Restore:
             except StateStoreError:
                 shutil.rmtree(making, ignore_errors=True)
                 raise
-            if step.mark is not None:
-                placing.write(making, step.mark)
+            if step.origin is not None:
+                export_origin.write(making, step.origin)
             sync_folder(making)
             reach(CrashPoint.IMPORT_FETCHED)
         if step.replaces is not None:
