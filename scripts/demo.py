@@ -28,7 +28,7 @@ from rich.table import Table
 
 from jobs.pipelines.flights import CARRIER_DAY, STATS_TOPIC
 from jobs.pipelines.flights_data import airlines
-from statestore.cli import guarded
+from statestore.cli import exit_code_of
 from statestore.errors import HostFailure
 from statestore.layout.folders import StateLayout
 from statestore.runtime.public import open_store
@@ -284,4 +284,4 @@ def _fail(message: str, code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    sys.exit(exit_code_of(main))

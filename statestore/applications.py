@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from statestore.errors import InvalidSetting
+from statestore.errors import InvalidSetting, UnknownApplication
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Application:
         applications = _table(document.get("applications", {}), path, "[applications]")
         if application_id not in applications:
             known = ", ".join(sorted(applications)) or "none"
-            raise InvalidSetting(
+            raise UnknownApplication(
                 f"{path}: there is no [applications.{application_id}]; it has: {known}"
             )
         where = f"[applications.{application_id}]"

@@ -15,12 +15,11 @@ import click
 
 from statestore.commands.audit import audit_command
 from statestore.commands.exports import export_command, exports, restore_short_command
-from statestore.commands.relocate import relocate_command
 from statestore.commands.running import run_command
+from statestore.commands.state import relocate_command, upgrade_command
 from statestore.commands.status import status_command
 from statestore.commands.stores import offsets_command, stores
-from statestore.commands.topologies import topology
-from statestore.commands.upgrade import upgrade_command
+from statestore.commands.topologies import topology_group
 from statestore.errors import HostFailure, Misuse, StateStoreError
 from statestore.faults import arm_from_environment
 
@@ -59,7 +58,7 @@ def cli(verbose: bool) -> None:
 for command in (
     run_command,
     status_command,
-    topology,
+    topology_group,
     stores,
     offsets_command,
     relocate_command,
@@ -110,7 +109,7 @@ def set_up_logging(*, verbose: bool = False) -> None:
 
 def main() -> None:
     """The entry point: one clear line and the error's exit code instead of a traceback."""
-    sys.exit(guarded(cli))
+    sys.exit(exit_code_of(cli))
 
 
 def _check_texts() -> None:
@@ -123,7 +122,7 @@ def _check_texts() -> None:
             raise Misuse(f"{name}, {shown!r}: its bytes are not UTF-8: write it in that")
 
 
-def guarded(command: Callable[[], object]) -> int:
+def exit_code_of(command: Callable[[], object]) -> int:
     """Run a command; the exit code of errors.py, after one line on stderr."""
     try:
         _check_texts()

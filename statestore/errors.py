@@ -3,6 +3,7 @@
     StateStoreError                      exit  Airflow      meaning
     ├── Misuse (also ValueError)            2  fail         a flag, setting or pipeline is wrong
     │   ├── InvalidSetting                                  a key or value of the settings
+    │   │   └── UnknownApplication                          an applications file does not name it
     │   ├── InvalidTopology                                 the graph cannot run
     │   ├── NotCopartitioned                                joined inputs differ in partitions
     │   ├── PipelineNotFound                                "module:function" cannot be imported
@@ -70,6 +71,10 @@ class Misuse(StateStoreError, ValueError):
 
 class InvalidSetting(Misuse):
     """A settings key is unknown, or its value is not allowed."""
+
+
+class UnknownApplication(InvalidSetting):
+    """The applications file does not name the application."""
 
 
 class InvalidTopology(Misuse):

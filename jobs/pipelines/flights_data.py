@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from jobs.pipelines.flights import FLIGHTS_TOPIC, STATS_TOPIC
-from statestore.cli import guarded
+from statestore.cli import exit_code_of
 from statestore.errors import HostFailure, Misuse
 from statestore.kafka.changelog import KafkaChangelog
 from statestore.kafka.outbox import TransactionalOutbox
@@ -240,4 +240,4 @@ def _progress(console: Console, samples: Sequence[Sample]) -> Iterator[Callable[
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    sys.exit(exit_code_of(main))

@@ -17,7 +17,7 @@ import click
 import msgspec
 
 from statestore.applications import Application
-from statestore.errors import InvalidSetting, Misuse
+from statestore.errors import Misuse, UnknownApplication
 from statestore.model.modes import Time
 from statestore.runtime import portable_target
 from statestore.settings import Settings, expand, is_secret
@@ -312,10 +312,8 @@ def _known_in(config: str | None, application_id: str) -> bool:
         return False
     try:
         Application.load(config, application_id)
-    except InvalidSetting as error:
-        if f"[applications.{application_id}]" in str(error) and "no [" in str(error):
-            return False
-        raise
+    except UnknownApplication:
+        return False
     return True
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from statestore.commands.arguments import PARTITION, export_options, parse_exports, parse_span
 from statestore.commands.printing import print_rows
-from statestore.commands.progress import shown
+from statestore.commands.progress import shown_progress
 from statestore.errors import Misuse, failure_fields
 from statestore.operations.clones.clone import clone_export, drop_clone
 from statestore.operations.exports.catalog import LATEST, Exports, Retention
@@ -43,7 +43,7 @@ def exports() -> None:
 def create_command(*, for_clone: bool, as_json: bool, **flags: Any) -> None:
     """Export all stores, beside a run or between two; uploads only what is not there yet."""
     with told(flags, "state.dir", as_json=as_json) as (runtime, tell):
-        with shown("export") as progress:
+        with shown_progress("export") as progress:
             if for_clone:
                 report = create_export_for_clones(runtime, _pipeline(flags), progress)
             else:
@@ -54,7 +54,7 @@ def create_command(*, for_clone: bool, as_json: bool, **flags: Any) -> None:
 @exports.command("ls")
 @export_options
 @click.option("--json", "as_json", is_flag=True, help="JSON lines.")
-def ls_command(*, as_json: bool, **flags: Any) -> None:
+def list_exports_command(*, as_json: bool, **flags: Any) -> None:
     """The exports there are, oldest first, and what is wrong with one that is damaged."""
     runtime = Runtime(parse_exports(flags).settings())
     rows = []
@@ -77,7 +77,7 @@ def verify_command(*, export: str, opens: bool, as_json: bool, **flags: Any) -> 
     """Read every file of EXPORT (the newest) again and check it against its manifest."""
     with told(flags, as_json=as_json) as (runtime, tell):
         found = Exports.of(runtime)
-        with shown("verify") as progress:
+        with shown_progress("verify") as progress:
             done = found.verify(
                 found.read(export), progress, runtime.databases.offsets_of if opens else None
             )
@@ -126,7 +126,7 @@ def restore_command(
         return
     with told(flags, "state.dir", as_json=as_json) as (runtime, tell):
         choice = Choice(stores, partitions, replace=replace, full=full)
-        with shown("restore") as progress:
+        with shown_progress("restore") as progress:
             report = restore_export(runtime, export, choice, progress, dry_run=dry_run)
         tell(msgspec.to_builtins(report), _restored(report))
 
@@ -134,7 +134,7 @@ def restore_command(
 def _clone(flags: dict[str, Any], export: str, clone_id: str, *, as_json: bool) -> None:
     with told(flags, "state.dir", as_json=as_json) as (runtime, tell):
         topology = _pipeline(flags)
-        with shown("clone") as progress:
+        with shown_progress("clone") as progress:
             report = clone_export(runtime, topology, clone_id, export=export, progress=progress)
         lines = [f"{name} is {own}" for name, own in report.topics.items()]
         lines.append(f"{clone_id}: {report.stores} stores, {report.bytes} bytes; run it with")

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from statestore.commands.arguments import RunArguments, parse_run, run_options
 from statestore.commands.printing import held_text
-from statestore.commands.run_progress import shown_run
+from statestore.commands.progress import shown_run
 from statestore.errors import HostFailure, failure_fields
 from statestore.operations.pipelines import load_pipeline
 from statestore.operations.run import Run, RunSummary

@@ -66,17 +66,17 @@ def status_command(
     with Runtime(settings) as runtime:
         reader = StatusReader(runtime, pipeline=pipeline)
         found = _watch(reader.now, as_json=as_json) if watch else reader.now()
-    wrong = judge(found, max_lag_seconds, age_ms)
+    wrong = check_limits(found, max_lag_seconds, age_ms)
     if not watch:
         if as_json:
             _echo(found, wrong)
         else:
-            Console(file=sys.stdout).print(shown(found))
+            Console(file=sys.stdout).print(rendered(found))
     if wrong is not None:
         raise wrong
 
 
-def judge(
+def check_limits(
     found: Status, max_lag_seconds: float | None, max_audit_age_ms: int | None
 ) -> StateStoreError | None:
     """What is wrong by the limits given; the lag comes first."""
@@ -124,7 +124,7 @@ def _doubt(found: Status, max_age_ms: int) -> StateStoreError | None:
     return None
 
 
-def shown(found: Status) -> Group:
+def rendered(found: Status) -> Group:
     """For a terminal of 80 columns: the answers, then a line per stream task, then their owners."""
     head = Table.grid(padding=(0, 2))
     head.add_column(no_wrap=True)
@@ -258,14 +258,14 @@ def _watch(look: Any, *, as_json: bool) -> Status:
                 if as_json:
                     _echo(found, None)
                 else:
-                    console.print(shown(found))
+                    console.print(rendered(found))
                 pause.wait(EVERY_S)
                 found = look()
-        with Live(shown(found), console=console, auto_refresh=False) as live:
+        with Live(rendered(found), console=console, auto_refresh=False) as live:
             while True:
                 pause.wait(EVERY_S)
                 found = look()
-                live.update(shown(found), refresh=True)
+                live.update(rendered(found), refresh=True)
     except KeyboardInterrupt:
         return found
 

@@ -44,7 +44,7 @@ def stores() -> None:
 @stores.command("ls")
 @state_options
 @_json_option
-def ls_command(*, as_json: bool, **flags: Any) -> None:
+def list_stores_command(*, as_json: bool, **flags: Any) -> None:
     """The stores on disk: where, how big, how to decode them."""
     at_rest = _at_rest(flags)
     rows = []

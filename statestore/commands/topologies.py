@@ -19,19 +19,19 @@ from statestore.operations.serving import check_run, run_request
 from statestore.runtime import Runtime
 
 
-@click.group()
-def topology() -> None:
+@click.group("topology")
+def topology_group() -> None:
     """Look at a pipeline's topology."""
 
 
-@topology.command("describe")
+@topology_group.command("describe")
 @click.argument("pipeline")
 def describe_command(pipeline: str) -> None:
     """Sub-topologies, nodes, stores and topics of PIPELINE (module:function)."""
     click.echo(load_pipeline(pipeline).describe())
 
 
-@topology.command("tasks")
+@topology_group.command("tasks")
 @run_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line per stream task.")
 def tasks_command(*, as_json: bool, **flags: Any) -> None:
@@ -42,7 +42,7 @@ def tasks_command(*, as_json: bool, **flags: Any) -> None:
     )
 
 
-@topology.command("check")
+@topology_group.command("check")
 @check_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
 def check_command(*, as_json: bool, **flags: Any) -> None:

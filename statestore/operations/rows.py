@@ -8,10 +8,10 @@ import msgspec
 from statestore.errors import Misuse, UnknownStore
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.at_rest import StoresAtRest, windows_kept_ms
-from statestore.operations.audits.perform import fold_of
+from statestore.operations.audits.perform import log_side
 from statestore.operations.audits.rows import WINDOW, Rows, Subject, facts_of, stored_rows
 from statestore.operations.environment import Environment
-from statestore.operations.exports.catalog import Exports, FetchedStore, find
+from statestore.operations.exports.catalog import Exports, FetchedStore, find_exported
 from statestore.ports import Engine
 from statestore.stores import keyvalue, versioned_layout, windows
 
@@ -41,7 +41,7 @@ def shape_of(
             tasks = looked.find(store, partition, kind=kind)
     else:
         manifest = Exports.of(environment).read(export)
-        found = find(manifest, store, partition)
+        found = find_exported(manifest, store, partition)
         said, kind, export = manifest.deployed, found[0].store.kind, manifest.export_id
         tasks = [at.task for at in found]
     known = said.stores.get(store)
@@ -68,7 +68,7 @@ def committed_rows(
     if shape.export is not None:
         exports = Exports.of(environment)
         partition = TaskId.parse(stream_task).partition
-        found = find(exports.read(shape.export), shape.store, partition, kind=shape.kind)
+        found = find_exported(exports.read(shape.export), shape.store, partition, kind=shape.kind)
         (at,) = [one for one in found if str(one.task) == stream_task]
         with (
             FetchedStore(exports, at) as fetched,
@@ -118,7 +118,7 @@ def logged_rows(
         value_serde=shape.value_serde,
         is_source=shape.is_source,
     )
-    folded = fold_of(environment, subject)
+    folded = log_side(environment, subject)
     clock = folded.rows.get((windows.TIME_ROW, 0))
     for rows in folded.lots():
         yield _seen(rows, shape, as_of_ms, versioned_layout.TIME_MIN, clock and clock.value)

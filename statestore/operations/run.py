@@ -32,7 +32,7 @@ from statestore.operations.deployed import read_deployed
 from statestore.operations.environment import Environment
 from statestore.operations.hashing import check_hashes
 from statestore.operations.relocation.apply import Relocation, RelocationReport
-from statestore.operations.relocation.plan import Plan
+from statestore.operations.relocation.plan import RelocationPlan
 from statestore.operations.source_logs import check_topics
 from statestore.operations.topics import (
     dead_letter_topics,
@@ -379,7 +379,7 @@ class Run:
             self._cluster.delete_before({tp: at.offset for tp, at in committed.items()})
 
 
-def _tell_of_stays(made: Plan) -> None:
+def _tell_of_stays(made: RelocationPlan) -> None:
     """A store that the topology does not look for stays where it is, and is told of (R3)."""
     stays: dict[tuple[str, str], list[str]] = defaultdict(list)
     for stay in made.stays:

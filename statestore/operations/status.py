@@ -134,7 +134,7 @@ class _Problems(list[str]):
         return otherwise
 
 
-def status(environment: Environment, *, pipeline: str | None = None) -> Status:
+def read_status(environment: Environment, *, pipeline: str | None = None) -> Status:
     """How the application is now.
 
     `pipeline`: what is to run, as module:function; it is used if it can be imported.

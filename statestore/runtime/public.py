@@ -14,7 +14,7 @@ from statestore.errors import Misuse
 from statestore.model.modes import IsolationLevel, Span, Time
 from statestore.model.records import Serde
 from statestore.operations.at_rest import StoresAtRest, spec_of
-from statestore.operations.exports.catalog import Exports, FetchedStore, find
+from statestore.operations.exports.catalog import Exports, FetchedStore, find_exported
 from statestore.operations.run import RunSummary
 from statestore.operations.serving import LATEST, run_request, serve_here, start_run
 from statestore.operations.snapshot_store import HeldFiles, SnapshotKeyValueStore
@@ -135,7 +135,7 @@ def open_snapshot(
         exports = Exports.of(runtime)
         manifest = exports.read(export)
         spec = spec_of(manifest.deployed, store, key_serde, value_serde)
-        found = find(manifest, store, partition, kind=spec.kind)
+        found = find_exported(manifest, store, partition, kind=spec.kind)
         files = (FetchedStore(exports, at) for at in found)
     with ExitStack() as taken:
         opened = []

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from statestore.commands.arguments import StateArguments
 from statestore.errors import ExportDamaged, TaskCorrupted
 from statestore.operations.audits.audit import KeyTexts
-from statestore.operations.audits.perform import fold_of, rows_of
+from statestore.operations.audits.perform import log_side, store_side
 from statestore.operations.audits.rows import Rows, Subject, placing_keys
 from statestore.runtime import PARTITIONERS, Runtime
 
@@ -83,14 +83,14 @@ class AuditReader(DataSourceReader):
         texts = KeyTexts(subject.key_serde)
         if self._side == STORE:
             try:
-                for rows in rows_of(runtime, subject):
+                for rows in store_side(runtime, subject):
                     yield _batch(_STORED, number, rows, texts, _homes(subject, rows))
             except (TaskCorrupted, ExportDamaged) as error:
                 # That is a verdict: another attempt of this Spark task would find the same.
                 said = {"subject": number, "unreadable": str(error)}
                 yield pa.RecordBatch.from_pylist([said], schema=_STORED)
             return
-        fold = fold_of(runtime, subject)
+        fold = log_side(runtime, subject)
         for rows in fold.lots():
             count = len(rows.keys)
             yield _batch(_LOGGED, number, rows, texts, [[False] * count, [True] * count])

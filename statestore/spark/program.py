@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from statestore.cli import guarded
+from statestore.cli import exit_code_of
 
 _HERE = Path(__file__).resolve().parent
 
@@ -17,4 +17,4 @@ def run_program(command: Callable[[], object]) -> NoReturn:
     folder is taken off again: `process` and `session` may be modules of the user's.
     """
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != _HERE]
-    sys.exit(guarded(command))
+    sys.exit(exit_code_of(command))

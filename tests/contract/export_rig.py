@@ -11,7 +11,7 @@ from statestore.operations.deployed import deployed, publish_deployed
 from statestore.operations.exports.catalog import LATEST, Exports, FetchedStore
 from statestore.operations.exports.create import ExportReport, create_export
 from statestore.operations.exports.manifest import StoreOfTask
-from statestore.operations.exports.restore import Choice, Log, Restore, RestoreReport
+from statestore.operations.exports.restore import Choice, LogState, Restore, RestoreReport
 from statestore.ports import Bounds, Target
 from statestore.runtime import Runtime
 from statestore.runtime.databases import RocksDatabases
@@ -115,11 +115,11 @@ class ExportRig:
     def restore(self, export: str = LATEST, **choice: Any) -> RestoreReport:
         return self.restoring(export, **choice).apply()
 
-    def log(self, tps: Sequence[TopicPartition]) -> Log:
+    def log(self, tps: Sequence[TopicPartition]) -> LogState:
         cluster = self.tasks.broker.cluster(APPLICATION)
         topics = sorted(cluster.partitions(sorted({tp.topic for tp in tps})))
         bounds = cluster.bounds(tps) if self.bounds is None else dict.fromkeys(tps, self.bounds)
-        return Log(
+        return LogState(
             bounds if self.cluster_has else {}, dict.fromkeys(topics, self.delete_retention_ms)
         )
 

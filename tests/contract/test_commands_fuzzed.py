@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 import pytest
 
-from statestore.cli import cli, guarded
+from statestore.cli import cli, exit_code_of
 from tests.contract.export_rig import ExportRig
 from tests.contract.task_rig import APPLICATION
 from tests.relocation_rig import in_memory_folder
@@ -149,7 +149,7 @@ def call(arguments: list[str], patch: pytest.MonkeyPatch) -> tuple[int, str]:
     code: object
     with redirect_stdout(out), redirect_stderr(out):
         try:
-            code = guarded(lambda: cli(arguments))
+            code = exit_code_of(lambda: cli(arguments))
         except SystemExit as end:
             code = end.code
     out.flush()

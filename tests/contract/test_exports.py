@@ -23,10 +23,10 @@ from statestore.errors import (
 )
 from statestore.faults import CrashPoint
 from statestore.operations.deployed import deployed, publish_deployed
-from statestore.operations.exports.catalog import Retention, Silent, find
+from statestore.operations.exports.catalog import NoProgress, Retention, find_exported
 from statestore.operations.exports.create import ExportReport
 from statestore.operations.exports.leases import LEASE_MS
-from statestore.operations.exports.manifest import encode
+from statestore.operations.exports.manifest import encode_manifest
 from statestore.runtime.databases import RocksDatabases
 from statestore.tasks.lifecycle import StreamTask
 from statestore.tasks.stores import TaskStores
@@ -107,7 +107,7 @@ def test_a_second_export_reads_and_uploads_only_what_is_new(rig: ExportRig) -> N
     third = rig.export()
     assert 0 < third.bytes_uploaded < 100_000
     for report in (first, again, third):
-        verified = rig.exports.verify(rig.exports.read(report.export_id), Silent())
+        verified = rig.exports.verify(rig.exports.read(report.export_id), NoProgress())
         assert verified.bytes == report.bytes
 
 
@@ -142,11 +142,11 @@ def test_an_export_says_what_it_leaves_out_and_where_each_store_stands(rig: Expo
     ]
     for at in manifest.stores():
         assert at.store.position() == {("in", 0): 1}
-    assert find(manifest, "latest", 0)[0].task == TASK
+    assert find_exported(manifest, "latest", 0)[0].task == TASK
     with pytest.raises(UnknownStore, match="it has: copies, latest"):
-        find(manifest, "nothere")
+        find_exported(manifest, "nothere")
     with pytest.raises(Misuse, match="no partition 7"):
-        find(manifest, "latest", 7)
+        find_exported(manifest, "latest", 7)
 
 
 def test_a_store_of_an_export_is_read_like_a_snapshot(rig: ExportRig) -> None:
@@ -255,14 +255,14 @@ def test_a_damaged_file_is_named(rig: ExportRig, how: str) -> None:
     rig.drain()
     rig.export()
     manifest = rig.exports.read()
-    file = find(manifest, "latest")[0].store.files[0]
+    file = find_exported(manifest, "latest")[0].store.files[0]
     path = rig.target / rig.exports.content(file.sha256)
     if how == "gone":
         path.unlink()
     else:
         path.write_bytes(b"\0" + path.read_bytes()[1:])
     with pytest.raises(ExportDamaged, match=f"file {file.name} of store '\\w+' of task 0_0"):
-        rig.exports.verify(manifest, Silent())
+        rig.exports.verify(manifest, NoProgress())
     before = list(rig.tasks.layout.application_dir.rglob("*.sst"))
     with pytest.raises(ExportDamaged, match="use another export"):
         rig.restore(replace=True, stores=["latest"])
@@ -274,19 +274,19 @@ def test_opening_what_was_exported_shows_what_checksums_do_not(rig: ExportRig) -
     rig.drain()
     rig.export()
     manifest = rig.exports.read()
-    assert rig.exports.verify(manifest, Silent(), RocksDatabases().offsets_of).stores == 2
+    assert rig.exports.verify(manifest, NoProgress(), RocksDatabases().offsets_of).stores == 2
     (task,) = manifest.tasks
     store = task.stores["latest"]
     other = msgspec.structs.replace(store.offsets, position=[("in", 0, 7)])
     stores = task.stores | {"latest": msgspec.structs.replace(store, offsets=other)}
     lie = msgspec.structs.replace(manifest, tasks=[msgspec.structs.replace(task, stores=stores)])
     with pytest.raises(ExportDamaged, match="'latest' of task 0_0 stands at"):
-        rig.exports.verify(lie, Silent(), RocksDatabases().offsets_of)
+        rig.exports.verify(lie, NoProgress(), RocksDatabases().offsets_of)
     files = [file for file in store.files if not file.name.startswith("MANIFEST")]
     stores = task.stores | {"latest": msgspec.structs.replace(store, files=files)}
     torn = msgspec.structs.replace(manifest, tasks=[msgspec.structs.replace(task, stores=stores)])
     with pytest.raises(ExportDamaged, match="does not open"):
-        rig.exports.verify(torn, Silent(), RocksDatabases().offsets_of)
+        rig.exports.verify(torn, NoProgress(), RocksDatabases().offsets_of)
 
 
 def test_a_manifest_of_another_kind_or_of_a_newer_version_is_refused(rig: ExportRig) -> None:
@@ -295,13 +295,13 @@ def test_a_manifest_of_another_kind_or_of_a_newer_version_is_refused(rig: Export
     export_id = rig.export().export_id
     path = rig.target / APPLICATION / "exports" / f"{export_id}.json"
     manifest = rig.exports.read()
-    path.write_bytes(encode(msgspec.structs.replace(manifest, version=2)))
+    path.write_bytes(encode_manifest(msgspec.structs.replace(manifest, version=2)))
     with pytest.raises(FormatTooNew, match="upgrade statestore"):
         rig.exports.read()
     path.write_bytes(b"{")
     with pytest.raises(ExportDamaged, match="not readable"):
         rig.exports.read()
-    path.write_bytes(encode(manifest).replace(b'"CURRENT"', b'"../CURRENT"'))
+    path.write_bytes(encode_manifest(manifest).replace(b'"CURRENT"', b'"../CURRENT"'))
     with pytest.raises(ExportDamaged, match="files"):
         rig.exports.read()
 
@@ -324,7 +324,7 @@ def test_prune_keeps_the_newest_and_all_young_enough_and_every_file_they_need(
     assert (pruned.kept, pruned.removed) == (ids[3:], ids[:3])
     assert rig.exports.ids() == ids[3:]
     for export_id in ids[3:]:
-        rig.exports.verify(rig.exports.read(export_id), Silent())
+        rig.exports.verify(rig.exports.read(export_id), NoProgress())
     wanted = {s for export_id in ids[3:] for s in rig.exports.read(export_id).files()}
     assert set(rig.exports.contents()) == wanted
     assert rig.exports.prune(Retention(1)).kept == ids[4:]
@@ -373,7 +373,7 @@ def test_a_death_leaves_the_last_export_whole_and_garbage_that_prune_removes(
             rig.export()
     finally:
         faults.on_reach(None)
-    rig.exports.verify(rig.exports.read(first), Silent())
+    rig.exports.verify(rig.exports.read(first), NoProgress())
     rig.tasks.clock.advance(LEASE_MS)
     rig.exports.prune(Retention(5))
     named = {sha for export_id in rig.exports.ids() for sha in rig.exports.read(export_id).files()}
@@ -391,7 +391,7 @@ def test_a_prune_that_dies_anywhere_is_finished_by_the_next(rig: ExportRig, visi
             rig.exports.prune(Retention(1))
     finally:
         faults.on_reach(None)
-    rig.exports.verify(rig.exports.read(ids[3]), Silent())
+    rig.exports.verify(rig.exports.read(ids[3]), NoProgress())
     rig.tasks.clock.advance(LEASE_MS)
     assert rig.exports.prune(Retention(1)).kept == ids[3:]
     assert set(rig.exports.contents()) == set(rig.exports.read().files())
@@ -428,7 +428,7 @@ def test_a_torn_manifest_is_listed_as_damaged_and_keeps_nothing_from_being_prune
     assert pruned.damaged == [ids[4]]
     assert pruned.files_removed == 0, "nobody knows which files the damaged one names"
     assert rig.exports.contents() == files
-    rig.exports.verify(rig.exports.read(ids[5]), Silent())
+    rig.exports.verify(rig.exports.read(ids[5]), NoProgress())
     rig.send(("more", "1"))
     rig.drain()
     newest = [rig.export().export_id for _ in range(2)]
@@ -453,7 +453,7 @@ def test_a_manifest_of_a_newer_version_is_listed_and_stops_a_prune(rig: ExportRi
     rig.drain()
     export_id = rig.export().export_id
     path = rig.target / APPLICATION / "exports" / f"{export_id}.json"
-    path.write_bytes(encode(msgspec.structs.replace(rig.exports.read(), version=2)))
+    path.write_bytes(encode_manifest(msgspec.structs.replace(rig.exports.read(), version=2)))
     (one,) = rig.exports.listed()
     assert "upgrade statestore" in str(one.problem)
     with pytest.raises(FormatTooNew):

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from statestore.cli import cli
 from statestore.errors import StateStoreError
-from statestore.operations.exports.catalog import Retention, Silent
+from statestore.operations.exports.catalog import NoProgress, Retention
 from statestore.targets import FsspecTarget
 from tests.contract.export_rig import ExportRig
 from tests.contract.task_rig import APPLICATION
@@ -83,7 +83,7 @@ def test_an_error_is_told_in_json_too_with_its_exit_code(rig: ExportRig) -> None
 def test_a_target_in_the_memory_of_another_file_system_works_alike(rig: ExportRig) -> None:
     rig.elsewhere = FsspecTarget("memory://exports")
     ids = [rig.export().export_id for _ in range(2)]
-    assert rig.exports.verify(rig.exports.read(), Silent()).export_id == ids[1]
+    assert rig.exports.verify(rig.exports.read(), NoProgress()).export_id == ids[1]
     assert rig.exports.prune(Retention(1)).kept == ids[1:]
     assert FsspecTarget("memory://exports").names(f"{APPLICATION}/uploads") == {}
 

@@ -12,7 +12,7 @@ from statestore.commands.printing import held_text
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Record
 from statestore.operations.run import RunSummary
-from statestore.operations.status import status as status_of
+from statestore.operations.status import read_status
 from statestore.stores.staged_table import StagedTable, TableScan
 from statestore.tasks.plan import TaskReport
 from statestore.tasks.progress import ProgressFile, read_progress
@@ -125,7 +125,7 @@ def test_a_task_that_has_ended_leaves_the_last_figure_for_status(rig: TaskRig) -
     ProgressFile(rig.folder, rig.clock, slots=1).write(report)
     rig.end()
     assert read_progress(rig.folder).held_records == 6
-    status = status_of(rig.runtime)
+    status = read_status(rig.runtime)
     (told,) = status.stream_tasks
     assert (told.stream_task, told.held_records) == (str(TASK), 6)
     assert status.held_records == 6
@@ -135,7 +135,7 @@ def test_a_note_of_an_older_version_leaves_the_number_unknown(rig: TaskRig) -> N
     rig.start()
     rig.end()
     (rig.folder / "progress.json").write_bytes(b'{"pid": 1}')
-    status = status_of(rig.runtime)
+    status = read_status(rig.runtime)
     assert (status.held_records, status.stream_tasks[0].held_records) == (None, None)
 
 

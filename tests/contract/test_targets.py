@@ -9,7 +9,7 @@ import fsspec
 import pytest
 
 from statestore.errors import HostFailure, Misuse, Unavailable
-from statestore.operations.exports.catalog import SMALL, Retention, Silent, sha256_of
+from statestore.operations.exports.catalog import SMALL, NoProgress, Retention, sha256_of
 from statestore.targets import FsspecTarget
 from tests.builders import child
 from tests.contract.export_rig import ExportRig
@@ -108,7 +108,7 @@ def test_exports_to_it_are_incremental_verified_restored_and_pruned(
         rig.send(("k1", "new"))
         rig.drain()
         assert 0 < rig.export().bytes_uploaded < 100_000
-        rig.exports.verify(rig.exports.read(first.export_id), Silent())
+        rig.exports.verify(rig.exports.read(first.export_id), NoProgress())
         rig.lose_volume()
         assert len(rig.restore().placed) == 2
         assert rig.exported()[b"k1"] == b"new"

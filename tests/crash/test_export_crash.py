@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from statestore.faults import VARIABLE, CrashPoint
-from statestore.operations.exports.catalog import Exports, FetchedStore, Retention, Silent
+from statestore.operations.exports.catalog import Exports, FetchedStore, NoProgress, Retention
 from statestore.operations.exports.leases import LEASE_MS
 from statestore.runtime import SystemClock
 from statestore.runtime.databases import RocksDatabases
@@ -151,7 +151,7 @@ def test_a_prune_killed_is_finished_by_the_next(rig: Rig, point: str) -> None:
     killed(rig, point, "prune", "--keep=1")
     later = exports_of(rig, later_ms=LEASE_MS)
     last = later.ids()[-1]
-    later.verify(later.read(last), Silent())
+    later.verify(later.read(last), NoProgress())
     assert later.prune(Retention(1)).kept == [last]
     assert set(later.contents()) == set(later.read(last).files())
 

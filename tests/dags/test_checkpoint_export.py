@@ -10,7 +10,7 @@ from airflow.sdk.exceptions import ParamValidationError
 from airflow.serialization.serialized_objects import DagSerialization
 
 import statestore as ss
-from statestore.operations.exports.catalog import Exports, Silent
+from statestore.operations.exports.catalog import Exports, NoProgress
 from statestore.runtime import SystemClock
 from statestore.targets import FsspecTarget
 from statestore.testing.local_kafka import LocalKafka
@@ -140,4 +140,4 @@ state_dir = "{app.state_dir}"
         assert exports.contents() == contents[name], "nothing new"
         assert len(exports.ids()) == 1
         assert exports.ids() > first[name], "the old one is pruned"
-        exports.verify(exports.read(), Silent())
+        exports.verify(exports.read(), NoProgress())

@@ -12,7 +12,7 @@ from statestore.layout.folders import StateLayout
 from statestore.operations.audits.audit import Check
 from statestore.operations.audits.perform import audit
 from statestore.operations.exports.create import create_export
-from statestore.operations.status import status
+from statestore.operations.status import read_status
 from statestore.runtime import Runtime
 from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka
@@ -68,7 +68,7 @@ def test_a_partition_of_a_store_that_is_gone_is_wrong_and_named(
     assert record is not None
     assert record.verdict is Verdict.WRONG
     assert all(place.store != COUNTS or place.partition != 1 for place in record.places)
-    told = status(Runtime(one.settings())).audit
+    told = read_status(Runtime(one.settings())).audit
     assert told is not None
     assert told.verdict is Verdict.WRONG
 

@@ -10,7 +10,7 @@ import statestore as ss
 from statestore.errors import ExportTooOld
 from statestore.operations.exports.catalog import Exports
 from statestore.operations.exports.create import create_export
-from statestore.operations.exports.restore import Choice, Log, Restore, restore_export
+from statestore.operations.exports.restore import Choice, LogState, Restore, restore_export
 from statestore.runtime import Runtime
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import eventually
@@ -107,4 +107,4 @@ def placed_in_spite_of_it(app: App) -> None:
     """What `restore_export` does, for a log said to keep deletes for ever."""
     with Runtime(settings_of(app)) as runtime:
         manifest = Exports.of(runtime).read()
-        Restore(runtime, manifest, lambda tps: Log(runtime.cluster.bounds(tps), {})).apply()
+        Restore(runtime, manifest, lambda tps: LogState(runtime.cluster.bounds(tps), {})).apply()

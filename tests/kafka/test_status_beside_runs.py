@@ -16,7 +16,7 @@ from statestore.kafka.clients import Trouble, producer
 from statestore.layout.folders import StateLayout
 from statestore.layout.owners import read_owner
 from statestore.model.ids import TaskId
-from statestore.operations.status import State, Status, StatusReader, status
+from statestore.operations.status import State, Status, StatusReader, read_status
 from statestore.runtime import Runtime
 from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka
@@ -62,7 +62,7 @@ def producing(rig: Rig) -> Iterator[None]:
 def status_of(settings: Settings) -> Status:
     """The status over a connection of its own."""
     with Runtime(settings) as runtime:
-        return status(runtime)
+        return read_status(runtime)
 
 
 def failures(settings: Settings, calls: int) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import statestore as ss
-from statestore.operations.exports.catalog import Exports, Silent
+from statestore.operations.exports.catalog import Exports, NoProgress
 from statestore.runtime import Runtime
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import ROOT
@@ -55,7 +55,7 @@ def test_each_stream_task_is_uploaded_by_a_spark_task_and_an_error_keeps_its_cla
     known = ss.Settings.from_mapping(app.run_settings(**settings))
     exports = Exports.of(Runtime(known))
     assert exports.ids() == [said["export_id"], again["export_id"]]
-    exports.verify(exports.read(), Silent())
+    exports.verify(exports.read(), NoProgress())
     with (
         ss.open_snapshot(
             app.state_dir, app.name, "counts", export="latest", settings=settings

@@ -15,7 +15,7 @@ import psutil
 import pyspark
 import pytest
 
-from statestore.operations.exports.catalog import Exports, Silent
+from statestore.operations.exports.catalog import Exports, NoProgress
 from statestore.runtime import Runtime
 from statestore.runtime.databases import RocksDatabases
 from statestore.settings import Settings
@@ -143,7 +143,7 @@ def test_a_run_on_a_standalone_master_with_two_workers_is_exact_and_so_is_its_ex
     submitted(master, tmp_path, "jobs/export.py", "--target=exports", *where)
     settings = Settings(application_id="standalone", export_target=str(tmp_path / "exports"))
     exports = Exports.of(Runtime(settings))
-    found = exports.verify(exports.read(), Silent(), RocksDatabases().offsets_of)
+    found = exports.verify(exports.read(), NoProgress(), RocksDatabases().offsets_of)
     assert found.stores == 2
     workers = [path for number in range(2) for path in (tmp_path / f"w{number}").rglob("exports")]
     assert workers == []

@@ -12,7 +12,7 @@ from statestore.layout.audits import (
     AuditRecord,
     Verdict,
 )
-from statestore.operations.audits.report import ROWS_MAX, html_of
+from statestore.operations.audits.report import ROWS_MAX, audit_page
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -58,14 +58,14 @@ def record(verdict: Verdict = Verdict.WRONG, *, failures: int = 1, text: str = "
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_no_text_of_an_audit_becomes_an_element(text: str) -> None:
-    plain, seen = Seen(html_of(record())), Seen(html_of(record(text=text)))
+    plain, seen = Seen(audit_page(record())), Seen(audit_page(record(text=text)))
     assert seen.tags == plain.tags
     # application (twice), source, store, failure (store, key, detail), not checked, place, docs …
     assert seen.text.count(text) >= plain.text.count("keyvalue") + 8
 
 
 def test_the_page_needs_nothing_outside_it_and_runs_nothing() -> None:
-    page = html_of(record())
+    page = audit_page(record())
     attributes = {name for _, attrs in Seen(page).tags for name in attrs}
     assert attributes <= {"class", "lang", "charset"}
     assert not re.search(r"<(script|link|iframe|object|embed|img|form)|url\(|@import", page)
@@ -73,14 +73,14 @@ def test_the_page_needs_nothing_outside_it_and_runs_nothing() -> None:
 
 @pytest.mark.parametrize("verdict", Verdict)
 def test_every_verdict_says_what_it_means(verdict: Verdict) -> None:
-    told = Seen(html_of(record(verdict))).text
+    told = Seen(audit_page(record(verdict))).text
     assert verdict in told
     assert "2023-11-14 22:13:20 UTC" in told
     assert "1,234,567" in told
 
 
 def test_of_very_many_failures_the_page_shows_the_first_and_says_so() -> None:
-    few, many = (html_of(record(failures=count)) for count in (ROWS_MAX, 100 * ROWS_MAX))
+    few, many = (audit_page(record(failures=count)) for count in (ROWS_MAX, 100 * ROWS_MAX))
     assert f"… and {99 * ROWS_MAX:,} more" in many
     assert len(many) < len(few) + 1000
 
@@ -88,4 +88,4 @@ def test_of_very_many_failures_the_page_shows_the_first_and_says_so() -> None:
 def test_of_a_long_key_the_page_shows_the_beginning() -> None:
     key = AuditFailure("no key missing", "s", "0_0", 1, ["k" * 100_000], "")
     long = AuditRecord(application_id="a", time_ms=0, verdict=Verdict.WRONG, failures=[key])
-    assert len(html_of(long)) < 10_000
+    assert len(audit_page(long)) < 10_000

@@ -13,9 +13,9 @@ from statestore.operations.relocation.plan import (
     Copy,
     Disk,
     Placement,
-    Plan,
+    RelocationPlan,
     placement,
-    plan,
+    plan_relocation,
 )
 from statestore.topology.builder import StreamsBuilder
 from statestore.topology.graph import Topology
@@ -41,13 +41,13 @@ def on_disk(text: str) -> Disk:
     return Disk(copies, frozenset(copy.task for copy in copies))
 
 
-def planned(wanted: str, disk: str, *, keep: str = "", **renames: str) -> Plan:
+def planned(wanted: str, disk: str, *, keep: str = "", **renames: str) -> RelocationPlan:
     choices = Choices(frozenset(map(TaskId.parse, keep.split())), renames)
     found = placement(topology_of(wanted))
-    return plan(found, on_disk(disk), Deployed(), own_changelog, choices)
+    return plan_relocation(found, on_disk(disk), Deployed(), own_changelog, choices)
 
 
-def moves(made: Plan) -> str:
+def moves(made: RelocationPlan) -> str:
     return " ".join(f"{m.store}:{m.source}>{m.target}" for m in made.moves)
 
 
@@ -134,7 +134,7 @@ def test_a_copy_to_keep_that_was_kept_before_is_no_error() -> None:
 
 def test_a_renamed_store_is_moved_if_its_changelog_keeps_its_name() -> None:
     choices = Choices(renames={"A": "Z"})
-    made = plan(
+    made = plan_relocation(
         placement(topology_of("B|Z")), on_disk("A@0_0 B@0_0"), Deployed(), one_changelog, choices
     )
     assert moves(made) == "Z:0_0>1_0"
@@ -144,7 +144,9 @@ def test_a_renamed_store_is_moved_if_its_changelog_keeps_its_name() -> None:
 
 def test_a_renamed_store_in_its_old_task_is_moved_too() -> None:
     choices = Choices(renames={"A": "Z"})
-    made = plan(placement(topology_of("Z")), on_disk("A@0_0"), Deployed(), one_changelog, choices)
+    made = plan_relocation(
+        placement(topology_of("Z")), on_disk("A@0_0"), Deployed(), one_changelog, choices
+    )
     assert moves(made) == "Z:0_0>0_0"
 
 
@@ -157,7 +159,7 @@ def test_a_renamed_store_whose_changelog_changes_is_refused_with_the_reason() ->
 def test_a_new_name_that_holds_rows_of_its_own_is_refused() -> None:
     choices = Choices(renames={"A": "Z"})
     with pytest.raises(TopologyMismatch, match="store Z, partition 0 lies in 2 places"):
-        plan(
+        plan_relocation(
             placement(topology_of("Z")), on_disk("A@0_0 Z@0_0"), Deployed(), one_changelog, choices
         )
 
@@ -177,12 +179,14 @@ def test_a_rename_that_makes_no_sense_is_refused(
 ) -> None:
     found = placement(topology_of(wanted))
     with pytest.raises(Misuse, match=says):
-        plan(found, on_disk(disk), Deployed(), one_changelog, Choices(renames=renames))
+        plan_relocation(found, on_disk(disk), Deployed(), one_changelog, Choices(renames=renames))
 
 
 def test_a_rename_done_before_is_no_error() -> None:
     choices = Choices(renames={"A": "Z"})
-    made = plan(placement(topology_of("Z")), on_disk("Z@0_0"), Deployed(), one_changelog, choices)
+    made = plan_relocation(
+        placement(topology_of("Z")), on_disk("Z@0_0"), Deployed(), one_changelog, choices
+    )
     assert not made.touches_disk
 
 
@@ -194,16 +198,16 @@ def test_task_folders_on_different_volumes_are_refused() -> None:
     wanted = placement(topology_of("B|A"))
     there = Disk([copy], frozenset({TaskId(0, 0)}), {TaskId(0, 0): 1, TaskId(1, 0): 2}, volume=1)
     with pytest.raises(TopologyMismatch, match=r"store A: 0_0/rocksdb/A and .* task 1_0 .*volumes"):
-        plan(wanted, there, Deployed(), own_changelog)
+        plan_relocation(wanted, there, Deployed(), own_changelog)
     new = Disk([copy], frozenset({TaskId(0, 0)}), {TaskId(0, 0): 1}, volume=1)
-    assert moves(plan(wanted, new, Deployed(), own_changelog)) == "A:0_0>1_0"
+    assert moves(plan_relocation(wanted, new, Deployed(), own_changelog)) == "A:0_0>1_0"
 
 
 def test_a_store_that_is_a_volume_of_its_own_is_refused() -> None:
     copy = Copy("A", TaskId(0, 0), volume=7, parent_volume=1)
     disk = Disk([copy], frozenset({TaskId(0, 0)}), {TaskId(0, 0): 1}, volume=1)
     with pytest.raises(TopologyMismatch, match="different volumes"):
-        plan(placement(topology_of("B|A")), disk, Deployed(), own_changelog)
+        plan_relocation(placement(topology_of("B|A")), disk, Deployed(), own_changelog)
 
 
 # What is to be settled (R4).
@@ -235,7 +239,7 @@ def previous(
 def test_the_tasks_of_the_last_deployment_are_settled_when_another_follows(
     before: Deployed, disk: str, settled: str
 ) -> None:
-    made = plan(Placement("new", {"A": 0}), on_disk(disk), before, own_changelog)
+    made = plan_relocation(Placement("new", {"A": 0}), on_disk(disk), before, own_changelog)
     assert " ".join(made.settle) == settled
 
 
@@ -245,7 +249,7 @@ def test_the_tasks_of_the_last_deployment_are_settled_when_another_follows(
 def test_the_tasks_of_a_run_with_transactions_are_settled_before_one_without(
     before: str | None, settled: str
 ) -> None:
-    made = plan(
+    made = plan_relocation(
         Placement("new", {"A": 0}),
         on_disk("A@0_0"),
         previous("new", 2, guarantee=before),
@@ -263,10 +267,10 @@ def test_windows_of_another_size_are_refused_and_other_terms_are_not() -> None:
 
     before = deployed(windows(10), ProcessingGuarantee.EXACTLY_ONCE)
     with pytest.raises(TopologyMismatch, match=r"windows of 10 ms, .* 20 ms: .* another name"):
-        plan(placement(windows(20)), on_disk("n@0_0"), before, own_changelog)
+        plan_relocation(placement(windows(20)), on_disk("n@0_0"), before, own_changelog)
     longer = placement(windows(10, grace_ms=5, retention_ms=90))
     assert longer.fingerprint != before.fingerprint
-    assert not plan(longer, on_disk("n@0_0"), before, own_changelog).touches_disk
+    assert not plan_relocation(longer, on_disk("n@0_0"), before, own_changelog).touches_disk
 
 
 # In general.

@@ -1,6 +1,6 @@
 """The line that a continuous run shows."""
 
-from statestore.commands.run_progress import RunProgress
+from statestore.commands.progress import RunProgress
 from statestore.tasks.plan import Standing
 from tests.builders import ManualClock
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from statestore.cli import cli
-from statestore.commands.status import judge, shown
+from statestore.commands.status import check_limits, rendered
 from statestore.errors import AuditFailed, AuditTooOld, Behind, NotChecked, Unavailable
 from statestore.layout import owners
 from statestore.layout.audits import AuditRecord, Audits, Verdict
@@ -18,7 +18,7 @@ from statestore.layout.folders import StateLayout
 from statestore.layout.owners import Owner
 from statestore.model.ids import TaskId
 from statestore.operations.deployed import Deployed, DeployedStore
-from statestore.operations.exports.manifest import ExportManifest, encode, new_export_id
+from statestore.operations.exports.manifest import ExportManifest, encode_manifest, new_export_id
 from statestore.operations.status import State, Status, state_of
 from statestore.tasks.plan import TaskReport
 from statestore.tasks.progress import Progress, ProgressFile, read_progress
@@ -128,9 +128,9 @@ def test_a_store_that_lies_elsewhere_is_to_be_moved(tmp_path: Path) -> None:
 
 def test_limits_are_judged_by_what_is_known(tmp_path: Path) -> None:
     found = look(tmp_path)
-    assert judge(found, None, None) is None
-    assert isinstance(judge(found, 5.0, None), Unavailable)
-    assert shown(found).renderables
+    assert check_limits(found, None, None) is None
+    assert isinstance(check_limits(found, 5.0, None), Unavailable)
+    assert rendered(found).renderables
 
 
 def audited(state_dir: Path, verdict: Verdict, age_ms: int) -> Status:
@@ -156,15 +156,15 @@ def test_the_last_audit_counts_if_it_is_a_pass_and_not_too_old(
     found = audited(tmp_path, verdict, age_ms)
     assert found.audit is not None
     assert (found.audit.verdict, found.audit.age_seconds) == (verdict, age_ms / 1000)
-    judged = judge(found, None, 60_000)
+    judged = check_limits(found, None, 60_000)
     assert type(judged) is (error or type(None))
     console = Console(width=200, file=StringIO())
-    console.print(shown(found))
+    console.print(rendered(found))
     assert f"{verdict}, by the audit of" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_an_application_never_audited_is_not_known_to_be_right(tmp_path: Path) -> None:
-    assert isinstance(judge(look(tmp_path), None, 60_000), AuditTooOld)
+    assert isinstance(check_limits(look(tmp_path), None, 60_000), AuditTooOld)
 
 
 def test_the_newest_export_is_told_or_why_it_is_not_known(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_the_newest_export_is_told_or_why_it_is_not_known(tmp_path: Path) -> Non
     made = tmp_path / "exports" / "app" / "exports"
     made.mkdir(parents=True)
     manifest = ExportManifest(1, export_id, "app", clock.now_ms() - 5000, Deployed(), [])
-    (made / f"{export_id}.json").write_bytes(encode(manifest))
+    (made / f"{export_id}.json").write_bytes(encode_manifest(manifest))
     there = looking.now().export
     assert there is not None
     assert (there.export_id, there.problem) == (export_id, None)

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from statestore import errors
 from statestore.cli import cli
-from statestore.commands.status import judge, shown
+from statestore.commands.status import check_limits, rendered
 from statestore.errors import StateStoreError
 from statestore.layout import owners
 from statestore.layout.folders import StateLayout
@@ -94,9 +94,9 @@ def tell(found: Status) -> str:
     """Everything a caller does with a status; what a terminal shows."""
     msgspec.json.encode(found)
     for limits in ((None, None), (5.0, None), (None, 1000), (5.0, 1000)):
-        assert isinstance(judge(found, *limits), StateStoreError | None)
+        assert isinstance(check_limits(found, *limits), StateStoreError | None)
     screen = StringIO()
-    Console(width=80, file=screen).print(shown(found))
+    Console(width=80, file=screen).print(rendered(found))
     return screen.getvalue()
 
 
@@ -135,7 +135,7 @@ def test_a_newest_record_of_an_open_transaction_leaves_the_seconds_unknown(tmp_p
     said = Said({TopicPartition("in", p): behind for p in (0, 1)})
     found = reader_of(deploy(tmp_path), said).now()
     assert (found.lag_records, found.lag_seconds) == (12, None)
-    wrong = judge(found, 5.0, None)
+    wrong = check_limits(found, 5.0, None)
     assert isinstance(wrong, errors.Unavailable)
 
 

@@ -8,10 +8,10 @@ from statestore.layout.audits import AuditedStore, AuditFailure, AuditRecord, Au
 from statestore.operations.at_rest import existing_application
 from statestore.operations.audits.audit import Examined, places_of, verdict_of
 from statestore.operations.audits.plan import AuditPlan, plan_export, plan_live
-from statestore.operations.audits.report import html_of
+from statestore.operations.audits.report import audit_page
 from statestore.operations.audits.rows import Fold, Rows, Subject, fold, stored_rows
 from statestore.operations.environment import Environment
-from statestore.operations.exports.catalog import Exports, FetchedStore, find
+from statestore.operations.exports.catalog import Exports, FetchedStore, find_exported
 
 
 def audit(
@@ -32,8 +32,8 @@ def audit(
                 plan.renew()
                 one.examine(
                     subject,
-                    rows_of(environment, subject),
-                    fold_of(environment, subject),
+                    store_side(environment, subject),
+                    log_side(environment, subject),
                     environment.partitioners,
                 )
             examined.append(one)
@@ -57,7 +57,7 @@ def planned_audit(
         yield plan
 
 
-def rows_of(environment: Environment, subject: Subject) -> Iterator[Rows]:
+def store_side(environment: Environment, subject: Subject) -> Iterator[Rows]:
     """The store's side, from its files; TaskCorrupted, ExportDamaged if they cannot be read."""
     if subject.is_missing:
         return
@@ -65,14 +65,14 @@ def rows_of(environment: Environment, subject: Subject) -> Iterator[Rows]:
         path = Path(subject.path)
         if subject.export is not None:
             exports = Exports.of(environment)
-            (at,) = find(exports.read(subject.export), subject.store, subject.partition)
+            (at,) = find_exported(exports.read(subject.export), subject.store, subject.partition)
             fetched = closes.enter_context(FetchedStore(exports, at))
             path = fetched.store_dir(subject.store)
         engine = closes.enter_context(closing(environment.databases.read_uncached(path)))
         yield from stored_rows(engine, subject.kind, subject.bound_ms)
 
 
-def fold_of(environment: Environment, subject: Subject) -> Fold:
+def log_side(environment: Environment, subject: Subject) -> Fold:
     """The log's side."""
     return fold(environment.audit_log_reader, subject)
 
@@ -103,5 +103,5 @@ def keep_audit(
         link=audits.page(time_ms).absolute().as_uri(),
         data_docs=data_docs,
     )
-    audits.keep(record, html_of(record))
+    audits.keep(record, audit_page(record))
     return record

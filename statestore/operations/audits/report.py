@@ -25,7 +25,7 @@ _OF_STORES: Final = ("store", "kind", "rows", "rows of log", "equal", "supersede
 _OF_PLACES: Final = ("store", "stream task", "changelog", "stands at offset", "its log ends at")
 
 
-def html_of(record: AuditRecord) -> str:
+def audit_page(record: AuditRecord) -> str:
     """The page of an audit."""
     return page(f"Audit of {record.application_id}", *_parts(record))
 

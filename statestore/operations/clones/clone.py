@@ -36,8 +36,8 @@ from statestore.operations.clones.record import (
 )
 from statestore.operations.deployed import deployed, publish_deployed
 from statestore.operations.environment import Environment
-from statestore.operations.exports.catalog import LATEST, Exports, Progress, Silent
-from statestore.operations.exports.manifest import Cut, ExportManifest, StoreOfTask
+from statestore.operations.exports.catalog import LATEST, Exports, NoProgress, TransferProgress
+from statestore.operations.exports.manifest import ExportManifest, LogCut, StoreOfTask
 from statestore.operations.topics import ANY_TIME, dead_letter_topics, internal_topics
 from statestore.ports import Bounds, Engine, TopicSpec
 from statestore.stores import offsets
@@ -67,7 +67,7 @@ def clone_export(
     clone_id: str,
     *,
     export: str = LATEST,
-    progress: Progress | None = None,
+    progress: TransferProgress | None = None,
 ) -> CloneReport:
     """Open an export of an application under `clone_id`, in the same state directory.
 
@@ -115,12 +115,12 @@ class Clone:
         topology: Topology,
         exports: Exports,
         manifest: ExportManifest,
-        progress: Progress | None = None,
+        progress: TransferProgress | None = None,
     ) -> None:
         self._topology = topology
         self._exports = exports
         self._manifest = manifest
-        self._progress = progress or Silent()
+        self._progress = progress or NoProgress()
         self._environment = environment
         self._settings = environment.settings
         self._layout = environment.layout
@@ -174,7 +174,7 @@ class Clone:
     def _original(self) -> str:
         return self._manifest.application_id
 
-    def _check(self) -> Cut:
+    def _check(self) -> LogCut:
         manifest, clone_id = self._manifest, self._layout.application_id
         if clone_id == self._original:
             raise Misuse(f"a clone of {clone_id} needs another id than the original's")
@@ -260,7 +260,7 @@ class Clone:
             specs.append(TopicSpec(topics[name], count, _SINK))
         self._cluster.create(specs)
 
-    def _copy(self, cut: Cut, topics: Mapping[str, str], counts: Mapping[TopicName, int]) -> int:
+    def _copy(self, cut: LogCut, topics: Mapping[str, str], counts: Mapping[TopicName, int]) -> int:
         """Records written and not yet read, and whole changelogs of stores without files."""
         group, logs, count = cut.group_offsets(), cut.bounds(), 0
         for topic, partitions in counts.items():
@@ -295,7 +295,7 @@ class Clone:
     def _place(
         self,
         at: StoreOfTask,
-        cut: Cut,
+        cut: LogCut,
         topics: Mapping[str, str],
         counts: Mapping[TopicName, int],
     ) -> None:
@@ -329,7 +329,7 @@ class Clone:
         rows |= offsets.position_gone(gone)
         engine.write({offsets.TABLE: rows})
 
-    def _stream_time_ms(self, task: TaskId, cut: Cut, counts: Mapping[TopicName, int]) -> int:
+    def _stream_time_ms(self, task: TaskId, cut: LogCut, counts: Mapping[TopicName, int]) -> int:
         group = cut.group_offsets()
         part = self._topology.sub_topologies[task.sub_topology]
         inputs = [
@@ -340,7 +340,7 @@ class Clone:
         stamp = CommitStamp.latest({tp: group[tp] for tp in inputs if tp in group})
         return stamp.stream_time_ms or 0
 
-    def _commit_group(self, cut: Cut, topics: Mapping[str, str]) -> None:
+    def _commit_group(self, cut: LogCut, topics: Mapping[str, str]) -> None:
         """The original's offsets, with what was committed with them; of own topics the start."""
         by_text: dict[str, dict[TopicPartition, int]] = {}
         for tp, at in cut.group_offsets().items():

@@ -43,7 +43,7 @@ SMALL = 8 << 20
 """Files up to that size are read into memory whole."""
 
 
-class Progress(Protocol):
+class TransferProgress(Protocol):
     """Is told of long work, from any thread; bytes."""
 
     def expect(self, size_bytes: int) -> None:
@@ -53,8 +53,8 @@ class Progress(Protocol):
         """So much more is done."""
 
 
-class Silent:
-    """Progress nobody looks at."""
+class NoProgress:
+    """TransferProgress nobody looks at."""
 
     def expect(self, size_bytes: int) -> None:
         pass
@@ -136,7 +136,7 @@ class Exports:
         data = self.target.read(name)
         if data is None:
             raise Misuse(f"export {wanted} was pruned just now: name another")
-        return manifests.decode(data, f"{self.target.url}/{name}")
+        return manifests.decode_manifest(data, f"{self.target.url}/{name}")
 
     def listed(self) -> Iterator[Listed]:
         """Every export, oldest first, whether or not it is whole."""
@@ -180,7 +180,7 @@ class Exports:
         name = self._manifest(manifest.export_id)
         upload.check()
         self._check_seen(manifest)
-        self.target.write(name, manifests.encode(manifest))
+        self.target.write(name, manifests.encode_manifest(manifest))
         try:
             upload.check()
         except BaseException:
@@ -191,7 +191,7 @@ class Exports:
         """TargetNotShared unless the upload begun into that folder is seen from here."""
         self._leases.see(folder)
 
-    def fetch(self, at: StoreOfTask, folder: Path, progress: Progress) -> None:
+    def fetch(self, at: StoreOfTask, folder: Path, progress: TransferProgress) -> None:
         """The files of a store into the new `folder`, verified; ExportDamaged names a wrong one."""
         folder.mkdir(parents=True)
         for file in at.store.files:
@@ -199,7 +199,10 @@ class Exports:
             progress.done(file.size_bytes)
 
     def verify(
-        self, manifest: ExportManifest, progress: Progress, opened: ReadOffsets | None = None
+        self,
+        manifest: ExportManifest,
+        progress: TransferProgress,
+        opened: ReadOffsets | None = None,
     ) -> Verified:
         """Read every content again; ExportDamaged names the first that is not what it was.
 
@@ -263,7 +266,7 @@ class Exports:
                         "was published"
                     )
 
-    def _read_all(self, stores: Sequence[StoreOfTask], progress: Progress) -> None:
+    def _read_all(self, stores: Sequence[StoreOfTask], progress: TransferProgress) -> None:
         seen: set[str] = set()
         for at in stores:
             for file in at.store.files:
@@ -272,7 +275,7 @@ class Exports:
                     self._read_content(file, at, None)
                     progress.done(file.size_bytes)
 
-    def _open(self, at: StoreOfTask, progress: Progress, opened: ReadOffsets) -> None:
+    def _open(self, at: StoreOfTask, progress: TransferProgress, opened: ReadOffsets) -> None:
         with FetchedStore(self, at, progress) as fetched:
             try:
                 found = opened(fetched.store_dir(at.name))
@@ -311,7 +314,7 @@ class Exports:
         return f"{self.application_id}/exports/{export_id}.json"
 
 
-def find(
+def find_exported(
     manifest: ExportManifest, store: str, partition: int | None = None, *, kind: str | None = None
 ) -> list[StoreOfTask]:
     """That store of every stream task, or of one partition; UnknownStore names what there is.
@@ -353,13 +356,13 @@ class FetchedStore:
     """The files of one exported store in a folder of their own; use `with`, or release() it."""
 
     def __init__(
-        self, exports: "Exports", at: StoreOfTask, progress: Progress | None = None
+        self, exports: "Exports", at: StoreOfTask, progress: TransferProgress | None = None
     ) -> None:
         """Fetched and verified when this returns; TMPDIR says where such folders lie."""
         self.at = at
         self._folder = TemporaryDirectory(prefix=f"statestore-{at.task}-{at.name}-")
         try:
-            exports.fetch(at, Path(self._folder.name) / at.name, progress or Silent())
+            exports.fetch(at, Path(self._folder.name) / at.name, progress or NoProgress())
         except BaseException:
             self.release()
             raise

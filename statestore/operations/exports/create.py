@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -29,17 +30,23 @@ from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.at_rest import existing_application
 from statestore.operations.deployed import Deployed, read_deployed
 from statestore.operations.environment import Environment
-from statestore.operations.exports.catalog import SMALL, Exports, Progress, Silent, sha256_of
+from statestore.operations.exports.catalog import (
+    SMALL,
+    Exports,
+    NoProgress,
+    TransferProgress,
+    sha256_of,
+)
 from statestore.operations.exports.checksums import Checksums, Known, identity_of
-from statestore.operations.exports.cut import Cutting, behind
+from statestore.operations.exports.cut import behind, take_cut
 from statestore.operations.exports.leases import Upload
 from statestore.operations.exports.manifest import (
     VERSION,
-    Cut,
     ExportedFile,
     ExportedStore,
     ExportedTask,
     ExportManifest,
+    LogCut,
 )
 from statestore.operations.relocation.disk import journal_file
 from statestore.operations.snapshots import Snapshot, Snapshots
@@ -90,13 +97,15 @@ class Begun:
     since_s: float
 
 
-def create_export(environment: Environment, progress: Progress | None = None) -> ExportReport:
+def create_export(
+    environment: Environment, progress: TransferProgress | None = None
+) -> ExportReport:
     """Export all stores of an application, beside its run or between two runs."""
     return Export(environment, progress).create()
 
 
 def create_export_for_clones(
-    environment: Environment, topology: Topology, progress: Progress | None = None
+    environment: Environment, topology: Topology, progress: TransferProgress | None = None
 ) -> ExportReport:
     """Export a stopped application together with its group's offsets, so that it can be cloned.
 
@@ -108,8 +117,8 @@ def create_export_for_clones(
         wait_ms=settings.lock_wait_ms, clock=environment.clock, locks=settings.volume_locks
     )
     try:
-        cutting = Cutting(environment, topology)
-        return Export(environment, progress, cut=cutting.take).create()
+        environment.cluster.check()  # before the long work, not after it
+        return Export(environment, progress, cut=partial(take_cut, environment, topology)).create()
     finally:
         claim.release()
 
@@ -123,9 +132,9 @@ class Export:
     def __init__(
         self,
         environment: Environment,
-        progress: Progress | None = None,
+        progress: TransferProgress | None = None,
         *,
-        cut: Callable[[list[ExportedTask]], Cut] | None = None,
+        cut: Callable[[list[ExportedTask]], LogCut] | None = None,
     ) -> None:
         """Misuse if there is no such application.
 
@@ -134,7 +143,7 @@ class Export:
         environment.settings.require("application.id", "state.dir")
         self.layout = existing_application(environment.layout)
         self.exports = Exports.of(environment)
-        self.progress = progress or Silent()
+        self.progress = progress or NoProgress()
         self._cut = cut
         self._environment = environment
         self._snapshots = Snapshots(environment)

@@ -80,7 +80,7 @@ class ExportedTask(msgspec.Struct, frozen=True):
         return TaskId.parse(self.stream_task)
 
 
-class Cut(msgspec.Struct, frozen=True):
+class LogCut(msgspec.Struct, frozen=True):
     """What the log said while the application's lock was held: what a clone begins with.
 
     `group`: rows of topic, partition, offset, metadata; `logs`: of topic, partition, start, end.
@@ -107,7 +107,7 @@ class ExportManifest(msgspec.Struct, frozen=True):
     made_ms: TimeMs
     deployed: Deployed
     tasks: list[ExportedTask]
-    cut: Cut | None = None
+    cut: LogCut | None = None
 
     def stores(self) -> Iterator["StoreOfTask"]:
         """Every store of every task, in order."""
@@ -157,12 +157,12 @@ def is_export_id(text: str) -> bool:
     return True
 
 
-def encode(manifest: ExportManifest) -> bytes:
+def encode_manifest(manifest: ExportManifest) -> bytes:
     """The bytes of the manifest's file."""
     return msgspec.json.encode(manifest)
 
 
-def decode(data: bytes, where: str) -> ExportManifest:
+def decode_manifest(data: bytes, where: str) -> ExportManifest:
     """The manifest in these bytes; ExportDamaged, FormatTooNew if it is not for this version."""
     return documents.decode(
         data,

@@ -29,14 +29,14 @@ from statestore.layout.files import sync_folder
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.deployed import publish_deployed, read_deployed
 from statestore.operations.environment import Environment
-from statestore.operations.exports.catalog import LATEST, Exports, Progress, Silent
+from statestore.operations.exports.catalog import LATEST, Exports, NoProgress, TransferProgress
 from statestore.operations.exports.manifest import ExportManifest, StoreOfTask
 from statestore.ports import Bounds, Cluster
 
 _REPLACED = "replaced"
 
 
-class Log(msgspec.Struct, frozen=True):
+class LogState(msgspec.Struct, frozen=True):
     """What a broker says of the logs asked about; topics that do not exist are absent.
 
     `delete_retention_ms`: of those that are compacted; others forget no delete before its record.
@@ -46,7 +46,7 @@ class Log(msgspec.Struct, frozen=True):
     delete_retention_ms: dict[str, int]
 
 
-AskLog = Callable[[Sequence[TopicPartition]], Log]
+AskLog = Callable[[Sequence[TopicPartition]], LogState]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Choice:
         )
 
 
-class Placed(msgspec.Struct, frozen=True):
+class PlacedStore(msgspec.Struct, frozen=True):
     """A store and where it goes; `replay`: offsets its changelog goes on for, at most records."""
 
     store: str
@@ -89,7 +89,7 @@ class RestoreReport(msgspec.Struct, frozen=True):
     application_id: str
     export_id: str
     applied: bool
-    placed: list[Placed]
+    placed: list[PlacedStore]
     kept: list[str]
     set_aside: list[str]
     by_changelog: list[str]
@@ -107,7 +107,7 @@ class _Step(NamedTuple):
     at: StoreOfTask
     home: TaskId
     replaces: Path | None
-    placed: Placed | None = None
+    placed: PlacedStore | None = None
     origin: ExportOrigin | None = None
 
 
@@ -115,7 +115,7 @@ def restore_export(
     environment: Environment,
     export: str = LATEST,
     choice: Choice | None = None,
-    progress: Progress | None = None,
+    progress: TransferProgress | None = None,
     *,
     dry_run: bool = False,
 ) -> RestoreReport:
@@ -131,7 +131,7 @@ def restore_export(
     return restore.plan() if dry_run else restore.apply()
 
 
-def log_of_cluster(cluster: Cluster, tps: Sequence[TopicPartition]) -> Log:
+def log_of_cluster(cluster: Cluster, tps: Sequence[TopicPartition]) -> LogState:
     """What a cluster says of these logs; topics that do not exist are absent."""
     counts = cluster.partitions(sorted({tp.topic for tp in tps}))
     there = [tp for tp in tps if tp.partition < counts.get(tp.topic, 0)]
@@ -140,7 +140,7 @@ def log_of_cluster(cluster: Cluster, tps: Sequence[TopicPartition]) -> Log:
         for topic, told in cluster.topic_settings(sorted(counts)).items()
         if "compact" in told["cleanup.policy"]
     }
-    return Log(cluster.bounds(there), retention)
+    return LogState(cluster.bounds(there), retention)
 
 
 class Restore:
@@ -152,12 +152,12 @@ class Restore:
         manifest: ExportManifest,
         ask_log: AskLog,
         choice: Choice | None = None,
-        progress: Progress | None = None,
+        progress: TransferProgress | None = None,
     ) -> None:
         self._manifest = manifest
         self._ask_log = ask_log
         self._choice = choice or Choice()
-        self._progress = progress or Silent()
+        self._progress = progress or NoProgress()
         self._settings = environment.settings
         self._layout = environment.layout
         self._databases = environment.databases
@@ -200,7 +200,7 @@ class Restore:
                 deadline_ms = self._check_age(at, log)
                 offset = at.store.offsets.offsets().get(self._log_of(at))
                 replay = bounds.end - self._check_offset(at, offset, bounds)
-                placed = Placed(at.name, str(step.home), at.store.size_bytes, offset, replay)
+                placed = PlacedStore(at.name, str(step.home), at.store.size_bytes, offset, replay)
                 origin = None if deadline_ms is None else ExportOrigin(deadline_ms, bounds.end)
                 step = step._replace(placed=placed, origin=origin)
             steps.append(step)
@@ -303,7 +303,7 @@ class Restore:
                 f" it has: {', '.join(sorted(known)) or 'none'}"
             )
 
-    def _bounds(self, at: StoreOfTask, log: Log) -> Bounds:
+    def _bounds(self, at: StoreOfTask, log: LogState) -> Bounds:
         tp = self._log_of(at)
         if tp not in log.bounds:
             raise Misuse(
@@ -315,7 +315,7 @@ class Restore:
             raise Misuse(f"the changelog {tp} is empty: nothing could be restored from it")
         return bounds
 
-    def _check_age(self, at: StoreOfTask, log: Log) -> int | None:
+    def _check_age(self, at: StoreOfTask, log: LogState) -> int | None:
         """Until when the log keeps the deletes that came after; None: for ever."""
         retention_ms = log.delete_retention_ms.get(self._log_of(at).topic)
         if retention_ms is None:

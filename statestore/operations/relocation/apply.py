@@ -37,8 +37,8 @@ from statestore.operations.environment import Environment
 from statestore.operations.kept_stores import KeptStores
 from statestore.operations.relocation.disk import (
     Aside,
-    Entry,
-    Journal,
+    CheckpointEntry,
+    RelocationJournal,
     apply_entries,
     check_places,
     checkpoint_entries,
@@ -46,7 +46,13 @@ from statestore.operations.relocation.disk import (
     look,
     read_journal,
 )
-from statestore.operations.relocation.plan import Choices, Move, Plan, placement, plan
+from statestore.operations.relocation.plan import (
+    Choices,
+    Move,
+    RelocationPlan,
+    placement,
+    plan_relocation,
+)
 from statestore.operations.source_logs import check_unchanged
 from statestore.ports import Cluster
 from statestore.tasks import input_checkpoint
@@ -63,7 +69,7 @@ class RelocationReport(msgspec.Struct, frozen=True):
     application_id: str
     applied: bool
     begun: list[Move]
-    plan: Plan
+    plan: RelocationPlan
 
 
 def relocate(
@@ -139,7 +145,7 @@ class Relocation:
         self._clock = environment.clock
         self._logs = logs(topology, environment.settings).topics()
 
-    def unfinished(self) -> Journal | None:
+    def unfinished(self) -> RelocationJournal | None:
         """A relocation begun and not finished; TopologyMismatch if this topology wants another."""
         journal = read_journal(self._layout)
         if journal is None:
@@ -156,7 +162,7 @@ class Relocation:
                 )
         return journal
 
-    def plan(self, *, sizes: bool = False) -> Plan:
+    def plan(self, *, sizes: bool = False) -> RelocationPlan:
         """What is to be done now, nothing touched; refuses what cannot or may not be done."""
         disk = look(
             self._layout,
@@ -166,7 +172,7 @@ class Relocation:
         )
         previous = read_deployed(self._layout)
         check_unchanged(self._layout.application_id, self._topology, previous, self._logs)
-        made = plan(
+        made = plan_relocation(
             placement(self._topology),
             disk,
             previous,
@@ -209,7 +215,7 @@ class Relocation:
         """What `apply` would do, with sizes; of one begun before, what is left of it."""
         journal = self.unfinished()
         begun = [] if journal is None else [m for m in journal.moves if self._undone(m)]
-        made = self.plan(sizes=True) if journal is None else Plan()
+        made = self.plan(sizes=True) if journal is None else RelocationPlan()
         return RelocationReport(self._layout.application_id, False, begun, made)
 
     def apply_locked(self) -> RelocationReport:
@@ -233,7 +239,7 @@ class Relocation:
         if self.unfinished() is None:
             self.plan()
 
-    def apply(self) -> Plan:
+    def apply(self) -> RelocationPlan:
         """Bring everything to its place and publish the fingerprint; what was planned.
 
         Idempotent: repeated after a death at any point, it ends where it would have ended.
@@ -334,7 +340,7 @@ class Relocation:
 
         input_checkpoint.carry(map(self._layout.task_dir, there), home, self._clock)
 
-    def _journal(self, made: Plan, wanted: Deployed) -> Journal:
+    def _journal(self, made: RelocationPlan, wanted: Deployed) -> RelocationJournal:
         entries = checkpoint_entries(self._layout, made.moves, made.set_aside, self._log_of)
         quarantine = self._layout.application_dir / "quarantine"
         now_ms = self._clock.now_ms()
@@ -347,9 +353,11 @@ class Relocation:
                     break
                 since_ms += 1
             asides.append(Aside(gone, name, since_ms))
-        return Journal(self._layout.application_id, made.moves, asides, list(entries), wanted)
+        return RelocationJournal(
+            self._layout.application_id, made.moves, asides, list(entries), wanted
+        )
 
-    def _finish(self, journal: Journal) -> None:
+    def _finish(self, journal: RelocationJournal) -> None:
         """Everything after the journal, or what is left of it."""
         layout = self._layout
         _raise_owners(layout, journal)
@@ -361,7 +369,7 @@ class Relocation:
             changed |= _move(layout, move)
         for folder in sorted(changed):
             files.sync_folder(folder)
-        by_task: dict[str, list[Entry]] = defaultdict(list)
+        by_task: dict[str, list[CheckpointEntry]] = defaultdict(list)
         for entry in journal.entries:
             by_task[entry.task].append(entry)
         for task, entries in sorted(by_task.items()):
@@ -374,7 +382,7 @@ class Relocation:
         reach(CrashPoint.RELOCATE_DONE)
 
 
-def _raise_owners(layout: StateLayout, journal: Journal) -> None:
+def _raise_owners(layout: StateLayout, journal: RelocationJournal) -> None:
     """One epoch more for every folder touched: whoever still thinks it is his finds out (E10).
 
     A folder inherits from the folders its stores come from: if one of their owners may be alive, a

@@ -30,13 +30,13 @@ from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.at_rest import size_of
 from statestore.operations.deployed import Deployed
-from statestore.operations.relocation.plan import Copy, Disk, Move, Plan, SetAside
+from statestore.operations.relocation.plan import Copy, Disk, Move, RelocationPlan, SetAside
 from statestore.topology.graph import TopicName, Topology
 
 VERSION = 1
 
 
-class Entry(msgspec.Struct, frozen=True):
+class CheckpointEntry(msgspec.Struct, frozen=True):
     """What a task's `.checkpoint` shall say of a changelog partition; None: nothing."""
 
     task: TaskName
@@ -53,13 +53,13 @@ class Aside(msgspec.Struct, frozen=True):
     since_ms: TimeMs
 
 
-class Journal(msgspec.Struct, frozen=True):
+class RelocationJournal(msgspec.Struct, frozen=True):
     """A relocation that has begun: all of it, and what is deployed when it is done."""
 
     application_id: ApplicationName
     moves: list[Move]
     asides: list[Aside]
-    entries: list[Entry]
+    entries: list[CheckpointEntry]
     deployed: Deployed
     version: Count = VERSION
 
@@ -106,7 +106,10 @@ def look(
 
 
 def check_places(
-    topology: Topology, layout: StateLayout, made: Plan, counts: Mapping[TopicName, int] | None
+    topology: Topology,
+    layout: StateLayout,
+    made: RelocationPlan,
+    counts: Mapping[TopicName, int] | None,
 ) -> None:
     """TopologyMismatch names what is no folder where one is needed, before anything is renamed."""
     tasks = list(layout.tasks())
@@ -133,12 +136,14 @@ def journal_file(layout: StateLayout) -> Path:
     return layout.application_dir / "relocation.json"
 
 
-def read_journal(layout: StateLayout) -> Journal | None:
+def read_journal(layout: StateLayout) -> RelocationJournal | None:
     """The relocation that was begun and not finished; HostFailure, FormatTooNew: not to be read."""
     path = journal_file(layout)
     way_out = "remove it if you know where every store lies: the next start plans anew"
     too_new = "finish the relocation with the statestore that began it"
-    found = documents.read(path, Journal, way_out=way_out, version=VERSION, too_new=too_new)
+    found = documents.read(
+        path, RelocationJournal, way_out=way_out, version=VERSION, too_new=too_new
+    )
     if found is None:
         return None
     if found.application_id != layout.application_id:
@@ -154,7 +159,7 @@ def checkpoint_entries(
     moves: Sequence[Move],
     set_aside: Sequence[SetAside],
     log_of: Callable[[str], str],
-) -> Iterator[Entry]:
+) -> Iterator[CheckpointEntry]:
     """What the `.checkpoint` files shall say afterwards: each entry goes with its store."""
     read = {
         task: _checkpoint(layout, task)
@@ -162,16 +167,16 @@ def checkpoint_entries(
     }
     for gone in set_aside:
         partition = TaskId.parse(gone.task).partition
-        yield Entry(gone.task, log_of(gone.store), partition, None)
+        yield CheckpointEntry(gone.task, log_of(gone.store), partition, None)
     for move in moves:
         topic = log_of(move.store)
         offset = read[move.source].get(TopicPartition(topic, move.partition))
         if move.source != move.target:
-            yield Entry(move.source, topic, move.partition, None)
-        yield Entry(move.target, topic, move.partition, offset)
+            yield CheckpointEntry(move.source, topic, move.partition, None)
+        yield CheckpointEntry(move.target, topic, move.partition, offset)
 
 
-def apply_entries(layout: StateLayout, task: str, entries: Sequence[Entry]) -> bool:
+def apply_entries(layout: StateLayout, task: str, entries: Sequence[CheckpointEntry]) -> bool:
     """Make a task's `.checkpoint` say so; whether that changed anything."""
     offsets = _checkpoint(layout, task)
     changed = dict(offsets)

@@ -118,7 +118,7 @@ class Stay(msgspec.Struct, frozen=True):
     size_bytes: int | None = None
 
 
-class Plan(msgspec.Struct, frozen=True):
+class RelocationPlan(msgspec.Struct, frozen=True):
     """What is to be done; `settle`: the tasks whose transactional ids may hold something open."""
 
     moves: list[Move] = []
@@ -145,7 +145,7 @@ def placement(topology: Topology) -> Placement:
     return Placement(topology.fingerprint(), kept, in_memory, windows)
 
 
-def plan(
+def plan_relocation(
     wanted: Placement,
     disk: Disk,
     previous: Deployed,
@@ -153,7 +153,7 @@ def plan(
     choices: Choices | None = None,
     *,
     guarantee: ProcessingGuarantee = ProcessingGuarantee.EXACTLY_ONCE,
-) -> Plan:
+) -> RelocationPlan:
     """What brings every store of `wanted` to its place; TopologyMismatch lists what cannot be.
 
     Stores are looked for by name and partition; Misuse: a choice that makes no sense. `guarantee`:
@@ -192,7 +192,7 @@ def plan(
     # A task that runs under exactly_once opens its own ids; at least once nobody does.
     plain = guarantee is ProcessingGuarantee.AT_LEAST_ONCE
     settle = _to_settle(wanted, disk, previous, anything=bool(moves) or plain)
-    return Plan(moves, set_aside, stays, settle)
+    return RelocationPlan(moves, set_aside, stays, settle)
 
 
 def _right_one(copies: list[Copy], target: TaskId, keep: frozenset[TaskId]) -> Copy | None:

@@ -1,4 +1,4 @@
-"""`statestore relocate`: what a topology change moves, for a person to approve, and the moving."""
+"""`statestore relocate` and `statestore upgrade-to-versioned`: state for a changed topology."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -10,12 +10,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from statestore.commands.arguments import parse_run, relocate_options
+from statestore.commands.arguments import (
+    broker_option,
+    parse_run,
+    parse_span,
+    parse_state,
+    relocate_options,
+    state_options,
+)
 from statestore.errors import Misuse, failure_fields
 from statestore.model.ids import TaskId
 from statestore.operations.pipelines import load_pipeline
 from statestore.operations.relocation.apply import RelocationReport, relocate
 from statestore.operations.relocation.plan import Choices, Move
+from statestore.operations.upgrade import UpgradeReport, upgrade_to_versioned
 from statestore.runtime import Runtime
 
 _COLUMNS = ("store", "partition", "from", "to", "bytes", "why")
@@ -67,6 +75,32 @@ def relocate_command(
         _echo({**_fields(report), "error": None})
     else:
         _print(report)
+
+
+@click.command("upgrade-to-versioned")
+@click.argument("store")
+@click.option("--history-retention", required=True, metavar="SPAN", help="Such as 30d.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done; asks no broker.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
+@state_options
+@broker_option
+def upgrade_command(
+    *,
+    store: str,
+    history_retention: str,
+    dry_run: bool,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Set STORE aside and have its changelog keep versions for SPAN.
+
+    The application must be stopped. Then deploy a pipeline that gives the store a history of SPAN:
+    its next start restores the store from the changelog.
+    """
+    settings, retention_ms = parse_state(flags), parse_span(history_retention)
+    with Runtime(settings) as runtime:
+        report = upgrade_to_versioned(runtime, store, retention_ms, dry_run=dry_run)
+    click.echo(msgspec.json.encode(report) if as_json else _upgrade_text(report))
 
 
 def _fields(report: RelocationReport) -> dict[str, Any]:
@@ -137,3 +171,17 @@ def _renames(pairs: Sequence[str]) -> dict[str, str]:
 
 def _echo(fields: dict[str, Any]) -> None:
     click.echo(msgspec.json.encode(fields))
+
+
+def _upgrade_text(report: UpgradeReport) -> str:
+    did = "done" if report.applied else "would do"
+    aside = ", ".join(report.set_aside) or "none"
+    lines = [
+        f"{did}: {report.changelog} keeps records for {report.compaction_lag_ms} ms at least",
+        f"{did}: store {report.store!r} of stream tasks {aside} goes to quarantine",
+    ]
+    if report.versioned:
+        lines.append(f"versioned already: stream tasks {', '.join(report.versioned)}")
+    if report.applied:
+        lines.append("next: deploy the pipeline that gives it a history, and start")
+    return "\n".join(lines)
