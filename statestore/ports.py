@@ -337,13 +337,13 @@ class Cluster(Protocol):
         """Fence every producer with one of these ids and abort its open transaction."""
 
     def raise_compaction_lag(self, topic: str, lag_ms: int) -> int | None:
-        """Make the topic's `min.compaction.lag.ms` at least `lag_ms`.
+        """Raise the topic's `min.compaction.lag.ms` to at least `lag_ms` and return its old value.
 
-        Returns what it was before; None if there is no such topic.
+        None if the topic does not exist.
         """
 
     def remove(self, topics: Sequence[str], group_id: str) -> None:
-        """Remove these topics and the offsets of the group for good; some may be gone already."""
+        """Remove these topics and the group's offsets; those that are already gone are ignored."""
 
     def check(self) -> None:
         """Raise Unavailable if the cluster does not answer.

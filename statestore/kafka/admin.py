@@ -1,7 +1,7 @@
-"""Questions and orders to a cluster as a whole: is it there, who is in it, create topics.
+"""Administration of a cluster as a whole: wait for it, describe it, create topics.
 
-Every failure leaves here as one of `statestore.errors`: `Misuse` when asking again unchanged would
-fail again, `Unavailable` when it may succeed later.
+Every failure is raised as one of `statestore.errors`: `Misuse` if the same request would fail
+again, `Unavailable` if it may succeed later.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,12 +20,12 @@ T = TypeVar("T")
 
 ClientConfig = Mapping[str, str | int | float | bool]
 
-# How long one question of a wait may take: the wait looks at its other conditions in between.
+# The timeout of one request while waiting; between two requests other conditions are checked.
 _PROBE_MS = 500
 _PAUSE_S = 0.03
 
-# While a broker starts, refused connections are expected: try often, and keep the client's
-# own log silent, as the waiter reports what went wrong.
+# While a broker starts, refused connections are expected. The client tries often and logs nothing,
+# because the waiting function reports what went wrong.
 _IMPATIENT: ClientConfig = {
     "reconnect.backoff.ms": 20,
     "reconnect.backoff.max.ms": 100,
@@ -35,22 +35,22 @@ _IMPATIENT: ClientConfig = {
 
 
 class Broker(NamedTuple):
-    """One live broker as the cluster advertises it."""
+    """A live broker as the cluster advertises it."""
 
     node_id: int
     host: str
     port: int
 
 
-class Cluster(NamedTuple):
-    """A cluster as one of its brokers saw it; `brokers` holds the live ones, by node id."""
+class ClusterDescription(NamedTuple):
+    """A cluster as one of its brokers sees it; `brokers` has the live brokers, by node id."""
 
     cluster_id: str
     brokers: tuple[Broker, ...]
 
 
 class TopicPlan(NamedTuple):
-    """A topic to create; `replication` None leaves it to the broker's default."""
+    """A topic to create; with `replication` None the broker's default applies."""
 
     name: str
     partitions: int
@@ -59,19 +59,19 @@ class TopicPlan(NamedTuple):
 
 
 def admin(bootstrap_servers: str, config: ClientConfig | None = None) -> AdminClient:
-    """An administration client; it connects on first use, so a dead address is no error yet."""
+    """Create an admin client; it connects on first use, so a wrong address is not an error yet."""
     try:
         return AdminClient({**(config or {}), "bootstrap.servers": bootstrap_servers})
     except KafkaException as failure:
-        raise translated(failure, f"make an admin client for {bootstrap_servers}") from failure
+        raise translated(failure, f"create an admin client for {bootstrap_servers}") from failure
 
 
-def describe_cluster(client: AdminClient, *, timeout_ms: int) -> Cluster:
+def describe_cluster(client: AdminClient, *, timeout_ms: int) -> ClusterDescription:
     """Fetch the cluster id and the live brokers."""
     pending = client.describe_cluster(request_timeout=timeout_ms / 1000)
     answer = _result(pending, "describe the cluster")
     brokers = sorted(Broker(node.id, node.host, node.port) for node in answer.nodes)
-    return Cluster(answer.cluster_id or "", tuple(brokers))
+    return ClusterDescription(answer.cluster_id or "", tuple(brokers))
 
 
 def wait_until_ready(
@@ -80,14 +80,15 @@ def wait_until_ready(
     timeout_ms: int,
     node_ids: Collection[int] = (),
     give_up: Callable[[], None] = lambda: None,
-) -> Cluster:
-    """Wait until the brokers `node_ids` (at least one of any id) are live; `Unavailable` if late.
+) -> ClusterDescription:
+    """Wait until at least one broker and all brokers in `node_ids` are live.
 
-    `give_up` is called between questions and ends the wait by raising.
+    `Unavailable` if this takes longer than `timeout_ms`. `give_up` is called between requests and
+    ends the wait by raising an error.
     """
     client = admin(bootstrap_servers, _IMPATIENT)
 
-    def probe() -> Cluster | None:
+    def probe() -> ClusterDescription | None:
         give_up()
         try:
             cluster = describe_cluster(client, timeout_ms=min(_PROBE_MS, timeout_ms))
@@ -100,7 +101,7 @@ def wait_until_ready(
 
 
 def create_topics(client: AdminClient, topics: Sequence[TopicPlan], *, timeout_ms: int) -> None:
-    """Create topics and wait until every partition has a leader; an existing one is `Misuse`."""
+    """Create topics and wait until every partition has a leader; `Misuse` if a topic exists."""
     if not topics:
         return
     new = [
@@ -131,7 +132,7 @@ def _result(pending: "Future[T]", doing: str) -> T:
 
 
 def _wait_for_leaders(client: AdminClient, topic: TopicPlan, *, timeout_ms: int) -> None:
-    """A created topic reaches the brokers' own metadata a moment after the answer."""
+    """Wait until the brokers' metadata has the topic, which happens a moment after the answer."""
 
     def probe() -> bool | None:
         try:
@@ -150,7 +151,7 @@ def _wait_for_leaders(client: AdminClient, topic: TopicPlan, *, timeout_ms: int)
 
 
 def _poll(probe: Callable[[], T | None], complaint: str, *, timeout_ms: int) -> T:
-    """The first answer of `probe` that is not None; its exceptions end the wait."""
+    """Return the first answer of `probe` that is not None; its exceptions end the wait."""
     try:
         found = tenacity.Retrying(
             stop=tenacity.stop_after_delay(timeout_ms / 1000),

@@ -1,8 +1,8 @@
-"""Reads changelogs for audits: a second opinion on what a store should hold.
+"""Reads changelogs for audits, independently of the restore path.
 
-An audit judges the restore path, so this reader shares none of its code (docs/adr/0010). It makes
-its own consumer from the settings, asks that consumer where a log begins and ends, has a loop of
-its own, and names failures by itself. It is slower than a restore and simple enough to be believed.
+An audit checks the restore path, so this reader shares no code with it (docs/adr/0010). It creates
+its own consumer from the settings, asks that consumer where a log begins and ends, and has its own
+loop and its own error messages. It is slower than a restore, and simple enough to be trusted.
 """
 
 # ruff: noqa: SLF001 - librdkafka's local codes are public, underscored by convention
@@ -25,7 +25,7 @@ from statestore.settings import Settings
 _log = logging.getLogger("statestore.kafka")
 
 _RECORDS = 10_000
-# `consume` waits this long for records that do not come: the price of reaching a log's end.
+# `consume` waits this long for records that do not come, so reaching a log's end costs as much.
 _WAIT_S = 0.1
 _STATISTICS_PER_TIMEOUT = 4
 _CONFIG: dict[str, Any] = {
@@ -49,7 +49,7 @@ _UNKNOWN = {
 
 
 class KafkaAuditLogReader:
-    """`ports.AuditLogReader` on a real cluster; each call has a consumer of its own."""
+    """`ports.AuditLogReader` on a real cluster; each call uses a new consumer."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -57,47 +57,47 @@ class KafkaAuditLogReader:
 
     def bounds(self, tp: TopicPartition) -> Bounds:
         """Return the log start and the last stable offset."""
-        asked = _Conversation(f"ask where {tp} begins and ends", self._timeout_s)
-        with asked.consumer(self._settings) as client:
+        call = _BrokerCall(f"ask where {tp} begins and ends", self._timeout_s)
+        with call.consumer(self._settings) as client:
             try:
                 found = client.get_watermark_offsets(
                     KafkaPartition(*tp), self._timeout_s, cached=False
                 )
             except KafkaException as failure:
-                asked.fail(failure)
+                call.fail(failure)
         if found is None:
-            asked.give_up()
+            call.give_up()
         return Bounds(*found)
 
     def read(self, tp: TopicPartition, start: int, end: int) -> Iterator[LogRecords]:
-        """Yield what [start, end) holds.
+        """Yield the records in [start, end).
 
-        Unavailable if the reading gets no further for the timeout of a request.
+        Unavailable if the consumer makes no progress for the timeout of a request.
         """
         if start >= end:
             return
-        asked = _Conversation(f"read {tp}", self._timeout_s)
-        with asked.consumer(self._settings) as client:
+        call = _BrokerCall(f"read {tp}", self._timeout_s)
+        with call.consumer(self._settings) as client:
             try:
                 client.assign([KafkaPartition(*tp, start)])
-                yield from _records(client, end, asked)
+                yield from _records(client, end, call)
             except KafkaException as failure:
-                asked.fail(failure)
+                call.fail(failure)
 
     def close(self) -> None:
         """Do nothing: no connection outlives a call."""
 
 
-def _records(client: Consumer, end: int, asked: "_Conversation") -> Iterator[LogRecords]:
+def _records(client: Consumer, end: int, call: "_BrokerCall") -> Iterator[LogRecords]:
     reached = False
     while not reached:
         found = []
         for message in client.consume(_RECORDS, _WAIT_S):
-            asked.heard()
+            call.heard()
             error = message.error()
             if error is not None and error.code() != KafkaError._PARTITION_EOF:
                 raise KafkaException(error)
-            # The end of a partition, past control records, has an offset too.
+            # The event at the end of a partition has an offset too; it is past control records.
             reached |= error is not None or _offset(message) >= end - 1
             if error is None and _offset(message) < end:
                 found.append(message)
@@ -107,19 +107,19 @@ def _records(client: Consumer, end: int, asked: "_Conversation") -> Iterator[Log
                 list(map(Message.value, found)),
                 [message.timestamp()[1] for message in found],
             )
-        elif asked.is_overdue():
-            asked.give_up()
+        elif call.is_overdue():
+            call.give_up()
 
 
 def _offset(message: Message) -> int:
     return cast("int", message.offset())
 
 
-class _Conversation:
-    """One question to the brokers: what for, what they last complained of, and since when silent.
+class _BrokerCall:
+    """A call to the brokers: its purpose, their last error, and the time of their last answer.
 
-    A consumer passes over aborted records without a word; only the offset that it will fetch next,
-    in its statistics, shows that it gets on.
+    A consumer skips aborted records without any event. Only the next offset to fetch, in its
+    statistics, shows that it makes progress.
     """
 
     def __init__(self, doing: str, timeout_s: float) -> None:
@@ -130,7 +130,7 @@ class _Conversation:
         self._heard_s = monotonic()
 
     def consumer(self, settings: Settings) -> "closing[Consumer]":
-        """Make a consumer that tells this conversation how it fares; it is closed on leaving."""
+        """Create a consumer that reports its errors and its progress to this call."""
         settings.require("bootstrap.servers")
         interval_ms = int(self._timeout_s * 1000 / _STATISTICS_PER_TIMEOUT)
         config = {
@@ -146,20 +146,20 @@ class _Conversation:
             return closing(Consumer(config))
         except (KafkaException, ValueError, TypeError) as failure:
             raise InvalidSetting(
-                f"the audit could not make a consumer: {failure}: correct the client settings "
+                f"the audit could not create a consumer: {failure}: correct the client settings "
                 "(consumer.*, sasl.*, ssl.*)"
             ) from failure
 
     def heard(self) -> None:
-        """Note that the brokers said something just now."""
+        """Note that the brokers have answered just now."""
         self._heard_s = monotonic()
 
     def is_overdue(self) -> bool:
-        """Whether the brokers were silent for longer than the timeout."""
+        """Return whether the last answer is older than the timeout."""
         return monotonic() - self._heard_s > self._timeout_s
 
     def fail(self, failure: KafkaException) -> NoReturn:
-        """Raise what `failure` means to somebody who waits for an audit."""
+        """Raise `failure` as a StateStoreError."""
         error = failure.args[0]
         assert isinstance(error, KafkaError)
         said = f"the audit could not {self._doing}: {error.str()} ({error.name()})"
@@ -172,7 +172,10 @@ class _Conversation:
         raise Unavailable(f"{said}: are the brokers up?") from failure
 
     def give_up(self) -> NoReturn:
-        """Raise what silence means: a refused login stays refused, anything else may pass."""
+        """Raise the error for missing answers: InvalidSetting if the login was refused.
+
+        Unavailable otherwise, because the next attempt may succeed.
+        """
         why = "" if self._complaint is None else f" ({self._complaint.str()})"
         said = f"the audit could not {self._doing}: nothing came for {self._timeout_s:g} s{why}"
         if self._complaint is not None and self._complaint.code() == KafkaError._AUTHENTICATION:
@@ -191,16 +194,16 @@ class _Conversation:
             self.heard()
 
 
-class _Partition(msgspec.Struct):
+class _FetchedPartition(msgspec.Struct):
     next_offset: int = -1
 
 
-class _Topic(msgspec.Struct):
-    partitions: dict[str, _Partition] = {}
+class _FetchedTopic(msgspec.Struct):
+    partitions: dict[str, _FetchedPartition] = {}
 
 
-class _Statistics(msgspec.Struct):
-    topics: dict[str, _Topic] = {}
+class _FetchStatistics(msgspec.Struct):
+    topics: dict[str, _FetchedTopic] = {}
 
 
-_DECODER = msgspec.json.Decoder(_Statistics)
+_DECODER = msgspec.json.Decoder(_FetchStatistics)

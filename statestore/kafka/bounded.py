@@ -1,7 +1,7 @@
-"""Calls into a client that overstay their own timeout, bounded from outside.
+"""A time limit for calls into a client that exceed their own timeout.
 
 librdkafka 2.16's send_offsets_to_transaction waits for a lost group coordinator as long as the
-outage lasts, whatever timeout it was given: no answer, or a look-up that fails again and again.
+outage lasts, whatever its timeout: if there is no answer, or if a look-up fails repeatedly.
 """
 
 import threading
@@ -11,20 +11,23 @@ _GRACE_S = 2.0
 
 
 class Overdue(Exception):
-    """The call is still running, in a thread of its own that nobody waits for."""
+    """The call is still running, in a separate thread that nothing waits for."""
 
 
 def bounded(call: Callable[[], object], timeout_s: float) -> None:
-    """Call; its own error if it raises; Overdue soon after the timeout it should keep by itself."""
+    """Run `call` and raise its error if it fails.
+
+    Overdue if it is still running shortly after `timeout_s`, which it should observe itself.
+    """
     failures: list[BaseException] = []
 
     def run() -> None:
         try:
             call()
-        except BaseException as failure:  # noqa: BLE001 - raised again by whoever waits
+        except BaseException as failure:  # noqa: BLE001 - raised again in the calling thread
             failures.append(failure)
 
-    # A daemon: the end of the process does not wait for it either.
+    # The end of the process does not wait for a daemon thread either.
     thread = threading.Thread(target=run, name="bounded client call", daemon=True)
     thread.start()
     thread.join(timeout_s + _GRACE_S)

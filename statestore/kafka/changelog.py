@@ -1,4 +1,4 @@
-"""Reads changelog partitions back for a restore: committed records only, at full speed."""
+"""Reads changelog partitions for a restore: committed records only, at full speed."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -13,30 +13,31 @@ from statestore.model.ids import TopicPartition
 from statestore.ports import Bounds, Replayed
 from statestore.settings import Settings
 
-# Large enough that a store writes in big batches, small enough that a killed restore loses little.
-_STRETCH_RECORDS = 50_000
+# Large enough that a store writes big batches, small enough that a killed restore loses little.
+_CHUNK_RECORDS = 50_000
 _WAIT_MS = 500
 
 _NOTHING = Batch(keys=Column(raw=[]), values=Column(raw=[]), timestamps=[], offsets=[])
 
 
 class KafkaChangelog:
-    """`ports.Changelog` on a real cluster; each replay has a consumer of its own."""
+    """`ports.Changelog` on a real cluster; each replay uses a new consumer."""
 
     def __init__(self, settings: Settings, admin: Admin | None = None) -> None:
-        """`admin`: another's, whose connection serves both."""
+        """Use the connection of `admin` if given."""
         self._settings = settings
         self._admin = admin or Admin(settings)
 
     def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
-        """Log start and last stable offset of each."""
+        """Return the log start and the last stable offset of each partition."""
         return self._admin.bounds(tps)
 
     def replay(self, tp: TopicPartition, start: int, end: int) -> Iterator[Replayed]:
-        """All records in [start, end); the consumer goes with the generator, drained or not.
+        """Yield all records in [start, end); closing the generator closes its consumer.
 
-        `end` is at most the last stable offset. It is reached by position, as the offsets before
-        it may belong to control records, aborted ones, or ones that compaction removed.
+        `end` is at most the last stable offset. The consumer's position decides whether it is
+        reached, because the last offsets before it may belong to control records, to aborted
+        records, or to records that compaction removed.
         """
         if start >= end:
             return
@@ -45,27 +46,27 @@ class KafkaChangelog:
             at, moved_s = start, monotonic()
             while at < end:
                 try:
-                    batches = source.poll(_STRETCH_RECORDS, _WAIT_MS)
+                    batches = source.poll(_CHUNK_RECORDS, _WAIT_MS)
                 except RecordFailed as gone:
                     raise TaskCorrupted(
-                        f"changelog {tp} holds no offset {at}: it was purged, truncated or made "
-                        "anew: the store must be restored from the log's start"
+                        f"changelog {tp} does not have offset {at}: it was purged, truncated or "
+                        "created again: the store must be restored from the log's start"
                     ) from gone
                 if source.position(tp) > at:
                     at, moved_s = source.position(tp), monotonic()
                     batch = batches[0] if batches else _NOTHING
                     yield Replayed(_before(batch, end), min(at, end))
                 elif not source.at_end(tp):
-                    moved_s = monotonic()  # until there, `poll` sees to it that it gets on
+                    moved_s = monotonic()  # `poll` raises if there is no progress before the end
                 elif monotonic() - moved_s > self._settings.request_timeout_ms / 1000:
                     raise Unavailable(
-                        f"changelog {tp} stays at offset {at} and does not reach {end}: "
-                        "a transaction is open in it, or it was truncated"
+                        f"changelog {tp} ends at offset {at} and does not reach {end}: "
+                        "a transaction is open in it, or it was truncated; run again"
                     )
 
 
 def _before(batch: Batch, end: int) -> Batch:
-    """The records below `end`; those after it came with the same fetch."""
+    """Return the records below `end`, without those after it from the same fetch."""
     offsets = batch.offsets
     assert offsets is not None
     if not offsets or offsets[-1] < end:

@@ -1,8 +1,8 @@
-"""Kafka clients made from settings: what is tuned, what a user may change, what is fixed.
+"""Creates Kafka clients from settings: their defaults, and the properties users cannot change.
 
-Defaults give way to the user's `consumer.*`, `producer.*` and `admin.*`; what correctness rests on
-does not, and setting it is refused. The clients' own log goes to the logger `statestore.kafka`,
-never to stderr: what matters is raised, once, as one clear error.
+The user's `consumer.*`, `producer.*` and `admin.*` override the defaults. Properties on which
+correctness depends are fixed, and setting them is refused. The clients' log goes to the logger
+`statestore.kafka`, never to stderr: what matters is raised once, as an error.
 """
 
 # ruff: noqa: SLF001 - librdkafka's local codes are public, underscored by convention
@@ -21,29 +21,29 @@ from statestore.settings import Settings
 _log = logging.getLogger("statestore.kafka")
 _log.addHandler(logging.NullHandler())
 
-# A topic that is there or that the brokers make themselves; asking for another might create it.
+# This topic exists or the brokers create it themselves; asking for another might create that one.
 TRANSACTION_LOG = "__transaction_state"
 
 Properties = Mapping[str, str | int | float | bool]
 
 _ALL: Properties = {
-    # Refused connections alone are some twenty lines a second; what matters is raised anyway.
+    # Refused connections alone log about twenty lines a second; what matters is raised anyway.
     "log_level": 2,
-    # The first connection, to a bootstrap address, is given up for one to the broker behind it.
+    # The first connection, to a bootstrap address, is replaced by one to the broker behind it.
     "reconnect.backoff.ms": 10,
-    # How long a topic nobody knows may yet appear.
+    # How long an unknown topic may still appear.
     "topic.metadata.propagation.max.ms": 3_000,
 }
-# librdkafka's defaults starve a consumer that is faster than its queue: it then waits a second
-# before the next fetch. Fetches stay small because they are counted compressed: ten times the
-# bytes may lie in memory, and the first record comes the later.
+# With librdkafka's defaults a consumer that empties its queue waits a second for the next fetch.
+# Fetches stay small because they are counted compressed: they may take ten times the memory, and
+# larger ones delay the first record.
 _CONSUMER: Properties = {
     "fetch.queue.backoff.ms": 5,
     "fetch.wait.max.ms": 10,
     "queued.min.messages": 200_000,
     "queued.max.messages.kbytes": 65_536,
 }
-# Asked about a topic before it is made, the client believes for this long that there is none.
+# A client that asked about a topic before it was created believes for this long that it is missing.
 _ADMIN: Properties = {"topic.metadata.propagation.max.ms": 100}
 _CONSUMER_FIXED: Properties = {
     "enable.auto.commit": False,
@@ -52,20 +52,20 @@ _CONSUMER_FIXED: Properties = {
     "enable.partition.eof": True,
     "auto.offset.reset": "error",
 }
-# Small enough to bound memory: a full queue makes the sender wait, nothing is lost.
+# The queue is small enough to limit memory: if it is full, the sender waits and loses nothing.
 _PRODUCER: Properties = {
     "queue.buffering.max.messages": 1_000_000,
     "queue.buffering.max.kbytes": 262_144,
     "linger.ms": 5,
-    # A commit right after another is told to try again, and by default does so 100 ms later.
+    # The broker asks a commit right after another one to retry, which by default takes 100 ms.
     "retry.backoff.ms": 10,
-    # A lookup of the group's coordinator that failed thrice waits for any connection to change
-    # before it is tried again: let idle ones change.
+    # A lookup of the group's coordinator that failed three times is repeated only when a
+    # connection changes its state, so idle connections are closed soon.
     "connections.max.idle.ms": 30_000,
     "compression.type": "lz4",
     "batch.size": 1_000_000,
 }
-# Nobody sees the records of a transaction before it commits, and a commit waits for no lingering.
+# The records of a transaction are not visible before it commits, and a commit ends the lingering.
 _TRANSACTIONAL: Properties = {"linger.ms": 50}
 _PRODUCER_FIXED: Properties = {"enable.idempotence": True}
 
@@ -73,19 +73,22 @@ _PRODUCER_FIXED: Properties = {"enable.idempotence": True}
 _STATISTICS_MS = 1_000
 
 
-# An authentication that a broker's end or a slow one cut short tells nothing of the password.
+# A broker that stopped or was slow during an authentication has not refused the password.
 _CUT_SHORT = ("timed out", "disconnect", "connection closed")
 
 
 class Trouble:
-    """What a client last said about its connections: it says so aside, not to who waits."""
+    """The last connection error of a client.
+
+    The client reports these errors through a callback, not to the call that waits for an answer.
+    """
 
     def __init__(self) -> None:
         self._text = ""
         self._is_refusal = False
 
     def __call__(self, error: KafkaError) -> None:
-        # That all are down says less than why one is.
+        # Why one broker is down says more than that all are.
         if not self._text or error.code() != KafkaError._ALL_BROKERS_DOWN:
             self._text = error.str()
             self._is_refusal = error.code() == KafkaError._AUTHENTICATION and not any(
@@ -93,7 +96,10 @@ class Trouble:
             )
 
     def failure(self, text: str) -> StateStoreError:
-        """The error for who waited in vain: that user would be refused again, silence may pass."""
+        """Return the error for a call without an answer: InvalidSetting if the login was refused.
+
+        Unavailable otherwise, because the next attempt may succeed.
+        """
         if self._is_refusal:
             return InvalidSetting(
                 f"{text}: the brokers refuse this user: correct sasl.username, sasl.password or "
@@ -116,10 +122,10 @@ def consumer(
     stable: bool = True,
     on_statistics: Callable[[str], None] | None = None,
 ) -> Consumer:
-    """A consumer that commits nothing by itself and sees committed records only.
+    """Create a consumer that commits nothing by itself and reads committed records only.
 
-    `stable` False: for who asks where a group stands now, whatever transaction may be open on it.
-    `on_statistics` is called by the consumer's own calls, several times in the timeout of a
+    With `stable` False it reads a group's offsets without waiting for open transactions.
+    `on_statistics` is called from the consumer's calls, several times within the timeout of a
     request.
     """
     fixed = {**_CONSUMER_FIXED, "group.id": group_id}
@@ -134,15 +140,15 @@ def consumer(
     try:
         return Consumer(config)
     except (KafkaException, ValueError, TypeError) as failure:
-        raise translated(failure, "make a consumer") from failure
+        raise translated(failure, "create a consumer") from failure
 
 
 def producer(
     settings: Settings, extra: Properties, trouble: Trouble, batch_bytes: int | None = None
 ) -> Producer:
-    """An idempotent producer; `extra` is fixed too.
+    """Create an idempotent producer; users cannot change the properties in `extra` either.
 
-    `batch_bytes`: more than that is not sent at once, unless it is one record.
+    A request has at most `batch_bytes` of records, unless a single record is larger.
     """
     patient = _TRANSACTIONAL if settings.exactly_once else {}
     defaults = {**_PRODUCER, **patient, "partitioner": settings.partitioner}
@@ -153,24 +159,24 @@ def producer(
             config["batch.size"] = max(1, min(int(config["batch.size"]), batch_bytes))
         return Producer(config)
     except (KafkaException, ValueError, TypeError) as failure:
-        raise translated(failure, "make a producer") from failure
+        raise translated(failure, "create a producer") from failure
 
 
 def admin_client(settings: Settings, trouble: Trouble) -> AdminClient:
-    """An administration client; it connects on first use."""
+    """Create an admin client; it connects on first use."""
     config = _config(settings, "admin", _ADMIN, {}, trouble)
     try:
         return AdminClient(config)
     except (KafkaException, ValueError, TypeError) as failure:
-        raise translated(failure, "make an admin client") from failure
+        raise translated(failure, "create an admin client") from failure
 
 
 def connect(client: Producer | AdminClient, timeout_s: float) -> list[int]:
-    """Wait for a live connection that stays; the ids of the brokers known.
+    """Wait for a lasting connection and return the ids of the known brokers.
 
-    Without one, some requests (of coordinators, leaders, the controller) fail inside the client,
-    which repeats them seconds later. The first answer may still come over the connection to the
-    bootstrap address, which is then given up: hence two.
+    Without one, some requests (to coordinators, leaders, the controller) fail inside the client,
+    which repeats them seconds later. Two requests are made, because the first answer may come over
+    the connection to the bootstrap address, which is then closed.
     """
     client.list_topics(TRANSACTION_LOG, timeout_s)
     return sorted(client.list_topics(TRANSACTION_LOG, timeout_s).brokers)
@@ -179,7 +185,7 @@ def connect(client: Producer | AdminClient, timeout_s: float) -> list[int]:
 def unanswered(
     settings: Settings, trouble: Trouble, doing: str, *, timeout_s: float | None = None
 ) -> StateStoreError:
-    """The error for a call that ended with its timeout, by default that of the settings."""
+    """Return the error for a call that timed out, by default after the settings' timeout."""
     seconds = settings.request_timeout_ms / 1000 if timeout_s is None else timeout_s
     return trouble.failure(
         f"could not {doing}: {settings.bootstrap_servers} did not answer within {seconds:g} s"
@@ -199,8 +205,8 @@ def _config(
     for key in fixed:
         if key in chosen:
             raise InvalidSetting(
-                f"{role}.{key} = {chosen[key]!r}: the guarantees rest on {fixed[key]!r}: "
-                "drop the setting"
+                f"{role}.{key} = {chosen[key]!r}: the guarantees depend on {fixed[key]!r}: "
+                "remove the setting"
             )
     named = {"client.id": settings.application_id} if settings.application_id else {}
     return {**_ALL, **defaults, **named, **chosen, **fixed, "error_cb": trouble, "logger": _log}

@@ -23,7 +23,7 @@ from confluent_kafka import KafkaException
 
 from statestore.errors import StateStoreError, Unavailable
 from statestore.kafka.clients import TRANSACTION_LOG, Properties, Trouble, unanswered
-from statestore.kafka.errors import hear_out, is_passing, is_silence, translated
+from statestore.kafka.errors import is_transient, is_unanswered, run_callbacks, translated
 from statestore.kafka.sender import Sender
 from statestore.settings import Settings
 
@@ -197,8 +197,8 @@ class _Opening:
             try:
                 sender.client.list_topics(topic, self._slice_s())
             except KafkaException as failure:
-                if not is_silence(failure):
-                    hear_out(sender.client)
+                if not is_unanswered(failure):
+                    run_callbacks(sender.client)
                     raise translated(failure, self._doing) from failure
             else:
                 return
@@ -212,8 +212,8 @@ class _Opening:
                 sender.client.init_transactions(max(min(left_s, self._slice_s()), 0.001))
             except KafkaException as failure:
                 # Told to come back, the client says why once its time is up.
-                if not is_silence(failure) and not is_passing(failure):
-                    hear_out(sender.client)
+                if not is_unanswered(failure) and not is_transient(failure):
+                    run_callbacks(sender.client)
                     raise translated(failure, self._doing) from failure
                 self._refused = failure
                 if monotonic() >= until_s:
@@ -227,7 +227,7 @@ class _Opening:
             raise Cancelled
         left_s = self._deadline_s - monotonic()
         if left_s <= 0:
-            if self._refused is not None and not is_silence(self._refused):
+            if self._refused is not None and not is_unanswered(self._refused):
                 raise translated(self._refused, self._doing) from self._refused
             raise unanswered(self._settings, self._trouble, self._doing)
         return min(left_s, _SLICE_S)

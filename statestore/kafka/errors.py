@@ -1,8 +1,9 @@
-"""Kafka's error codes as errors of statestore, once for all clients.
+"""Translation of Kafka's error codes into StateStoreErrors, for all clients.
 
-A code decides the class, and the class what the caller does next; whatever is not in the table may
-pass and is `Unavailable`. Only codes that mean the same in every call stand here: what an offset
-out of range means depends on who asked (a task's input or a store's changelog), so they say it.
+The code decides the class, and the class tells the caller what to do next. A code that is not in
+the table may be transient and becomes `Unavailable`. The table has only codes that mean the same
+in every call: an offset out of range, for example, means something else for a task's input than
+for a store's changelog, so those callers translate it themselves.
 """
 
 # ruff: noqa: SLF001 - librdkafka's local codes are public, underscored by convention
@@ -51,7 +52,7 @@ _MEANINGS = (
             KafkaError.MSG_SIZE_TOO_LARGE,
             KafkaError.RECORD_LIST_TOO_LARGE,
             KafkaError.INVALID_RECORD,
-            # Of a record that is sound but was sent with one that is not.
+            # A valid record that was sent together with an invalid one.
             KafkaError._INVALID_DIFFERENT_RECORD,
         ),
     ),
@@ -94,7 +95,7 @@ _MEANINGS = (
     ),
     _Meaning(
         Misuse,
-        "the brokers' ACLs do not allow it to this user: the runbook lists what an application "
+        "the brokers' ACLs do not allow this user to do it: the runbook lists what an application "
         'needs, "What an application may do on the brokers"',
         (
             KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -105,7 +106,7 @@ _MEANINGS = (
     ),
     _Meaning(
         Misuse,
-        "asked again unchanged, the brokers would refuse again",
+        "the brokers would refuse the same request again: correct what the message names",
         (
             KafkaError.TOPIC_ALREADY_EXISTS,
             KafkaError.TOPIC_EXCEPTION,
@@ -122,8 +123,8 @@ _MEANINGS = (
 _BY_CODE = {code: meaning for meaning in _MEANINGS for code in meaning.codes}
 _OTHERWISE = _Meaning(Unavailable, "are the brokers up and reachable?", ())
 
-# A broker is starting, or a partition or coordinator moves: the same question is answered soon.
-_PASSING = frozenset(
+# A broker is starting, or a partition or coordinator is moving: a retry will succeed soon.
+_TRANSIENT = frozenset(
     {
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
         KafkaError.COORDINATOR_NOT_AVAILABLE,
@@ -140,43 +141,43 @@ _PASSING = frozenset(
 _NO_ANSWER = frozenset({KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._TIMED_OUT_QUEUE})
 
 
-def hear_out(client: Producer) -> None:
-    """Let a producer whose call failed tell why, through its callbacks.
+def run_callbacks(client: Producer) -> None:
+    """Run the callbacks of a producer whose call failed, so that they report the cause.
 
-    After a fatal error it raises that once more; the call that failed has told it.
+    After a fatal error the producer raises it again, which is ignored: the failed call raised it.
     """
     with suppress(KafkaException):
         client.poll(0)
 
 
 def kafka_error(failure: BaseException | None) -> KafkaError | None:
-    """The broker's or client's error inside an exception, if it carries one."""
+    """Return the broker's or client's error in an exception, None if it has none."""
     error = failure.args[0] if isinstance(failure, KafkaException) and failure.args else None
     return error if isinstance(error, KafkaError) else None
 
 
 def error_for(error: KafkaError, doing: str) -> StateStoreError:
-    """The error to raise for `error` met while `doing` something."""
+    """Return the StateStoreError for `error`; `doing` tells in the message what failed."""
     meaning = _BY_CODE.get(error.code(), _OTHERWISE)
     return meaning.kind(f"could not {doing}: {error.str()} ({error.name()}): {meaning.way_out}")
 
 
 def translated(failure: Exception, doing: str) -> StateStoreError:
-    """The error to raise from an exception a client raised while `doing` something."""
+    """Return the StateStoreError for a client's exception; `doing` tells what failed."""
     error = kafka_error(failure)
     if error is not None:
         return error_for(error, doing)
-    # Without a code it is the client's own check of its arguments.
+    # Without a code, the client itself has refused an argument.
     return Misuse(f"could not {doing}: {failure}")
 
 
-def is_passing(failure: BaseException | None) -> bool:
-    """Whether the same question is worth asking again soon."""
+def is_transient(failure: BaseException | None) -> bool:
+    """Return whether the same request may succeed soon."""
     error = kafka_error(failure)
-    return error is not None and (error.retriable() or error.code() in _PASSING)
+    return error is not None and (error.retriable() or error.code() in _TRANSIENT)
 
 
-def is_silence(failure: BaseException | None) -> bool:
-    """Whether nobody answered."""
+def is_unanswered(failure: BaseException | None) -> bool:
+    """Return whether the request got no answer."""
     error = kafka_error(failure)
     return error is not None and error.code() in _NO_ANSWER

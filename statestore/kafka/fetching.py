@@ -1,7 +1,7 @@
-"""How far a consumer has fetched, and where logs end, as its statistics tell.
+"""How far a consumer has fetched, and where logs end, according to its statistics.
 
-A consumer that reads committed records passes over aborted ones in silence: it hands on neither a
-record nor an event before the stretch ends. Its own statistics alone show that it gets on.
+A consumer of committed records skips aborted ones silently: it returns neither a record nor an
+event until they end. Only its statistics show that it makes progress.
 """
 
 import msgspec
@@ -26,7 +26,7 @@ _DECODER = msgspec.json.Decoder(_Statistics)
 
 
 class Fetching:
-    """Per partition the next offset the client will fetch; the client calls it with statistics."""
+    """The next offset that a client will fetch per partition; a statistics callback for clients."""
 
     def __init__(self) -> None:
         self._next: dict[TopicPartition, int] = {}
@@ -34,32 +34,32 @@ class Fetching:
         self._moved = False
 
     def __call__(self, statistics: str) -> None:
-        """Take in what the client says of itself."""
+        """Take in the client's statistics."""
         found = _DECODER.decode(statistics)
-        for topic, told in found.topics.items():
-            for partition, at in told.partitions.items():
+        for topic, described in found.topics.items():
+            for partition, at in described.partitions.items():
                 tp = TopicPartition(topic, int(partition))
                 self._ends[tp] = at.ls_offset
-                # Back as well: what is told of the time before a restart may come after it.
+                # Offsets may go back: statistics from before a restart may arrive after it.
                 if at.next_offset >= 0 and at.next_offset != self._next.get(tp):
                     self._next[tp] = at.next_offset
                     self._moved = True
 
     def restarted(self) -> None:
-        """The client begins anew, perhaps at lower offsets."""
+        """Forget all offsets, because the client starts again, perhaps at lower ones."""
         self._next.clear()
         self._ends.clear()
         self._moved = False
 
     def next_offset(self, tp: TopicPartition) -> int:
-        """The next offset to be fetched, as last told; 0 if nothing was told."""
+        """Return the last reported next offset to fetch; 0 if none was reported."""
         return self._next.get(tp, 0)
 
     def log_end(self, tp: TopicPartition) -> int:
-        """The last stable offset, as last told; negative if nothing was told."""
+        """Return the last reported last stable offset; negative if none was reported."""
         return self._ends.get(tp, -1)
 
     def has_moved(self) -> bool:
-        """Whether any partition got on since this was last asked."""
+        """Return whether any partition made progress since the last call."""
         moved, self._moved = self._moved, False
         return moved

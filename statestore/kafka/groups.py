@@ -1,4 +1,4 @@
-"""Reads what a consumer group committed, and waits until that is known for certain."""
+"""Reads the committed offsets of a consumer group, and waits until no transaction is pending."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -11,36 +11,36 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from statestore.errors import Unavailable
 from statestore.kafka.clients import Trouble, consumer, unanswered
-from statestore.kafka.errors import error_for, is_passing, is_silence, translated
+from statestore.kafka.errors import error_for, is_transient, is_unanswered, translated
 from statestore.model.ids import TopicPartition
 from statestore.settings import Settings
 
 _PAUSE_S = 0.03
-# Refused by the coordinator, a client waits in silence; what it was told is looked at so often.
-_GLANCE_S = 2.0
+# A client that the coordinator refuses waits silently, so its events are checked this often.
+_EVENTS_S = 2.0
 
 
 class GroupClient:
-    """A consumer that never joins its group: it asks where the group stands.
+    """A consumer that reads its group's committed offsets and never joins the group.
 
-    Not an admin client: its ListConsumerGroupOffsets crashes the process when the coordinator
-    is loading or moved (librdkafka 2.16: the error handler reaches for a consumer group that an
-    admin client does not have).
+    An admin client would not do: its ListConsumerGroupOffsets crashes the process when the
+    coordinator is loading or has moved (librdkafka 2.16: the error handler uses a consumer group
+    that an admin client does not have).
     """
 
     def __init__(self, settings: Settings, group_id: str, *, stable: bool = True) -> None:
-        """`stable` False: asks for the offsets of now, which an open transaction may move."""
+        """With `stable` False, read current offsets, which an open transaction may change."""
         self._settings = settings
         self._group_id = group_id
         self._trouble = Trouble()
         self._client = consumer(settings, group_id, self._trouble, stable=stable)
 
     def member(self) -> Any:
-        """Who a transaction commits the group's offsets as."""
+        """Return the group metadata with which a transaction commits the group's offsets."""
         return self._client.consumer_group_metadata()
 
     def committed(self, tps: Sequence[TopicPartition]) -> list[KafkaPartition]:
-        """The committed offsets, once the coordinator is there and, if stable, none is pending."""
+        """Return the committed offsets; wait for the coordinator and, if stable, transactions."""
         doing = f"read the committed offsets of group {self._group_id}"
         timeout_s = self._settings.request_timeout_ms / 1000
         asked, until_s = [KafkaPartition(*tp) for tp in tps], monotonic() + timeout_s
@@ -48,7 +48,7 @@ class GroupClient:
         def ask() -> list[KafkaPartition]:
             left_s = max(until_s - monotonic(), _PAUSE_S)
             try:
-                return self._client.committed(asked, min(left_s, _GLANCE_S))
+                return self._client.committed(asked, min(left_s, _EVENTS_S))
             except KafkaException:
                 self._raise_refusal(doing)
                 raise
@@ -58,45 +58,45 @@ class GroupClient:
                 stop=tenacity.stop_after_delay(timeout_s),
                 wait=tenacity.wait_fixed(_PAUSE_S),
                 retry=tenacity.retry_if_result(_any_unstable)
-                | tenacity.retry_if_exception(is_passing)
-                | tenacity.retry_if_exception(is_silence),
+                | tenacity.retry_if_exception(is_transient)
+                | tenacity.retry_if_exception(is_unanswered),
                 retry_error_callback=last_result,
             )(ask)
         except KafkaException as failure:
-            if not is_passing(failure) and not is_silence(failure):
+            if not is_transient(failure) and not is_unanswered(failure):
                 raise translated(failure, doing) from failure
             self._client.poll(0)
             if self._trouble:
                 raise unanswered(self._settings, self._trouble, doing) from failure
             raise Unavailable(
                 f"could not {doing} within {timeout_s:g} s: its coordinator is not ready, or a "
-                "transaction that carries some is open: its owner still runs, or it ends by "
-                "transaction.timeout.ms"
+                "transaction with such offsets is open: wait for its owner to finish, or for the "
+                "broker to abort it after transaction.timeout.ms"
             ) from failure
         return found
 
     def _raise_refusal(self, doing: str) -> None:
-        """Raise what the client was told while it waited, if that will not pass."""
+        """Raise the error that the client received while it waited, if it is permanent."""
         event = self._client.poll(0)
         error = None if event is None else event.error()
         if error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
             raise error_for(error, doing)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the client."""
         self._client.close()
 
 
 def read_group(
     settings: Settings, group_id: str, tps: Sequence[TopicPartition], *, stable: bool = True
 ) -> list[KafkaPartition]:
-    """The committed offsets, asked once; see `GroupClient`."""
+    """Read the committed offsets once; see `GroupClient`."""
     with closing(GroupClient(settings, group_id, stable=stable)) as client:
         return client.committed(tps)
 
 
 def last_result(state: tenacity.RetryCallState) -> Any:
-    """For `Retrying`: when time is up, what the last attempt gave or raised."""
+    """Return or raise the result of the last attempt when a `Retrying` runs out of time."""
     assert state.outcome is not None
     return state.outcome.result()
 

@@ -1,4 +1,4 @@
-"""Looks at the first keys of topics, to tell which hash placed them."""
+"""Reads the first keys of topics and checks which hash placed them."""
 
 from collections.abc import Collection, Mapping
 from contextlib import closing
@@ -11,10 +11,10 @@ from statestore.ports import Bounds, KeyHashes
 from statestore.settings import Settings
 
 KEYS = 100
-# Of a topic with few or no keys: look no further.
+# The limit for a topic with few or no keys.
 _RECORDS_MAX = 10_000
 _WAIT_MS = 500
-# What is fetched ahead is thrown away.
+# Records that are fetched ahead are discarded.
 _LITTLE = {
     "consumer.queued.min.messages": "1000",
     "consumer.queued.max.messages.kbytes": "1024",
@@ -28,9 +28,9 @@ def first_key_hashes(
     bounds: Mapping[TopicPartition, Bounds],
     windowed: Collection[str],
 ) -> dict[str, KeyHashes]:
-    """Which hash fits the first keys of each topic; `topics`: their partition counts.
+    """Check which hash fits the first keys of each topic.
 
-    `windowed`: those with keys in windows.
+    `topics` maps names to partition counts; `windowed` names the topics with windowed keys.
     """
     unread = {tp: bound for tp, bound in bounds.items() if bound.end > bound.start}
     rows: dict[str, list[tuple[int, bytes | None]]] = {topic: [] for topic in topics}

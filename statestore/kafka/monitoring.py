@@ -1,6 +1,6 @@
-"""Looks at an application's topics and group without being in anybody's way.
+"""Reads an application's topics and group offsets without disturbing the application.
 
-Joins no group, waits for no transaction, and gives up soon where no broker answers.
+It joins no group, waits for no transaction, and gives up soon if no broker answers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,8 +19,8 @@ from statestore.settings import Settings
 _PATIENCE_MS = 10_000
 _WAIT_MS = 200
 _TAIL = 200
-"""How many of the last offsets are read for the newest time."""
-# One record of each partition is wanted; what is fetched beyond it is thrown away.
+"""How many of the last offsets are read to find the newest timestamp."""
+# One record of each partition is needed; records fetched beyond it are discarded.
 _LITTLE = {
     "consumer.queued.min.messages": "1",
     "consumer.queued.max.messages.kbytes": "1024",
@@ -38,16 +38,16 @@ class KafkaMonitoringClient:
         self._admin = Admin(self._settings)
 
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:
-        """Partition counts of those that exist."""
+        """Return the partition counts of the topics that exist."""
         self._admin.connect()
         return self._admin.partitions(topics)
 
     def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
-        """Log start and last stable offset of each."""
+        """Return the log start and the last stable offset of each partition."""
         return self._admin.bounds(tps) if tps else {}
 
     def inputs(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, InputFacts]:
-        """Each input of the application, and how far its group is; see `ports.MonitoringClient`."""
+        """Return the facts of each input partition; see `ports.MonitoringClient`."""
         if not tps:
             return {}
         bounds, committed = self.bounds(tps), self._committed(tps)
@@ -56,8 +56,8 @@ class KafkaMonitoringClient:
             for tp, bound in bounds.items()
         }
         following = self._times(unread, _first)
-        # Not by the largest time the broker knows: that may be of a mark that ends a transaction,
-        # or of a record in one that is open.
+        # The largest timestamp that the broker knows would not do: it may be that of a transaction
+        # marker, or of a record in an open transaction.
         tails = {
             tp: Bounds(max(unread[tp].start, unread[tp].end - _TAIL), unread[tp].end)
             for tp, next_ms in following.items()
@@ -73,7 +73,7 @@ class KafkaMonitoringClient:
         return found
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._admin.close()
 
     def _committed(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, GroupOffset]:
@@ -90,9 +90,10 @@ class KafkaMonitoringClient:
     def _times(
         self, spans: Mapping[TopicPartition, Bounds], pick: "_Pick"
     ) -> dict[TopicPartition, int | None]:
-        """What is picked of the times in each span, None of one without data; not in time: absent.
+        """Return the timestamp that `pick` chooses in each span; spans not read in time are absent.
 
-        A span may have offsets and no data: marks of transactions, or aborted records.
+        It is None for a span without data: all its offsets may belong to transaction markers or
+        aborted records.
         """
         left = {tp: span for tp, span in spans.items() if span.end > span.start}
         found: dict[TopicPartition, int | None] = dict.fromkeys(spans.keys() - left.keys())

@@ -1,7 +1,8 @@
-"""Which partition a key goes to: murmur2 in Java Kafka, CRC-32 in librdkafka.
+"""The hashes that map keys to partitions: murmur2 in Java Kafka, CRC-32 in librdkafka.
 
-The real producer partitions by itself, but for keys in windows; these serve there, for the
-in-memory broker, and for the check that joined inputs were partitioned alike.
+The real producer chooses partitions itself, except for windowed keys. These functions are for
+windowed keys, for the in-memory broker, and for the check that joined inputs are partitioned
+alike.
 """
 
 import zlib
@@ -21,7 +22,7 @@ _MASK = 0xFFFFFFFF
 
 
 class _Wide:
-    """The same for whole arrays, which stay unsigned only among their own kind."""
+    """The same constants for arrays, which stay unsigned only if all operands are unsigned."""
 
     multiplier = np.uint64(_MULTIPLIER)
     shift = np.uint64(_SHIFT)
@@ -29,22 +30,25 @@ class _Wide:
 
 
 def murmur2_partition(key: bytes, partitions: int) -> int:
-    """Java Kafka's default, librdkafka's `murmur2`: the sign bit is dropped, not the sign."""
+    """Return the partition by Java Kafka's default hash, which is librdkafka's `murmur2`.
+
+    The sign bit is cleared; the absolute value would be another number.
+    """
     return (murmur2(key) & 0x7FFFFFFF) % partitions
 
 
 def crc32_partition(key: bytes, partitions: int) -> int:
-    """The default of librdkafka, `consistent`."""
+    """Return the partition by librdkafka's default hash, `consistent`."""
     return zlib.crc32(key) % partitions
 
 
 def key_hashes(
     rows: Iterable[tuple[int, bytes | None]], partitions: int, limit: int, *, windowed: bool = False
 ) -> KeyHashes:
-    """Which hash fits the first `limit` keys, each with the partition it lies in.
+    """Check which hash fits the first `limit` keys; each row has a partition and a key.
 
-    Empty keys and none say nothing: some clients place those at random. `windowed`: without their
-    windows.
+    Empty keys and null keys are skipped, because some clients place them at random. If `windowed`,
+    the window is removed from each key.
     """
     found = ((p, key and key[:-WINDOW_BYTES] if windowed else key) for p, key in rows)
     keys = list(islice(((p, key) for p, key in found if key), limit))
@@ -58,9 +62,10 @@ def key_hashes(
 def partitions_of(
     placing: Sequence[bytes | None], partitions: int, partitioner: str
 ) -> list[int | None]:
-    """Where each lies by what the setting `partitioner` says, None: anywhere.
+    """Return the partition of each placing key, None for a null key, which may go anywhere.
 
-    By murmur2 unless it names CRC-32, as Kafka Streams places windows whatever is configured.
+    The hash is murmur2 unless the setting `partitioner` names CRC-32: Kafka Streams places
+    windowed keys by murmur2 whatever is configured.
     """
     hashed = crc32_partitions if partitioner.startswith("consistent") else murmur2_partitions
     known = iter(hashed([data for data in placing if data is not None], partitions))
@@ -68,7 +73,7 @@ def partitions_of(
 
 
 def murmur2_partitions(keys: Sequence[bytes], partitions: int) -> list[int]:
-    """As `murmur2_partition`, of many keys: those of one length are hashed side by side."""
+    """Do the same as `murmur2_partition` for many keys; keys of one length are hashed together."""
     found = np.zeros(len(keys), dtype=np.int64)
     by_length: dict[int, list[int]] = {}
     for place, key in enumerate(keys):
@@ -81,12 +86,12 @@ def murmur2_partitions(keys: Sequence[bytes], partitions: int) -> list[int]:
 
 
 def crc32_partitions(keys: Sequence[bytes], partitions: int) -> list[int]:
-    """As `crc32_partition`, of many keys."""
+    """Do the same as `crc32_partition` for many keys."""
     return [crc32_partition(key, partitions) for key in keys]
 
 
 def _murmur2_rows(table: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
-    """`murmur2` of each row."""
+    """Return `murmur2` of each row."""
     count, length = table.shape
     whole = length & ~3
     digest = np.full(count, _SEED ^ length, dtype=np.uint64)
@@ -103,7 +108,7 @@ def _murmur2_rows(table: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
 
 
 def murmur2(data: bytes) -> int:
-    """The 32-bit murmur2 hash with Kafka's seed, unsigned."""
+    """Return the unsigned 32-bit murmur2 hash with Kafka's seed."""
     whole = len(data) & ~3
     digest = _SEED ^ len(data)
     for start in range(0, whole, 4):

@@ -1,4 +1,4 @@
-"""What is done to the topics of a scratch application, and to no others: cut short, taken away."""
+"""Truncates and deletes topics of a scratch application, and of no other application."""
 
 from collections.abc import Mapping
 from contextlib import closing
@@ -12,7 +12,7 @@ from statestore.settings import Settings
 
 
 def delete(settings: Settings, prefix: str) -> None:
-    """Every topic whose name begins so, and the application's group."""
+    """Delete every topic whose name begins with `prefix`, and the application's group."""
     with closing(Admin(settings)) as admin:
         admin.connect()
         listed = admin.client.list_topics(timeout=admin.timeout_s).topics
@@ -21,9 +21,9 @@ def delete(settings: Settings, prefix: str) -> None:
 
 
 def truncate(settings: Settings, topic: str, offsets: Mapping[int, int]) -> None:
-    """Purge a compacted topic below these offsets, by partition: what brokers refuse by its policy.
+    """Purge the partitions of a compacted topic below these offsets.
 
-    The policy is another for that moment.
+    Brokers refuse this for compacted topics, so the topic's policy is changed meanwhile.
     """
     with closing(Admin(settings)) as admin:
         _set_policy(admin, topic, {"cleanup.policy": "compact,delete", "retention.ms": "-1"})

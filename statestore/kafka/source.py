@@ -1,7 +1,7 @@
-"""Reads the input partitions of a stream task: assigned, never subscribed; committed records only.
+"""Reads the input partitions of a stream task: committed records only, assigned, not subscribed.
 
-The client fetches in the background; `poll` hands on what has arrived. Per record it runs C code
-only (`arrivals.py`). One thread.
+The client fetches in the background; `poll` returns what has arrived. It runs only C code per
+record (`arrivals.py`). A source is used by one thread.
 """
 
 # ruff: noqa: SLF001 - librdkafka's local codes are public, underscored by convention
@@ -23,9 +23,9 @@ from statestore.model.batch import Batch
 from statestore.model.ids import TopicPartition
 from statestore.settings import Settings
 
-# Messages of one call into the client: enough to make the call cheap, few enough to stay in cache.
+# The messages of one call to the client: enough to make it cheap, few enough to stay in the cache.
 _CHUNK = 1000
-# About how many bytes of values one poll hands on, as told by every so many of them.
+# About how many bytes of values one poll returns, estimated from every sixteenth value.
 _BATCH_BYTES = 64 << 20
 _SAMPLED = 16
 _SILENCE_S = 2.0
@@ -34,8 +34,8 @@ _SILENCE_S = 2.0
 class KafkaSource:
     """`ports.Source` on a real broker.
 
-    An offset the log no longer holds is reported by the `poll` that meets it: RecordFailed, as
-    input was lost and going on would hide it.
+    If the log no longer has an offset, the next `poll` raises RecordFailed: input was lost, and
+    continuing would hide that.
     """
 
     def __init__(self, settings: Settings, *, group_id: str) -> None:
@@ -54,7 +54,7 @@ class KafkaSource:
         self._heard_s = self._asked_s = 0.0
 
     def start(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Read from these offsets on; a second start drops what was fetched and goes there."""
+        """Start reading from these offsets; a second call drops what was fetched before."""
         if self._consumer is None:
             self._consumer = consumer(
                 self._settings, self._group_id, self._trouble, on_statistics=self._fetching
@@ -72,7 +72,10 @@ class KafkaSource:
             raise translated(failure, f"read {_names(positions)}") from failure
 
     def poll(self, max_records: int, timeout_ms: int) -> list[Batch]:
-        """See `ports.Source`. It waits for the first news only, not for `max_records`."""
+        """Return what has arrived; wait only for the first record or event, not for `max_records`.
+
+        See `ports.Source`.
+        """
         client = self._consumer
         assert client is not None, "start comes before poll"
         self._apply_pauses(client)
@@ -99,17 +102,17 @@ class KafkaSource:
         return [found.batch(tp) for tp, found in arrived.items()]
 
     def position(self, tp: TopicPartition) -> int:
-        """The next offset to be returned for `tp`, control records passed over."""
+        """Return the offset after the last record returned for `tp` and any control records."""
         return self._positions[tp]
 
     def at_end(self, tp: TopicPartition) -> bool:
-        """Whether `tp` was last seen at the end of its log; False until it was."""
+        """Return whether the position was at the end of the log of `tp` when last reported."""
         end = self._log_ends.get(tp, -1)
-        # The log may have grown by aborted records, which are passed over in silence.
+        # The log may have grown by aborted records, which are skipped silently.
         return end >= self._positions[tp] and end >= self._fetching.next_offset(tp)
 
     def log_end(self, tp: TopicPartition) -> int | None:
-        """The last stable offset of `tp` as last heard of; None: nothing was heard."""
+        """Return the last reported stable offset of `tp`, None if none was reported."""
         heard = max(self._log_ends.get(tp, -1), self._fetching.log_end(tp))
         return None if heard < 0 else heard
 
@@ -128,7 +131,7 @@ class KafkaSource:
             client.close()
 
     def _name_partitions(self) -> None:
-        """What tells the assigned partitions apart, as cheaply as possible."""
+        """Choose the cheapest property of a message that identifies its partition."""
         tps = list(self._positions)
         if len({tp.topic for tp in tps}) == len(tps):
             self._name_of, self._named = Message.topic, {tp.topic: tp for tp in tps}
@@ -138,7 +141,7 @@ class KafkaSource:
             self._name_of, self._named = _full_name, {tuple(tp): tp for tp in tps}
 
     def _apply_pauses(self, client: Consumer) -> None:
-        # The client drops what it fetched of a paused partition: change only what changed.
+        # The client drops what it fetched of a paused partition, so each is paused only once.
         pause, resume = self._paused_wanted - self._paused, self._paused - self._paused_wanted
         if pause:
             client.pause([KafkaPartition(*tp) for tp in pause])
@@ -147,7 +150,7 @@ class KafkaSource:
         self._paused = set(self._paused_wanted)
 
     def _records_of(self, messages: list[Message]) -> list[Message]:
-        """The records among what the client returned; its events are taken in or raised."""
+        """Return the records among the client's messages; handle or raise its events."""
         if not any(map(Message.error, messages)):
             return messages
         errors = list(map(Message.error, messages))
@@ -169,15 +172,15 @@ class KafkaSource:
                 self._positions[tp] = max(end, self._positions[tp])
             case KafkaError._AUTO_OFFSET_RESET | KafkaError.OFFSET_OUT_OF_RANGE:
                 raise RecordFailed(
-                    f"input {tp} holds no record at offset {self._positions[tp]}, where the last "
-                    f"commit ended ({error.str()}): the topic was purged, truncated or made anew, "
-                    "so input is lost: reset the group's offsets to go on without it"
+                    f"input {tp} does not have offset {self._positions[tp]}, where the last commit "
+                    f"ended ({error.str()}): the topic was purged, truncated or created again, so "
+                    "input is lost: reset the group's offsets to continue without it"
                 )
             case _:
                 raise error_for(error, f"read {tp} from offset {self._positions[tp]}")
 
     def _sort(self, messages: list[Message], arrived: dict[TopicPartition, Arrivals]) -> None:
-        """Add a chunk to what arrived, by partition; chunks of a single one are the rule."""
+        """Add a chunk to the arrivals of its partitions; most chunks have a single partition."""
         name_of, named = self._name_of, self._named
         if len(named) == 1:
             runs = [(next(iter(named)), messages)]
@@ -195,7 +198,7 @@ class KafkaSource:
             self._positions[tp] = max(offset_of(run[-1]) + 1, self._positions[tp])
 
     def _at_log_ends(self) -> bool:
-        """Whether every partition not paused was last seen at the end of its log."""
+        """Return whether every partition that is not paused has reached the end of its log."""
         return all(self.at_end(tp) for tp in self._positions if tp not in self._paused)
 
     def _check_alive(self, client: Consumer, *, news: bool) -> None:
@@ -208,13 +211,13 @@ class KafkaSource:
             self._check_topics(client)
         if now_s - self._heard_s > self._settings.request_timeout_ms / 1000:
             raise self._trouble.failure(
-                f"{self._settings.bootstrap_servers} sent no news of {_names(self._positions)} "
+                f"{self._settings.bootstrap_servers} sent nothing about {_names(self._positions)} "
                 f"for {self._settings.request_timeout_ms / 1000:g} s{self._trouble}: "
                 "are the brokers up?"
             )
 
     def _check_topics(self, client: Consumer) -> None:
-        """An assigned consumer keeps silent about topics that do not exist."""
+        """Raise TopicMissing for topics that do not exist; an assigned consumer does not."""
         for tp in self._positions:
             try:
                 known = client.list_topics(tp.topic, timeout=_SILENCE_S).topics[tp.topic]

@@ -1,4 +1,4 @@
-"""What a driver asks a cluster: is it there, which topics and offsets, create and purge."""
+"""The requests of a run's driver to a cluster: check it, read offsets, create and purge topics."""
 
 # ruff: noqa: SLF001 - librdkafka's local codes are public, underscored by convention
 
@@ -32,7 +32,7 @@ from statestore.errors import (
     Unavailable,
 )
 from statestore.kafka.clients import Trouble, admin_client, connect, unanswered
-from statestore.kafka.errors import error_for, is_passing, is_silence, kafka_error, translated
+from statestore.kafka.errors import error_for, is_transient, is_unanswered, kafka_error, translated
 from statestore.kafka.groups import last_result, read_group
 from statestore.kafka.keys import first_key_hashes
 from statestore.kafka.open_transactions import abort_open_transactions
@@ -46,7 +46,7 @@ K = TypeVar("K")
 T = TypeVar("T")
 Answers = dict[K, "Future[Any]"]
 
-# A cluster that is there answers at once: do not let a wrong address cost the whole timeout.
+# A running cluster answers at once, so a wrong address need not cost the whole timeout.
 _CHECK_MS = 10_000
 _PAUSE_S = 0.03
 _CONTROLLER_S = 5.0
@@ -58,7 +58,7 @@ _LONGEST_TRANSACTION = "transaction.max.timeout.ms"
 
 
 class Admin:
-    """An admin client that connects on first use; every request waits, and fails translated."""
+    """An admin client that connects on first use; requests wait and raise StateStoreErrors."""
 
     def __init__(self, settings: Settings, *, timeout_ms: int | None = None) -> None:
         self._settings = settings
@@ -68,7 +68,7 @@ class Admin:
 
     @property
     def client(self) -> AdminClient:
-        """The client itself, made and connected when first asked for."""
+        """The client, created and connected on first use."""
         if self._client is None:
             made = admin_client(self._settings, self._trouble)
             self._client = made
@@ -76,14 +76,14 @@ class Admin:
         return self._client
 
     def connect(self) -> list[int]:
-        """Have a live connection and news of the cluster; the ids of its brokers."""
+        """Wait for a connection and for metadata of the cluster; return its brokers' ids."""
         try:
             return connect(self.client, self.timeout_s)
         except KafkaException as failure:
             raise self._error(failure, "reach the cluster") from failure
 
     def answer(self, pending: "Future[T]", doing: str) -> T:
-        """The result of a request."""
+        """Return the result of a request, or raise its error as a StateStoreError."""
         try:
             return pending.result()
         except (KafkaException, ValueError) as failure:
@@ -92,19 +92,7 @@ class Admin:
     def offsets(
         self, tps: Sequence[TopicPartition], spec: OffsetSpec, doing: str
     ) -> dict[TopicPartition, int]:
-        """One request for the offset `spec` describes, of committed records; -1 where none is."""
-        return {tp: found.offset for tp, found in self._listed(tps, spec, doing).items()}
-
-    def times(
-        self, tps: Sequence[TopicPartition], spec: OffsetSpec, doing: str
-    ) -> dict[TopicPartition, int]:
-        """The time of the record `spec` describes, of those that have one."""
-        listed = self._listed(tps, spec, doing)
-        return {tp: found.timestamp for tp, found in listed.items() if found.offset >= 0}
-
-    def _listed(
-        self, tps: Sequence[TopicPartition], spec: OffsetSpec, doing: str
-    ) -> dict[TopicPartition, Any]:
+        """Return the offset that `spec` describes among committed records; -1 if there is none."""
         if not tps:
             return {}
         asked = {KafkaPartition(*tp): spec for tp in tps}
@@ -116,25 +104,25 @@ class Admin:
                 request_timeout=self.timeout_s,
             )
 
-        def is_passing(pending: Answers[KafkaPartition]) -> bool:
-            return self._leaders_move(pending) or any(map(_is_unheard, pending.values()))
+        def should_retry(pending: Answers[KafkaPartition]) -> bool:
+            return self._leaders_move(pending) or any(map(_is_lost, pending.values()))
 
-        found = {}
-        for tp, future in self.settled(request, is_passing).items():
+        found: dict[TopicPartition, int] = {}
+        for tp, future in self.settled(request, should_retry).items():
             if _failed_with(future, KafkaError._NOENT):
                 raise self._leaderless(tps, doing)
             answer = self.answer(future, f"{doing} of {tp.topic}-{tp.partition}")
-            if _is_unheard(future):
+            if _is_lost(future):
                 raise unanswered(self._settings, self._trouble, doing, timeout_s=self.timeout_s)
-            found[TopicPartition(tp.topic, tp.partition)] = answer
+            found[TopicPartition(tp.topic, tp.partition)] = answer.offset
         return found
 
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:
-        """Partition counts of those that exist."""
+        """Return the partition counts of the topics that exist."""
         return {name: len(found.partitions) for name, found in self.described(topics).items()}
 
     def described(self, topics: Sequence[str]) -> dict[str, TopicDescription]:
-        """What the cluster says of those that exist."""
+        """Return the descriptions of the topics that exist."""
         if not topics:
             return {}
         pending = self.client.describe_topics(
@@ -147,7 +135,7 @@ class Admin:
         return found
 
     def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
-        """Log start and last stable offset of each: one request for either."""
+        """Return the log start and the last stable offset of each partition, in two requests."""
         starts = self.offsets(tps, _EARLIEST, "read the log start")
         ends = self.offsets(tps, _LATEST, "read the last stable offset")
         return {tp: Bounds(starts[tp], ends[tp]) for tp in tps}
@@ -155,32 +143,35 @@ class Admin:
     def settled(
         self,
         request: Callable[[], Answers[K]],
-        is_passing: Callable[[Answers[K]], bool],
+        should_retry: Callable[[Answers[K]], bool],
     ) -> Answers[K]:
-        """The answers, asked for again while some failed for a passing reason."""
+        """Return the answers; repeat the request while some have failed temporarily."""
         return tenacity.Retrying(
             stop=tenacity.stop_after_delay(self.timeout_s),
             wait=tenacity.wait_fixed(_PAUSE_S),
-            retry=tenacity.retry_if_result(is_passing),
+            retry=tenacity.retry_if_result(should_retry),
             retry_error_callback=last_result,
         )(request)
 
     def _leaders_move(self, pending: Answers[KafkaPartition]) -> bool:
-        if any(is_passing(future.exception()) for future in pending.values()):
+        if any(is_transient(future.exception()) for future in pending.values()):
             return True
-        # New topics have no leader for a moment; those that do not exist never have.
+        # New topics have no leader for a moment; topics that do not exist never have one.
         leaderless = any(_failed_with(future, KafkaError._NOENT) for future in pending.values())
         topics = {tp.topic for tp in pending}
         return leaderless and len(self.partitions(sorted(topics))) == len(topics)
 
     def _error(self, failure: Exception, doing: str) -> StateStoreError:
-        if not is_silence(failure):
+        if not is_unanswered(failure):
             return translated(failure, doing)
         self.client.poll(0)
         return unanswered(self._settings, self._trouble, doing, timeout_s=self.timeout_s)
 
     def _leaderless(self, tps: Sequence[TopicPartition], doing: str) -> StateStoreError:
-        """The client only says that it found no leaders; missing topics have none either."""
+        """Return TopicMissing if a topic does not exist, else Unavailable.
+
+        The client reports the same error for both: that it found no leaders.
+        """
         topics = sorted({tp.topic for tp in tps})
         missing = [topic for topic in topics if topic not in self.partitions(topics)]
         if missing:
@@ -193,7 +184,7 @@ class Admin:
         )
 
     def close(self) -> None:
-        """Let go; it comes back when asked for."""
+        """Close the client; the next request creates another."""
         self._client = None
 
 
@@ -201,16 +192,19 @@ class KafkaCluster:
     """`ports.Cluster` on a real cluster; the group is the application's."""
 
     def __init__(self, settings: Settings, admin: Admin | None = None) -> None:
-        """`admin`: another's, whose connection serves both."""
+        """Use the connection of `admin` if given."""
         self._settings = settings
         self._admin = admin or Admin(settings)
 
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:
-        """Partition counts of those that exist; the missing are absent."""
+        """Return the partition counts of the topics that exist; missing topics are absent."""
         return self._admin.partitions(topics)
 
     def create(self, topics: Sequence[TopicSpec]) -> None:
-        """Create what is missing and wait until it can be used; NotCopartitioned: other counts."""
+        """Create missing topics and wait until they can be used.
+
+        NotCopartitioned if an existing topic has another number of partitions.
+        """
         existing = self.partitions([spec.name for spec in topics])
         missing = [spec for spec in topics if spec.name not in existing]
         if missing:
@@ -220,12 +214,12 @@ class KafkaCluster:
             if existing[spec.name] != spec.partitions:
                 raise NotCopartitioned(
                     f"topic {spec.name} has {existing[spec.name]} partitions, "
-                    f"not {spec.partitions} as its inputs: existing topics are never altered; "
+                    f"not {spec.partitions} like its inputs: existing topics are never altered; "
                     "delete it if its records are not needed, or give the inputs as many partitions"
                 )
 
     def topic_settings(self, topics: Sequence[str]) -> dict[str, Mapping[str, str]]:
-        """Of topics that exist: what holds for them, set or by default."""
+        """Return the effective settings, explicit or default, of topics that exist."""
         if not topics:
             return {}
         admin = self._admin
@@ -240,7 +234,10 @@ class KafkaCluster:
         return found
 
     def raise_compaction_lag(self, topic: str, lag_ms: int) -> int | None:
-        """Make the topic's `min.compaction.lag.ms` at least that; what it was before, if any."""
+        """Raise the topic's `min.compaction.lag.ms` to at least `lag_ms` and return its old value.
+
+        None if the topic does not exist.
+        """
         if topic not in self.partitions([topic]):
             return None
         admin, key = self._admin, "min.compaction.lag.ms"
@@ -256,16 +253,16 @@ class KafkaCluster:
         return before
 
     def topic_ids(self, topics: Sequence[str]) -> dict[str, str]:
-        """What the cluster calls those that exist; a topic made anew gets another id."""
+        """Return the cluster's ids of the topics that exist; a topic created again gets another."""
         return {name: str(found.topic_id) for name, found in self._admin.described(topics).items()}
 
     def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
-        """Log start and last stable offset of each."""
+        """Return the log start and the last stable offset of each partition."""
         return self._admin.bounds(tps)
 
     def offsets_at(self, tps: Sequence[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
-        """Per partition the first offset at or after that time, else its last stable offset."""
-        # Times below zero have meanings of their own in the request.
+        """Return per partition the first offset at or after that time, else the last stable one."""
+        # Times below zero have special meanings in the request.
         spec = OffsetSpec.for_timestamp(max(time_ms, 0))
         found = self._admin.offsets(tps, spec, "find an offset by time")
         ends = self._admin.offsets(tps, _LATEST, "read the last stable offset")
@@ -274,7 +271,7 @@ class KafkaCluster:
     def group_offsets(
         self, tps: Sequence[TopicPartition], *, stable: bool = True
     ) -> dict[TopicPartition, GroupOffset]:
-        """The group's committed offsets; Unavailable if a transaction holds one open too long."""
+        """Return the group's committed offsets; Unavailable if a transaction is open too long."""
         if not tps:
             return {}
         committed = {}
@@ -290,7 +287,7 @@ class KafkaCluster:
     def key_hashes(
         self, topics: Mapping[str, int], windowed: Collection[str] = ()
     ) -> dict[str, KeyHashes]:
-        """Of each topic's first 100 keys."""
+        """Check which hash places each topic's first 100 keys."""
         tps = [TopicPartition(topic, p) for topic, count in topics.items() for p in range(count)]
         return first_key_hashes(self._settings, topics, self.bounds(tps), windowed)
 
@@ -306,24 +303,25 @@ class KafkaCluster:
             self._admin.answer(future, f"purge {tp.topic}-{tp.partition} below {tp.offset}")
 
     def remove(self, topics: Sequence[str], group_id: str) -> None:
-        """Remove these topics and the offsets of the group for good; some may be gone already."""
+        """Remove these topics and the group's offsets; those that are already gone are ignored."""
         client, timeout_s = self._admin.client, self._admin.timeout_s
-        there = sorted(self.partitions(topics))
+        existing = sorted(self.partitions(topics))
         # The client refuses an empty list.
-        pending = client.delete_topics(there, operation_timeout=timeout_s) if there else {}
+        pending = client.delete_topics(existing, operation_timeout=timeout_s) if existing else {}
         for name, future in pending.items():
             _await_removal(future, f"delete topic {name}")
         for name, future in client.delete_consumer_groups([group_id]).items():
             _await_removal(future, f"delete group {name}")
 
     def abort_open_transactions(self, transactional_ids: Sequence[str]) -> None:
-        """Fence whoever writes under these ids, and abort what they left open."""
+        """Fence every producer with one of these ids and abort its open transaction."""
         abort_open_transactions(self._settings, transactional_ids)
 
     def check(self) -> None:
-        """Unavailable if nobody answers soon; BrokerTooOld if exactly-once would not hold.
+        """Raise Unavailable if no broker answers soon; under exactly_once check the brokers too.
 
-        InvalidSetting if the brokers take no transactions that may be open for so long.
+        BrokerTooOld if a broker is older than Kafka 4.0; InvalidSetting if the brokers do not allow
+        transactions to be open for as long as transaction.timeout.ms.
         """
         timeout_ms = min(_CHECK_MS, self._settings.request_timeout_ms)
         quick = Admin(self._settings, timeout_ms=timeout_ms)
@@ -334,7 +332,7 @@ class KafkaCluster:
                 judge_timeout(self._settings.transaction_timeout_ms, told or {})
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._admin.close()
 
     def _create_missing(self, topics: Sequence[TopicSpec]) -> None:
@@ -351,26 +349,27 @@ class KafkaCluster:
         names = ", ".join(spec.name for spec in topics)
 
         def request() -> Answers[str]:
-            # A client that does not know the controller waits for it in silence: let it ask anew.
+            # A client that does not know the controller waits silently, so the metadata is
+            # requested again.
             self._admin.connect()
             timeout_s = min(_CONTROLLER_S, self._admin.timeout_s)
             return self._admin.client.create_topics(new, request_timeout=timeout_s)
 
-        def is_unheard(pending: Answers[str]) -> bool:
+        def should_retry(pending: Answers[str]) -> bool:
             failures = [future.exception() for future in pending.values()]
-            return any(is_silence(failure) or is_passing(failure) for failure in failures)
+            return any(is_unanswered(failure) or is_transient(failure) for failure in failures)
 
         try:
-            pending = self._admin.settled(request, is_unheard)
+            pending = self._admin.settled(request, should_retry)
         except KafkaException as failure:
             raise translated(failure, f"create topics {names}") from failure
         for name, future in pending.items():
-            # Another driver may have been quicker; its partition count is compared like any other.
+            # Another driver may have created it; its partition count is compared like any other.
             if not _failed_with(future, KafkaError.TOPIC_ALREADY_EXISTS):
                 self._admin.answer(future, f"create topic {name}")
 
     def _await_partitions(self, topics: Sequence[TopicSpec]) -> dict[str, int]:
-        """A created topic reaches the brokers' own metadata a moment after the answer."""
+        """Wait until the brokers' metadata has the topics, a moment after they were created."""
         names = [spec.name for spec in topics]
         try:
             return tenacity.Retrying(
@@ -386,25 +385,26 @@ class KafkaCluster:
 
 
 def judge_protocol(broker_settings: Collection[str] | None) -> None:
-    """BrokerTooOld if a broker with settings of these names predates Kafka 4.0.
+    """Raise BrokerTooOld if a broker that has settings of these names is older than Kafka 4.0.
 
-    Kafka 4.0 brought the transaction protocol without torn transactions, and dropped the setting
-    this looks for. None: the settings could not be read, which is a warning only.
+    Kafka 4.0 brought the transaction protocol without torn transactions, and removed the setting
+    that this function looks for. None means that the settings could not be read, which is only a
+    warning.
     """
     if broker_settings is None:
         _log.warning(
-            "the brokers' settings may not be read, so their version is not known: "
+            "this user may not read the brokers' settings, so their version is not known: "
             "exactly-once needs Kafka 4.0 or newer"
         )
     elif _DROPPED_IN_4_0 in broker_settings:
         raise BrokerTooOld(
-            "a broker is older than Kafka 4.0, whose transactions can be torn: upgrade it, or run "
+            "a broker is older than Kafka 4.0, so transactions can be torn: upgrade it, or run "
             "with processing.guarantee = at_least_once"
         )
 
 
 def judge_timeout(timeout_ms: int, broker_settings: Mapping[str, str | None]) -> None:
-    """InvalidSetting if a broker with these settings refuses transactions that long."""
+    """Raise InvalidSetting if a broker with these settings refuses a timeout that long."""
     limit = broker_settings.get(_LONGEST_TRANSACTION)
     if limit is not None and timeout_ms > int(limit):
         raise InvalidSetting(
@@ -431,12 +431,12 @@ def _await_removal(pending: "Future[Any]", doing: str) -> None:
             raise translated(failure, doing) from failure
 
 
-def _is_unheard(future: "Future[Any]") -> bool:
-    """Whether a leader's answer about offsets was lost: the client makes no error of that."""
+def _is_lost(future: "Future[Any]") -> bool:
+    """Return whether a leader's answer was lost, which the client does not report as an error."""
     if future.exception() is not None:
         return False
-    unheard: bool = future.result().offset == OFFSET_INVALID
-    return unheard
+    lost: bool = future.result().offset == OFFSET_INVALID
+    return lost
 
 
 def _failed_with(pending: "Future[Any]", code: int) -> bool:

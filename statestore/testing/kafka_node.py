@@ -20,7 +20,7 @@ import filelock
 import psutil
 
 from statestore.errors import HostFailure, InvalidSetting, Unavailable
-from statestore.kafka.admin import Cluster, wait_until_ready
+from statestore.kafka.admin import ClusterDescription, wait_until_ready
 from statestore.testing.kafka_jars import INSTALL, java, kafka_libs
 
 HOST = "127.0.0.1"
@@ -218,7 +218,9 @@ def launch(node: Node, lifetime: Lifetime) -> "subprocess.Popen[bytes]":
         )
 
 
-def await_ready(node: Node, process: "subprocess.Popen[bytes]", *, timeout_ms: int) -> Cluster:
+def await_ready(
+    node: Node, process: "subprocess.Popen[bytes]", *, timeout_ms: int
+) -> ClusterDescription:
     """Wait until the node answers and counts itself in; `Unavailable` with its log's end if not."""
 
     def give_up() -> None:
