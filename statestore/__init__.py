@@ -1,66 +1,168 @@
 """statestore: exactly-once, stateful stream processing for people who run Kafka, Spark and Airflow.
 
 The public names (INTERFACE). Importing this module opens nothing and imports no client: each name
-is loaded when first used (PEP 562).
+is loaded when it is first used (PEP 562). Type checkers and editors read the imports below instead,
+and a test compares both.
 """
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING
 
-_HOMES = {
-    "statestore.runtime.public": ("open_snapshot", "open_store", "run"),
-    "statestore.model.ids": ("Position", "PositionBound", "TaskId", "TopicPartition"),
-    "statestore.model.modes": (
-        "EmitStrategy",
-        "IsolationLevel",
-        "OnError",
-        "ProcessingGuarantee",
-        "PunctuationType",
-        "Span",
-        "Time",
-    ),
-    "statestore.model.records": ("PutResult", "Record", "Serde", "VersionedRecord", "Windowed"),
-    "statestore.operations.run": ("RunSummary",),
-    "statestore.settings": ("Settings",),
-    "statestore.stores.contracts": (
-        "KeyValueStore",
-        "ReadOnlyKeyValueStore",
-        "ReadOnlyVersionedKeyValueStore",
-        "StateStore",
-        "StoreContext",
-        "WindowStore",
-        "VersionedKeyValueStore",
-    ),
-    "statestore.stores.specs": (
-        "KeyValueSpec",
-        "StoreSupplier",
-        "VersionedSpec",
-        "in_memory_key_value_store",
-        "in_memory_versioned_key_value_store",
-        "persistent_key_value_store",
-        "persistent_versioned_key_value_store",
-    ),
-    "statestore.topology.builder": ("StreamsBuilder",),
-    "statestore.topology.collector": ("Materialized",),
-    "statestore.topology.graph": ("Topology",),
-    "statestore.topology.operators": ("BatchProcessor", "Processor", "ProcessorContext"),
-    "statestore.topology.grouped": ("KGroupedStream", "TimeWindowedKStream"),
-    "statestore.topology.streams": ("KStream", "KTable"),
-    "statestore.topology.windows": ("TumblingWindows",),
-}
-_MODULES = {"errors": "statestore.errors", "serdes": "statestore.stores.serdes"}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+if TYPE_CHECKING:
+    from statestore import errors
+    from statestore.model.ids import Position, PositionBound, TaskId, TopicPartition
+    from statestore.model.modes import (
+        EmitStrategy,
+        IsolationLevel,
+        OnError,
+        ProcessingGuarantee,
+        PunctuationType,
+        Span,
+        Time,
+    )
+    from statestore.model.records import PutResult, Record, Serde, VersionedRecord, Windowed
+    from statestore.operations.run import RunSummary
+    from statestore.runtime.public import open_snapshot, open_store, run
+    from statestore.settings import Settings
+    from statestore.stores import serdes
+    from statestore.stores.contracts import (
+        KeyValueStore,
+        ReadOnlyKeyValueStore,
+        ReadOnlyVersionedKeyValueStore,
+        StateStore,
+        StoreContext,
+        VersionedKeyValueStore,
+        WindowStore,
+    )
+    from statestore.stores.specs import (
+        KeyValueSpec,
+        StoreSupplier,
+        VersionedSpec,
+        in_memory_key_value_store,
+        in_memory_versioned_key_value_store,
+        persistent_key_value_store,
+        persistent_versioned_key_value_store,
+    )
+    from statestore.topology.builder import StreamsBuilder
+    from statestore.topology.graph import Topology
+    from statestore.topology.materialized import Materialized
+    from statestore.topology.processors import BatchProcessor, Processor, ProcessorContext
+    from statestore.topology.streams import KGroupedStream, KStream, KTable, TimeWindowedKStream
+    from statestore.topology.windows import TumblingWindows
+else:
+    import importlib
 
-__all__ = sorted([*_HOME_OF, *_MODULES])  # noqa: PLE0605  # computed from the table above
+    _HOMES = {
+        "statestore.runtime.public": ("open_snapshot", "open_store", "run"),
+        "statestore.model.ids": ("Position", "PositionBound", "TaskId", "TopicPartition"),
+        "statestore.model.modes": (
+            "EmitStrategy",
+            "IsolationLevel",
+            "OnError",
+            "ProcessingGuarantee",
+            "PunctuationType",
+            "Span",
+            "Time",
+        ),
+        "statestore.model.records": (
+            "PutResult",
+            "Record",
+            "Serde",
+            "VersionedRecord",
+            "Windowed",
+        ),
+        "statestore.operations.run": ("RunSummary",),
+        "statestore.settings": ("Settings",),
+        "statestore.stores.contracts": (
+            "KeyValueStore",
+            "ReadOnlyKeyValueStore",
+            "ReadOnlyVersionedKeyValueStore",
+            "StateStore",
+            "StoreContext",
+            "VersionedKeyValueStore",
+            "WindowStore",
+        ),
+        "statestore.stores.specs": (
+            "KeyValueSpec",
+            "StoreSupplier",
+            "VersionedSpec",
+            "in_memory_key_value_store",
+            "in_memory_versioned_key_value_store",
+            "persistent_key_value_store",
+            "persistent_versioned_key_value_store",
+        ),
+        "statestore.topology.builder": ("StreamsBuilder",),
+        "statestore.topology.graph": ("Topology",),
+        "statestore.topology.materialized": ("Materialized",),
+        "statestore.topology.processors": ("BatchProcessor", "Processor", "ProcessorContext"),
+        "statestore.topology.streams": (
+            "KGroupedStream",
+            "KStream",
+            "KTable",
+            "TimeWindowedKStream",
+        ),
+        "statestore.topology.windows": ("TumblingWindows",),
+    }
+    _MODULES = {"errors": "statestore.errors", "serdes": "statestore.stores.serdes"}
+    _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+    def __getattr__(name: str) -> object:
+        if name in _MODULES:
+            return importlib.import_module(_MODULES[name])
+        if name in _HOME_OF:
+            return getattr(importlib.import_module(_HOME_OF[name]), name)
+        raise AttributeError(f"module 'statestore' has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return __all__
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(_MODULES[name])
-    if name in _HOME_OF:
-        return getattr(importlib.import_module(_HOME_OF[name]), name)
-    raise AttributeError(f"module 'statestore' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__
+__all__ = [
+    "BatchProcessor",
+    "EmitStrategy",
+    "IsolationLevel",
+    "KGroupedStream",
+    "KStream",
+    "KTable",
+    "KeyValueSpec",
+    "KeyValueStore",
+    "Materialized",
+    "OnError",
+    "Position",
+    "PositionBound",
+    "ProcessingGuarantee",
+    "Processor",
+    "ProcessorContext",
+    "PunctuationType",
+    "PutResult",
+    "ReadOnlyKeyValueStore",
+    "ReadOnlyVersionedKeyValueStore",
+    "Record",
+    "RunSummary",
+    "Serde",
+    "Settings",
+    "Span",
+    "StateStore",
+    "StoreContext",
+    "StoreSupplier",
+    "StreamsBuilder",
+    "TaskId",
+    "Time",
+    "TimeWindowedKStream",
+    "TopicPartition",
+    "Topology",
+    "TumblingWindows",
+    "VersionedKeyValueStore",
+    "VersionedRecord",
+    "VersionedSpec",
+    "WindowStore",
+    "Windowed",
+    "errors",
+    "in_memory_key_value_store",
+    "in_memory_versioned_key_value_store",
+    "open_snapshot",
+    "open_store",
+    "persistent_key_value_store",
+    "persistent_versioned_key_value_store",
+    "run",
+    "serdes",
+]

@@ -22,8 +22,7 @@ from statestore.stores.specs import KeyValueSpec, in_memory_key_value_store
 from statestore.stores.staged_table import StagedTable
 from statestore.stores.transaction import LagLimits, StagedEngine
 from statestore.stores.versioned_table import VersionedTable
-from statestore.topology.graph import Build, Held, Push
-from statestore.topology.held_back import HeldBack
+from statestore.topology.nodes import Build, Held, HeldBack, Push
 from statestore.topology.punctuation import Fire, Punctuation, Punctuations
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -116,6 +115,7 @@ def batch(
     topic: str = "in",
     partition: int = 0,
     first_offset: int = 0,
+    offsets: list[int] | None = None,
 ) -> Batch:
     """Records (key, value[, timestamp]) as a source hands them on: encoded, with offsets."""
     listed = list(rows)
@@ -129,7 +129,7 @@ def batch(
         timestamps=[row[2] if len(row) == 3 else i for i, row in enumerate(listed)],
         topic=topic,
         partition=partition,
-        offsets=list(range(first_offset, first_offset + len(listed))),
+        offsets=offsets or list(range(first_offset, first_offset + len(listed))),
     )
 
 

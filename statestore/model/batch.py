@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, dataclass_transform
 
 from statestore.model.records import BYTES, Header, Record, Serde, T
 
@@ -98,14 +98,30 @@ class Column:
         )
 
 
-@dataclass(slots=True, eq=False)
+@dataclass_transform(frozen_default=True)
+def _frozen_to_checkers(cls: type[T]) -> type[T]:
+    """Make a dataclass whose fields type checkers take for read-only.
+
+    At run time nothing checks that: a frozen dataclass with as many fields takes 0.8 us longer to
+    make, and records that go one by one are batches of one.
+    """
+    return dataclass(slots=True, eq=False)(cls)
+
+
+@_frozen_to_checkers
 class Batch:
     """Records in order, as columns of equal length; of one topic partition where `topic` is set.
 
-    `headers`: None, or per record, maybe empty. `offsets`: None once an operator made new records;
-    without a topic, places among what waited in an operator, for whoever has to find one.
-    `before`: the values a table's updates replace, where a table below asked. `stream_times`: the
-    stream time as each record's input record came, where a node asked (topology/stream_time.py).
+    A batch is not changed once it is made: its fields are assigned by the constructor alone, and
+    nobody changes a list that a batch has, because batches share them. The only exceptions are
+    invisible: a Column keeps the values it decoded, and a LazyColumn what it read out. The values
+    themselves are the user's, whose functions may change them.
+
+    `headers` is None, or has a tuple per record, which may be empty. `offsets` are those of the
+    input; None once an operator made new records. In a batch without a topic, they are places among
+    the records that waited in an operator. `old_values` are the values that a table's updates
+    replace, where a node below asked for them. `stream_times` are the stream times, in ms, at each
+    record's input record, where a node asked for them.
     """
 
     keys: Column
@@ -115,18 +131,18 @@ class Batch:
     topic: str | None = None
     partition: int | None = None
     offsets: Sequence[int] | None = None
-    before: Column | None = None
+    old_values: Column | None = None
     stream_times: list[int] | None = None
 
     def __len__(self) -> int:
         return len(self.timestamps)
 
     def take(self, indices: Sequence[int]) -> "Batch":
-        """The records at `indices`, in that order."""
+        """Return the records at `indices`, in that order."""
         return self._picked(lambda rows: _taken(rows, indices))
 
     def slice(self, start: int, stop: int) -> "Batch":
-        """The records from `start` to `stop`, exclusive."""
+        """Return the records from `start` to `stop`, exclusive."""
         return self._picked(lambda rows: rows[start:stop])
 
     def _picked(self, pick: Callable[[Any], Any]) -> "Batch":
@@ -138,25 +154,47 @@ class Batch:
             topic=self.topic,
             partition=self.partition,
             offsets=None if self.offsets is None else pick(self.offsets),
-            before=None if self.before is None else self.before.picked(pick),
+            old_values=None if self.old_values is None else self.old_values.picked(pick),
             stream_times=None if self.stream_times is None else pick(self.stream_times),
         )
 
-    def with_columns(self, *, keys: Column | None = None, values: Column | None = None) -> "Batch":
-        """The same records with other keys, values or both."""
+    def with_columns(
+        self,
+        *,
+        keys: Column | None = None,
+        values: Column | None = None,
+        old_values: Column | None = None,
+        timestamps: list[int] | None = None,
+    ) -> "Batch":
+        """Return the same records with other columns; old values are left out unless given."""
         return Batch(
             keys=self.keys if keys is None else keys,
             values=self.values if values is None else values,
+            timestamps=self.timestamps if timestamps is None else timestamps,
+            headers=self.headers,
+            topic=self.topic,
+            partition=self.partition,
+            offsets=self.offsets,
+            old_values=old_values,
+            stream_times=self.stream_times,
+        )
+
+    def with_stream_times(self, stream_times: list[int]) -> "Batch":
+        """Return the same records with the stream time at each of them."""
+        return Batch(
+            keys=self.keys,
+            values=self.values,
             timestamps=self.timestamps,
             headers=self.headers,
             topic=self.topic,
             partition=self.partition,
             offsets=self.offsets,
-            stream_times=self.stream_times,
+            old_values=self.old_values,
+            stream_times=stream_times,
         )
 
     def records(self) -> Iterator[Record[Any, Any]]:
-        """The records one by one: for a user's per-record code, not for hot paths."""
+        """Yield the records one by one: for a user's per-record code, not for hot paths."""
         headers, offsets = self.headers, self.offsets if self.topic else None
         for i, (key, value, time_ms) in enumerate(
             zip(self.keys.objects, self.values.objects, self.timestamps, strict=True)
@@ -172,14 +210,17 @@ class Batch:
             )
 
     @classmethod
-    def of(cls, records: Iterable[Record[Any, Any]]) -> "Batch":
-        """A batch of decoded records."""
+    def of(
+        cls, records: Iterable[Record[Any, Any]], *, stream_times: list[int] | None = None
+    ) -> "Batch":
+        """Return a batch of decoded records."""
         rows = list(records)
         return cls(
             keys=Column(objects=[row.key for row in rows]),
             values=Column(objects=[row.value for row in rows]),
             timestamps=[row.timestamp_ms for row in rows],
             headers=[r.headers for r in rows] if any(r.headers for r in rows) else None,
+            stream_times=stream_times,
         )
 
 

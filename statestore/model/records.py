@@ -5,40 +5,60 @@ Types with one instance per record are NamedTuples, so that they equal plain tup
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 K = TypeVar("K")
 V = TypeVar("V")
 T = TypeVar("T")
+K_co = TypeVar("K_co", covariant=True)
+V_co = TypeVar("V_co", covariant=True)
+K2 = TypeVar("K2")
+V2 = TypeVar("V2")
 Header = tuple[str, bytes | None]
 
 
-class Record(NamedTuple, Generic[K, V]):
+class Record(NamedTuple, Generic[K_co, V_co]):
     """A record as a processor sees it.
 
     Topic, partition and offset are those of the input record, or None if there is none.
     """
 
-    key: K
-    value: V
+    key: K_co
+    value: V_co
     timestamp_ms: int
     headers: tuple[Header, ...] = ()
     topic: str | None = None
     partition: int | None = None
     offset: int | None = None
 
+    @overload
+    def replace(
+        self, *, timestamp_ms: int = ..., headers: tuple[Header, ...] = ...
+    ) -> "Record[K_co, V_co]": ...
+    @overload
+    def replace(
+        self, *, key: K2, timestamp_ms: int = ..., headers: tuple[Header, ...] = ...
+    ) -> "Record[K2, V_co]": ...
+    @overload
+    def replace(
+        self, *, value: V2, timestamp_ms: int = ..., headers: tuple[Header, ...] = ...
+    ) -> "Record[K_co, V2]": ...
+    @overload
+    def replace(
+        self, *, key: K2, value: V2, timestamp_ms: int = ..., headers: tuple[Header, ...] = ...
+    ) -> "Record[K2, V2]": ...
     def replace(self, **fields: Any) -> "Record[Any, Any]":
         """Return a copy of this record with some fields changed."""
         return self._replace(**fields)
 
 
-class VersionedRecord(NamedTuple, Generic[V]):
+class VersionedRecord(NamedTuple, Generic[V_co]):
     """A version of a value that is valid from `timestamp_ms` until before `valid_to_ms` (KIP-889).
 
     `valid_to_ms` is None if the version is still valid.
     """
 
-    value: V
+    value: V_co
     timestamp_ms: int
     valid_to_ms: int | None
 
@@ -55,10 +75,10 @@ class PutResult(NamedTuple):
     valid_to_ms: int | None
 
 
-class Windowed(NamedTuple, Generic[K]):
+class Windowed(NamedTuple, Generic[K_co]):
     """A key in one window, from `start_ms` (inclusive) to `end_ms` (exclusive)."""
 
-    key: K
+    key: K_co
     start_ms: int
     end_ms: int
 

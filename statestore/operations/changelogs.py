@@ -20,8 +20,10 @@ from statestore.ports import Bounds, Changelog, Cluster, GroupOffset, TopicSpec
 from statestore.stores.specs import StoreSpec, WindowSpec
 from statestore.tasks import input_checkpoint
 from statestore.tasks.inputs import forgotten, truncated
-from statestore.topology.graph import SinkNode, SubTopology, TopicName, Topology
+from statestore.topology.graph import Topology
 from statestore.topology.logs import log_of
+from statestore.topology.nodes import SinkNode, TopicName
+from statestore.topology.sub_topologies import SubTopology
 
 _log = logging.getLogger(__name__)
 _POLICY, _RETENTION, _SIZE = "cleanup.policy", "retention.ms", "retention.bytes"

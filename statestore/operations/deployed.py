@@ -15,8 +15,9 @@ from statestore.model.ids import TaskId
 from statestore.model.modes import ProcessingGuarantee
 from statestore.stores import keyvalue
 from statestore.stores.specs import StoreSpec, VersionedSpec, WindowSpec
-from statestore.topology.graph import TopicName, Topology
+from statestore.topology.graph import Topology
 from statestore.topology.logs import log_of
+from statestore.topology.nodes import TopicName
 
 VERSION = 1
 TASKS_MAX = 1_000_000

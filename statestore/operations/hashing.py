@@ -12,7 +12,8 @@ from statestore.errors import NotCopartitioned
 from statestore.ports import Cluster, KeyHashes
 from statestore.settings import Settings
 from statestore.stores import serdes
-from statestore.topology.graph import TopicName, Topology
+from statestore.topology.graph import Topology
+from statestore.topology.nodes import TopicName
 
 _log = logging.getLogger(__name__)
 _UNKNOWN = KeyHashes(0, murmur2=True, crc32=True)

@@ -42,8 +42,10 @@ from statestore.operations.topics import (
 )
 from statestore.ports import Cluster, TopicSpec
 from statestore.tasks.plan import TaskReport
-from statestore.topology.graph import SubTopology, TopicName, Topology, Wave
+from statestore.topology.graph import Topology, Wave
 from statestore.topology.logs import log_of, logs
+from statestore.topology.nodes import TopicName
+from statestore.topology.sub_topologies import SubTopology
 
 _log = logging.getLogger(__name__)
 

@@ -8,8 +8,10 @@ from statestore.errors import InvalidSetting, Misuse
 from statestore.ports import Cluster, TopicSpec
 from statestore.settings import Settings
 from statestore.stores.specs import StoreSpec, VersionedSpec
-from statestore.topology.graph import SubTopology, TopicName, Topology
+from statestore.topology.graph import Topology
 from statestore.topology.logs import log_of
+from statestore.topology.nodes import TopicName
+from statestore.topology.sub_topologies import SubTopology
 
 _log = logging.getLogger(__name__)
 

@@ -104,11 +104,7 @@ def open_snapshot(
     settings: Settings | Mapping[str, object] | None = None,
     key_serde: Serde[Any] | None = None,
     value_serde: Serde[Any] | None = None,
-) -> (
-    SnapshotKeyValueStore[Any, Any]
-    | SnapshotVersionedStore[Any, Any]
-    | SnapshotWindowStore[Any, Any]
-):
+) -> Any:
     """Open a store of an application as it was last committed, read-only, beside a run or not.
 
     The result is a ReadOnlyKeyValueStore, a ReadOnlyVersionedKeyValueStore or a WindowStore,

@@ -9,13 +9,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Protocol, Self, overload
 
 from statestore.model.ids import Position, PositionBound, TaskId, TopicPartition
 from statestore.model.modes import IsolationLevel, Time
-from statestore.model.records import K, PutResult, V, VersionedRecord, Windowed
-
-V_co = TypeVar("V_co", covariant=True)
+from statestore.model.records import K, PutResult, V, V_co, VersionedRecord, Windowed
 
 
 class Scan(Iterator[V_co], Protocol[V_co]):
@@ -31,6 +29,7 @@ class Scan(Iterator[V_co], Protocol[V_co]):
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
+        /,
     ) -> None: ...
 
 
@@ -101,7 +100,13 @@ class ReadOnlyKeyValueStore(Protocol, Generic[K, V]):
     Every answer is of one moment, whatever its size; so are those of the other kinds of store.
     """
 
-    def get(self, key: K, default: V | None = None) -> V | None: ...
+    @overload
+    def get(self, key: K, default: None = None) -> V | None: ...
+    @overload
+    def get(self, key: K, default: V) -> V: ...
+    def get(self, key: K, default: V | None = None) -> V | None:
+        """Return the value of the key, or `default` if there is none."""
+
     def get_many(self, keys: Iterable[K]) -> list[V | None]: ...
     def __contains__(self, key: K) -> bool: ...
     def range(
@@ -154,10 +159,10 @@ class WindowStore(Protocol, Generic[K, V_co]):
         """Every window of every key, by start."""
 
 
-class ReadOnlyVersionedKeyValueStore(Protocol, Generic[K, V]):
+class ReadOnlyVersionedKeyValueStore(Protocol, Generic[K, V_co]):
     """Reads of a versioned store (KIP-889, KIP-960, KIP-968)."""
 
-    def get(self, key: K, *, as_of: Time | None = None) -> VersionedRecord[V] | None:
+    def get(self, key: K, *, as_of: Time | None = None) -> VersionedRecord[V_co] | None:
         """The latest version, or the one valid at `as_of`; None if absent or deleted.
 
         None too, with a warning in the log, where history does not reach back that far.
@@ -170,12 +175,12 @@ class ReadOnlyVersionedKeyValueStore(Protocol, Generic[K, V]):
         from_time: Time | None = None,
         to_time: Time | None = None,
         descending: bool = True,
-    ) -> Scan[VersionedRecord[V]]:
+    ) -> Scan[VersionedRecord[V_co]]:
         """The versions valid at some time from `from_time` to `to_time`, both included."""
 
     def range_as_of(
         self, lo: K | None, hi: K | None, as_of: Time
-    ) -> Scan[tuple[K, VersionedRecord[V]]]:
+    ) -> Scan[tuple[K, VersionedRecord[V_co]]]:
         """Per key from `lo` to `hi`, both included, the version valid at `as_of`."""
 
     def observed_stream_time(self) -> int | None:

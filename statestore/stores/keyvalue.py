@@ -6,7 +6,7 @@ while that opens a snapshot, a reader for the owner no longer than one engine ba
 
 from collections.abc import Iterable
 from itertools import repeat
-from typing import Generic, Self
+from typing import Generic, Self, overload
 
 from statestore.model.ids import PositionBound
 from statestore.model.modes import IsolationLevel
@@ -55,6 +55,10 @@ class TransactionalKeyValueStore(TransactionalStore, Generic[K, V]):
 
     # Reads and writes, in the spec's types.
 
+    @overload
+    def get(self, key: K, default: None = None) -> V | None: ...
+    @overload
+    def get(self, key: K, default: V) -> V: ...
     def get(self, key: K, default: V | None = None) -> V | None:
         """The value, pending writes first, or `default`."""
         self._metrics.gets += 1
@@ -159,6 +163,10 @@ class KeyValueReader(StoreReader, Generic[K, V]):
         self._entries = staged.overlay(TABLE).entries
         self._codec = Codec(spec)
 
+    @overload
+    def get(self, key: K, default: None = None) -> V | None: ...
+    @overload
+    def get(self, key: K, default: V) -> V: ...
     def get(self, key: K, default: V | None = None) -> V | None:
         """The value, or `default`."""
         self._check()

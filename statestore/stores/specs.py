@@ -1,8 +1,8 @@
 """Store specs: values that say which store to open, not stores (INTERFACE)."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar, overload
 
 from statestore.errors import Misuse
 from statestore.layout.folders import check_store_name
@@ -166,22 +166,97 @@ BuiltInSpec = KeyValueSpec[Any, Any] | VersionedSpec[Any, Any]
 StoreSpec = BuiltInSpec | WindowSpec[Any, Any] | StoreSupplier[Any]
 
 
+@overload
+def persistent_key_value_store(
+    name: str, *, key_serde: None = None, value_serde: None = None
+) -> KeyValueSpec[bytes, bytes]: ...
+@overload
+def persistent_key_value_store(
+    name: str, *, key_serde: Serde[K], value_serde: None = None
+) -> KeyValueSpec[K, bytes]: ...
+@overload
+def persistent_key_value_store(
+    name: str, *, key_serde: None = None, value_serde: Serde[V]
+) -> KeyValueSpec[bytes, V]: ...
+@overload
+def persistent_key_value_store(
+    name: str, *, key_serde: Serde[K], value_serde: Serde[V]
+) -> KeyValueSpec[K, V]: ...
 def persistent_key_value_store(
     name: str, *, key_serde: Serde[Any] | None = None, value_serde: Serde[Any] | None = None
 ) -> KeyValueSpec[Any, Any]:
-    """A key-value store in RocksDB; without serdes keys and values are bytes."""
+    """Describe a key-value store in RocksDB; without serdes its keys and values are bytes.
+
+    Misuse if the name cannot be that of a store (SEMANTICS T1).
+    """
     return KeyValueSpec(name, key_serde or serdes.BYTES, value_serde or serdes.BYTES)
 
 
+@overload
+def in_memory_key_value_store(
+    name: str, *, key_serde: None = None, value_serde: None = None
+) -> KeyValueSpec[bytes, bytes]: ...
+@overload
+def in_memory_key_value_store(
+    name: str, *, key_serde: Serde[K], value_serde: None = None
+) -> KeyValueSpec[K, bytes]: ...
+@overload
+def in_memory_key_value_store(
+    name: str, *, key_serde: None = None, value_serde: Serde[V]
+) -> KeyValueSpec[bytes, V]: ...
+@overload
+def in_memory_key_value_store(
+    name: str, *, key_serde: Serde[K], value_serde: Serde[V]
+) -> KeyValueSpec[K, V]: ...
 def in_memory_key_value_store(
     name: str, *, key_serde: Serde[Any] | None = None, value_serde: Serde[Any] | None = None
 ) -> KeyValueSpec[Any, Any]:
-    """A key-value store in memory, restored from its changelog at every start (SEMANTICS S15)."""
+    """Describe a key-value store in memory; without serdes its keys and values are bytes.
+
+    It is restored from its changelog at every start (SEMANTICS S15). Misuse if the name cannot be
+    that of a store.
+    """
     return KeyValueSpec(
         name, key_serde or serdes.BYTES, value_serde or serdes.BYTES, persistent=False
     )
 
 
+@overload
+def persistent_versioned_key_value_store(
+    name: str,
+    history_retention_ms: Span,
+    segment_interval_ms: Span | None = None,
+    *,
+    key_serde: None = None,
+    value_serde: None = None,
+) -> VersionedSpec[bytes, bytes]: ...
+@overload
+def persistent_versioned_key_value_store(
+    name: str,
+    history_retention_ms: Span,
+    segment_interval_ms: Span | None = None,
+    *,
+    key_serde: Serde[K],
+    value_serde: None = None,
+) -> VersionedSpec[K, bytes]: ...
+@overload
+def persistent_versioned_key_value_store(
+    name: str,
+    history_retention_ms: Span,
+    segment_interval_ms: Span | None = None,
+    *,
+    key_serde: None = None,
+    value_serde: Serde[V],
+) -> VersionedSpec[bytes, V]: ...
+@overload
+def persistent_versioned_key_value_store(
+    name: str,
+    history_retention_ms: Span,
+    segment_interval_ms: Span | None = None,
+    *,
+    key_serde: Serde[K],
+    value_serde: Serde[V],
+) -> VersionedSpec[K, V]: ...
 def persistent_versioned_key_value_store(
     name: str,
     history_retention_ms: Span,
@@ -190,7 +265,13 @@ def persistent_versioned_key_value_store(
     key_serde: Serde[Any] | None = None,
     value_serde: Serde[Any] | None = None,
 ) -> VersionedSpec[Any, Any]:
-    """A versioned store in RocksDB; without serdes keys and values are bytes."""
+    """Describe a versioned store in RocksDB (KIP-889); without serdes it has bytes.
+
+    `history_retention_ms` is how far back reads are exact; `segment_interval_ms` None takes the
+    interval of the store on disk, or one that suits the retention (SEMANTICS V5). Both are
+    milliseconds or a timedelta. Misuse if the name cannot be that of a store, if the retention is
+    negative, or if the interval is not positive.
+    """
     return VersionedSpec(
         name,
         span_ms(history_retention_ms),
@@ -200,6 +281,42 @@ def persistent_versioned_key_value_store(
     )
 
 
+@overload
+def in_memory_versioned_key_value_store(
+    name: str,
+    history_retention_ms: Span,
+    segment_interval_ms: Span | None = None,
+    *,
+    key_serde: None = None,
+    value_serde: None = None,
+) -> VersionedSpec[bytes, bytes]: ...
+@overload
+def in_memory_versioned_key_value_store(
+    name: str,
+    history_retention_ms: Span,
+    segment_interval_ms: Span | None = None,
+    *,
+    key_serde: Serde[K],
+    value_serde: None = None,
+) -> VersionedSpec[K, bytes]: ...
+@overload
+def in_memory_versioned_key_value_store(
+    name: str,
+    history_retention_ms: Span,
+    segment_interval_ms: Span | None = None,
+    *,
+    key_serde: None = None,
+    value_serde: Serde[V],
+) -> VersionedSpec[bytes, V]: ...
+@overload
+def in_memory_versioned_key_value_store(
+    name: str,
+    history_retention_ms: Span,
+    segment_interval_ms: Span | None = None,
+    *,
+    key_serde: Serde[K],
+    value_serde: Serde[V],
+) -> VersionedSpec[K, V]: ...
 def in_memory_versioned_key_value_store(
     name: str,
     history_retention_ms: Span,
@@ -208,12 +325,15 @@ def in_memory_versioned_key_value_store(
     key_serde: Serde[Any] | None = None,
     value_serde: Serde[Any] | None = None,
 ) -> VersionedSpec[Any, Any]:
-    """A versioned store in memory, restored from its changelog at every start (SEMANTICS V12)."""
-    persistent = persistent_versioned_key_value_store(
+    """Describe a versioned store in memory, restored from its changelog at every start (V12).
+
+    Parameters and errors are those of `persistent_versioned_key_value_store`.
+    """
+    return VersionedSpec(
         name,
-        history_retention_ms,
-        segment_interval_ms,
-        key_serde=key_serde,
-        value_serde=value_serde,
+        span_ms(history_retention_ms),
+        key_serde or serdes.BYTES,
+        value_serde or serdes.BYTES,
+        None if segment_interval_ms is None else span_ms(segment_interval_ms),
+        persistent=False,
     )
-    return replace(persistent, persistent=False)

@@ -26,19 +26,18 @@ from statestore.tasks.owned import OwnedStore
 from statestore.tasks.poison_held import PoisonHeld
 from statestore.tasks.poison_punctuations import PoisonPunctuations
 from statestore.topology.failures import Stage, encoded, failed
-from statestore.topology.graph import (
+from statestore.topology.nodes import (
     Forward,
     Held,
+    HeldBack,
     OperatorNode,
     Push,
     SinkNode,
     SourceNode,
-    SubTopology,
+    running,
 )
-from statestore.topology.held_back import HeldBack
-from statestore.topology.paths import one_by_one
 from statestore.topology.punctuation import Fire, Punctuation, Punctuations
-from statestore.topology.stream_time import running
+from statestore.topology.sub_topologies import SubTopology
 
 _log = logging.getLogger(__name__)
 _NAMED = 10
@@ -162,7 +161,7 @@ class TaskContext:
             for parent in node.parents:
                 children.setdefault(parent, []).append(node.name)
         entries: dict[str, Push] = {}
-        alone = one_by_one(part)
+        alone = part.one_by_one()
         for node in reversed(part.nodes):
             forward = _forwarding(node.name, {n: pushes[n] for n in children.get(node.name, ())})
             if node.name in alone.nodes:
@@ -193,7 +192,7 @@ class TaskContext:
             stop = self.punctuations.cut(before_ms, batch.timestamps, start)
             part = batch if stop - start == count else batch.slice(start, stop)
             if self._keeps_stream_times:
-                part.stream_times = running(before_ms, part.timestamps)
+                part = part.with_stream_times(running(before_ms, part.timestamps))
             push(part)
             latest_ms = max(part.timestamps)
             if before_ms is None or latest_ms > before_ms:

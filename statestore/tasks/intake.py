@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from statestore.model.batch import Batch
 from statestore.model.ids import TopicPartition
 from statestore.topology.failures import NodeFailed, Stage, decoded, failed
-from statestore.topology.graph import SourceNode
+from statestore.topology.nodes import SourceNode
 
 
 class Chunk(NamedTuple):
@@ -71,7 +71,7 @@ class Intake:
             self._cut.add(tp)
         source = self._extracted.get(tp.topic)
         if source is not None and len(batch):
-            batch.timestamps = _extracted(source, tp, batch, self._judge)
+            batch = batch.with_columns(timestamps=_extracted(source, tp, batch, self._judge))
         if len(batch):
             self._waiting[tp].append(batch)
 

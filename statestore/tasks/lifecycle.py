@@ -43,9 +43,8 @@ from statestore.tasks.retry import RetryBudget
 from statestore.tasks.snapshot_responder import SnapshotResponder
 from statestore.tasks.stores import TaskStores
 from statestore.topology.failures import NodeFailed
-from statestore.topology.graph import Push
-from statestore.topology.held_back import HeldBack
 from statestore.topology.logs import logs_of
+from statestore.topology.nodes import HeldBack, Push
 
 _log = logging.getLogger(__name__)
 _NOTHING = budget.Usage(0, 0)

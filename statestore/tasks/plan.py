@@ -13,7 +13,7 @@ from statestore.settings import Settings
 from statestore.stores.specs import StoreSpec
 from statestore.tasks.intake import Intake, Judge
 from statestore.tasks.stores import OpenStoreAt
-from statestore.topology.graph import SubTopology
+from statestore.topology.sub_topologies import SubTopology
 
 
 @dataclass(frozen=True)

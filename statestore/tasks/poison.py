@@ -25,7 +25,7 @@ from statestore.tasks.intake import Chunk
 from statestore.tasks.poison_held import PoisonHeld, Rehearsed
 from statestore.tasks.poison_punctuations import PoisonPunctuations, PunctuationFailed
 from statestore.topology.failures import NodeFailed, Stage
-from statestore.topology.graph import SubTopology
+from statestore.topology.sub_topologies import SubTopology
 
 _log = logging.getLogger(__name__)
 _LOTS = 16

@@ -22,7 +22,8 @@ from statestore.ports import Outbox, Records
 from statestore.stores import serdes
 from statestore.tasks.dead_letters import error_headers
 from statestore.topology.failures import NodeFailed, Stage
-from statestore.topology.graph import Held, Origin, Push, SubTopology
+from statestore.topology.nodes import Held, Origin, Push
+from statestore.topology.sub_topologies import SubTopology
 
 _log = logging.getLogger(__name__)
 _UNKNOWN = -1

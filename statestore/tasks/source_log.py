@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from statestore.model.batch import Batch
 from statestore.topology.failures import NodeFailed, decoded
-from statestore.topology.graph import SourceNode
+from statestore.topology.nodes import SourceNode
 
 
 class SourceLog:

@@ -9,27 +9,36 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import starmap
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, overload
 
 from statestore.engines.memory import MemoryEngine
 from statestore.errors import Misuse, UnknownStore
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.modes import Span, Time, span_ms, to_ms
-from statestore.model.records import Header, Record, Serde
+from statestore.model.records import Header, K, Record, Serde, V
 from statestore.operations.topics import dead_letter_topics, internal_topics
 from statestore.ports import TopicSpec
 from statestore.settings import Settings
 from statestore.stores import serdes
 from statestore.stores.built_in import BuiltIn, open_over, tables_of
-from statestore.stores.specs import BuiltInSpec
+from statestore.stores.contracts import KeyValueStore, VersionedKeyValueStore
+from statestore.stores.specs import (
+    BuiltInSpec,
+    KeyValueSpec,
+    S,
+    StoreSpec,
+    StoreSupplier,
+    VersionedSpec,
+)
 from statestore.stores.transaction import LagLimits
 from statestore.stores.windows import TIME_ROW
 from statestore.tasks.lifecycle import StreamTask
 from statestore.tasks.plan import TaskEdges, TaskPlan
 from statestore.testing.memory_broker import MemoryBroker
-from statestore.topology.graph import SinkNode, SourceNode, TopicName, Topology
+from statestore.topology.graph import Topology
 from statestore.topology.logs import logs
+from statestore.topology.nodes import SinkNode, SourceNode, TopicName
 
 _DEFAULTS = {
     "application.id": "topology-test",
@@ -130,8 +139,23 @@ class TopologyTestDriver:
             if row.key != TIME_ROW or serdes.of_windowed(key_serde.name) is None
         ]
 
-    def store(self, name: str, partition: int = 0) -> Any:
-        """A store of a stream task, as its processors see it."""
+    @overload
+    def store(self, spec: KeyValueSpec[K, V], partition: int = 0) -> KeyValueStore[K, V]: ...
+    @overload
+    def store(
+        self, spec: VersionedSpec[K, V], partition: int = 0
+    ) -> VersionedKeyValueStore[K, V]: ...
+    @overload
+    def store(self, spec: StoreSupplier[S], partition: int = 0) -> S: ...
+    @overload
+    def store(self, spec: str, partition: int = 0) -> Any: ...
+    def store(self, spec: StoreSpec | str, partition: int = 0) -> Any:
+        """Return a store of a stream task as its processors see it, by its spec or name.
+
+        The spec gives the store its type; a name gives none. UnknownStore lists the stores of the
+        topology.
+        """
+        name = spec if isinstance(spec, str) else spec.name
         for part in self._topology.sub_topologies:
             if name in part.stores:
                 return self._tasks[TaskId(part.ordinal, partition)].store(name)

@@ -1,9 +1,9 @@
-"""The stateful operators: count, reduce, aggregate, table.
+"""The aggregates of a stream: count, reduce and aggregate, by key or by key and window.
 
-One get_many and one put_all per batch. Updates are placed at the key's last record in the batch,
-and stamped as Kafka Streams does with the latest time of all that they come from: the row's own is
-looked up where a record is earlier than some that came before. What is a row of the store is the
-business of the `Keying`: a key, or a key in a window.
+A node makes one get_many and one put_all per batch. An update stands at the place of its key's last
+record in the batch. As in Kafka Streams, it is stamped with the latest time of everything that it
+comes from; the time of the stored row is looked up only where a record is earlier than some that
+came before it. A `Keying` decides what a row of the store is: a key, or a key in a window.
 """
 
 import struct
@@ -29,8 +29,14 @@ from statestore.topology.failures import (
     mismatch,
     processing,
 )
-from statestore.topology.graph import Build, Forward, NodeContext, Push
-from statestore.topology.stream_time import in_order
+from statestore.topology.nodes import (
+    Build,
+    Forward,
+    NodeContext,
+    Push,
+    SendOldValues,
+    in_order,
+)
 
 # INT64's bytes, one by one and as arrays.
 _COUNT = struct.Struct(">q")
@@ -38,34 +44,23 @@ _NO_COUNT = _COUNT.pack(0)
 _COUNTS, _COUNT_BYTES = np.dtype(">i8"), np.dtype("V8")
 
 
-@dataclass(slots=True)
-class Before:
-    """Whether a table's updates carry the values they replace: somebody below `wanted` them."""
-
-    wanted: bool = False
-
-    def want(self) -> None:
-        """Ask for them, before the topology is built."""
-        self.wanted = True
-
-
 class Keying(Protocol):
-    """Between the records of a batch and the rows of a store."""
+    """Translates between the records of a batch and the rows of a store."""
 
     def rows(self, batch: Batch) -> list[bytes | None]:
-        """The row each record counts in; None: in none."""
+        """Return the row in which each record counts; None: in none."""
 
     def column(self, rows: list[bytes]) -> Column:
-        """The keys of updates of these rows."""
+        """Return the keys of the updates of these rows."""
 
     def names(self, rows: Iterable[bytes]) -> dict[bytes, Any]:
-        """The key a user's function is given for each row."""
+        """Return the key that a user's function is given for each row."""
 
     def nulls(self, batch: Batch) -> list[int]:
-        """Indices of the records without a key."""
+        """Return the indices of the records without a key."""
 
     def check(self, batch: Batch) -> None:
-        """NodeFailed naming the records whose key cannot be decoded; asked where `names` failed."""
+        """Raise NodeFailed for the records whose key cannot be decoded, after `names` failed."""
 
 
 Spec = KeyValueSpec[Any, Any] | WindowSpec[Any, Any]
@@ -73,7 +68,7 @@ KeyingOf = Callable[[str, Spec, NodeContext], Keying]
 
 
 class ByKey:
-    """One row per key."""
+    """A Keying with one row per key."""
 
     def __init__(self, node: str, spec: Spec, _context: NodeContext) -> None:
         self._node = node
@@ -98,23 +93,23 @@ class ByKey:
 
 
 class Updates(NamedTuple):
-    """What an operator hands on: places in the batch, times, rows, values, values before."""
+    """What an aggregate hands on: places in the batch, times, rows, values and old values."""
 
     places: list[int]
     times: list[int]
     rows: list[bytes]
     values: list[bytes | None]
-    before: list[bytes | None]
+    old_values: list[bytes | None]
 
     def add(
-        self, place: int, time: int, row: bytes, value: bytes | None, before: bytes | None
+        self, place: int, time: int, row: bytes, value: bytes | None, old_value: bytes | None
     ) -> None:
-        """One more."""
+        """Append one update."""
         self.places.append(place)
         self.times.append(time)
         self.rows.append(row)
         self.values.append(value)
-        self.before.append(before)
+        self.old_values.append(old_value)
 
 
 def counted(
@@ -122,12 +117,12 @@ def counted(
     spec: Spec,
     *,
     every_update: bool,
-    before: Before | None = None,
+    old_values: SendOldValues,
     keying: KeyingOf = ByKey,
 ) -> Build:
-    """Records per row. Decodes nothing.
+    """Build a node that counts the records of each row and decodes none of them.
 
-    As in Kafka Streams, null values count by key and window, and not by key alone.
+    As in Kafka Streams, null values count by key and window, but not by key alone.
     """
     drops_nulls = keying is ByKey
 
@@ -165,7 +160,7 @@ def counted(
                 stamps = _Stamps(table, found.rows, batch.timestamps)
                 updates = _run(rows, batch.timestamps, running, old, stamps)
             else:
-                # As Python's numbers: numpy's own, taken one by one, cost twice as much.
+                # Python's numbers, because numpy's take twice as long one by one.
                 order = np.argsort(found.last).tolist()
                 updates = Updates(
                     found.last[order].tolist(),
@@ -175,7 +170,7 @@ def counted(
                     list(map(stored.__getitem__, order)),
                 )
             table.put_all(dict(zip(found.rows, after, strict=True)), times)
-            forward(_updated(batch, updates, key, serdes.INT64, before), None)
+            forward(_updated(batch, updates, key, serdes.INT64, old_values), None)
 
         return push
 
@@ -183,7 +178,10 @@ def counted(
 
 
 class _Distinct(NamedTuple):
-    """The rows of a batch in byte order: how often each is there, where last, its latest time."""
+    """The rows of a batch in byte order: their counts, last places and latest times.
+
+    `none` is the number of records that count in no row.
+    """
 
     rows: list[bytes]
     counts: NDArray[np.int64]
@@ -193,12 +191,12 @@ class _Distinct(NamedTuple):
 
 
 def _distinct(rows: list[bytes | None], times: list[int]) -> _Distinct:
-    """None left out. In byte order, so that neither look-up nor commit has to sort.
+    """Return the distinct rows, in byte order so that neither look-up nor commit has to sort.
 
-    Buffers are handed over as they are: Arrow's own conversions would import pandas, for seconds.
+    Arrow gets its buffers directly, because its own conversions would import pandas, for seconds.
     """
     places = np.arange(len(rows))
-    # An empty row is one too, but none is the rule.
+    # all() takes empty rows for none; those are rare, and the comprehension keeps them.
     known = cast("list[bytes]", rows) if all(rows) else [row for row in rows if row is not None]
     if len(known) < len(rows):
         places = np.array([i for i, row in enumerate(rows) if row is not None], np.int64)
@@ -206,7 +204,7 @@ def _distinct(rows: list[bytes | None], times: list[int]) -> _Distinct:
     indices = np.frombuffer(column.indices.buffers()[1], np.int32, len(known))
     size = len(column.dictionary)
     last = np.empty(size, np.int64)
-    last[indices] = np.arange(len(known))  # of equal indices the last assignment stays
+    last[indices] = np.arange(len(known))  # Of equal indices, the last assignment stays.
     sorted_places = pyarrow.compute.sort_indices(column.dictionary)
     order = np.frombuffer(sorted_places.buffers()[1], np.uint64, size)
     last = last[order]
@@ -223,7 +221,7 @@ def _distinct(rows: list[bytes | None], times: list[int]) -> _Distinct:
 
 
 def _binary(rows: list[bytes]) -> pa.LargeBinaryArray:
-    """The rows as Arrow has them."""
+    """Return the rows as an Arrow array."""
     ends = np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)))
     starts = np.concatenate((np.zeros(1, np.int64), ends))
     buffers = [None, pa.py_buffer(starts), pa.py_buffer(b"".join(rows))]
@@ -231,17 +229,17 @@ def _binary(rows: list[bytes]) -> pa.LargeBinaryArray:
 
 
 class _Stamps:
-    """The times of rows while the records of a batch pass, one by one."""
+    """The times of rows, while the records of a batch pass one by one."""
 
     def __init__(self, table: StagedTable, rows: list[bytes], times: list[int]) -> None:
-        """`times`: of the batch; where they are in order, each is the latest of its row."""
+        """`times` are the batch's; where they are in order, each is the latest of its row."""
         self._times: dict[bytes, int] | None = None
         if not in_order(times) or not table.all_latest(times):
             known = zip(rows, table.times_of(rows), strict=True)
             self._times = {row: time for row, time in known if time is not None}
 
     def next(self, row: bytes, time: int, *, anew: bool = False) -> int:
-        """Of the row after a record of this time; `anew`: it was not there before."""
+        """Return the time of a row after a record of this time; `anew`: there was no row before."""
         times = self._times
         if times is not None:
             if not anew:
@@ -254,9 +252,9 @@ def _last_of(
     last: Mapping[bytes, int],
     times: Mapping[bytes, int],
     after: Mapping[bytes, bytes | None],
-    before: Mapping[bytes, bytes | None],
+    old: Mapping[bytes, bytes | None],
 ) -> Updates:
-    """One update per row, placed at its last record."""
+    """Return one update per row, at the place of its last record."""
     placed = sorted(zip(last.values(), last, strict=True))
     rows = [row for _, row in placed]
     return Updates(
@@ -264,7 +262,7 @@ def _last_of(
         list(map(times.__getitem__, rows)),
         rows,
         list(map(after.__getitem__, rows)),
-        list(map(before.__getitem__, rows)),
+        list(map(old.__getitem__, rows)),
     )
 
 
@@ -275,7 +273,7 @@ def _run(
     old: dict[bytes, bytes | None],
     stamps: _Stamps,
 ) -> Updates:
-    """One update per record."""
+    """Return one update of a count per record."""
     updates = Updates([], [], [], [], [])
     for i, (row, time) in enumerate(zip(rows, times, strict=True)):
         if row is not None:
@@ -287,15 +285,16 @@ def _run(
 
 
 def _updated(
-    batch: Batch, updates: Updates, key: Keying, value_serde: Serde[Any], before: Before | None
+    batch: Batch, updates: Updates, key: Keying, value_serde: Serde[Any], old_values: SendOldValues
 ) -> Batch:
-    wanted = before is not None and before.wanted
     then = batch.stream_times
     return Batch(
         keys=key.column(updates.rows),
         values=Column(raw=updates.values, serde=value_serde),
         timestamps=updates.times,
-        before=Column(raw=updates.before, serde=value_serde) if wanted else None,
+        old_values=Column(raw=updates.old_values, serde=value_serde)
+        if old_values.enabled
+        else None,
         stream_times=None if then is None else list(map(then.__getitem__, updates.places)),
     )
 
@@ -307,13 +306,13 @@ def aggregated(
     initial: Callable[[], Any] | None,
     *,
     every_update: bool,
-    before: Before | None = None,
+    old_values: SendOldValues,
     keying: KeyingOf = ByKey,
 ) -> Build:
-    """A fold per row; `step(key, value, old)`.
+    """Build a node that folds `step(key, value, old)` over the records of each row.
 
-    Without `initial` the first value stands as it is (reduce). As in Kafka Streams, null values
-    reach the function in windows, and not by key alone.
+    Without `initial`, the first value stands as it is (reduce). As in Kafka Streams, null values
+    reach the function in windows, but not by key alone.
     """
     drops_nulls = keying is ByKey
     fold = _Fold(node, spec, step, initial, every_update)
@@ -328,7 +327,7 @@ def aggregated(
                 after, times, updates = fold.run(table, key, batch, found)
             if after:
                 table.put_all(after, list(map(times.__getitem__, after)))
-                forward(_updated(batch, updates, key, spec.value_serde, before), None)
+                forward(_updated(batch, updates, key, spec.value_serde, old_values), None)
 
         return push
 
@@ -350,10 +349,11 @@ class _Fold:
         batch: Batch,
         found: list[tuple[int, bytes, Any]],
     ) -> tuple[dict[bytes, bytes | None], dict[bytes, int], Updates]:
-        """What rows come to, their times, and what is told. NodeFailed names a function's record.
+        """Return the new rows, their times and the updates; NodeFailed names a failing record.
 
-        An aggregate passes through its serde from record to record, as it would with a batch for
-        each: so a function may change what it is given, and no result depends on batches.
+        An aggregate passes through its serde from record to record, as it would if each record came
+        in its own batch. So a function may change what it is given, and no result depends on where
+        batches end.
         """
         step, initial, every_update = self.step, self.initial, self.every_update
         unchanged = serdes.unchanged(self.spec.value_serde)
@@ -392,7 +392,7 @@ class _Fold:
         return after, times, told
 
     def _reread(self, batch: Batch, place: int, value: Any, data: bytes | None) -> Any:
-        """The value that the record at `place` made, as the store would give it back."""
+        """Return the value that the record at `place` made, as the store would give it back."""
         try:
             written = self._encode(value) if data is None else data
             return None if written is None else self.spec.value_serde.deserialize(written)
@@ -418,9 +418,9 @@ class _Fold:
 def _rows_and_values(
     context: NodeContext, node: str, batch: Batch, key: Keying, *, drops_nulls: bool
 ) -> list[tuple[int, bytes, Any]]:
-    """(index, row, value) of the records that have a row, and a value if not `drops_nulls`.
+    """Return (index, row, value) of the records that have a row; the others are dropped.
 
-    The others are dropped.
+    With `drops_nulls`, records without a value are dropped, too.
     """
     rows = key.rows(batch)
     found = [
@@ -430,7 +430,7 @@ def _rows_and_values(
     ]
     if len(found) < len(rows):
         kept, keyless = {i for i, _, _ in found}, set(key.nulls(batch))
-        # A record with a key and without a row was dropped before, and counted then.
+        # A record that has a key but no row was dropped, and counted, by the Keying.
         nulls = [
             i for i, row in enumerate(rows) if i not in kept and (row is not None or i in keyless)
         ]

@@ -1,21 +1,40 @@
-"""StreamsBuilder: where a pipeline begins; `build()` gives a Topology."""
+"""StreamsBuilder: where a pipeline begins; `build()` returns its Topology."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, overload
+
+from typing_extensions import TypeVar
 
 from statestore.errors import InvalidTopology
-from statestore.model.records import Serde
+from statestore.model.records import K, Record, Serde, V
 from statestore.stores import serdes
 from statestore.topology.callbacks import check_arity
-from statestore.topology.collector import Collector, Materialized
+from statestore.topology.collector import Collector
 from statestore.topology.flows import Flow
-from statestore.topology.graph import SourceNode, TimestampExtractor, TopicName, Topology
+from statestore.topology.graph import Topology
+from statestore.topology.materialized import Materialized
+from statestore.topology.nodes import SourceNode, TimestampExtractor, TopicName
 from statestore.topology.streams import KStream, KTable
 
+# Of the serdes of nodes that name none. A function that takes a builder of any serdes can say so.
+KB = TypeVar("KB", default=Any)
+VB = TypeVar("VB", default=Any)
 
-class StreamsBuilder:
-    """Collects nodes; `key_serde` and `value_serde` serve every node that names none."""
 
+class StreamsBuilder(Generic[KB, VB]):
+    """Begins the streams and tables of one topology.
+
+    `key_serde` and `value_serde`, BYTES unless given, serve every node that names none.
+    """
+
+    @overload
+    def __init__(self: "StreamsBuilder[bytes, bytes]") -> None: ...
+    @overload
+    def __init__(self: "StreamsBuilder[KB, bytes]", *, key_serde: Serde[KB]) -> None: ...
+    @overload
+    def __init__(self: "StreamsBuilder[bytes, VB]", *, value_serde: Serde[VB]) -> None: ...
+    @overload
+    def __init__(self, *, key_serde: Serde[KB], value_serde: Serde[VB]) -> None: ...
     def __init__(
         self,
         *,
@@ -24,6 +43,46 @@ class StreamsBuilder:
     ) -> None:
         self._nodes = Collector(key_serde, value_serde)
 
+    @overload
+    def stream(
+        self,
+        topics: str | Sequence[str],
+        *,
+        key_serde: None = None,
+        value_serde: None = None,
+        timestamp_extractor: Callable[[Record[KB, VB]], int] | None = None,
+        name: str | None = None,
+    ) -> KStream[KB, VB]: ...
+    @overload
+    def stream(
+        self,
+        topics: str | Sequence[str],
+        *,
+        key_serde: Serde[K],
+        value_serde: None = None,
+        timestamp_extractor: Callable[[Record[K, VB]], int] | None = None,
+        name: str | None = None,
+    ) -> KStream[K, VB]: ...
+    @overload
+    def stream(
+        self,
+        topics: str | Sequence[str],
+        *,
+        key_serde: None = None,
+        value_serde: Serde[V],
+        timestamp_extractor: Callable[[Record[KB, V]], int] | None = None,
+        name: str | None = None,
+    ) -> KStream[KB, V]: ...
+    @overload
+    def stream(
+        self,
+        topics: str | Sequence[str],
+        *,
+        key_serde: Serde[K],
+        value_serde: Serde[V],
+        timestamp_extractor: Callable[[Record[K, V]], int] | None = None,
+        name: str | None = None,
+    ) -> KStream[K, V]: ...
     def stream(
         self,
         topics: str | Sequence[str],
@@ -32,8 +91,13 @@ class StreamsBuilder:
         value_serde: Serde[Any] | None = None,
         timestamp_extractor: TimestampExtractor | None = None,
         name: str | None = None,
-    ) -> KStream:
-        """Records of one or more topics."""
+    ) -> KStream[Any, Any]:
+        """Return the records of one or more topics.
+
+        `timestamp_extractor(record)` returns the time to use for a record, in ms since the epoch;
+        a record for which it returns a negative time is dropped. All sources of a topic need the
+        same one. InvalidTopology if no topic is given.
+        """
         names = (topics,) if isinstance(topics, str) else tuple(topics)
         if not names:
             raise InvalidTopology("stream() needs at least one topic")
@@ -49,17 +113,66 @@ class StreamsBuilder:
         self._nodes.add(node)
         return KStream(Flow(self._nodes, node.name, node.key_serde, node.value_serde))
 
+    @overload
+    def table(
+        self,
+        topic: str,
+        *,
+        key_serde: None = None,
+        value_serde: None = None,
+        materialized: Materialized[KB, VB] | str | None = None,
+        timestamp_extractor: Callable[[Record[KB, VB]], int] | None = None,
+        name: str | None = None,
+    ) -> KTable[KB, VB]: ...
+    @overload
+    def table(
+        self,
+        topic: str,
+        *,
+        key_serde: Serde[K],
+        value_serde: None = None,
+        materialized: Materialized[K, VB] | str | None = None,
+        timestamp_extractor: Callable[[Record[K, VB]], int] | None = None,
+        name: str | None = None,
+    ) -> KTable[K, VB]: ...
+    @overload
+    def table(
+        self,
+        topic: str,
+        *,
+        key_serde: None = None,
+        value_serde: Serde[V],
+        materialized: Materialized[KB, V] | str | None = None,
+        timestamp_extractor: Callable[[Record[KB, V]], int] | None = None,
+        name: str | None = None,
+    ) -> KTable[KB, V]: ...
+    @overload
+    def table(
+        self,
+        topic: str,
+        *,
+        key_serde: Serde[K],
+        value_serde: Serde[V],
+        materialized: Materialized[K, V] | str | None = None,
+        timestamp_extractor: Callable[[Record[K, V]], int] | None = None,
+        name: str | None = None,
+    ) -> KTable[K, V]: ...
     def table(
         self,
         topic: str,
         *,
         key_serde: Serde[Any] | None = None,
         value_serde: Serde[Any] | None = None,
-        materialized: Materialized | str | None = None,
+        materialized: Materialized[Any, Any] | str | None = None,
         timestamp_extractor: TimestampExtractor | None = None,
         name: str | None = None,
-    ) -> KTable:
-        """The latest value per key of a topic."""
+    ) -> KTable[Any, Any]:
+        """Return the table of the latest value per key of a topic.
+
+        A null value deletes its key; records with a null key are dropped. If `materialized` sets a
+        history retention, the table keeps its versions (KIP-889, KIP-914). For
+        `timestamp_extractor`, see `stream`.
+        """
         source = self.stream(
             topic,
             key_serde=key_serde,
@@ -70,5 +183,5 @@ class StreamsBuilder:
         return source.to_table(materialized, name=name)
 
     def build(self) -> Topology:
-        """The topology; InvalidTopology names what is wrong."""
+        """Return the topology; InvalidTopology says what is wrong with it."""
         return self._nodes.build()

@@ -1,7 +1,8 @@
-"""What a node says of a record it cannot take: at which stage, why, and which record it was.
+"""What a node raises for a record that it cannot take: stage, cause, and which record it is.
 
-Built where the failure is met, judged by the stream task (tasks/poison.py), which alone knows the
-handlers (SEMANTICS E9). Which record of a batch it was is found out only once one has failed.
+The node that meets a failure describes it, and the stream task decides about it (tasks/poison.py),
+because only the task knows the handlers (SEMANTICS E9). Which record of a batch it was is found out
+only after the batch has failed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,15 +14,15 @@ from statestore.errors import RecordFailed, SerdeMismatch, StateStoreError
 from statestore.model.batch import Batch, Column
 from statestore.model.records import Serde
 from statestore.stores import serdes
-from statestore.topology.graph import NodeContext
+from statestore.topology.nodes import NodeContext
 
-# What these say is about a record; any other error of ours is about the pipeline or the world: a
-# topic that is not there takes no record, whichever it is.
+# These errors are about a record. All other errors of this library are about the pipeline or its
+# environment: a missing topic, for example, takes no record at all.
 _ABOUT_A_RECORD = (SerdeMismatch, RecordFailed)
 
 
 class Stage(StrEnum):
-    """What was being done to a record; each stage has its handler."""
+    """What was being done to a record when it failed; each stage has its own handler."""
 
     DESERIALIZATION = "deserialization"
     PROCESSING = "processing"
@@ -29,7 +30,7 @@ class Stage(StrEnum):
 
 
 class Culprit(NamedTuple):
-    """A record by its input offset, and what it made a node raise."""
+    """A record, by its input offset, and the exception that a node raised for it."""
 
     offset: int
     cause: Exception
@@ -38,9 +39,10 @@ class Culprit(NamedTuple):
 class NodeFailed(Exception):
     """A node cannot take some record of a batch.
 
-    `culprits` are those known, none: it may be any. `certain`: the node looks at each record by
-    itself, so if no node before it has a store, each fails whatever the others do; else an earlier
-    record may be to blame, and the suspects have to be tried alone.
+    `culprits` are the records known to have failed; if there are none, it may be any record of the
+    batch. `certain`: the node takes each record by itself, so each culprit fails whatever the other
+    records do, provided that no node before it has a store. Otherwise an earlier record may be the
+    cause, and the suspects have to be tried one by one.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class NodeFailed(Exception):
         culprits: tuple[Culprit, ...] = (),
         certain: bool = False,
     ) -> None:
-        """`place`: what failed, for messages; `node`: its name if it is a node."""
+        """`place` says in messages what failed; `node` is its name if it is a node."""
         self.stage = stage
         self.place = place
         self.node = node
@@ -64,7 +66,7 @@ class NodeFailed(Exception):
         super().__init__(str(self.error(where, cause)))
 
     def error(self, where: str, cause: Exception) -> StateStoreError:
-        """What a run ends with that passes over no record; `where` says which one it was."""
+        """Return the error with which a run ends; `where` says which record it was."""
         place = f"{self.place}, {where}"
         for kind in _ABOUT_A_RECORD:
             if isinstance(cause, kind):
@@ -85,9 +87,10 @@ def failed(
     found: Sequence[tuple[int, Exception]] = (),
     certain: bool = False,
 ) -> Exception:
-    """The error to raise for one met in a node; ours that are not about a record stay as they are.
+    """Return the error to raise for an exception in a node.
 
-    `found`: indices of the records that failed, and what each raised.
+    An error of this library that is not about a record stays as it is. `found` has the indices of
+    the records that failed, and the exception of each.
     """
     if isinstance(error, StateStoreError) and not isinstance(error, _ABOUT_A_RECORD):
         return error
@@ -108,7 +111,7 @@ def failed(
 
 @contextmanager
 def punctuating(node: str, time_ms: int) -> Iterator[None]:
-    """What a user's function raises that runs by time becomes NodeFailed."""
+    """Turn what a user's punctuation raises into NodeFailed."""
     try:
         yield
     except NodeFailed:
@@ -123,7 +126,7 @@ def punctuating(node: str, time_ms: int) -> Iterator[None]:
 
 @contextmanager
 def processing(node: str, batch: Batch) -> Iterator[None]:
-    """What a user's function raises inside becomes NodeFailed: some record of the batch did it."""
+    """Turn what a user's function raises into NodeFailed for some record of the batch."""
     try:
         yield
     except NodeFailed:
@@ -135,18 +138,18 @@ def processing(node: str, batch: Batch) -> Iterator[None]:
 def one_by_one(
     stage: Stage, node: str, batch: Batch, error: Exception, attempt: Callable[[Batch], object]
 ) -> Exception:
-    """The error for a batch that failed in `attempt`, which looks at each record by itself."""
+    """Return the error for a batch that failed in `attempt`, which takes each record by itself."""
     found: list[tuple[int, Exception]] = []
     for i in range(len(batch)):
         try:
             attempt(batch.slice(i, i + 1))
-        except Exception as cause:  # noqa: BLE001  # whatever a user's code raises is the finding
+        except Exception as cause:  # noqa: BLE001  # any exception of a user's code is a finding
             found.append((i, cause))
     return failed(stage, node, batch, error, found=found, certain=True)
 
 
 def decoded(node: str, batch: Batch, side: str) -> list[Any]:
-    """The keys or values (`side`) of a batch; NodeFailed names those that cannot be decoded."""
+    """Return the decoded keys or values (`side`) of a batch; NodeFailed if some do not decode."""
     try:
         return _column(batch, side).objects
     except Exception as error:
@@ -164,9 +167,9 @@ def encoded(
     *,
     told_to: str = "",
 ) -> list[bytes | None]:
-    """The keys or values (`side`) of a batch under a serde; NodeFailed names those unfit.
+    """Return the keys or values (`side`) of a batch as bytes; NodeFailed if some do not fit.
 
-    `told_to`: what takes the serde, where it is not the node itself.
+    `told_to` says in messages what takes the serde, where that is not the node itself.
     """
     try:
         return _column(batch, side).encoded(serde)
@@ -180,7 +183,7 @@ def encoded(
 def keyed(
     context: NodeContext, node: str, batch: Batch, serde: Serde[Any]
 ) -> tuple[Batch, list[bytes]]:
-    """The records that have a key, and their keys under `serde`; the others are dropped."""
+    """Return the records that have a key, and their keys as bytes; drop the others."""
     found = encoded(node, batch, "key", serde)
     keys = [key for key in found if key is not None]
     if len(keys) < len(found):
@@ -192,7 +195,7 @@ def keyed(
 def mismatch(
     side: str, value: object, serde: Serde[Any], error: Exception, told_to: str = ""
 ) -> SerdeMismatch:
-    """The cause for a key or value that does not fit its serde (INTERFACE rule 3)."""
+    """Return the error for a key or value that does not fit its serde (INTERFACE rule 3)."""
     keyword = f"{side}_serde"
     return serdes.mismatch(
         where="", side=side, value=value, serde=serde, keyword=keyword, cause=error, told_to=told_to

@@ -1,10 +1,10 @@
-"""What stands behind a KStream and a KTable: a node, its serdes, and how others go on from it.
+"""What stands behind a KStream and a KTable: a node, its serdes, and how other nodes follow it.
 
-Internal: `streams` and `grouped` are what users see.
+Internal; `streams` has what users see.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,22 +13,23 @@ from statestore.model.records import Serde
 from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec, VersionedSpec, WindowSpec
 from statestore.stores.windows import row_of
-from statestore.topology.aggregates import Before, Spec
-from statestore.topology.collector import Collector, Materialized
+from statestore.topology import tables
+from statestore.topology.aggregates import Spec
+from statestore.topology.collector import Collector
 from statestore.topology.grace import Waiter
-from statestore.topology.graph import Build, NodeContext
-from statestore.topology.tables import tabled
-from statestore.topology.versions import History, history_of, latest_of, versioned
+from statestore.topology.materialized import Materialized, wished
+from statestore.topology.nodes import Build, NodeContext, SendOldValues, SinkNode, TopicName
+from statestore.topology.tables import History
 
 Look = Callable[[list[bytes]], list[Any]]
-"""Keys under the table's key serde -> their values, None where there is none."""
+"""From keys under the table's key serde to their values; None where there is none."""
 Stamp = Callable[[list[bytes], list[int]], list[int]]
-"""Keys that have a value, and times -> the later of each time and that of the key's row."""
+"""From keys with a value, and times, to the later of each time and that of the key's row."""
 
 
 @dataclass(frozen=True)
 class Flow:
-    """A stream as far as it is written; `rekeyed`: its keys are not those of its topic any more."""
+    """A stream as far as it is written; `rekeyed`: its keys are no longer those of its topic."""
 
     builder: Collector
     node: str
@@ -46,21 +47,21 @@ class Flow:
         copartitioned: bool = False,
         keeps: bool = False,
     ) -> str:
-        """Add an operator that reads this stream; its name."""
+        """Add an operator that reads this stream; return the operator's name."""
         return self.builder.node(
             kind, name, (self.node,), make, stores, copartitioned=copartitioned, keeps=keeps
         )
 
     def same(self, node: str) -> "Flow":
-        """The stream that goes on from `node`, keys and values unchanged."""
+        """Return the stream that goes on from `node` with the same keys and values."""
         return replace(self, node=node)
 
     def revalued(self, node: str) -> "Flow":
-        """With other values: the builder's default serde holds (INTERFACE rule 3)."""
+        """Return the stream with other values, in the builder's serde (INTERFACE rule 3)."""
         return replace(self, node=node, value_serde=self.builder.value_serde)
 
     def keyed_anew(self, node: str, *, value_serde: Serde[Any] | None = None) -> "Flow":
-        """With other keys, and other values unless `value_serde` says that they stayed."""
+        """Return the stream with other keys, and other values unless `value_serde` is given."""
         builder = self.builder
         return Flow(
             builder, node, builder.key_serde, value_serde or builder.value_serde, rekeyed=True
@@ -76,7 +77,7 @@ class Flow:
         value_serde: Serde[Any] | None = None,
         partitions: int | None = None,
     ) -> "Flow":
-        """Through a repartition topic if the keys changed, or `forced`."""
+        """Return the stream behind a repartition topic if keys changed or `forced`, else itself."""
         if not (self.rekeyed or forced):
             return self
         key, value = key_serde or self.key_serde, value_serde or self.value_serde
@@ -90,45 +91,63 @@ class Flow:
         )
         return Flow(self.builder, source, key, value)
 
+    def sink(
+        self,
+        topic: str,
+        *,
+        key_serde: Serde[Any] | None,
+        value_serde: Serde[Any] | None,
+        name: str | None,
+    ) -> None:
+        """Add a sink that writes this stream to a topic of the user's."""
+        self.builder.add(
+            SinkNode(
+                name or self.builder.number("KSTREAM-SINK"),
+                (self.node,),
+                TopicName(topic),
+                key_serde or self.key_serde,
+                value_serde or self.value_serde,
+            )
+        )
+
     def spec(
-        self, materialized: Materialized | str | None, kind: str, value_serde: Serde[Any]
+        self, materialized: Materialized[Any, Any] | str | None, kind: str, value_serde: Serde[Any]
     ) -> tuple[KeyValueSpec[Any, Any], bool]:
-        """The store of an aggregate or table, and whether every update is emitted."""
+        """Return the store of an aggregate, and whether every update is emitted."""
         wanted = wished(materialized) or Materialized(self.builder.store_name(kind))
         return wanted.spec(self.key_serde, value_serde), not wanted.caching
 
-    def tabled(self, materialized: Materialized | str | None, name: str | None) -> "Table":
-        """The table of the latest value per key."""
+    def tabled(
+        self, materialized: Materialized[Any, Any] | str | None, name: str | None
+    ) -> "Table":
+        """Add the table of the latest value per key."""
         wanted = wished(materialized) or Materialized(self.builder.store_name("KSTREAM-TOTABLE"))
         explicit = name is not None or materialized is not None
         source = self.repartitioned(name or wanted.name, explicit=explicit)
         spec = wanted.table_spec(source.key_serde, source.value_serde)
         self.builder.keep(spec)
-        before = Before()
+        old_values = SendOldValues()
         waiters: list[Waiter] = []
 
         def make(node: str) -> Build:
             if isinstance(spec, VersionedSpec):
-                return versioned(node, spec, before=before, waiters=waiters)
-            return tabled(node, spec, before=before)
+                return tables.with_history(node, spec, old_values=old_values, waiters=waiters)
+            return tables.latest(node, spec, old_values=old_values)
 
         node = source.add("KSTREAM-TOTABLE", name, make, (spec.name,), keeps=True)
-        table = Table.kept(self.builder, node, spec, before)
+        table = Table.stored(self.builder, node, spec, old_values)
         if isinstance(spec, VersionedSpec):
-            table = replace(table, history=history_of(spec, node, waiters))
+            table = replace(table, history=tables.history_of(spec, node, waiters))
         return table
-
-
-def wished(materialized: Materialized | str | None) -> Materialized | None:
-    """A store's name alone is a Materialized too."""
-    return Materialized(materialized) if isinstance(materialized, str) else materialized
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table as far as it is written: whose updates come from `node`, whose rows `look` reads.
+    """A table as far as it is written: `node` makes its updates, and `look` reads its rows.
 
-    `stores`: those a look-up reads. `store`: its own; None: it is computed from those of others.
+    `stamp` reads the times of its rows. `stores` are the stores that a look-up reads. `store` is
+    the table's own store; None: its rows are computed from those of other tables. `send_old_values`
+    asks that its updates carry the values that they replace.
     """
 
     builder: Collector
@@ -138,35 +157,41 @@ class Table:
     stores: tuple[str, ...]
     look: Callable[[NodeContext], Look]
     stamp: Callable[[NodeContext], Stamp]
-    want_before: Callable[[], None]
-    store: str | None = field(default=None)
+    send_old_values: Callable[[], None]
+    store: str | None = None
     history: History | None = None
 
     @classmethod
-    def kept(
-        cls, builder: Collector, node: str, spec: Spec | VersionedSpec[Any, Any], before: Before
+    def stored(
+        cls,
+        builder: Collector,
+        node: str,
+        spec: Spec | VersionedSpec[Any, Any],
+        old_values: SendOldValues,
     ) -> "Table":
-        """One with a store of its own, whose updates carry what they replace once asked."""
+        """Return a table with a store of its own."""
         return cls(
             builder,
             node,
             spec.key_serde,
             spec.value_serde,
             (spec.name,),
-            latest_of(spec) if isinstance(spec, VersionedSpec) else partial(stored, spec=spec),
-            partial(stamped, spec=spec),
-            before.want,
+            tables.latest_version(spec)
+            if isinstance(spec, VersionedSpec)
+            else partial(_look_of, spec=spec),
+            partial(_stamp_of, spec=spec),
+            old_values.enable,
             spec.name,
         )
 
     def kept_in(self, spec: KeyValueSpec[Any, Any]) -> "Table":
-        """This table, looked up in the store that keeps it."""
+        """Return this table as it is looked up in the store that keeps it."""
         return replace(
             self,
             value_serde=spec.value_serde,
             stores=(spec.name,),
-            look=lambda context: stored(context, spec),
-            stamp=lambda context: stamped(context, spec),
+            look=partial(_look_of, spec=spec),
+            stamp=partial(_stamp_of, spec=spec),
             store=spec.name,
             history=None,
         )
@@ -178,14 +203,14 @@ class Table:
         make: Callable[[str], Build],
         kept: KeyValueSpec[Any, Any] | None,
     ) -> str:
-        """Add an operator that answers this table's updates; its name."""
+        """Add an operator that takes this table's updates; return the operator's name."""
         stores = () if kept is None else (kept.name,)
         return self.builder.node(kind, name, (self.node,), make, stores)
 
     def keep(
-        self, materialized: Materialized | str | None, value_serde: Serde[Any]
+        self, materialized: Materialized[Any, Any] | str | None, value_serde: Serde[Any]
     ) -> KeyValueSpec[Any, Any] | None:
-        """The store of a table computed from this one, declared; None if it is to have none."""
+        """Declare the store of a table computed from this one; None if it is to have no store."""
         wanted = wished(materialized)
         if wanted is None:
             return None
@@ -194,7 +219,7 @@ class Table:
         return spec
 
     def check_keys(self, verb: str, node: str | None, key_serde: Serde[Any], whose: str) -> None:
-        """SerdeMismatch if these keys and the table's cannot meet in one partition."""
+        """Raise SerdeMismatch if these keys and the table's cannot meet in one partition."""
         if not serdes.alike(key_serde, self.key_serde):
             raise SerdeMismatch(
                 f"{verb}{f' {node}' if node else ''}: the keys of {whose} are {key_serde.name}, "
@@ -205,8 +230,8 @@ class Table:
             )
 
 
-def stored(context: NodeContext, spec: Spec) -> Look:
-    """How the rows of a store are looked up."""
+def _look_of(context: NodeContext, spec: Spec) -> Look:
+    """Return the look-up of a store's rows."""
     table, read = context.table(spec.name), spec.value_serde.deserialize
     windowed, plain = isinstance(spec, WindowSpec), spec.value_serde is serdes.BYTES
 
@@ -219,8 +244,8 @@ def stored(context: NodeContext, spec: Spec) -> Look:
     return look
 
 
-def stamped(context: NodeContext, spec: Spec | VersionedSpec[Any, Any]) -> Stamp:
-    """How the times of the rows of a store are looked up."""
+def _stamp_of(context: NodeContext, spec: Spec | VersionedSpec[Any, Any]) -> Stamp:
+    """Return the look-up of the times of a store's rows."""
     if isinstance(spec, VersionedSpec):
         return context.versions(spec.name).later
     table = context.table(spec.name)

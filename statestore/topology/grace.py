@@ -1,13 +1,15 @@
-"""A stream's records wait for the table they are joined with (SEMANTICS V10).
+"""Joins with grace: a stream's records wait for the table they are joined with (SEMANTICS V10).
 
-Each waits in a changelogged store until stream time has passed its own by more than the grace. Then
-it is joined: those that came due with one record in the order of their times, before that record
-changes the table, as its history may begin later from then on. LazyColumn of the store:
+Each record waits in a store with a changelog until stream time has passed its own time by more than
+the grace. Then it is joined. Records that come due with the same record are joined in the order of
+their times, and before that record changes the table, because the table's history may begin later
+from then on. The rows of the store are:
 
-    w <time, 8> <number, 8>    a record that waits, `Waiting` in MessagePack
+    w <time, 8> <number, 8>    a record that waits, as a `Waiting` in MessagePack
     n                          the next number
 
-Times are offset by 2^63 so that bytes sort as they do; numbers tell records of one time apart.
+Times are offset by 2^63, so that bytes sort as the times do. Numbers distinguish records of one
+time.
 """
 
 import struct
@@ -24,8 +26,15 @@ from statestore.model.ids import TopicPartition
 from statestore.model.records import Serde
 from statestore.stores.versioned_layout import TIME_MIN
 from statestore.topology.failures import NodeFailed, encoded, processing
-from statestore.topology.graph import Build, Forward, Held, NodeContext, Origin, Push
-from statestore.topology.stream_time import stream_times
+from statestore.topology.nodes import (
+    Build,
+    Forward,
+    Held,
+    NodeContext,
+    Origin,
+    Push,
+    stream_times,
+)
 
 _ROW: Final = struct.Struct(">cQQ")
 _NUMBER: Final = struct.Struct(">Q")
@@ -45,7 +54,7 @@ class Waiting(msgspec.Struct, array_like=True):
     key: bytes | None
     value: bytes
     headers: tuple[tuple[str, bytes | None], ...] = ()
-    # The input record it was, as far as that is known; rows of older versions have none of it.
+    # The input record that it was, as far as that is known; rows of older versions do not have it.
     topic: str | None = None
     partition: int = -1
     offset: int = -1
@@ -57,7 +66,7 @@ class Waiting(msgspec.Struct, array_like=True):
 
 
 class Side(NamedTuple):
-    """Where records wait, for what, for how long, and what they are."""
+    """Where records wait: the node that joins them, their store, the grace and their serdes."""
 
     join: str
     store: str
@@ -71,16 +80,19 @@ _decode = msgspec.msgpack.Decoder(Waiting).decode
 
 
 class Waiter(NamedTuple):
-    """A join that waits for a table with history: the node its updates wake, and where it waits."""
+    """A join that waits for a table with history.
+
+    `node` is the one that the table's updates wake; `side` says where the records wait.
+    """
 
     node: str
     side: Side
 
 
 def waiting(node: str, side: Side, join: Join, *, table_side: bool) -> Build:
-    """The stream's records wait, and all that are due are joined.
+    """Build a node that adds the stream's records to those that wait, and joins all that are due.
 
-    `table_side`: the batches are the table's updates; stream time passes with them too.
+    `table_side`: the batches are the table's updates, which move stream time, too.
     """
 
     def build(context: NodeContext, forward: Forward) -> Push:
@@ -92,7 +104,7 @@ def waiting(node: str, side: Side, join: Join, *, table_side: bool) -> Build:
                 first = None if table_side else room.add(node, batch)
                 due = room.take_due(stream_times(context, batch), first)
             if len(due.batch):
-                # The same name on both sides: whoever wakes a record, it is judged alike.
+                # Both sides use one name, so that a record is judged alike whichever side wakes it.
                 context.release(side.join, due, hand_on)
 
         def hand_on(due: Batch) -> None:
@@ -100,7 +112,7 @@ def waiting(node: str, side: Side, join: Join, *, table_side: bool) -> Build:
                 with processing(side.join, due):
                     made = joined(due)
             except NodeFailed as failed:
-                # Each has a version of the row of its own, so none is to blame for another.
+                # Each record has its own version of the row, so none fails because of another.
                 failed.certain = bool(failed.culprits)
                 raise
             if len(made):
@@ -112,10 +124,10 @@ def waiting(node: str, side: Side, join: Join, *, table_side: bool) -> Build:
 
 
 class Gate:
-    """Before a table's updates: has what they make due joined with the table as it was until then.
+    """Has the records that a table's updates make due joined before these updates are applied.
 
-    Each record is due with one update, whose time takes the versions from it that it needs, and
-    which it must not see, nor any after it.
+    Each record comes due with one update. It must not see that update or a later one, and that
+    update's time may remove the versions that it needs.
     """
 
     def __init__(self, context: NodeContext, waiters: Sequence[Waiter], forward: Forward) -> None:
@@ -126,7 +138,7 @@ class Gate:
         context.keep_stream_times()
 
     def parts(self, batch: Batch) -> Iterator[Batch]:
-        """The updates in parts; before a part is asked for, the one before it is to be applied."""
+        """Yield the updates in parts; each part has to be applied before the next is asked for."""
         nows = stream_times(self._context, batch)
         cuts = sorted({place for room in self._rooms for place in room.places_due(nows)})
         if cuts[:1] != [0]:
@@ -138,7 +150,7 @@ class Gate:
 
 
 class _Room:
-    """The store of records that wait."""
+    """The records that wait for one join, in their store."""
 
     def __init__(self, context: NodeContext, side: Side) -> None:
         self._context = context
@@ -147,7 +159,7 @@ class _Room:
         context.held_back.opened(side.store, self._count)
 
     def add(self, node: str, batch: Batch) -> int:
-        """Let a batch wait; what has no value joins nothing, and does not. Its first number."""
+        """Store a batch, without records that have no value; return the first record's number."""
         side = self._side
         keys = encoded(node, batch, "key", side.key_serde)
         values = encoded(node, batch, "value", side.value_serde, told_to=_TOLD_TO)
@@ -170,15 +182,16 @@ class _Room:
         return first
 
     def places_due(self, nows: list[int]) -> set[int]:
-        """Where in a batch with these stream times something that waits comes due."""
+        """Return where in a batch with these stream times a record that waits comes due."""
         found = [_ROW.unpack(at)[1] - _BIAS for at, _ in self._scan_due(nows[-1])]
         return {bisect_right(nows, time + self._side.grace_ms) for time in found}
 
     def take_due(self, nows: list[int], first: int | None) -> Held:
-        """The records that have waited long enough; they wait no more.
+        """Remove and return the records that have waited long enough.
 
-        `nows`: the stream times of a batch, whose records wait from the number `first` on. In order
-        of the record with which each came due, then by time: as if each had come in its own batch.
+        `nows` are the stream times of a batch, whose own records have the numbers from `first` on.
+        The order is that of the records with which each came due, then of time, as if each record
+        had come in its own batch.
         """
         side = self._side
         due = []
@@ -212,7 +225,7 @@ class _Room:
 
 
 def _origins(batch: Batch) -> Iterable[tuple[str, int, int] | tuple[()]]:
-    """Per record the input record it is, as rows have it; empty where an operator made it."""
+    """Return for each record the input record that it is, or () if an operator made it."""
     if not batch.topic or batch.partition is None or batch.offsets is None:
         return [()] * len(batch)
     return zip(repeat(batch.topic), repeat(batch.partition), batch.offsets, strict=False)

@@ -12,7 +12,8 @@ from statestore.errors import InvalidSetting
 from statestore.model.modes import OnError
 from statestore.settings import Settings
 from statestore.stores.specs import KeyValueSpec, StoreSpec
-from statestore.topology.graph import Node, OperatorNode, SourceNode, Topology
+from statestore.topology.graph import Topology
+from statestore.topology.nodes import Node, OperatorNode, SourceNode
 
 
 class Logs(NamedTuple):

@@ -1,9 +1,10 @@
-"""Functions that run by time: which of a stream task's punctuations are due (INTERFACE rule 7).
+"""Punctuations: functions that a stream task calls by time (INTERFACE rule 7).
 
-By stream time: right after the record with which stream time reaches a multiple of the interval
-since the epoch, once however many multiples it passes; a batch is cut there, so a replay fires at
-the very same records. By the wall clock: first when the task opens, then once per interval, however
-many passed unseen. One scheduled later than that first fires an interval later.
+By stream time, a punctuation fires right after the record with which stream time reaches a multiple
+of the interval since the epoch, and only once if it passes several multiples. A batch is cut at
+that record, so a replay fires at the very same records. By wall-clock time, a punctuation first
+fires when the task opens, and then once per interval, however many intervals passed meanwhile. One
+that is scheduled after the opening first fires an interval later.
 """
 
 from collections import Counter
@@ -18,9 +19,9 @@ Fire = Callable[[int], None]
 
 
 class Firing(NamedTuple):
-    """One time that one function is due: the `number`th that its node has scheduled, from 0.
+    """One call of one punctuation, the `number`th that its node has scheduled, from 0.
 
-    By stream time, `after` the record with which it was reached; by the wall clock None.
+    By stream time, `after` is the record with which the time was reached; by wall-clock time, None.
     """
 
     node: str
@@ -29,11 +30,11 @@ class Firing(NamedTuple):
 
 
 Run = Callable[[Firing, Fire, int], bool]
-"""Calls the function with that time; False: this firing is left out, as it failed before."""
+"""Calls the function with the time; returns False if it leaves out a call that failed before."""
 
 
 def run_plainly(_firing: Firing, fire: Fire, time_ms: int) -> bool:
-    """A Run that leaves out nothing."""
+    """Call the function; leave out nothing."""
     fire(time_ms)
     return True
 
@@ -54,14 +55,14 @@ class Punctuation:
         self.active = True
 
     def cancel(self) -> None:
-        """Never fire again; from within the function too. Cancelling twice is harmless."""
+        """Stop firing; it may be called by the function itself, and more than once."""
         self.active = False
 
 
 class Punctuations:
-    """All of one stream task, from its opening to its close.
+    """The punctuations of one stream task, from its opening to its close.
 
-    `has_fired`: since it was last set False.
+    `has_fired` says whether one was called since it was last set to False.
     """
 
     def __init__(self, run: Run = run_plainly) -> None:
@@ -75,7 +76,7 @@ class Punctuations:
     def add(
         self, node: str, interval: Span, kind: PunctuationType, fire: Fire, now_ms: int
     ) -> Punctuation:
-        """Schedule; Misuse unless the interval is at least a millisecond."""
+        """Schedule a punctuation; Misuse unless the interval is at least a millisecond."""
         interval_ms = span_ms(interval)
         if interval_ms < 1:
             raise Misuse(f"schedule: an interval of {interval_ms} ms: want at least 1")
@@ -91,18 +92,18 @@ class Punctuations:
         return made
 
     def opened(self) -> None:
-        """All processors are made."""
+        """Note that all processors are made."""
         self._opening = False
 
     def clear(self) -> None:
-        """The task closes: nothing fires any more."""
+        """Cancel all punctuations, because the task closes."""
         for one in self._stream + self._wall:
             one.cancel()
 
     def cut(self, stream_time_ms: int | None, times: Sequence[int], start: int) -> int:
-        """Where the records from `start` that may pass before the next punctuation end.
+        """Return the end of the records from `start` that may pass before the next punctuation.
 
-        What is scheduled while they pass counts from the records after them on.
+        What is scheduled while they pass counts from the next record on.
         """
         active = self._stream = [one for one in self._stream if one.active]
         if not active:
@@ -118,7 +119,7 @@ class Punctuations:
     def stream_time_rose(
         self, before_ms: int | None, now_ms: int, after: tuple[TopicPartition, int]
     ) -> None:
-        """Fire what records up to that one made due. The first record of all crosses nothing."""
+        """Fire what is due after the record `after`; the very first record makes nothing due."""
         if before_ms is None:
             return
         for one in self._stream.copy():
@@ -127,11 +128,11 @@ class Punctuations:
                 self._fire(one, now_ms, after)
 
     def wall_clock_due(self, now_ms: int) -> bool:
-        """Whether `wall_clock_is` would fire something."""
+        """Return whether `wall_clock_is` would fire something."""
         return any(one.active and one.due_ms <= now_ms for one in self._wall)
 
     def wall_clock_is(self, now_ms: int) -> None:
-        """Fire what is due by the wall clock."""
+        """Fire what is due by wall-clock time."""
         for one in self._wall.copy():
             if one.active and one.due_ms <= now_ms:
                 passed = (now_ms - one.due_ms) // one.interval_ms
@@ -141,12 +142,12 @@ class Punctuations:
         self._wall = [one for one in self._wall if one.active]
 
     def wait_ms(self, now_ms: int, limit_ms: int) -> int:
-        """How long nothing is due, at most `limit_ms`."""
+        """Return for how long nothing will be due, at most `limit_ms`."""
         due_ms = (one.due_ms for one in self._wall if one.active)
         return max(0, min(min(due_ms, default=now_ms + limit_ms) - now_ms, limit_ms))
 
     def all_opened(self) -> bool:
-        """Whether each that fires when the task opens has fired."""
+        """Return whether each punctuation that fires when the task opens has fired."""
         return all(one.armed or not (one.opens and one.active) for one in self._wall)
 
     def _fire(

@@ -1,70 +1,101 @@
-"""KStream and KTable: what a pipeline is written with.
+"""KStream, KTable and grouped streams: what a pipeline is written with.
 
-Nothing runs here. Wrong callables are refused with the operator's name. Keys and values keep their
-serdes until an operator changes them, then the builder's default holds (INTERFACE rules 3, 4, 8).
+Nothing runs here. A callable that cannot work is refused with the name of its operator: Misuse if
+it does not take the right number of arguments or if calling it would run nothing. Keys and values
+keep their serdes until an operator changes them; from then on, the serdes of the StreamsBuilder
+hold (INTERFACE rules 3, 4 and 8).
+
+The type parameters are the types of keys and values that the serdes decode. As in Kafka Streams,
+they leave out null: a record of a stream may have the key or value None, and functions given to a
+KStream receive it. Functions given to a KTable never do.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
+
+from typing_extensions import TypeVar as TypeVarWithDefault
 
 from statestore.errors import InvalidTopology, Misuse
-from statestore.model.modes import Span, span_ms
-from statestore.model.records import Serde
+from statestore.model.modes import EmitStrategy, Span, span_ms
+from statestore.model.records import K2, V2, K, K_co, Serde, V, V_co, Windowed
 from statestore.stores.specs import StoreSpec
 from statestore.topology import joins, views
 from statestore.topology import operators as ops
 from statestore.topology.callbacks import check_arity, check_factory
-from statestore.topology.collector import Materialized
 from statestore.topology.flows import Flow, Table
-from statestore.topology.graph import Build, SinkNode, TopicName
-from statestore.topology.grouped import KGroupedStream
+from statestore.topology.grouping import Grouping
+from statestore.topology.materialized import Materialized
+from statestore.topology.nodes import Build
+from statestore.topology.processors import (
+    BatchProcessor,
+    Processor,
+    ProcessorContext,
+    processed,
+)
+from statestore.topology.windows import TumblingWindows
 
-Grouped = KGroupedStream["KTable"]
+R = TypeVar("R")
+A = TypeVar("A")
+A_co = TypeVar("A_co", covariant=True)
+KR_co = TypeVar("KR_co", covariant=True)
+KF = TypeVarWithDefault("KF", default=Any)
+VF = TypeVarWithDefault("VF", default=Any)
 
 
-class KStream:
-    """A stream of records. Every method returns a new stream; the old one stays usable."""
+class Initializer(Protocol[A_co]):
+    """Makes the first aggregate of a key: a function or a class without arguments."""
+
+    def __call__(self) -> A_co: ...
+
+
+class KStream(Generic[K_co, V_co]):
+    """A stream of records. Every method returns a new stream, and this one stays usable.
+
+    `name` is the name of the operator in the topology; without it, one is generated.
+    """
 
     def __init__(self, flow: Flow) -> None:
         self._flow = flow
 
     def filter(
-        self, predicate: Callable[[Any, Any], object], *, name: str | None = None
-    ) -> "KStream":
-        """Keep records for which predicate(key, value) holds."""
+        self, predicate: Callable[[K_co, V_co], object], *, name: str | None = None
+    ) -> "KStream[K_co, V_co]":
+        """Keep the records for which predicate(key, value) is true."""
         check_arity("filter", predicate, 2, name)
         return self._same("KSTREAM-FILTER", name, lambda n: ops.filtered(n, predicate))
 
     def map(
-        self, function: Callable[[Any, Any], tuple[Any, Any]], *, name: str | None = None
-    ) -> "KStream":
-        """function(key, value) -> (key, value)."""
+        self, function: Callable[[K_co, V_co], tuple[K2, V2]], *, name: str | None = None
+    ) -> "KStream[K2, V2]":
+        """Replace each record's key and value with the pair that function(key, value) returns."""
         check_arity("map", function, 2, name)
         node = self._flow.add("KSTREAM-MAP", name, lambda n: ops.mapped(n, function))
         return KStream(self._flow.keyed_anew(node))
 
-    def map_values(self, function: Callable[[Any], Any], *, name: str | None = None) -> "KStream":
-        """function(value) -> value; the key stays."""
+    def map_values(
+        self, function: Callable[[V_co], V2], *, name: str | None = None
+    ) -> "KStream[K_co, V2]":
+        """Replace each record's value with function(value); the key stays."""
         check_arity("map_values", function, 1, name)
         node = self._flow.add("KSTREAM-MAPVALUES", name, lambda n: ops.mapped_values(n, function))
         return KStream(self._flow.revalued(node))
 
     def flat_map(
         self,
-        function: Callable[[Any, Any], Iterable[tuple[Any, Any]]],
+        function: Callable[[K_co, V_co], Iterable[tuple[K2, V2]]],
         *,
         name: str | None = None,
-    ) -> "KStream":
-        """function(key, value) -> any number of (key, value)."""
+    ) -> "KStream[K2, V2]":
+        """Replace each record with any number of pairs that function(key, value) gives."""
         check_arity("flat_map", function, 2, name, may_yield=True)
         node = self._flow.add("KSTREAM-FLATMAP", name, lambda n: ops.flattened(n, function))
         return KStream(self._flow.keyed_anew(node))
 
     def flat_map_values(
-        self, function: Callable[[Any], Iterable[Any]], *, name: str | None = None
-    ) -> "KStream":
-        """function(value) -> any number of values; the key stays."""
+        self, function: Callable[[V_co], Iterable[V2]], *, name: str | None = None
+    ) -> "KStream[K_co, V2]":
+        """Replace each record with any number of values that function(value) gives; keys stay."""
         check_arity("flat_map_values", function, 1, name, may_yield=True)
         node = self._flow.add(
             "KSTREAM-FLATMAPVALUES", name, lambda n: ops.flattened_values(n, function)
@@ -72,20 +103,27 @@ class KStream:
         return KStream(self._flow.revalued(node))
 
     def select_key(
-        self, function: Callable[[Any, Any], Any], *, name: str | None = None
-    ) -> "KStream":
-        """function(key, value) -> key; the value stays."""
+        self, function: Callable[[K_co, V_co], K2], *, name: str | None = None
+    ) -> "KStream[K2, V_co]":
+        """Replace each record's key with function(key, value); the value stays."""
         check_arity("select_key", function, 2, name)
         node = self._flow.add("KSTREAM-KEY-SELECT", name, lambda n: ops.keyed(n, function))
         return KStream(self._flow.keyed_anew(node, value_serde=self._flow.value_serde))
 
-    def peek(self, function: Callable[[Any, Any], object], *, name: str | None = None) -> "KStream":
-        """Call function(key, value) for each record; nothing changes."""
+    def peek(
+        self, function: Callable[[K_co, V_co], object], *, name: str | None = None
+    ) -> "KStream[K_co, V_co]":
+        """Call function(key, value) for each record and hand the record on unchanged."""
         check_arity("peek", function, 2, name)
         return self._same("KSTREAM-PEEK", name, lambda n: ops.peeked(n, function))
 
-    def merge(self, *others: "KStream", name: str | None = None) -> "KStream":
-        """Records of this and the other streams; serdes are this one's."""
+    def merge(
+        self, *others: "KStream[K_co, V_co]", name: str | None = None
+    ) -> "KStream[K_co, V_co]":
+        """Return the records of this stream and the others, with the serdes of this one.
+
+        InvalidTopology if another stream comes from another builder.
+        """
         flow, flows = self._flow, [other._flow for other in others]
         if any(other.builder is not flow.builder for other in flows):
             raise InvalidTopology(
@@ -97,11 +135,11 @@ class KStream:
         return KStream(replace(flow, node=node, rekeyed=rekeyed))
 
     def branch(
-        self, *predicates: Callable[[Any, Any], object], name: str | None = None
-    ) -> "tuple[KStream, ...]":
-        """One stream per predicate(key, value), each record in the first that holds.
+        self, *predicates: Callable[[K_co, V_co], object], name: str | None = None
+    ) -> "tuple[KStream[K_co, V_co], ...]":
+        """Return one stream per predicate(key, value), and a last one for the rest.
 
-        The last is the rest.
+        A record goes to the stream of the first predicate that is true for it.
         """
         for predicate in predicates:
             check_arity("branch", predicate, 2, name)
@@ -114,14 +152,18 @@ class KStream:
         return tuple(KStream(flow.same(child)) for child in children)
 
     def repartition(
-        self,
+        self: "KStream[K | None, V | None]",
         name: str,
         *,
-        key_serde: Serde[Any] | None = None,
-        value_serde: Serde[Any] | None = None,
+        key_serde: Serde[K] | None = None,
+        value_serde: Serde[V] | None = None,
         partitions: int | None = None,
-    ) -> "KStream":
-        """Through the internal topic `<application id>-<name>-repartition`, keyed anew."""
+    ) -> "KStream[K, V]":
+        """Send the records through the internal topic `<application id>-<name>-repartition`.
+
+        Each record then lies in the partition of its key. Without `partitions`, the topic has as
+        many as its writers have stream tasks. InvalidTopology if the name is taken.
+        """
         flow = self._flow.repartitioned(
             name,
             explicit=True,
@@ -133,106 +175,120 @@ class KStream:
         return KStream(flow)
 
     def to(
-        self,
+        self: "KStream[K | None, V | None]",
         topic: str,
         *,
-        key_serde: Serde[Any] | None = None,
-        value_serde: Serde[Any] | None = None,
+        key_serde: Serde[K] | None = None,
+        value_serde: Serde[V] | None = None,
         name: str | None = None,
     ) -> None:
-        """Write to a topic."""
-        flow = self._flow
-        flow.builder.add(
-            SinkNode(
-                name or flow.builder.number("KSTREAM-SINK"),
-                (flow.node,),
-                TopicName(topic),
-                key_serde or flow.key_serde,
-                value_serde or flow.value_serde,
-            )
-        )
+        """Write the records to a topic of the user's, in these serdes or the stream's."""
+        self._flow.sink(topic, key_serde=key_serde, value_serde=value_serde, name=name)
 
     def to_table(
-        self, materialized: Materialized | str | None = None, *, name: str | None = None
-    ) -> "KTable":
-        """The latest value per key."""
+        self: "KStream[K | None, V | None]",
+        materialized: Materialized[K, V] | str | None = None,
+        *,
+        name: str | None = None,
+    ) -> "KTable[K, V]":
+        """Return the table of the latest value per key.
+
+        A null value deletes its key; records with a null key are dropped. If `materialized` sets a
+        history retention, the table keeps its versions (KIP-889, KIP-914).
+        """
         return KTable(self._flow.tabled(materialized, name))
 
     def join(
         self,
-        table: "KTable",
-        function: Callable[[Any, Any], Any],
+        table: "KTable[K_co, V2]",
+        function: Callable[[V_co, V2], R],
         *,
         grace_ms: Span = 0,
         name: str | None = None,
-    ) -> "KStream":
-        """function(left, right) for each record whose key the table has when it is processed.
+    ) -> "KStream[K_co, R]":
+        """Return function(left, right) for each record whose key the table has at that time.
 
-        Records without key or value join nothing. A stream whose keys changed goes through a
-        repartition topic named after `name`.
+        Records without a key or value join nothing. If the table keeps versions, a record joins the
+        version valid at its own time, after waiting for `grace_ms` (milliseconds or a timedelta)
+        of stream time (KIP-923). If the stream's keys were changed, it goes through a repartition
+        topic named after `name`.
+
+        Misuse if the grace is negative or longer than the table's history; SerdeMismatch if the
+        keys of both have different serdes; InvalidTopology if the table has another builder.
         """
-        return self._joined("join", table, function, grace_ms, name, left=False)
+        return self._joined("join", table, function, grace_ms, name)
 
     def left_join(
         self,
-        table: "KTable",
-        function: Callable[[Any, Any], Any],
+        table: "KTable[K_co, V2]",
+        function: Callable[[V_co, V2 | None], R],
         *,
         grace_ms: Span = 0,
         name: str | None = None,
-    ) -> "KStream":
-        """As join, but function(left, None) where the table has no such key, or there is none."""
-        return self._joined("left_join", table, function, grace_ms, name, left=True)
+    ) -> "KStream[K_co, R]":
+        """Do as `join`, but return function(left, None) where the table does not have the key.
 
-    def group_by_key(self, *, name: str | None = None) -> Grouped:
-        """Group by the key there is; repartitioned only if an operator changed it."""
-        return KGroupedStream(self._flow, name, KTable)
+        A record without a key joins None, too.
+        """
+        return self._joined("left_join", table, function, grace_ms, name)
+
+    def group_by_key(self, *, name: str | None = None) -> "KGroupedStream[K_co, V_co]":
+        """Group by the key; records are repartitioned only if an operator changed their keys.
+
+        The repartition topic is named after `name`, or else after the aggregate's store.
+        """
+        return KGroupedStream(Grouping(self._flow, name))
 
     def group_by(
-        self,
-        function: Callable[[Any, Any], Any],
+        self: "KStream[K, V | None]",
+        function: Callable[[K, V], K2],
         *,
-        key_serde: Serde[Any] | None = None,
-        value_serde: Serde[Any] | None = None,
+        key_serde: Serde[K2] | None = None,
+        value_serde: Serde[V] | None = None,
         name: str | None = None,
-    ) -> Grouped:
-        """Group by function(key, value), through a repartition topic."""
+    ) -> "KGroupedStream[K2, V]":
+        """Group by function(key, value), through a repartition topic with these serdes.
+
+        The topic is named after `name`, or else after the aggregate's store.
+        """
         check_arity("group_by", function, 2, name)
-        flow = self.select_key(function)._flow
-        keyed = replace(
-            flow,
-            key_serde=key_serde or flow.key_serde,
-            value_serde=value_serde or flow.value_serde,
+        flow = self._flow
+        node = flow.add("KSTREAM-KEY-SELECT", None, lambda n: ops.keyed(n, function))
+        keyed = flow.keyed_anew(node, value_serde=value_serde or flow.value_serde)
+        return KGroupedStream(
+            Grouping(replace(keyed, key_serde=key_serde or keyed.key_serde), name)
         )
-        return KGroupedStream(keyed, name, KTable)
 
     def process(
         self,
-        factory: Callable[[ops.ProcessorContext], ops.Processor],
+        factory: Callable[[ProcessorContext[KF, VF]], Processor[K_co, V_co]],
         *stores: StoreSpec | str,
         name: str | None = None,
-    ) -> "KStream":
-        """A per-record processor, made once per stream task by factory(context)."""
-        return self._process("process", factory, stores, name, per_record=True)
+    ) -> "KStream[KF, VF]":
+        """Hand each record to a Processor, which factory(context) makes for each stream task.
+
+        `stores` are the specs, or names, of the stores that the processor uses; a store that is
+        given to several processors is shared by them. The result is what the processor forwards.
+        Misuse if the factory, or the class it is, cannot work.
+        """
+        return self._process("process", factory, stores, name)
 
     def process_batch(
         self,
-        factory: Callable[[ops.ProcessorContext], ops.BatchProcessor],
+        factory: Callable[[ProcessorContext[KF, VF]], BatchProcessor[K_co, V_co]],
         *stores: StoreSpec | str,
         name: str | None = None,
-    ) -> "KStream":
-        """A per-batch processor, made once per stream task by factory(context)."""
-        return self._process("process_batch", factory, stores, name, per_record=False)
+    ) -> "KStream[KF, VF]":
+        """Hand batches of records to a BatchProcessor; all else is as for `process`."""
+        return self._process("process_batch", factory, stores, name)
 
     def _process(
         self,
         verb: str,
-        factory: Callable[[ops.ProcessorContext], Any],
+        factory: Callable[[ProcessorContext[Any, Any]], Any],
         stores: tuple[StoreSpec | str, ...],
         name: str | None,
-        *,
-        per_record: bool,
-    ) -> "KStream":
+    ) -> "KStream[Any, Any]":
         check_factory(verb, factory, name)
         names = tuple(store if isinstance(store, str) else store.name for store in stores)
         for store in stores:
@@ -241,7 +297,7 @@ class KStream:
         node = self._flow.add(
             "KSTREAM-PROCESSOR",
             name,
-            lambda n: ops.processed(n, factory, names, per_record=per_record),
+            lambda n: processed(n, factory, names, per_record=verb == "process"),
             names,
         )
         return KStream(self._flow.keyed_anew(node))
@@ -249,50 +305,34 @@ class KStream:
     def _joined(
         self,
         verb: str,
-        table: "KTable",
+        table: "KTable[Any, Any]",
         function: Callable[[Any, Any], Any],
         grace_ms: Span,
         name: str | None,
-        *,
-        left: bool,
-    ) -> "KStream":
+    ) -> "KStream[K_co, Any]":
         check_arity(verb, function, 2, name)
         other = _table_of(verb, table, self._flow)
-        joins.check_grace(verb, other, span_ms(grace_ms))
-        kind = "KSTREAM-LEFTJOIN" if left else "KSTREAM-JOIN"
-        chosen = name or self._flow.builder.number(kind)
-        flow = self._flow.repartitioned(
-            chosen, explicit=name is not None, key_serde=other.key_serde
+        flow = joins.stream_with_table(
+            self._flow,
+            other,
+            function,
+            left=verb == "left_join",
+            grace_ms=span_ms(grace_ms),
+            name=name,
         )
-        other.check_keys(verb, name, flow.key_serde, "the stream")
-        if span_ms(grace_ms):
-            node = joins.with_grace(
-                flow,
-                other,
-                function,
-                span_ms(grace_ms),
-                chosen,
-                left=left,
-                explicit=name is not None,
-            )
-            return KStream(flow.revalued(node))
-        node = flow.add(
-            kind,
-            chosen,
-            lambda n: joins.stream_table(n, other, function, left=left),
-            other.stores,
-            copartitioned=True,
-        )
-        return KStream(flow.revalued(node))
+        return KStream(flow)
 
-    def _same(self, kind: str, name: str | None, make: Callable[[str], Build]) -> "KStream":
+    def _same(
+        self, kind: str, name: str | None, make: Callable[[str], Build]
+    ) -> "KStream[K_co, V_co]":
         return KStream(self._flow.same(self._flow.add(kind, name, make)))
 
 
-class KTable:
-    """A table: the latest value per key, in a store of its own or computed from other tables.
+class KTable(Generic[K_co, V_co]):
+    """A table of the latest value per key, in a store of its own or computed from other tables.
 
-    What filter, map_values and the joins make has a store only if `materialized` names one.
+    The results of filter, map_values and joins have a store only if `materialized` names one.
+    Otherwise their functions are called again whenever a row is looked up.
     """
 
     def __init__(self, table: Table) -> None:
@@ -300,57 +340,62 @@ class KTable:
 
     @property
     def store(self) -> str | None:
-        """The name of the store behind it; None if it is computed from other tables."""
+        """The name of the table's own store; None if it is computed from other tables."""
         return self._table.store
 
     def filter(
         self,
-        predicate: Callable[[Any, Any], object],
-        materialized: Materialized | str | None = None,
+        predicate: Callable[[K_co, V_co], object],
+        materialized: Materialized[K_co, V_co] | str | None = None,
         *,
         name: str | None = None,
-    ) -> "KTable":
-        """The rows for which predicate(key, value) holds."""
+    ) -> "KTable[K_co, V_co]":
+        """Return the rows for which predicate(key, value) is true."""
         check_arity("filter", predicate, 2, name)
         kept = self._table.keep(materialized, self._table.value_serde)
         return KTable(views.filter_table(self._table, predicate, kept=kept, name=name))
 
     def map_values(
         self,
-        function: Callable[[Any], Any],
-        materialized: Materialized | str | None = None,
+        function: Callable[[V_co], V2],
+        materialized: Materialized[K_co, V2] | str | None = None,
         *,
         name: str | None = None,
-    ) -> "KTable":
-        """function(value) for every row; it may be called again whenever a row is looked up."""
+    ) -> "KTable[K_co, V2]":
+        """Return a table with function(value) for every row."""
         check_arity("map_values", function, 1, name)
         kept = self._table.keep(materialized, self._table.builder.value_serde)
         return KTable(views.map_table(self._table, function, kept=kept, name=name))
 
     def join(
         self,
-        table: "KTable",
-        function: Callable[[Any, Any], Any],
-        materialized: Materialized | str | None = None,
+        table: "KTable[K_co, V2]",
+        function: Callable[[V_co, V2], R],
+        materialized: Materialized[K_co, R] | str | None = None,
         *,
         name: str | None = None,
-    ) -> "KTable":
-        """function(left, right) for every key both tables have; updated when either changes."""
-        return self._joined("join", table, function, materialized, name, left=False)
+    ) -> "KTable[K_co, R]":
+        """Return function(left, right) for every key that both tables have.
+
+        A row is updated when either side changes, and has the later of both sides' times.
+        SerdeMismatch if the keys of both have different serdes; InvalidTopology if the other table
+        has another builder.
+        """
+        return self._joined("join", table, function, materialized, name)
 
     def left_join(
         self,
-        table: "KTable",
-        function: Callable[[Any, Any], Any],
-        materialized: Materialized | str | None = None,
+        table: "KTable[K_co, V2]",
+        function: Callable[[V_co, V2 | None], R],
+        materialized: Materialized[K_co, R] | str | None = None,
         *,
         name: str | None = None,
-    ) -> "KTable":
-        """As join, but function(left, None) where the other table has no such key."""
-        return self._joined("left_join", table, function, materialized, name, left=True)
+    ) -> "KTable[K_co, R]":
+        """Do as `join`, but return function(left, None) where the other table lacks the key."""
+        return self._joined("left_join", table, function, materialized, name)
 
-    def to_stream(self, *, name: str | None = None) -> KStream:
-        """Its updates as a stream; a null value is a delete."""
+    def to_stream(self, *, name: str | None = None) -> KStream[K_co, V_co]:
+        """Return the table's updates as a stream; a deleted row has a null value there."""
         table = self._table
         node = table.builder.node("KTABLE-TOSTREAM", name, (table.node,), lambda _: ops.passed())
         return KStream(Flow(table.builder, node, table.key_serde, table.value_serde))
@@ -358,22 +403,97 @@ class KTable:
     def _joined(
         self,
         verb: str,
-        table: "KTable",
+        table: "KTable[Any, Any]",
         function: Callable[[Any, Any], Any],
-        materialized: Materialized | str | None,
+        materialized: Materialized[Any, Any] | str | None,
         name: str | None,
-        *,
-        left: bool,
-    ) -> "KTable":
+    ) -> "KTable[K_co, Any]":
         check_arity(verb, function, 2, name)
-        this = self._table
-        other = _table_of(verb, table, this)
-        other.check_keys(verb, name, this.key_serde, "the first table")
-        kept = this.keep(materialized, this.builder.value_serde)
-        return KTable(joins.tables(this, other, function, left=left, kept=kept, name=name))
+        made = joins.table_with_table(
+            self._table,
+            _table_of(verb, table, self._table),
+            function,
+            left=verb == "left_join",
+            materialized=materialized,
+            name=name,
+        )
+        return KTable(made)
 
 
-def _table_of(verb: str, table: KTable, ours: Flow | Table) -> Table:
+class _Grouped(Generic[K_co, KR_co, V_co]):
+    """The aggregates of records grouped by K, in tables with keys of KR."""
+
+    def __init__(self, grouping: Grouping) -> None:
+        self._grouping = grouping
+
+    def count(
+        self,
+        materialized: Materialized[K_co, int] | Materialized[K_co, bytes] | str | None = None,
+        *,
+        name: str | None = None,
+    ) -> "KTable[KR_co, int]":
+        """Return the number of records per key, as INT64.
+
+        Records with a null key are dropped. Those with a null value are dropped, too, except in
+        windows, as in Kafka Streams. InvalidTopology if the store's values are not INT64, or if
+        another operator keeps its rows in that store.
+        """
+        return KTable(self._grouping.count(materialized, name))
+
+    def reduce(
+        self,
+        function: Callable[[V_co, V_co], V_co | None],
+        materialized: Materialized[K_co, V_co] | str | None = None,
+        *,
+        name: str | None = None,
+    ) -> "KTable[KR_co, V_co]":
+        """Return function(old, new) folded over the values of each key.
+
+        The first value stands as it is, and None deletes the key. Null keys and values are treated
+        as by `count`; in windows, the function receives null values. InvalidTopology if another
+        operator keeps its rows in that store.
+        """
+        check_arity("reduce", function, 2, name)
+        return KTable(self._grouping.reduce(function, materialized, name))
+
+    def aggregate(
+        self,
+        initial: Initializer[A],
+        function: Callable[[K_co, V_co, A], A | None],
+        materialized: Materialized[K_co, A] | str | None = None,
+        *,
+        name: str | None = None,
+    ) -> "KTable[KR_co, A]":
+        """Return function(key, value, aggregate) folded over the records of each key.
+
+        The first aggregate of a key is initial(), and None deletes the key. Null keys and values
+        are treated as by `reduce`. Without a serde in `materialized`, aggregates have the builder's
+        value serde. InvalidTopology if another operator keeps its rows in that store.
+        """
+        check_arity("aggregate initial", initial, 0, name)
+        check_arity("aggregate", function, 3, name)
+        return KTable(self._grouping.aggregate(initial, function, materialized, name))
+
+
+class TimeWindowedKStream(_Grouped[K_co, Windowed[K_co], V_co]):
+    """Records grouped by key and window, to be aggregated; the tables' keys are `Windowed`."""
+
+
+class KGroupedStream(_Grouped[K_co, K_co, V_co]):
+    """Records grouped by key, to be aggregated."""
+
+    def windowed_by(
+        self, windows: TumblingWindows, *, emit: EmitStrategy | str = EmitStrategy.ON_UPDATE
+    ) -> TimeWindowedKStream[K_co, V_co]:
+        """Group by window, too.
+
+        ON_UPDATE emits a result whenever a window's aggregate changed. ON_WINDOW_CLOSE emits one
+        result per window, when no record of it can follow any more (KIP-825).
+        """
+        return TimeWindowedKStream(self._grouping.windowed(windows, EmitStrategy(emit)))
+
+
+def _table_of(verb: str, table: KTable[Any, Any], ours: Flow | Table) -> Table:
     given: object = table
     if not isinstance(given, KTable):
         raise Misuse(

@@ -1,20 +1,34 @@
-"""Tables of the latest value per key, as operators."""
+"""Tables made of a stream: the latest value per key, or every version of it.
 
+A table with history keeps each version in a versioned store and is looked up by the records' own
+times. An update older than the latest version of its key changes history and is not handed on; one
+older than the retention is dropped (SEMANTICS V4, V10).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from statestore.model.batch import Batch, Column
-from statestore.stores.specs import KeyValueSpec
-from statestore.topology.aggregates import Before
+from statestore.stores import versioned_layout as layout
+from statestore.stores.specs import KeyValueSpec, VersionedSpec
+from statestore.stores.versioned_table import VersionedTable
 from statestore.topology.failures import encoded, keyed
-from statestore.topology.graph import Build, Forward, NodeContext, Push
+from statestore.topology.grace import Gate, Waiter
+from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
+
+LookAsOf = Callable[[Sequence[bytes | None], Sequence[int]], list[Any]]
+"""From keys and times to the values that were valid then; None where there was none."""
 
 
-def tabled(node: str, spec: KeyValueSpec[Any, Any], *, before: Before | None = None) -> Build:
-    """The latest value per key into a store; null keys are dropped, null values delete."""
+def latest(node: str, spec: KeyValueSpec[Any, Any], *, old_values: SendOldValues) -> Build:
+    """Build a node that keeps the latest value per key.
+
+    Records with a null key are dropped; a null value deletes the key.
+    """
 
     def build(context: NodeContext, forward: Forward) -> Push:
         table = context.table(spec.name)
-        wanted = before is not None and before.wanted
 
         def push(batch: Batch) -> None:
             batch, keys = keyed(context, node, batch, spec.key_serde)
@@ -22,13 +36,12 @@ def tabled(node: str, spec: KeyValueSpec[Any, Any], *, before: Before | None = N
                 return
             values = encoded(node, batch, "value", spec.value_serde)
             writes: dict[Any, bytes | None] = dict(zip(keys, values, strict=True))
-            if wanted:
+            if old_values.enabled:
                 known = sorted(writes)
-                old = dict(zip(known, table.get_many(known), strict=True))
-                replaced = [_swapped(old, key, new) for key, new in zip(keys, values, strict=True)]
-                batch = batch.with_columns()
-                batch.before = Column(raw=replaced, serde=spec.value_serde)
-            # Of the last record of each key, as the values.
+                held = dict(zip(known, table.get_many(known), strict=True))
+                replaced = [_swapped(held, key, new) for key, new in zip(keys, values, strict=True)]
+                batch = batch.with_columns(old_values=Column(raw=replaced, serde=spec.value_serde))
+            # The times, as the values, are those of each key's last record.
             table.put_all(writes, list(dict(zip(keys, batch.timestamps, strict=True)).values()))
             forward(batch, None)
 
@@ -38,7 +51,141 @@ def tabled(node: str, spec: KeyValueSpec[Any, Any], *, before: Before | None = N
 
 
 def _swapped(held: dict[Any, bytes | None], key: Any, new: bytes | None) -> bytes | None:
-    """What is held for `key`; `new` is held from here on."""
+    """Return what is held for the key, and hold `new` from here on."""
     old = held[key]
     held[key] = new
     return old
+
+
+@dataclass(frozen=True)
+class History:
+    """What a table with versions offers to joins.
+
+    `node` is the one whose updates change the history. `waiters` are the joins that wait for it;
+    they are added while the topology is written.
+    """
+
+    retention_ms: int
+    look: Callable[[NodeContext], LookAsOf]
+    node: str
+    waiters: list[Waiter]
+
+    def through(self, function: Callable[[bytes, Any], Any]) -> "History":
+        """Return the history of a table computed row by row from this one.
+
+        `function(key's bytes, value)` returns None where the computed table has no row.
+        """
+
+        def make(context: NodeContext) -> LookAsOf:
+            parent = self.look(context)
+
+            def look(keys: Sequence[bytes | None], times: Sequence[int]) -> list[Any]:
+                return [
+                    None if key is None or value is None else function(key, value)
+                    for key, value in zip(keys, parent(keys, times), strict=True)
+                ]
+
+            return look
+
+        return replace(self, look=make)
+
+
+def history_of(spec: VersionedSpec[Any, Any], node: str, waiters: list[Waiter]) -> History:
+    """Return the history in a versioned store, which `with_history` made with these waiters."""
+
+    def make(context: NodeContext) -> LookAsOf:
+        table, read = context.versions(spec.name), spec.value_serde.deserialize
+
+        def look(keys: Sequence[bytes | None], times: Sequence[int]) -> list[Any]:
+            known = [(key, time) for key, time in zip(keys, times, strict=True) if key is not None]
+            found = iter(table.get_many_as_of([k for k, _ in known], [t for _, t in known]))
+            rows = [None if key is None else next(found) for key in keys]
+            return [None if row is None else read(row) for row in rows]
+
+        return look
+
+    return History(spec.history_retention_ms, make, node, waiters)
+
+
+def latest_version(spec: VersionedSpec[Any, Any]) -> Callable[[NodeContext], Any]:
+    """Return the look-up of latest values in a versioned store."""
+
+    def make(context: NodeContext) -> Callable[[list[bytes]], list[Any]]:
+        table, read = context.versions(spec.name), spec.value_serde.deserialize
+
+        def look(keys: list[bytes]) -> list[Any]:
+            rows = [
+                None if row is None else layout.read_version(row).value
+                for row in table.latest_rows(keys)
+            ]
+            return [None if row is None else read(row) for row in rows]
+
+        return look
+
+    return make
+
+
+def with_history(
+    node: str, spec: VersionedSpec[Any, Any], *, old_values: SendOldValues, waiters: list[Waiter]
+) -> Build:
+    """Build a node that keeps every version and hands on those that are their keys' latest."""
+
+    def build(context: NodeContext, forward: Forward) -> Push:
+        table = context.versions(spec.name)
+        gate = Gate(context, waiters, forward) if waiters else None
+
+        def push(batch: Batch) -> None:
+            for part in (batch,) if gate is None else gate.parts(batch):
+                apply(part)
+
+        def apply(batch: Batch) -> None:
+            batch, known = keyed(context, node, batch, spec.key_serde)
+            if not known:
+                return
+            values = encoded(node, batch, "value", spec.value_serde)
+            if not old_values.enabled and table.in_order(batch.timestamps):
+                table.put_all(known, values, batch.timestamps)
+                forward(batch, None)
+                return
+            rows = _latest_rows(table, known)
+            late = table.put_all(known, values, batch.timestamps)
+            if late:
+                context.drop(node, batch, late, "older_than_history")
+            places, replaced = _newest(known, values, batch.timestamps, rows, set(late or ()))
+            if not places:
+                return
+            made = batch if len(places) == len(known) else batch.take(places)
+            if old_values.enabled:
+                made = made.with_columns(old_values=Column(raw=replaced, serde=spec.value_serde))
+            forward(made, None)
+
+        return push
+
+    return build
+
+
+def _latest_rows(table: VersionedTable, keys: list[bytes]) -> dict[bytes, bytes | None]:
+    unique = list(dict.fromkeys(keys))
+    return dict(zip(unique, table.latest_rows(unique), strict=True))
+
+
+def _newest(
+    keys: list[bytes],
+    values: list[bytes | None],
+    times: list[int],
+    rows: dict[bytes, bytes | None],
+    late: set[int],
+) -> tuple[list[int], list[bytes | None]]:
+    """Return which records were their keys' latest in their turn, and the values they replaced."""
+    begins: dict[bytes, int] = {}
+    held: dict[bytes, bytes | None] = {}
+    for key, row in rows.items():
+        begins[key], held[key] = (layout.NEVER, None) if row is None else layout.read_version(row)
+    places, replaced = [], []
+    for i, (key, value, time) in enumerate(zip(keys, values, times, strict=True)):
+        if time >= begins[key] and i not in late:
+            begins[key] = time
+            places.append(i)
+            replaced.append(held[key])
+            held[key] = value
+    return places, replaced

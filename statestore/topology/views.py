@@ -1,7 +1,8 @@
-"""Tables computed from a table: filter, map_values; and what keeps a computed table in a store.
+"""Tables computed from a table by filter and map_values, with or without a store of their own.
 
-As Kafka Streams: nulls are deletes and reach no function; a filter emits a delete only for a key
-that passed before; `before` of an update is what the same function makes of what was there before.
+As in Kafka Streams, a null is a delete and reaches no function. A filter emits a delete only for a
+key that passed before. The old value of an update is what the same function makes of the old value
+of the table above.
 """
 
 from collections.abc import Callable
@@ -10,25 +11,117 @@ from typing import Any
 
 from statestore.model.batch import Batch, Column
 from statestore.stores.specs import KeyValueSpec
-from statestore.topology.aggregates import Before
 from statestore.topology.failures import decoded, encoded, processing
 from statestore.topology.flows import Look, Table
-from statestore.topology.graph import Build, Forward, NodeContext, Push
+from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
 
 Keep = Callable[[Batch], None]
+Kept = KeyValueSpec[Any, Any] | None
+"""The store that keeps a computed table; None: its rows are computed at each look-up."""
 
 
-def filtered(
+def filter_table(
+    table: Table,
+    predicate: Callable[[Any, Any], object],
+    *,
+    kept: Kept,
+    name: str | None,
+) -> Table:
+    """Add a filter of a table."""
+    old_values = SendOldValues()
+    table.send_old_values()
+    read_key = table.key_serde.deserialize
+
+    def passing(key: bytes, value: Any) -> Any:
+        return value if predicate(read_key(key), value) else None
+
+    node = table.add(
+        "KTABLE-FILTER",
+        name,
+        lambda n: _filtered(n, predicate, old_values=old_values, kept=kept),
+        kept,
+    )
+    made = replace(_computed(table, passing), node=node, send_old_values=old_values.enable)
+    return made if kept is None else made.kept_in(kept)
+
+
+def map_table(
+    table: Table,
+    function: Callable[[Any], Any],
+    *,
+    kept: Kept,
+    name: str | None,
+) -> Table:
+    """Add a map of a table's values."""
+    old_values = SendOldValues()
+
+    def send_old_values() -> None:
+        old_values.enable()
+        table.send_old_values()
+
+    node = table.add(
+        "KTABLE-MAPVALUES",
+        name,
+        lambda n: _mapped(n, function, old_values=old_values, kept=kept),
+        kept,
+    )
+    made = replace(
+        _computed(table, lambda _key, value: function(value)),
+        node=node,
+        value_serde=table.builder.value_serde,
+        send_old_values=send_old_values,
+    )
+    return made if kept is None else made.kept_in(kept)
+
+
+def merged(node: str, kept: Kept) -> Build:
+    """Build a node that makes one table of the two halves of a join of tables."""
+    return _view(node, lambda batch: batch, kept)
+
+
+def updates(batch: Batch, places: list[int], new: list[Any], old: list[Any] | None) -> Batch:
+    """Return the updates of `batch` at `places`, with these values and old values."""
+    chosen = batch if len(places) == len(batch) else batch.take(places)
+    return chosen.with_columns(
+        values=Column(objects=new), old_values=None if old is None else Column(objects=old)
+    )
+
+
+def _computed(table: Table, function: Callable[[bytes, Any], Any]) -> Table:
+    """Return a table whose rows are function(key's bytes, value) of those of another table.
+
+    If the other table has a history, so has this one, with each version computed in the same way.
+    """
+
+    def look_in(context: NodeContext) -> Look:
+        parent = table.look(context)
+
+        def look(keys: list[bytes]) -> list[Any]:
+            return [
+                None if value is None else function(key, value)
+                for key, value in zip(keys, parent(keys), strict=True)
+            ]
+
+        return look
+
+    history = None if table.history is None else table.history.through(function)
+    return replace(table, look=look_in, store=None, history=history)
+
+
+def _filtered(
     node: str,
     predicate: Callable[[Any, Any], object],
     *,
-    before: Before,
-    kept: KeyValueSpec[Any, Any] | None,
+    old_values: SendOldValues,
+    kept: Kept,
 ) -> Build:
-    """The rows the predicate holds for; its parent's updates carry what they replace."""
+    """Build a node that keeps the rows for which the predicate holds.
+
+    The updates that it takes carry old values.
+    """
 
     def transform(batch: Batch) -> Batch:
-        assert batch.before is not None
+        assert batch.old_values is not None
         keys = decoded(node, batch, "key")
         decoded(node, batch, "value")
 
@@ -36,51 +129,40 @@ def filtered(
             pairs = zip(keys, column.objects, strict=True)
             return [v if v is not None and predicate(k, v) else None for k, v in pairs]
 
-        new, old = passing(batch.values), passing(batch.before)
+        new, old = passing(batch.values), passing(batch.old_values)
         either = enumerate(zip(new, old, strict=True))
         places = [i for i, (n, o) in either if n is not None or o is not None]
-        replaced = [old[i] for i in places] if before.wanted else None
+        replaced = [old[i] for i in places] if old_values.enabled else None
         return updates(batch, places, [new[i] for i in places], replaced)
 
-    return view(node, transform, kept)
+    return _view(node, transform, kept)
 
 
-def mapped(
+def _mapped(
     node: str,
     function: Callable[[Any], Any],
     *,
-    before: Before,
-    kept: KeyValueSpec[Any, Any] | None,
+    old_values: SendOldValues,
+    kept: Kept,
 ) -> Build:
-    """New values, same keys."""
+    """Build a node that gives each row a new value."""
 
     def each(column: Column) -> list[Any]:
         return [None if value is None else function(value) for value in column.objects]
 
     def transform(batch: Batch) -> Batch:
         decoded(node, batch, "value")
-        made = batch.with_columns(values=Column(objects=each(batch.values)))
-        if before.wanted:
-            assert batch.before is not None
-            made.before = Column(objects=each(batch.before))
-        return made
+        values, replaced = Column(objects=each(batch.values)), None
+        if old_values.enabled:
+            assert batch.old_values is not None
+            replaced = Column(objects=each(batch.old_values))
+        return batch.with_columns(values=values, old_values=replaced)
 
-    return view(node, transform, kept)
-
-
-def updates(batch: Batch, places: list[int], new: list[Any], old: list[Any] | None) -> Batch:
-    """The updates of `batch` at `places`, with these values."""
-    chosen = batch if len(places) == len(batch) else batch.take(places)
-    made = chosen.with_columns(values=Column(objects=new))
-    if old is not None:
-        made.before = Column(objects=old)
-    return made
+    return _view(node, transform, kept)
 
 
-def view(
-    node: str, transform: Callable[[Batch], Batch], kept: KeyValueSpec[Any, Any] | None
-) -> Build:
-    """An operator over a table's updates, its result kept in a store if there is one."""
+def _view(node: str, transform: Callable[[Batch], Batch], kept: Kept) -> Build:
+    """Build a node that transforms a table's updates, and keeps the result if it has a store."""
 
     def build(context: NodeContext, forward: Forward) -> Push:
         keep = _keeping(node, kept, context)
@@ -97,12 +179,7 @@ def view(
     return build
 
 
-def merged(node: str, kept: KeyValueSpec[Any, Any] | None) -> Build:
-    """The two halves of a join of tables, as one."""
-    return view(node, lambda batch: batch, kept)
-
-
-def _keeping(node: str, kept: KeyValueSpec[Any, Any] | None, context: NodeContext) -> Keep:
+def _keeping(node: str, kept: Kept, context: NodeContext) -> Keep:
     if kept is None:
         return lambda _made: None
     table, spec = context.table(kept.name), kept
@@ -115,72 +192,3 @@ def _keeping(node: str, kept: KeyValueSpec[Any, Any] | None, context: NodeContex
         table.put_all(dict(zip(keys, values, strict=True)), times)  # type: ignore[arg-type]
 
     return keep
-
-
-def filter_table(
-    table: Table,
-    predicate: Callable[[Any, Any], object],
-    *,
-    kept: KeyValueSpec[Any, Any] | None,
-    name: str | None,
-) -> Table:
-    """Add a filter of a table."""
-    before = Before()
-    table.want_before()
-    read_key = table.key_serde.deserialize
-
-    def passing(key: bytes, value: Any) -> Any:
-        return value if predicate(read_key(key), value) else None
-
-    node = table.add(
-        "KTABLE-FILTER", name, lambda n: filtered(n, predicate, before=before, kept=kept), kept
-    )
-    made = replace(computed(table, passing), node=node, want_before=before.want)
-    return made if kept is None else made.kept_in(kept)
-
-
-def map_table(
-    table: Table,
-    function: Callable[[Any], Any],
-    *,
-    kept: KeyValueSpec[Any, Any] | None,
-    name: str | None,
-) -> Table:
-    """Add other values to a table's keys."""
-    before = Before()
-
-    def want_before() -> None:
-        before.want()
-        table.want_before()
-
-    node = table.add(
-        "KTABLE-MAPVALUES", name, lambda n: mapped(n, function, before=before, kept=kept), kept
-    )
-    made = replace(
-        computed(table, lambda _key, value: function(value)),
-        node=node,
-        value_serde=table.builder.value_serde,
-        want_before=want_before,
-    )
-    return made if kept is None else made.kept_in(kept)
-
-
-def computed(table: Table, function: Callable[[bytes, Any], Any]) -> Table:
-    """What a table shows without a store of its own: function(key's bytes, value) for each row.
-
-    Of a table with history, every version is shown so.
-    """
-
-    def look_in(context: NodeContext) -> Look:
-        parent = table.look(context)
-
-        def look(keys: list[bytes]) -> list[Any]:
-            return [
-                None if value is None else function(key, value)
-                for key, value in zip(keys, parent(keys), strict=True)
-            ]
-
-        return look
-
-    history = None if table.history is None else table.history.through(function)
-    return replace(table, look=look_in, store=None, history=history)

@@ -1,9 +1,10 @@
-"""Tumbling windows (SEMANTICS section 6), over the same count, reduce and aggregate as without.
+"""Tumbling windows (SEMANTICS section 6), for the same aggregates as without windows.
 
-A record counts in the window that holds its timestamp, unless stream time has passed the window's
-end by the grace: then it is late, dropped and counted. Stream time is the largest timestamp of
-records with a key; it is a row of the store. Expired windows are deleted whole, a share with each
-batch so that no batch has to delete without end; reads do not show them meanwhile.
+A record counts in the window that holds its timestamp, unless stream time has passed the end of the
+window by the grace: then the record is late, and it is dropped and counted as dropped. Stream time
+here is the largest timestamp of records with a key, and it is a row of the store. Expired windows
+are deleted whole, some with each batch, so that no batch has to delete a great many. Reads leave
+them out meanwhile.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,9 +19,9 @@ from statestore.model.batch import Batch, Column
 from statestore.model.modes import EmitStrategy, Span, span_ms
 from statestore.stores.specs import KeyValueSpec, WindowSpec
 from statestore.stores.windows import START, TIME_ROW, keys_of, start_of
-from statestore.topology.aggregates import Before, KeyingOf
+from statestore.topology.aggregates import KeyingOf
 from statestore.topology.failures import decoded, encoded
-from statestore.topology.graph import Build, Forward, Held, NodeContext, Push
+from statestore.topology.nodes import Build, Forward, Held, NodeContext, Push, SendOldValues
 
 _EMITTED_AT_ONCE = 10_000
 _EXPIRED_AT_ONCE = 1000
@@ -29,10 +30,11 @@ _STARTS, _START_BYTES = np.dtype(">i8"), np.dtype("V8")
 
 @dataclass(frozen=True, init=False)
 class TumblingWindows:
-    """Windows of `size_ms` side by side since the epoch, open to late records for `grace_ms`.
+    """Windows of `size_ms`, side by side since the epoch, open to late records for `grace_ms`.
 
-    A window leaves the store when stream time has passed its start by `retention_ms`, by default
-    size + grace.
+    A window leaves the store when stream time has passed its start by `retention_ms`, which is
+    size + grace unless given. All three are milliseconds or timedeltas. Misuse if the size is not
+    positive, the grace is negative, or the retention is less than size + grace.
     """
 
     size_ms: int
@@ -55,7 +57,7 @@ class TumblingWindows:
             object.__setattr__(self, name, value)
 
     def spec(self, plain: KeyValueSpec[Any, Any], emit: EmitStrategy) -> WindowSpec[Any, Any]:
-        """The window store in place of a plain one."""
+        """Return the window store to use in place of a plain one."""
         terms = (f"grace {self.grace_ms}", f"retention {self.retention_ms}", f"emit {emit}")
         return WindowSpec(
             plain.name,
@@ -75,16 +77,16 @@ def in_windows(
     windows: TumblingWindows,
     emit: EmitStrategy,
     fold: Callable[[KeyingOf], Build],
-    before: Before,
+    old_values: SendOldValues,
 ) -> Build:
-    """An aggregate per key and window; `fold` makes it over the rows it is given.
+    """Build an aggregate per key and window; `fold` makes it over the rows that it is given.
 
-    `before`: whether results at the close say what they replace, which is nothing.
+    `old_values` says whether results at the close of a window carry old values, which are None.
     """
     final = emit is EmitStrategy.ON_WINDOW_CLOSE
 
     def build(context: NodeContext, forward: Forward) -> Push:
-        open_windows = _OpenWindows(node, spec, windows, context, before, final=final)
+        open_windows = _OpenWindows(node, spec, windows, context, old_values, final=final)
         push_rows = fold(lambda *_: open_windows)(context, _silent if final else forward)
 
         def push(batch: Batch) -> None:
@@ -99,7 +101,7 @@ def in_windows(
 
 
 def _silent(_batch: Batch, _to: str | None) -> None:
-    """What is not emitted on update."""
+    """Take the place of `forward` for results that are emitted only when their window closes."""
 
 
 class _OpenWindows:
@@ -111,20 +113,21 @@ class _OpenWindows:
         spec: WindowSpec[Any, Any],
         windows: TumblingWindows,
         context: NodeContext,
-        before: Before,
+        old_values: SendOldValues,
         *,
         final: bool,
     ) -> None:
-        """`final`: one result a window, at its close; how far these went is kept beside the time.
+        """`final`: each window has one result, at its close.
 
-        So another grace neither passes over a window nor gives one a second result, also where
-        results went out by update for a while.
+        How far these results went is kept beside the stream time. So a start with another grace
+        neither leaves out a window nor gives one a second result, even if results went out on
+        update for a while.
         """
         self._node = node
         self._context = context
         self._spec = spec
         self._windows = windows
-        self._before = before
+        self._old_values = old_values
         self._final_only = final
         self._table = context.table(spec.name)
         stored = self._table.get(TIME_ROW)
@@ -138,10 +141,10 @@ class _OpenWindows:
         """The time of this store at each record of the last batch."""
 
     def closed_ms(self) -> int:
-        """Windows that end then or before take no more records; negative: none do."""
+        """Return the time such that windows that end by then are closed; negative: none is."""
         return -1 if self._now_ms < 0 else self._now_ms - self._windows.grace_ms
 
-    # The Keying.
+    # What a Keying does.
 
     def rows(self, batch: Batch) -> list[bytes | None]:
         keys = encoded(self._node, batch, "key", self._spec.inner)
@@ -196,10 +199,10 @@ class _OpenWindows:
         emitted = START.pack(self._emitted_ms) if self._keeps_emitted else b""
         self._table.put(TIME_ROW, START.pack(self._now_ms) + emitted)
 
-    # What time does.
+    # What happens as stream time passes.
 
     def emit_closed(self, batch: Batch, forward: Forward) -> None:
-        """Forward the windows that `batch` has closed and that have not been emitted, by start."""
+        """Forward the windows that `batch` has closed and that were not emitted, by start."""
         size, since_ms, closed_ms = self._windows.size_ms, self._emitted_ms, self.closed_ms()
         if closed_ms > since_ms:
             self._emitted_ms = closed_ms
@@ -224,23 +227,25 @@ class _OpenWindows:
         self._context.release(self._node, held, lambda batch: forward(batch, None))
 
     def _final(self, found: list[tuple[bytes, bytes]], batch: Batch) -> Batch:
-        """Closed windows as updates, stamped with their last moment."""
+        """Return closed windows as updates, stamped with their last moment."""
         last = self._windows.size_ms - 1
         times = [start_of(row) + last for row, _ in found]
-        made = Batch(
-            keys=self.column([row for row, _ in found]),
-            values=Column(raw=[value for _, value in found], serde=self._spec.value_serde),
-            timestamps=times,
-            before=Column(raw=[None] * len(found), serde=self._spec.value_serde)
-            if self._before.wanted
-            else None,
-        )
+        serde = self._spec.value_serde
+        stream_times = None
         if batch.stream_times is not None:
-            # The first record of the batch with which each was closed.
+            # Each window was closed by the first record that took stream time far enough.
             closed_at = np.array(times) + 1 + self._windows.grace_ms
             places = np.searchsorted(self._seen, closed_at).clip(max=len(batch) - 1)
-            made.stream_times = list(map(batch.stream_times.__getitem__, places.tolist()))
-        return made
+            stream_times = list(map(batch.stream_times.__getitem__, places.tolist()))
+        return Batch(
+            keys=self.column([row for row, _ in found]),
+            values=Column(raw=[value for _, value in found], serde=serde),
+            timestamps=times,
+            old_values=Column(raw=[None] * len(found), serde=serde)
+            if self._old_values.enabled
+            else None,
+            stream_times=stream_times,
+        )
 
     def expire(self, limit: int) -> None:
         """Delete up to `limit` rows of expired windows, the oldest first."""

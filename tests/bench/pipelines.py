@@ -4,8 +4,7 @@ import os
 
 import statestore as ss
 from statestore import serdes
-from statestore.stores.keyvalue import TransactionalKeyValueStore
-from statestore.topology.operators import ProcessorContext
+from statestore.topology.processors import ProcessorContext
 
 INPUT_VARIABLE = "BENCH_INPUT"
 OUTPUT_VARIABLE = "BENCH_OUTPUT"
@@ -34,10 +33,10 @@ class Total:
 
     def __init__(self, context: ProcessorContext) -> None:
         self._forward = context.forward
-        self._store: TransactionalKeyValueStore[bytes, int] = context.store(TOTALS)
+        self._store = context.store(TOTALS)
 
     def process(self, record: "ss.Record[bytes, bytes]") -> None:
-        total = self._store.get(record.key, 0) + len(record.value)  # type: ignore[operator]  # 0 is no None
+        total = self._store.get(record.key, 0) + len(record.value)
         self._store.put(record.key, total)
         self._forward(record.replace(value=total))
 
@@ -46,7 +45,7 @@ class TotalOnly(Total):
     """One get, one put."""
 
     def process(self, record: "ss.Record[bytes, bytes]") -> None:
-        total = self._store.get(record.key, 0) + len(record.value)  # type: ignore[operator]  # 0 is no None
+        total = self._store.get(record.key, 0) + len(record.value)
         self._store.put(record.key, total)
 
 
@@ -74,7 +73,7 @@ class Passed(Total):
     """One get, one put, the record handed on as it came."""
 
     def process(self, record: "ss.Record[bytes, bytes]") -> None:
-        self._store.put(record.key, self._store.get(record.key, 0) + 1)  # type: ignore[operator]  # 0 is no None
+        self._store.put(record.key, self._store.get(record.key, 0) + 1)
         self._forward(record)
 
 

@@ -34,10 +34,10 @@ class Case:
         self.builder = builder
         self.name = f"{prefix}{name}"
 
-    def stream(self, topic: str = "in", **options: Any) -> KStream:
+    def stream(self, topic: str = "in", **options: Any) -> KStream[Any, Any]:
         return self.builder.stream(self.of(topic), **options)
 
-    def table(self, topic: str) -> KTable:
+    def table(self, topic: str) -> KTable[Any, Any]:
         kept = ss.Materialized(self.of(topic), caching=False)
         return self.builder.table(self.of(topic), materialized=kept)
 
@@ -45,7 +45,7 @@ class Case:
         """A store of its own, every update emitted."""
         return ss.Materialized(self.of(store), caching=False)
 
-    def out(self, stream: KStream, topic: str = "out") -> None:
+    def out(self, stream: KStream[Any, Any], topic: str = "out") -> None:
         stream.to(self.of(topic))
 
     def of(self, thing: str) -> str:

@@ -57,7 +57,7 @@ FITTING = {
 
 
 def played(
-    build: Callable[[KStream], None], serde: Serde[Any], records: Rows, lot: int
+    build: Callable[[KStream[Any, Any]], None], serde: Serde[Any], records: Rows, lot: int
 ) -> tuple[list[Any], ...]:
     """Stored rows, the last update of each key, and a copy of the input beside."""
     b = StreamsBuilder(key_serde=serdes.STRING, value_serde=serde)
@@ -84,7 +84,7 @@ def test_a_reduction_does_not_depend_on_batches(
     chance = random.Random(seed)
     rows = [(chance.choice("abc"), VALUES[values](chance), i) for i in range(60)]
 
-    def build(stream: KStream) -> None:
+    def build(stream: KStream[Any, Any]) -> None:
         kept = ss.Materialized("s", caching=caching)
         stream.group_by_key().reduce(REDUCERS[reducer], kept).to_stream().to("out")
 
@@ -94,7 +94,7 @@ def test_a_reduction_does_not_depend_on_batches(
 
 
 def test_a_reducer_may_change_its_first_argument() -> None:
-    def build(stream: KStream) -> None:
+    def build(stream: KStream[Any, Any]) -> None:
         stream.group_by_key().reduce(added_in_place, "s").to_stream().to("out")
 
     rows = [("a", {"n": 1}, i) for i in range(3)]
@@ -119,7 +119,8 @@ def test_an_aggregator_may_change_its_aggregate(*, windowed: bool) -> None:
 # Joiners that change the row they are given.
 
 
-def added_to_the_right(left: Any, right: dict[str, Any]) -> dict[str, Any]:
+def added_to_the_right(left: Any, right: dict[str, Any] | None) -> dict[str, Any]:
+    assert right is not None
     right["seen"] += 1
     return {"left": left, **right}
 
@@ -128,23 +129,23 @@ def added_to_the_left(left: dict[str, Any], right: Any) -> dict[str, Any]:
     return added_to_the_right(right, left)
 
 
-def _stream_with_table(b: StreamsBuilder, table: KTable) -> KStream:
+def _stream_with_table(b: StreamsBuilder, table: KTable[Any, Any]) -> KStream[Any, Any]:
     return b.stream("in").join(table, added_to_the_right)
 
 
-def _stream_with_view(b: StreamsBuilder, table: KTable) -> KStream:
+def _stream_with_view(b: StreamsBuilder, table: KTable[Any, Any]) -> KStream[Any, Any]:
     return b.stream("in").left_join(table.filter(lambda _k, v: v), added_to_the_right)
 
 
-def _of_a_left_table(b: StreamsBuilder, table: KTable) -> KStream:
+def _of_a_left_table(b: StreamsBuilder, table: KTable[Any, Any]) -> KStream[Any, Any]:
     return b.table("in").join(table, added_to_the_right).to_stream()
 
 
-def _of_a_right_table(b: StreamsBuilder, table: KTable) -> KStream:
+def _of_a_right_table(b: StreamsBuilder, table: KTable[Any, Any]) -> KStream[Any, Any]:
     return table.join(b.table("in"), added_to_the_left).to_stream()
 
 
-def _with_what_they_replace(b: StreamsBuilder, table: KTable) -> KStream:
+def _with_what_they_replace(b: StreamsBuilder, table: KTable[Any, Any]) -> KStream[Any, Any]:
     joined = b.table("in").join(table, added_to_the_right)
     return joined.filter(lambda _key, value: bool(value["seen"] == 1)).to_stream()
 
@@ -162,7 +163,10 @@ def _with_what_they_replace(b: StreamsBuilder, table: KTable) -> KStream:
     ],
 )
 def test_a_joiner_may_change_the_row_it_is_given(
-    join: Callable[[StreamsBuilder, KTable], KStream], lot: int, *, caching: bool
+    join: Callable[[StreamsBuilder, KTable[Any, Any]], KStream[Any, Any]],
+    lot: int,
+    *,
+    caching: bool,
 ) -> None:
     b = StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
     join(b, b.table("rows", materialized=ss.Materialized("rows", caching=caching))).to("out")

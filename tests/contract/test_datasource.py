@@ -17,15 +17,16 @@ from statestore.errors import Misuse, UnknownStore
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.spark.datasource import TransactionalStore
+from statestore.stores.specs import BuiltInSpec
 
 COUNTS = ss.persistent_key_value_store("counts", key_serde=serdes.STRING, value_serde=serdes.INT64)
 NOTES = ss.persistent_key_value_store("notes", key_serde=serdes.INT64, value_serde=serdes.JSON)
 RATES = ss.persistent_versioned_key_value_store(
     "rates", 1000, key_serde=serdes.STRING, value_serde=serdes.FLOAT64
 )
-OWN = serdes.Serde("ITS OWN", str.encode, bytes.decode)
+OWN = ss.Serde("ITS OWN", str.encode, bytes.decode)
 ODD = ss.persistent_key_value_store("odd", key_serde=OWN, value_serde=serdes.STRING)
-SPECS = {"counts": COUNTS, "notes": NOTES, "rates": RATES, "odd": ODD}
+SPECS: dict[str, BuiltInSpec] = {"counts": COUNTS, "notes": NOTES, "rates": RATES, "odd": ODD}
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +36,12 @@ def state_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     layout = StateLayout(folder, "shop")
     for partition in range(2):
         where = layout.task_dir(TaskId(0, partition)) / "rocksdb"
-        for spec, pairs in (
+        rows: list[tuple[ss.KeyValueSpec[Any, Any], list[tuple[Any, Any]]]] = [
             (COUNTS, [(f"k{partition}{i}", i) for i in range(3)]),
             (NOTES, [(partition, {"n": [partition, None]})]),
             (ODD, [("o", "v")]),
-        ):
+        ]
+        for spec, pairs in rows:
             with ss.open_store(spec, where) as store:
                 store.put_all(pairs)
                 store.commit({TopicPartition(f"shop-{spec.name}-changelog", partition): 7})

@@ -30,7 +30,7 @@ from statestore.operations.exports.manifest import encode_manifest
 from statestore.runtime.databases import RocksDatabases
 from statestore.tasks.lifecycle import StreamTask
 from statestore.tasks.stores import TaskStores
-from statestore.topology.graph import TopicName
+from statestore.topology.nodes import TopicName
 from tests.builders import DEADLINE_S, eventually
 from tests.contract.export_rig import ExportRig, offset_of, rows_of
 from tests.contract.task_rig import APPLICATION, TASK

@@ -24,7 +24,7 @@ def text(store: str) -> ss.Materialized:
     return ss.Materialized(store, value_serde=serdes.STRING)
 
 
-UNFIT: dict[str, tuple[Callable[[KStream], object], str, str, str, str]] = {
+UNFIT: dict[str, tuple[Callable[[KStream[Any, Any]], object], str, str, str, str]] = {
     "sink value": (
         lambda s: s.to("out", value_serde=serdes.STRING, name="it"),
         "value",
@@ -67,7 +67,7 @@ UNFIT: dict[str, tuple[Callable[[KStream], object], str, str, str, str]] = {
             .windowed_by(WINDOWS)
             .count("a")
             .to_stream()
-            .to("out", key_serde=serdes.STRING, name="it")
+            .to("out", key_serde=serdes.STRING, name="it")  # type: ignore[arg-type]  # the mistake
         ),
         "key",
         "Windowed",
@@ -90,7 +90,9 @@ def test_a_mismatch_names_node_side_type_serde_and_the_keyword_to_pass(case: str
             assert said in message, message
 
 
-JOINS: dict[str, tuple[Callable[[StreamsBuilder, ss.KTable], object], Any, tuple[str, ...]]] = {
+JOINS: dict[
+    str, tuple[Callable[[StreamsBuilder, ss.KTable[Any, Any]], object], Any, tuple[str, ...]]
+] = {
     "key, rekeyed for the table": (
         lambda b, table: b.stream("in").select_key(lambda k, _v: k).join(table, pair, name="it"),
         "a",
@@ -144,9 +146,9 @@ def test_keys_under_other_serdes_never_meet_and_are_refused_when_the_join_is_mad
     verb = "left_join" if left else "join"
     said = f"{verb} it: the keys of the stream are STRING, .* node numbers are INT64.*key_serde=…"
     with pytest.raises(SerdeMismatch, match=said):
-        join(numbers, pair, name="it")
+        join(numbers, pair, name="it")  # type: ignore[arg-type]  # the mistake
     with pytest.raises(SerdeMismatch, match="the keys of the first table are STRING"):
-        b.table("u").join(numbers, pair)
+        b.table("u").join(numbers, pair)  # type: ignore[arg-type]  # the mistake
 
 
 def test_decoding_what_is_no_such_key_in_a_window_says_so() -> None:

@@ -1,7 +1,7 @@
 """Functions scheduled by stream time and by the wall clock, in the stream tasks of production."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from statestore.errors import Misuse, RecordFailed
 from statestore.model.modes import PunctuationType
 from statestore.model.records import Record
 from statestore.testing.driver import TopologyTestDriver
-from statestore.topology.operators import ProcessorContext
+from statestore.topology.processors import ProcessorContext
 from statestore.topology.punctuation import Punctuation
 from tests.contract.task_rig import TaskRig
 
@@ -41,7 +41,7 @@ class Ticking:
         self.store.put("n", self.store.get("n", 0) + 1)
         self.context.forward(record)
 
-    def process_batch(self, records: list[Record[str, str]]) -> None:
+    def process_batch(self, records: Sequence[Record[str, str]]) -> None:
         for record in records:
             self.process(record)
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from click.testing import CliRunner
@@ -29,7 +29,7 @@ from statestore.operations.deployed import deployed, publish_deployed
 from statestore.operations.rows import committed_rows, shape_of
 from statestore.runtime import Runtime
 from statestore.settings import Settings
-from statestore.topology.graph import TopicName
+from statestore.topology.nodes import TopicName
 from tests.builders import DEADLINE_S, ManualClock
 from tests.contract.test_store_damage import drop
 
@@ -37,7 +37,7 @@ STATESTORE = Path(sys.executable).with_name("statestore")
 COUNTS = ss.persistent_key_value_store("counts", key_serde=serdes.STRING, value_serde=serdes.INT64)
 BLOBS = ss.persistent_key_value_store("blobs")
 NOTES = ss.persistent_key_value_store("notes", key_serde=serdes.INT64, value_serde=serdes.JSON)
-OWN = serdes.Serde("OWN", str.encode, bytes.decode)
+OWN = ss.Serde("OWN", str.encode, bytes.decode)
 ODD = ss.persistent_key_value_store("odd", key_serde=OWN, value_serde=OWN)
 RECENT = ss.in_memory_key_value_store("recent")
 
@@ -110,7 +110,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     layout = StateLayout(state_dir, "shop")
     for partition in range(2):
         folder = layout.task_dir(TaskId(0, partition)) / "rocksdb"
-        rows = {
+        rows: dict[ss.KeyValueSpec[Any, Any], list[tuple[Any, Any]]] = {
             COUNTS: [(f"k{partition}{i}", i) for i in range(3)] + [("key", 9), ("key2", 8)],
             BLOBS: [(b"\x00\\%d" % partition, b"\xff tail"), (b"plain", b"")],
             NOTES: [(7 + partition, {"n": [partition, None]})],

@@ -167,7 +167,7 @@ def test_times_may_be_aware_datetimes_and_spans_timedeltas(tmp_path: Path) -> No
         with pytest.raises(Misuse, match="is no time"):
             store.put("a", b"4", 2**63)
         with pytest.raises(Misuse, match="is no time"):
-            store.put_all([("a", b"4", "yesterday")])
+            store.put_all([("a", b"4", "yesterday")])  # type: ignore[list-item]  # what is refused
         store.rollback()
 
 
@@ -186,7 +186,10 @@ def test_falsy_values_are_values(opened: Open, serde: Any, value: Any) -> None:
 
 
 def test_a_serializer_that_gives_none_writes_a_tombstone(opened: Open) -> None:
-    forgetful = ss.Serde("forgetful", lambda v: None if v == "gone" else v.encode(), bytes.decode)
+    def forget(text: str) -> Any:
+        return None if text == "gone" else text.encode()
+
+    forgetful: ss.Serde[str] = ss.Serde("forgetful", forget, bytes.decode)
     store = opened(value_serde=forgetful)
     store.put_all([(b"a", "here", 10), (b"a", "gone", 20)])
     assert shown(one._replace(value=one.value.encode()) for one in store.history(b"a")) == (

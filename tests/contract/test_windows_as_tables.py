@@ -23,7 +23,7 @@ def texts() -> StreamsBuilder:
     return StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
 
 
-def counted(b: StreamsBuilder, emit: str, store: str = "counts") -> KTable:
+def counted(b: StreamsBuilder, emit: str, store: str = "counts") -> KTable[Any, Any]:
     return b.stream("in").group_by_key().windowed_by(KEPT, emit=emit).count(store)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import statestore as ss
-from statestore.topology.operators import ProcessorContext
+from statestore.topology.processors import ProcessorContext
 from tests.kafka.run_pipelines import builder, prefix
 
 # Above what the test's topic takes, below what the client takes.
@@ -62,8 +62,8 @@ def kept() -> ss.Topology:
     joined = stream.left_join(table, lambda value, _rate: value, grace_ms=5, name="priced")
     joined.map_values(shaped).to(f"{prefix()}-out")
     windows = ss.TumblingWindows(10, retention_ms=60_000)
-    finals = stream.group_by_key().windowed_by(windows, emit="on_window_close")
-    finals = finals.reduce(lambda _old, new: new, "finals").to_stream()
+    closing = stream.group_by_key().windowed_by(windows, emit="on_window_close")
+    finals = closing.reduce(lambda _old, new: new, "finals").to_stream()
     # Behind a processor of batches, nobody knows which one it was.
     finals.process_batch(Shaping).to(f"{prefix()}-counted")
     return b.build()

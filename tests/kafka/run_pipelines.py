@@ -9,8 +9,8 @@ from dataclasses import replace
 import statestore as ss
 from statestore import serdes
 from statestore.model.modes import PunctuationType
-from statestore.topology.graph import OperatorNode, Push
-from statestore.topology.operators import ProcessorContext
+from statestore.topology.nodes import OperatorNode, Push
+from statestore.topology.processors import ProcessorContext
 from tests.contract.user_stores import UserStore, supplier
 
 PREFIX_VARIABLE = "RUN_TOPICS"

@@ -13,7 +13,8 @@ from statestore.commands.running import report_run
 from statestore.spark.process import run_on_spark
 from statestore.spark.session import spark_session
 from statestore.testing.local_kafka import LocalKafka
-from statestore.topology.graph import SinkNode, SourceNode, Topology
+from statestore.topology.graph import Topology
+from statestore.topology.nodes import SinkNode, SourceNode
 from tests.builders import DEADLINE_S, eventually
 from tests.contract.operator_cases import CASES, on_kafka, on_spark
 from tests.contract.operator_tables import Seen, by_key, shown

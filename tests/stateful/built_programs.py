@@ -66,45 +66,53 @@ class Writing:
         stream = self._stream("in", self._keys)
         for place, step in enumerate(self._program.steps):
             name = f"{self._prefix}s{place}"
-            write: Callable[..., KStream] = getattr(self, step.name)
+            write: Callable[..., KStream[Any, Any]] = getattr(self, step.name)
             stream = write(stream, step.table or step.number, name)
         stream.to(f"{self._prefix}out", key_serde=self._keys, value_serde=self._functions.serde)
 
     # Streams.
 
-    def filter(self, stream: KStream, number: int, _name: str) -> KStream:
+    def filter(self, stream: KStream[Any, Any], number: int, _name: str) -> KStream[Any, Any]:
         return stream.filter(lambda _key, value: self._functions.passes(value, number))
 
-    def map_values(self, stream: KStream, number: int, _name: str) -> KStream:
+    def map_values(self, stream: KStream[Any, Any], number: int, _name: str) -> KStream[Any, Any]:
         return stream.map_values(lambda value: self._functions.plus(value, number))
 
-    def select_key(self, stream: KStream, number: int, _name: str) -> KStream:
+    def select_key(self, stream: KStream[Any, Any], number: int, _name: str) -> KStream[Any, Any]:
         return stream.select_key(lambda _key, value: self._program.named(value, number))
 
-    def flat_map_values(self, stream: KStream, number: int, _name: str) -> KStream:
+    def flat_map_values(
+        self, stream: KStream[Any, Any], number: int, _name: str
+    ) -> KStream[Any, Any]:
         plus = self._functions.plus
         return stream.flat_map_values(lambda value: [plus(value, n) for n in range(number)])
 
-    def branch_and_merge(self, stream: KStream, number: int, _name: str) -> KStream:
+    def branch_and_merge(
+        self, stream: KStream[Any, Any], number: int, _name: str
+    ) -> KStream[Any, Any]:
         some, rest = stream.branch(lambda _key, value: self._functions.passes(value, number))
         return some.map_values(lambda value: self._functions.plus(value, 100)).merge(rest)
 
-    def merge_with_itself(self, stream: KStream, number: int, _name: str) -> KStream:
+    def merge_with_itself(
+        self, stream: KStream[Any, Any], number: int, _name: str
+    ) -> KStream[Any, Any]:
         return stream.map_values(lambda value: self._functions.plus(value, number)).merge(stream)
 
-    def count(self, stream: KStream, _number: int, name: str) -> KStream:
+    def count(self, stream: KStream[Any, Any], _number: int, name: str) -> KStream[Any, Any]:
         return self.table(stream, Made("count", 0), name)
 
-    def reduce(self, stream: KStream, _number: int, name: str) -> KStream:
+    def reduce(self, stream: KStream[Any, Any], _number: int, name: str) -> KStream[Any, Any]:
         return self.table(stream, Made("reduce", 0), name)
 
-    def windows(self, stream: KStream, _number: int, name: str) -> KStream:
+    def windows(self, stream: KStream[Any, Any], _number: int, name: str) -> KStream[Any, Any]:
         return self._of_windows(self._table_of(stream, Made("count windows", 0), name))
 
-    def closed_windows(self, stream: KStream, _number: int, name: str) -> KStream:
+    def closed_windows(
+        self, stream: KStream[Any, Any], _number: int, name: str
+    ) -> KStream[Any, Any]:
         return self._of_windows(self._table_of(stream, Made("count closed", 0), name))
 
-    def table(self, stream: KStream, made: Made, name: str) -> KStream:
+    def table(self, stream: KStream[Any, Any], made: Made, name: str) -> KStream[Any, Any]:
         of_names = in_windows(made) and self._program.windowed
         if of_names:
             names = stream.select_key(lambda key, _value: name_of(key))
@@ -114,34 +122,38 @@ class Writing:
             return self._of_windows(table)
         return table.to_stream().map_values(self._functions.fitted)
 
-    def join(self, stream: KStream, _number: int, name: str) -> KStream:
+    def join(self, stream: KStream[Any, Any], _number: int, name: str) -> KStream[Any, Any]:
         return stream.join(self._right, self._functions.both_in_place, name=name)
 
-    def left_join(self, stream: KStream, _number: int, name: str) -> KStream:
+    def left_join(self, stream: KStream[Any, Any], _number: int, name: str) -> KStream[Any, Any]:
         return stream.left_join(self._right, self._functions.both_in_place, name=name)
 
-    def grace_join(self, stream: KStream, number: int, name: str) -> KStream:
+    def grace_join(self, stream: KStream[Any, Any], number: int, name: str) -> KStream[Any, Any]:
         grace = GRACE * number
         return stream.join(self._right, self._functions.both_in_place, grace_ms=grace, name=name)
 
-    def grace_left_join(self, stream: KStream, number: int, name: str) -> KStream:
+    def grace_left_join(
+        self, stream: KStream[Any, Any], number: int, name: str
+    ) -> KStream[Any, Any]:
         grace = GRACE * number
         return stream.left_join(
             self._right, self._functions.both_in_place, grace_ms=grace, name=name
         )
 
-    def join_own_count(self, stream: KStream, _number: int, name: str) -> KStream:
+    def join_own_count(
+        self, stream: KStream[Any, Any], _number: int, name: str
+    ) -> KStream[Any, Any]:
         alone = stream.repartition(f"{name}-again")
         counts = alone.group_by_key().count(self._kept_in(name))
         return alone.join(counts, self._functions.both)
 
-    def _of_windows(self, table: KTable) -> KStream:
+    def _of_windows(self, table: KTable[Any, Any]) -> KStream[Any, Any]:
         updates = table.to_stream().map_values(self._functions.fitted)
         return updates.select_key(lambda window, _value: renamed(window.key, window.start_ms))
 
     # Tables.
 
-    def _right_table(self) -> KTable:
+    def _right_table(self) -> KTable[Any, Any]:
         name, made = f"{self._prefix}right", self._program.right
         if made.kind == "plain":
             return self._builder.table(
@@ -149,7 +161,7 @@ class Writing:
             )
         return self._table_of(self._stream("right", serdes.STRING), made, name)
 
-    def _table_of(self, stream: KStream, made: Made, name: str) -> KTable:
+    def _table_of(self, stream: KStream[Any, Any], made: Made, name: str) -> KTable[Any, Any]:
         fold, _, emit = made.kind.partition(" ")
         if fold == "plain":
             return stream.to_table(self._kept_in(name), name=f"{name}-by")
@@ -170,7 +182,7 @@ class Writing:
             self._kept_in(name),
         )
 
-    def _stepped(self, table: KTable, made: Made, name: str) -> KTable:
+    def _stepped(self, table: KTable[Any, Any], made: Made, name: str) -> KTable[Any, Any]:
         functions = self._functions
         for place, (step, number, kept) in enumerate(made.steps):
             store = self._kept_in(f"{name}-{place}-kept") if kept else None
@@ -190,7 +202,7 @@ class Writing:
     def _mapping(self, number: int) -> Callable[[Any], Any]:
         return lambda value: self._functions.plus(value, number)
 
-    def _stream(self, topic: str, key_serde: ss.Serde[Any]) -> KStream:
+    def _stream(self, topic: str, key_serde: ss.Serde[Any]) -> KStream[Any, Any]:
         return self._builder.stream(f"{self._prefix}{topic}", key_serde=key_serde)
 
     def _kept_in(self, store: str) -> ss.Materialized:

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 
 from statestore.stores import serdes
 from statestore.stores.specs import persistent_key_value_store
-from statestore.topology.graph import (
+from statestore.topology.graph import Topology
+from statestore.topology.nodes import (
     Node,
     OperatorNode,
     Repartition,
     SinkNode,
     SourceNode,
     TopicName,
-    Topology,
 )
 from statestore.topology.operators import passed
 

@@ -5,7 +5,7 @@ from typing import Any
 from statestore.stores import serdes
 from statestore.topology.builder import StreamsBuilder
 from statestore.topology.flows import Flow
-from statestore.topology.graph import SourceNode, TopicName
+from statestore.topology.nodes import SourceNode, TopicName
 from statestore.topology.streams import KStream, KTable
 
 KEY, VALUE = serdes.STRING, serdes.JSON  # the builder's
@@ -16,11 +16,11 @@ def builder() -> StreamsBuilder:
     return StreamsBuilder(key_serde=KEY, value_serde=VALUE)
 
 
-def typed(b: StreamsBuilder, topic: str = "in") -> KStream:
+def typed(b: StreamsBuilder, topic: str = "in") -> KStream[Any, Any]:
     return b.stream(topic, key_serde=OWN_KEY, value_serde=OWN_VALUE)
 
 
-def right(stream: KStream) -> KTable:
+def right(stream: KStream[Any, Any]) -> KTable[Any, Any]:
     """A table beside a stream, its keys under the same serde."""
     made = stream._flow.builder
     source = SourceNode("right", (TopicName("right"),), OWN_KEY, VALUE)

@@ -10,7 +10,7 @@ from statestore.stores.specs import persistent_key_value_store
 from statestore.testing import TopologyTestDriver
 from statestore.topology.builder import StreamsBuilder
 from statestore.topology.graph import Topology
-from statestore.topology.operators import ProcessorContext
+from statestore.topology.processors import ProcessorContext
 from statestore.topology.streams import KStream
 from statestore.topology.windows import TumblingWindows
 
@@ -66,18 +66,18 @@ class Picky:
             self.process(record)
 
 
-def sunk(stream: KStream) -> KStream:
+def sunk(stream: KStream[Any, Any]) -> KStream[Any, Any]:
     stream.to("out")
     return stream
 
 
-def counted_too(stream: KStream) -> KStream:
+def counted_too(stream: KStream[Any, Any]) -> KStream[Any, Any]:
     """A count, whose store and output must know nothing of what a later branch cannot take."""
     stream.group_by_key().count("counts").to_stream().to("counted")
     return stream
 
 
-OPERATORS: dict[str, Callable[[KStream, StreamsBuilder], KStream]] = {
+OPERATORS: dict[str, Callable[[KStream[Any, Any], StreamsBuilder], KStream[Any, Any]]] = {
     "filter": lambda s, _b: s.filter(lambda k, v: bool(pair_of(k, v))),
     "map": lambda s, _b: s.map(pair_of),
     "map_values": lambda s, _b: s.map_values(value_of),
@@ -179,7 +179,7 @@ def dropped(driver: TopologyTestDriver) -> int:
 GUARANTEES = ["exactly_once", "at_least_once"]
 
 
-def plain(stream: KStream) -> None:
+def plain(stream: KStream[Any, Any]) -> None:
     """Reads and writes texts, and decodes both sides on the way."""
     stream.filter(lambda _k, _v: True).to("out")
 

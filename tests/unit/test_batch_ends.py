@@ -66,12 +66,12 @@ def every(store: str) -> ss.Materialized:
     return ss.Materialized(store, caching=False)
 
 
-def windowed(stream: ss.KStream) -> ss.KStream:
+def windowed(stream: ss.KStream[Any, Any]) -> ss.KStream[Any, Any]:
     windows = ss.TumblingWindows(10, grace_ms=15)
     return stream.group_by_key().windowed_by(windows, emit="on_window_close").count().to_stream()
 
 
-BEFORE: dict[str, Callable[[ss.KStream], ss.KStream]] = {
+BEFORE: dict[str, Callable[[ss.KStream[Any, Any]], ss.KStream[Any, Any]]] = {
     "nothing": lambda s: s,
     "a filter": lambda s: s.filter(lambda _k, v: int(v) % 3 == 0),
     "another processor": lambda s: s.process(Telling),

@@ -1,14 +1,16 @@
 """The DSL: serdes that are inherited, repartitions where keys changed, names, refusals."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from statestore.stores import serdes
 from statestore.stores.specs import in_memory_key_value_store, persistent_key_value_store
 from statestore.topology.builder import StreamsBuilder
-from statestore.topology.collector import Materialized
-from statestore.topology.graph import SinkNode, SourceNode, Topology
+from statestore.topology.graph import Topology
+from statestore.topology.materialized import Materialized
+from statestore.topology.nodes import SinkNode, SourceNode
 from statestore.topology.streams import KStream
 from tests.unit.pipelines import KEY, OWN_VALUE, VALUE, builder, pair, right, typed
 
@@ -24,7 +26,7 @@ def repartitions(topology: Topology) -> list[str]:
 
 # Serdes (INTERFACE rule 3).
 
-INHERITED: dict[str, tuple[Callable[[KStream], KStream], str, str]] = {
+INHERITED: dict[str, tuple[Callable[[KStream[Any, Any]], KStream[Any, Any]], str, str]] = {
     "as read": (lambda s: s, "INT64", "FLOAT64"),
     "filter": (lambda s: s.filter(lambda k, v: True), "INT64", "FLOAT64"),
     "peek": (lambda s: s.peek(lambda k, v: None), "INT64", "FLOAT64"),
@@ -142,7 +144,7 @@ def test_serdes_of_materialized_beat_those_of_its_spec() -> None:
 
 # Repartitions.
 
-REPARTITIONED: dict[str, tuple[Callable[[KStream], object], list[str]]] = {
+REPARTITIONED: dict[str, tuple[Callable[[KStream[Any, Any]], object], list[str]]] = {
     "same key": (lambda s: s.group_by_key().count("c"), []),
     "values changed": (lambda s: s.map_values(lambda v: v).group_by_key().count("c"), []),
     "filtered": (lambda s: s.filter(lambda k, v: True).group_by_key().count("c"), []),
@@ -231,7 +233,7 @@ def test_generated_names_are_kafka_streams_and_listed_as_unnamed() -> None:
     assert topology.unnamed == (f"store {store}", f"repartition topic {store}")
 
 
-UNNAMED: dict[str, tuple[Callable[[KStream], object], int]] = {
+UNNAMED: dict[str, tuple[Callable[[KStream[Any, Any]], object], int]] = {
     "stateless": (lambda s: s.map(lambda k, v: (k, v)).to("out"), 0),
     "named store": (lambda s: s.group_by_key().count("c"), 0),
     "named by Materialized": (lambda s: s.group_by_key().count(Materialized("c")), 0),

@@ -42,7 +42,7 @@ LAZY: dict[str, Callable[..., Any]] = {
     "partly given": functools.partial(awaited),
     "an object": Called(),
 }
-OPERATORS: dict[str, Callable[[KStream, Any], object]] = {
+OPERATORS: dict[str, Callable[[KStream[Any, Any], Any], object]] = {
     "filter": lambda s, f: s.filter(f),
     "map": lambda s, f: s.map(f),
     "map_values": lambda s, f: s.map_values(f),

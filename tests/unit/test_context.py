@@ -17,8 +17,8 @@ from statestore.tasks.poison_punctuations import PoisonPunctuations
 from statestore.testing.memory_broker import MemoryBroker
 from statestore.topology.builder import StreamsBuilder
 from statestore.topology.failures import NodeFailed
-from statestore.topology.held_back import HeldBack
-from statestore.topology.operators import ProcessorContext
+from statestore.topology.nodes import HeldBack
+from statestore.topology.processors import ProcessorContext
 from tests.builders import ManualClock, batch, memory_store
 
 

@@ -9,17 +9,10 @@ from statestore.model.ids import TaskId
 from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec, persistent_key_value_store
 from statestore.topology.collector import check_names
-from statestore.topology.graph import (
-    Node,
-    OperatorNode,
-    Repartition,
-    SourceNode,
-    SubTopology,
-    TopicName,
-    Topology,
-    Wave,
-)
+from statestore.topology.graph import Topology, Wave
+from statestore.topology.nodes import Node, OperatorNode, Repartition, SourceNode, TopicName
 from statestore.topology.operators import passed
+from statestore.topology.sub_topologies import SubTopology
 from tests.unit.graphs import operator, sink, source, topic, topology
 
 

@@ -11,7 +11,7 @@ from statestore.tasks.commit import CommitStamp
 from statestore.tasks.inputs import committed_inputs
 from statestore.tasks.plan import TaskPlan
 from statestore.testing.memory_broker import MemoryBroker
-from statestore.topology.graph import SubTopology
+from statestore.topology.sub_topologies import SubTopology
 from tests.builders import memory_store
 
 OLD, NEW = TopicPartition("old", 0), TopicPartition("new", 0)

@@ -16,12 +16,8 @@ from statestore.stores import serdes
 from statestore.tasks.intake import Intake
 from statestore.tasks.poison import Poison
 from statestore.testing.memory_broker import MemoryBroker
-from statestore.topology.graph import (
-    SourceNode,
-    SubTopology,
-    TimestampExtractor,
-    TopicName,
-)
+from statestore.topology.nodes import SourceNode, TimestampExtractor, TopicName
+from statestore.topology.sub_topologies import SubTopology
 from tests.builders import batch, partition_of, table_rows
 
 A, B, C = TopicPartition("a", 0), TopicPartition("b", 0), TopicPartition("c", 0)
@@ -78,9 +74,9 @@ def polled(text: str) -> list[list[tuple[int, int]]]:
 
 def feed(intake: Intake, tp: TopicPartition, rows: Sequence[tuple[int, int]]) -> None:
     """One polled batch of records at these (offset, timestamp)."""
-    polled_batch = batch([("k", "v", time) for _, time in rows], topic=tp.topic)
-    polled_batch.offsets = [offset for offset, _ in rows]
-    intake.add(polled_batch, rows[-1][0] + 1)
+    offsets = [offset for offset, _ in rows]
+    records = [("k", "v", time) for _, time in rows]
+    intake.add(batch(records, topic=tp.topic, offsets=offsets), rows[-1][0] + 1)
 
 
 def drain(intake: Intake) -> list[tuple[TopicPartition, list[int], int]]:

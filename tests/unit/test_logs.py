@@ -12,7 +12,7 @@ from statestore.topology.logs import logs
 REUSE = {"topology.optimization": "all"}
 
 
-def _streams(**source: Any) -> tuple[ss.StreamsBuilder, ss.KTable]:
+def _streams(**source: Any) -> tuple[ss.StreamsBuilder, ss.KTable[Any, Any]]:
     builder = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
     return builder, builder.table("in", materialized="table", **source)
 

@@ -20,7 +20,8 @@ from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec, in_memory_key_value_store
 from statestore.topology import operators as ops
 from statestore.topology.failures import NodeFailed, Stage
-from statestore.topology.graph import Build
+from statestore.topology.nodes import Build
+from statestore.topology.processors import ProcessorContext, processed
 from tests.builders import NodeBench, batch, triples
 
 ROWS = [("a", "1", 10), (None, "2", 20), ("c", None, 30), ("a", "4", 40)]
@@ -223,7 +224,7 @@ def test_our_own_errors_about_a_record_keep_their_class() -> None:
 class Counting:
     """Counts keys in a store, forwards, asks for a commit at every tenth."""
 
-    def __init__(self, context: ops.ProcessorContext) -> None:
+    def __init__(self, context: ProcessorContext) -> None:
         self.context = context
         self.store = context.store(SEEN)
         self.records: list[Record[Any, Any]] = []
@@ -252,11 +253,11 @@ class Counting:
 def counting(*, per_record: bool) -> tuple[NodeBench, Counting]:
     made: list[Counting] = []
 
-    def factory(context: ops.ProcessorContext) -> Counting:
+    def factory(context: ProcessorContext) -> Counting:
         made.append(Counting(context))
         return made[0]
 
-    return NodeBench(ops.processed("p", factory, ("seen",), per_record=per_record), SEEN), made[0]
+    return NodeBench(processed("p", factory, ("seen",), per_record=per_record), SEEN), made[0]
 
 
 @pytest.mark.parametrize("per_record", [True, False])
@@ -299,28 +300,28 @@ def test_what_a_failing_processor_forwarded_is_dropped(per_record: bool) -> None
 
 
 def test_a_factory_that_raises_is_the_pipelines_mistake() -> None:
-    def factory(_context: ops.ProcessorContext) -> Any:
+    def factory(_context: ProcessorContext) -> Any:
         raise KeyError("no such table")
 
     with pytest.raises(InvalidTopology, match="node p: its factory raised KeyError") as caught:
-        NodeBench(ops.processed("p", factory, (), per_record=True))
+        NodeBench(processed("p", factory, (), per_record=True))
     assert caught.value.action is Action.FAIL
 
 
 def test_a_processor_without_its_method_is_refused_before_any_record() -> None:
     with pytest.raises(InvalidTopology, match=r"node p: .* object, which has no process_batch"):
-        NodeBench(ops.processed("p", lambda _: object(), (), per_record=False))
+        NodeBench(processed("p", lambda _: object(), (), per_record=False))
 
 
 def test_forwarding_to_a_named_child_keeps_the_order_between_children() -> None:
     class Splitting:
-        def __init__(self, context: ops.ProcessorContext) -> None:
+        def __init__(self, context: ProcessorContext) -> None:
             self.context = context
 
         def process(self, record: Record[Any, Any]) -> None:
             self.context.forward(record, to=record.key)
 
-    bench = NodeBench(ops.processed("p", Splitting, (), per_record=True))
+    bench = NodeBench(processed("p", Splitting, (), per_record=True))
     bench.push(batch([("x", "1"), ("x", "2"), ("y", "3"), (None, "4"), ("x", "5")]))
     assert [(to, [row[1] for row in triples(made)]) for made, to in bench.forwarded] == [
         ("x", ["1", "2"]),
@@ -330,8 +331,8 @@ def test_forwarding_to_a_named_child_keeps_the_order_between_children() -> None:
     ]
 
 
-def context_of(*stores: str) -> ops.ProcessorContext:
-    return ops.ProcessorContext(NodeBench(ops.passed(), SEEN), stores, "p", lambda _made, _to: None)
+def context_of(*stores: str) -> ProcessorContext:
+    return ProcessorContext(NodeBench(ops.passed(), SEEN), stores, "p", lambda _made, _to: None)
 
 
 def test_a_store_that_is_not_connected_is_refused_naming_those_that_are() -> None:

@@ -12,7 +12,7 @@ from statestore.stores import serdes
 from statestore.stores.specs import persistent_key_value_store
 from statestore.testing import TopologyTestDriver
 from statestore.topology.graph import Topology
-from statestore.topology.operators import ProcessorContext
+from statestore.topology.processors import ProcessorContext
 from statestore.topology.streams import KStream
 from tests.unit.poison_rig import (
     BAD_TEXT,
@@ -56,28 +56,28 @@ def number_or_text(value: Any) -> Any:
 LATEST = persistent_key_value_store("latest", key_serde=serdes.STRING, value_serde=serdes.STRING)
 
 
-def into_table(stream: KStream) -> None:
+def into_table(stream: KStream[Any, Any]) -> None:
     stream.map_values(inflated).to_table("latest").to_stream().filter(lambda _k, _v: False)
     plain(stream)
 
 
-def reduced(stream: KStream) -> None:
+def reduced(stream: KStream[Any, Any]) -> None:
     stream.group_by_key().reduce(lambda old, _new: old, "latest")
     plain(stream)
 
 
-def wrongly_typed_table(stream: KStream) -> None:
+def wrongly_typed_table(stream: KStream[Any, Any]) -> None:
     stream.map_values(number_or_text).to_table("latest")
     plain(stream)
 
 
-def wrongly_typed_aggregate(stream: KStream) -> None:
+def wrongly_typed_aggregate(stream: KStream[Any, Any]) -> None:
     grouped = stream.group_by_key()
     grouped.aggregate(lambda: "", lambda _k, v, _old: number_or_text(v), "latest")
     plain(stream)
 
 
-def wrongly_typed_put(stream: KStream) -> None:
+def wrongly_typed_put(stream: KStream[Any, Any]) -> None:
     class Putting:
         def __init__(self, context: ProcessorContext) -> None:
             self.store = context.store(LATEST)
@@ -89,7 +89,7 @@ def wrongly_typed_put(stream: KStream) -> None:
     plain(stream)
 
 
-KINDS: dict[str, tuple[Callable[[KStream], None], Callable[..., None], str, type]] = {
+KINDS: dict[str, tuple[Callable[[KStream[Any, Any]], None], Callable[..., None], str, type]] = {
     "a key that cannot be decoded": (plain, unreadable_key, "deserialization", RecordFailed),
     "a value that cannot be decoded": (plain, unreadable_value, "deserialization", RecordFailed),
     "an aggregate's value that cannot be decoded": (

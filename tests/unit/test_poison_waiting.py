@@ -47,11 +47,11 @@ def latest(_key: Any, value: Any, _old: Any) -> Any:
     return value_of(value)
 
 
-def counted(stream: KStream) -> KStream:
+def counted(stream: KStream[Any, Any]) -> KStream[Any, Any]:
     return stream.group_by_key().aggregate(lambda: "", lambda _k, v, _o: v, "passed").to_stream()
 
 
-BELOW: dict[str, Callable[[KStream], KStream]] = {
+BELOW: dict[str, Callable[[KStream[Any, Any]], KStream[Any, Any]]] = {
     "the join's function": lambda s: s,
     "a function behind": lambda s: s.map_values(value_of),
     "a function behind two": lambda s: s.filter(lambda _k, _v: True).map_values(value_of),

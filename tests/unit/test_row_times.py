@@ -4,7 +4,7 @@ Shows I30.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from statestore import serdes
 from statestore.testing import TopologyTestDriver
 
 Rows = list[tuple[Any, Any, int]]
-Grouped = Callable[..., ss.KTable]
+Grouped = Callable[..., ss.KTable[Any, Any]]
 
 
 def builder() -> ss.StreamsBuilder:
@@ -225,7 +225,7 @@ class Writing:
         self._store = context.store("latest")
         context.schedule(1000, ss.PunctuationType.STREAM_TIME, self._tick)
 
-    def process(self, record: ss.Record[str, int]) -> None:
+    def process(self, record: ss.Record[str, int | None]) -> None:
         if record.value is None:
             self._store.delete(record.key)
         elif record.value % 2:
@@ -234,7 +234,7 @@ class Writing:
             with self._store.transaction():
                 self._store.put_all([(record.key, record.value)])
 
-    def process_batch(self, records: list[ss.Record[str, int]]) -> None:
+    def process_batch(self, records: Sequence[ss.Record[str, int | None]]) -> None:
         for record in records:
             self.process(record)
 

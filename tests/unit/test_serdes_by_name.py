@@ -11,7 +11,14 @@ from statestore.model.records import Serde
 from statestore.testing import TopologyTestDriver
 from statestore.topology.builder import StreamsBuilder
 
-BUILT_IN = [serdes.BYTES, serdes.STRING, serdes.INT64, serdes.FLOAT64, serdes.JSON, serdes.MSGPACK]
+BUILT_IN: list[Serde[Any]] = [
+    serdes.BYTES,
+    serdes.STRING,
+    serdes.INT64,
+    serdes.FLOAT64,
+    serdes.JSON,
+    serdes.MSGPACK,
+]
 
 
 def own(name: str) -> Serde[str]:

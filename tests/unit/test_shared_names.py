@@ -103,13 +103,13 @@ def test_two_group_bys_of_one_name_are_still_refused() -> None:
         second.count()
 
 
-def rekeyed(b: StreamsBuilder, topic: str) -> KStream:
+def rekeyed(b: StreamsBuilder, topic: str) -> KStream[Any, Any]:
     return b.stream(topic).select_key(lambda _k, v: v[0])
 
 
 def test_tables_of_rekeyed_streams_have_repartition_topics_of_their_own() -> None:
     b = texts()
-    tables: list[KTable] = [rekeyed(b, topic).to_table() for topic in "ab"]
+    tables: list[KTable[Any, Any]] = [rekeyed(b, topic).to_table() for topic in "ab"]
     tables.append(rekeyed(b, "c").to_table("named"))
     tables.append(rekeyed(b, "d").to_table(name="node"))
     for at, table in enumerate(tables):

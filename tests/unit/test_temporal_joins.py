@@ -169,8 +169,9 @@ def test_only_tables_of_topics_and_streams_keep_history() -> None:
     grouped = b.stream("in").group_by_key()
     with pytest.raises(InvalidTopology, match=r"only table\(\) and to_table\(\) keep history"):
         grouped.count(ss.Materialized("counts", history_retention_ms=10))
-    with pytest.raises(Misuse, match="a spec says itself"):
-        ss.Materialized(ss.persistent_key_value_store("s"), history_retention_ms=10)
+    spec_alone: Any = ss.persistent_key_value_store("s")
+    with pytest.raises(Misuse, match="a spec itself says"):
+        ss.Materialized(spec_alone, history_retention_ms=10)
     spec = ss.in_memory_versioned_key_value_store("rates", 10, key_serde=serdes.STRING)
     assert b.stream("more").to_table(ss.Materialized(spec), name="t").store == "rates"
 
@@ -265,7 +266,9 @@ def test_the_cleaner_spares_what_history_shows_unless_told_otherwise() -> None:
 # Tables computed from one with history.
 
 
-def viewed(grace_ms: int, view: Callable[[ss.KTable], ss.KTable]) -> ss.Topology:
+def viewed(
+    grace_ms: int, view: Callable[[ss.KTable[Any, Any]], ss.KTable[Any, Any]]
+) -> ss.Topology:
     b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
     history = ss.Materialized("rates", history_retention_ms=1000)
     table = view(b.table("table", materialized=history, name="rates-table"))
@@ -275,7 +278,9 @@ def viewed(grace_ms: int, view: Callable[[ss.KTable], ss.KTable]) -> ss.Topology
     return b.build()
 
 
-VIEWS: dict[str, tuple[Callable[[ss.KTable], ss.KTable], Callable[[int], Any]]] = {
+VIEWS: dict[
+    str, tuple[Callable[[ss.KTable[Any, Any]], ss.KTable[Any, Any]], Callable[[int], Any]]
+] = {
     "filter": (
         lambda t: t.filter(lambda k, v: v % 2 == len(k) % 2),
         lambda v: v if v % 2 else None,

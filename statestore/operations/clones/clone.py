@@ -42,8 +42,9 @@ from statestore.operations.topics import ANY_TIME, dead_letter_topics, internal_
 from statestore.ports import Bounds, Engine, TopicSpec
 from statestore.stores import offsets
 from statestore.tasks.commit import CommitStamp
-from statestore.topology.graph import TopicName, Topology
+from statestore.topology.graph import Topology
 from statestore.topology.logs import log_of, logs
+from statestore.topology.nodes import TopicName
 
 _SINK = {"retention.ms": "-1", **ANY_TIME}
 

@@ -19,7 +19,8 @@ from statestore.layout.files import folders_in, publish
 from statestore.layout.folders import StateLayout
 from statestore.operations.environment import Environment
 from statestore.settings import Settings
-from statestore.topology.graph import Node, SinkNode, SourceNode, TopicName, Topology
+from statestore.topology.graph import Topology
+from statestore.topology.nodes import Node, SinkNode, SourceNode, TopicName
 
 
 class CloneRecord(msgspec.Struct, frozen=True):

@@ -57,8 +57,9 @@ from statestore.operations.source_logs import check_unchanged
 from statestore.ports import Cluster
 from statestore.tasks import input_checkpoint
 from statestore.tasks.plan import transactional_ids
-from statestore.topology.graph import TopicName, Topology
+from statestore.topology.graph import Topology
 from statestore.topology.logs import log_of, logs
+from statestore.topology.nodes import TopicName
 
 _log = logging.getLogger(__name__)
 

@@ -31,7 +31,8 @@ from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.at_rest import size_of
 from statestore.operations.deployed import Deployed
 from statestore.operations.relocation.plan import Copy, Disk, Move, RelocationPlan, SetAside
-from statestore.topology.graph import TopicName, Topology
+from statestore.topology.graph import Topology
+from statestore.topology.nodes import TopicName
 
 VERSION = 1
 

@@ -16,9 +16,9 @@ from statestore.model.records import Record
 from statestore.stores import serdes
 from statestore.stores.specs import persistent_key_value_store
 from statestore.topology.builder import StreamsBuilder
-from statestore.topology.collector import Materialized
 from statestore.topology.graph import Topology
-from statestore.topology.operators import ProcessorContext
+from statestore.topology.materialized import Materialized
+from statestore.topology.processors import ProcessorContext
 
 PREFIX_VARIABLE = "STATESTORE_DRILL_TOPICS"
 STORE = "counts"

@@ -1,14 +1,13 @@
 """Which records meet themselves again on their ways through a sub-topology."""
 
-from statestore.topology.graph import Node, OperatorNode
-from statestore.topology.paths import one_by_one
+from statestore.topology.nodes import Node, OperatorNode
 from tests.unit.graphs import operator, sink, source, topology
 
 
 def meeting(*nodes: Node) -> list[str]:
     """The nodes that hand on one by one, and in brackets the topics taken so."""
     (part,) = topology(*nodes).sub_topologies
-    found = one_by_one(part)
+    found = part.one_by_one()
     return sorted(found.nodes) + [f"[{topic.name}]" for topic in found.topics]
 
 

@@ -1,0 +1,106 @@
+"""Records grouped by key, with or without windows, on their way to a table."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from statestore.model.modes import EmitStrategy
+from statestore.model.records import Serde
+from statestore.stores import serdes
+from statestore.stores.specs import WindowSpec
+from statestore.topology.aggregates import Spec, aggregated, counted
+from statestore.topology.flows import Flow, Table
+from statestore.topology.materialized import Materialized
+from statestore.topology.nodes import Build, SendOldValues
+from statestore.topology.windows import TumblingWindows, in_windows
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """What stands behind a KGroupedStream and a TimeWindowedKStream.
+
+    The repartition topic is named after `name`, or else after the store. A named one is shared by
+    all aggregates of the grouping; `through` has the stream behind it, once there is one.
+    """
+
+    flow: Flow
+    name: str | None
+    windows: tuple[TumblingWindows, EmitStrategy] | None = None
+    through: list[Flow] = field(default_factory=list)
+
+    def windowed(self, windows: TumblingWindows, emit: EmitStrategy) -> "Grouping":
+        """Return the same records grouped by window, too."""
+        return Grouping(self.flow, self.name, (windows, emit), self.through)
+
+    def count(self, materialized: Materialized[Any, Any] | str | None, name: str | None) -> Table:
+        """Add a node that counts."""
+        if isinstance(materialized, Materialized):
+            materialized = materialized.of_counts()
+        return self._aggregate(materialized, serdes.INT64, name, counted)
+
+    def reduce(
+        self,
+        function: Callable[[Any, Any], Any],
+        materialized: Materialized[Any, Any] | str | None,
+        name: str | None,
+    ) -> Table:
+        """Add a node that folds function(old, new) over values."""
+
+        def fold(node: str, spec: Spec, **how: Any) -> Build:
+            return aggregated(
+                node, spec, lambda _key, value, old: function(old, value), None, **how
+            )
+
+        return self._aggregate(materialized, self.flow.value_serde, name, fold)
+
+    def aggregate(
+        self,
+        initial: Callable[[], Any],
+        function: Callable[[Any, Any, Any], Any],
+        materialized: Materialized[Any, Any] | str | None,
+        name: str | None,
+    ) -> Table:
+        """Add a node that folds function(key, value, aggregate) over records from initial() on."""
+
+        def fold(node: str, spec: Spec, **how: Any) -> Build:
+            return aggregated(node, spec, function, initial, **how)
+
+        return self._aggregate(materialized, self.flow.builder.value_serde, name, fold)
+
+    def _aggregate(
+        self,
+        materialized: Materialized[Any, Any] | str | None,
+        value_serde: Serde[Any],
+        name: str | None,
+        fold: Callable[..., Build],
+    ) -> Table:
+        flow, old_values, windows = self.flow, SendOldValues(), self.windows
+        plain, every = flow.spec(materialized, "KSTREAM-AGGREGATE", value_serde)
+        spec: Spec = plain if windows is None else windows[0].spec(plain, windows[1])
+        flow.builder.keep(spec)
+        source = self._source(spec.name, explicit=materialized is not None)
+
+        def make(node: str) -> Build:
+            if windows is None:
+                return fold(node, spec, every_update=every, old_values=old_values)
+            assert isinstance(spec, WindowSpec)
+            return in_windows(
+                node,
+                spec,
+                *windows,
+                lambda rows: fold(
+                    node, spec, every_update=every, old_values=old_values, keying=rows
+                ),
+                old_values,
+            )
+
+        node = source.add("KSTREAM-AGGREGATE", name, make, (spec.name,))
+        return Table.stored(flow.builder, node, spec, old_values)
+
+    def _source(self, store: str, *, explicit: bool) -> Flow:
+        """Return the stream that the aggregate reads; only a grouping's name is the user's."""
+        if self.name is None:
+            return self.flow.repartitioned(store, explicit=explicit)
+        if not self.through:
+            self.through.append(self.flow.repartitioned(self.name, explicit=True))
+        return self.through[0]

@@ -1,0 +1,264 @@
+"""The nodes of a topology, and what a stream task gives each of them when it builds it.
+
+A topology consists of source nodes, operator nodes and sink nodes. A source and a sink are plain
+data. An operator has a `build(context, forward)`, which a stream task calls once per start; it
+returns the function that takes the operator's batches.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import gt
+from typing import Any, NamedTuple, Protocol
+
+from statestore.model.batch import Batch
+from statestore.model.ids import TaskId, TopicPartition
+from statestore.model.modes import PunctuationType, Span
+from statestore.model.records import Record, Serde
+from statestore.stores.row_times import WriteTime
+from statestore.stores.staged_table import StagedTable
+from statestore.stores.versioned_table import VersionedTable
+from statestore.topology.punctuation import Fire, Punctuation
+
+TimestampExtractor = Callable[[Record[Any, Any]], int]
+Push = Callable[[Batch], None]
+Forward = Callable[[Batch, str | None], None]
+Origin = tuple[TopicPartition, int]
+"""An input record, by its partition and offset."""
+
+
+class HeldBack:
+    """How many records wait in the operators of a stream task until later input releases them.
+
+    There is one per stream task, and it outlives the task's rewinds. The operators count as they
+    add and release records: the rows of a store are counted only once, when the store was opened or
+    restored. The owner reports what became of each transaction.
+    """
+
+    def __init__(self) -> None:
+        self._now: dict[str, int] = {}
+        self._committed: dict[str, int] = {}
+
+    def opened(self, store: str, count: Callable[[], int]) -> None:
+        """Register a store in which an operator keeps records, while nothing in it is pending.
+
+        `count` reads how many records it has; it is called only if that is not known yet.
+        """
+        if store not in self._now:
+            self._now[store] = self._committed[store] = count()
+
+    def changed(self, store: str, by: int) -> None:
+        """Note that `by` more records wait in the store; negative: fewer."""
+        self._now[store] += by
+
+    def committed(self) -> None:
+        """Note that the changes so far were committed."""
+        self._committed = dict(self._now)
+
+    def went_back(self) -> None:
+        """Note that all stores are again as the last commit left them."""
+        self._now = dict(self._committed)
+
+    def restored(self) -> None:
+        """Forget all counts, because a restored store may hold other records."""
+        self._now, self._committed = {}, {}
+
+    def total(self) -> int:
+        """Return how many records wait in all stores, as of the last commit."""
+        return sum(self._committed.values())
+
+
+class Held(NamedTuple):
+    """Records that waited in the store of a node until their time came, as stored bytes.
+
+    `origins` has, for each record of the batch, the input record that it was, as far as known.
+    """
+
+    store: str
+    batch: Batch
+    origins: Sequence[Origin | None] | None = None
+
+
+class NodeContext(Protocol):
+    """What a stream task gives a node when it builds it."""
+
+    @property
+    def task_id(self) -> TaskId: ...
+
+    def stream_time(self) -> int | None:
+        """Return the largest timestamp processed so far, in ms; None before the first record."""
+
+    def keep_stream_times(self) -> None:
+        """Ask that batches of the input carry the stream time at each of their records."""
+
+    def table(self, store: str) -> StagedTable:
+        """Return the rows of a store, in bytes."""
+
+    def versions(self, store: str) -> VersionedTable:
+        """Return the versions in a versioned store, in bytes."""
+
+    def store(self, name: str) -> Any:
+        """Return the store as a user's processor sees it."""
+
+    def clocks(self, stores: Sequence[str]) -> list[WriteTime]:
+        """Return what has to know the time of a record whose processing writes these stores."""
+
+    def request_commit(self) -> None:
+        """Ask for a task commit after this batch."""
+
+    def schedule(self, node: str, every: Span, by: PunctuationType, fire: Fire) -> Punctuation:
+        """Have `fire` called by stream time or wall-clock time."""
+
+    @property
+    def held_back(self) -> HeldBack:
+        """Where an operator counts the records that wait in it."""
+
+    def release(self, node: str, held: Held, hand_on: Push) -> None:
+        """Hand on records that waited, without those that a handler passes over (SEMANTICS E8a).
+
+        Each record is judged by itself. The batch that `hand_on` receives has no topic, and its
+        offsets are places in the batch that was released.
+        """
+
+    def drop(self, node: str, batch: Batch, indices: Sequence[int], reason: str) -> None:
+        """Count records that the node does not take, as Kafka Streams does not take them either.
+
+        The first drop for a node and reason is logged as a warning with its place, later ones for
+        debugging.
+        """
+
+    def on_close(self, action: Callable[[], None]) -> None:
+        """Run `action` when the task closes."""
+
+
+Build = Callable[[NodeContext, Forward], Push]
+
+
+class StreamClock(Protocol):
+    """The part of a NodeContext that tells stream time."""
+
+    def stream_time(self) -> int | None: ...
+
+
+def in_order(times: list[int]) -> bool:
+    """Return whether no time is earlier than the one before it."""
+    return not any(map(gt, times, times[1:]))
+
+
+def running(before_ms: int | None, times: list[int]) -> list[int]:
+    """Return the stream time at each of `times`, which is the largest one so far.
+
+    `before_ms` is the stream time before them; None: there was none.
+    """
+    first = times[0] if before_ms is None else max(before_ms, times[0])
+    if first == times[0] and in_order(times):
+        return times
+    return list(accumulate(times[1:], max, initial=first))
+
+
+def stream_times(context: StreamClock, batch: Batch) -> list[int]:
+    """Return the stream time at each record of a batch, wherever the batch ends.
+
+    A batch passes one operator after another, and a record that an earlier operator dropped moves
+    stream time, too. Therefore the task writes the times beside the records if a node asked for
+    them, and operators carry them along. For records that no input brought, the result is what it
+    would be if the input had brought them.
+    """
+    if batch.stream_times is not None:
+        return batch.stream_times
+    return running(context.stream_time(), batch.timestamps)
+
+
+@dataclass(slots=True)
+class SendOldValues:
+    """Whether the updates of a table carry the values that they replace (Kafka's sendOldValues).
+
+    An operator below the table enables it while the topology is written.
+    """
+
+    enabled: bool = False
+
+    def enable(self) -> None:
+        """Ask for the old values."""
+        self.enabled = True
+
+
+@dataclass(frozen=True)
+class TopicName:
+    """A topic of the user's, or an internal one, whose name begins with the application id."""
+
+    name: str
+    internal: bool = False
+
+    def full(self, application_id: str) -> str:
+        """Return the name on the broker."""
+        return f"{application_id}-{self.name}-repartition" if self.internal else self.name
+
+    def without_application(self) -> str:
+        """Return the name on the broker, less the application id of an internal topic."""
+        return f"{self.name}-repartition" if self.internal else self.name
+
+
+@dataclass(frozen=True)
+class SourceNode:
+    """A node that reads topics."""
+
+    name: str
+    topics: tuple[TopicName, ...]
+    key_serde: Serde[Any]
+    value_serde: Serde[Any]
+    timestamp_extractor: TimestampExtractor | None = None
+    parents: tuple[str, ...] = ()
+    stores: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class OperatorNode:
+    """A node that turns batches into batches.
+
+    `copartitioned`: it joins, so the topics of its inputs need equal partition counts, and it only
+    reads its stores. `keeps`: its store has the last record of each key as it came.
+    """
+
+    name: str
+    parents: tuple[str, ...]
+    build: Build
+    stores: tuple[str, ...] = ()
+    copartitioned: bool = False
+    keeps: bool = False
+
+
+@dataclass(frozen=True)
+class SinkNode:
+    """A node that writes a topic."""
+
+    name: str
+    parents: tuple[str, ...]
+    topic: TopicName
+    key_serde: Serde[Any]
+    value_serde: Serde[Any]
+    stores: tuple[str, ...] = ()
+
+
+Node = SourceNode | OperatorNode | SinkNode
+
+
+@dataclass(frozen=True)
+class Repartition:
+    """An internal topic between two sub-topologies.
+
+    `partitions` None: it gets as many as its writers have tasks. `explicit`: the user named it.
+    """
+
+    name: str
+    partitions: int | None
+    explicit: bool
+
+
+def children_of(nodes: Sequence[Node]) -> dict[str, list[str]]:
+    """Return, for each node that feeds others, the names of those others."""
+    found: dict[str, list[str]] = {}
+    for node in nodes:
+        for parent in node.parents:
+            found.setdefault(parent, []).append(node.name)
+    return found

@@ -1,0 +1,325 @@
+"""Processors: a user's own code as a node, with the stores, the clock and the way out it is given.
+
+A factory makes a processor for each stream task, and again after each rewind of the task, so that
+nothing a processor remembers outlives records that were not committed.
+"""
+
+import inspect
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Generic, Protocol, overload
+
+from typing_extensions import TypeVar
+
+from statestore.errors import InvalidTopology, StateStoreError, UnknownStore
+from statestore.model.batch import Batch
+from statestore.model.ids import TaskId
+from statestore.model.modes import PunctuationType, Span
+from statestore.model.records import K, Record, V
+from statestore.stores.contracts import KeyValueStore, VersionedKeyValueStore, WindowStore
+from statestore.stores.specs import (
+    KeyValueSpec,
+    S,
+    StoreSpec,
+    StoreSupplier,
+    VersionedSpec,
+    WindowSpec,
+)
+from statestore.topology.callbacks import check_arity, why_processor_idle
+from statestore.topology.failures import Stage, decoded, failed, punctuating
+from statestore.topology.nodes import Build, Forward, NodeContext, Push, stream_times
+from statestore.topology.punctuation import Punctuation
+
+K_contra = TypeVar("K_contra", contravariant=True)
+V_contra = TypeVar("V_contra", contravariant=True)
+KF_contra = TypeVar("KF_contra", contravariant=True, default=Any)
+VF_contra = TypeVar("VF_contra", contravariant=True, default=Any)
+
+
+class Processor(Protocol[K_contra, V_contra]):
+    """A user's code that takes records one by one.
+
+    It may also have a method `close()`, which is called when its stream task closes.
+    """
+
+    def process(self, record: Record[K_contra, V_contra], /) -> None:
+        """Take one record; whatever it raises goes to processing.exception.handler."""
+
+
+class BatchProcessor(Protocol[K_contra, V_contra]):
+    """A user's code that takes records in batches.
+
+    It may also have a method `close()`, which is called when its stream task closes.
+    """
+
+    def process_batch(self, records: Sequence[Record[K_contra, V_contra]], /) -> None:
+        """Take records in order; batches have any size, and results must not depend on it."""
+
+
+class ProcessorContext(Generic[KF_contra, VF_contra]):
+    """What a user's processor may do: use its stores, forward records, ask for commits, use timers.
+
+    The parameters are the types of the keys and values that it forwards. `stream_time` is the
+    largest timestamp of the task's input up to the current record, in ms; None before the first.
+    """
+
+    def __init__(
+        self,
+        node: NodeContext,
+        stores: tuple[str, ...],
+        name: str,
+        forward: Forward,
+    ) -> None:
+        self._node = node
+        self._stores = stores
+        self._name = name
+        self._forward = forward
+        self._clocks = node.clocks(stores)
+        self._forwarded: list[tuple[Record[Any, Any], str | None, int | None]] = []
+        self.stream_time: int | None = None
+
+    @property
+    def task_id(self) -> TaskId:
+        """The stream task that runs this processor."""
+        return self._node.task_id
+
+    @overload
+    def store(self, spec: KeyValueSpec[K, V]) -> KeyValueStore[K, V]: ...
+    @overload
+    def store(self, spec: VersionedSpec[K, V]) -> VersionedKeyValueStore[K, V]: ...
+    @overload
+    def store(self, spec: WindowSpec[K, V]) -> WindowStore[K, V]: ...
+    @overload
+    def store(self, spec: StoreSupplier[S]) -> S: ...
+    @overload
+    def store(self, spec: str) -> Any: ...
+    def store(self, spec: StoreSpec | str) -> Any:
+        """Return a store that was passed to process() or process_batch(), by its spec or name.
+
+        The spec gives the store its type; a name gives none. UnknownStore names the stores that
+        are connected to this processor.
+        """
+        name = spec if isinstance(spec, str) else spec.name
+        if name not in self._stores:
+            raise UnknownStore(
+                f"store {name!r} is not connected to this processor; connected: "
+                f"{', '.join(self._stores) or 'none'}: pass it to process()"
+            )
+        return self._node.store(name)
+
+    def forward(self, record: Record[KF_contra, VF_contra], *, to: str | None = None) -> None:
+        """Hand a record to all children of this node, or to the one that is named.
+
+        Children take the records after the current call, in the order in which they were forwarded.
+        A name that is not a child's is an error then.
+        """
+        self._forwarded.append((record, to, self.stream_time))
+
+    def commit(self) -> None:
+        """Ask for a commit of the stream task; a processor must not commit a store (KIP-892)."""
+        self._node.request_commit()
+
+    def schedule(
+        self, interval_ms: Span, kind: PunctuationType, function: Callable[[int], object]
+    ) -> Punctuation:
+        """Call function(time in ms) by stream time or wall-clock time; return what cancels it.
+
+        `interval_ms` is in milliseconds or a timedelta. The function may use the stores, forward
+        and ask for a commit, as process() may. If it is scheduled where the processor is made, a
+        replay fires it by stream time at the very same records (INTERFACE rule 7). Misuse if the
+        interval is less than a millisecond, or if the function does not take one argument.
+        """
+        check_arity(f"schedule of node {self._name}", function, 1)
+        fire = partial(self._punctuate, function)
+        return self._node.schedule(self._name, interval_ms, kind, fire)
+
+    def take_forwarded(self) -> list[tuple[Batch, str | None]]:
+        """Return what was forwarded: each run of records for the same child as one batch."""
+        made, self._forwarded = self._forwarded, []
+        runs = []
+        start = 0
+        while start < len(made):
+            child = made[start][1]
+            stop = start + 1
+            while stop < len(made) and made[stop][1] == child:
+                stop += 1
+            times = [time for _, _, time in made[start:stop] if time is not None]
+            complete = times if len(times) == stop - start else None
+            records = [record for record, _, _ in made[start:stop]]
+            runs.append((Batch.of(records, stream_times=complete), child))
+            start = stop
+        return runs
+
+    def at(self, stream_time_ms: int | None, time_ms: int | None) -> None:
+        """Note the time of what comes now; the changelogs give it to rows written meanwhile."""
+        self.stream_time = stream_time_ms
+        for clock in self._clocks:
+            clock.now_ms = time_ms
+
+    def done(self) -> None:
+        """End a call; what it forwarded is forgotten unless it was taken."""
+        self._forwarded = []
+        for clock in self._clocks:
+            clock.now_ms = None
+
+    def _punctuate(self, function: Callable[[int], object], time_ms: int) -> None:
+        stream_time_ms = self._node.stream_time()
+        self.at(stream_time_ms, stream_time_ms)
+        try:
+            with punctuating(self._name, time_ms):
+                function(time_ms)
+                for made, child in self.take_forwarded():
+                    self._forward(made, child)
+        finally:
+            self.done()
+
+
+def processed(
+    node: str,
+    factory: Callable[[ProcessorContext[Any, Any]], Any],
+    stores: tuple[str, ...],
+    *,
+    per_record: bool,
+) -> Build:
+    """Build a node that runs a user's Processor (`per_record`) or BatchProcessor."""
+    maker = Maker(node, factory, "process" if per_record else "process_batch")
+
+    def build(context: NodeContext, forward: Forward) -> Push:
+        outward: ProcessorContext[Any, Any] = ProcessorContext(context, stores, node, forward)
+        processor = _made(node, maker, outward)
+        context.keep_stream_times()
+        if hasattr(processor, "close"):
+            context.on_close(processor.close)
+
+        run = _per_record if per_record else _per_batch
+
+        def push(batch: Batch) -> None:
+            decoded(node, batch, "key")
+            decoded(node, batch, "value")
+            try:
+                run(node, batch, processor, outward, stream_times(context, batch))
+                runs = outward.take_forwarded()
+            except AttributeError as error:  # What it forwarded was not a record.
+                raise failed(Stage.PROCESSING, node, batch, error) from error
+            finally:
+                outward.done()
+            for made, child in runs:
+                forward(made, child)
+
+        return push
+
+    return build
+
+
+def _per_record(
+    node: str,
+    batch: Batch,
+    processor: Any,
+    outward: ProcessorContext[Any, Any],
+    times: list[int],
+) -> None:
+    done = 0
+    call = processor.process
+    try:
+        for record, time in zip(batch.records(), times, strict=True):
+            outward.at(time, record.timestamp_ms)
+            call(record)
+            done += 1
+    except Exception as error:
+        found = [(done, error)]
+        raise failed(Stage.PROCESSING, node, batch, error, found=found) from error
+
+
+def _per_batch(
+    node: str,
+    batch: Batch,
+    processor: Any,
+    outward: ProcessorContext[Any, Any],
+    times: list[int],
+) -> None:
+    # Which of the records made what is not known.
+    outward.at(times[-1], max(batch.timestamps))
+    try:
+        processor.process_batch(list(batch.records()))
+    except Exception as error:
+        raise failed(Stage.PROCESSING, node, batch, error) from error
+
+
+def _made(node: str, maker: "Maker", context: ProcessorContext[Any, Any]) -> Any:
+    """Return what the factory makes; InvalidTopology if it raises, as it would raise again."""
+    try:
+        return maker.make(context)
+    except StateStoreError:
+        raise
+    except Exception as error:
+        raise InvalidTopology(
+            f"node {node}: its factory raised {type(error).__name__}: {error}: correct the pipeline"
+        ) from error
+
+
+class Maker:
+    """Makes the processors of one node, a new one for each start and rewind of a stream task."""
+
+    def __init__(self, node: str, factory: Callable[..., Any], verb: str) -> None:
+        """`verb`: the method that takes records."""
+        self._node = node
+        self._factory = factory
+        self._verb = verb
+        self._made: list[Callable[[], Any]] = []
+
+    def make(self, context: Any) -> Any:
+        """Return a new processor; whatever the factory raises is raised.
+
+        InvalidTopology if what the factory made cannot process, or if it existed before: it might
+        remember records that were not committed.
+        """
+        known = [kept() for kept in self._made] + list(_within_reach(self._factory))
+        processor = self._factory(context)
+        name = type(processor).__name__
+        if not callable(getattr(processor, self._verb, None)):
+            raise InvalidTopology(
+                f"node {self._node}: its factory made {name}, which has no {self._verb}()"
+            )
+        why = why_processor_idle(processor, self._verb)
+        if why is not None:
+            raise InvalidTopology(f"node {self._node}: {why}")
+        if any(one is processor for one in known):
+            raise InvalidTopology(
+                f"node {self._node}: its factory gives again a processor ({name}) that was there "
+                "before: what it remembers would outlive records that were not committed, and be "
+                "of several stream tasks: make a new one each time"
+            )
+        self._made = [kept for kept in self._made if kept() is not None]
+        self._made.append(_reference(processor))
+        return processor
+
+
+def _reference(thing: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(thing)
+    except TypeError:
+        return lambda: thing
+
+
+def _within_reach(factory: Callable[..., Any]) -> Iterator[Any]:
+    """Yield what a factory refers to: things that are older than any call of it."""
+    if isinstance(factory, partial):
+        yield from (*factory.args, *factory.keywords.values())
+        yield from _within_reach(factory.func)
+        return
+    owner = getattr(factory, "__self__", None)
+    if owner is not None:
+        yield owner
+        yield from getattr(owner, "__dict__", {}).values()
+    function = getattr(factory, "__func__", factory)
+    if not inspect.isfunction(function):
+        yield from getattr(function, "__dict__", {}).values()
+        return
+    yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
+    try:
+        used = inspect.getclosurevars(function)
+    except ValueError:
+        return  # A variable of the function around it has no value yet.
+    yield from (*used.nonlocals.values(), *used.globals.values())
