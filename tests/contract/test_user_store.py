@@ -294,7 +294,7 @@ USES: dict[str, Callable[[ss.KStream[Any, Any]], object]] = {
 
 @pytest.mark.parametrize("use", USES)
 def test_built_in_operators_refuse_it_and_say_where_it_goes(use: str) -> None:
-    with pytest.raises(Misuse, match="goes to process"):
+    with pytest.raises(Misuse, match="pass a store of your own to process"):
         USES[use](ss.StreamsBuilder().stream("in"))
 
 

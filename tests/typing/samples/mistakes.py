@@ -1,0 +1,93 @@
+"""Mistakes that users make; a checker must report each line that is marked, and no other."""
+
+from collections.abc import Sequence
+
+import statestore as ss
+from statestore import serdes
+
+builder = ss.StreamsBuilder(key_serde=serdes.STRING)
+lengths = builder.stream("lengths", value_serde=serdes.INT64)
+texts = builder.table("texts", value_serde=serdes.STRING)
+numbered = builder.table("numbered", key_serde=serdes.INT64, value_serde=serdes.STRING)
+TOTALS = ss.persistent_key_value_store("totals", key_serde=serdes.STRING, value_serde=serdes.INT64)
+RATES = ss.persistent_versioned_key_value_store("rates", 10, key_serde=serdes.STRING)
+MINUTE = ss.TumblingWindows(60_000)
+
+
+def shout(text: str) -> str:
+    return text.upper()
+
+
+class OfTexts:
+    """Takes texts."""
+
+    def __init__(self, context: ss.ProcessorContext[str, int]) -> None: ...
+    def process(self, record: ss.Record[str, str]) -> None: ...
+
+
+class OfBatches:
+    """Takes batches."""
+
+    def __init__(self, context: ss.ProcessorContext[str, int]) -> None: ...
+    def process_batch(self, records: Sequence[ss.Record[str, int]]) -> None: ...
+
+
+class Wrong:
+    """Uses its stores and its context wrongly."""
+
+    def __init__(self, context: ss.ProcessorContext[str, int]) -> None:
+        self._context = context
+        self._totals = context.store(TOTALS)
+        self._rates = context.store(RATES)
+        context.schedule(1000, ss.PunctuationType.STREAM_TIME, self._tick)  # mistake: no argument
+
+    def process(self, record: ss.Record[str, int]) -> None:
+        self._totals.put("a", "1")  # mistake: value type of a store
+        self._totals.put(1, 1)  # mistake: key type of a store
+        self._rates.put("a", b"1")  # mistake: a versioned store needs a time
+        assert self._totals.get("a") + 1  # mistake: there may be none
+        self._context.forward(ss.Record(record.key, "1", 0))  # mistake: value type forwarded
+        assert record.vlaue  # mistake: misspelled field
+
+    def _tick(self) -> None: ...
+
+
+# Names.
+builder.strem("lengths")  # mistake: misspelled method
+ss.StreamBuilder()  # mistake: misspelled class
+builder.stream("a", value_serde=serdes.INT46)  # mistake: misspelled serde
+lengths.count("counts")  # mistake: group_by was forgotten
+lengths.mapValues(str)  # mistake: Java's name
+ss.Materialized("counts", cashing=False)  # mistake: misspelled argument
+
+# Functions.
+lengths.map_values(shout)  # mistake: value type
+lengths.map_values(lambda n: n.upper())  # mistake: value type in a lambda
+lengths.map(lambda key, n: key)  # mistake: no pair
+lengths.flat_map(lambda key, n: (key, n))  # mistake: a pair instead of pairs
+lengths.flat_map_values(lambda n: n + 1)  # mistake: one value instead of values
+lengths.filter(lambda n: n > 1)  # mistake: the key is missing
+lengths.group_by_key().reduce(lambda old, new: str(new))  # mistake: another type
+lengths.group_by_key().aggregate(lambda: "", lambda key, n, a: a + n)  # mistake: accumulator
+lengths.group_by_key().aggregate(str, lambda key, n, a: n)  # mistake: returns another type
+lengths.left_join(texts, lambda n, text: text.upper())  # mistake: there may be no text
+
+# Keys that cannot meet, streams that do not fit.
+lengths.join(numbered, lambda n, text: n)  # mistake: key type of a table
+texts.join(numbered, lambda a, b: a)  # mistake: key type of a table
+lengths.join(lengths, lambda a, b: a)  # mistake: a stream instead of a table
+lengths.merge(lengths.map_values(str))  # mistake: value type of a stream
+lengths.process(OfTexts)  # mistake: value type of a processor
+lengths.process(OfBatches)  # mistake: a processor of batches
+
+# Serdes and stores.
+lengths.to("out", value_serde=serdes.STRING)  # mistake: value serde
+lengths.to("out", key_serde=serdes.INT64)  # mistake: key serde
+lengths.group_by(lambda key, n: n, key_serde=serdes.STRING)  # mistake: key serde
+lengths.group_by_key().count(ss.Materialized("c", value_serde=serdes.STRING))  # mistake: count
+texts.map_values(len, ss.Materialized("n", value_serde=serdes.STRING))  # mistake: value serde
+builder.table("t", value_serde=serdes.STRING, materialized=ss.Materialized(TOTALS))  # mistake: spec
+lengths.group_by_key().windowed_by(60_000)  # mistake: no windows
+ss.Materialized(TOTALS, history_retention_ms=10)  # mistake: a spec says itself
+ss.persistent_key_value_store("s", serdes.STRING)  # mistake: a serde by position
+totals: ss.KTable[str, str] = lengths.group_by_key().count("c")  # mistake: counts are int

@@ -1,0 +1,200 @@
+"""A user's pipeline, with the types that checkers must see in it."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple, assert_type
+
+import statestore as ss
+from statestore import serdes
+from statestore.testing import TopologyTestDriver
+
+
+class Order(NamedTuple):
+    customer: str
+    cents: int
+
+
+def read_order(data: bytes) -> Order:
+    customer, _, cents = data.decode().partition(":")
+    return Order(customer, int(cents))
+
+
+def write_order(order: Order) -> bytes:
+    return f"{order.customer}:{order.cents}".encode()
+
+
+ORDER = ss.Serde("ORDER", write_order, read_order)
+assert_type(ORDER, ss.Serde[Order])
+
+# Specs have the types of their serdes, and bytes where they name none.
+
+TOTALS = ss.persistent_key_value_store("totals", key_serde=serdes.STRING, value_serde=serdes.INT64)
+RATES = ss.persistent_versioned_key_value_store(
+    "rates", timedelta(days=1), key_serde=serdes.STRING, value_serde=serdes.FLOAT64
+)
+assert_type(TOTALS, ss.KeyValueSpec[str, int])
+assert_type(RATES, ss.VersionedSpec[str, float])
+assert_type(ss.persistent_key_value_store("raw"), ss.KeyValueSpec[bytes, bytes])
+assert_type(
+    ss.in_memory_key_value_store("by-name", key_serde=serdes.STRING), ss.KeyValueSpec[str, bytes]
+)
+assert_type(
+    ss.in_memory_versioned_key_value_store("v", 10, value_serde=serdes.INT64),
+    ss.VersionedSpec[bytes, int],
+)
+
+
+class Totals:
+    """A processor whose stores and records are typed by its specs and its context."""
+
+    def __init__(self, context: ss.ProcessorContext[str, float]) -> None:
+        self._context = context
+        self._totals = context.store(TOTALS)
+        self._rates = context.store(RATES)
+        assert_type(self._totals, ss.KeyValueStore[str, int])
+        assert_type(self._rates, ss.VersionedKeyValueStore[str, float])
+        assert_type(context.store("totals"), Any)
+        assert_type(context.stream_time, int | None)
+        context.schedule(timedelta(seconds=1), ss.PunctuationType.STREAM_TIME, self._tick)
+
+    def process(self, record: ss.Record[str, Order]) -> None:
+        total = self._totals.get(record.key, 0) + record.value.cents
+        assert_type(total, int)
+        self._totals.put(record.key, total)
+        rate = self._rates.get(record.key, as_of=record.timestamp_ms)
+        assert_type(rate, ss.VersionedRecord[float] | None)
+        if rate is not None:
+            made = record.replace(value=total * rate.value)
+            assert_type(made, ss.Record[str, float])
+            self._context.forward(made)
+
+    def _tick(self, time_ms: int) -> None:
+        for key, total in self._totals.all():
+            assert_type(key, str)
+            self._context.forward(ss.Record(key, float(total), time_ms))
+
+
+class Sizes:
+    """A processor of batches that says nothing about what it forwards."""
+
+    def __init__(self, context: ss.ProcessorContext) -> None:
+        self._context = context
+
+    def process_batch(self, records: Sequence[ss.Record[str, Order]]) -> None:
+        self._context.forward(ss.Record("size", len(records), records[-1].timestamp_ms))
+
+
+def add(key: str, order: Order, so_far: list[int]) -> list[int]:
+    return [*so_far, order.cents]
+
+
+def topology() -> ss.Topology:
+    builder = ss.StreamsBuilder(key_serde=serdes.STRING)
+    assert_type(builder, ss.StreamsBuilder[str, bytes])
+    assert_type(ss.StreamsBuilder(), ss.StreamsBuilder[bytes, bytes])
+    assert_type(builder.stream("raw"), ss.KStream[str, bytes])
+
+    orders = builder.stream(
+        "orders", value_serde=ORDER, timestamp_extractor=lambda r: r.value.cents
+    )
+    assert_type(orders, ss.KStream[str, Order])
+    stateless(orders)
+    aggregates(orders)
+    joins(builder, orders)
+    processors(orders)
+    return builder.build()
+
+
+def stateless(orders: ss.KStream[str, Order]) -> None:
+    dear = orders.filter(lambda key, order: order.cents > 100)
+    assert_type(dear, ss.KStream[str, Order])
+    cents = dear.map_values(lambda order: order.cents)
+    assert_type(cents, ss.KStream[str, int])
+    assert_type(cents.map(lambda key, n: (n, key)), ss.KStream[int, str])
+    assert_type(cents.flat_map(lambda key, n: [(n, key), (n + 1, key)]), ss.KStream[int, str])
+    assert_type(cents.flat_map_values(str), ss.KStream[str, str])
+    assert_type(orders.select_key(lambda key, order: order.cents), ss.KStream[int, Order])
+    assert_type(cents.peek(lambda key, n: assert_type(n, int)), ss.KStream[str, int])
+    assert_type(cents.merge(cents, dear.map_values(hash)), ss.KStream[str, int])
+    assert_type(orders.branch(lambda key, order: order.cents), tuple[ss.KStream[str, Order], ...])
+    # A function may return None for a null value; a serde never gets one.
+    maybe = cents.map_values(lambda n: n if n > 1 else None)
+    assert_type(maybe, ss.KStream[str, int | None])
+    maybe.to("cents", key_serde=serdes.STRING, value_serde=serdes.INT64)
+    assert_type(maybe.to_table("latest"), ss.KTable[str, int])
+    assert_type(maybe.repartition("r", value_serde=serdes.INT64), ss.KStream[str, int])
+
+
+def aggregates(orders: ss.KStream[str, Order]) -> None:
+    by_key = orders.group_by_key()
+    assert_type(by_key, ss.KGroupedStream[str, Order])
+    assert_type(by_key.count("counts"), ss.KTable[str, int])
+    assert_type(by_key.count(ss.Materialized(TOTALS)), ss.KTable[str, int])
+    plain = ss.in_memory_key_value_store("plain", key_serde=serdes.STRING)
+    assert_type(by_key.count(ss.Materialized(plain, caching=False)), ss.KTable[str, int])
+    assert_type(by_key.reduce(max, "dearest"), ss.KTable[str, Order])
+    assert_type(by_key.aggregate(list[int], add, "lists"), ss.KTable[str, list[int]])
+    longest = by_key.aggregate(lambda: "", lambda key, order, text: max(text, key), "longest")
+    assert_type(longest, ss.KTable[str, str])
+    sums = by_key.aggregate(
+        lambda: 0,
+        lambda key, order, total: total + order.cents,
+        ss.Materialized("sums", value_serde=serdes.INT64),
+    )
+    assert_type(sums, ss.KTable[str, int])
+    by_cents = orders.group_by(lambda key, order: order.cents, key_serde=serdes.INT64)
+    assert_type(by_cents, ss.KGroupedStream[int, Order])
+    windows = by_cents.windowed_by(ss.TumblingWindows(timedelta(minutes=1)))
+    assert_type(windows, ss.TimeWindowedKStream[int, Order])
+    assert_type(windows.count("per-minute"), ss.KTable[ss.Windowed[int], int])
+
+
+def joins(builder: ss.StreamsBuilder[str, bytes], orders: ss.KStream[str, Order]) -> None:
+    rates = builder.table("rates", value_serde=serdes.FLOAT64, materialized=ss.Materialized(RATES))
+    assert_type(rates, ss.KTable[str, float])
+    assert_type(rates.store, str | None)
+    priced = orders.join(rates, lambda order, rate: order.cents * rate)
+    assert_type(priced, ss.KStream[str, float])
+    named = orders.left_join(rates, lambda order, rate: "none" if rate is None else str(rate))
+    assert_type(named, ss.KStream[str, str])
+    texts = rates.map_values(str, ss.Materialized("texts", value_serde=serdes.STRING))
+    assert_type(texts, ss.KTable[str, str])
+    assert_type(texts.filter(lambda key, text: text), ss.KTable[str, str])
+    assert_type(
+        rates.join(texts, lambda rate, text: (rate, text)), ss.KTable[str, tuple[float, str]]
+    )
+    assert_type(rates.left_join(texts, lambda rate, text: text), ss.KTable[str, str | None])
+    assert_type(texts.to_stream(), ss.KStream[str, str])
+    unchanged = ss.Materialized(TOTALS, value_serde=serdes.FLOAT64)
+    assert_type(unchanged, ss.Materialized[str, float])
+
+
+def processors(orders: ss.KStream[str, Order]) -> None:
+    made = orders.process(Totals, TOTALS, RATES)
+    assert_type(made, ss.KStream[str, float])
+    made.to("totals", value_serde=serdes.FLOAT64)
+    assert_type(orders.process_batch(Sizes), ss.KStream[Any, Any])
+
+
+def stores(directory: str) -> None:
+    with ss.open_store(TOTALS, directory) as totals:
+        totals.put("a", 1)
+        assert_type(totals.get("a"), int | None)
+        assert_type(totals.get("a", 0), int)
+        assert_type(totals.get_many(["a", "b"]), list[int | None])
+        shown(totals)
+
+
+def shown(totals: ss.ReadOnlyKeyValueStore[str, int]) -> list[tuple[str, int]]:
+    """What takes a store by its protocol."""
+    return list(totals.all())
+
+
+def tested() -> int:
+    with TopologyTestDriver(topology()) as driver:
+        driver.pipe("orders", "a", Order("a", 3), 1000)
+        assert_type(driver.read("totals"), list[ss.Record[Any, Any]])
+        totals = driver.store(TOTALS)
+        assert_type(totals, ss.KeyValueStore[str, int])
+        assert_type(driver.store("totals"), Any)
+        return totals.get("a", 0)

@@ -1,0 +1,125 @@
+"""What type checkers and editors see of the public names, and of a user's pipeline."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import jedi
+import pytest
+
+import statestore as ss
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLES = ROOT / "tests" / "typing" / "samples"
+PIPELINE, MISTAKES = SAMPLES / "pipeline.py", SAMPLES / "mistakes.py"
+MISTAKES_LEAST = 30
+CHECKERS = ("mypy", "pyright")
+
+
+class Found(NamedTuple):
+    """The line of an error, and what the checker says."""
+
+    line: int
+    message: str
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, list[Found]]]:
+    """By checker and file, what one run of each says about all samples."""
+    return {"mypy": by_mypy(), "pyright": by_pyright(tmp_path_factory.mktemp("pyright"))}
+
+
+def by_mypy() -> dict[str, list[Found]]:
+    """As `make check` runs it: strict, and with its cache."""
+    output = run(sys.executable, "-m", "mypy", "--output=json", str(PIPELINE), str(MISTAKES))
+    told = [json.loads(line) for line in output.splitlines()]
+    return by_file([(t["file"], t["line"], t["message"]) for t in told if t["severity"] == "error"])
+
+
+def by_pyright(folder: Path) -> dict[str, list[Found]]:
+    """Basedpyright, which is pyright as a wheel with its Node.js, in pyright's own strict mode."""
+    config = {
+        "include": [str(SAMPLES)],
+        "extraPaths": [str(ROOT)],
+        "typeCheckingMode": "strict",
+        "pythonVersion": f"{sys.version_info.major}.{sys.version_info.minor}",
+    }
+    (folder / "pyrightconfig.json").write_text(json.dumps(config))
+    command = [str(Path(sys.executable).with_name("basedpyright")), "--outputjson"]
+    output = run(*command, "--pythonpath", sys.executable, "--project", str(folder))
+    told = json.loads(output)["generalDiagnostics"]
+    return by_file([(t["file"], t["range"]["start"]["line"] + 1, t["message"]) for t in told])
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    # 1: it found something, as it must.
+    assert done.returncode == 1, done.stdout + done.stderr
+    return done.stdout
+
+
+def by_file(told: list[tuple[str, int, str]]) -> dict[str, list[Found]]:
+    found: dict[str, list[Found]] = {PIPELINE.name: [], MISTAKES.name: []}
+    for file, line, message in told:
+        found[Path(file).name].append(Found(line, message))
+    return found
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("checker", CHECKERS)
+def test_a_users_pipeline_has_the_types_it_asserts(
+    checker: str, reports: dict[str, dict[str, list[Found]]]
+) -> None:
+    assert reports[checker][PIPELINE.name] == []
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("checker", CHECKERS)
+def test_each_planted_mistake_is_reported_and_nothing_else(
+    checker: str, reports: dict[str, dict[str, list[Found]]]
+) -> None:
+    lines = MISTAKES.read_text("utf-8").splitlines()
+    planted = {i for i, line in enumerate(lines, start=1) if "# mistake:" in line}
+    found = {found.line for found in reports[checker][MISTAKES.name]}
+    assert {i: lines[i - 1] for i in planted - found} == {}
+    assert {i: lines[i - 1] for i in found - planted} == {}
+    assert len(planted) >= MISTAKES_LEAST
+
+
+def test_checkers_are_shown_the_names_that_are_loaded_from_the_modules_they_are_loaded_from() -> (
+    None
+):
+    tree = ast.parse((ROOT / "statestore" / "__init__.py").read_text("utf-8"))
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    shown = {
+        alias.asname or alias.name: f"{node.module}.{alias.name}"
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    loaded = {name: f"{home}.{name}" for name, home in vars(ss)["_HOME_OF"].items()}
+    assert shown == loaded | vars(ss)["_MODULES"]
+    assert sorted(shown) == ss.__all__
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert (ROOT / "statestore" / "py.typed").is_file()
+
+
+@pytest.mark.parametrize(
+    ("code", "completed"),
+    [
+        ("ss.Str", "StreamsBuilder"),
+        ("ss.StreamsBuilder().str", "stream"),
+        ("ss.StreamsBuilder().stream('a').map_v", "map_values"),
+        ("ss.StreamsBuilder().stream('a').group_by_key().count().to_s", "to_stream"),
+        ("ss.serdes.INT", "INT64"),
+    ],
+)
+def test_editors_complete_public_names(code: str, completed: str) -> None:
+    lines = f"import statestore as ss\n{code}"
+    found = jedi.Script(lines, project=jedi.Project(ROOT)).complete()
+    assert [name.name for name in found] == [completed]
