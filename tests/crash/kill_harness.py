@@ -46,6 +46,7 @@ _ELSEWHERE = (
     "import.",
     "quarantine.",
     "relocate.",
+    "reset.",
     "snapshot.",
     "takeover.",
     "upgrade.",

@@ -13,8 +13,15 @@ from click.testing import CliRunner
 
 from statestore.cli import cli
 from statestore.errors import DrillFailed, Misuse, NotDrilled
-from statestore.faults import CrashPoint
-from statestore.testing.drills.plan import Drilled, DrillReport, Kind, Outcome, Special, plan
+from statestore.testing.drills.plan import (
+    DRILLED,
+    Drilled,
+    DrillReport,
+    Kind,
+    Outcome,
+    Special,
+    plan,
+)
 from statestore.testing.drills.report import html_of, table_of
 from statestore.testing.drills.scratch import Scratch
 from statestore.testing.drills.workload import PARTITIONS, Ledger, Row, Seen
@@ -40,7 +47,7 @@ def report(*drills: Drilled) -> DrillReport:
 
 def test_all_is_every_point_and_every_special_and_some_moments() -> None:
     planned = plan("all", 3, "all", seed=1)
-    assert [p.name for p in planned] == [*CrashPoint, "moment 1", "moment 2", "moment 3", *Special]
+    assert [p.name for p in planned] == [*DRILLED, "moment 1", "moment 2", "moment 3", *Special]
     assert not any(p.by_name for p in planned)
 
 

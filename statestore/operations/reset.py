@@ -1,0 +1,221 @@
+"""Begin an application again: its input offsets moved, its internal topics and its state removed.
+
+What `kafka-streams-application-reset` and `KafkaStreams.cleanUp` do together, as one operation:
+
+    claim          the application and every stream task: nobody runs, nobody starts
+    reset.json     says what is to be done; a start refuses while it is there
+    abort          what the last owners' transactional ids left open
+    topics         the changelogs and repartition topics are deleted
+    offsets        the group's offsets are removed, and the new ones committed
+    folders        stream tasks, stores and `topology.json` are removed
+    reset.json     is removed last: whoever finds it repeats all of the above
+
+Audits, reports and quarantine stay.
+"""
+
+import shutil
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from statestore.errors import HostFailure, Misuse
+from statestore.faults import CrashPoint, reach
+from statestore.layout import documents
+from statestore.layout.documents import Count, Topic
+from statestore.layout.files import folders_in, publish
+from statestore.layout.folders import StateLayout
+from statestore.model.ids import TaskId, TopicPartition
+from statestore.operations.deployed import Deployed, read_deployed
+from statestore.ports import Bounds, Clock, Cluster
+from statestore.tasks.plan import transactional_ids
+
+_NAME = "reset.json"
+_KEPT = frozenset({".lock", "owner.json", "audits", "quarantine", _NAME})
+_WAY_OUT = "look whose state dir this is; `statestore reset` writes the file again"
+
+
+class ResetTo(msgspec.Struct, frozen=True):
+    """Where the inputs begin again; exactly one is set, none of them means `earliest`.
+
+    `time_ms`: at the first record of that time or a later one. `shift`: so many records from the
+    committed offset, backward if negative.
+    """
+
+    earliest: bool = False
+    latest: bool = False
+    time_ms: int | None = None
+    shift: int | None = None
+
+    def check(self) -> "ResetTo":
+        """Return it; Misuse if two places are asked for at once."""
+        asked = [self.earliest, self.latest, self.time_ms is not None, self.shift is not None]
+        if sum(asked) > 1:
+            raise Misuse("inputs begin again at one place: earliest, latest, a time, or a shift")
+        return self
+
+
+class Moved(msgspec.Struct, frozen=True):
+    """An input partition: its committed offset, None if there was none, and the new one."""
+
+    topic: Topic
+    partition: Count
+    before: Count | None
+    after: Count
+
+
+class ResetReport(msgspec.Struct, frozen=True):
+    """What a reset does, or did if `applied`."""
+
+    application_id: str
+    offsets: list[Moved]
+    topics: list[Topic]
+    stream_tasks: list[str]
+    applied: bool = False
+
+
+class _Journal(msgspec.Struct, frozen=True):
+    """`reset.json`: the reset that was begun."""
+
+    offsets: list[Moved]
+    topics: list[Topic]
+
+
+CommitOffsets = Callable[[Mapping[TopicPartition, int]], None]
+RemoveTopics = Callable[[Sequence[str]], None]
+"""Removes topics, and the group's offsets with them; what is gone does not matter."""
+
+
+def require_no_reset(layout: StateLayout) -> None:
+    """Raise Misuse if a reset was begun and not finished: state and offsets do not match then."""
+    if (layout.application_dir / _NAME).exists():
+        raise Misuse(
+            f"a reset of {layout.application_id} was begun and not finished: repeat "
+            "`statestore reset`, which finishes it"
+        )
+
+
+@dataclass(frozen=True)
+class Reset:
+    """One application that is to begin again; `topics`: internal ones of its pipeline, if given."""
+
+    layout: StateLayout
+    cluster: Cluster
+    remove: RemoveTopics
+    commit: CommitOffsets
+    clock: Clock
+    topics: Collection[str] = ()
+    locks: bool = True
+
+    def plan(self, to: ResetTo) -> ResetReport:
+        """Look what would be done; nothing is written. Misuse if nothing was ever deployed."""
+        journal = self._journal()
+        if journal is None:
+            journal = self._planned(read_deployed(self.layout), to.check())
+        return ResetReport(
+            self.layout.application_id,
+            journal.offsets,
+            journal.topics,
+            [str(task) for task in self.layout.tasks()],
+        )
+
+    def apply(self, to: ResetTo) -> ResetReport:
+        """Do it; Locked while the application runs. A reset that was begun is finished as begun."""
+        with self.layout.alone(wait_ms=0, clock=self.clock, locks=self.locks):
+            found = self.plan(to)
+            publish(self._file, msgspec.json.encode(_Journal(found.offsets, found.topics)))
+            reach(CrashPoint.RESET_BEGUN)
+            self._abort([TaskId.parse(task) for task in found.stream_tasks])
+            self.remove(found.topics)
+            reach(CrashPoint.RESET_TOPICS_REMOVED)
+            self.commit({TopicPartition(at.topic, at.partition): at.after for at in found.offsets})
+            reach(CrashPoint.RESET_OFFSETS_COMMITTED)
+            self._remove_folders()
+            reach(CrashPoint.RESET_FOLDERS_REMOVED)
+            self._file.unlink()
+        return msgspec.structs.replace(found, applied=True)
+
+    @property
+    def _file(self) -> Path:
+        return self.layout.application_dir / _NAME
+
+    def _journal(self) -> _Journal | None:
+        return documents.read(self._file, _Journal, way_out=_WAY_OUT)
+
+    def _planned(self, shape: Deployed, to: ResetTo) -> _Journal:
+        if not shape.sub_topologies:
+            raise Misuse(
+                f"nothing was deployed in {self.layout.application_dir}: there is nothing to reset"
+            )
+        application = self.layout.application_id
+        inputs, internal = _topics(shape, application)
+        owned = sorted({*internal, *self.topics})
+        self._refuse_those_of_others(owned)
+        counts = self.cluster.partitions(sorted({*inputs, *owned}))
+        tps = [TopicPartition(name, p) for name in inputs for p in range(counts.get(name, 0))]
+        return _Journal(self._moved(tps, to), [name for name in owned if name in counts])
+
+    def _moved(self, tps: Sequence[TopicPartition], to: ResetTo) -> list[Moved]:
+        bounds = self.cluster.bounds(tps)
+        committed = self.cluster.group_offsets(tps, stable=False)
+        times = {} if to.time_ms is None else self.cluster.offsets_at(tps, to.time_ms)
+        found = []
+        for tp in tps:
+            before = committed[tp].offset if tp in committed else None
+            after = _target(to, bounds[tp], before, times.get(tp))
+            found.append(Moved(tp.topic, tp.partition, before, after))
+        return found
+
+    def _refuse_those_of_others(self, owned: Sequence[str]) -> None:
+        """`x` with a store `y-z` and `x-y` with a store `z` name one changelog."""
+        for other in folders_in(self.layout.state_dir):
+            if other == self.layout.application_id:
+                continue
+            theirs = StateLayout(self.layout.state_dir, other)
+            shared = {*owned} & _topics(read_deployed(theirs), other)[1]
+            if shared:
+                raise Misuse(
+                    f"topic {min(shared)} is also application {other}'s: a reset would remove "
+                    "that application's records; give one of them another application.id first"
+                )
+
+    def _abort(self, tasks: Sequence[TaskId]) -> None:
+        application = self.layout.application_id
+        ids = [name for task in tasks for name in transactional_ids(application, task)]
+        self.cluster.abort_open_transactions(ids)
+
+    def _remove_folders(self) -> None:
+        for path in sorted(self.layout.application_dir.iterdir()):
+            if path.name in _KEPT:
+                continue
+            try:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            except OSError as error:
+                raise HostFailure(
+                    f"cannot remove {path}: {error.strerror}; make it writable, then repeat the "
+                    "reset"
+                ) from error
+
+
+def _topics(shape: Deployed, application_id: str) -> tuple[list[str], set[str]]:
+    """The inputs that others write, and the topics that only this application has."""
+    inputs: set[str] = set()
+    internal = {
+        shape.log_of(application_id, store) for store in shape.stores if shape.has_changelog(store)
+    }
+    for part in shape.sub_topologies:
+        full = {f"{application_id}-{topic}" for topic in part.source_topics}
+        for topic in part.topics(application_id):
+            (internal if topic in full and topic not in part.source_topics else inputs).add(topic)
+    return sorted(inputs - internal), internal
+
+
+def _target(to: ResetTo, bounds: Bounds, before: int | None, at_time: int | None) -> int:
+    if to.latest:
+        return bounds.end
+    if at_time is not None:
+        return at_time
+    if to.shift is not None and before is not None:
+        return min(max(before + to.shift, bounds.start), bounds.end)
+    return bounds.start

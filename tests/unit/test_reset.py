@@ -1,0 +1,212 @@
+"""A reset: where inputs begin again, what it removes and spares, and how a death is finished."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from statestore import faults
+from statestore.errors import Locked, Misuse, Unavailable
+from statestore.faults import CrashPoint
+from statestore.layout.folders import StateLayout
+from statestore.model.ids import TaskId, TopicPartition
+from statestore.model.records import Record
+from statestore.operations.deployed import (
+    Deployed,
+    DeployedPart,
+    DeployedStore,
+    publish_deployed,
+)
+from statestore.operations.reset import Reset, ResetTo, require_no_reset
+from statestore.ports import TopicSpec
+from statestore.testing.memory_broker import MemoryBroker
+from tests.builders import ManualClock
+
+APPLICATION = "app"
+LOG, REPARTITION = f"{APPLICATION}-counts-changelog", f"{APPLICATION}-by-key-repartition"
+INPUT = TopicPartition("in", 0)
+EARLIEST = ResetTo(earliest=True)
+POINTS = [point for point in CrashPoint if point.startswith("reset.")]
+
+
+class Killed(BaseException):
+    """A death at a crash point."""
+
+
+def deployed(*, source_log: str | None = None) -> Deployed:
+    parts = [
+        DeployedPart(0, ["in"], tasks=2, internal=[]),
+        DeployedPart(1, ["by-key-repartition"], tasks=2, internal=["by-key-repartition"]),
+    ]
+    store = DeployedStore(1, "STRING", "INT64", persistent=True, source_topic=source_log)
+    return Deployed(fingerprint="f", sub_topologies=parts, stores={"counts": store})
+
+
+@dataclass
+class World:
+    """An application at rest that has processed 3 of 5 records, and a broker in memory."""
+
+    state_dir: Path
+    broker: MemoryBroker = field(default_factory=MemoryBroker)
+    clock: ManualClock = field(default_factory=ManualClock)
+    removed: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.layout = StateLayout(self.state_dir, APPLICATION)
+        self.cluster = self.broker.cluster(APPLICATION)
+        self.cluster.create([TopicSpec(name, 2, {}) for name in ("in", LOG, REPARTITION, "out")])
+        for time_ms in (100, 200, 300, 400, 500):
+            self.broker.produce(INPUT, Record(b"k", b"v", time_ms))
+        self.commit({INPUT: 3})
+        for partition in range(2):
+            self.layout.create(self.layout.store_dir(TaskId(1, partition), "counts"))
+        self.layout.create(self.layout.application_dir / "audits")
+        publish_deployed(self.layout, deployed())
+
+    def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+        outbox = self.broker.plain_outbox(APPLICATION)
+        outbox.open()
+        outbox.begin()
+        outbox.send_offsets(offsets, "")
+        outbox.close()
+
+    def remove(self, topics: Sequence[str]) -> None:
+        self.removed = list(topics)
+        for topic in topics:
+            self.broker.state.topics.pop(topic, None)
+        for group in list(self.broker.state.groups):
+            del self.broker.state.groups[group]
+
+    def reset(self) -> Reset:
+        return Reset(self.layout, self.cluster, self.remove, self.commit, self.clock)
+
+    def committed(self) -> dict[TopicPartition, int]:
+        tps = [TopicPartition("in", p) for p in range(2)]
+        return {tp: at.offset for tp, at in self.cluster.group_offsets(tps).items()}
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("to", "after"),
+    [
+        (ResetTo(), 0),
+        (EARLIEST, 0),
+        (ResetTo(latest=True), 5),
+        (ResetTo(time_ms=250), 2),
+        (ResetTo(time_ms=501), 5),
+        (ResetTo(shift=-2), 1),
+        (ResetTo(shift=-9), 0),
+        (ResetTo(shift=1), 4),
+        (ResetTo(shift=9), 5),
+    ],
+)
+def test_inputs_begin_again_where_they_were_asked_to(world: World, to: ResetTo, after: int) -> None:
+    done = world.reset().apply(to)
+    assert done.applied
+    assert world.committed()[INPUT] == after
+    [moved] = [at for at in done.offsets if at.partition == 0]
+    assert (moved.before, moved.after) == (3, after)
+
+
+def test_internal_topics_and_state_are_gone_and_nothing_else(world: World) -> None:
+    done = world.reset().apply(EARLIEST)
+    assert done.topics == world.removed == [REPARTITION, LOG]
+    assert set(world.broker.state.topics) == {"in", "out"}
+    left = {path.name for path in world.layout.application_dir.iterdir()}
+    assert left == {".lock", "owner.json", "audits"}
+
+
+def test_a_plan_changes_nothing(world: World) -> None:
+    plan = world.reset().plan(EARLIEST)
+    assert not plan.applied
+    assert plan.stream_tasks == ["1_0", "1_1"]
+    assert world.committed()[INPUT] == 3
+    assert list(world.layout.tasks())
+    assert LOG in world.broker.state.topics
+
+
+def test_a_topic_that_is_a_tables_log_and_somebody_elses_input_stays(world: World) -> None:
+    publish_deployed(world.layout, deployed(source_log="in"))
+    assert world.reset().apply(EARLIEST).topics == [REPARTITION]
+    assert "in" in world.broker.state.topics
+
+
+def test_a_topic_that_another_application_has_too_is_spared(world: World) -> None:
+    other = StateLayout(world.state_dir, "app-counts")
+    world.layout.create(other.application_dir)
+    store = DeployedStore(0, "STRING", "INT64", persistent=True)
+    # Store `x` of `app-counts` and store `counts-x` of `app` have one name for their changelogs.
+    shape = Deployed(
+        fingerprint="f",
+        sub_topologies=[DeployedPart(0, ["in"], tasks=1, internal=[])],
+        stores={"counts-x": store},
+    )
+    publish_deployed(world.layout, shape)
+    publish_deployed(
+        other,
+        Deployed(
+            fingerprint="f",
+            sub_topologies=[DeployedPart(0, ["in"], tasks=1, internal=[])],
+            stores={"x": store},
+        ),
+    )
+    with pytest.raises(Misuse, match="app-counts-x-changelog is also application app-counts's"):
+        world.reset().apply(EARLIEST)
+    assert world.committed()[INPUT] == 3
+
+
+def test_nothing_deployed_is_nothing_to_reset(world: World) -> None:
+    nobody = StateLayout(world.state_dir, "nobody")
+    world.layout.create(nobody.application_dir)
+    with pytest.raises(Misuse, match="nothing was deployed"):
+        Reset(nobody, world.cluster, world.remove, world.commit, world.clock).plan(EARLIEST)
+
+
+def test_two_places_at_once_are_refused(world: World) -> None:
+    with pytest.raises(Misuse, match="one place"):
+        world.reset().apply(ResetTo(latest=True, shift=-1))
+
+
+def test_a_running_application_is_not_reset(world: World) -> None:
+    claim = world.layout.claim(wait_ms=0, clock=world.clock)
+    with pytest.raises(Locked):
+        world.reset().apply(EARLIEST)
+    claim.release()
+    assert world.removed == []
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_reset_that_died_is_finished_as_it_was_begun(world: World, point: CrashPoint) -> None:
+    def die(at: CrashPoint) -> None:
+        if at == point:
+            raise Killed
+
+    faults.on_reach(die)
+    try:
+        with pytest.raises(Killed):
+            world.reset().apply(ResetTo(shift=-1))
+    finally:
+        faults.on_reach(None)
+    with pytest.raises(Misuse, match="repeat `statestore reset`"):
+        require_no_reset(world.layout)
+    done = world.reset().apply(EARLIEST)  # as begun, whatever is asked for now
+    require_no_reset(world.layout)
+    assert {at.after for at in done.offsets if at.partition == 0} == {2}
+    assert world.committed()[INPUT] == 2
+    assert list(world.layout.tasks()) == []
+    assert set(world.broker.state.topics) == {"in", "out"}
+
+
+def test_brokers_that_do_not_answer_leave_everything_as_it_was(world: World) -> None:
+    world.broker.stop()
+    with pytest.raises(Unavailable):
+        world.reset().apply(EARLIEST)
+    world.broker.resume()
+    require_no_reset(world.layout)
+    assert world.committed()[INPUT] == 3
+    assert list(world.layout.tasks())
