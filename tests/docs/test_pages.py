@@ -1,0 +1,47 @@
+"""Every block of Python on the pages for users runs, and shows what it shows."""
+
+import doctest
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.builders import ROOT
+
+PAGES = sorted((ROOT / "docs" / "guides").glob("*.md"))
+BLOCK = re.compile(r"^```(?P<language>[a-z]+)[^\n]*\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
+OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+KNOWN = {"python", "pycon", "console", "toml", "text"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_blocks_of_a_page_run_one_after_another(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = page.read_text(encoding="utf-8")
+    names: dict[str, Any] = {"__name__": page.stem}
+    for block in BLOCK.finditer(text):
+        line = text[: block.start()].count("\n") + 1
+        match block["language"]:
+            case "python":
+                source = "\n" * line + block["code"]
+                exec(compile(source, str(page), "exec"), names)
+            case "pycon":
+                check(page, block["code"], line, names)
+            case language:
+                assert language in KNOWN, f"{page.name}:{line}: a block of {language!r}"
+
+
+def check(page: Path, code: str, line: int, names: dict[str, Any]) -> None:
+    test = doctest.DocTestParser().get_doctest(code, names, page.name, str(page), line)
+    told: list[str] = []
+    test.globs = names  # it would work on a copy
+    runner = doctest.DocTestRunner(optionflags=OPTIONS, verbose=False)
+    runner.run(test, out=told.append, clear_globs=False)
+    assert runner.summarize(verbose=False).failed == 0, "".join(told)
+
+
+def test_there_are_pages() -> None:
+    assert len(PAGES) > 5
