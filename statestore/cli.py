@@ -15,6 +15,7 @@ import click
 
 from statestore.commands.audit import audit_command
 from statestore.commands.exports import export_command, exports, restore_short_command
+from statestore.commands.reset import reset_command
 from statestore.commands.running import run_command
 from statestore.commands.state import relocate_command, upgrade_command
 from statestore.commands.status import status_command
@@ -63,6 +64,7 @@ for command in (
     offsets_command,
     relocate_command,
     upgrade_command,
+    reset_command,
     audit_command,
     exports,
     export_command,

@@ -14,8 +14,7 @@ Audits, reports and quarantine stay.
 """
 
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -27,8 +26,10 @@ from statestore.layout.documents import Count, Topic
 from statestore.layout.files import folders_in, publish
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
+from statestore.operations.at_rest import existing_application
 from statestore.operations.deployed import Deployed, read_deployed
-from statestore.ports import Bounds, Clock, Cluster
+from statestore.operations.environment import Environment
+from statestore.ports import Bounds
 from statestore.tasks.plan import transactional_ids
 
 _NAME = "reset.json"
@@ -82,11 +83,6 @@ class _Journal(msgspec.Struct, frozen=True):
     topics: list[Topic]
 
 
-CommitOffsets = Callable[[Mapping[TopicPartition, int]], None]
-RemoveTopics = Callable[[Sequence[str]], None]
-"""Removes topics, and the group's offsets with them; what is gone does not matter."""
-
-
 def require_no_reset(layout: StateLayout) -> None:
     """Raise Misuse if a reset was begun and not finished: state and offsets do not match then."""
     if (layout.application_dir / _NAME).exists():
@@ -96,20 +92,27 @@ def require_no_reset(layout: StateLayout) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Reset:
-    """One application that is to begin again; `topics`: internal ones of its pipeline, if given."""
+def reset(environment: Environment, to: ResetTo, *, dry_run: bool = False) -> ResetReport:
+    """Begin a stopped application again at `to`; `dry_run` only looks.
 
-    layout: StateLayout
-    cluster: Cluster
-    remove: RemoveTopics
-    commit: CommitOffsets
-    clock: Clock
-    topics: Collection[str] = ()
-    locks: bool = True
+    Locked while the application runs; Misuse if nothing was deployed, or if one of the topics to
+    remove belongs to another application of the same state directory.
+    """
+    environment.settings.require("application.id", "state.dir", "bootstrap.servers")
+    made = _Reset(environment)
+    return made.plan(to) if dry_run else made.apply(to)
+
+
+class _Reset:
+    """One application that is to begin again."""
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+        self.layout = existing_application(environment.layout)
+        self.cluster = environment.cluster
 
     def plan(self, to: ResetTo) -> ResetReport:
-        """Look what would be done; nothing is written. Misuse if nothing was ever deployed."""
+        """Look what would be done; a reset that was begun is planned as it was begun."""
         journal = self._journal()
         if journal is None:
             journal = self._planned(read_deployed(self.layout), to.check())
@@ -121,15 +124,16 @@ class Reset:
         )
 
     def apply(self, to: ResetTo) -> ResetReport:
-        """Do it; Locked while the application runs. A reset that was begun is finished as begun."""
-        with self.layout.alone(wait_ms=0, clock=self.clock, locks=self.locks):
+        """Take the steps above."""
+        clock, locks = self.environment.clock, self.environment.settings.volume_locks
+        with self.layout.alone(wait_ms=0, clock=clock, locks=locks):
             found = self.plan(to)
             publish(self._file, msgspec.json.encode(_Journal(found.offsets, found.topics)))
             reach(CrashPoint.RESET_BEGUN)
             self._abort([TaskId.parse(task) for task in found.stream_tasks])
-            self.remove(found.topics)
+            self.cluster.remove(found.topics, self.layout.application_id)
             reach(CrashPoint.RESET_TOPICS_REMOVED)
-            self.commit({TopicPartition(at.topic, at.partition): at.after for at in found.offsets})
+            self._commit(found.offsets)
             reach(CrashPoint.RESET_OFFSETS_COMMITTED)
             self._remove_folders()
             reach(CrashPoint.RESET_FOLDERS_REMOVED)
@@ -150,7 +154,7 @@ class Reset:
             )
         application = self.layout.application_id
         inputs, internal = _topics(shape, application)
-        owned = sorted({*internal, *self.topics})
+        owned = sorted(internal)
         self._refuse_those_of_others(owned)
         counts = self.cluster.partitions(sorted({*inputs, *owned}))
         tps = [TopicPartition(name, p) for name in inputs for p in range(counts.get(name, 0))]
@@ -184,6 +188,14 @@ class Reset:
         application = self.layout.application_id
         ids = [name for task in tasks for name in transactional_ids(application, task)]
         self.cluster.abort_open_transactions(ids)
+
+    def _commit(self, offsets: Sequence[Moved]) -> None:
+        outbox = self.environment.outbox
+        outbox.open()
+        outbox.begin()
+        outbox.send_offsets(
+            {TopicPartition(at.topic, at.partition): at.after for at in offsets}, ""
+        )
 
     def _remove_folders(self) -> None:
         for path in sorted(self.layout.application_dir.iterdir()):

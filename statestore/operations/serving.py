@@ -14,6 +14,7 @@ from statestore.errors import Misuse
 from statestore.model.modes import Span, Time, span_ms, to_ms
 from statestore.operations.clones.record import as_deployed
 from statestore.operations.environment import Environment
+from statestore.operations.reset import require_no_reset
 from statestore.operations.run import (
     Checked,
     PlannedTask,
@@ -109,6 +110,7 @@ def serve_planned(
 
     `slots`: how many slots share the memory of this host.
     """
+    require_no_reset(environment.layout)
     environment, topology = as_deployed(environment, topology)
     clock, layout, settings = environment.clock, environment.layout, environment.settings
     for task in planned:
@@ -125,6 +127,7 @@ def serve_planned(
 
 def _prepared(environment: Environment, topology: Topology, request: RunRequest) -> Run:
     environment.settings.require("application.id", "bootstrap.servers", "state.dir")
+    require_no_reset(environment.layout)
     environment, topology = as_deployed(environment, topology)
     # What a worker would refuse later is refused before anything starts.
     environment.check_settings()

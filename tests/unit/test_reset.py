@@ -1,6 +1,6 @@
 """A reset: where inputs begin again, what it removes and spares, and how a death is finished."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,8 +18,9 @@ from statestore.operations.deployed import (
     DeployedStore,
     publish_deployed,
 )
-from statestore.operations.reset import Reset, ResetTo, require_no_reset
+from statestore.operations.reset import ResetReport, ResetTo, require_no_reset, reset
 from statestore.ports import TopicSpec
+from statestore.runtime import Runtime
 from statestore.testing.memory_broker import MemoryBroker
 from tests.builders import ManualClock
 
@@ -50,7 +51,6 @@ class World:
     state_dir: Path
     broker: MemoryBroker = field(default_factory=MemoryBroker)
     clock: ManualClock = field(default_factory=ManualClock)
-    removed: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.layout = StateLayout(self.state_dir, APPLICATION)
@@ -71,15 +71,14 @@ class World:
         outbox.send_offsets(offsets, "")
         outbox.close()
 
-    def remove(self, topics: Sequence[str]) -> None:
-        self.removed = list(topics)
-        for topic in topics:
-            self.broker.state.topics.pop(topic, None)
-        for group in list(self.broker.state.groups):
-            del self.broker.state.groups[group]
-
-    def reset(self) -> Reset:
-        return Reset(self.layout, self.cluster, self.remove, self.commit, self.clock)
+    def reset(self, to: ResetTo, *, dry_run: bool = False) -> ResetReport:
+        settings = {
+            "application.id": self.layout.application_id,
+            "state.dir": str(self.state_dir),
+            "bootstrap.servers": "in-memory:9092",
+        }
+        with Runtime(settings, clock=self.clock, brokers=self.broker.clients) as runtime:
+            return reset(runtime, to, dry_run=dry_run)
 
     def committed(self) -> dict[TopicPartition, int]:
         tps = [TopicPartition("in", p) for p in range(2)]
@@ -106,7 +105,7 @@ def world(tmp_path: Path) -> World:
     ],
 )
 def test_inputs_begin_again_where_they_were_asked_to(world: World, to: ResetTo, after: int) -> None:
-    done = world.reset().apply(to)
+    done = world.reset(to)
     assert done.applied
     assert world.committed()[INPUT] == after
     [moved] = [at for at in done.offsets if at.partition == 0]
@@ -114,15 +113,15 @@ def test_inputs_begin_again_where_they_were_asked_to(world: World, to: ResetTo, 
 
 
 def test_internal_topics_and_state_are_gone_and_nothing_else(world: World) -> None:
-    done = world.reset().apply(EARLIEST)
-    assert done.topics == world.removed == [REPARTITION, LOG]
+    done = world.reset(EARLIEST)
+    assert done.topics == [REPARTITION, LOG]
     assert set(world.broker.state.topics) == {"in", "out"}
     left = {path.name for path in world.layout.application_dir.iterdir()}
     assert left == {".lock", "owner.json", "audits"}
 
 
 def test_a_plan_changes_nothing(world: World) -> None:
-    plan = world.reset().plan(EARLIEST)
+    plan = world.reset(EARLIEST, dry_run=True)
     assert not plan.applied
     assert plan.stream_tasks == ["1_0", "1_1"]
     assert world.committed()[INPUT] == 3
@@ -132,7 +131,7 @@ def test_a_plan_changes_nothing(world: World) -> None:
 
 def test_a_topic_that_is_a_tables_log_and_somebody_elses_input_stays(world: World) -> None:
     publish_deployed(world.layout, deployed(source_log="in"))
-    assert world.reset().apply(EARLIEST).topics == [REPARTITION]
+    assert world.reset(EARLIEST).topics == [REPARTITION]
     assert "in" in world.broker.state.topics
 
 
@@ -156,28 +155,27 @@ def test_a_topic_that_another_application_has_too_is_spared(world: World) -> Non
         ),
     )
     with pytest.raises(Misuse, match="app-counts-x-changelog is also application app-counts's"):
-        world.reset().apply(EARLIEST)
+        world.reset(EARLIEST)
     assert world.committed()[INPUT] == 3
 
 
 def test_nothing_deployed_is_nothing_to_reset(world: World) -> None:
-    nobody = StateLayout(world.state_dir, "nobody")
-    world.layout.create(nobody.application_dir)
+    world.layout.topology_file.unlink()
     with pytest.raises(Misuse, match="nothing was deployed"):
-        Reset(nobody, world.cluster, world.remove, world.commit, world.clock).plan(EARLIEST)
+        world.reset(EARLIEST)
 
 
 def test_two_places_at_once_are_refused(world: World) -> None:
     with pytest.raises(Misuse, match="one place"):
-        world.reset().apply(ResetTo(latest=True, shift=-1))
+        world.reset(ResetTo(latest=True, shift=-1))
 
 
 def test_a_running_application_is_not_reset(world: World) -> None:
     claim = world.layout.claim(wait_ms=0, clock=world.clock)
     with pytest.raises(Locked):
-        world.reset().apply(EARLIEST)
+        world.reset(EARLIEST)
     claim.release()
-    assert world.removed == []
+    assert LOG in world.broker.state.topics
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -189,12 +187,12 @@ def test_a_reset_that_died_is_finished_as_it_was_begun(world: World, point: Cras
     faults.on_reach(die)
     try:
         with pytest.raises(Killed):
-            world.reset().apply(ResetTo(shift=-1))
+            world.reset(ResetTo(shift=-1))
     finally:
         faults.on_reach(None)
     with pytest.raises(Misuse, match="repeat `statestore reset`"):
         require_no_reset(world.layout)
-    done = world.reset().apply(EARLIEST)  # as begun, whatever is asked for now
+    done = world.reset(EARLIEST)  # as begun, whatever is asked for now
     require_no_reset(world.layout)
     assert {at.after for at in done.offsets if at.partition == 0} == {2}
     assert world.committed()[INPUT] == 2
@@ -205,7 +203,7 @@ def test_a_reset_that_died_is_finished_as_it_was_begun(world: World, point: Cras
 def test_brokers_that_do_not_answer_leave_everything_as_it_was(world: World) -> None:
     world.broker.stop()
     with pytest.raises(Unavailable):
-        world.reset().apply(EARLIEST)
+        world.reset(EARLIEST)
     world.broker.resume()
     require_no_reset(world.layout)
     assert world.committed()[INPUT] == 3

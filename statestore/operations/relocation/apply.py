@@ -53,6 +53,7 @@ from statestore.operations.relocation.plan import (
     placement,
     plan_relocation,
 )
+from statestore.operations.reset import require_no_reset
 from statestore.operations.source_logs import check_unchanged
 from statestore.ports import Cluster
 from statestore.tasks import input_checkpoint
@@ -88,7 +89,7 @@ def relocate(
     stream task must have been closed cleanly.
     """
     environment.settings.require("application.id", "state.dir")
-    existing_application(environment.layout)
+    require_no_reset(existing_application(environment.layout))
     environment, topology = as_deployed(environment, topology)
     cluster, counts = None, None
     if not dry_run and not offline:
