@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup run up down fmt check $(CHECKS) test test-fast test-all drill bench lock clean
 
 BIN := .venv/bin
-CODE := $(wildcard statestore jobs dags plugins scripts tests)
+CODE := $(wildcard statestore jobs dags scripts tests)
 PYTEST = SET_UP_SECONDS=$$(cat .venv/.set-up-seconds) $(BIN)/python -m pytest
 # One process more than there are cores, as tests wait much: for brokers, for processes they killed.
 SIDE_BY_SIDE = --numprocesses=$$(( $$(nproc) + 1 )) --maxprocesses=4

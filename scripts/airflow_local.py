@@ -162,7 +162,6 @@ def environment() -> dict[str, str]:
     defaults = {
         "AIRFLOW_CONFIG": str(ROOT / "airflow.cfg"),
         "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
-        "AIRFLOW__CORE__PLUGINS_FOLDER": str(ROOT / "plugins"),
         "AIRFLOW__API__PORT": port,
         "AIRFLOW__API__BASE_URL": f"http://localhost:{port}",
         "AIRFLOW__CORE__FERNET_KEY_CMD": _secret_command("fernet_key"),

@@ -49,7 +49,7 @@ LOG_TAIL = 30
 # What of Airflow's and Spark's log says how far the work is.
 MILESTONES = (
     (re.compile("Preparing Airflow's database"), "preparing Airflow's database, this once"),
-    (re.compile("Spark-Submit cmd"), "Airflow runs the task: spark-submit jobs/process.py"),
+    (re.compile("Spark-Submit cmd"), "Airflow runs the task: spark-submit process.py"),
     (re.compile(r"SparkContext: Running Spark version (\S+)"), r"Spark \1 is starting"),
     (re.compile(r"(wave \d+): (\d+ stream tasks on \d+ slots)"), r"\1 of the topology: \2"),
 )

@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
 os.environ.setdefault("AIRFLOW_CONFIG", str(ROOT / "airflow.cfg"))
+os.environ.setdefault("AIRFLOW__CORE__DAGS_FOLDER", str(ROOT / "dags"))
 _PROCESS = os.environ.get("PYTEST_XDIST_WORKER", "alone")
 os.environ.setdefault("AIRFLOW_HOME", str(ROOT / ".scratch" / f"airflow-tests-{_PROCESS}"))
 

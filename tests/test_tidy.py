@@ -3,6 +3,7 @@
 import ast
 import re
 import subprocess
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -174,7 +175,10 @@ def test_every_text_file_ends_with_one_newline_and_no_line_with_a_blank() -> Non
 
 
 def test_every_module_of_the_library_is_used() -> None:
-    used = {"statestore", "statestore.cli"}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    programs = [project["scripts"], *project["entry-points"].values()]
+    used = {place.partition(":")[0] for group in programs for place in group.values()}
+    used |= {"statestore", "statestore.__main__"}
     for name, node in nodes():
         if isinstance(node, ast.Import):
             used |= {alias.name for alias in node.names}

@@ -64,7 +64,7 @@ class Project:
     @classmethod
     def copied(cls, folder: Path, applications: str | None = None) -> "Project":
         """Into `folder`; `applications`: the text of statestore.toml in place of the project's."""
-        for name in ("dags", "plugins", "scripts", "jobs"):
+        for name in ("dags", "scripts", "jobs"):
             shutil.copytree(ROOT / name, folder / name)
         for name in ("airflow.cfg", "statestore.toml"):
             shutil.copy(ROOT / name, folder)

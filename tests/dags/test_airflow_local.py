@@ -22,6 +22,12 @@ pytestmark = [pytest.mark.airflow, pytest.mark.spark]
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 120
 
+DAG_FILE = """\
+from statestore.airflow import load_applications, micro_batches
+
+dags = [micro_batches(one, job="jobs/process.py") for one in load_applications()]
+"""
+
 # Ends as the file beside it says; with none, it waits until it is ended.
 JOB = """\
 import json, signal, sys
@@ -41,8 +47,9 @@ LOCKED = {"class": "Locked", "message": "owned by host b", "exit_code": 6, "acti
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("project")
-    for name in ("dags", "plugins", "scripts"):
+    for name in ("dags", "scripts"):
         shutil.copytree(ROOT / name, folder / name)
+    (folder / "dags" / "micro_batches.py").write_text(DAG_FILE, encoding="utf-8")
     for name in ("airflow.cfg", "statestore.toml"):
         shutil.copy(ROOT / name, folder)
     (folder / "jobs").mkdir()

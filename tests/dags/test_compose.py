@@ -131,13 +131,12 @@ def test_the_password_of_airflows_page_is_made_for_its_owner_only() -> None:
     assert f"chmod 600 {name}" in command
 
 
-def test_every_part_of_airflow_finds_dags_and_plugins_in_the_image() -> None:
+def test_every_part_of_airflow_finds_the_dags_in_the_image() -> None:
     parts = [name for name in SERVICES if name.startswith("airflow-")]
     assert len(parts) == 5
     for name in parts:
-        for folder in ("dags", "plugins"):
-            variable = f"AIRFLOW__CORE__{folder.upper()}_FOLDER"
-            assert SERVICES[name]["environment"][variable] == f"/opt/statestore/{folder}"
+        folder = SERVICES[name]["environment"]["AIRFLOW__CORE__DAGS_FOLDER"]
+        assert folder == "/opt/statestore/dags"
 
 
 def test_one_broker_may_be_away_without_loss_or_a_stop() -> None:

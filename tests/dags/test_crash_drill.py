@@ -10,8 +10,8 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException
 from jinja2 import Environment
 
+from statestore.airflow.command import StateStoreCommandOperator
 from statestore.testing.drills.command import drill_command
-from statestore_airflow.command import StateStoreCommandOperator
 from tests.dags.project_rig import ROOT, Project, params_of
 
 pytestmark = pytest.mark.airflow
@@ -53,8 +53,8 @@ def test_the_command_takes_every_flag_the_form_gives(dag: DAG) -> None:
             assert context.params["moments"] == 5
             assert context.params["seed"] == changed.get("seed")
             assert context.params["confirm"] is changed.get("confirm", False)
-    assert rendered(dag, "script") == []
-    assert rendered(dag, "script", runs_on="spark") == ["jobs/drill.py"]
+    assert rendered(dag, "job") == []
+    assert rendered(dag, "job", runs_on="spark") == ["drill"]
 
 
 @pytest.mark.slow

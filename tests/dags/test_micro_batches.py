@@ -10,8 +10,8 @@ from airflow.sdk import DAG
 from airflow.sdk.definitions.param import Param
 from airflow.sdk.exceptions import ParamValidationError
 
-from statestore_airflow.applications import load_applications
-from statestore_airflow.operator import StateStoreJobOperator
+from statestore.airflow.applications import load_applications
+from statestore.airflow.operator import StateStoreJobOperator
 
 pytestmark = pytest.mark.airflow
 

@@ -19,20 +19,15 @@ from airflow.sdk.execution_time.context import OutletEventAccessors
 from tenacity import Retrying, retry_if_not_result, stop_after_delay, wait_fixed
 
 from statestore import errors
-from statestore_airflow.applications import PROJECT_DIR, Application
-from statestore_airflow.command import StateStoreCommandOperator
-from statestore_airflow.operator import (
-    LITTLE_COMPILED,
-    RETRY_LATER_DELAY,
-    JobFailed,
-    RetryLater,
-    StateStoreJobOperator,
-)
-from statestore_airflow.reports import PAGE_MAX_BYTES, data_docs_address
+from statestore.airflow import Application, StateStoreCommandOperator, StateStoreJobOperator
+from statestore.airflow.operator import LITTLE_COMPILED
+from statestore.airflow.reports import PAGE_MAX_BYTES, data_docs_address
+from statestore.airflow.retries import RETRY_LATER_DELAY, JobFailed, RetryLater
 
 pytestmark = pytest.mark.airflow
 
 DEADLINE_S = 20
+JOBS = Path(errors.__file__).with_name("spark")
 TASKS: list[StateStoreJobOperator] = []
 NO_SUMMARY = "none"
 DONE = {
@@ -102,7 +97,7 @@ class Run(NamedTuple):
     @property
     def arguments(self) -> list[str]:
         argv = self.given["argv"]
-        return list(argv[argv.index(str(PROJECT_DIR / "jobs/process.py")) + 1 :])
+        return list(argv[argv.index(str(JOBS / "process.py")) + 1 :])
 
 
 @pytest.fixture(autouse=True)
@@ -194,7 +189,8 @@ def test_a_job_that_is_no_run_gets_its_flags_and_makes_no_asset(target: Applicat
     task = operator(
         None,
         folder=folder,
-        script="jobs/audit.py",
+        job="audit",
+        config=str(target.config),
         application_id="flights",
         flags="--store counts --store 'of two'",
         outlets=[],
@@ -204,7 +200,7 @@ def test_a_job_that_is_no_run_gets_its_flags_and_makes_no_asset(target: Applicat
     assert task.outlets == []
     assert instance.pushed == {"summary": audit}
     argv = json.loads((folder / "given.json").read_text(encoding="utf-8"))["argv"]
-    arguments = argv[argv.index(str(PROJECT_DIR / "jobs/audit.py")) + 1 :]
+    arguments = argv[argv.index(str(JOBS / "audit.py")) + 1 :]
     assert arguments[:2] == ["--application-id", "flights"]
     flags = ["--store", "counts", "--store", "of two", "--summary-file"]
     assert arguments[4:-1] == flags
@@ -305,7 +301,7 @@ def test_a_command_that_says_nothing_but_a_code_is_retried_by_its_code(tmp_path:
             task_id="call",
             command="status",
             application_id="flights",
-            script=str(tmp_path / "job.py"),
+            job=str(tmp_path / "job.py"),
         )
         with pytest.raises(AirflowException, match=f"exit code {kind.exit_code}") as caught:
             task.execute(cast("Context", {"ti": TaskInstance()}))
@@ -366,13 +362,33 @@ def test_a_time_the_run_does_not_have_fails_with_the_way_out(run: Callable[..., 
     assert "has no logical_date; trigger it with a logical date" in str(done.raised)
 
 
-def test_the_job_runs_this_interpreter_and_project_beside_its_applications_file(
+def test_a_job_may_be_a_script_beside_the_applications_file(
+    run: Callable[..., Run], target: Application
+) -> None:
+    script = target.config.parent / "jobs" / "mine.py"
+    missing = run(job="jobs/mine.py")
+    assert type(missing.raised) is AirflowFailException
+    assert str(script) in str(missing.raised)
+    assert missing.given == {}, "nothing is submitted"
+    script.parent.mkdir()
+    script.touch()
+    assert str(script) in run(job="jobs/mine.py").given["argv"]
+
+
+def test_settings_of_spark_are_added_to_those_of_the_job(run: Callable[..., Run]) -> None:
+    argv = run(conf={"spark.executor.memory": "2g"}).given["argv"]
+    assert "spark.executor.memory=2g" in argv
+    assert any(setting.startswith("spark.executorEnv.PYTHONPATH=") for setting in argv)
+
+
+def test_the_job_runs_this_interpreter_and_imports_pipelines_beside_its_applications_file(
     run: Callable[..., Run], target: Application
 ) -> None:
     given = run().given
     assert given["cwd"] == str(target.config.parent)
     assert given["env"]["PYSPARK_PYTHON"] == given["env"]["PYSPARK_DRIVER_PYTHON"] == sys.executable
-    assert given["env"]["PYTHONPATH"].split(os.pathsep)[0] == str(PROJECT_DIR)
+    assert given["env"]["PYTHONPATH"].split(os.pathsep)[0] == str(target.config.parent)
+    assert f"spark.executorEnv.PYTHONPATH={target.config.parent}" in given["argv"]
     assert given["argv"][:2] == ["--master", "local[2,4]"]
 
 

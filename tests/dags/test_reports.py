@@ -15,7 +15,13 @@ pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(900)]
 APPLICATIONS = "[applications.one]\n[applications.two]\n[applications.none]\n"
 SCRIPT = "<script>document.title = 'taken over'</script>"
 
-# In place of jobs/audit.py: the page of `one` is hostile, `two` is wrong, `none` has no page.
+DAG_FILE = """\
+from statestore.airflow import consistency_check
+
+dag = consistency_check(job="jobs/audit.py")
+"""
+
+# In place of the audit: the page of `one` is hostile, `two` is wrong, `none` has no page.
 JOB = f"""\
 import json, sys
 from pathlib import Path
@@ -39,6 +45,7 @@ Path(given("--summary-file")).write_text(json.dumps(told))
 def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     project = Project.copied(tmp_path_factory.mktemp("project"), APPLICATIONS)
     (project.folder / "jobs" / "audit.py").write_text(JOB, encoding="utf-8")
+    (project.folder / "dags" / "consistency_check.py").write_text(DAG_FILE, encoding="utf-8")
     users = "admin:admin,reader:viewer,outsider:"
     variables = {
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": users,

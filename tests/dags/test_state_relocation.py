@@ -11,13 +11,13 @@ from airflow.sdk.definitions.param import Param
 from airflow.sdk.exceptions import AirflowFailException, ParamValidationError
 
 import statestore as ss
+from statestore.airflow.command import StateStoreCommandOperator
+from statestore.airflow.retries import RetryLater
+from statestore.airflow.waiting import NoRunSensor, SwitchedOnSensor
 from statestore.layout import owners
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId
 from statestore.testing.local_kafka import LocalKafka
-from statestore_airflow.command import StateStoreCommandOperator
-from statestore_airflow.operator import RetryLater
-from statestore_airflow.waiting import NoRunSensor, SwitchedOnSensor
 from tests.builders import ManualClock
 from tests.dags.project_rig import ROOT, Project, params_of
 from tests.kafka import run_pipelines

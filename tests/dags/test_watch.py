@@ -10,12 +10,12 @@ from airflow.sdk import DAG, Context
 from airflow.sdk.exceptions import AirflowFailException, ParamValidationError
 from airflow.serialization.serialized_objects import DagSerialization
 
+from statestore.airflow.retries import JobFailed
+from statestore.airflow.watching import LIMITS, StatusOperator, found, limits_of
 from statestore.commands.status import status_command
 from statestore.layout import owners
 from statestore.layout.audits import AuditRecord, Audits, Verdict
 from statestore.layout.folders import StateLayout
-from statestore_airflow.operator import JobFailed
-from statestore_airflow.watching import LIMITS, StatusOperator, found, limits_of
 from tests.builders import ManualClock
 from tests.dags.project_rig import ROOT, loaded, params_of
 

@@ -29,7 +29,20 @@ pytestmark = [pytest.mark.slow, pytest.mark.airflow, pytest.mark.kafka]
 SHOTS = ROOT / ".scratch" / "screenshots"
 PROGRAMS = ("chromium", "chromedriver")
 
-# In place of jobs/audit.py: its page would take over the browser if it could.
+DAG_FILES = {
+    "micro_batches": """\
+from statestore.airflow import load_applications, micro_batches
+
+dags = [micro_batches(one, job="jobs/process.py") for one in load_applications()]
+""",
+    "consistency_check": """\
+from statestore.airflow import consistency_check
+
+dag = consistency_check(job="jobs/audit.py")
+""",
+}
+
+# In place of the audit: its page would take over the browser if it could.
 AUDIT = """\
 import json, sys
 from pathlib import Path
@@ -42,7 +55,7 @@ told = dict(application_id="flights", verdict="right", link=page.as_uri(), error
 Path(sys.argv[sys.argv.index("--summary-file") + 1]).write_text(json.dumps(told))
 """
 
-# In place of jobs/process.py: says what it was called with, and that all went well.
+# In place of the job that processes: says what it was called with, and that all went well.
 JOB = """\
 import json, sys
 from pathlib import Path
@@ -154,6 +167,8 @@ def browser() -> Iterator[WebDriver]:
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     project = Project.copied(tmp_path_factory.mktemp("project"))
     (project.folder / "jobs" / "process.py").write_text(JOB, encoding="utf-8")
+    for name, text in DAG_FILES.items():
+        (project.folder / "dags" / f"{name}.py").write_text(text, encoding="utf-8")
     return project
 
 

@@ -1,24 +1,23 @@
-"""How every DAG here runs: one run at a time, none for the past, tasks retried and bounded.
-
-Also the choices its form offers, and the Spark slots its jobs take.
-"""
+"""What all DAGs have in common: runs one at a time, bounded tasks with retries, choices, slots."""
 
 import os
 from collections.abc import Iterable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pendulum
 from airflow.sdk import Param
 
-from statestore_airflow.applications import failure_callback
+from statestore.airflow.applications import failure_callback
 
 POOL = "statestore_slots"
-"""As many slots as Spark has cores for the jobs of all applications."""
+"""The pool has as many slots as Spark has cores for the jobs of all applications."""
 
 
 def policy(
     *application_ids: str,
+    config: Path,
     hours: int,
     retries: int = 3,
     retry_delay: timedelta = timedelta(seconds=30),
@@ -27,8 +26,8 @@ def policy(
     """Arguments of a DAG; `hours` bounds each of its tasks.
 
     STATESTORE_RETRIES in the environment takes the place of `retries`; `growing` doubles the delay
-    up to ten minutes. Tags name the applications whose own the DAG is. What `on_failure` of
-    statestore.toml names is called for each task that has failed for good.
+    up to ten minutes. The DAG's tags name its applications. Airflow calls what `on_failure` of the
+    applications file `config` names, for each task that has failed for good.
     """
     default_args: dict[str, Any] = {
         "owner": "statestore",
@@ -36,7 +35,7 @@ def policy(
         "retry_delay": retry_delay,
         "execution_timeout": timedelta(hours=hours),
     }
-    callback = failure_callback()
+    callback = failure_callback(config)
     if callback is not None:
         default_args["on_failure_callback"] = callback
     if growing:
@@ -54,17 +53,17 @@ def policy(
 
 
 def job_slots() -> int | None:
-    """How many Spark slots a job takes, and how many cores it may use; None: nobody said.
+    """How many Spark slots a job takes and how many cores it may use; None if nothing says so.
 
-    STATESTORE_JOB_SLOTS, else STATESTORE_SLOTS: the whole pool, as Spark takes what there is.
+    STATESTORE_JOB_SLOTS says it, else STATESTORE_SLOTS: the whole pool, as Spark takes all of it.
     """
     pool, job = _whole_number("STATESTORE_SLOTS"), _whole_number("STATESTORE_JOB_SLOTS")
-    # A task that asks for more than the pool has would wait forever.
+    # A task that asked for more than the pool has would wait for ever.
     return min(job, pool) if job and pool else job or pool
 
 
 def spark_slots(most: int | None = None) -> dict[str, Any]:
-    """Arguments of a task that runs Spark: the pool, and what it takes of it."""
+    """Arguments of a task that runs Spark: the pool, and how many of its slots the task takes."""
     taken = job_slots() or 1
     return {"pool": POOL, "pool_slots": taken if most is None else min(taken, most)}
 
@@ -79,7 +78,7 @@ def _whole_number(name: str) -> int | None:
 
 
 def application_param(application_ids: Iterable[str], description: str | None = None) -> Param:
-    """The choice of one application; where there are several, the form insists on a choice."""
+    """The choice of one application; if there are several, the form insists on a choice."""
     known = list(application_ids)
     default: dict[str, Any] = {"default": known[0]} if len(known) == 1 else {}
     return Param(**default, type="string", enum=known, title="Application", description=description)
@@ -88,9 +87,9 @@ def application_param(application_ids: Iterable[str], description: str | None = 
 def applications_param(
     application_ids: Iterable[str], chosen: Iterable[str], description: str
 ) -> Param:
-    """The choice of at least one of `application_ids`; all of `chosen` unless the form says less.
+    """The choice of at least one of `application_ids`; all of `chosen`, unless the form says less.
 
-    Where `chosen` is empty the form insists on a choice, and the DAG may have no schedule.
+    If `chosen` is empty, the form insists on a choice, and the DAG must have no schedule.
     """
     known, given = list(application_ids), list(chosen)
     default: dict[str, Any] = {"default": given} if given else {}

@@ -1,7 +1,7 @@
-"""The applications file as the DAGs see it: names, schedules, and who is exported; no settings.
+"""The applications file as DAGs see it: names, schedules, export targets and alerts.
 
-The job reads the rest of the file itself (`--application-id`, `--config`), so nothing secret passes
-through Airflow.
+The job reads the settings from the file by itself (`--application-id`, `--config`), so no secret
+passes through Airflow.
 """
 
 import importlib
@@ -13,25 +13,26 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 from airflow.sdk import Asset
+from airflow.sdk.configuration import conf
 
-PROJECT_DIR = Path(__file__).resolve().parents[2]
+FILE_NAME = "statestore.toml"
 SAMPLE_ID = "flights"
 EXPORT_TARGET = "statestore.export.target"
 SPAN = r"^[1-9][0-9]*(ms|s|m|h|d)?(?![\s\S])"
-"""A time span; a number alone is seconds."""
+"""A time span; a number without a unit is in seconds."""
 
 
 class Application(NamedTuple):
-    """One `[applications.<id>]`: what a DAG needs to be made for it."""
+    """One `[applications.<id>]`: what a DAG has to know about it."""
 
     application_id: str
     pipeline: str
     schedule: str | None
     config: Path
     exports: bool = False
-    """Whether it says where its exports go."""
+    """Whether the application names a target for its exports."""
     alerts: Mapping[str, Any] = MappingProxyType({})
-    """Its `[applications.<id>.alerts]`, as it stands there."""
+    """The table `[applications.<id>.alerts]`, unchanged."""
 
     def dag_id(self, verb: str) -> str:
         """`micro_batches` for the sample application, `micro_batches__<id>` for any other."""
@@ -41,21 +42,36 @@ class Application(NamedTuple):
     def asset(self) -> Asset:
         """The committed state of this application.
 
-        Two assets of one URI and different names exclude each other: nobody else makes one.
+        Airflow refuses two assets that have one URI and different names, so assets of this URI are
+        made here only.
         """
         name = f"{self.application_id}_state"
         return Asset(name=name, uri=f"statestore://{self.application_id}/state")
 
 
-def applications_file() -> Path:
-    """`STATESTORE_CONFIG`, else `statestore.toml` beside the `dags` folder."""
-    configured = os.environ.get("STATESTORE_CONFIG")
-    return Path(configured).resolve() if configured else PROJECT_DIR / "statestore.toml"
+def applications_file(config: Path | str | None = None) -> Path:
+    """Find the applications file.
+
+    `config` comes first, then the variable STATESTORE_CONFIG, then a `statestore.toml` in Airflow's
+    folder of DAGs, then one in the folder above it. ValueError names the places without a file.
+    """
+    named = config or os.environ.get("STATESTORE_CONFIG")
+    if named:
+        return Path(named).resolve()
+    dags = Path(conf.get("core", "dags_folder")).resolve()
+    places = [dags / FILE_NAME, dags.parent / FILE_NAME]
+    for place in places:
+        if place.is_file():
+            return place
+    raise ValueError(
+        f"there is no applications file: neither {places[0]} nor {places[1]} exists; set "
+        "STATESTORE_CONFIG to its path, or pass config="
+    )
 
 
-def load_applications() -> tuple[Application, ...]:
-    """Every application of the file, in its order; ValueError names the file and the field."""
-    path = applications_file()
+def load_applications(config: Path | str | None = None) -> tuple[Application, ...]:
+    """Read every application of the file, in its order; ValueError names the file and the field."""
+    path = applications_file(config)
     sections = _document(path).get("applications", {})
     return tuple(
         Application(
@@ -70,9 +86,22 @@ def load_applications() -> tuple[Application, ...]:
     )
 
 
-def failure_callback() -> Callable[..., Any] | None:
-    """What `on_failure` of `[alerts]` names as "module:name": a notifier, or a function."""
-    path = applications_file()
+def find_application(application_id: str, config: Path | str | None = None) -> Application:
+    """Read one application of the file; ValueError names the ones it has."""
+    applications = load_applications(config)
+    for application in applications:
+        if application.application_id == application_id:
+            return application
+    known = ", ".join(one.application_id for one in applications) or "none"
+    raise ValueError(
+        f"{applications_file(config)}: there is no [applications.{application_id}]; "
+        f"the file has: {known}"
+    )
+
+
+def failure_callback(config: Path | str | None = None) -> Callable[..., Any] | None:
+    """Import what `on_failure` of `[alerts]` names as "module:name": a notifier or a function."""
+    path = applications_file(config)
     named = _document(path).get("alerts", {}).get("on_failure")
     if named is None:
         return None
@@ -81,8 +110,8 @@ def failure_callback() -> Callable[..., Any] | None:
         callback = getattr(importlib.import_module(module), name)
     except (AttributeError, ImportError, ValueError) as error:
         raise ValueError(
-            f"{path}: on_failure = {named!r} of [alerts] cannot be had: {error}; name a notifier "
-            'or a function as "module:name", importable by Airflow'
+            f"{path}: on_failure = {named!r} of [alerts] cannot be imported: {error}; name a "
+            'notifier or a function as "module:name", importable by Airflow'
         ) from error
     return cast("Callable[..., Any]", callback)
 

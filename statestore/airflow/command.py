@@ -1,7 +1,7 @@
 """`StateStoreCommandOperator`: one call of the `statestore` command, which needs no Spark.
 
-Its one JSON line goes to XCom, after failures too; what Airflow does next is the same as for a job
-(table in operator.py).
+The command's JSON line goes to XCom, after a failure too. retries.py says what Airflow does after a
+failure.
 """
 
 import contextlib
@@ -17,28 +17,29 @@ from typing import IO, Any
 
 from airflow.sdk import BaseOperator, Context, RetryPolicy
 
-from statestore_airflow.applications import PROJECT_DIR, applications_file
-from statestore_airflow.operator import (
+from statestore.airflow.applications import applications_file
+from statestore.airflow.jobs import (
     KILL_GRACE_S,
-    RETRY_POLICY,
+    STATESTORE,
     job_environment,
-    raise_from_code,
-    raise_from_error,
+    job_path,
+    require_job,
 )
-from statestore_airflow.reports import REPORT, publish_report
+from statestore.airflow.reports import REPORT, publish_report
+from statestore.airflow.retries import RETRY_POLICY, raise_from_code, raise_from_error
 
 RESULT_KEY = "result"
-STATESTORE = Path(sys.executable).with_name("statestore")
 
 
 class StateStoreCommandOperator(BaseOperator):
-    """`statestore <command> --json` for one application; `flags` as a shell would split them.
+    """`statestore <command> --json` for one application; `flags` are split as a shell splits them.
 
-    `script`: a job of this project that takes the same flags, run in the command's place unless
-    empty. Returns the JSON line, so that it is the task's XCom; after a failure under "result".
+    `job`, unless it is empty, is a job that takes the same flags and runs in place of the command:
+    one of statestore.spark by its name, or a script by its path. The operator returns the JSON
+    line, so that it is the task's XCom; after a failure the line is the XCom "result".
     """
 
-    template_fields: Sequence[str] = ("application_id", "flags", "script")
+    template_fields: Sequence[str] = ("application_id", "flags", "job")
     ui_color: str = "#dfe8cf"
     operator_extra_links = (REPORT,)
 
@@ -48,30 +49,34 @@ class StateStoreCommandOperator(BaseOperator):
         command: str,
         application_id: str,
         flags: str = "",
-        script: str = "",
+        job: str = "",
+        config: str | None = None,
         retry_policy: RetryPolicy = RETRY_POLICY,
         **kwargs: Any,
     ) -> None:
-        # Named above: what is only set in here a mapped task does not get.
+        # It is a parameter of ours, as a mapped task only gets what partial() was given.
         super().__init__(retry_policy=retry_policy, **kwargs)
         self.command = command
         self.application_id = application_id
         self.flags = flags
-        self.script = script
+        self.job = job
+        self.config_file = str(applications_file(config))
         self.links: dict[str, str] = {}
         self._process: subprocess.Popen[str] | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Run it to its end; its log becomes the task's."""
-        config = applications_file()
-        program = [str(STATESTORE), *shlex.split(self.command)]
-        if self.script:
-            program = [sys.executable, str(PROJECT_DIR / self.script)]
+        """Run the command to its end; its log becomes the task's log."""
+        config = Path(self.config_file)
+        program = [*STATESTORE, *shlex.split(self.command)]
+        if self.job:
+            path = job_path(self.job, config)
+            require_job(path)
+            program = [sys.executable, str(path)]
         arguments = [*program, *shlex.split(self.flags)]
         arguments += ["--application-id", self.application_id, "--config", str(config), "--json"]
         self.log.info("%s", shlex.join(arguments))
         with tempfile.TemporaryFile("w+", encoding="utf-8") as out:
-            code = self._run(arguments, config.parent, out)
+            code = self._run(arguments, config, out)
             out.seek(0)
             result = _last_object(out.read())
         if result is None:
@@ -87,7 +92,7 @@ class StateStoreCommandOperator(BaseOperator):
         return result
 
     def on_kill(self) -> None:
-        """End it, politely first: what it had begun is finished by the next call."""
+        """Terminate the command, then kill it; the next call finishes what it had begun."""
         if self._process is not None:
             self._process.terminate()
             try:
@@ -95,11 +100,11 @@ class StateStoreCommandOperator(BaseOperator):
             except subprocess.TimeoutExpired:
                 self._process.kill()
 
-    def _run(self, arguments: list[str], folder: Path, out: IO[str]) -> int:
+    def _run(self, arguments: list[str], config: Path, out: IO[str]) -> int:
         self._process = subprocess.Popen(
             arguments,
-            cwd=folder,  # relative paths of the applications file start at its folder
-            env={**os.environ, **job_environment()},
+            cwd=config.parent,  # relative paths of the applications file start at its folder
+            env={**os.environ, **job_environment(config)},
             stdout=out,
             stderr=subprocess.PIPE,
             text=True,
@@ -111,7 +116,7 @@ class StateStoreCommandOperator(BaseOperator):
 
 
 def _last_object(text: str) -> dict[str, Any] | None:
-    """The JSON line; None if it is missing or torn."""
+    """The JSON line; None if it is missing or cut short."""
     for line in reversed(text.splitlines()):
         with contextlib.suppress(ValueError):
             found = json.loads(line)

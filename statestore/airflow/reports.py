@@ -1,6 +1,7 @@
-"""Reports of tasks: their pages go to XCom, where plugins/statestore_reports.py shows them.
+"""Reports of tasks: their pages go to XCom, and report_page.py shows them.
 
-An operator keeps what its links lead to in `links`, by their names; Airflow asks when it has ended.
+An operator keeps the addresses of its links in `links`, by name; Airflow asks for them when the
+task has ended.
 """
 
 import logging
@@ -14,15 +15,15 @@ from airflow.sdk.configuration import conf
 
 REPORT_KEY = "report"
 PAGE_MAX_BYTES = 2_000_000
-"""XComs lie in Airflow's database: a larger page stays where it is."""
+"""XComs lie in Airflow's database, so a larger page stays where it is."""
 
 _log = logging.getLogger(__name__)
 
 
 class KeptLink(BaseOperatorLink):
-    """A button of a task that leads to what its operator keeps under that name in `links`.
+    """A button of a task that leads to the address its operator keeps under that name in `links`.
 
-    Empty, and then not to be pressed, where it keeps nothing.
+    The button cannot be pressed if there is no address.
     """
 
     def __init__(self, name: str, xcom_key: str) -> None:
@@ -31,7 +32,7 @@ class KeptLink(BaseOperatorLink):
 
     @property
     def name(self) -> str:
-        """What is on the button."""
+        """The text of the button."""
         return self._name
 
     @property
@@ -40,7 +41,7 @@ class KeptLink(BaseOperatorLink):
         return self._xcom_key
 
     def get_link(self, operator: BaseOperator, *, ti_key: Any) -> str:  # noqa: ARG002  # Airflow's
-        """Asked when the task has ended, however it did."""
+        """The address; Airflow asks for it when the task has ended, in whatever way."""
         links: dict[str, str] = getattr(operator, "links", {})
         return links.get(self._name, "")
 
@@ -51,9 +52,9 @@ SPARK_UI = KeptLink("Spark UI", "_link_spark_ui")
 
 
 def publish_spark_ui(context: Context) -> str:
-    """Where people see the Spark a job runs on, while it runs and after: STATESTORE_SPARK_UI.
+    """Publish where people see the Spark that a job runs on: the variable STATESTORE_SPARK_UI.
 
-    Empty if nobody said: a Spark on this machine has no page unless somebody asks for one.
+    It is empty if the variable is not set: a Spark on this machine has no page by default.
     """
     address = os.environ.get("STATESTORE_SPARK_UI", "")
     if address:
@@ -62,10 +63,11 @@ def publish_spark_ui(context: Context) -> str:
 
 
 def data_docs_address(begin: str | None) -> str:
-    """Where people see Data Docs that begin at that file:// address; empty if nobody said.
+    """Where people see the Data Docs whose first page is at the file:// address `begin`.
 
-    STATESTORE_DATA_DOCS is the address under which the state dir's files are served: Data Docs load
-    scripts of others, so Airflow, where its users are logged in, does not serve them.
+    STATESTORE_DATA_DOCS is the address under which somebody serves the files of the state dir; the
+    result is empty if it is not set. Data Docs load scripts from other sites, so Airflow does not
+    serve them where its users are logged in.
     """
     served = os.environ.get("STATESTORE_DATA_DOCS", "")
     if not served or not begin:
@@ -76,9 +78,9 @@ def data_docs_address(begin: str | None) -> str:
 
 
 def publish_report(context: Context, page: str | None) -> str | None:
-    """Push the page at a path or file:// address to XCom; where Airflow shows it.
+    """Push the page at a path or file:// address to XCom, and return where Airflow shows it.
 
-    None if it cannot: a missing page is worth a line in the log, not a failed task.
+    The result is None if that fails: a missing page is worth a line in the log, not a failed task.
     """
     if not page:
         return None
@@ -93,7 +95,7 @@ def publish_report(context: Context, page: str | None) -> str | None:
         return None
     ti: Any = context["ti"]
     ti.xcom_push(key=REPORT_KEY, value=text)
-    # From the host on, as people may know Airflow by another name than its workers do.
+    # The address begins after the host: people may know Airflow by another name than workers do.
     prefix = urlsplit(conf.get("api", "base_url", fallback="")).path.rstrip("/")
     names = (ti.dag_id, ti.run_id, ti.task_id, str(ti.map_index))
     return "/".join([prefix, "statestore", "reports", *(quote(name, safe="") for name in names)])

@@ -1,4 +1,4 @@
-"""`StatusOperator`: `statestore status` of an application, judged by what its operators allow."""
+"""`StatusOperator`: `statestore status` of an application, judged by limits."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -7,9 +7,9 @@ from typing import Any, Final
 from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowFailException
 
-from statestore_airflow.applications import SPAN
-from statestore_airflow.command import StateStoreCommandOperator
-from statestore_airflow.operator import JobFailed
+from statestore.airflow.applications import SPAN
+from statestore.airflow.command import StateStoreCommandOperator
+from statestore.airflow.retries import JobFailed
 
 FINDINGS_KEY = "findings"
 LIMITS: Final = ("records_behind", "seconds_behind", "not_run_for", "audit_age")
@@ -17,14 +17,14 @@ _SPANS: Final = ("not_run_for", "audit_age")
 _UNITS_S: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 Limits = dict[str, float | str | None]
-"""By name, as they are written in statestore.toml and in the form; None or missing: no limit."""
+"""Limits by name, as the applications file and the form have them; None means no limit."""
 
 
 class StatusOperator(StateStoreCommandOperator):
-    """Look at one application; fails with all that is wrong with it.
+    """Look at one application, and fail with all that is wrong with it.
 
-    `limits`: by application; Params of the same names take their place where they are set. Returns
-    what status says.
+    `limits` are by application; a Param of the same name replaces a limit. The operator returns
+    what the command says.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class StatusOperator(StateStoreCommandOperator):
         self.limits = limits
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Look, then judge."""
+        """Ask for the status, then judge it."""
         status = super().execute(context)
         asked = {name: context["params"].get(name) for name in LIMITS}
         given = {name: value for name, value in asked.items() if value is not None}
@@ -50,7 +50,7 @@ class StatusOperator(StateStoreCommandOperator):
 
 
 def limits_of(alerts: Mapping[str, Any], application_id: str) -> Limits:
-    """What `[applications.<id>.alerts]` allows; ValueError names what is wrong in it."""
+    """Check `[applications.<id>.alerts]`; ValueError names what is wrong in it."""
     where = f"[applications.{application_id}.alerts]"
     for name, value in alerts.items():
         if name not in LIMITS:
@@ -64,7 +64,7 @@ def limits_of(alerts: Mapping[str, Any], application_id: str) -> Limits:
 
 
 def found(status: Mapping[str, Any], limits: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with an application, in a phrase each."""
+    """Say what is wrong with an application, in one phrase each."""
     for name, unit in (("records", "records"), ("seconds", "s of event time")):
         most, lag = limits.get(f"{name}_behind"), status.get(f"lag_{name}")
         if most is None or status.get("broker"):
@@ -105,14 +105,14 @@ def _unaudited(status: Mapping[str, Any], span: str | None) -> Iterator[str]:
 
 
 def seconds_of(span: str) -> float:
-    """A time span of the form or the file: 90 (seconds), 90m, 2h, 7d."""
+    """The seconds of a time span such as 90 (seconds), 90m, 2h or 7d."""
     match = re.fullmatch(r"(\d+)(\D*)", span)
     assert match, f"{span!r} was checked before"
     return int(match[1]) * _UNITS_S[match[2] or "s"]
 
 
 def told(seconds: float) -> str:
-    """A time span as people say it."""
+    """A time span in words for people."""
     for unit in ("d", "h", "m"):
         if seconds >= 2 * _UNITS_S[unit]:
             return f"{seconds / _UNITS_S[unit]:.0f} {unit}"

@@ -1,10 +1,12 @@
-"""Reports in Airflow: the pages of audits and drills, to whoever may see the task that made them.
+"""The plugin that shows reports: the pages of audits and drills, under Airflow's own login.
 
     /statestore/reports/<DAG>/<run>/<task>/<map index>
 
-A page is an XCom of its task, so it is there whichever machine ran it, and Airflow's own rule for
-XComs decides who sees it. Airflow does not guard what a plugin serves: each route asks by itself.
-The answer tells the browser to run and load nothing, whatever a page holds.
+A page is an XCom of its task, so it can be read whichever machine ran the task, and Airflow's rules
+for XComs decide who may see it. Airflow does not guard what a plugin serves, so the route asks by
+itself. The answer tells the browser to run and load nothing, whatever the page contains.
+
+Airflow finds the plugin by the entry point `airflow.plugins` of the distribution.
 """
 
 from typing import Annotated, Final
@@ -19,9 +21,9 @@ from fastapi import Depends, FastAPI, HTTPException, Path, Request, Response, st
 from fastapi.exception_handlers import http_exception_handler
 from fastapi.responses import HTMLResponse, RedirectResponse
 
+from statestore.airflow.reports import REPORT_KEY
+
 PREFIX: Final = "/statestore"
-REPORT_KEY: Final = "report"
-"""Of the XCom; statestore_airflow.reports writes it."""
 _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'self'; sandbox",
@@ -44,7 +46,7 @@ def report(
     map_index: Annotated[int, Path(ge=-1)],
     session: SessionDep,
 ) -> HTMLResponse:
-    """The page that task left; 404 if it left none."""
+    """The page that the task left; 404 if it left none."""
     kept = session.scalars(
         XComModel.get_many(
             run_id=run_id,
@@ -65,7 +67,7 @@ def report(
 
 @app.exception_handler(HTTPException)
 async def refused(request: Request, error: HTTPException) -> Response:
-    """Who is not logged in and reads this in a browser logs in first."""
+    """Send a browser to the login if its user is not logged in."""
     reads = "text/html" in request.headers.get("accept", "")
     if error.status_code == status.HTTP_401_UNAUTHORIZED and reads:
         outside = request.scope.get("root_path", "").removesuffix(PREFIX)
@@ -75,9 +77,9 @@ async def refused(request: Request, error: HTTPException) -> Response:
 
 
 class StateStoreReports(AirflowPlugin):
-    """What Airflow finds in this file."""
+    """The plugin, as Airflow loads it."""
 
     name = "statestore_reports"
-    fastapi_apps = [  # noqa: RUF012  # as declared by Airflow
+    fastapi_apps = [  # noqa: RUF012  # Airflow declares it so
         {"app": app, "url_prefix": PREFIX, "name": "statestore"}
     ]

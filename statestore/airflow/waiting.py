@@ -1,4 +1,4 @@
-"""Sensors about another DAG: wait until no run of it is on, or until it is switched on."""
+"""Sensors that wait for another DAG: until none of its runs is on, or until it is switched on."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,9 +7,10 @@ from airflow.sdk import BaseSensorOperator, Context
 
 
 class NoRunSensor(BaseSensorOperator):
-    """Succeeds once `dag_id` has no running DAG run; queued ones of a paused DAG do not count.
+    """Succeeds once the DAG `waited_for` has no running DAG run.
 
-    A courtesy: what keeps two processes apart is the application's lock.
+    Queued runs of a paused DAG do not count. The sensor only spares others a wait: what keeps two
+    processes apart is the application's lock.
     """
 
     template_fields: Sequence[str] = ("waited_for",)
@@ -21,16 +22,16 @@ class NoRunSensor(BaseSensorOperator):
         self.waited_for = waited_for
 
     def poke(self, context: Context) -> bool:
-        """Ask Airflow how many are running."""
+        """Ask Airflow how many runs are on."""
         running = context["ti"].get_dr_count(dag_id=self.waited_for, states=["running"])
-        self.log.info("%s: %d runs", self.waited_for, running)
+        self.log.info("%s has %d running runs", self.waited_for, running)
         return not running
 
 
 class SwitchedOnSensor(BaseSensorOperator):
-    """Succeeds once the DAG `waited_for` is not paused: a run of a paused one would stay queued.
+    """Succeeds once the DAG `waited_for` is not paused, as a run of a paused DAG stays queued.
 
-    Tasks cannot switch a DAG on; people can.
+    A task cannot switch a DAG on; a person can.
     """
 
     template_fields: Sequence[str] = ("waited_for",)
@@ -42,8 +43,8 @@ class SwitchedOnSensor(BaseSensorOperator):
         self.waited_for = waited_for
 
     def poke(self, context: Context) -> bool:
-        """Ask Airflow whether it is paused."""
+        """Ask Airflow whether the DAG is paused."""
         paused = context["ti"].get_dag(self.waited_for).is_paused
         if paused:
-            self.log.warning("%s is paused: switch it on, and it is started", self.waited_for)
+            self.log.warning("%s is paused: switch it on, and this run starts it", self.waited_for)
         return not paused

@@ -1,1 +1,0 @@
-"""What the DAG files share; imports Airflow and the standard library only."""

@@ -1,0 +1,35 @@
+"""statestore in Airflow, of the extra `airflow`: DAGs in one line, and operators.
+
+    from statestore.airflow import micro_batches
+    dag = micro_batches("orders")
+
+A factory makes one DAG: `micro_batches` for one application, the others for all applications of
+the applications file, among which the form of the DAG lets people choose. Jobs and commands run in
+processes of their own, so nothing here imports Spark, RocksDB or a Kafka client, and DAG files are
+quick to parse.
+"""
+
+from statestore.airflow.applications import Application, load_applications
+from statestore.airflow.command import StateStoreCommandOperator
+from statestore.airflow.factories.checkpoint_export import checkpoint_export
+from statestore.airflow.factories.consistency_check import consistency_check
+from statestore.airflow.factories.crash_drill import crash_drill
+from statestore.airflow.factories.micro_batches import micro_batches
+from statestore.airflow.factories.state_relocation import state_relocation
+from statestore.airflow.factories.watch import watch
+from statestore.airflow.operator import StateStoreJobOperator
+from statestore.airflow.watching import StatusOperator
+
+__all__ = [
+    "Application",
+    "StateStoreCommandOperator",
+    "StateStoreJobOperator",
+    "StatusOperator",
+    "checkpoint_export",
+    "consistency_check",
+    "crash_drill",
+    "load_applications",
+    "micro_batches",
+    "state_relocation",
+    "watch",
+]

@@ -1,0 +1,77 @@
+"""What Airflow does after a failure of a job or a command, by the class of its error.
+
+the error's action     raised                 Airflow
+fail                   AirflowFailException   fails at once
+retry                  JobFailed              retries after the task's own delay
+retry_later            RetryLater             retries after RETRY_LATER_DELAY
+"""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, NoReturn
+
+from airflow.sdk import ExceptionRetryPolicy, RetryAction, RetryRule
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from statestore.errors import Action, StateStoreError
+
+RETRY_LATER_DELAY = timedelta(minutes=5)
+
+
+class JobFailed(AirflowException):
+    """The job did not finish, but the same run may succeed: nothing that it committed is lost."""
+
+
+class RetryLater(JobFailed):
+    """Time helps, and another attempt at once does not.
+
+    Another process has the application, or an audit could not judge enough.
+    """
+
+
+RETRY_POLICY = ExceptionRetryPolicy(
+    rules=[
+        RetryRule(
+            exception=RetryLater,
+            action=RetryAction.RETRY,
+            retry_delay=RETRY_LATER_DELAY,
+            reason="time helps, a rerun at once does not",
+        ),
+        RetryRule(exception=JobFailed, action=RetryAction.RETRY, reason="a rerun may succeed"),
+    ]
+)
+
+
+def raise_from_code(log: Any, application_id: str, what: str, code: int) -> NoReturn:
+    """Raise what Airflow acts on, for a program that left nothing but its exit code."""
+    told = "it was killed" if code < 0 else "its log says why"
+    error = {"class": what, "message": f"gave no result; {told}", "exit_code": code}
+    raise_from_error(log, application_id, error | {"action": _action_of(code)}, None)
+
+
+def raise_from_error(
+    log: Any, application_id: str, error: Mapping[str, Any], failure: Exception | None
+) -> NoReturn:
+    """Raise what Airflow acts on, for an error as jobs and commands report it."""
+    message = f"{application_id}: {error.get('class')}: {error.get('message')}"
+    message += f" (exit code {error.get('exit_code')})"
+    match error.get("action"):
+        case Action.FAIL:
+            log.error("%s; it is not retried", message)
+            raise AirflowFailException(message) from failure
+        case Action.RETRY_LATER:
+            log.error("%s; it is retried in %s", message, RETRY_LATER_DELAY)
+            raise RetryLater(message) from failure
+        case _:
+            log.error("%s; it is retried", message)
+            raise JobFailed(message) from failure
+
+
+def _action_of(code: int) -> Action:
+    """What the errors of that exit code ask for; an error that nobody foresaw is retried."""
+    kinds: list[type[StateStoreError]] = [StateStoreError]
+    for kind in kinds:
+        if kind.exit_code == code:
+            return kind.action
+        kinds += kind.__subclasses__()
+    return Action.RETRY
