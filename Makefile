@@ -73,7 +73,7 @@ bench: setup ## measure stores and tasks; figures go to .scratch/bench
 
 lock: setup ## resolve requirements/lock.txt again from pyproject.toml
 	@$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-header --all-extras \
-	  pyproject.toml -o requirements/lock.txt
+	  --group demo --group test --group dev pyproject.toml -o requirements/lock.txt
 
 clean: down ## remove caches and scratch files; .venv stays
 	@rm -rf .scratch .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \

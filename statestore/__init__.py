@@ -7,6 +7,8 @@ and a test compares both.
 
 from typing import TYPE_CHECKING
 
+__version__ = "0.1.0"
+
 if TYPE_CHECKING:
     from statestore import errors
     from statestore.model.ids import Position, PositionBound, TaskId, TopicPartition

@@ -13,6 +13,7 @@ from typing import Any, TextIO, cast
 
 import click
 
+from statestore import __version__
 from statestore.commands.audit import audit_command
 from statestore.commands.exports import export_command, exports, restore_short_command
 from statestore.commands.reset import reset_command
@@ -49,6 +50,7 @@ class _Commands(click.Group):
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="statestore")
 @click.option("-v", "--verbose", is_flag=True, help="More logs.")
 def cli(verbose: bool) -> None:
     """Exactly-once, stateful stream processing with Kafka, Spark and Airflow."""

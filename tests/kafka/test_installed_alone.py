@@ -4,19 +4,17 @@ import json
 import os
 import shutil
 import subprocess
-import sys
-import sysconfig
-import venv
 from pathlib import Path
 
 import pytest
 
 from statestore.testing.kafka_jars import kafka_libs
+from tests.wheel_rig import built_wheel
+from tests.wheel_rig import installed as installed_wheel
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
-ROOT = Path(__file__).resolve().parents[2]
-BUILD_S, DRILL_S = 120, 240
+DRILL_S = 240
 
 # In place of Maven: makes of the list of jars one that is none.
 MAVEN = """\
@@ -33,27 +31,10 @@ mkdir -p "$folder" && cp "$list" "$folder/kafka_x.jar"
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `statestore` command of an environment with the wheel and our dependencies."""
+    """The `statestore` command of an environment with the wheel and its extra `testing`."""
     folder = tmp_path_factory.mktemp("installed")
-    source = folder / "source"
-    source.mkdir()
-    for name in ("pyproject.toml", "README.md"):
-        shutil.copy(ROOT / name, source)
-    for name in ("statestore", "jobs"):
-        shutil.copytree(ROOT / name, source / name)
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    wheel = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source)]
-    subprocess.run([*pip, *wheel], check=True, timeout=BUILD_S)
-    shutil.rmtree(source)
-    home = folder / "venv"
-    venv.create(home, symlinks=True)
-    (packages,) = home.glob("lib/python3.*/site-packages")
-    # Behind its own packages; an editable install in there is not taken over.
-    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")
-    (built,) = folder.glob("*.whl")
-    into = ["--python", str(home / "bin" / "python"), "install", "--no-deps", str(built)]
-    subprocess.run([*pip, *into], check=True, timeout=BUILD_S)
-    return home / "bin" / "statestore"
+    programs = installed_wheel(built_wheel(folder), folder / "environment", extras=["testing"])
+    return programs / "statestore"
 
 
 def drill(installed: Path, folder: Path, **environment: str) -> "subprocess.CompletedProcess[str]":

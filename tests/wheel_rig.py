@@ -1,0 +1,76 @@
+"""The wheel, built and installed outside any checkout, with as much of ours as asked for."""
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parents[1]
+BUILD_S = 120
+_PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+_SOURCES = ("pyproject.toml", "README.md", "LICENSE")
+
+
+def built_wheel(folder: Path) -> Path:
+    """Build the wheel from a copy of the sources; what the build leaves goes away with the copy."""
+    source = folder / "source"
+    source.mkdir()
+    for name in _SOURCES:
+        shutil.copy(ROOT / name, source)
+    shutil.copytree(
+        ROOT / "statestore", source / "statestore", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    wheel = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source)]
+    subprocess.run([*_PIP, *wheel], check=True, timeout=BUILD_S)
+    shutil.rmtree(source)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def installed(wheel: Path, home: Path, *, extras: Iterable[str] | None = ()) -> Path:
+    """Install the wheel into a new environment, and return the folder of its programs.
+
+    The environment has what the wheel requires with these `extras`, and nothing else; None gives it
+    all packages of ours.
+    """
+    venv.create(home, symlinks=True)
+    (packages,) = home.glob("lib/python3.*/site-packages")
+    into = ["--python", str(home / "bin" / "python"), "install", "--no-deps", str(wheel)]
+    subprocess.run([*_PIP, *into], check=True, timeout=BUILD_S)
+    ours = Path(sysconfig.get_path("purelib"))
+    if extras is None:
+        # It comes behind the environment's own packages, and an editable install in it is ignored.
+        (packages / "ours.pth").write_text(str(ours), encoding="utf-8")
+        return home / "bin"
+    for name in _top_level_names("statestore", ("", *extras)):
+        if (ours / name).exists() and not (packages / name).exists():
+            (packages / name).symlink_to(ours / name)
+    return home / "bin"
+
+
+def _top_level_names(distribution_name: str, extras: Iterable[str]) -> set[str]:
+    """The files and folders in site-packages of all that a distribution requires."""
+    names: set[str] = set()
+    seen: set[str] = set()
+    wanted = [(distribution_name, tuple(extras))]
+    while wanted:
+        name, chosen = wanted.pop()
+        try:
+            found = distribution(name)
+        except PackageNotFoundError:
+            continue  # of another platform
+        seen.add(name)
+        if name != distribution_name:
+            names |= {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}
+        for requirement in map(Requirement, found.requires or ()):
+            marker = requirement.marker
+            applies = marker is None or any(marker.evaluate({"extra": e}) for e in chosen)
+            if applies and requirement.name not in seen:
+                wanted.append((requirement.name, ("", *requirement.extras)))
+    return names
