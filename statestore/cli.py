@@ -76,7 +76,7 @@ for command in (
 
 
 def _without_extra(name: str, missing: ModuleNotFoundError) -> click.Command:
-    """The command in place of one whose extra is not installed: it says how to install it."""
+    """Make the command that stands in for one whose extra is not installed, and says so."""
 
     @click.command(name, context_settings={"ignore_unknown_options": True})
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -91,7 +91,7 @@ def _without_extra(name: str, missing: ModuleNotFoundError) -> click.Command:
 
 
 class _StandardError(logging.StreamHandler[TextIO]):
-    """Writes to what sys.stderr is then: above a line that is live on a terminal, not into it."""
+    """Writes to the current sys.stderr: above a line that is live on a terminal, not into it."""
 
     @property
     def stream(self) -> TextIO:
@@ -99,11 +99,11 @@ class _StandardError(logging.StreamHandler[TextIO]):
 
     @stream.setter
     def stream(self, _stream: TextIO) -> None:
-        """It has none of its own."""
+        """Do nothing: the stream is always the current one."""
 
 
 def set_up_logging(*, verbose: bool = False) -> None:
-    """Plain lines on stderr."""
+    """Log plain lines to stderr."""
     logging.basicConfig(
         handlers=[_StandardError()],
         level=logging.DEBUG if verbose else logging.INFO,
@@ -112,12 +112,12 @@ def set_up_logging(*, verbose: bool = False) -> None:
 
 
 def main() -> None:
-    """The entry point: one clear line and the error's exit code instead of a traceback."""
+    """Run the command line: one clear line and the error's exit code instead of a traceback."""
     sys.exit(exit_code_of(cli))
 
 
 def _check_texts() -> None:
-    """Misuse if a flag or a variable of ours is no text: no error and no JSON could tell it."""
+    """Misuse if a flag or a variable of ours is not text: neither error nor JSON could show it."""
     named = {f"argument {i}": text for i, text in enumerate(sys.argv) if i}
     named |= {name: text for name, text in os.environ.items() if name.startswith("STATESTORE_")}
     for name, text in named.items():
@@ -127,7 +127,7 @@ def _check_texts() -> None:
 
 
 def exit_code_of(command: Callable[[], object]) -> int:
-    """Run a command; the exit code of errors.py, after one line on stderr."""
+    """Run a command and return the exit code of errors.py; an error is one line on stderr."""
     try:
         _check_texts()
         command()
@@ -136,7 +136,7 @@ def exit_code_of(command: Callable[[], object]) -> int:
         _log.debug("where it came from", exc_info=True)
         return error.exit_code
     except OSError as error:
-        # What the machine refused where nobody foresaw it: the line says what, the log where.
+        # The machine refused something unforeseen: the line says what, the debug log where.
         click.echo(f"statestore: HostFailure: {error}", err=True)
         _log.debug("where it came from", exc_info=True)
         return HostFailure.exit_code

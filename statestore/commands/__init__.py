@@ -1,1 +1,1 @@
-"""The commands behind `statestore`, a module per group; cli.py adds them together."""
+"""The commands of `statestore`, one module for each group; cli.py adds them together."""

@@ -1,10 +1,10 @@
-"""The arguments of a run: flags, variables, applications file.
+"""The arguments of commands: flags, variables and the applications file.
 
-`statestore run` and statestore.spark.process share them.
+`statestore run` and statestore.spark.process share those of a run.
 
-Precedence: flag, then `STATESTORE_<FLAG>`, then the applications file, then the default (INTERFACE
-rule 9). What travels to a worker is where to look (file, application id) and what was overridden,
-never a secret.
+A flag takes precedence over `STATESTORE_<FLAG>`, which takes precedence over the applications file;
+the default comes last (INTERFACE rule 9). A worker is told where to look (file, application id) and
+what was overridden, never a secret.
 """
 
 import re
@@ -31,7 +31,7 @@ PARTITION = click.IntRange(0, (1 << 31) - 1)
 
 
 class RunArguments(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for; `settings()` and `pipeline` are the merged result."""
+    """What a run was asked for; `settings()` and `pipeline` are the merged result."""
 
     application_id: str
     pipeline: str
@@ -45,7 +45,7 @@ class RunArguments(msgspec.Struct, frozen=True, kw_only=True):
     accept_new_serdes: bool = False
 
     def settings(self) -> Settings:
-        """The applications file's section with the overrides on top."""
+        """The section of the applications file, with the overrides applied."""
         return Settings.from_mapping(_section(self.config, self.application_id) | self.overrides)
 
     def until_time(self) -> str | Time:
@@ -53,71 +53,73 @@ class RunArguments(msgspec.Struct, frozen=True, kw_only=True):
         return self.until if self.until == "latest" else parse_time(self.until)
 
     def for_workers(self) -> "RunArguments":
-        """The same with paths absolute and addresses expanded: a worker's surroundings differ."""
+        """The same with absolute paths and expanded addresses, as they mean the same anywhere."""
         config, fixed = _fixed(self.config, self.settings())
         return msgspec.structs.replace(self, config=config, overrides=self.overrides | fixed)
 
 
 class StateArguments(msgspec.Struct, frozen=True, kw_only=True):
-    """What a command that looks at state was told; `settings()` is the merged result."""
+    """What a command that looks at state was asked for; `settings()` is the merged result."""
 
     application_id: str
     config: str | None = None
     overrides: dict[str, str] = {}
 
     def settings(self) -> Settings:
-        """The applications file's section with the overrides on top; the state dir is named."""
+        """The section of the applications file with the overrides; it has a state directory."""
         section = _section(self.config, self.application_id)
         settings = Settings.from_mapping(section | self.overrides)
         settings.require("state.dir")
         return settings
 
     def for_workers(self) -> "StateArguments":
-        """The same with paths absolute and addresses expanded: a worker's surroundings differ."""
+        """The same with absolute paths and expanded addresses, as they mean the same anywhere."""
         config, fixed = _fixed(self.config, self.settings())
         return msgspec.structs.replace(self, config=config, overrides=self.overrides | fixed)
 
 
 def run_options(command: F) -> F:
-    """The options of INTERFACE's command line, each also STATESTORE_<FLAG>."""
+    """Add the options of a run, each also STATESTORE_<FLAG>."""
     return _with_options(
         command,
         *_deployment_options(),
-        _option("--until", default="latest", show_default=True, help="latest, or a time."),
-        _option("--run-for", help="Go on for this span instead: 300, 300s, 5m."),
+        _option(
+            "--until", default="latest", show_default=True, help="Where to stop: latest, or a time."
+        ),
+        _option("--run-for", help="Run for this span instead: 300, 300s, 5m."),
         _option("--summary-file", help="Also write the JSON line here, on failure too."),
         *_accept_options(),
     )
 
 
 def deployment_options(command: F) -> F:
-    """The options of a command that needs pipeline, state and brokers, but runs nothing."""
+    """Add the options of a command that needs pipeline, state and brokers, but runs nothing."""
     return _with_options(command, *_deployment_options())
 
 
 def state_options(command: F) -> F:
-    """The options of a command that looks at state, each also STATESTORE_<FLAG>."""
+    """Add the options of a command that looks at state, each also STATESTORE_<FLAG>."""
     return _with_options(
         command,
-        _option("--application-id", help="Names the folder in the state dir."),
-        _option("--state-dir", help="Root of all state."),
-        click.option("--set", "pairs", multiple=True, metavar="K=V", help="Any setting."),
+        _option("--application-id", help="Names the folder in the state directory."),
+        _option("--state-dir", help="The root of all state."),
+        click.option("--set", "pairs", multiple=True, metavar="K=V", help="Set any setting."),
         _option("--config", help=f"Applications file; {DEFAULT_CONFIG} if there is one."),
     )
 
 
 def broker_option(command: F) -> F:
-    """The option of a command that looks at state and asks brokers, too."""
+    """Add the option of a command that looks at state and also asks brokers."""
     return _option("--bootstrap-servers", help="Kafka brokers, host:port,…")(command)
 
 
 def parse_state(flags: Mapping[str, Any]) -> Settings:
-    """Settings with application id and state dir; Misuse names what is missing."""
+    """Parse settings with an application id and a state directory; Misuse names what is missing."""
     return parse_state_arguments(flags).settings()
 
 
 def parse_state_arguments(flags: Mapping[str, Any]) -> StateArguments:
-    """Flags of `state_options`; `broker_option` and `target_option` where a command has them."""
+    """Parse the flags of `state_options`, and of `broker_option` and `target_option` if present."""
     application_id, config = _application(flags)
     overrides = {
         flag.replace("_", "."): flags[flag]
@@ -131,19 +133,19 @@ def parse_state_arguments(flags: Mapping[str, Any]) -> StateArguments:
 
 
 def check_options(command: F) -> F:
-    """The options of a command that says whether a run would start."""
+    """Add the options of a command that says whether a run would start."""
     return _with_options(command, *_deployment_options(), *_accept_options())
 
 
 def relocate_options(command: F) -> F:
-    """The options of a deployment, and what may be said of the stores it takes over."""
+    """Add the options of a deployment, and the option to accept new serdes of its stores."""
     return _with_options(command, *_deployment_options(), _accept_new_serdes())
 
 
 def parse_run(flags: Mapping[str, Any]) -> RunArguments:
-    """Flags as click gives them, merged with the applications file.
+    """Parse flags as click gives them, merged with the applications file.
 
-    Those of `run_options`, or of `deployment_options` alone. Misuse names what is missing.
+    They are those of `run_options`, or of `deployment_options` alone. Misuse names what is missing.
     """
     application_id, config, overrides, pipeline = _deployment(flags)
     if not pipeline:
@@ -166,29 +168,32 @@ def parse_run(flags: Mapping[str, Any]) -> RunArguments:
 
 
 def parse_deployment(flags: Mapping[str, Any]) -> tuple[Settings, str | None]:
-    """Settings and pipeline of a command that can do without the latter."""
+    """Parse settings and pipeline for a command that can do without the pipeline."""
     application_id, config, overrides, pipeline = _deployment(flags)
     settings = Settings.from_mapping(_section(config, application_id) | overrides)
     return settings, pipeline or None
 
 
 def export_options(command: F) -> F:
-    """The options of a command that looks at exports."""
+    """Add the options of a command that looks at exports."""
     return _with_options(command, *_deployment_options(), target_option)
 
 
 def target_option(command: F) -> F:
-    """Where exports are."""
+    """Add the option that says where exports lie."""
     option: Callable[[F], F] = click.option(
         "--target",
         envvar="STATESTORE_EXPORT_TARGET",
-        help="Where exports lie: a folder or URL, as s3://bucket/a.",
+        help="Where exports lie: a folder or a URL, such as s3://bucket/a.",
     )
     return option(command)
 
 
 def parse_exports(flags: Mapping[str, Any], *needs: str) -> RunArguments:
-    """Flags of `export_options`; the settings have what is needed, the pipeline may be empty."""
+    """Parse the flags of `export_options`; the settings have all `needs`.
+
+    The pipeline may be empty.
+    """
     application_id, config, overrides, pipeline = _deployment(flags)
     if flags["target"]:
         overrides["statestore.export.target"] = flags["target"]
@@ -200,11 +205,11 @@ def parse_exports(flags: Mapping[str, Any], *needs: str) -> RunArguments:
 
 
 def parse_span(text: str) -> int:
-    """Milliseconds from `300` (seconds), `300s`, `5m`, `1500ms`."""
+    """Parse milliseconds from `300` (seconds), `300s`, `5m`, `1500ms`."""
     match = re.fullmatch(r"([0-9]+)(ms|s|m|h|d|)", text.strip())
     if match is None:
         raise Misuse(f"span {text!r}: want a number with ms, s, m, h or d, such as 5m")
-    # Too many digits for int() to try, or for any clock.
+    # There are too many digits for int() to try, or for any clock.
     span_ms = int(match[1]) * _SPAN_UNITS[match[2]] if len(match[1]) < 20 else _TIME_MAX_MS + 1
     if span_ms > _TIME_MAX_MS:
         raise Misuse(f"span {text[:40]}: longer than any clock runs: want such as 5m")
@@ -212,7 +217,7 @@ def parse_span(text: str) -> int:
 
 
 def parse_time(text: str) -> Time:
-    """Epoch milliseconds, or ISO-8601 with a time zone."""
+    """Parse epoch milliseconds, or ISO-8601 with a time zone."""
     if re.fullmatch(r"-?[0-9]+", text.strip()):
         if len(text.strip()) < 20 and abs(int(text)) <= _TIME_MAX_MS:
             return int(text)
@@ -228,33 +233,39 @@ def _deployment_options() -> list[Callable[[F], F]]:
         _option("--pipeline", help="module:function that returns the topology."),
         _option("--application-id", help="Names state, topics, group and transactions."),
         _option("--bootstrap-servers", help="Kafka brokers, host:port,…"),
-        _option("--state-dir", help="Root of all state, on a volume every worker sees."),
+        _option("--state-dir", help="The root of all state, on a volume that every worker sees."),
         _option("--processing-guarantee", help="at_least_once or exactly_once."),
-        click.option("--set", "pairs", multiple=True, metavar="K=V", help="Any setting."),
+        click.option("--set", "pairs", multiple=True, metavar="K=V", help="Set any setting."),
         _option("--config", help=f"Applications file; {DEFAULT_CONFIG} if there is one."),
     ]
 
 
 def _accept_options() -> list[Callable[[F], F]]:
     return [
-        _option("--accept-new-topology", is_flag=True, help="State dir of other stores is meant."),
-        _option("--accept-empty-changelog", is_flag=True, help="Restore from an empty changelog."),
+        _option(
+            "--accept-new-topology",
+            is_flag=True,
+            help="Accept a state directory with none of these stores.",
+        ),
+        _option(
+            "--accept-empty-changelog", is_flag=True, help="Accept an empty changelog as lost."
+        ),
         _option(
             "--accept-forgotten-offsets",
             is_flag=True,
-            help="Read input from its start over the state there is.",
+            help="Read input from its start, on top of the existing state.",
         ),
         _accept_new_serdes(),
     ]
 
 
 def _accept_new_serdes() -> Callable[[F], F]:
-    about = "Serdes changed and read what the old ones wrote."
+    about = "Accept changed serdes that read what the old ones wrote."
     return _option("--accept-new-serdes", is_flag=True, help=about)
 
 
 def _fixed(config: str | None, settings: Settings) -> tuple[str | None, dict[str, str]]:
-    """Applications file and settings that mean the same anywhere."""
+    """The applications file and the settings in a form that means the same anywhere."""
     fixed = {
         "bootstrap.servers": expand(settings.bootstrap_servers, "bootstrap.servers"),
         "state.dir": str(Path(expand(settings.state_dir, "state.dir")).resolve()),
@@ -278,13 +289,13 @@ def _option(flag: str, **details: Any) -> Callable[[F], F]:
 def _deployment(
     flags: Mapping[str, Any],
 ) -> tuple[str, str | None, dict[str, str], str | None]:
-    """Application id, applications file, what flags say otherwise, pipeline."""
+    """Application id, applications file, overrides and pipeline."""
     application_id, config = _application(flags)
     overrides: dict[str, str] = {}
     for flag in ("bootstrap_servers", "state_dir", "processing_guarantee"):
         if flags[flag]:
             overrides[flag.replace("_", ".")] = flags[flag]
-    # Last: --set is a flag, and a flag beats the variable of another flag.
+    # Last, as --set is a flag, and a flag takes precedence over the variable of another flag.
     overrides |= _pairs(flags["pairs"]) | {"application.id": application_id}
     pipeline = flags["pipeline"]
     if pipeline is None and config is not None:
@@ -293,7 +304,7 @@ def _deployment(
 
 
 def _application(flags: Mapping[str, Any]) -> tuple[str, str | None]:
-    """Its id, and the applications file that speaks of it."""
+    """The application id, and the applications file that names the application."""
     config = flags["config"] or (DEFAULT_CONFIG if Path(DEFAULT_CONFIG).is_file() else None)
     application_id = flags["application_id"]
     if not application_id:
@@ -307,7 +318,7 @@ def _section(config: str | None, application_id: str) -> dict[str, object]:
 
 
 def _known_in(config: str | None, application_id: str) -> bool:
-    """Whether a file found by default speaks of this application; one named by flag must."""
+    """Whether a file found by default names this application; one named by a flag must do so."""
     if config is None:
         return False
     try:

@@ -1,7 +1,7 @@
-"""`statestore audit`: are the stores what their changelogs make of them? In this process.
+"""`statestore audit`: compares the stores with their changelogs, in this process.
 
-statestore.spark.audit does the same on Spark, with a report. Both end alike: a table or one JSON
-line, and the exit codes of AuditFailed and NotChecked where the verdict is no pass.
+statestore.spark.audit does the same on Spark, with a report. Both end alike: with a table or one
+JSON line, and with the exit codes of AuditFailed and NotChecked unless the audit is passed.
 """
 
 import sys
@@ -25,11 +25,13 @@ from statestore.operations.audits.perform import audit
 from statestore.runtime import Runtime
 
 store_option = click.option(
-    "--store", "stores", multiple=True, metavar="STORE", help="Only this; repeatable."
+    "--store", "stores", multiple=True, metavar="STORE", help="Audit only this store; repeatable."
 )
 
 export_option = click.option(
-    "--export", metavar="EXPORT", help="An export, or latest, in place of the live stores."
+    "--export",
+    metavar="EXPORT",
+    help="Audit an export (an id, or latest) instead of the live stores.",
 )
 
 
@@ -43,9 +45,10 @@ export_option = click.option(
 def audit_command(
     *, stores: tuple[str, ...], export: str | None, as_json: bool, **flags: Any
 ) -> None:
-    """Compare the stores with their changelogs, whether or not a run is on.
+    """Compare the stores with their changelogs, whether or not a run is in progress.
 
-    Exit code 12: they differ; 13: nothing, or not enough, could be compared, which is no pass.
+    Exit code 12: they differ. Exit code 13: nothing, or not enough, could be compared, so the audit
+    is not passed.
     """
     record: AuditRecord | None = None
     try:
@@ -76,7 +79,7 @@ def record_line(
 
 
 def print_record(record: AuditRecord) -> None:
-    """For a person."""
+    """Print the record for a person."""
     table = Table("store", "rows", "rows of log", "equal", "superseded", "placed by")
     for store in record.stores:
         columns = (store.rows, store.rows_of_log, store.equal, store.superseded)
@@ -88,7 +91,7 @@ def print_record(record: AuditRecord) -> None:
 
 
 def record_lines(record: AuditRecord) -> list[str]:
-    """The verdict, and why, a line each."""
+    """The verdict and the reasons for it, one line each."""
     return [
         f"verdict: {record.verdict}",
         *(f"not checked: {name}: {why}" for name, why in record.not_checked.items()),

@@ -1,4 +1,4 @@
-"""`statestore exports create|ls|verify|restore|prune`, with `export` and `restore` for short."""
+"""`statestore exports create|ls|verify|restore|prune`, also short as `export` and `restore`."""
 
 import dataclasses
 import inspect
@@ -26,7 +26,9 @@ from statestore.runtime import Runtime
 from statestore.topology.graph import Topology
 
 _LISTED = ("made_ms", "stream_tasks", "stores", "bytes", "fingerprint")
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON line, on failure too.")
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON line, on failure too."
+)
 
 
 @click.group("exports")
@@ -36,12 +38,12 @@ def exports() -> None:
 
 @exports.command("create")
 @click.option(
-    "--for-clone", is_flag=True, help="Of a stopped application, with its group's offsets."
+    "--for-clone", is_flag=True, help="Export a stopped application so that it can be cloned."
 )
 @export_options
 @json_option
 def create_command(*, for_clone: bool, as_json: bool, **flags: Any) -> None:
-    """Export all stores, beside a run or between two; uploads only what is not there yet."""
+    """Export all stores, beside a run or between two; upload only what the target lacks."""
     with told(flags, "state.dir", as_json=as_json) as (runtime, tell):
         with shown_progress("export") as progress:
             if for_clone:
@@ -53,9 +55,9 @@ def create_command(*, for_clone: bool, as_json: bool, **flags: Any) -> None:
 
 @exports.command("ls")
 @export_options
-@click.option("--json", "as_json", is_flag=True, help="JSON lines.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON lines.")
 def list_exports_command(*, as_json: bool, **flags: Any) -> None:
-    """The exports there are, oldest first, and what is wrong with one that is damaged."""
+    """List the exports, oldest first, and what is wrong with those that are damaged."""
     runtime = Runtime(parse_exports(flags).settings())
     rows = []
     for export_id, manifest, problem in Exports.of(runtime).listed():
@@ -89,12 +91,12 @@ def verify_command(*, export: str, opens: bool, as_json: bool, **flags: Any) -> 
 
 @exports.command("restore")
 @click.argument("export", default=LATEST)
-@click.option("--store", "stores", multiple=True, help="Only this store.")
+@click.option("--store", "stores", multiple=True, help="Restore only this store.")
 @click.option(
-    "--partition", "partitions", type=PARTITION, multiple=True, help="Only this partition."
+    "--partition", "partitions", type=PARTITION, multiple=True, help="Restore only this partition."
 )
-@click.option("--replace", is_flag=True, help="Set aside stores that are there.")
-@click.option("--full", is_flag=True, help="Place nothing: the changelogs alone restore.")
+@click.option("--replace", is_flag=True, help="Set aside stores that exist.")
+@click.option("--full", is_flag=True, help="Place no file: restore from the changelogs alone.")
 @click.option("--dry-run", is_flag=True, help="Show what would be done.")
 @click.option("--as", "clone_id", metavar="CLONE_ID", help="Clone it under this application id.")
 @export_options
@@ -111,13 +113,13 @@ def restore_command(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Bring back the stores of EXPORT (the newest) that are not in the state dir.
+    """Bring back the stores of EXPORT (the newest) that are missing in the state directory.
 
     The application must be stopped; its next start replays what the changelogs have since. An
-    export so old that deleted keys could come back is refused: then --full.
+    export is refused if it is so old that deleted keys could come back: use --full then.
 
-    With --as, an export made --for-clone becomes an application of its own, with topics of its own;
-    nothing of the original is touched. `exports drop-clone` removes it.
+    With --as, an export that was made with --for-clone becomes an application of its own, with
+    topics of its own; nothing of the original is touched. `exports drop-clone` removes it.
     """
     if clone_id is not None:
         if stores or partitions or replace or full or dry_run:
@@ -147,7 +149,7 @@ def _clone(flags: dict[str, Any], export: str, clone_id: str, *, as_json: bool) 
 @export_options
 @json_option
 def drop_clone_command(*, clone_id: str, as_json: bool, **flags: Any) -> None:
-    """Remove CLONE_ID: its topics, its group, its folder. Refused of what is no clone."""
+    """Remove the topics, the group and the folder of CLONE_ID, if it is a clone."""
     with told(flags, "state.dir", as_json=as_json) as (runtime, tell):
         own = dataclasses.replace(runtime.settings, application_id=clone_id)
         topics = drop_clone(runtime.with_settings(own))
@@ -156,13 +158,17 @@ def drop_clone_command(*, clone_id: str, as_json: bool, **flags: Any) -> None:
 
 @exports.command("prune")
 @click.option(
-    "--keep", type=click.IntRange(1), default=7, show_default=True, help="The newest so many stay."
+    "--keep",
+    type=click.IntRange(1),
+    default=7,
+    show_default=True,
+    help="Keep this many of the newest.",
 )
-@click.option("--keep-for", metavar="SPAN", help="All younger than that stay too, such as 7d.")
+@click.option("--keep-for", metavar="SPAN", help="Also keep all that are younger, such as 7d.")
 @export_options
 @json_option
 def prune_command(*, keep: int, keep_for: str | None, as_json: bool, **flags: Any) -> None:
-    """Remove old exports, and files no export needs."""
+    """Remove old exports, and files that no export needs."""
     with told(flags, as_json=as_json) as (runtime, tell):
         retention = Retention(keep, parse_span(keep_for) if keep_for else 0)
         done = Exports.of(runtime).prune(retention)
@@ -204,7 +210,10 @@ def told_export(report: ExportReport) -> tuple[dict[str, Any], str]:
 def told(
     flags: dict[str, Any], *needs: str, as_json: bool
 ) -> Iterator[tuple[Runtime, Callable[[dict[str, Any], str], None]]]:
-    """The runtime, and what shows a result, as JSON or as text; an error shows as JSON too."""
+    """Make the runtime, and the function that shows a result as JSON or text.
+
+    An error is shown as JSON, too.
+    """
     application_id = flags["application_id"] or ""
 
     def tell(fields: dict[str, Any], text: str) -> None:

@@ -1,4 +1,4 @@
-"""Rows of a result, and times and spans, for people and for programs."""
+"""Prints rows, times and spans, for people and for programs."""
 
 import math
 import sys
@@ -17,7 +17,7 @@ _YEARS_S = 100 * 365 * 86_400
 
 
 def print_rows(rows: Iterable[dict[str, Any]], *, as_json: bool) -> None:
-    """JSON lines; else a table on a terminal, columns with tabs between them elsewhere.
+    """Print JSON lines, or a table on a terminal, or columns separated by tabs elsewhere.
 
     Columns that end in `_ms` are times: people see them as ISO-8601, in UTC.
     """
@@ -37,14 +37,14 @@ def print_rows(rows: Iterable[dict[str, Any]], *, as_json: bool) -> None:
 
 
 def text_of(item: Any) -> str:
-    """As a cell shows it."""
+    """The text of an item in a cell."""
     if item is None:
         return ""
     return item if isinstance(item, str) else msgspec.json.encode(item, enc_hook=str).decode()
 
 
 def time_text(time_ms: int) -> str:
-    """A time as ISO-8601 in UTC, as the command line takes it; as ms where no calendar has it."""
+    """A time as ISO-8601 in UTC, as the command line accepts it; in ms if no calendar has it."""
     try:
         time = datetime.fromtimestamp(time_ms // 1000, UTC)
     except (ValueError, OverflowError, OSError):
@@ -54,13 +54,13 @@ def time_text(time_ms: int) -> str:
 
 
 def held_text(records: int) -> str:
-    """That so many records wait in operators, which no lag tells."""
+    """Says how many records wait in operators, which no lag tells."""
     what = "record" if records == 1 else "records"
     return f"{records:,} {what} held back until later input"
 
 
 def span_text(seconds: float | None) -> str:
-    """In the largest two units; ? where it is not known."""
+    """A span in its two largest units; a question mark if it is not known."""
     if seconds is None:
         return "?"
     if seconds < 10:

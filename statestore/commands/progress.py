@@ -1,4 +1,9 @@
-"""How long work shows itself: a bar on a terminal, a plain line every few seconds elsewhere."""
+"""Shows the progress of long work, and of a continuous run, on stderr: stdout is for results.
+
+On a terminal there is a bar or a live line, elsewhere a plain line in the log now and then. A
+thread shows a run, so that people also see that a run stands still: its rate falls, and its last
+commit grows older.
+"""
 
 import logging
 import sys
@@ -33,7 +38,7 @@ _RATE_OVER_S = 10.0
 
 
 class Bar:
-    """On a terminal."""
+    """Shows progress on a terminal."""
 
     def __init__(self, progress: Progress, what: str) -> None:
         self._progress = progress
@@ -42,18 +47,18 @@ class Bar:
         self._lock = threading.Lock()
 
     def expect(self, size_bytes: int) -> None:
-        """So much more is to be done."""
+        """Add to the bytes that are to be done."""
         with self._lock:
             self._expected += size_bytes
             self._progress.update(self._task, total=self._expected)
 
     def done(self, size_bytes: int) -> None:
-        """So much more is done."""
+        """Add to the bytes that are done."""
         self._progress.advance(self._task, size_bytes)
 
 
 class Lines:
-    """In a log."""
+    """Shows progress in a log."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -62,12 +67,12 @@ class Lines:
         self._lock = threading.Lock()
 
     def expect(self, size_bytes: int) -> None:
-        """So much more is to be done."""
+        """Add to the bytes that are to be done."""
         with self._lock:
             self._expected += size_bytes
 
     def done(self, size_bytes: int) -> None:
-        """So much more is done."""
+        """Add to the bytes that are done."""
         with self._lock:
             self._done += size_bytes
             now_s = time.monotonic()
@@ -82,7 +87,7 @@ class Lines:
 
 @contextmanager
 def shown_progress(what: str) -> Iterator[Bar | Lines]:
-    """What to tell of the bytes of some work."""
+    """Show the progress of some work, in bytes."""
     console = Console(file=sys.stderr)
     if not console.is_terminal:
         yield Lines(what)
@@ -99,7 +104,7 @@ def shown_progress(what: str) -> Iterator[Bar | Lines]:
 
 
 class RunProgress:
-    """What was told last of the stream tasks of a run, in a line; any thread may ask for it."""
+    """What the stream tasks of a run told last, in one line. Any thread may ask for it."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -108,7 +113,7 @@ class RunProgress:
         self._lock = threading.Lock()
 
     def note(self, standings: Sequence[Standing]) -> None:
-        """Where its stream tasks are now."""
+        """Note where the stream tasks are now."""
         now_s, records = self._clock.monotonic(), sum(one.records for one in standings)
         with self._lock:
             self._told = standings
@@ -117,14 +122,14 @@ class RunProgress:
             self._records.append((now_s, records))
 
     def line(self) -> str:
-        """For people; what is not known is said to be."""
+        """The line for people; it says what is not known."""
         with self._lock:
             told, noted = self._told, list(self._records)
         if not told:
             return "opening and restoring stores"
         now_s = self._clock.monotonic()
         (first_s, first), (last_s, last) = noted[0], noted[-1]
-        # Over what has passed since, too: nothing may have been told for long.
+        # It includes the time since the last note: tasks may have told nothing for long.
         rate = max(0, last - first) / max(now_s - first_s, 1e-9)
         if now_s - last_s > _RATE_OVER_S:
             rate = 0.0
@@ -138,7 +143,7 @@ class RunProgress:
         return ", ".join([*parts, *([held_text(held)] if held else [])])
 
     def _commit_text(self, told: Sequence[Standing]) -> str:
-        """The latest of all: a stream task without input commits nothing."""
+        """The age of the latest commit of all: a stream task without input commits nothing."""
         times = [one.last_commit_ms for one in told if one.last_commit_ms is not None]
         if not times:
             return "no commit yet"
@@ -148,7 +153,7 @@ class RunProgress:
 
 @contextmanager
 def shown_run(clock: Clock) -> Iterator[Tell]:
-    """Whom to tell of a continuous run while it goes on."""
+    """Show a continuous run; the stream tasks tell the function that this gives."""
     console, progress = Console(file=sys.stderr), RunProgress(clock)
     if console.is_terminal:
         with Live(
@@ -156,7 +161,7 @@ def shown_run(clock: Clock) -> Iterator[Tell]:
             get_renderable=lambda: Text(progress.line(), no_wrap=True, overflow="ellipsis"),
             refresh_per_second=1,
             transient=True,
-            # What a pipeline prints goes where it is sent.
+            # What a pipeline prints goes where it was sent.
             redirect_stdout=sys.stdout.isatty(),
         ):
             yield progress.note

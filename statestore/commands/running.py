@@ -50,9 +50,9 @@ def report_run(
     work: Callable[[RunArguments, Run], RunSummary],
     tell: Callable[[str], object] = click.echo,
 ) -> RunSummary:
-    """Run `work` between lock and release; the summary file is written on failure too.
+    """Call `work` between lock and release; write the summary file, after a failure too.
 
-    `tell` is given the JSON line of a run that failed.
+    `tell` is called with the JSON line of a run that failed.
     """
     summary_file = flags["summary_file"]
     try:
@@ -77,7 +77,7 @@ def report_run(
         application_id = flags["application_id"] or ""
         failed = RunSummary(application_id, caught_up=False, error=failure_fields(error))
         tell(summary_line(failed))
-        with suppress(HostFailure):  # the first error is the one to tell
+        with suppress(HostFailure):  # The first error is the one to report.
             write_line(summary_file, summary_line(failed))
         raise
     return summary
@@ -89,7 +89,7 @@ def summary_line(summary: RunSummary) -> str:
 
 
 def write_line(path: str | None, line: str) -> None:
-    """The JSON line into the summary file `path`, if one was asked for."""
+    """Write the JSON line into the summary file `path`, if one was asked for."""
     if path is None:
         return
     try:
@@ -99,7 +99,7 @@ def write_line(path: str | None, line: str) -> None:
 
 
 def check_summary_file(path: str | None) -> None:
-    """HostFailure if the summary could not be written: better before a run than after it."""
+    """HostFailure, before a run and not after it, if the summary could not be written."""
     if path is None:
         return
     file = Path(path)
@@ -112,7 +112,7 @@ def check_summary_file(path: str | None) -> None:
 
 
 def stop_on_sigterm() -> threading.Event:
-    """An event that SIGTERM sets: finish the commit, release, exit 0."""
+    """Make an event that SIGTERM sets: finish the commit, release, exit with 0."""
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     return stop

@@ -1,4 +1,4 @@
-"""`statestore relocate` and `statestore upgrade-to-versioned`: state for a changed topology."""
+"""`statestore relocate` and `statestore upgrade-to-versioned`: change where state lies."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -31,9 +31,9 @@ _COLUMNS = ("store", "partition", "from", "to", "bytes", "why")
 
 @click.command("relocate")
 @relocate_options
-@click.option("--dry-run", is_flag=True, help="Show what would be done; asks no broker.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done; ask no broker.")
 @click.option(
-    "--keep", multiple=True, metavar="TASK", help="Of stores in two places, this task's are right."
+    "--keep", multiple=True, metavar="TASK", help="Keep this task's copy of stores in two places."
 )
 @click.option(
     "--rename", multiple=True, metavar="OLD=NEW", help="A store's new name in the pipeline."
@@ -51,8 +51,8 @@ def relocate_command(
 ) -> None:
     """Move stores to where the pipeline looks for them, after its topology changed.
 
-    The application must be stopped. Without `automatic.state.relocation=false` its next start does
-    the same by itself.
+    The application must be stopped. Its next start does the same by itself, unless
+    `automatic.state.relocation` is false.
     """
     try:
         choices = Choices(frozenset(map(TaskId.parse, keep)), _renames(rename))
@@ -79,8 +79,13 @@ def relocate_command(
 
 @click.command("upgrade-to-versioned")
 @click.argument("store")
-@click.option("--history-retention", required=True, metavar="SPAN", help="Such as 30d.")
-@click.option("--dry-run", is_flag=True, help="Show what would be done; asks no broker.")
+@click.option(
+    "--history-retention",
+    required=True,
+    metavar="SPAN",
+    help="How long it keeps history, such as 30d.",
+)
+@click.option("--dry-run", is_flag=True, help="Show what would be done; ask no broker.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
 @state_options
 @broker_option
@@ -135,7 +140,7 @@ def _move(move: Move) -> tuple[object, ...]:
 
 
 def _print(report: RelocationReport) -> None:
-    """A table on a terminal, columns with tabs between them elsewhere; then a line that sums up."""
+    """Print a table on a terminal, columns separated by tabs elsewhere, and then a summary."""
     rows = [["" if cell is None else str(cell) for cell in row] for row in _rows(report)]
     console = Console(file=sys.stdout)
     if console.is_terminal and rows:

@@ -46,7 +46,7 @@ _COLOURS = {
 )
 @click.option(
     "--max-audit-age",
-    help="Fail (15) if the last audit is older: 24h, 7d; and (12, 13) if it is no pass.",
+    help="Fail (15) if the last audit is older: 24h, 7d; and (12, 13) if it is not passed.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
 def status_command(
@@ -57,9 +57,9 @@ def status_command(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """How an application is, whether or not a run is on: it takes no lock and disturbs nobody.
+    """Show how an application is, whether or not a run is in progress; nothing is locked.
 
-    Lags are at most what is told; times left go by the rates of the last run.
+    A lag is at most what is shown. Times left go by the rates of the last run.
     """
     settings, pipeline = parse_deployment(flags)
     age_ms = None if max_audit_age is None else parse_span(max_audit_age)
@@ -79,7 +79,7 @@ def status_command(
 def check_limits(
     found: Status, max_lag_seconds: float | None, max_audit_age_ms: int | None
 ) -> StateStoreError | None:
-    """What is wrong by the limits given; the lag comes first."""
+    """What exceeds the limits given; the lag comes first."""
     name = found.application_id
     if max_lag_seconds is not None:
         if found.broker is not None:
@@ -101,7 +101,7 @@ def check_limits(
 
 
 def _doubt(found: Status, max_age_ms: int) -> StateStoreError | None:
-    """Why the state is not known to be right."""
+    """Why the state is not known to be right; None if it is."""
     audit, name = found.audit, found.application_id
     if audit is None:
         return AuditTooOld(f"{name}: it was never audited: run `statestore audit`")
@@ -125,7 +125,7 @@ def _doubt(found: Status, max_age_ms: int) -> StateStoreError | None:
 
 
 def rendered(found: Status) -> Group:
-    """For a terminal of 80 columns: the answers, then a line per stream task, then their owners."""
+    """For a terminal of 80 columns: the answers, a line per stream task, and the owners."""
     head = Table.grid(padding=(0, 2))
     head.add_column(no_wrap=True)
     head.add_column(overflow="fold")
@@ -143,14 +143,14 @@ def rendered(found: Status) -> Group:
 
 
 def _held(found: Status) -> list[Text]:
-    """In which stream tasks records wait, in a line of their own: 80 columns are full."""
+    """The stream tasks in which records wait, in a line of its own, because 80 columns are full."""
     tasks = [task for task in found.stream_tasks if task.held_records]
     each = ", ".join(f"{_count(task.held_records)} in {task.stream_task}" for task in tasks)
     return [Text(f"held back: {each}")] if tasks else []
 
 
 def _owners(found: Status) -> list[Text]:
-    """A line per process that has stream tasks now, and which."""
+    """A line for each process that owns stream tasks now."""
     tasks_of: dict[str, list[str]] = {}
     for task in found.stream_tasks:
         if task.owner is not None and task.state in _OWNED:
@@ -189,7 +189,7 @@ def _answers(found: Status) -> list[tuple[str, Text]]:
 
 
 def _committed(found: Status) -> str:
-    """Of the stream task that waits longest, and which that is."""
+    """The last commit of the stream task that has waited longest, and which task that is."""
     times = {t.stream_task: t.last_commit_ms for t in found.stream_tasks if t.last_commit_ms}
     if not times or found.last_commit_age_seconds is None:
         return "none known"
@@ -249,7 +249,7 @@ def _row(task: TaskStatus) -> list[Text]:
 
 
 def _watch(look: Any, *, as_json: bool) -> Status:
-    """Until Ctrl-C; on anything but a terminal one line, or table, after another."""
+    """Look again until Ctrl-C; unless on a terminal, write one line or table after another."""
     console, pause = Console(file=sys.stdout), threading.Event()
     found: Status = look()
     try:

@@ -1,9 +1,9 @@
-r"""`statestore stores ls|get|history|range|count` and `statestore offsets`: stores, for people.
+r"""`statestore stores ls|get|history|range|count` and `statestore offsets`: looks into stores.
 
-While a run is on they see the last commit of each stream task, in a snapshot its owner takes.
+During a run they see the last commit of each stream task, in a snapshot that its owner takes.
 
-Keys and values go through the serdes the deployed topology names; `--raw` shows bytes, with what is
-no printable ASCII as `\xNN`, and takes a KEY written so.
+Keys and values are converted by the serdes that the deployed topology names. With `--raw` they are
+bytes: whatever is not printable ASCII is shown as `\xNN`, and a KEY is written in the same way.
 """
 
 import re
@@ -31,21 +31,21 @@ from statestore.stores.specs import WindowSpec
 
 _Row = Row | VersionRow | WindowRow
 
-_json_option = click.option("--json", "as_json", is_flag=True, help="JSON lines.")
-_raw_option = click.option("--raw", is_flag=True, help=r"Bytes, as text with \xNN.")
-_partition_option = click.option("--partition", type=PARTITION, help="Only this partition.")
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON lines.")
+_raw_option = click.option("--raw", is_flag=True, help=r"Show bytes, as text with \xNN.")
+_partition_option = click.option("--partition", type=PARTITION, help="Look only at this partition.")
 
 
 @click.group()
 def stores() -> None:
-    """Look into stores, whether or not a run is on."""
+    """Look into stores, whether or not a run is in progress."""
 
 
 @stores.command("ls")
 @state_options
 @_json_option
 def list_stores_command(*, as_json: bool, **flags: Any) -> None:
-    """The stores on disk: where, how big, how to decode them."""
+    """List the stores on disk: where they are, how large, and how to decode them."""
     at_rest = _at_rest(flags)
     rows = []
     for file in at_rest.files():
@@ -66,7 +66,9 @@ def list_stores_command(*, as_json: bool, **flags: Any) -> None:
 @stores.command("get")
 @click.argument("store")
 @click.argument("key")
-@click.option("--as-of", metavar="TIME", help="Of a store with history or windows: that of then.")
+@click.option(
+    "--as-of", metavar="TIME", help="The value at this time, of a store with history or windows."
+)
 @_partition_option
 @_raw_option
 @state_options
@@ -84,7 +86,7 @@ def get_command(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """The value of KEY in STORE. Exit code 1 if there is none. TIME is ISO-8601 or epoch ms."""
+    """Print the value of KEY in STORE; exit code 1 if there is none. TIME: ISO-8601 or epoch ms."""
     at_rest = _at_rest(flags)
     time_ms = _time_ms(as_of)
     kind = _kind(at_rest, store, as_of=as_of)
@@ -110,9 +112,13 @@ def get_command(
 @stores.command("history")
 @click.argument("store")
 @click.argument("key")
-@click.option("--from", "first", metavar="TIME", help="Versions valid then or later.")
-@click.option("--to", "last", metavar="TIME", help="Versions valid then or before.")
-@click.option("--ascending", is_flag=True, help="Oldest first.")
+@click.option(
+    "--from", "first", metavar="TIME", help="Only versions that were valid at this time or later."
+)
+@click.option(
+    "--to", "last", metavar="TIME", help="Only versions that were valid at this time or before."
+)
+@click.option("--ascending", is_flag=True, help="Show the oldest first.")
 @_partition_option
 @_raw_option
 @state_options
@@ -129,7 +135,7 @@ def history_command(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """The versions of KEY in STORE, latest first. TIME is ISO-8601 or epoch ms; both ends count."""
+    """Print the versions of KEY in STORE, latest first. TIME: ISO-8601 or epoch ms, inclusive."""
     at_rest = _at_rest(flags)
     versions = VersionsAtRest(at_rest, store, partition)
     face = _face(at_rest, store, partition, raw=raw, kind=versioned_layout.KIND)
@@ -144,16 +150,16 @@ def history_command(
 @click.argument("store")
 @click.argument("lo", required=False)
 @click.argument("hi", required=False)
-@click.option("--prefix", help="Keys whose bytes begin with this one's.")
-@click.option("--reverse", is_flag=True, help="From the largest key down.")
+@click.option("--prefix", help="Only keys whose bytes begin with those of this key.")
+@click.option("--reverse", is_flag=True, help="Begin with the largest key.")
 @click.option(
     "--limit",
     type=click.IntRange(0, 1_000_000_000),
     default=100,
     show_default=True,
-    help="At most so many rows; 0: all.",
+    help="Show at most this many rows; 0 shows all.",
 )
-@click.option("--as-of", metavar="TIME", help="Of a store with history: the values valid then.")
+@click.option("--as-of", metavar="TIME", help="The values at this time, of a store with history.")
 @_partition_option
 @_raw_option
 @state_options
@@ -172,10 +178,10 @@ def range_command(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Rows of STORE with LO <= key <= HI by bytes, partition by partition.
+    """Print the rows of STORE with LO <= key <= HI by bytes, partition by partition.
 
-    Of a store with history the latest versions, or those valid as of TIME; of one with windows all
-    of the keys' windows, by start.
+    Of a store with history they are the latest versions, or those valid as of TIME; of a store with
+    windows, all windows of the keys, by start.
     """
     at_rest = _at_rest(flags)
     kind = _kind(at_rest, store, as_of=as_of)
@@ -210,10 +216,10 @@ def range_command(
 @state_options
 @_json_option
 def count_command(*, store: str, partition: int | None, as_json: bool, **flags: Any) -> None:
-    """How many rows STORE has, exactly: every one is read.
+    """Count the rows of STORE exactly, by reading every one.
 
-    Of a store with history the keys that have a value now, of one with windows the windows of all
-    keys.
+    Of a store with history these are the keys that have a value now; of one with windows, the
+    windows of all keys.
     """
     at_rest = _at_rest(flags)
     kind = _kind(at_rest, store)
@@ -236,7 +242,7 @@ def count_command(*, store: str, partition: int | None, as_json: bool, **flags: 
 @state_options
 @_json_option
 def offsets_command(*, store: str | None, as_json: bool, **flags: Any) -> None:
-    """Where stores stand: changelog offsets next to read, input offsets last processed."""
+    """Print the offsets of stores: of changelogs NEXT to read, of inputs LAST processed."""
     rows = [
         {
             "store": found.store,
@@ -262,7 +268,7 @@ class _Face:
     value_serde: Serde[Any]
 
     def key(self, text: str) -> bytes:
-        """The bytes of a key given as text; Misuse says what was wanted."""
+        """Convert a key from text to bytes; Misuse says what was expected."""
         try:
             return self.key_serde.serialize(_item(text, self.key_serde))
         except Exception as error:
@@ -282,7 +288,7 @@ class _Face:
         return line
 
     def value_of(self, row: _Row) -> Any:
-        """The value, decoded."""
+        """The decoded value."""
         return self._shown("value", row.value, self.value_serde)
 
     def _shown(self, side: str, data: bytes, serde: Serde[Any]) -> Any:
@@ -304,7 +310,7 @@ def _at_rest(flags: dict[str, Any]) -> StoresAtRest:
 
 
 def _kind(at_rest: StoresAtRest, store: str, *, as_of: str | None = None) -> str:
-    """What the deployed topology says; else who asks for a time means one with history."""
+    """The kind that the deployed topology says; otherwise, with a time, one with history."""
     known = at_rest.deployed.stores.get(store)
     windows = known is not None and known.kind == WindowSpec.kind
     if as_of is not None and not windows:

@@ -1,4 +1,4 @@
-"""`statestore topology describe|tasks|check`: a pipeline, looked at without running it."""
+"""`statestore topology describe|tasks|check`: looks at a pipeline without running it."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def topology_group() -> None:
 @topology_group.command("describe")
 @click.argument("pipeline")
 def describe_command(pipeline: str) -> None:
-    """Sub-topologies, nodes, stores and topics of PIPELINE (module:function)."""
+    """Print sub-topologies, nodes, stores and topics of PIPELINE (module:function)."""
     click.echo(load_pipeline(pipeline).describe())
 
 
@@ -35,7 +35,7 @@ def describe_command(pipeline: str) -> None:
 @run_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line per stream task.")
 def tasks_command(*, as_json: bool, **flags: Any) -> None:
-    """The stream tasks of a pipeline, with their input topics, on the broker as it is."""
+    """List the stream tasks of a pipeline with their input topics, as the brokers are now."""
     found = _tasks(parse_run(flags))
     print_rows(
         ({"stream_task": str(task), "topics": topics} for task, topics in found), as_json=as_json
@@ -46,10 +46,10 @@ def tasks_command(*, as_json: bool, **flags: Any) -> None:
 @check_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
 def check_command(*, as_json: bool, **flags: Any) -> None:
-    """Whether the pipeline would start now: its topics, its brokers, the state there is.
+    """Check whether the pipeline would start now: its topics, its brokers and its state.
 
-    Everything a start refuses is refused here, with the same exit code; nothing is written. What
-    the start would do before its first record is printed.
+    Everything that a start refuses is refused here with the same exit code, and nothing is written.
+    The command prints what a start would do before its first record.
     """
     arguments = parse_run(flags)
     request = run_request(

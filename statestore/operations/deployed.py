@@ -1,6 +1,6 @@
-"""`topology.json`: what was deployed last, as the next start and every command read it.
+"""`topology.json`: what was deployed last, for the next start and for every command.
 
-Written last of all when a topology is deployed, so it always speaks of tasks that may have run.
+It is written as the last step of a deployment, so it always describes tasks that may have run.
 """
 
 from collections.abc import Collection, Mapping
@@ -21,15 +21,15 @@ from statestore.topology.nodes import TopicName
 
 VERSION = 1
 TASKS_MAX = 1_000_000
-"""More partitions than any topic has."""
+"""No topic has more partitions than this."""
 
 
 class DeployedStore(msgspec.Struct, frozen=True):
     """What the last deployed topology says of a store.
 
-    `retention_ms`: of a versioned or window store. `source_topic`: the topic its table is made of,
-    where that is its log; None: it has a changelog. `changelog_id`: what the cluster calls that
-    changelog; None: nobody asked yet.
+    `retention_ms`: of a versioned or window store. `source_topic`: the topic that the table is made
+    of, if that is its log; None: it has a changelog. `changelog_id`: what the cluster calls that
+    changelog; None: not known yet.
     """
 
     sub_topology: Ordinal
@@ -43,10 +43,10 @@ class DeployedStore(msgspec.Struct, frozen=True):
 
 
 class DeployedPart(msgspec.Struct, frozen=True):
-    """A sub-topology; `tasks` None: deployed without a broker, so nobody counted them.
+    """A sub-topology; `tasks` None: it was deployed without a broker, so they were not counted.
 
-    `internal`: which of the topics are on the broker behind the application's id; None: deployed by
-    a version that did not say.
+    `internal`: which of its topics bear the application's id as a prefix on the broker; None: a
+    version that did not record it deployed the sub-topology.
     """
 
     ordinal: Ordinal
@@ -55,7 +55,7 @@ class DeployedPart(msgspec.Struct, frozen=True):
     internal: list[Topic] | None = None
 
     def topics(self, application_id: str) -> list[str]:
-        """The topics on the broker; under either name where it is not known which."""
+        """The topics on the broker, under both names where it is not known which one is right."""
         full = {topic: f"{application_id}-{topic}" for topic in self.source_topics}
         if self.internal is not None:
             return [full[it] if it in self.internal else it for it in self.source_topics]
@@ -64,7 +64,7 @@ class DeployedPart(msgspec.Struct, frozen=True):
 
 
 class Deployed(msgspec.Struct, frozen=True):
-    """The content of `topology.json`; a default one where nothing was deployed yet.
+    """The content of `topology.json`; the default if nothing was deployed yet.
 
     `processing_guarantee` None: not recorded.
     """
@@ -76,7 +76,7 @@ class Deployed(msgspec.Struct, frozen=True):
     stores: dict[StoreName, DeployedStore] = {}
 
     def tasks(self) -> set[TaskId] | None:
-        """Every stream task of it; None where their number is not known."""
+        """All stream tasks; None if their number is not known."""
         counts = {part.ordinal: part.tasks for part in self.sub_topologies}
         if not counts:
             return None
@@ -88,10 +88,11 @@ class Deployed(msgspec.Struct, frozen=True):
         return found
 
     def missing(self, store: str, there: Collection[TaskId], partition: int | None) -> list[TaskId]:
-        """The stream tasks that should have files of it, and are not `there`; of one partition too.
+        """The stream tasks that should have files of the store and are not `there`.
 
-        None of a store in memory, nor where nobody counted the tasks. By partition: while stores
-        are being moved, one may lie in the folder of another sub-topology.
+        There are none for a store in memory, or if the tasks were not counted. `partition`: only
+        that one. Tasks are compared by partition, because a store that is being moved may lie in
+        the folder of another sub-topology.
         """
         known = self.stores.get(store)
         if known is None or not known.persistent:
@@ -102,13 +103,13 @@ class Deployed(msgspec.Struct, frozen=True):
         return [TaskId(ordinal, each) for each in wanted if each not in seen]
 
     def log_of(self, application_id: str, store: str) -> str:
-        """The topic that is a store's log."""
+        """The topic that is the log of a store."""
         known = self.stores.get(store)
         topic = None if known is None else known.source_topic
         return log_of(application_id, store, {} if topic is None else {store: topic})
 
     def has_changelog(self, store: str) -> bool:
-        """Whether that log is the store's own, not the topic its table is made of."""
+        """Whether that log is a changelog of its own, not the topic that the table is made of."""
         known = self.stores.get(store)
         return known is None or known.source_topic is None
 
@@ -120,7 +121,7 @@ def deployed(
     logs: Mapping[str, str] | None = None,
     changelog_ids: Mapping[str, str] | None = None,
 ) -> Deployed:
-    """What to publish of a topology; `counts` None: no broker was asked for partitions.
+    """What to publish about a topology; `counts` None: no broker was asked for partitions.
 
     `logs`: by store, the source topic that is its log. `changelog_ids`: by store, where known.
     """
@@ -145,7 +146,7 @@ def deployed(
 
 
 def read_deployed(layout: StateLayout) -> Deployed:
-    """What `topology.json` says; HostFailure, FormatTooNew if it is not for this version."""
+    """Read `topology.json`; HostFailure, FormatTooNew if it is not for this version."""
     way_out = "look whose state dir this is, then remove the file: the next run writes it anew"
     found = documents.read(layout.topology_file, Deployed, way_out=way_out, version=VERSION)
     return Deployed() if found is None else found

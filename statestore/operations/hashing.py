@@ -1,8 +1,8 @@
-"""Whether topics whose keys meet were partitioned alike (INTERFACE rule 2).
+"""Checks that topics whose keys meet were partitioned alike (INTERFACE rule 2).
 
-Java's Kafka clients place a key by murmur2, librdkafka's by CRC32. Where both wrote, equal keys lie
-in different partitions, hence in different stream tasks: a join or an aggregate over both would be
-wrong without a sign.
+Java's Kafka clients choose the partition of a key by murmur2, librdkafka by CRC32. If topics
+written by both meet, equal keys lie in different partitions, and therefore in different stream
+tasks: a join or an aggregate over both would be wrong without any sign of it.
 """
 
 import logging
@@ -22,9 +22,10 @@ _UNKNOWN = KeyHashes(0, murmur2=True, crc32=True)
 def check_hashes(
     topology: Topology, counts: Mapping[TopicName, int], cluster: Cluster, settings: Settings
 ) -> None:
-    """NotCopartitioned if keys of two topics meet, one placed by murmur2, the other by CRC32.
+    """NotCopartitioned if keys placed by murmur2 meet keys placed by CRC32.
 
-    Judged by each topic's first keys. Placed by neither: a warning, as nothing follows from it.
+    Each topic is judged by its first keys. If neither hash placed them, a warning is logged,
+    because nothing follows from that.
     """
     meetings = list(_meetings(topology, counts))
     wanted = {t.name: counts[t] for _, topics in meetings for t in topics if not t.internal}
@@ -61,7 +62,7 @@ def check_hashes(
 def _meetings(
     topology: Topology, counts: Mapping[TopicName, int]
 ) -> Iterator[tuple[str, tuple[TopicName, ...]]]:
-    """Each node with state or a join, and the topics whose keys meet there, where it matters."""
+    """Each node with state or a join, and the topics whose keys meet there, if that matters."""
     for node in topology.nodes:
         if node.stores:
             shared = set(node.stores)
@@ -73,6 +74,6 @@ def _meetings(
 
 
 def _hashes_of(partitioner: str) -> KeyHashes:
-    """What writes our own topics; others than these two tell nothing."""
+    """What places the keys of our own topics; hashes other than these two tell nothing."""
     murmur2, crc32 = partitioner.startswith("murmur2"), partitioner.startswith("consistent")
     return KeyHashes(0, murmur2=murmur2, crc32=crc32)

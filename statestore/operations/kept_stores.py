@@ -1,7 +1,8 @@
-"""Whether stores that were deployed can go on under their names in another topology (T1a).
+"""Checks that deployed stores can continue under their names in another topology (T1a).
 
-`topology.json` says what each was, what lies on disk says it better where there is anything.
-Asked before anything moves, and wherever the topology is about to be written down (I9, I15, I28).
+`topology.json` says what each store was; its files say so more reliably, if there are any. The
+check is made before anything moves, and whenever the topology is about to be written (I9, I15,
+I28).
 """
 
 from collections import defaultdict
@@ -21,15 +22,15 @@ from statestore.stores.specs import StoreSpec, StoreSupplier, VersionedSpec
 from statestore.topology.graph import Topology
 
 _UPGRADE = (keyvalue.KIND, versioned_layout.KIND)
-"""The one change of kind there is a way for: `upgrade-to-versioned` sets the plain stores aside."""
+"""The only change of kind that is possible: `upgrade-to-versioned` sets the plain stores aside."""
 
 
 @dataclass(frozen=True)
 class KeptStores:
-    """The stores of a topology that were deployed before, or lie on disk.
+    """The stores of a topology that were deployed before, or that lie on disk.
 
-    `format_of` tells what a folder holds; `has_records`, whether a store's log may hold anything.
-    `renames`: old names to new ones.
+    `format_of` tells what a folder holds, `has_records` whether the log of a store may hold
+    anything. `renames`: old names to new ones.
     """
 
     topology: Topology
@@ -42,7 +43,7 @@ class KeptStores:
     accept_new_serdes: bool = False
 
     def check(self) -> None:
-        """Misuse or TopologyMismatch names a store that cannot go on, and the way out."""
+        """Misuse or TopologyMismatch names a store that cannot continue, and the way out."""
         old_names = {new: old for old, new in self.renames.items()}
         on_disk: dict[str, list[TaskId]] = defaultdict(list)
         for task in self.layout.tasks():
@@ -71,9 +72,9 @@ class KeptStores:
         known: DeployedStore | None,
         folders: list[tuple[TaskId, Path]],
     ) -> None:
-        """By what lies on disk; where nothing does, by what was deployed."""
+        """Compare the kind with what lies on disk; if nothing does, with what was deployed."""
         if isinstance(spec, StoreSupplier):
-            return  # only its class knows what it can read
+            return  # Only its class knows what it can read.
         asked = isinstance(spec, VersionedSpec) and spec.segment_interval_ms is not None
         if known is not None and known.kind == spec.kind and not asked:
             return
@@ -92,7 +93,10 @@ class KeptStores:
             )
 
     def _looked(self, task: TaskId, path: Path) -> Format | None:
-        """None: it holds no store of ours, or cannot be looked into now: its task judges it."""
+        """What the folder holds; None if it is no store of ours or cannot be looked into now.
+
+        Its task judges it then.
+        """
         folder = self.layout.task_dir(task)
         with (
             suppress(StateStoreError),
@@ -120,6 +124,6 @@ class KeptStores:
 
 
 def _plain(serde: str) -> str:
-    """Of keys in windows the keys' own: windows of another size have a refusal of their own."""
+    """The serde of the keys inside windows; windows of another size are refused elsewhere."""
     of_windows = serdes.of_windowed(serde)
     return serde if of_windows is None else of_windows[1]

@@ -1,7 +1,8 @@
-"""How far an application is behind, and what its next start replays: what its brokers say of that.
+"""How far an application is behind, and what its next start replays, according to its brokers.
 
-Whatever they do not say is None, never a guess and never 0: an open transaction hides the newest
-record, a topic may be gone, an answer may come too late. A sum of which a part is unknown is too.
+What they do not say is None, never a guess and never 0: an open transaction hides the newest
+record, a topic may be missing, an answer may come too late. A sum is None as well if a part of it
+is not known.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,16 +20,16 @@ _INTERNAL = "-repartition"
 
 
 class Lag(NamedTuple):
-    """Records and seconds of event time between what was processed last and what there is."""
+    """Records and seconds of event time between the last processed record and the newest one."""
 
     records: int | None = None
     seconds: float | None = None
 
 
 class Facts(NamedTuple):
-    """What the brokers said; `problem`: why they did not, and all else is empty then.
+    """What the brokers said; `problem`: why they did not, and then all else is empty.
 
-    `tasks`: by stream task its inputs, None where a topic it reads is not there.
+    `tasks`: the inputs of each stream task; None if a topic that it reads is missing.
     """
 
     problem: str | None = None
@@ -37,7 +38,7 @@ class Facts(NamedTuple):
     tasks: Mapping[TaskId, Sequence[TopicPartition] | None] = {}
 
     def lag(self, task: TaskId) -> Lag:
-        """Of one stream task."""
+        """The lag of one stream task."""
         tps = self.tasks.get(task)
         if tps is None:
             return Lag()
@@ -45,9 +46,9 @@ class Facts(NamedTuple):
 
 
 def ask(monitoring: MonitoringClient, shape: Deployed, application_id: str) -> Facts:
-    """Everything at once; an error becomes the problem."""
+    """Ask for everything at once; an error becomes the problem."""
     sources = {topic for part in shape.sub_topologies for topic in part.source_topics}
-    # A repartition topic is deployed without the application's id before it.
+    # An older version deployed a repartition topic without the application's id before its name.
     internal = {
         topic: f"{application_id}-{topic}" for topic in sources if topic.endswith(_INTERNAL)
     }
@@ -68,14 +69,15 @@ def to_restore(
 ) -> int | None:
     """How many records the next start of a stream task replays, at most.
 
-    A clean end says where its stores stand. After a crash they stand no further back than what was
-    not flushed, which is bounded; a store without a folder begins at its log's start.
+    After a clean end the files say where the stores stand. After a crash the stores lack at most
+    what was not flushed, which is bounded. A store without a folder starts at the beginning of its
+    log.
     """
     there = set(layout.stores(task))
     try:
         checkpoint = files.read_checkpoint(layout.task_dir(task))
     except HostFailure:
-        checkpoint = {}  # as at a start: it says nothing
+        checkpoint = {}  # It says nothing, as at a start.
     total = 0
     for name, store in shape.stores.items():
         if store.sub_topology != task.sub_topology:
@@ -93,7 +95,7 @@ def to_restore(
 
 
 def total_of(numbers: Iterable[int | None]) -> int | None:
-    """Their sum; None if one of them is not known, or there is none."""
+    """The sum; None if one of them is not known, or if there is none."""
     total = None
     for number in numbers:
         if number is None:
@@ -103,7 +105,7 @@ def total_of(numbers: Iterable[int | None]) -> int | None:
 
 
 def worst_of(numbers: Iterable[float | None]) -> float | None:
-    """The largest; None if one of them is not known, or there is none."""
+    """The largest; None if one of them is not known, or if there is none."""
     worst = None
     for number in numbers:
         if number is None:
@@ -115,14 +117,14 @@ def worst_of(numbers: Iterable[float | None]) -> float | None:
 def _inputs_of_tasks(
     shape: Deployed, counts: Mapping[str, int], full: Mapping[str, str]
 ) -> dict[TaskId, list[TopicPartition] | None]:
-    """By stream task: as many as the topics have partitions, or as were deployed."""
+    """The inputs by stream task: as many tasks as there are partitions, or as were deployed."""
     found: dict[TaskId, list[TopicPartition] | None] = {}
     for part in shape.sub_topologies:
         topics = [full.get(topic, topic) for topic in part.source_topics]
         widths = [counts.get(topic, 0) for topic in topics]
         for p in range(max([part.tasks or 0, *widths])):
             read = [TopicPartition(topic, p) for topic in topics if p < counts.get(topic, 0)]
-            # Without any it was deployed for a topic that was made anew since, and narrower.
+            # Without any, its topic was made anew with fewer partitions since it was deployed.
             found[TaskId(part.ordinal, p)] = read if read and all(widths) else None
     return found
 

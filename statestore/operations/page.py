@@ -1,4 +1,4 @@
-"""One HTML page that needs nothing else: no script, no font, no server; everything escaped."""
+"""Writes one HTML page that needs no script, font or server; all text is escaped."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -17,7 +17,7 @@ ul { margin: .3rem 0 0; padding-left: 1.1rem; } summary { cursor: pointer; }
 
 
 class Cell(NamedTuple):
-    """A cell of a table: HTML, and the class it is shown by ("n": a number)."""
+    """A cell of a table: its HTML and its class; the class "n" is for numbers."""
 
     html: str
     shown: str = ""
@@ -29,7 +29,7 @@ def text(value: object) -> str:
 
 
 def number(value: int) -> Cell:
-    """A count, as people read it."""
+    """A count, with commas between thousands."""
     return Cell(f"{value:,}", "n")
 
 
@@ -48,7 +48,7 @@ def listed(values: Iterable[str]) -> str:
 
 
 def page(title: str, *parts: str) -> str:
-    """The page: its title, which is text, and parts of HTML."""
+    """The page: a title, which is text, and parts, which are HTML."""
     body = "\n".join(parts)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

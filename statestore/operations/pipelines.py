@@ -1,4 +1,4 @@
-"""Pipelines by name: `module:function` in, the topology out."""
+"""Loads pipelines by name: `module:function` in, the topology out."""
 
 import importlib
 import sys

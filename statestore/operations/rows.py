@@ -1,4 +1,4 @@
-"""A store's rows for whoever reads them partition by partition, such as Spark: bytes, in lots."""
+"""Reads the rows of a store partition by partition, as Spark does: bytes, in batches."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -17,7 +17,7 @@ from statestore.stores import keyvalue, versioned_layout, windows
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """What a store is like: its kind, its serdes where they are known, its tasks, its log."""
+    """What a store is like: its kind, its serdes if they are known, its tasks and its log."""
 
     store: str
     kind: str
@@ -33,7 +33,7 @@ class Shape(msgspec.Struct, frozen=True):
 def shape_of(
     environment: Environment, store: str, partition: int | None = None, export: str | None = None
 ) -> Shape:
-    """Of a store as deployed last, or in an export; UnknownStore or Misuse name what there is."""
+    """The shape of a deployed store, or of one in an export; UnknownStore if there is none."""
     if export is None:
         with closing(StoresAtRest(environment)) as looked:
             said = looked.deployed
@@ -61,9 +61,9 @@ def shape_of(
 def committed_rows(
     environment: Environment, shape: Shape, stream_task: str, *, as_of_ms: int | None = None
 ) -> Iterator[Rows]:
-    """What the store of one stream task holds, as committed last, in a snapshot of its own.
+    """The rows that the store of one stream task holds as last committed, from a snapshot.
 
-    `as_of_ms`: of a store with history, the versions valid then; None: all.
+    `as_of_ms`: of a store with history, the versions valid then; None: all of them.
     """
     if shape.export is not None:
         exports = Exports.of(environment)
@@ -84,7 +84,7 @@ def committed_rows(
             raise UnknownStore(f"store {shape.store!r} is no longer in stream task {stream_task}")
         with looked.opened(task, shape.store, kind=shape.kind) as engine:
             for rows in _shown(engine, shape, as_of_ms):
-                looked.snapshot(task)  # renews its lease
+                looked.snapshot(task)  # This renews the lease.
                 yield rows
 
 
@@ -96,7 +96,7 @@ def logged_rows(
     *,
     as_of_ms: int | None = None,
 ) -> Iterator[Rows]:
-    """What the log of that store makes of it, up to the last stable offset; nothing expires."""
+    """The rows that the log of a store makes up to its last stable offset; nothing expires."""
     log = TopicPartition(shape.topic, partition)
     cluster = environment.cluster
     if log.topic not in cluster.partitions([log.topic]):
@@ -125,7 +125,7 @@ def logged_rows(
 
 
 def _shown(engine: Engine, shape: Shape, as_of_ms: int | None) -> Iterator[Rows]:
-    """What a store's files hold, of what its readers see."""
+    """The rows in the files of a store that its readers see."""
     _, bound_ms = facts_of(engine, shape.store)
     clock = engine.table(keyvalue.TABLE).get(windows.TIME_ROW) if shape.kind == WINDOW else None
     for rows in stored_rows(engine, shape.kind, bound_ms):
@@ -135,7 +135,7 @@ def _shown(engine: Engine, shape: Shape, as_of_ms: int | None) -> Iterator[Rows]
 def _seen(
     rows: Rows, shape: Shape, as_of_ms: int | None, bound_ms: int, clock: bytes | None
 ) -> Rows:
-    """The versions valid then; of windows those that have not expired."""
+    """The versions that were valid then; of windows, those that have not expired."""
     if shape.kind == WINDOW:
         gone_ms = windows.expired_ms(clock, shape.windows_kept_ms)
         return rows.taken(

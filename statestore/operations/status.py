@@ -1,9 +1,10 @@
-"""The operator's three questions: am I behind, is my data right, how long until I am back?
+"""Tells an operator: am I behind, is my data right, how long until I am back?
 
-Read from what lies there and what the broker says; no lock is taken, no snapshot asked for, no
-group joined, so a run in progress notices nothing. It always answers: what a broker does not say,
-or a file that cannot be read would have said, is None and its reason among the problems, and all
-else is told. What is estimated is said to be: times left go by the rates of each task's last run.
+The answers come from files and brokers. No lock is taken, no snapshot requested and no group
+joined, so a run in progress notices nothing. There is always an answer: whatever a broker does not
+say, or a file that cannot be read would have said, is None, the reason is among the problems, and
+everything else is told. Estimates are called estimates: the time left goes by the rates of each
+task's last run.
 """
 
 import shutil
@@ -30,27 +31,27 @@ from statestore.tasks.progress import Progress, read_progress
 
 T = TypeVar("T")
 _SILENT_MS = 60_000
-"""How long an owner on another host may write nothing before it counts as silent."""
+"""An owner on another host that has written nothing for this long counts as silent."""
 
 
 class State(StrEnum):
     """What a stream task, or the application, is doing."""
 
     NEW = "new"  # nobody ever claimed it
-    RESTORING = "restoring"  # claimed, and not processing yet
+    RESTORING = "restoring"  # it is claimed and not processing yet
     RUNNING = "running"
     STOPPED = "stopped"  # its last owner released it
-    CRASHED = "crashed"  # its last owner is dead and did not
-    SILENT = "silent"  # its owner is on another host and says nothing
-    UNKNOWN = "unknown"  # what says whose it is cannot be read
+    CRASHED = "crashed"  # its last owner is dead and did not release it
+    SILENT = "silent"  # its owner is on another host and has written nothing for long
+    UNKNOWN = "unknown"  # the file that names its owner cannot be read
 
 
 class TaskStatus(msgspec.Struct, frozen=True):
-    """One stream task; None where it is not known or does not apply.
+    """One stream task; None where something is not known or does not apply.
 
-    `lag_records` counts offsets, so it is at most that; `lag_seconds` is event time: from what was
-    processed last to the newest record. `held_records` were read, and wait in operators until later
-    input lets them go; as committed last. Rates are records a second.
+    `lag_records` counts offsets, so the lag is at most that many records. `lag_seconds` is event
+    time, from the last processed record to the newest one. `held_records` were read and wait in
+    operators for later input, as of the last commit. Rates are records per second.
     """
 
     stream_task: str
@@ -91,11 +92,11 @@ class ExportStatus(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """An application, its stream tasks summed up: lags and ages of the worst, records of all.
+    """An application: lags and ages of its worst stream task, records of all of them.
 
-    A sum or a worst of which a part is not known is None; but the last commit is that of the worst
-    task of those that ever had one. `broker`: why it could not be asked, None if it answered.
-    `relocation`: what is pending. `catch_up_seconds`: with the slots of the last run;
+    A sum or a worst value is None if a part of it is not known, except that the last commit is that
+    of the worst task that ever had one. `broker`: why it could not be asked; None if it answered.
+    `relocation`: what is pending. `catch_up_seconds`: with the slots of the last run.
     `restore_seconds`: of the slowest task. `problems`: what could not be read, and why.
     """
 
@@ -117,14 +118,14 @@ class Status(msgspec.Struct, frozen=True):
     problems: list[str] = []
     held_records: int | None = None
     last_start_age_seconds: float | None = None
-    """Since somebody last took the application to run it or to move its state."""
+    """Since a process last claimed the application, to run it or to move its state."""
 
 
 class _Problems(list[str]):
     """What could not be told, and why."""
 
     def told(self, ask: Callable[[], T], otherwise: T) -> T:
-        """The answer; the other one, and its reason kept, where there is none."""
+        """The answer; if there is none, keep the reason and return `otherwise`."""
         try:
             return ask()
         except StateStoreError as error:
@@ -156,9 +157,9 @@ class StatusReader:
         wanted: Deployed | None = None,
         pipeline: str | None = None,
     ) -> None:
-        """`wanted`: what the pipeline says, or the name of the `pipeline` to ask.
+        """`wanted`: what the pipeline says; or `pipeline`: its name, as module:function.
 
-        It tells of inputs before the first run, and of stores that are to move.
+        It tells the inputs before the first run, and the stores that are to move.
         """
         settings = environment.settings
         settings.require("application.id", "state.dir")
@@ -171,7 +172,7 @@ class StatusReader:
         self._exports = self._exports_of(environment) if settings.export_target else None
 
     def now(self) -> Status:
-        """How it is; an application nobody ever ran is one too."""
+        """How the application is now; one that nobody ever ran has a status, too."""
         layout, problems, now_ms = self._layout, _Problems(self._unknown), self._clock.now_ms()
         known = problems.told(lambda: read_deployed(layout), Deployed())
         shape = known if known.sub_topologies else (self._wanted or known)
@@ -183,7 +184,7 @@ class StatusReader:
         names = sorted({*problems.told(lambda: list(layout.tasks()), there), *expected})
         progress = {task: read_progress(layout.task_dir(task)) for task in names}
         tasks = [self._task(task, progress[task], shape, facts, now_ms, problems) for task in names]
-        # A folder that a former topology left has no inputs; what it says of itself is told.
+        # A folder left by a former topology has no inputs. What it says of itself is told.
         counted = [task for task, name in zip(tasks, names, strict=True) if name in expected]
         counted = counted if expected else tasks
         owner = problems.told(lambda: owners.read_owner(layout.application_dir), None)
@@ -279,7 +280,7 @@ class StatusReader:
 
 
 def state_of(owner: Owner | None, progress: Progress, now_ms: int) -> State:
-    """The word for a folder with that `owner.json` and that note of a stream task."""
+    """The state of a folder with that `owner.json` and that progress note of a stream task."""
     if owner is None:
         return State.NEW
     if owner.released:
@@ -301,13 +302,13 @@ def _left(records: int | None, rate: float | None) -> float | None:
 
 
 def _overall(owner: Owner | None, tasks: Sequence[TaskStatus], now_ms: int) -> State:
-    """That of the driver, unless stream tasks are restoring or know better."""
+    """The state of the driver, unless stream tasks are restoring or know better."""
     states = [task.state for task in tasks]
     for telling in (State.RESTORING, State.RUNNING, State.SILENT, State.UNKNOWN):
         if telling in states:
             return telling
     if owner is not None and not owner.released and not owner.provably_dead():
-        # A driver writes no notes: of one on another host only its tasks could tell.
+        # A driver writes no notes. If it is on another host, only its tasks could tell.
         return State.RUNNING if owner.is_here() else State.SILENT
     if State.CRASHED in states:
         return State.CRASHED
@@ -347,13 +348,13 @@ def _relocation(layout: StateLayout, known: Deployed, wanted: Deployed | None) -
 
 
 def _free_bytes(layout: StateLayout) -> int | None:
-    """What is left on the volume; full disks are the commonest way to stand still."""
+    """The free space of the volume; full disks are the most common reason to stand still."""
     folder = layout.application_dir
     return shutil.disk_usage(folder).free if folder.is_dir() else None
 
 
 def _age_s(time_ms: int, now_ms: int) -> float:
-    """Never negative, whatever clocks say."""
+    """The age in seconds, which is never negative, whatever the clocks say."""
     return max(0, now_ms - time_ms) / 1000
 
 

@@ -1,4 +1,4 @@
-"""The topics an application needs beside its inputs: their names, and how they are kept."""
+"""The topics that an application needs beside its inputs: their names and settings."""
 
 import logging
 from collections.abc import Collection, Mapping
@@ -23,11 +23,11 @@ ANY_TIME: Final = {
     "message.timestamp.before.max.ms": str(_ANY_LIMIT),
     "message.timestamp.after.max.ms": str(_ANY_LIMIT),
 }
-"""Settings of a topic that takes records of whatever times the input had, and keeps these (T3)."""
+"""Settings with which a topic accepts records of any time and keeps their times (T3)."""
 
 
 def dead_letter_topics(topology: Topology, settings: Settings) -> set[str]:
-    """The topic of the dead letters, if a handler writes any (SEMANTICS E9)."""
+    """The topic for dead letters, if a handler writes any (SEMANTICS E9)."""
     topic = settings.dead_letter_topic
     if not settings.writes_dead_letters:
         return set()
@@ -45,9 +45,9 @@ def internal_topics(
     application_id: str,
     logs: Mapping[str, str] | None = None,
 ) -> list[TopicSpec]:
-    """The repartition and changelog topics a topology needs (SEMANTICS T1, T3).
+    """The repartition and changelog topics that a topology needs (SEMANTICS T1, T3).
 
-    `logs`: by store, the source topic that is its log; those need no changelog.
+    `logs`: by store, the source topic that is its log; those stores need no changelog.
     """
     specs = [
         TopicSpec(
@@ -77,7 +77,7 @@ def internal_topics(
 def written_topics(
     part: SubTopology, settings: Settings, dead_letters: set[str], logs: Mapping[str, str]
 ) -> set[str]:
-    """Whatever topics a task of this part writes; `logs`: as of `internal_topics`."""
+    """All topics that a task of this part writes; `logs`: as for `internal_topics`."""
     application_id = settings.application_id
     sinks = {sink.topic.full(application_id) for sink in part.sinks}
     changelogs = {log_of(application_id, store, {}) for store in part.stores if store not in logs}
@@ -85,9 +85,9 @@ def written_topics(
 
 
 def largest_batches(cluster: Cluster, topics: Collection[str]) -> dict[str, int]:
-    """How many bytes each takes at once; none if that may not be read, which is no reason to stop.
+    """The largest batch in bytes that each topic accepts; empty if that may not be read.
 
-    A broker refuses a batch above max.message.bytes as a whole, healthy records and all.
+    A broker refuses a batch above max.message.bytes as a whole, including its healthy records.
     """
     try:
         found = cluster.topic_settings(sorted(topics))
@@ -98,19 +98,19 @@ def largest_batches(cluster: Cluster, topics: Collection[str]) -> dict[str, int]
 
 
 def _spared(spec: StoreSpec) -> dict[str, str]:
-    """What keeps a broker's cleaner from versions that history still shows (KIP-889)."""
+    """Settings that protect versions that history still shows from the cleaner (KIP-889)."""
     if not isinstance(spec, VersionedSpec):
         return {}
     return {"min.compaction.lag.ms": str(compaction_lag_ms(spec.history_retention_ms))}
 
 
 def compaction_lag_ms(retention_ms: int) -> int:
-    """How long a cleaner must spare the records of a store with that much history (T3)."""
+    """How long the cleaner must spare the records of a store with that much history (T3)."""
     return min(retention_ms + _DAY_MS, 2**63 - 1)
 
 
 def refused_times(told: Mapping[str, str]) -> list[str]:
-    """Of a topic's settings those by which it refuses or changes times that an input may have."""
+    """The settings by which a topic refuses or changes times that an input may have."""
     found = []
     for name, wanted in ANY_TIME.items():
         there = told.get(name, wanted)

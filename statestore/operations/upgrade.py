@@ -1,12 +1,12 @@
-"""Makes way for a versioned store where a plain one was (SEMANTICS V11).
+"""Prepares the place of a plain store for a versioned one (SEMANTICS V11).
 
     lock         the application's and every task's folder; Locked names an owner
     lag          the changelog's min.compaction.lag.ms, raised if it is lower   upgrade.lag-raised
     set aside    each plain store of that name to quarantine                    quarantine.renamed
 
 The next start, with a pipeline that gives the store a history, restores it from its changelog,
-whose records are the same for both kinds. Every step is done once however often this is called, so
-after a death it is called again.
+whose records are the same for both kinds. Every step is done only once however often this is
+called, so it is called again after a death.
 """
 
 from pathlib import Path
@@ -32,7 +32,7 @@ class UpgradeReport(msgspec.Struct, frozen=True):
     compaction_lag_ms: int
     set_aside: list[str]
     versioned: list[str]
-    """Those whose store is a versioned one already."""
+    """The stream tasks whose store is a versioned one already."""
     applied: bool = False
     compaction_lag_before_ms: int | None = None
 
@@ -62,7 +62,7 @@ class Upgrade:
         self._lag_ms = compaction_lag_ms(retention_ms)
 
     def plan(self) -> UpgradeReport:
-        """What would be done. UnknownStore, or Misuse if the store is of a third kind."""
+        """Tell what would be done; UnknownStore, or Misuse if the store is of a third kind."""
         kinds = {
             task: self._kind_of(self._layout.store_dir(task, self._store))
             for task in self._layout.tasks()

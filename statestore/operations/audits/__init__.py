@@ -1,1 +1,1 @@
-"""Audits: stores against their changelogs, by readers of their own."""
+"""Audits: compare stores with their changelogs, with readers of their own."""

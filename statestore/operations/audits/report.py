@@ -1,4 +1,4 @@
-"""An audit for people: one HTML page beside its record, which needs nothing else."""
+"""Shows an audit to people: one HTML page beside its record, which needs no other file."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -8,7 +8,7 @@ from statestore.layout.audits import AuditedPlace, AuditedStore, AuditFailure, A
 from statestore.operations.page import Cell, listed, number, page, table, text
 
 ROWS_MAX: Final = 500
-"""Of more failures, or places, the page shows the first; the record has them all."""
+"""The page shows at most so many failures, or places; the record has them all."""
 _KEY_MAX: Final = 200
 _COLOURS: Final = {Verdict.RIGHT: "green", Verdict.WRONG: "red"}
 _MEANING: Final = {

@@ -1,1 +1,1 @@
-"""Clones: an export under another application id, with topics of its own."""
+"""Clones: an export opened under another application id, with topics of its own."""

@@ -1,17 +1,18 @@
-"""Opens an export under another application id, for drills and for looking at what would happen.
+"""Opens an export under another application id, for drills and for trying out changes.
 
-    check     the id is free: no folder, topic or group offset of that name
+    check     the id is free: no folder, topic or group offset has that name
     begin     clone.json, which names the clone's topics             clone.begun
     topics    changelogs, repartition and sink topics of its own     clone.topics-created
-    copy      what the original had written to topics it reads, and
-              not read; the changelogs of stores in memory           clone.copied
+    copy      what the original wrote to topics it reads and has
+              not read yet; the changelogs of stores in memory       clone.copied
     stores    fetched; their changelogs seeded from their rows       clone.seeded
               their offsets rewritten, renamed into place            clone.placed
     group     the original's offsets, as the export has them         clone.committed
     finish    topology.json and clone.json                           clone.finished
 
-The original's topics are read, never written; its group and its transactional ids are not touched.
-A clone half made by one that died is dropped and made anew.
+The original's topics are read and never written; its group and its transactional ids are not
+touched. If a process dies while it makes a clone, the next one drops the half-made clone and starts
+anew.
 """
 
 import shutil
@@ -99,7 +100,7 @@ def drop_clone(environment: Environment) -> Sequence[str]:
     with layout.alone(wait_ms=0, clock=environment.clock, locks=settings.volume_locks):
         topics = own_topics(layout, record)
         environment.cluster.remove(topics, layout.application_id)
-        # What names the topics goes last, so that a removal that died can be repeated.
+        # The file that names the topics goes last, so that a removal can be repeated after a death.
         for path in sorted(folder.iterdir(), key=lambda path: path.name == "clone.json"):
             if path.name not in {".lock", "owner.json"}:
                 _remove(path)
@@ -132,7 +133,7 @@ class Clone:
         self._logs = logs(topology, environment.settings).topics()
 
     def apply(self) -> CloneReport:
-        """Make it. Misuse: the id is taken, or the export was not made for clones."""
+        """Make the clone. Misuse if the id is taken, or if the export was not made for clones."""
         began_s = self._clock.monotonic()
         cut = self._check()
         counts = self._counts(self._topology)
@@ -198,7 +199,7 @@ class Clone:
         return manifest.cut
 
     def _is_used(self) -> bool:
-        """Whether the folder has more than the lock of somebody who died at once."""
+        """Whether the folder holds more than the lock of a process that died at once."""
         folder = self._layout.application_dir
         there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
         return bool(there - {".lock", "owner.json"})
@@ -224,7 +225,7 @@ class Clone:
         return topology.partition_counts(self._cluster.partitions(sorted(read)))
 
     def _own_topics(self, counts: Mapping[TopicName, int]) -> dict[str, str]:
-        """By every topic the original writes, the one the clone writes in its place."""
+        """By every topic that the original writes, the one that the clone writes in its place."""
         clone_id = self._layout.application_id
         _, written = self._topology.topics()
         written |= dead_letter_topics(self._topology, self._settings)
@@ -262,7 +263,7 @@ class Clone:
         self._cluster.create(specs)
 
     def _copy(self, cut: LogCut, topics: Mapping[str, str], counts: Mapping[TopicName, int]) -> int:
-        """Records written and not yet read, and whole changelogs of stores without files."""
+        """Copy records that were not read yet, and the changelogs of stores without files."""
         group, logs, count = cut.group_offsets(), cut.bounds(), 0
         for topic, partitions in counts.items():
             name = topic.full(self._original)
@@ -318,7 +319,7 @@ class Clone:
     def _rewrite(
         self, at: StoreOfTask, engine: Engine, stream_time_ms: int, topics: Mapping[str, str]
     ) -> None:
-        """Seed the changelog, and have the store stand at its end."""
+        """Seed the changelog, and set the offset of the store to its end."""
         log = TopicPartition(log_of(self._original, at.name, self._logs), at.task.partition)
         rows: dict[bytes, bytes | None] = {}
         if log.topic in topics:
@@ -342,7 +343,7 @@ class Clone:
         return stamp.stream_time_ms or 0
 
     def _commit_group(self, cut: LogCut, topics: Mapping[str, str]) -> None:
-        """The original's offsets, with what was committed with them; of own topics the start."""
+        """Commit the offsets of the original with their metadata; the clone's topics begin at 0."""
         by_text: dict[str, dict[TopicPartition, int]] = {}
         for tp, at in cut.group_offsets().items():
             own = TopicPartition(topics.get(tp.topic, tp.topic), tp.partition)

@@ -1,4 +1,4 @@
-"""The logs of a clone: made of store rows, or copied from the original's, never written there."""
+"""Fills the logs of a clone from the rows of its stores, or copies them from the original's."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -52,7 +52,7 @@ def copy(
 ) -> int:
     """Copy committed records in [start, end) to the same partition of another topic; how many.
 
-    Unavailable if some are gone.
+    Unavailable if some of them are gone.
     """
     outbox.begin()
     count = 0
@@ -73,7 +73,7 @@ def copy(
 
 
 def _versions(engine: Engine) -> Iterator[Changes]:
-    """Those of one key lie in order of time: by segment, then by where they end; then the latest.
+    """The versions of each key in order of time: by segment and end, then the latest one.
 
     Compaction keeps the last record of a key, which is its latest version.
     """

@@ -1,9 +1,9 @@
-"""What a clone is: `clone.json` in its folder, which every start under its id obeys.
+"""Says what a clone is, in `clone.json` in its folder; every start under its id obeys it.
 
-    <state.dir>/<clone id>/clone.json     of what it is a clone, and which topics are its own
+    <state.dir>/<clone id>/clone.json     the original, and which topics are the clone's own
 
-A clone reads the topics that the original reads, and writes none that the original writes: those
-have names of its own, given here, not by settings somebody might forget.
+A clone reads the topics that the original reads and writes none of those that the original writes.
+Those topics get names of their own in this file, not in settings that somebody might forget.
 """
 
 from collections.abc import Mapping
@@ -24,9 +24,9 @@ from statestore.topology.nodes import Node, SinkNode, SourceNode, TopicName
 
 
 class CloneRecord(msgspec.Struct, frozen=True):
-    """The original, the export, and by every topic the original writes the clone's own.
+    """The original, the export, and the clone's own topic for each that the original writes.
 
-    `finished` False: it is being made, or whoever made it died.
+    `finished` False: the clone is being made, or the process that made it died.
     """
 
     original: ApplicationName
@@ -36,12 +36,12 @@ class CloneRecord(msgspec.Struct, frozen=True):
 
 
 def record_file(layout: StateLayout) -> Path:
-    """Where it lies."""
+    """The file that holds the record."""
     return layout.application_dir / "clone.json"
 
 
 def read_record(layout: StateLayout) -> CloneRecord | None:
-    """None if the application is no clone."""
+    """Read the record; None if the application is no clone."""
     path = record_file(layout)
     way_out = (
         "without it a run could write the original's topics: remove the clone's folder and topics, "
@@ -60,14 +60,14 @@ def read_record(layout: StateLayout) -> CloneRecord | None:
 
 
 def own_names(clone_id: str, original: str, topic: str) -> tuple[str, str]:
-    """What a clone may call its own topic in place of a sink, or of an internal one."""
+    """The names that a clone may give its own topic in place of a sink, or of an internal topic."""
     return f"{clone_id}-{topic}", f"{clone_id}-{topic.removeprefix(f'{original}-')}"
 
 
 def own_topics(layout: StateLayout, record: CloneRecord) -> list[str]:
-    """What may be removed with the clone; Misuse if one may be another application's.
+    """The topics that may be removed with the clone; Misuse if one may be another application's.
 
-    A clone `app` has topics that begin with `app-`, and so has an application `app-two`.
+    The topics of a clone `app` begin with `app-`, and so do those of an application `app-two`.
     """
     topics = sorted(record.topics.values())
     longer = f"{layout.application_id}-"
@@ -82,7 +82,7 @@ def own_topics(layout: StateLayout, record: CloneRecord) -> list[str]:
 
 
 def publish_record(layout: StateLayout, record: CloneRecord) -> None:
-    """Write it."""
+    """Write the record."""
     publish(record_file(layout), msgspec.json.encode(record))
 
 
@@ -105,7 +105,7 @@ def as_deployed(environment: Environment, topology: Topology) -> tuple[Environme
 
 
 def renamed(topology: Topology, topics: Mapping[str, str]) -> Topology:
-    """The topology over other topics; internal ones have the application's id anyway."""
+    """The topology over other topics; internal topics bear the application's id anyway."""
 
     def name(topic: TopicName) -> TopicName:
         return topic if topic.internal else TopicName(topics.get(topic.name, topic.name))
@@ -123,6 +123,6 @@ def renamed(topology: Topology, topics: Mapping[str, str]) -> Topology:
 
 
 def with_own_dead_letters(settings: Settings, topics: Mapping[str, str]) -> Settings:
-    """The settings with dead letters going to the clone's own topic."""
+    """The settings, with the clone's own topic for dead letters."""
     letters = settings.dead_letter_topic
     return replace(settings, dead_letter_topic=topics.get(letters, letters))

@@ -1,1 +1,1 @@
-"""Exports: state at a target outside the volume, and its way back."""
+"""Exports: copies of the state at a target outside the volume, and how they are brought back."""

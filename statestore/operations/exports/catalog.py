@@ -1,11 +1,11 @@
-"""The exports at a target: which there are, read, verified, pruned, their stores fetched.
+"""The exports at a target: lists, reads, verifies and prunes them, and fetches their stores.
 
     prune   lease                                     export.prune-leased
             the manifests that need not be kept       export.manifest-removed
             the contents no manifest names            export.files-removed
 
-An export is there once its manifest is, and gone once its manifest is; contents are removed after
-the manifests that name them, so a death leaves only what the next prune removes.
+An export exists as long as its manifest does. Contents are removed after the manifests that name
+them, so that a death leaves only what the next prune removes.
 """
 
 import hashlib
@@ -40,21 +40,21 @@ _log = logging.getLogger(__name__)
 ReadOffsets = Callable[[Path], StoreOffsets | None]
 LATEST = "latest"
 SMALL = 8 << 20
-"""Files up to that size are read into memory whole."""
+"""Files of up to this size are read into memory as a whole."""
 
 
 class TransferProgress(Protocol):
-    """Is told of long work, from any thread; bytes."""
+    """Hears how long work proceeds, in bytes; it may be called from any thread."""
 
     def expect(self, size_bytes: int) -> None:
-        """So much more is to be done."""
+        """Add to the bytes that are to be done."""
 
     def done(self, size_bytes: int) -> None:
-        """So much more is done."""
+        """Add to the bytes that are done."""
 
 
 class NoProgress:
-    """TransferProgress nobody looks at."""
+    """Progress that nobody watches."""
 
     def expect(self, size_bytes: int) -> None:
         pass
@@ -64,7 +64,7 @@ class NoProgress:
 
 
 class Verified(msgspec.Struct, frozen=True):
-    """What a verification read; it raised if anything was wrong."""
+    """What a verification has read. It raises an error if anything is wrong."""
 
     export_id: str
     stores: int
@@ -75,8 +75,9 @@ class Verified(msgspec.Struct, frozen=True):
 class Pruned(msgspec.Struct, frozen=True):
     """What a prune removed, and what is left.
 
-    `damaged`: exports it could not read, too young to be removed. While there is one, files that no
-    other names stay as well: it may name them.
+    `damaged`: the exports that it could not read and that are too young to be removed. As long as
+    there is one, files that no other export names stay as well, because the damaged one may name
+    them.
     """
 
     kept: list[str]
@@ -87,7 +88,10 @@ class Pruned(msgspec.Struct, frozen=True):
 
 
 class Listed(NamedTuple):
-    """An export and its manifest, None if it cannot be read; `problem`: why it is no good."""
+    """An export and its manifest; `problem` says why the export cannot be used.
+
+    The manifest is None if it cannot be read.
+    """
 
     export_id: str
     manifest: ExportManifest | None
@@ -95,7 +99,7 @@ class Listed(NamedTuple):
 
 
 class Retention(NamedTuple):
-    """Which exports stay: the newest `keep`, and all younger than `keep_for_ms`."""
+    """Which exports stay: the newest `keep`, and all that are younger than `keep_for_ms`."""
 
     keep: int
     keep_for_ms: int = 0
@@ -117,14 +121,14 @@ class Exports:
         return cls(target, settings.application_id, environment.clock)
 
     def ids(self) -> list[str]:
-        """Every export, oldest first."""
+        """The ids of all exports, oldest first."""
         names = self.target.names(f"{self.application_id}/exports")
         found = (name.rpartition("/")[2] for name in names)
         ids = (name.removesuffix(".json") for name in found if name.endswith(".json"))
         return sorted(export_id for export_id in ids if manifests.is_export_id(export_id))
 
     def read(self, export: str = LATEST) -> ExportManifest:
-        """The manifest of an id, or of the newest; Misuse names those there are."""
+        """Read the manifest of an export, by id or the newest; Misuse names those that exist."""
         ids = self.ids()
         wanted = ids[-1] if export == LATEST and ids else export
         if wanted not in ids:
@@ -139,7 +143,7 @@ class Exports:
         return manifests.decode_manifest(data, f"{self.target.url}/{name}")
 
     def listed(self) -> Iterator[Listed]:
-        """Every export, oldest first, whether or not it is whole."""
+        """List all exports, oldest first, including those that are not whole."""
         there = self.target.names(f"{self.application_id}/files")
         for export_id in self.ids():
             try:
@@ -155,7 +159,7 @@ class Exports:
 
     @contextmanager
     def uploading(self) -> Iterator[tuple[str, Upload]]:
-        """A new id, which sorts behind all others, and the right to add files for it."""
+        """Give a new id, which sorts after all others, and the right to add files for it."""
         now_ms = self._clock.now_ms()
         if ids := self.ids():
             now_ms = max(now_ms, manifests.made_after(ids[-1]))
@@ -164,7 +168,7 @@ class Exports:
             yield export_id, upload
 
     def contents(self) -> dict[str, int]:
-        """The checksum and size of every content there is."""
+        """The checksum and the size of every content at the target."""
         found = self.target.names(f"{self.application_id}/files")
         return {name.rpartition("/")[2]: size for name, size in found.items()}
 
@@ -175,7 +179,8 @@ class Exports:
     def publish(self, manifest: ExportManifest, upload: Upload) -> None:
         """Make it an export, unless its files may have been removed meanwhile.
 
-        TargetNotShared unless every file of it is seen here, as long as it was when it was read.
+        TargetNotShared unless this process sees every file of it, as long as it was when it was
+        read.
         """
         name = self._manifest(manifest.export_id)
         upload.check()
@@ -188,11 +193,11 @@ class Exports:
             raise
 
     def see_upload(self, folder: str) -> None:
-        """TargetNotShared unless the upload begun into that folder is seen from here."""
+        """TargetNotShared unless the upload that was begun into that folder is seen from here."""
         self._leases.see(folder)
 
     def fetch(self, at: StoreOfTask, folder: Path, progress: TransferProgress) -> None:
-        """The files of a store into the new `folder`, verified; ExportDamaged names a wrong one."""
+        """Fetch a store's files into the new `folder`; ExportDamaged names a file that is wrong."""
         folder.mkdir(parents=True)
         for file in at.store.files:
             self._read_content(file, at, folder / file.name)
@@ -204,10 +209,10 @@ class Exports:
         progress: TransferProgress,
         opened: ReadOffsets | None = None,
     ) -> Verified:
-        """Read every content again; ExportDamaged names the first that is not what it was.
+        """Read every content again; ExportDamaged names the first one that has changed.
 
-        `opened`: fetch each store as well, one after another, and see that it opens and stands
-        where the manifest says.
+        `opened`: also fetch each store, one after another, open it, and compare its offsets with
+        those in the manifest.
         """
         sizes = manifest.files()
         stores = list(manifest.stores())
@@ -234,7 +239,7 @@ class Exports:
                 try:
                     manifest = self.read(export_id)
                 except ExportDamaged as error:
-                    # It counts as none of those to keep, as nobody could restore it.
+                    # It does not count as one of those to keep, because nobody could restore it.
                     _log.warning("%s", error)
                     young = manifests.made_after(export_id) > since_ms
                     (damaged if young or len(kept) < retention.keep else removed).append(export_id)
@@ -317,10 +322,11 @@ class Exports:
 def find_exported(
     manifest: ExportManifest, store: str, partition: int | None = None, *, kind: str | None = None
 ) -> list[StoreOfTask]:
-    """That store of every stream task, or of one partition; UnknownStore names what there is.
+    """Find a store in an export, in every stream task or in one partition.
 
-    Misuse if it is of another kind than the one given; ExportDamaged names the stream tasks that
-    were deployed with it and are not in the export (I33).
+    UnknownStore names the stores that exist. Misuse if the store is of another kind than `kind`.
+    ExportDamaged names the stream tasks that were deployed with the store and are not in the export
+    (I33).
     """
     where = f"export {manifest.export_id} of {manifest.application_id}"
     found = [at for at in manifest.stores() if at.name == store]
@@ -353,12 +359,12 @@ def find_exported(
 
 
 class FetchedStore:
-    """The files of one exported store in a folder of their own; use `with`, or release() it."""
+    """The files of one exported store in a temporary folder. Use `with`, or call `release`."""
 
     def __init__(
         self, exports: "Exports", at: StoreOfTask, progress: TransferProgress | None = None
     ) -> None:
-        """Fetched and verified when this returns; TMPDIR says where such folders lie."""
+        """Fetch and verify the files; TMPDIR says where temporary folders are made."""
         self.at = at
         self._folder = TemporaryDirectory(prefix=f"statestore-{at.task}-{at.name}-")
         try:
@@ -368,14 +374,14 @@ class FetchedStore:
             raise
 
     def store_dir(self, store: str) -> Path:
-        """Where its files are."""
+        """The folder that holds the files."""
         return Path(self._folder.name) / store
 
     def renew(self) -> None:
-        """Nobody else removes them."""
+        """Do nothing, because nobody else removes the files."""
 
     def release(self) -> None:
-        """Remove them. Twice is harmless."""
+        """Remove the files. Calling it twice does no harm."""
         self._folder.cleanup()
 
     def __enter__(self) -> Self:
@@ -386,5 +392,5 @@ class FetchedStore:
 
 
 def sha256_of(data: bytes) -> str:
-    """The checksum contents go by."""
+    """The checksum that identifies a content."""
     return hashlib.sha256(data).hexdigest()

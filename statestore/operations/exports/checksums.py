@@ -1,8 +1,9 @@
-"""Checksums of data files known from earlier exports, so that none is read a second time.
+"""Remembers the checksums of data files from earlier exports, so that none is read a second time.
 
-RocksDB never changes a data file, nor uses its number again within one database. A database that
-was put back from an export may: so a file is known by its time as well. One small file per stream
-task, `<task id>/exported.json`; without it everything is read once more.
+RocksDB never changes a data file, and never uses its number again within one database. A database
+that was restored from an export may reuse a number, so a file is identified by its time as well.
+Each stream task has one small file, `<task id>/exported.json`; without it all data files are read
+again.
 """
 
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ _DATA = (".sst", ".blob")
 
 
 class Known(NamedTuple):
-    """One data file: the database's identity, its number, size and time."""
+    """One data file: the identity of its database, its number, its size and its time."""
 
     identity: Text
     name: FileName
@@ -31,7 +32,7 @@ class Known(NamedTuple):
 
     @classmethod
     def of(cls, identity: str, path: Path) -> "Known | None":
-        """None of a file that may change under its name."""
+        """Identify a file; None if its content may change under its name."""
         if path.suffix not in _DATA:
             return None
         found = path.stat()
@@ -39,7 +40,7 @@ class Known(NamedTuple):
 
 
 class Checksums:
-    """Of one stream task's files."""
+    """The known checksums of the files of one stream task."""
 
     def __init__(self, task_dir: Path) -> None:
         self._path = task_dir / _NAME
@@ -49,17 +50,17 @@ class Checksums:
             self._known = dict(rows or ())
 
     def get(self, known: Known | None) -> str | None:
-        """The SHA-256, if it is known."""
+        """The SHA-256 of a file, if it is known."""
         return None if known is None else self._known.get(known)
 
     def keep(self, found: Mapping[Known, str]) -> None:
-        """Remember these, and no others: files that are gone are of no use."""
+        """Remember these checksums and forget all others, whose files are gone."""
         if dict(found) != self._known:
             publish(self._path, msgspec.json.encode(list(found.items())))
 
 
 def identity_of(store_dir: Path) -> str:
-    """What RocksDB calls a database; empty if it does not say."""
+    """The identity that RocksDB gives a database; empty if it has none."""
     with suppress(OSError):
         return (store_dir / "IDENTITY").read_text(encoding="utf-8").strip()
     return ""

@@ -1,15 +1,16 @@
 """Makes an export: snapshots of all stream tasks, the files the target lacks, then the manifest.
 
-    lease        a prune keeps away from now on          export.leased
+    lease        from now on no prune removes files      export.leased
     per task     a snapshot, then each file whose
                  content the target does not have        export.file-stored
                  the checksums found, remembered         export.stored
     publish      every file seen at the target,
                  then the manifest                       export.published
 
-Runs beside the application or between its runs. One task's stores are of one commit: an owner takes
-its snapshot between two; a task that a crash left with its stores at different commits is not
-exported before a run has brought them together. A death leaves files no manifest names.
+An export runs beside the application or between its runs. The stores of one task are of the same
+commit, because an owner takes its snapshot between two commits. A crash may leave the stores of a
+task at different commits; such a task is exported only after a run has brought them together. A
+death leaves files that no manifest names.
 """
 
 import re
@@ -55,11 +56,11 @@ from statestore.topology.graph import Topology
 _TASKS_AT_ONCE = 4
 _NOT_THERE = "it was not there: its changelog has it"
 _NOT_DATA = re.compile(r"LOG|LOCK|IDENTITY|\.")
-"""What begins the names of files a database makes anew, or that are no part of it."""
+"""How the names of files begin that a database makes anew, or that are not part of it."""
 
 
 class ExportReport(msgspec.Struct, frozen=True):
-    """What an export holds, and what of it was new to the target."""
+    """What an export holds, and how much of it was new to the target."""
 
     application_id: str
     export_id: str
@@ -77,7 +78,7 @@ class ExportReport(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct):
-    """One stream task of an export, and what of it was read and uploaded."""
+    """One stream task of an export, and how much of it was read and uploaded."""
 
     task: ExportedTask
     files_read: int = 0
@@ -88,7 +89,7 @@ class Part(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Begun:
-    """An export under way: its tasks, and where uploads lie until their checksums are known."""
+    """An export in progress: its tasks, and where files lie until their checksums are known."""
 
     export_id: str
     deployed: Deployed
@@ -117,7 +118,7 @@ def create_export_for_clones(
         wait_ms=settings.lock_wait_ms, clock=environment.clock, locks=settings.volume_locks
     )
     try:
-        environment.cluster.check()  # before the long work, not after it
+        environment.cluster.check()  # Fail before the long work, not after it.
         return Export(environment, progress, cut=partial(take_cut, environment, topology)).create()
     finally:
         claim.release()
@@ -138,7 +139,7 @@ class Export:
     ) -> None:
         """Misuse if there is no such application.
 
-        `cut` tells what the log says of the whole application, after all tasks were stored.
+        `cut` takes the cut of the whole application, after all tasks were stored.
         """
         environment.settings.require("application.id", "state.dir")
         self.layout = existing_application(environment.layout)
@@ -150,13 +151,13 @@ class Export:
         self._clock = environment.clock
 
     def create(self) -> ExportReport:
-        """Make one. Unavailable, Locked: try again; nothing is there that a prune leaves."""
+        """Make the export. After Unavailable or Locked, try again; a prune removes what is left."""
         with self.begin() as begun:
             return self.publish(begun, self.parts(begun.tasks, begun.upload.folder))
 
     @contextmanager
     def begin(self) -> Iterator[Begun]:
-        """Keep prunes away until this is left; then others may store `parts`, and one publishes."""
+        """Hold the lease; meanwhile any processes may store `parts`, and one of them publishes."""
         since_s = self._clock.monotonic()
         deployed = self.check()
         tasks = [task for task in self.layout.tasks() if self.layout.stores(task)]
@@ -170,9 +171,9 @@ class Export:
             yield Begun(export_id, deployed, tasks, upload, since_s)
 
     def parts(self, tasks: Sequence[TaskId], folder: str) -> list[Part]:
-        """Their snapshots, and what of them the target lacks stored there; in any process.
+        """Take snapshots of these tasks and store what the target lacks, in any process.
 
-        TargetNotShared, before the first byte, where the upload under way is not seen.
+        TargetNotShared, before the first byte, if this process does not see the upload in progress.
         """
         self.exports.see_upload(folder)
         deployed, contents = self.check(), self.exports.contents()
@@ -180,7 +181,7 @@ class Export:
             return list(pool.map(lambda task: self._part(task, deployed, contents, folder), tasks))
 
     def publish(self, begun: Begun, parts: Sequence[Part]) -> ExportReport:
-        """Make an export of the parts. Unavailable: they do not go together."""
+        """Make an export of the parts; Unavailable if they do not belong together."""
         tasks = [part.task for part in parts]
         cut = None if self._cut is None else self._cut(tasks)
         if self.check() != begun.deployed:
@@ -246,7 +247,7 @@ class Export:
         return part
 
     def _absent(self, deployed: Deployed, there: Collection[TaskId]) -> list[ExportedTask]:
-        """The stream tasks that were deployed with stores, and have none of them."""
+        """The stream tasks that were deployed with stores and have none of them."""
         now_ms = self._clock.now_ms()
         return [
             ExportedTask(str(task), now_ms, None, {}, dict.fromkeys(stores, _NOT_THERE))
@@ -255,7 +256,7 @@ class Export:
         ]
 
     def _check_whole(self, task: TaskId, snapshot: Snapshot) -> None:
-        """Refuse stores of one task that are not of one commit, or not readable."""
+        """Refuse a task whose stores are not of the same commit, or cannot be read."""
         said = snapshot.manifest
         for store in said.unreadable:
             raise TaskCorrupted(
@@ -268,7 +269,7 @@ class Export:
         first, *others = (offsets.position for offsets in said.stores.values())
         if owner is not None and owner.released and all(other == first for other in others):
             return
-        # Left by a crash, or restored and not committed to since: their changelogs tell.
+        # A crash left them, or they were restored and never committed to: their changelogs tell.
         if not self._environment.settings.bootstrap_servers or self._behind(task, said.stores):
             raise Unavailable(
                 f"task {task} was left by a crash with stores of different commits: a run brings "
@@ -276,7 +277,7 @@ class Export:
             )
 
     def _as_of_ms(self, task: TaskId, said: Manifest) -> int:
-        """When the stores were what is exported: of a task that died, when it last flushed."""
+        """The time of what is exported: the last flush, if the task has died."""
         owner = owners.read_owner(self.layout.task_dir(task))
         if said.commit_number is not None or owner is None or owner.released:
             return said.taken_ms
@@ -285,7 +286,7 @@ class Export:
         return max(flushed, default=said.taken_ms)
 
     def _behind(self, task: TaskId, stores: Mapping[str, StoreOffsets]) -> bool:
-        """Whether a store lacks records of its log that another store has seen the effect of."""
+        """Whether a store lacks records of its log whose effect another store has."""
         deployed, application_id = read_deployed(self.layout), self.layout.application_id
         stands: dict[TopicPartition, int] = {}
         for store, offsets in stores.items():
@@ -319,7 +320,7 @@ class Export:
 
 
 def _persistent(deployed: Deployed, task: TaskId) -> set[str]:
-    """The stores a stream task has on disk, by what was deployed."""
+    """The stores that a stream task has on disk, according to what was deployed."""
     stores = deployed.stores.items()
     return {
         n for n, store in stores if store.persistent and store.sub_topology == task.sub_topology
@@ -328,7 +329,7 @@ def _persistent(deployed: Deployed, task: TaskId) -> set[str]:
 
 @dataclass(frozen=True)
 class _Files:
-    """Stores files of one task at the target, each content once."""
+    """Stores the files of one task at the target, each content once."""
 
     export: Export
     temporary: str
@@ -338,7 +339,7 @@ class _Files:
     part: Part
 
     def store(self, snapshot: Snapshot, store: str, identity: str) -> list[ExportedFile]:
-        """Every file of a store; what a snapshot's own bookkeeping is not."""
+        """Store every file of a store, except those that the snapshot keeps for itself."""
         folder = snapshot.store_dir(store)
         paths = sorted(path for path in folder.iterdir() if not _NOT_DATA.match(path.name))
         sizes = {path: path.stat().st_size for path in paths}

@@ -17,9 +17,9 @@ from statestore.topology.logs import log_of, logs
 
 
 def take_cut(environment: Environment, topology: Topology, tasks: list[ExportedTask]) -> LogCut:
-    """Ask for the cut; Unavailable if a store lacks records of its log.
+    """Take the cut; Unavailable if a store lacks records of its log.
 
-    The last run did not end cleanly then.
+    That means that the last run did not end cleanly.
     """
     application_id = environment.settings.application_id
     cluster = environment.cluster
@@ -49,7 +49,7 @@ def behind(
     offsets: Mapping[TopicPartition, int],
     ends: Mapping[TopicPartition, int] | None = None,
 ) -> list[TopicPartition]:
-    """The logs that hold committed records at these offsets or after them, up to the ends given."""
+    """The logs that hold committed records from these offsets on, up to the ends given."""
     bounds = changelog.bounds(list(offsets))
     found = []
     for tp, at in offsets.items():
@@ -66,7 +66,10 @@ def _check(
     tasks: list[ExportedTask],
     group: Mapping[TopicPartition, int],
 ) -> None:
-    """Unavailable if a store lacks records; `sources`: by store, the source topic that logs it."""
+    """Unavailable if a store lacks records.
+
+    `sources`: by store, the source topic that is its log.
+    """
     application_id, changelog = environment.settings.application_id, environment.changelog
     own: dict[TopicPartition, int] = {}
     shared: dict[TopicPartition, int] = {}
@@ -77,7 +80,7 @@ def _check(
             at = exported.offsets.offsets().get(tp, 0)
             (shared if store in sources else own)[tp] = at
     late = behind(changelog, own)
-    # What the group has not read of a source topic does not count.
+    # Records of a source topic that the group has not read do not count.
     read = {tp: at for tp, at in shared.items() if tp in group}
     late += behind(changelog, read, group)
     if late:

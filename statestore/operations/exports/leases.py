@@ -1,8 +1,8 @@
-"""Who is at work at a target: exports being uploaded, or one that removes files, never both.
+"""Leases at a target: exports may be uploaded, or files may be removed, but never both at once.
 
-An upload counts on files it found there; whoever prunes must not take them away. Each writes its
-own lease first and looks for the other's then, so that of two at once at least one sees the other
-and gives way. Leases of the dead run out.
+An upload relies on files that it found at the target, so a prune must not remove them meanwhile.
+Each writes its own lease first and then looks for the other's. If both begin at the same time, at
+least one of them sees the other and gives way. The lease of a process that died runs out.
 """
 
 import logging
@@ -21,7 +21,7 @@ from statestore.ports import Clock, Target
 
 _log = logging.getLogger(__name__)
 LEASE_MS = 600_000
-"""How long the dead keep others away; the living renew thrice within it."""
+"""How long a process that died keeps others away. A living one renews three times within it."""
 
 
 class _Lease(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ class Leases:
 
     @contextmanager
     def uploading(self, export_id: str) -> Iterator["Upload"]:
-        """Keep files from being removed meanwhile; Locked while somebody removes some."""
+        """Prevent files from being removed meanwhile; Locked while somebody removes some."""
         name = f"{self._uploads}/{export_id}.json"
         self._write(name)
         try:
@@ -55,7 +55,7 @@ class Leases:
 
     @contextmanager
     def pruning(self) -> Iterator[None]:
-        """Keep uploads away; Locked while there is one."""
+        """Prevent uploads meanwhile; Locked while there is one."""
         name = f"{self._prunings}/{secrets.token_hex(4)}.json"
         self._write(name)
         try:
@@ -69,8 +69,8 @@ class Leases:
     def see(self, folder: str) -> None:
         """TargetNotShared unless the lease of the upload into `folder` is seen from here.
 
-        It has a random name, and was written by whoever began the upload: where it is not, there is
-        another place, or nothing.
+        The lease has a random name and was written by the process that began the upload. If it is
+        not seen, this process sees another place under the same address.
         """
         if self._target.read(f"{folder}.json") is None:
             raise TargetNotShared(
@@ -80,12 +80,12 @@ class Leases:
             )
 
     def left_over(self) -> list[str]:
-        """What uploads and prunes that died left behind; ask only while pruning."""
+        """What uploads and prunes that died left behind. Call it only while pruning."""
         found = self._target.names(self._uploads) | self._target.names(self._prunings)
         return sorted(name for name in found if not self.holds(name))
 
     def holds(self, name: str) -> bool:
-        """Whether that lease is there and has not run out."""
+        """Whether that lease exists and has not run out."""
         data = self._target.read(name) if name.endswith(".json") else None
         if data is None:
             return False
@@ -109,7 +109,7 @@ class Leases:
 
     @contextmanager
     def _renewed(self, name: str) -> Iterator[None]:
-        """Renew it from a thread of its own, unless it has run out."""
+        """Renew the lease from a thread, unless it has run out."""
         over = threading.Event()
 
         def renew() -> None:
@@ -133,7 +133,7 @@ class Leases:
         try:
             self._target.remove(names)
         except StateStoreError as error:
-            # The first error is the one to tell; the lease runs out.
+            # The first error is the one to report; the lease runs out by itself.
             _log.warning("lease %s: %s", names[0], error)
 
 
@@ -146,7 +146,7 @@ class Upload:
         self._name = name
 
     def check(self) -> None:
-        """Unavailable once it has run out: files may have been removed since."""
+        """Unavailable once the lease has run out, because files may have been removed since."""
         if not self._leases.holds(self._name):
             raise Unavailable(
                 f"{self._name}: this export stood still until its lease ran out, and files it "

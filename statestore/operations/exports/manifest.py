@@ -1,12 +1,13 @@
-"""The manifest of an export: every task, store and file of it, and where each store stands.
+"""The manifest of an export: its tasks, their stores and files, and the offsets of each store.
 
-    <target>/<application id>/exports/<export id>.json   manifests: an export is there once it is
+    <target>/<application id>/exports/<export id>.json   manifests: each makes an export exist
                               files/<2>/<sha256>         contents, shared by all exports
-                              uploads/<export id>.json   the lease of one being made
+                              uploads/<export id>.json   the lease of an export in progress
                               uploads/<export id>/<n>    a file whose checksum is not known yet
-                              prunings/<token>.json      the lease of whoever removes files
+                              prunings/<token>.json      the lease of a process that removes files
 
-Offsets as everywhere: of changelogs and groups the NEXT to read, of positions the LAST processed.
+Offsets have the same meaning as everywhere: those of changelogs and groups are NEXT to read, those
+of positions were LAST processed.
 """
 
 from collections.abc import Iterator
@@ -40,7 +41,7 @@ VERSION = 1
 
 
 class ExportedFile(msgspec.Struct, frozen=True):
-    """One file of a store, under the name RocksDB knows it by."""
+    """One file of a store, under the name by which RocksDB knows it."""
 
     name: FileName
     size_bytes: Count
@@ -48,7 +49,7 @@ class ExportedFile(msgspec.Struct, frozen=True):
 
 
 class ExportedStore(msgspec.Struct, frozen=True):
-    """One store of a stream task; `kind` as the topology has it."""
+    """One store of a stream task; `kind` is that of the topology."""
 
     kind: Word
     offsets: StoreOffsets
@@ -59,14 +60,15 @@ class ExportedStore(msgspec.Struct, frozen=True):
         return sum(file.size_bytes for file in self.files)
 
     def position(self) -> dict[TopicPartition, int]:
-        """The inputs LAST processed."""
+        """The input offsets that were LAST processed."""
         return self.offsets.positions()
 
 
 class ExportedTask(msgspec.Struct, frozen=True):
-    """The stores of one stream task, all of one commit; `commit_number` None: nobody ran it.
+    """The stores of one stream task, all of the same commit.
 
-    `left_out`: stores without files here, and why; their changelogs have them.
+    `commit_number` None: no run was in progress. `left_out`: the stores that have no files here,
+    and the reason; their changelogs have them.
     """
 
     stream_task: TaskName
@@ -81,25 +83,26 @@ class ExportedTask(msgspec.Struct, frozen=True):
 
 
 class LogCut(msgspec.Struct, frozen=True):
-    """What the log said while the application's lock was held: what a clone begins with.
+    """What the log said while the application was locked: what a clone starts from.
 
-    `group`: rows of topic, partition, offset, metadata; `logs`: of topic, partition, start, end.
+    `group`: rows of topic, partition, offset and metadata. `logs`: rows of topic, partition, start
+    and end.
     """
 
     group: list[tuple[Topic, Ordinal, Count, Text]]
     logs: list[tuple[Topic, Ordinal, Count, Count]]
 
     def group_offsets(self) -> dict[TopicPartition, GroupOffset]:
-        """What the group had committed."""
+        """The offsets that the group had committed."""
         return {TopicPartition(t, p): GroupOffset(at, text) for t, p, at, text in self.group}
 
     def bounds(self) -> dict[TopicPartition, Bounds]:
-        """Start and last stable offset of every topic the application writes."""
+        """The start and the last stable offset of every topic that the application writes."""
         return {TopicPartition(t, p): Bounds(start, end) for t, p, start, end in self.logs}
 
 
 class ExportManifest(msgspec.Struct, frozen=True):
-    """One export. `cut` None: it was made beside a run, and cannot be cloned."""
+    """One export. `cut` None: it was made beside a run and cannot be cloned."""
 
     version: Count
     export_id: ExportName
@@ -110,23 +113,23 @@ class ExportManifest(msgspec.Struct, frozen=True):
     cut: LogCut | None = None
 
     def stores(self) -> Iterator["StoreOfTask"]:
-        """Every store of every task, in order."""
+        """All stores of all tasks, in order."""
         for task in self.tasks:
             for name, store in task.stores.items():
                 yield StoreOfTask(task.task_id, name, store, task.taken_ms)
 
     def files(self) -> dict[str, int]:
-        """Every content by its checksum, and its size."""
+        """The size of every content, by its checksum."""
         return {file.sha256: file.size_bytes for at in self.stores() for file in at.store.files}
 
     @property
     def size_bytes(self) -> int:
-        """Of all files; what several stores share counts once."""
+        """The size of all files; a file that several stores share counts once."""
         return sum(self.files().values())
 
 
 class StoreOfTask(NamedTuple):
-    """A store and where it belongs; `taken_ms`: when its snapshot was taken."""
+    """A store and the task it belongs to; `taken_ms`: when its snapshot was taken."""
 
     task: TaskId
     name: str
@@ -135,19 +138,19 @@ class StoreOfTask(NamedTuple):
 
 
 def new_export_id(now_ms: int, token: str) -> str:
-    """An id in order of time; `token`: eight hex digits that nobody else has."""
+    """Make an id that sorts by time; `token`: eight hex digits that nobody else has."""
     made = datetime.fromtimestamp(now_ms // 1000, UTC)
     return f"{made:%Y%m%dT%H%M%S}{now_ms % 1000:03d}Z-{token}"
 
 
 def made_after(export_id: str) -> int:
-    """The first time, ms, at which an id sorts behind that one."""
+    """The first time, in ms, at which a new id sorts after that one."""
     made = datetime.strptime(f"{export_id[:15]}+0000", "%Y%m%dT%H%M%S%z")
     return round(made.timestamp()) * 1000 + int(export_id[15:18]) + 1
 
 
 def is_export_id(text: str) -> bool:
-    """Whether that could be one: ids become file names, and times."""
+    """Whether the text can be an id: ids become file names and times."""
     if not documents.fits(text, ExportName):
         return False
     try:
@@ -158,12 +161,12 @@ def is_export_id(text: str) -> bool:
 
 
 def encode_manifest(manifest: ExportManifest) -> bytes:
-    """The bytes of the manifest's file."""
+    """Encode a manifest as the bytes of its file."""
     return msgspec.json.encode(manifest)
 
 
 def decode_manifest(data: bytes, where: str) -> ExportManifest:
-    """The manifest in these bytes; ExportDamaged, FormatTooNew if it is not for this version."""
+    """Decode a manifest; ExportDamaged, FormatTooNew if it is not for this version."""
     return documents.decode(
         data,
         ExportManifest,

@@ -1,14 +1,14 @@
-"""Brings stores back from an export: verified, placed by rename; the next start replays the tail.
+"""Brings stores back from an export; the next start replays the tail of their changelogs.
 
-    check       the changelogs go on from where the stores stand, and have forgotten no delete
+    check       the changelogs go on from the offsets of the stores, and still hold later deletes
     lock        the application's folder, then each task's
-    per store   its files fetched beside its place, verified       import.fetched
-                what is to be replaced goes to quarantine          quarantine.renamed
+    per store   its files fetched beside its place and verified    import.fetched
+                a store that is replaced goes to quarantine        quarantine.renamed
                 renamed into its place                             import.placed
     deploy      topology.json, if there is none                    import.deployed
 
-A store that is there is left alone unless it is to be replaced. Repeated after a death at any
-point, it goes on with what is missing.
+A store that exists is left alone unless it is to be replaced. A restore that is repeated after a
+death at any point goes on with what is missing.
 """
 
 import shutil
@@ -37,9 +37,10 @@ _REPLACED = "replaced"
 
 
 class LogState(msgspec.Struct, frozen=True):
-    """What a broker says of the logs asked about; topics that do not exist are absent.
+    """What a broker says of the logs it was asked about; topics that do not exist are absent.
 
-    `delete_retention_ms`: of those that are compacted; others forget no delete before its record.
+    `delete_retention_ms`: of the compacted topics. Other topics keep a delete as long as its
+    record.
     """
 
     bounds: dict[TopicPartition, Bounds]
@@ -51,9 +52,9 @@ AskLog = Callable[[Sequence[TopicPartition]], LogState]
 
 @dataclass(frozen=True)
 class Choice:
-    """What of an export is wanted.
+    """Which part of an export is wanted.
 
-    `stores`, `partitions`: empty is all. `replace`: stores that are there are set aside. `full`: no
+    `stores`, `partitions`: all, if empty. `replace`: stores that exist are set aside. `full`: no
     file is placed, so that the next start restores from the changelogs alone.
     """
 
@@ -70,7 +71,10 @@ class Choice:
 
 
 class PlacedStore(msgspec.Struct, frozen=True):
-    """A store and where it goes; `replay`: offsets its changelog goes on for, at most records."""
+    """A store and the task it goes to; `replay`: how many offsets its changelog goes on for.
+
+    There are at most that many records.
+    """
 
     store: str
     stream_task: str
@@ -82,8 +86,8 @@ class PlacedStore(msgspec.Struct, frozen=True):
 class RestoreReport(msgspec.Struct, frozen=True):
     """What a restore did (`applied`) or would do.
 
-    `kept`: stores that were there; `set_aside`: where those lay that are replaced; `by_changelog`:
-    those the next start restores from scratch.
+    `kept`: the stores that existed. `set_aside`: the folders of the stores that are replaced.
+    `by_changelog`: the stores that the next start restores from the beginning of their changelogs.
     """
 
     application_id: str
@@ -99,9 +103,10 @@ class RestoreReport(msgspec.Struct, frozen=True):
 
 
 class _Step(NamedTuple):
-    """One store: what it replaces, if anything; `placed` None: its changelog has it.
+    """What is done with one store, and the folder it replaces, if any.
 
-    `origin`: until when a run may start on it; None means without a limit.
+    `placed` None: its changelog restores it. `origin`: until when a run may start on it; None means
+    without a limit.
     """
 
     at: StoreOfTask
@@ -165,13 +170,13 @@ class Restore:
         self._exports = Exports.of(environment)
 
     def plan(self) -> RestoreReport:
-        """What would be done. ExportTooOld, Misuse: nothing may be."""
+        """Tell what would be done; ExportTooOld or Misuse if nothing may be done."""
         return self._report(self._steps())
 
     def apply(self) -> RestoreReport:
-        """Do it. Locked while the application runs; nothing is touched then."""
+        """Bring the stores back. Locked while the application runs; nothing is touched then."""
         began_s = self._clock.monotonic()
-        self._steps()  # a refusal leaves nothing behind, not even a lock file
+        self._steps()  # A refusal leaves nothing behind, not even a lock file.
         with self._locked():
             steps = self._steps()
             self._sweep()
@@ -185,7 +190,7 @@ class Restore:
         return msgspec.structs.replace(self._report(steps), applied=True, seconds=seconds)
 
     def _steps(self) -> list[_Step]:
-        """What is to be done to each store wanted that is not kept."""
+        """What is to be done with each wanted store that is not kept."""
         wanted = [at for at in self._manifest.stores() if self._choice.takes(at)]
         self._check_choice(wanted)
         log = self._ask_log([self._log_of(at) for at in wanted])
@@ -251,7 +256,7 @@ class Restore:
         try:
             target.parent.mkdir(exist_ok=True)
             if target.is_dir():
-                shutil.rmtree(target)  # empty: neither a row nor an offset
+                shutil.rmtree(target)  # It is empty: it holds neither a row nor an offset.
             making.rename(target)
             sync_folder(target.parent)
         except OSError as error:
@@ -271,12 +276,12 @@ class Restore:
         return self._layout.alone(*homes, wait_ms=wait_ms, clock=self._clock, locks=locks)
 
     def _home(self, at: StoreOfTask) -> TaskId:
-        """Where the topology deployed here looks for it, if one is."""
+        """The task in which the deployed topology looks for the store, if one is deployed."""
         known = read_deployed(self._layout).stores.get(at.name)
         return at.task if known is None else TaskId(known.sub_topology, at.task.partition)
 
     def _found(self, at: StoreOfTask) -> Path | None:
-        """Where that store of that partition lies, if it holds anything."""
+        """The folder of that store and partition, if it holds anything."""
         for task in self._layout.tasks():
             folder = self._layout.store_dir(task, at.name)
             same = task.partition == at.task.partition
@@ -316,7 +321,7 @@ class Restore:
         return bounds
 
     def _check_age(self, at: StoreOfTask, log: LogState) -> int | None:
-        """Until when the log keeps the deletes that came after; None: for ever."""
+        """Until when the log keeps the deletes made since the export; None: for ever."""
         retention_ms = log.delete_retention_ms.get(self._log_of(at).topic)
         if retention_ms is None:
             return None
@@ -331,7 +336,7 @@ class Restore:
         return at.taken_ms + retention_ms
 
     def _check_offset(self, at: StoreOfTask, offset: int | None, bounds: Bounds) -> int:
-        """From where the next start replays."""
+        """The offset from which the next start replays."""
         tp, export_id = self._log_of(at), self._manifest.export_id
         if offset is None:
             return bounds.start

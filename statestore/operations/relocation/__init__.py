@@ -1,1 +1,1 @@
-"""Relocation: stores moved to where a new topology looks for them."""
+"""Relocation: moves stores to where a changed topology looks for them."""

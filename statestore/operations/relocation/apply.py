@@ -1,18 +1,18 @@
-"""Does what a relocation plan says: fenced, locked, journalled, and finished by whoever comes next.
+"""Carries out a relocation plan: fenced, locked, journalled, and finished by any later start.
 
     lock        every task folder; Locked names an owner
     settle      the transactional ids of the last deployment
-    topics      those the new topology lacks, if whoever starts makes them
-    marks       what tasks remember of inputs, to who reads them now   relocate.settled
+    topics      those the new topology lacks, if this start makes them
+    marks       input checkpoints go to the tasks that read the inputs now relocate.settled
     journal     relocation.json                                        relocate.journalled
-    owners      epochs of all folders touched, so that a zombie sees   relocate.owners-raised
+    owners      the epochs of all folders touched, against zombies     relocate.owners-raised
     rename      copies to quarantine, stores to their places           relocate.renaming, .renamed
     entries     each `.checkpoint` entry goes with its store           relocate.entries-written
     deploy      topology.json says what is deployed now                relocate.deployed
     close       the journal is removed                                 relocate.done
 
-Until the journal is written nothing has moved; from then on the next start does the rest of it,
-whatever the settings say (SEMANTICS R2). Whoever calls `apply` holds the application's lock (R4).
+Nothing has moved before the journal is written. From then on the next start does the rest, whatever
+the settings say (SEMANTICS R2). The caller of `apply` holds the application's lock (R4).
 """
 
 import logging
@@ -148,7 +148,10 @@ class Relocation:
         self._logs = logs(topology, environment.settings).topics()
 
     def unfinished(self) -> RelocationJournal | None:
-        """A relocation begun and not finished; TopologyMismatch if this topology wants another."""
+        """Read the journal of an unfinished relocation.
+
+        TopologyMismatch if it is for another topology.
+        """
         journal = read_journal(self._layout)
         if journal is None:
             return None
@@ -165,7 +168,7 @@ class Relocation:
         return journal
 
     def plan(self, *, sizes: bool = False) -> RelocationPlan:
-        """What is to be done now, nothing touched; refuses what cannot or may not be done."""
+        """Plan what is to be done now and touch nothing; refuse what cannot or may not be done."""
         disk = look(
             self._layout,
             self._environment.databases.is_empty,
@@ -214,15 +217,15 @@ class Relocation:
         return holds_records(self._cluster, self._environment.changelog, topic)
 
     def report(self) -> RelocationReport:
-        """What `apply` would do, with sizes; of one begun before, what is left of it."""
+        """What `apply` would do, with sizes; of an unfinished relocation, what is left of it."""
         journal = self.unfinished()
         begun = [] if journal is None else [m for m in journal.moves if self._undone(m)]
         made = self.plan(sizes=True) if journal is None else RelocationPlan()
         return RelocationReport(self._layout.application_id, False, begun, made)
 
     def apply_locked(self) -> RelocationReport:
-        """`apply` between taking the application's lock and letting go of it (SEMANTICS R4)."""
-        self.check()  # a refusal leaves nothing behind, not even a raised epoch
+        """Call `apply` while holding the application's lock (SEMANTICS R4)."""
+        self.check()  # A refusal leaves nothing behind, not even a raised epoch.
         claim = self._layout.claim(
             wait_ms=self._settings.lock_wait_ms,
             clock=self._clock,
@@ -237,14 +240,14 @@ class Relocation:
         return msgspec.structs.replace(sized, applied=True, plan=plan_done)
 
     def check(self) -> None:
-        """Raise what `apply` would refuse, as far as it can be told without a lock."""
+        """Raise what `apply` would refuse, as far as that can be told without a lock."""
         if self.unfinished() is None:
             self.plan()
 
     def apply(self) -> RelocationPlan:
-        """Bring everything to its place and publish the fingerprint; what was planned.
+        """Bring everything to its place and publish the fingerprint; return what was planned.
 
-        Idempotent: repeated after a death at any point, it ends where it would have ended.
+        It is idempotent: repeated after a death at any point, it ends where it would have ended.
         """
         journal = self.unfinished()
         if journal is not None:
@@ -255,7 +258,7 @@ class Relocation:
         there = list(self._layout.tasks())
         with self._locked(there if made.touches_disk or made.settle else ()):
             self._settle(made.settle, there)
-            # Before anything says that a store is deployed: its changelog was there from then on.
+            # A store is deployed only after its changelog exists.
             wanted = self._deployed(self._changelog_ids())
             self._carry_marks(there)
             if not made.touches_disk:
@@ -297,7 +300,7 @@ class Relocation:
     def _locked(self, tasks: Iterable[TaskId]) -> Iterator[None]:
         """Keep owners out of these folders.
 
-        No claims: how their last owners left must stay known.
+        They are not claimed, because the files must still tell how the last owners left.
         """
         with ExitStack() as locks:
             for task in tasks:
@@ -312,7 +315,7 @@ class Relocation:
             yield
 
     def _settle(self, tasks: Sequence[str], there: Iterable[TaskId]) -> None:
-        """End what the last deployment left open, for good (SEMANTICS R4)."""
+        """Abort what the last deployment left open, for good (SEMANTICS R4)."""
         if self._cluster is not None:
             if tasks:
                 _log.info("relocation: settling the transactions of %s", ", ".join(tasks))
@@ -329,7 +332,7 @@ class Relocation:
                 )
 
     def _carry_marks(self, there: Iterable[TaskId]) -> None:
-        """What tasks remember of their inputs goes to the tasks that read them now."""
+        """Carry the input checkpoints over to the tasks that read the inputs now."""
         readers = {
             topic.full(self._layout.application_id): part.ordinal
             for part in self._topology.sub_topologies
@@ -360,7 +363,7 @@ class Relocation:
         )
 
     def _finish(self, journal: RelocationJournal) -> None:
-        """Everything after the journal, or what is left of it."""
+        """Do everything that comes after the journal, or what is left of it."""
         layout = self._layout
         _raise_owners(layout, journal)
         reach(CrashPoint.RELOCATE_OWNERS_RAISED)
@@ -385,10 +388,10 @@ class Relocation:
 
 
 def _raise_owners(layout: StateLayout, journal: RelocationJournal) -> None:
-    """One epoch more for every folder touched: whoever still thinks it is his finds out (E10).
+    """Raise the epoch of every folder touched, so that a process that lost it finds out (E10).
 
-    A folder inherits from the folders its stores come from: if one of their owners may be alive, a
-    later claim must not take this one for left cleanly.
+    A folder inherits from the folders that its stores come from: if one of their owners may be
+    alive, a later claim must not take this folder for one that was left cleanly.
     """
     last = {task: owners.read_owner(layout.task_dir(task)) for task in journal.tasks()}
     for task in last:
@@ -399,7 +402,7 @@ def _raise_owners(layout: StateLayout, journal: RelocationJournal) -> None:
                 known.values(), key=lambda owner: (owner.provably_dead(), owner.released)
             )
             epoch = max(owner.epoch for owner in known.values()) + 1
-            # Else the next owner leaves what lies there behind, and works in a folder of its own.
+            # Otherwise the next owner leaves the files behind and works in a folder of its own.
             good = all(
                 owners.left_for_good(layout.task_dir(heir), owner) for heir, owner in known.items()
             )
@@ -408,7 +411,7 @@ def _raise_owners(layout: StateLayout, journal: RelocationJournal) -> None:
 
 
 def _put_aside(layout: StateLayout, aside: Aside) -> set[Path]:
-    """A copy into quarantine, with a record as any other; the folders that changed."""
+    """Move a copy to quarantine, with a record; the folders that changed."""
     task = TaskId.parse(aside.what.task)
     source = layout.store_dir(task, aside.what.store)
     target = layout.application_dir / "quarantine" / aside.folder
@@ -416,7 +419,7 @@ def _put_aside(layout: StateLayout, aside: Aside) -> set[Path]:
         return set()
     layout.create(target.parent)
     record = Quarantined(aside.what.store, task.partition, aside.what.reason, aside.since_ms)
-    with suppress(HostFailure):  # as in StateLayout.quarantine
+    with suppress(HostFailure):  # As `StateLayout.quarantine` does.
         files.publish(source / QUARANTINE_RECORD, msgspec.json.encode(record))
     _take_position_along(layout, task, aside.what.store)
     _rename(source, target)
@@ -426,7 +429,7 @@ def _put_aside(layout: StateLayout, aside: Aside) -> set[Path]:
 
 
 def _move(layout: StateLayout, move: Move) -> set[Path]:
-    """One store to its place; the folders that changed."""
+    """Move one store to its place; the folders that changed."""
     task, target_task = TaskId.parse(move.source), TaskId.parse(move.target)
     source = layout.store_dir(task, move.old_name)
     target = layout.store_dir(target_task, move.store)
@@ -446,7 +449,7 @@ def _move(layout: StateLayout, move: Move) -> set[Path]:
     _take_position_along(layout, task, move.old_name)
     stale, _ = layout.position_files(target_task, move.store)
     if stale.exists():
-        # Of a store that is no longer here; the one that comes brings its own.
+        # It belongs to a store that is no longer here. The store that arrives brings its own.
         _rename(stale, stale.with_name(f"{stale.name}.stale"))
     _rename(source, target)
     _log.info("relocation: %s is now %s", source, target)
@@ -454,7 +457,7 @@ def _move(layout: StateLayout, move: Move) -> set[Path]:
 
 
 def _take_position_along(layout: StateLayout, task: TaskId, store: str) -> None:
-    """A `.position` file beside a store goes into its folder, where it is looked for as well."""
+    """Move a `.position` file beside a store into its folder, where it is also looked for."""
     beside, inside = layout.position_files(task, store)
     if beside.is_file() and not inside.exists():
         _rename(beside, inside)

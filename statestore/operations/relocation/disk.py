@@ -1,9 +1,9 @@
-"""What relocation reads from the state dir, and the journal it keeps there.
+"""What relocation reads from the state directory, and the journal that it keeps there.
 
-    <application id>/relocation.json     from before the first rename until all is done
+    <application id>/relocation.json     exists from before the first rename until all is done
 
-The journal holds everything the rest of the work needs, so that any later start can finish it,
-whoever began it (SEMANTICS R2). Nothing here renames anything.
+The journal holds everything that the rest of the work needs, so that any later start can finish it,
+whichever process began it (SEMANTICS R2). Nothing here renames anything.
 """
 
 import os
@@ -38,7 +38,7 @@ VERSION = 1
 
 
 class CheckpointEntry(msgspec.Struct, frozen=True):
-    """What a task's `.checkpoint` shall say of a changelog partition; None: nothing."""
+    """The new `.checkpoint` entry of a changelog partition in a task; None: it is to have none."""
 
     task: TaskName
     topic: Topic
@@ -47,7 +47,7 @@ class CheckpointEntry(msgspec.Struct, frozen=True):
 
 
 class Aside(msgspec.Struct, frozen=True):
-    """A copy on its way to quarantine, and the name it gets there, chosen once."""
+    """A copy on its way to quarantine, and the name that it gets there, which is chosen once."""
 
     what: SetAside
     folder: FolderName
@@ -55,7 +55,7 @@ class Aside(msgspec.Struct, frozen=True):
 
 
 class RelocationJournal(msgspec.Struct, frozen=True):
-    """A relocation that has begun: all of it, and what is deployed when it is done."""
+    """A relocation that has begun: all its moves, and what is deployed when it is done."""
 
     application_id: ApplicationName
     moves: list[Move]
@@ -65,7 +65,7 @@ class RelocationJournal(msgspec.Struct, frozen=True):
     version: Count = VERSION
 
     def tasks(self) -> list[TaskId]:
-        """Every task folder it touches, in order."""
+        """Every task folder that it touches, in order."""
         names = {name for move in self.moves for name in (move.source, move.target)}
         return sorted(map(TaskId.parse, names | {aside.what.task for aside in self.asides}))
 
@@ -77,10 +77,10 @@ def look(
     locks: bool = True,
     sizes: bool = False,
 ) -> Disk:
-    """The stores and tasks on disk. Databases are opened only to tell which of two copies is empty.
+    """The stores and tasks on disk; databases are opened only to tell which of two copies is empty.
 
-    `locks`: whether file locks work there. `sizes`: add up the bytes of every store too, a look at
-    every file.
+    `locks`: whether file locks work there. `sizes`: also add up the bytes of every store, which
+    looks at every file.
     """
     tasks = list(layout.tasks())
     places = [(task, store) for task in tasks for store in layout.stores(task)]
@@ -133,12 +133,12 @@ def check_places(
 
 
 def journal_file(layout: StateLayout) -> Path:
-    """Where the journal lies while there is one."""
+    """The file of the journal, which exists during a relocation."""
     return layout.application_dir / "relocation.json"
 
 
 def read_journal(layout: StateLayout) -> RelocationJournal | None:
-    """The relocation that was begun and not finished; HostFailure, FormatTooNew: not to be read."""
+    """Read the journal of an unfinished relocation; HostFailure or FormatTooNew if that fails."""
     path = journal_file(layout)
     way_out = "remove it if you know where every store lies: the next start plans anew"
     too_new = "finish the relocation with the statestore that began it"
@@ -161,7 +161,7 @@ def checkpoint_entries(
     set_aside: Sequence[SetAside],
     log_of: Callable[[str], str],
 ) -> Iterator[CheckpointEntry]:
-    """What the `.checkpoint` files shall say afterwards: each entry goes with its store."""
+    """The entries of the `.checkpoint` files after the relocation: each goes with its store."""
     read = {
         task: _checkpoint(layout, task)
         for task in {name for move in moves for name in (move.source, move.target)}
@@ -178,7 +178,7 @@ def checkpoint_entries(
 
 
 def apply_entries(layout: StateLayout, task: str, entries: Sequence[CheckpointEntry]) -> bool:
-    """Make a task's `.checkpoint` say so; whether that changed anything."""
+    """Write the entries into a task's `.checkpoint`; whether that changed anything."""
     offsets = _checkpoint(layout, task)
     changed = dict(offsets)
     for entry in entries:
@@ -195,7 +195,7 @@ def apply_entries(layout: StateLayout, task: str, entries: Sequence[CheckpointEn
 def _judged_empty(
     layout: StateLayout, task: TaskId, path: Path, is_empty: Callable[[Path], bool], *, locks: bool
 ) -> bool:
-    """Whether nothing is in it; one that cannot be looked into may hold something."""
+    """Whether the store is empty; one that cannot be looked into may hold something."""
     if not any(found.is_file() for found in path.rglob("*")):
         return True
     lock = owners.at_rest(layout.task_dir(task), what=f"task {task}", wait_ms=0, locks=locks)
@@ -205,14 +205,14 @@ def _judged_empty(
 
 
 def _checkpoint(layout: StateLayout, task: str) -> dict[TopicPartition, int]:
-    """A file that cannot be read says nothing, as at a start (SEMANTICS S5)."""
+    """The entries of a file; one that cannot be read has none, as at a start (SEMANTICS S5)."""
     with suppress(HostFailure):
         return files.read_checkpoint(layout.task_dir(TaskId.parse(task)))
     return {}
 
 
 def _nearest(path: Path) -> Path:
-    """The path itself, or the nearest folder above it that is there."""
+    """The path itself, or the nearest folder above it that exists."""
     return next(folder for folder in (path, *path.parents) if folder.exists())
 
 

@@ -1,12 +1,12 @@
-"""Where a changed topology wants its stores, and how they get there: values, and a pure plan.
+"""Where a changed topology looks for its stores, and how they get there: values, and a pure plan.
 
-A store's place is `<sub-topology>_<partition>/rocksdb/<store>`; a topology change moves it by
-giving its sub-topology another number (SEMANTICS R1, KAFKA-13627). Every place names the store it
-is for, so two moves never want the same folder, and swaps and cycles of sub-topologies need no
-detour. What could want one place is a second copy of the same store: that is refused unless the
-caller says which one is right, or all but one are empty (R3).
+A store's place is `<sub-topology>_<partition>/rocksdb/<store>`. A topology change moves the store
+by giving its sub-topology another number (SEMANTICS R1, KAFKA-13627). Each place names the store it
+is for, so two moves never have the same target, and swaps and cycles of sub-topologies need no
+detour. Only a second copy of the same store can claim the same place. That is refused, unless the
+caller says which copy is right, or all but one are empty (R3).
 
-`plan` looks at nothing but its arguments; `relocate_disk` looks at the disk, `relocate_apply` acts.
+`plan_relocation` looks at nothing but its arguments; `disk` looks at the disk, `apply` acts.
 """
 
 from collections import defaultdict
@@ -30,9 +30,9 @@ OTHER_COPY = "other-copy"
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a topology looks for its persistent stores, by sub-topology; those it has in memory.
+    """Where a topology looks for its persistent stores, by sub-topology, and its stores in memory.
 
-    `windows`: how long those of each window store are, ms.
+    `windows`: the length of the windows of each window store, in ms.
     """
 
     fingerprint: str
@@ -43,9 +43,10 @@ class Placement:
 
 @dataclass(frozen=True)
 class Copy:
-    """A store's folder as found; `empty`: no rows and no offset. `size_bytes` None: not counted.
+    """A store's folder as found; `empty`: it holds no rows and no offset.
 
-    Volumes are told apart by device numbers: of the folder and of the folder it lies in.
+    `size_bytes` None: not counted. Volumes are distinguished by device numbers: that of the folder
+    and that of the folder that contains it.
     """
 
     store: str
@@ -60,7 +61,7 @@ class Copy:
 class Disk:
     """The state of an application: stores, tasks, and the volume of each task's folder.
 
-    `volume`: that of a task folder yet to be made.
+    `volume`: that of a task folder that has yet to be made.
     """
 
     copies: Sequence[Copy] = ()
@@ -73,7 +74,8 @@ class Disk:
 class Choices:
     """What only a person can say: which copies are right, and which stores were renamed (old: new).
 
-    What was done by an earlier attempt needs no choice any more, so a repeated one is no error.
+    A choice about what an earlier attempt has already done is no error, so an attempt can be
+    repeated.
     """
 
     keep: frozenset[TaskId] = frozenset()
@@ -89,7 +91,7 @@ class Move(msgspec.Struct, frozen=True):
     why: Text
     size_bytes: Count | None = None
     was: StoreName | None = None
-    """Its old name, if it was renamed."""
+    """The store's old name, if it was renamed."""
 
     @property
     def old_name(self) -> str:
@@ -110,7 +112,7 @@ class SetAside(msgspec.Struct, frozen=True):
 
 
 class Stay(msgspec.Struct, frozen=True):
-    """A store the topology does not look for: left where it is, and reported (SEMANTICS R3)."""
+    """A store that the topology does not look for; it stays and is reported (SEMANTICS R3)."""
 
     store: str
     task: str
@@ -131,7 +133,7 @@ class RelocationPlan(msgspec.Struct, frozen=True):
         return bool(self.moves or self.set_aside)
 
     def misplaced(self) -> str:
-        """Every store that lies elsewhere, where it is and where it should be."""
+        """Every store that lies elsewhere: where it is, and where it should be."""
         return "; ".join(f"{m.store}: in {m.source}, should be in {m.target}" for m in self.moves)
 
 
@@ -154,10 +156,11 @@ def plan_relocation(
     *,
     guarantee: ProcessingGuarantee = ProcessingGuarantee.EXACTLY_ONCE,
 ) -> RelocationPlan:
-    """What brings every store of `wanted` to its place; TopologyMismatch lists what cannot be.
+    """Plan how every store of `wanted` gets to its place.
 
-    Stores are looked for by name and partition; Misuse: a choice that makes no sense. `guarantee`:
-    under which the tasks are about to run.
+    TopologyMismatch lists what cannot be done. Stores are looked for by name and partition. Misuse
+    if a choice makes no sense. `guarantee`: the processing guarantee under which the tasks are
+    about to run.
     """
     choices = choices or Choices()
     _check_renames(wanted, disk, log_of, choices.renames)
@@ -189,21 +192,21 @@ def plan_relocation(
             problems += _across_volumes(right, target, disk)
     if problems:
         raise TopologyMismatch("cannot relocate: " + "; ".join(problems))
-    # A task that runs under exactly_once opens its own ids; at least once nobody does.
+    # A task that runs under exactly_once opens its own ids; under at_least_once nobody does.
     plain = guarantee is ProcessingGuarantee.AT_LEAST_ONCE
     settle = _to_settle(wanted, disk, previous, anything=bool(moves) or plain)
     return RelocationPlan(moves, set_aside, stays, settle)
 
 
 def _right_one(copies: list[Copy], target: TaskId, keep: frozenset[TaskId]) -> Copy | None:
-    """The copy that holds the store; None if two may."""
+    """The copy that holds the store; None if two may hold it."""
     filled = [copy for copy in copies if not copy.empty]
     if len(filled) > 1:
         filled = [copy for copy in filled if copy.task in keep]
         return filled[0] if len(filled) == 1 else None
     if filled:
         return filled[0]
-    # All are empty: the one in place, if there is one.
+    # All are empty: take the one that is in its place, if there is one.
     return min(copies, key=lambda copy: (copy.task != target, copy.task))
 
 
@@ -278,14 +281,15 @@ def _check_windows(wanted: Placement, previous: Deployed) -> None:
 
 
 def _to_settle(wanted: Placement, disk: Disk, previous: Deployed, *, anything: bool) -> list[str]:
-    """All tasks of the last deployment, once another follows it (SEMANTICS R4, E4a).
+    """All tasks of the last deployment, if another one follows it (SEMANTICS R4, E4a).
 
-    Where it does not say which there were, every task with a folder: each made one at its start.
+    If the deployment does not say which tasks it had, every task with a folder counts: each made
+    its folder when it started.
     """
     if previous.fingerprint == wanted.fingerprint and not anything:
         return []
     if previous.processing_guarantee is ProcessingGuarantee.AT_LEAST_ONCE:
-        return []  # it opened no transaction
+        return []  # It opened no transaction.
     tasks = previous.tasks()
     return [str(task) for task in sorted(disk.tasks if tasks is None else tasks)]
 
