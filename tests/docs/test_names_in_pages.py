@@ -8,8 +8,8 @@ import click
 import pytest
 
 from statestore.cli import cli
+from tests.builders import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 # Old entries of the changelog may name what is no more.
 PAGES = {
     page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8")
@@ -49,7 +49,7 @@ def fault(typed: str) -> str:
     for word in typed.split():
         if word.startswith("--"):
             known = {flag for command in commands for one in command.params for flag in one.opts}
-            if word.strip("[]") not in known:
+            if word.partition("=")[0].strip("[]") not in known:
                 return f"no flag {word}"
         elif all(isinstance(command, click.Group) for command in commands):
             groups = [command for command in commands if isinstance(command, click.Group)]
