@@ -23,11 +23,11 @@ from statestore.operations.run import (
     RunSummary,
     check_shared,
 )
-from statestore.tasks.budget import MemoryLimits, MemoryShare
-from statestore.tasks.lifecycle import StreamTask
+from statestore.tasks.memory_share import MemoryLimits, MemoryShare
 from statestore.tasks.plan import TaskPlan, TaskReport
 from statestore.tasks.progress import ProgressFile
 from statestore.tasks.slot import Served, Tell, serve
+from statestore.tasks.task import StreamTask
 from statestore.topology.graph import Topology
 
 LATEST: Literal["latest"] = "latest"

@@ -15,16 +15,16 @@ from typing import Any
 from statestore.errors import RecordFailed, UnknownStore
 from statestore.metrics import count_dropped
 from statestore.model.batch import Batch
-from statestore.model.ids import TaskId, TopicPartition
+from statestore.model.ids import TaskId
 from statestore.model.modes import PunctuationType, Span
 from statestore.ports import Clock, Outbox, Records
 from statestore.stores import serdes
 from statestore.stores.row_times import WriteTime
 from statestore.stores.staged_table import StagedTable
 from statestore.stores.versioned_table import VersionedTable
+from statestore.tasks.intake import InputBatch
 from statestore.tasks.owned import OwnedStore
-from statestore.tasks.poison_held import PoisonHeld
-from statestore.tasks.poison_punctuations import PoisonPunctuations
+from statestore.tasks.poison import Poison
 from statestore.topology.failures import Stage, encoded, failed
 from statestore.topology.nodes import (
     Forward,
@@ -56,8 +56,7 @@ class TaskContext:
         application_id: str,
         stream_time_ms: int | None,
         clock: Clock,
-        punctuations: PoisonPunctuations,
-        held: PoisonHeld,
+        poison: Poison,
         held_back: HeldBack,
     ) -> None:
         self._task_id = task_id
@@ -69,8 +68,8 @@ class TaskContext:
         self._keeps_stream_times = False
         self.commit_requested = False
         self.records_out = 0
-        self.punctuations = Punctuations(partial(punctuations.run, tally=self))
-        self._held = held
+        self.punctuations = Punctuations(partial(poison.fire, counters=self))
+        self._poison = poison
         self.held_back = held_back
         self._clock = clock
         self.dropped: Counter[str] = Counter()
@@ -106,7 +105,7 @@ class TaskContext:
         return self.punctuations.add(node, every, by, fire, self._clock.now_ms())
 
     def release(self, node: str, held: Held, hand_on: Push) -> None:
-        self._held.release(node, held, hand_on, self)
+        self._poison.release(node, held, hand_on, self)
 
     def count_dropped(self, reason: str) -> None:
         self.dropped[reason] += 1
@@ -184,20 +183,22 @@ class TaskContext:
         self.punctuations.opened()
         return entries
 
-    def pass_on(self, push: Push, batch: Batch) -> None:
+    def pass_on(self, push: Push, batch: InputBatch) -> None:
         """Records of one input, and the punctuations that fall between them by stream time."""
-        start, count = 0, len(batch)
+        records = batch.records
+        start, count = 0, len(records)
         while start < count:
             before_ms = self.stream_time_ms
-            stop = self.punctuations.cut(before_ms, batch.timestamps, start)
-            part = batch if stop - start == count else batch.slice(start, stop)
+            stop = self.punctuations.cut(before_ms, records.timestamps, start)
+            part = records if stop - start == count else records.slice(start, stop)
             if self._keeps_stream_times:
                 part = part.with_stream_times(running(before_ms, part.timestamps))
             push(part)
             latest_ms = max(part.timestamps)
             if before_ms is None or latest_ms > before_ms:
                 self.stream_time_ms = latest_ms
-                self.punctuations.stream_time_rose(before_ms, latest_ms, _last_of(part))
+                after = batch.tp, batch.offsets[stop - 1]
+                self.punctuations.stream_time_rose(before_ms, latest_ms, after)
             start = stop
 
     def has_written(self) -> bool:
@@ -250,13 +251,6 @@ class TaskContext:
             self.records_out += len(batch)
 
         return push
-
-
-def _last_of(batch: Batch) -> tuple[TopicPartition, int]:
-    assert batch.topic is not None
-    assert batch.partition is not None
-    assert batch.offsets is not None
-    return TopicPartition(batch.topic, batch.partition), batch.offsets[-1]
 
 
 def _forwarding(name: str, children: Mapping[str, Push]) -> Forward:

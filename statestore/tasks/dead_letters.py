@@ -1,22 +1,96 @@
-"""What a dead letter says of itself: KIP-1034's headers."""
+"""What the exception handlers make of something that failed, and the dead letters that tell of it.
 
+A record, something that waited in an operator, or a punctuation fails at a stage; the handler of
+that stage decides (SEMANTICS E9). With `fail` the run ends. With `continue` it is passed over, and
+with `dead_letter` a record on the dead letter topic says so, with the headers of KIP-1034, in the
+same transaction that passes it over.
+"""
+
+import logging
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
+from statestore.errors import RecordFailed, TopicMissing
+from statestore.model.ids import TaskId
+from statestore.model.modes import OnError
 from statestore.model.records import Header
+from statestore.ports import Outbox, Records
+from statestore.settings import Settings
+from statestore.topology.failures import NodeFailed, Stage
 
+_log = logging.getLogger(__name__)
 _TEXT_MAX = 8_000
 
 
-def error_headers(error: Exception, where: Mapping[str, str]) -> tuple[Header, ...]:
-    """The error, and `where` it was met, as headers `__streams.errors.<name>`."""
+class Verdict(NamedTuple):
+    """Why something is passed over.
+
+    `headers`: those of its dead letter; None: it gets none. `time_ms`: when a punctuation failed.
+    """
+
+    reason: str
+    headers: tuple[Header, ...] | None
+    time_ms: int = 0
+
+
+class DeadLetter(NamedTuple):
+    """A record for the dead letter topic."""
+
+    key: bytes | None
+    value: bytes | None
+    time_ms: int
+    headers: tuple[Header, ...]
+
+
+class DeadLetters:
+    """The handlers of one stream task, and its way to the dead letter topic."""
+
+    def __init__(self, task_id: TaskId, settings: Settings, outbox: Outbox) -> None:
+        self._task_id = task_id
+        self._outbox = outbox
+        self._topic = settings.dead_letter_topic
+        self._handlers = {
+            Stage.DESERIALIZATION: settings.on_deserialization_error,
+            Stage.PROCESSING: settings.on_processing_error,
+            Stage.PRODUCTION: settings.on_production_error,
+        }
+
+    def verdict(
+        self, what: str, place: Mapping[str, str], failed: NodeFailed, cause: Exception
+    ) -> Verdict:
+        """The handler's verdict on `what`, met at `place`; if it is `fail`, the end of the run."""
+        error = failed.error(what, cause)
+        handler = self._handlers[failed.stage]
+        if handler is OnError.FAIL:
+            raise error from cause
+        is_sent = handler is OnError.DEAD_LETTER
+        done = f"goes to {self._topic}" if is_sent else "is passed over"
+        trace = cause if failed.stage is Stage.PROCESSING else None
+        _log.error("task %s: %s %s: %s", self._task_id, what, done, error, exc_info=trace)
+        return Verdict(failed.stage, error_headers(cause, place) if is_sent else None)
+
+    def send(self, what: str, letters: Sequence[DeadLetter]) -> None:
+        """Add dead letters to the open transaction; an error of the topic says of `what` they are.
+
+        Kafka's client takes the time 0 for "now".
+        """
+        keys, values, times, headers = map(list, zip(*letters, strict=True))
+        try:
+            self._outbox.send(Records(self._topic, keys, values, times, headers=headers))
+        except (RecordFailed, TopicMissing) as error:
+            raise type(error)(f"{what}: {error}") from error
+
+
+def error_headers(error: Exception, place: Mapping[str, str]) -> tuple[Header, ...]:
+    """The error, and the place where it was met, as headers `__streams.errors.<name>`."""
     kind = type(error)
     module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
     told = {
         "exception": f"{module}{kind.__qualname__}",
         "message": str(error)[:_TEXT_MAX],
         "stacktrace": "".join(traceback.format_exception(error))[-_TEXT_MAX:],
-        **where,
+        **place,
     }
     return tuple(
         (f"__streams.errors.{name}", text.encode(errors="replace")) for name, text in told.items()

@@ -1,40 +1,63 @@
-"""The order in which a stream task sees its inputs (SEMANTICS T2).
+"""Where records wait before a stream task processes them, and in which order they go on (T2).
 
-One input: batches pass straight through. Several: the record with the smallest timestamp first,
-ties by declaration, partition, offset; runs of one input are handed on as one batch. In a bounded
-run nothing is handed on until every input has a record waiting or stands at its planned end; in a
-continuous one an input without records is waited for while its log is not known to have been read
-to the end, and then for `max.task.idle.ms` once, until it speaks again (KIP-695; -1: never).
+The batches of a single input pass straight through. Of several inputs the record with the smallest
+timestamp comes first; ties go by declaration, partition and offset. Runs of one input are handed on
+as one batch. In a bounded run nothing is handed on until every input has a record waiting or stands
+at its planned end. In a continuous run an input without records is waited for while its log is not
+known to have been read to the end, and then for `max.task.idle.ms`, once, until it has records
+again (KIP-695; -1: not at all).
 """
 
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from statestore.model.batch import Batch
 from statestore.model.ids import TopicPartition
+from statestore.ports import Source
 from statestore.topology.failures import NodeFailed, Stage, decoded, failed
-from statestore.topology.nodes import SourceNode
+from statestore.topology.nodes import SourceNode, TimestampExtractor
 
 
-class Chunk(NamedTuple):
-    """Records of one input, and the input offset after them."""
+@dataclass(frozen=True, slots=True)
+class InputBatch:
+    """Records of one input partition, in the order of their offsets."""
 
     tp: TopicPartition
-    batch: Batch
-    offset_next: int
+    records: Batch
+    offsets: Sequence[int]
+
+    @classmethod
+    def of(cls, records: Batch) -> "InputBatch":
+        """A batch as a source gives it: with topic, partition and offsets."""
+        topic, partition, offsets = records.topic, records.partition, records.offsets
+        if topic is None or partition is None or offsets is None:
+            raise TypeError("the records of an input have a topic, a partition and offsets")
+        return cls(TopicPartition(topic, partition), records, offsets)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def slice(self, start: int, stop: int) -> "InputBatch":
+        """The records from `start` to `stop`, exclusive."""
+        return InputBatch.of(self.records.slice(start, stop))
+
+    def take(self, indices: Sequence[int]) -> "InputBatch":
+        """The records at `indices`, in that order."""
+        return InputBatch.of(self.records.take(indices))
 
 
 class Judge(Protocol):
-    """What becomes of records that an extractor has no time for; either may raise."""
+    """Decides on records for which an extractor has no time; either method may raise."""
 
     def condemn(self, tp: TopicPartition, failed: NodeFailed) -> None: ...
     def drop_negative_times(self, tp: TopicPartition, offsets: Sequence[int]) -> None: ...
 
 
 class Intake:
-    """Buffers what was polled; hands on ordered chunks up to the planned ends."""
+    """Buffers what was polled; hands on ordered batches up to the planned ends."""
 
     def __init__(
         self,
@@ -47,9 +70,9 @@ class Intake:
         """`inputs` in order of declaration; `ends` None: no planned end, wait for `idle_ms`.
 
         `extracted`: by topic, the sources that have a timestamp extractor. Records it has no time
-        for keep the broker's and are handed on like any other: `judge` sees to them.
+        for keep the broker's and are handed on like any other: `judge` decides on them.
         """
-        self._waiting: dict[TopicPartition, deque[Batch]] = {tp: deque() for tp in inputs}
+        self._waiting: dict[TopicPartition, deque[InputBatch]] = {tp: deque() for tp in inputs}
         self._extracted = extracted
         self._judge = judge
         self._ends = ends
@@ -59,19 +82,30 @@ class Intake:
         self._read: dict[TopicPartition, int] = {}
         self._cut: set[TopicPartition] = set()
 
-    def add(self, batch: Batch, position: int) -> None:
+    def poll(self, source: Source, limit: int, timeout_ms: int) -> None:
+        """Take what the source has, but for inputs with `limit` records waiting."""
+        paused = self.paused(limit)
+        if len(paused) < len(self._waiting):
+            source.pause(sorted(paused))
+            for batch in source.poll(limit, timeout_ms):
+                polled = InputBatch.of(batch)
+                self.add(polled, source.position(polled.tp))
+            source.resume(sorted(paused))
+        for tp in self._waiting:
+            self.at(tp, source.position(tp), more=not source.at_end(tp))
+
+    def add(self, batch: InputBatch, position: int) -> None:
         """Take a polled batch; `position` is the source's next offset after it."""
-        assert batch.topic is not None
-        assert batch.partition is not None
-        tp = TopicPartition(batch.topic, batch.partition)
+        tp = batch.tp
         self._read[tp] = position
         end = None if self._ends is None else self._ends.get(tp, 0)
         if end is not None and batch.offsets and batch.offsets[-1] >= end:
             batch = batch.slice(0, bisect_left(batch.offsets, end))
             self._cut.add(tp)
         source = self._extracted.get(tp.topic)
-        if source is not None and len(batch):
-            batch = batch.with_columns(timestamps=_extracted(source, tp, batch, self._judge))
+        if source is not None and source.timestamp_extractor is not None and len(batch):
+            times = _extracted(source, source.timestamp_extractor, batch, self._judge)
+            batch = InputBatch.of(batch.records.with_columns(timestamps=times))
         if len(batch):
             self._waiting[tp].append(batch)
 
@@ -92,7 +126,7 @@ class Intake:
         return {
             tp
             for tp, queue in self._waiting.items()
-            if sum(map(len, queue)) >= limit or (self._ends is not None and self._at_end(tp))
+            if sum(map(len, queue)) >= limit or self._at_end(tp)
         }
 
     def finished(self) -> bool:
@@ -108,26 +142,29 @@ class Intake:
         """
         queue = self._waiting[tp]
         if queue:
-            offsets = queue[0].offsets
-            assert offsets is not None
-            return offsets[0]
+            return queue[0].offsets[0]
         if self._ends is not None and tp in self._cut:
             return self._ends[tp]
         return self._read.get(tp)
 
-    def next_chunk(self, now_s: float = 0.0) -> Chunk | None:
+    def all_reached(self) -> dict[TopicPartition, int]:
+        """By input, the offset to commit, as far as there is any news."""
+        reached = ((tp, self.reached(tp)) for tp in self._waiting)
+        return {tp: offset for tp, offset in reached if offset is not None}
+
+    def next_batch(self, now_s: float = 0.0) -> InputBatch | None:
         """The next records in order; None when an input must be waited for or nothing is left.
 
         `now_s`: seconds that never go back.
         """
-        heads = {tp: queue[0] for tp, queue in self._waiting.items() if queue}
+        heads = {tp: queue[0].records for tp, queue in self._waiting.items() if queue}
         if not heads:
             return None
         if self._must_wait([tp for tp in self._waiting if tp not in heads], now_s):
             return None
         if len(heads) == 1:
             tp = next(iter(heads))
-            return self._taken(tp, len(heads[tp]))
+            return self._waiting[tp].popleft()
         order = {tp: i for i, tp in enumerate(self._waiting)}
         ranked = sorted(heads, key=lambda tp: (heads[tp].timestamps[0], order[tp]))
         first, second = ranked[0], ranked[1]
@@ -137,19 +174,19 @@ class Intake:
         stop = 1
         while stop < len(times) and (times[stop] < limit or (ties_ours and times[stop] == limit)):
             stop += 1
-        return self._taken(first, stop)
+        return self.front(self._waiting[first].popleft(), stop)
 
-    def front(self, chunk: Chunk, take: int) -> Chunk:
-        """The first `take` records of a chunk; the rest goes back."""
-        count = len(chunk.batch)
+    def front(self, batch: InputBatch, take: int) -> InputBatch:
+        """The first `take` records of a batch; the rest goes back."""
+        count = len(batch)
         if take == count:
-            return chunk
-        self.put_back(chunk._replace(batch=chunk.batch.slice(take, count)))
-        return chunk._replace(batch=chunk.batch.slice(0, take))
+            return batch
+        self.put_back(batch.slice(take, count))
+        return batch.slice(0, take)
 
-    def put_back(self, chunk: Chunk) -> None:
-        """Return the rest of a chunk to the front of its input."""
-        self._waiting[chunk.tp].appendleft(chunk.batch)
+    def put_back(self, batch: InputBatch) -> None:
+        """Return records to the front of their input."""
+        self._waiting[batch.tp].appendleft(batch)
 
     def _must_wait(self, silent: Sequence[TopicPartition], now_s: float) -> bool:
         """Whether one of the inputs without records may yet bring the one that comes first."""
@@ -165,31 +202,22 @@ class Intake:
         self._silent_since = {tp: self._silent_since.get(tp, now_s) for tp in silent}
         return any(now_s - since < self._idle_s for since in self._silent_since.values())
 
-    def _taken(self, tp: TopicPartition, count: int) -> Chunk:
-        queue = self._waiting[tp]
-        batch = queue.popleft()
-        if count < len(batch):
-            queue.appendleft(batch.slice(count, len(batch)))
-            batch = batch.slice(0, count)
-        assert batch.offsets is not None
-        return Chunk(tp, batch, batch.offsets[-1] + 1)
-
     def _at_end(self, tp: TopicPartition) -> bool:
-        assert self._ends is not None
-        return self._read.get(tp, -1) >= self._ends.get(tp, 0)
+        ends = self._ends
+        return ends is not None and self._read.get(tp, -1) >= ends.get(tp, 0)
 
 
-def _extracted(source: SourceNode, tp: TopicPartition, batch: Batch, judge: Judge) -> list[int]:
+def _extracted(
+    source: SourceNode, extract: TimestampExtractor, batch: InputBatch, judge: Judge
+) -> list[int]:
     """What the source's extractor makes of each record, decoded."""
-    extract = source.timestamp_extractor
-    assert extract is not None
-    assert batch.offsets is not None
-    readable = batch.with_columns(
-        keys=batch.keys.with_serde(source.key_serde),
-        values=batch.values.with_serde(source.value_serde),
+    tp, records = batch.tp, batch.records
+    readable = records.with_columns(
+        keys=records.keys.with_serde(source.key_serde),
+        values=records.values.with_serde(source.value_serde),
     )
-    times = list(batch.timestamps)
-    kept = _decodable(source.name, tp, readable, judge)
+    times = list(records.timestamps)
+    kept = _decodable(source.name, InputBatch.of(readable), judge)
     found: list[tuple[int, Exception]] = []
     for i, record in zip(kept, readable.take(kept).records(), strict=True):
         try:
@@ -198,7 +226,7 @@ def _extracted(source: SourceNode, tp: TopicPartition, batch: Batch, judge: Judg
             found.append((i, error))
     if found:
         first = found[0][1]
-        unfit = failed(Stage.PROCESSING, source.name, batch, first, found=found, certain=True)
+        unfit = failed(Stage.PROCESSING, source.name, records, first, found=found, certain=True)
         if not isinstance(unfit, NodeFailed):
             raise unfit from first
         judge.condemn(tp, unfit)
@@ -208,16 +236,15 @@ def _extracted(source: SourceNode, tp: TopicPartition, batch: Batch, judge: Judg
     return times
 
 
-def _decodable(node: str, tp: TopicPartition, batch: Batch, judge: Judge) -> list[int]:
+def _decodable(node: str, batch: InputBatch, judge: Judge) -> list[int]:
     """Indices of the records whose key and value can be decoded; the others are judged."""
     bad: set[int] = set()
     for side in ("key", "value"):
         try:
-            decoded(node, batch, side)
+            decoded(node, batch.records, side)
         except NodeFailed as unfit:
-            judge.condemn(tp, unfit)
+            judge.condemn(batch.tp, unfit)
             bad.update(culprit.offset for culprit in unfit.culprits)
-    assert batch.offsets is not None
     return [i for i, offset in enumerate(batch.offsets) if offset not in bad]
 
 

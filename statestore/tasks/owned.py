@@ -21,8 +21,8 @@ from statestore.stores.specs import StoreSpec, StoreSupplier, WindowSpec
 from statestore.stores.staged_table import Changes, StagedTable
 from statestore.stores.versioned_table import VersionedTable
 from statestore.stores.windows import TransactionalWindowStore, keys_of, row_of
-from statestore.tasks.budget import Usage
 from statestore.tasks.changelog_times import true_times
+from statestore.tasks.memory_share import Usage
 from statestore.tasks.source_log import SourceLog
 
 _log = logging.getLogger(__name__)

@@ -1,41 +1,95 @@
-"""Records that a stream task cannot take, found and passed over (SEMANTICS E9, docs/adr/0009).
+"""What a stream task cannot take, and therefore passes over (SEMANTICS E9, E8a, docs/adr/0009).
 
-A record is passed over whole: the task goes back to its last commit and does without it, so that
-nothing of it stays in any store or topic. Where it is not plain which record it was, the suspects
-are tried in ever smaller lots, each in a transaction of its own, until one record fails alone. The
-verdicts last until the input is committed past them; after a crash they are found again.
+Three kinds of things fail: a record of the input, an item that waited in an operator until a later
+record let stream time pass, and a punctuation. All three go the same way:
+
+    judge      the attempt failed: what failed is condemned, as its handler says, or searched for
+    cut        the next attempt stops behind what it is about to pass over, and commits there
+    pass over  it is left out; its dead letter goes into the transaction that leaves it out
+    committed  the verdict is carried out for good
+
+In between the task goes back to its last commit, so that nothing of what failed stays in any store
+or topic. A verdict that a crash takes away is found again.
 """
 
 import logging
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import NamedTuple, Protocol
 
-from statestore.errors import RecordFailed, TopicMissing
-from statestore.model.batch import Batch
+from statestore.model.batch import Column
 from statestore.model.ids import TaskId, TopicPartition
-from statestore.model.modes import OnError
-from statestore.model.records import Header
-from statestore.ports import Outbox, Records
+from statestore.ports import Outbox
 from statestore.settings import Settings
 from statestore.stores import serdes
-from statestore.tasks.context import TaskContext
-from statestore.tasks.dead_letters import error_headers
-from statestore.tasks.intake import Chunk
-from statestore.tasks.poison_held import PoisonHeld, Rehearsed
-from statestore.tasks.poison_punctuations import PoisonPunctuations, PunctuationFailed
+from statestore.tasks.dead_letters import DeadLetter, DeadLetters, Verdict
+from statestore.tasks.intake import InputBatch
+from statestore.tasks.suspects import HeldItem, HeldTrials, Lot, Suspects
 from statestore.topology.failures import NodeFailed, Stage
+from statestore.topology.nodes import Held, Push
+from statestore.topology.punctuation import Fire, Firing
 from statestore.topology.sub_topologies import SubTopology
 
 _log = logging.getLogger(__name__)
-_LOTS = 16
 _NEGATIVE_TIME = "negative_timestamp"
+_PUNCTUATION = "punctuation"
+
+
+class InputRecord(NamedTuple):
+    """A record of the input, by its place."""
+
+    tp: TopicPartition
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.tp} offset {self.offset}"
+
+
+Condemned = InputRecord | HeldItem | Firing
+"""What is passed over."""
+
+
+class HeldFailed(NodeFailed):
+    """Something that waited cannot be handed on; `items` are those known, none: it may be any."""
+
+    def __init__(
+        self, failed: NodeFailed, items: list[tuple[HeldItem, Exception]], handed_on: int
+    ) -> None:
+        """`handed_on`: how many had been handed on before the first suspect."""
+        self.items = items
+        self.handed_on = handed_on
+        super().__init__(
+            failed.stage, failed.place, failed.cause, node=failed.node, where="what waited"
+        )
+
+
+class PunctuationFailed(NodeFailed):
+    """A punctuation raised, or a node to which it forwarded did: no record is to blame."""
+
+    def __init__(self, firing: Firing, time_ms: int, failed: NodeFailed) -> None:
+        self.firing = firing
+        self.time_ms = time_ms
+        where = f"punctuation at {time_ms}"
+        super().__init__(failed.stage, failed.place, failed.cause, node=failed.node, where=where)
+
+
+class Rehearsed(Exception):
+    """A trial went through up to its commit, which is not made."""
+
+
+class Counters(Protocol):
+    """What an attempt is told of what it passes over."""
+
+    def count_dropped(self, reason: str) -> None: ...
+    def request_commit(self) -> None: ...
 
 
 class Cut(NamedTuple):
-    """How much of a chunk to process now.
+    """How many records of a batch to process now.
 
-    `alone`: in a transaction of its own. `commit`: commit after it.
+    `alone`: in a transaction of their own. `commit`: commit after them.
     """
 
     take: int
@@ -43,227 +97,335 @@ class Cut(NamedTuple):
     commit: bool
 
 
-class _Lot(NamedTuple):
-    """Records of one input, `first` and `last` offset inclusive."""
-
-    tp: TopicPartition
-    first: int
-    last: int
-    records: int
-
-
-class _Verdict(NamedTuple):
-    """Why a record is passed over, and what its dead letter says of itself, if it gets one."""
-
-    reason: str
-    headers: tuple[Header, ...] | None
-
-
 class Poison:
-    """The suspects and the condemned of one stream task, through all its rewinds."""
+    """What one stream task passes over, and what it searches for, through all its attempts."""
 
     def __init__(
         self, task_id: TaskId, part: SubTopology, settings: Settings, outbox: Outbox
     ) -> None:
         self._task_id = task_id
+        self._part = part
         self._independent = _independent(part)
-        self._outbox = outbox
-        self._dead_letter_topic = settings.dead_letter_topic
-        self._handlers = {
-            Stage.DESERIALIZATION: settings.on_deserialization_error,
-            Stage.PROCESSING: settings.on_processing_error,
-            Stage.PRODUCTION: settings.on_production_error,
-        }
-        self.punctuations = PoisonPunctuations(
-            task_id, self._handlers, outbox, settings.dead_letter_topic
-        )
-        self.held = PoisonHeld(task_id, part, self._handlers, outbox, settings.dead_letter_topic)
-        self._condemned: dict[TopicPartition, dict[int, _Verdict]] = {}
-        # Per input the offsets at which a new lot begins, and last the one after the last lot.
-        self._suspects: dict[TopicPartition, list[int]] = {}
-        self._working: _Lot | None = None
-        self._uncommitted: dict[TopicPartition, _Lot] = {}
+        self._letters = DeadLetters(task_id, settings, outbox)
+        self._verdicts: dict[Condemned, list[Verdict]] = {}
+        self._suspects = Suspects(task_id)
+        self._trials = HeldTrials(task_id)
+        # Since the last commit:
+        self._passed: Counter[Condemned] = Counter()
+        self._taken: dict[TopicPartition, Lot] = {}
+        self._working: Lot | None = None
+        self._sent_held_letter = False
 
-    def cut(self, chunk: Chunk) -> Cut:
-        """What to take of a chunk at once."""
-        offsets = _offsets(chunk.batch)
-        take, alone = len(offsets), False
-        bounds = self._suspects.get(chunk.tp)
-        if bounds is not None and offsets[0] < bounds[-1]:
-            take = bisect_left(offsets, bounds[bisect_right(bounds, offsets[0])])
-            alone = offsets[0] >= bounds[0]
-        known = self._condemned_among(chunk.tp, offsets, take)
+    @property
+    def on_trial(self) -> bool:
+        """Whether what is being done is not to be committed."""
+        return self._trials.is_on
+
+    # Records of the input.
+
+    def cut(self, batch: InputBatch) -> Cut:
+        """How many records of a batch to take at once."""
+        tp, offsets = batch.tp, batch.offsets
+        take, alone = self._suspects.cut(tp, offsets)
+        if not self._verdicts:
+            return Cut(take, alone, commit=alone)
+        known = self._condemned_among(tp, offsets[:take])
         if known:
             # A later failure is not to bring them back.
             take = known[-1] + 1
-        fires = self.punctuations.cut(chunk.tp, offsets, take)
-        return Cut(fires or take, alone, commit=alone or bool(known) or fires is not None)
+        fires = self._first_firing_among(tp, offsets[:take])
+        if fires is not None:
+            take = fires + 1
+        return Cut(take, alone, commit=alone or bool(known) or fires is not None)
 
-    def pass_over(self, chunk: Chunk, context: TaskContext) -> Batch:
-        """The records of a chunk to process; dead letters of the others go into the transaction."""
-        tp, batch = chunk.tp, chunk.batch
-        offsets = _offsets(batch)
-        before = self._uncommitted.get(tp)
+    def pass_over(self, batch: InputBatch, counters: Counters) -> InputBatch:
+        """The records to process; dead letters of the others go into the open transaction."""
+        tp, offsets = batch.tp, batch.offsets
+        before = self._taken.get(tp)
         first = offsets[0] if before is None else before.first
         count = len(offsets) + (0 if before is None else before.records)
-        self._uncommitted[tp] = _Lot(tp, first, offsets[-1], count)
-        known = self._condemned_among(tp, offsets, len(offsets))
-        if known:
-            self._bury(tp, batch.take(known), context)
+        self._taken[tp] = Lot(tp, first, offsets[-1], count)
+        if self._verdicts and (known := self._condemned_among(tp, offsets)):
+            self._bury(batch.take(known), counters)
             gone = set(known)
             batch = batch.take([i for i in range(len(offsets)) if i not in gone])
         if len(batch):
-            live = _offsets(batch)
-            self._working = _Lot(tp, live[0], live[-1], len(live))
+            self._working = Lot(tp, batch.offsets[0], batch.offsets[-1], len(batch))
         return batch
 
     def passed(self) -> None:
         """The records last given out went through every node."""
         self._working = None
 
-    def committed(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """The inputs are committed up to these offsets, exclusive."""
-        self._forget_work()
-        self.punctuations.committed(offsets)
-        self.held.committed()
-        for tp, offset in offsets.items():
-            bounds = self._suspects.get(tp)
-            if bounds is not None and bounds[-1] <= offset:
-                del self._suspects[tp]
-            known = self._condemned.get(tp)
-            if known is not None:
-                self._condemned[tp] = {at: why for at, why in known.items() if at >= offset}
+    def condemn(self, tp: TopicPartition, failed: NodeFailed) -> None:
+        """Pass over every culprit from now on, or raise for the first, as the handler says."""
+        for offset, cause in failed.culprits:
+            self._condemn_record(InputRecord(tp, offset), failed, cause)
 
-    def went_back(self) -> None:
-        """Nothing since the last commit happened."""
-        self._forget_work()
-        self.punctuations.went_back()
-        self.held.went_back()
+    def drop_negative_times(self, tp: TopicPartition, offsets: Sequence[int]) -> None:
+        """Pass over records whose extracted time is negative, as Kafka Streams does."""
+        for offset in offsets:
+            record = InputRecord(tp, offset)
+            (verdict,) = self._verdicts.setdefault(record, [Verdict(_NEGATIVE_TIME, None)])
+            if verdict.reason == _NEGATIVE_TIME:
+                _log.warning("task %s: %s dropped: negative timestamp", self._task_id, record)
 
-    def _forget_work(self) -> None:
-        self._working = None
-        self._uncommitted.clear()
+    # What waited in an operator.
 
-    def judge(self, failed: NodeFailed | Rehearsed, *, punctuated: bool = False) -> None:
-        """Condemn or suspect records, so that going back leads on; else raise the run's end.
-
-        `punctuated`: what a punctuation wrote since the last commit may be to blame as well.
-        """
-        tried = self.held.on_trial
-        if self.held.settle(failed):
+    def release(self, node: str, held: Held, hand_on: Push, counters: Counters) -> None:
+        """Hand on what waited, without what is passed over; HeldFailed if it cannot be."""
+        places = self._admitted(held, counters)
+        batch = held.batch if places is None else held.batch.take(places)
+        if not len(batch):
             return
-        assert isinstance(failed, NodeFailed)
+        before = self._trials.handed_on
+        self._trials.handed_on += len(batch)
+        # Without a topic, offsets are places among what is handed on.
+        batch = replace(batch, offsets=range(len(batch)))
+        try:
+            hand_on(batch)
+        except HeldFailed:
+            raise
+        except NodeFailed as failed:
+            culprits = failed.culprits
+            first = culprits[0].offset if culprits else len(batch) - 1
+            known = []
+            if failed.certain and failed.node in _independent_below(self._part, node):
+                items = _items(held)
+                handed_on = items if places is None else [items[place] for place in places]
+                known = [(handed_on[place], cause) for place, cause in culprits]
+            raise HeldFailed(failed, known, before + first) from failed.cause
+
+    # Punctuations.
+
+    def fire(self, firing: Firing, function: Fire, time_ms: int, counters: Counters) -> bool:
+        """Call the function; False: this firing is passed over. PunctuationFailed if it fails."""
+        verdict = self._take_verdict(firing, counters)
+        if verdict is not None:
+            if verdict.headers is not None:
+                letter = DeadLetter(None, None, max(verdict.time_ms, 1), verdict.headers)
+                what = f"dead letter of a punctuation of node {firing.node}"
+                self._letters.send(what, [letter])
+            return False
+        try:
+            function(time_ms)
+        except HeldFailed:
+            raise
+        except NodeFailed as failed:
+            raise PunctuationFailed(firing, time_ms, failed) from failed.cause
+        return True
+
+    # What became of the attempt.
+
+    def judge(self, failed: NodeFailed, *, punctuated: bool) -> None:
+        """Condemn what failed, or have it searched for, so that the next attempt gets further.
+
+        Raises what ends the run. `punctuated`: what a punctuation wrote since the last commit may
+        be to blame as well.
+        """
+        if isinstance(failed, HeldFailed) and failed.items:
+            self._trials.stop()
+            for item, cause in failed.items:
+                self._condemn_held(item, failed, cause)
+            return
+        is_tried = self._trials.is_on
+        if is_tried and self._trial_ended(failed):
+            return
         if isinstance(failed, PunctuationFailed):
-            self.punctuations.condemn(failed)
+            self._condemn_firing(failed)
             return
         work = self._working
         if work is not None and failed.certain and failed.node in self._independent:
             self.condemn(work.tp, failed)
             return
+        self._search(failed, is_tried=is_tried, punctuated=punctuated)
+
+    def rehearsed(self) -> None:
+        """A trial went through up to its commit."""
+        self._trial_ended(None)
+
+    def committed(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """The inputs are committed up to these offsets, exclusive."""
+        for what, verdicts in list(self._verdicts.items()):
+            left = [] if _is_behind(what, offsets) else verdicts[self._passed[what] :]
+            if left:
+                self._verdicts[what] = left
+            else:
+                del self._verdicts[what]
+        self._suspects.committed(offsets)
+        self.went_back()
+
+    def went_back(self) -> None:
+        """The task stands at its last commit: nothing has been processed since."""
+        self._passed.clear()
+        self._taken.clear()
+        self._working = None
+        self._trials.went_back()
+        self._sent_held_letter = False
+
+    def _search(self, failed: NodeFailed, *, is_tried: bool, punctuated: bool) -> None:
+        """Narrow down which record or item failed; a record that failed alone is condemned.
+
+        `is_tried`: trials have shown that no item which waited is to blame.
+        """
+        work = self._working
         # What the log refuses may have been sent long before it says so.
         anywhere = work is None or (failed.stage is Stage.PRODUCTION and not failed.culprits)
-        lots = list(self._uncommitted.values()) if anywhere or work is None else [work]
+        lots = list(self._taken.values()) if anywhere or work is None else [work]
         if sum(lot.records for lot in lots) > 1:
             for lot in lots:
-                self._suspect(lot, failed)
+                self._suspects.divide(lot, failed)
             return
-        if not tried and self.held.try_out(failed):
+        hint = failed.handed_on if isinstance(failed, HeldFailed) else None
+        if not is_tried and self._trials.begin(failed, hint):
             for lot in lots:
-                # Alone again.
-                self._suspects[lot.tp] = [lot.first, lot.last + 1]
+                self._suspects.isolate(lot)
             return
         if not lots:
             raise failed.error("without any record", failed.cause) from failed.cause
-        (lot,) = lots
+        record = InputRecord(lots[0].tp, lots[0].first)
         if anywhere and punctuated:
-            where = f"{lot.tp} offset {lot.first} or a punctuation at it"
+            where = f"{record} or a punctuation at it"
             raise failed.error(where, failed.cause) from failed.cause
-        if lot.first in self._condemned.get(lot.tp, {}):
-            raise failed.error(f"dead letter of {lot.tp} offset {lot.first}", failed.cause)
-        self._condemn(lot.tp, lot.first, failed, failed.cause)
+        if record in self._verdicts:
+            raise failed.error(f"dead letter of {record}", failed.cause) from failed.cause
+        self._condemn_record(record, failed, failed.cause)
 
-    def condemn(self, tp: TopicPartition, failed: NodeFailed) -> None:
-        """Pass over every culprit from now on, or raise for the first, as the handler says."""
-        for offset, cause in failed.culprits:
-            self._condemn(tp, offset, failed, cause)
+    def _trial_ended(self, failed: NodeFailed | None) -> bool:
+        """Whether the next attempt gets further: another trial follows, or an item is condemned."""
+        found = self._trials.ended(failed)
+        if found is None:
+            return True
+        if found.item is not None:
+            self._condemn_held(found.item, found.failed, found.failed.cause)
+            return True
+        end = found.failed
+        if self._sent_held_letter and end.stage is Stage.PRODUCTION and not end.node:
+            raise end.error("dead letter of what waited", end.cause) from end.cause
+        return False
 
-    def drop_negative_times(self, tp: TopicPartition, offsets: Sequence[int]) -> None:
-        """Pass over records whose extracted time is negative, as Kafka Streams does."""
-        known = self._condemned.setdefault(tp, {})
-        for offset in offsets:
-            if known.setdefault(offset, _Verdict(_NEGATIVE_TIME, None)).reason == _NEGATIVE_TIME:
-                where = f"{tp} offset {offset}"
-                _log.warning("task %s: %s dropped: negative timestamp", self._task_id, where)
+    # Verdicts.
 
-    def _condemn(
-        self, tp: TopicPartition, offset: int, failed: NodeFailed, cause: Exception
-    ) -> None:
-        known = self._condemned.setdefault(tp, {})
-        if offset in known:
-            return
-        error = failed.error(f"{tp} offset {offset}", cause)
-        handler = self._handlers[failed.stage]
-        if handler is OnError.FAIL:
-            raise error from cause
-        buried = handler is OnError.DEAD_LETTER
-        place = {"topic": tp.topic, "partition": str(tp.partition), "offset": str(offset)}
-        headers = error_headers(cause, place) if buried else None
-        known[offset] = _Verdict(failed.stage, headers)
-        done = f"goes to {self._dead_letter_topic}" if buried else "is passed over"
-        trace = cause if failed.stage is Stage.PROCESSING else None
-        _log.error(
-            "task %s: %s offset %d %s: %s", self._task_id, tp, offset, done, error, exc_info=trace
+    def _condemn_record(self, record: InputRecord, failed: NodeFailed, cause: Exception) -> None:
+        if record not in self._verdicts:
+            (topic, partition), offset = record
+            place = {"topic": topic, "partition": str(partition), "offset": str(offset)}
+            verdict = self._letters.verdict(str(record), place, failed, cause)
+            self._verdicts[record] = [verdict]
+
+    def _condemn_held(self, item: HeldItem, failed: NodeFailed, cause: Exception) -> None:
+        place = {"store": item.store, "time": str(item.time_ms)}
+        if item.origin is not None:
+            (topic, partition), offset = item.origin
+            at = {"topic": topic, "partition": str(partition), "offset": str(offset)}
+            place = {**at, **place}
+        verdict = self._letters.verdict(str(item), place, failed, cause)
+        self._verdicts.setdefault(item, []).append(verdict)
+
+    def _condemn_firing(self, failed: PunctuationFailed) -> None:
+        firing, time_ms = failed.firing, failed.time_ms
+        place = {
+            "punctuation": "wall_clock_time" if firing.after is None else "stream_time",
+            "node": firing.node,
+            "time": str(time_ms),
+            "task": str(self._task_id),
+        }
+        what = f"punctuation at {time_ms}"
+        verdict = self._letters.verdict(what, place, failed, failed.cause)
+        self._verdicts[firing] = [verdict._replace(reason=_PUNCTUATION, time_ms=time_ms)]
+
+    def _take_verdict(self, what: HeldItem | Firing, counters: Counters) -> Verdict | None:
+        """The verdict to carry out now, so that a commit follows; None: it is not passed over."""
+        verdicts, done = self._verdicts.get(what, ()), self._passed[what]
+        if done >= len(verdicts):
+            return None
+        self._passed[what] += 1
+        counters.count_dropped(verdicts[done].reason)
+        counters.request_commit()
+        return verdicts[done]
+
+    def _condemned_among(self, tp: TopicPartition, offsets: Sequence[int]) -> list[int]:
+        """The places of condemned records among records with these offsets."""
+        known = sorted(
+            w.offset for w in self._verdicts if isinstance(w, InputRecord) and w.tp == tp
         )
+        return _places(known, offsets)
 
-    def _suspect(self, lot: _Lot, failed: NodeFailed) -> None:
-        tp, first, after = lot.tp, lot.first, lot.last + 1
-        tried = self._suspects.get(tp)
-        if failed.culprits and (tried is None or not tried[0] <= first < tried[-1]):
-            offset = failed.culprits[0].offset
-            bounds = sorted({first, offset, offset + 1})
-        else:
-            bounds = [*range(first, after, -(-(after - first) // _LOTS)), after]
-        self._suspects[tp] = bounds
-        _log.info(
-            "task %s: %s; to find the record, %s offsets %d to %d go again in %d lots",
-            self._task_id,
-            failed,
-            tp,
-            first,
-            bounds[-1] - 1,
-            len(bounds) - 1,
-        )
+    def _first_firing_among(self, tp: TopicPartition, offsets: Sequence[int]) -> int | None:
+        """The place of the first record after which a firing is passed over."""
+        after = [w.after for w in self._verdicts if isinstance(w, Firing) and w.after is not None]
+        found = _places(sorted(offset for at, offset in after if at == tp), offsets)
+        return found[0] if found else None
 
-    def _condemned_among(self, tp: TopicPartition, offsets: Sequence[int], take: int) -> list[int]:
-        """Indices of the condemned among the first `take` of these offsets."""
-        known = self._condemned.get(tp)
-        if not known:
-            return []
-        found = []
-        for offset in sorted(known):
-            i = bisect_left(offsets, offset)
-            if i < take and offsets[i] == offset:
-                found.append(i)
-        return found
+    def _bury(self, batch: InputBatch, counters: Counters) -> None:
+        """Count condemned records, and send the dead letters of those that get one."""
+        records = batch.records
+        keys, values = records.keys.encoded(serdes.BYTES), records.values.encoded(serdes.BYTES)
+        letters, places = [], []
+        for i, offset in enumerate(batch.offsets):
+            (verdict,) = self._verdicts[InputRecord(batch.tp, offset)]
+            counters.count_dropped(verdict.reason)
+            if verdict.headers is not None:
+                kept = () if records.headers is None else records.headers[i]
+                time_ms = records.timestamps[i]
+                letters.append(DeadLetter(keys[i], values[i], time_ms, (*kept, *verdict.headers)))
+                places.append(offset)
+        if letters:
+            what = f"dead letters of {batch.tp} offset {places[0]} to {places[-1]}"
+            self._letters.send(what, letters)
 
-    def _bury(self, tp: TopicPartition, batch: Batch, context: TaskContext) -> None:
-        """Count them, and send those that get a dead letter to its topic, in this transaction."""
-        known, offsets = self._condemned[tp], _offsets(batch)
-        verdicts = [known[offset] for offset in offsets]
-        context.dropped.update(verdict.reason for verdict in verdicts)
-        told = [verdict.headers for verdict in verdicts if verdict.headers is not None]
-        if not told:
-            return
-        batch = batch.take([i for i, verdict in enumerate(verdicts) if verdict.headers is not None])
-        old = [()] * len(batch) if batch.headers is None else batch.headers
-        headers = [(*kept, *added) for kept, added in zip(old, told, strict=True)]
-        keys, values = batch.keys.encoded(serdes.BYTES), batch.values.encoded(serdes.BYTES)
-        topic = self._dead_letter_topic
-        try:
-            self._outbox.send(Records(topic, keys, values, batch.timestamps, headers=headers))
-        except (RecordFailed, TopicMissing) as error:
-            first, last = _offsets(batch)[0], _offsets(batch)[-1]
-            raise type(error)(f"dead letters of {tp} offset {first} to {last}: {error}") from error
+    def _admitted(self, held: Held, counters: Counters) -> list[int] | None:
+        """The places of the items to hand on; None: all."""
+        if not self._verdicts and not self._trials.is_on:
+            return None
+        places = []
+        for place, item in enumerate(_items(held)):
+            verdict = self._take_verdict(item, counters)
+            if verdict is None:
+                if self._trials.admits(item):
+                    places.append(place)
+                if self._trials.is_on:
+                    counters.request_commit()
+            elif verdict.headers is not None:
+                headers = (*item.headers, *verdict.headers)
+                letter = DeadLetter(item.key, item.value, max(item.time_ms, 1), headers)
+                self._letters.send(f"dead letter of {item}", [letter])
+                self._sent_held_letter = True
+        return places
+
+
+def _places(known: Sequence[int], offsets: Sequence[int]) -> list[int]:
+    """Where these offsets are found among others; both rise."""
+    found = [(bisect_left(offsets, offset), offset) for offset in known]
+    return [i for i, offset in found if i < len(offsets) and offsets[i] == offset]
+
+
+def _is_behind(what: Condemned, offsets: Mapping[TopicPartition, int]) -> bool:
+    """Whether the input is committed past it."""
+    match what:
+        case InputRecord(tp, offset):
+            return offset < offsets.get(tp, 0)
+        case Firing(after=(tp, offset)):
+            return offset < offsets.get(tp, 0)
+        case _:
+            return False
+
+
+def _items(held: Held) -> list[HeldItem]:
+    batch = held.batch
+    count = len(batch)
+    columns = (
+        _stored(batch.keys),
+        _stored(batch.values),
+        batch.timestamps,
+        [()] * count if batch.headers is None else batch.headers,
+        [None] * count if held.origins is None else held.origins,
+    )
+    return [HeldItem(held.store, *row) for row in zip(*columns, strict=True)]
+
+
+def _stored(column: Column) -> list[bytes | None]:
+    return column.with_serde(serdes.BYTES).encoded(serdes.BYTES)
 
 
 def _independent(part: SubTopology) -> frozenset[str]:
@@ -278,6 +440,12 @@ def _independent(part: SubTopology) -> frozenset[str]:
     return frozenset(found)
 
 
-def _offsets(batch: Batch) -> Sequence[int]:
-    assert batch.offsets is not None, "records of an input have offsets"
-    return batch.offsets
+def _independent_below(part: SubTopology, node: str) -> frozenset[str]:
+    """`node` and those below it to which each item comes the same, whatever came before it."""
+    found, stateless = {node}, {node}
+    for below in part.nodes:
+        if not stateless.isdisjoint(below.parents):
+            found.add(below.name)
+            if not below.stores:
+                stateless.add(below.name)
+    return frozenset(found)

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from statestore.errors import Misuse
 from statestore.ports import Clock
-from statestore.tasks.lifecycle import StreamTask
 from statestore.tasks.plan import Standing, TaskReport
 from statestore.tasks.progress import ProgressFile
+from statestore.tasks.task import StreamTask
 
 _POLL_MS = 200
 _STEPS_PER_COLLECTION = 200

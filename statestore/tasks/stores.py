@@ -23,7 +23,7 @@ from statestore.stores.specs import (
     VersionedSpec,
     WindowSpec,
 )
-from statestore.tasks import budget
+from statestore.tasks.memory_share import Usage
 from statestore.tasks.old_tails import TailGuard
 from statestore.tasks.owned import OpenStore, OwnedStore, SuppliedStore
 from statestore.tasks.restore import UNCLEAN, Restored, StoreCorrupted, restore
@@ -133,10 +133,10 @@ class TaskStores:
             raise error
         self._replace(StoreCorrupted(error.store, "unreadable", str(error)))
 
-    def usage(self) -> budget.Usage:
+    def usage(self) -> Usage:
         """Pending writes of all."""
         used = [opened.usage() for opened in self.opened.values()]
-        return budget.Usage(sum(u.size_bytes for u in used), sum(u.records for u in used))
+        return Usage(sum(u.size_bytes for u in used), sum(u.records for u in used))
 
     def before_write(self) -> None:
         """Under exactly_once, take back what `.checkpoint` says of stores about to differ (S5)."""

@@ -33,8 +33,8 @@ from statestore.stores.specs import (
 )
 from statestore.stores.transaction import LagLimits
 from statestore.stores.windows import TIME_ROW
-from statestore.tasks.lifecycle import StreamTask
 from statestore.tasks.plan import TaskEdges, TaskPlan
+from statestore.tasks.task import StreamTask
 from statestore.testing.memory_broker import MemoryBroker
 from statestore.topology.graph import Topology
 from statestore.topology.logs import logs

@@ -49,7 +49,7 @@ def entered(rig: TaskRig, **settings: str) -> None:
 def finish(rig: TaskRig) -> None:
     """Process and commit all there is."""
     (task,) = rig.running
-    while task.step(0) or task._poison._suspects or _behind(rig):
+    while task.step(0) or _behind(rig):
         task.step_commit()
 
 

@@ -23,9 +23,9 @@ from statestore.stores.built_in import BuiltIn
 from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.stores.specs import BuiltInSpec
 from statestore.stores.transactional import TransactionalStore
-from statestore.tasks.budget import MemoryShare
-from statestore.tasks.lifecycle import StreamTask
+from statestore.tasks.memory_share import MemoryShare
 from statestore.tasks.plan import TaskEdges, TaskPlan
+from statestore.tasks.task import StreamTask
 from statestore.testing.memory_broker import MemoryBroker
 from statestore.topology.graph import Topology
 from statestore.topology.logs import logs

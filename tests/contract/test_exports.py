@@ -28,8 +28,8 @@ from statestore.operations.exports.create import ExportReport
 from statestore.operations.exports.leases import LEASE_MS
 from statestore.operations.exports.manifest import encode_manifest
 from statestore.runtime.databases import RocksDatabases
-from statestore.tasks.lifecycle import StreamTask
 from statestore.tasks.stores import TaskStores
+from statestore.tasks.task import StreamTask
 from statestore.topology.nodes import TopicName
 from tests.builders import DEADLINE_S, eventually
 from tests.contract.export_rig import ExportRig, offset_of, rows_of

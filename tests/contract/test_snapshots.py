@@ -25,7 +25,7 @@ from statestore.layout.snapshots import TaskSnapshots, new_id
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.snapshots import Snapshot, Snapshots
 from statestore.runtime.databases import RocksDatabases
-from statestore.tasks.lifecycle import StreamTask
+from statestore.tasks.task import StreamTask
 from tests.builders import DEADLINE_S, eventually
 from tests.contract.task_rig import APPLICATION, TASK, TaskRig, rows_of
 

@@ -14,7 +14,7 @@ from rocksdict import Options, Rdict
 
 import statestore as ss
 from statestore.errors import TaskCorrupted
-from statestore.tasks.lifecycle import StreamTask
+from statestore.tasks.task import StreamTask
 from tests.builders import DEADLINE_S, child
 from tests.contract.conftest import rocks_rows
 from tests.contract.task_rig import TaskRig, rows_of

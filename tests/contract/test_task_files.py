@@ -18,7 +18,7 @@ from statestore.model.ids import Position, TopicPartition
 from statestore.model.records import Record
 from statestore.operations.run import Run, RunRequest
 from statestore.stores.keyvalue import TransactionalKeyValueStore
-from statestore.tasks.lifecycle import StreamTask
+from statestore.tasks.task import StreamTask
 from statestore.testing.driver import TopologyTestDriver
 from tests.contract.conftest import rocks_rows
 from tests.contract.task_rig import APPLICATION, TaskRig, rows_of

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statestore.errors import CommitUnknown, Fenced, Locked, Unavailable
 from statestore.layout.owners import read_owner
 from statestore.operations.run import PlannedTask
-from statestore.tasks.lifecycle import StreamTask
+from statestore.tasks.task import StreamTask
 from tests.simulation.stage import Stage
 from tests.simulation.world import Died, Process
 

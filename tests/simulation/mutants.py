@@ -11,10 +11,10 @@ from statestore.tasks import commit as commits
 from statestore.tasks import committer as committers
 from statestore.tasks.commit import Commit, Settle
 from statestore.tasks.committer import Committer
-from statestore.tasks.lifecycle import StreamTask
 from statestore.tasks.owned import OpenStore, OwnedStore
 from statestore.tasks.restore import Restored
 from statestore.tasks.stores import TaskStores
+from statestore.tasks.task import StreamTask
 from tests.simulation.schedule import Simulation
 from tests.simulation.stage import APPLICATION
 

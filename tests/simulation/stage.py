@@ -16,8 +16,8 @@ from statestore.settings import Settings
 from statestore.stores import keyvalue, offsets
 from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.stores.transaction import LagLimits, StagedEngine
-from statestore.tasks.lifecycle import StreamTask
 from statestore.tasks.plan import TaskEdges, TaskPlan
+from statestore.tasks.task import StreamTask
 from statestore.testing.memory_broker import MemoryBroker
 from tests.simulation.pipeline import topology
 from tests.simulation.volume import Volume

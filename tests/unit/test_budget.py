@@ -4,7 +4,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from statestore.tasks.budget import MemoryLimits, Step, Usage, plan_step, reached
+from statestore.tasks.memory_share import MemoryLimits, Step, Usage, plan_step, reached
 from tests.builders import table_rows
 
 STEPS = """

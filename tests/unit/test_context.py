@@ -8,12 +8,12 @@ from statestore.errors import UnknownStore
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.records import Record
 from statestore.ports import TopicSpec
+from statestore.settings import Settings
 from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec
 from statestore.tasks.context import TaskContext
 from statestore.tasks.owned import OpenStore
-from statestore.tasks.poison_held import PoisonHeld
-from statestore.tasks.poison_punctuations import PoisonPunctuations
+from statestore.tasks.poison import Poison
 from statestore.testing.memory_broker import MemoryBroker
 from statestore.topology.builder import StreamsBuilder
 from statestore.topology.failures import NodeFailed
@@ -48,8 +48,7 @@ class Wired:
             application_id="shop",
             stream_time_ms=None,
             clock=ManualClock(),
-            punctuations=PoisonPunctuations(TaskId(0, 0), {}, self.outbox, ""),
-            held=PoisonHeld(TaskId(0, 0), part, {}, self.outbox, ""),
+            poison=Poison(TaskId(0, 0), part, Settings(), self.outbox),
             held_back=HeldBack(),
         )
         self.pushes = self.context.wire(part)

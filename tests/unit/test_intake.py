@@ -13,7 +13,7 @@ from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.records import Record, Serde
 from statestore.settings import Settings
 from statestore.stores import serdes
-from statestore.tasks.intake import Intake
+from statestore.tasks.intake import InputBatch, Intake
 from statestore.tasks.poison import Poison
 from statestore.testing.memory_broker import MemoryBroker
 from statestore.topology.nodes import SourceNode, TimestampExtractor, TopicName
@@ -35,7 +35,7 @@ def intake_of(
 
 
 # Each cell: offset@timestamp of the records that were polled, in order; `;` ends a batch. What is
-# handed on: chunks, as input and offsets. Inputs are declared in the order a, b, c.
+# handed on: batches, as input and offsets. Inputs are declared in the order a, b, c.
 ORDERS = """
     a                  | b              | c         | handed on
     0@10 1@20 2@30     | 0@15 1@20      | 0@99      | a:0 b:0 a:1 b:1 a:2 c:0
@@ -76,21 +76,22 @@ def feed(intake: Intake, tp: TopicPartition, rows: Sequence[tuple[int, int]]) ->
     """One polled batch of records at these (offset, timestamp)."""
     offsets = [offset for offset, _ in rows]
     records = [("k", "v", time) for _, time in rows]
-    intake.add(batch(records, topic=tp.topic, offsets=offsets), rows[-1][0] + 1)
+    polled = batch(records, topic=tp.topic, offsets=offsets)
+    intake.add(InputBatch.of(polled), rows[-1][0] + 1)
 
 
 def drain(intake: Intake) -> list[tuple[TopicPartition, list[int], int]]:
     """All that is handed on: input, offsets, the offset after them."""
     found = []
-    while (chunk := intake.next_chunk()) is not None:
-        found.append((chunk.tp, list(chunk.batch.offsets or ()), chunk.offset_next))
+    while (batch := intake.next_batch()) is not None:
+        found.append((batch.tp, list(batch.offsets), batch.offsets[-1] + 1))
     return found
 
 
-def shown(chunks: Sequence[tuple[TopicPartition, list[int], int]]) -> list[str]:
+def shown(batches: Sequence[tuple[TopicPartition, list[int], int]]) -> list[str]:
     return [
         f"{tp.topic}:{offset}"
-        for tp, offsets, _ in chunks
+        for tp, offsets, _ in batches
         for offset in (
             [f"{offsets[0]}-{offsets[-1]}"]
             if len(offsets) > 1 and offsets == list(range(offsets[0], offsets[-1] + 1))
@@ -126,8 +127,8 @@ def test_a_bounded_run_waits_for_each_input_a_continuous_one_for_none(row: list[
             feed(intake, tp, [(0, 5)])
         elif state == "e":
             intake.at(tp, 10)
-    chunk = intake.next_chunk()
-    assert ("nothing" if chunk is None else chunk.tp.topic) == handed_on
+    first = intake.next_batch()
+    assert ("nothing" if first is None else first.tp.topic) == handed_on
 
 
 def test_an_input_that_falls_silent_is_waited_for_once_until_it_speaks_again() -> None:
@@ -135,8 +136,8 @@ def test_an_input_that_falls_silent_is_waited_for_once_until_it_speaks_again() -
 
     def handed_on(now_s: float) -> list[str]:
         found = []
-        while (chunk := intake.next_chunk(now_s)) is not None:
-            found.append(f"{chunk.tp.topic}:{next(iter(chunk.batch.offsets or ()))}")
+        while (batch := intake.next_batch(now_s)) is not None:
+            found.append(f"{batch.tp.topic}:{batch.offsets[0]}")
         return found
 
     assert handed_on(0.0) == []
@@ -180,9 +181,9 @@ def test_records_known_to_be_on_the_broker_are_waited_for_however_long(row: list
     intake = intake_of([A, B], {}, None, idle_ms=int(idle_ms))
     feed(intake, A, [(0, 10)])
     intake.at(B, 0, more=more == "yes")
-    first = intake.next_chunk(0.0)
+    first = intake.next_batch(0.0)
     if first is None:
-        first = intake.next_chunk(int(silent_ms) / 1000)
+        first = intake.next_batch(int(silent_ms) / 1000)
     assert (first is None) is (waits == "yes")
 
 
@@ -234,9 +235,9 @@ def test_control_records_are_passed_over_but_no_record_still_waiting() -> None:
     feed(intake, B, [(3, 2)])
     intake.at(A, 15)
     assert (intake.reached(A), intake.reached(B)) == (10, 3)
-    first = intake.next_chunk()
+    first = intake.next_batch()
     assert first is not None
-    assert (first.tp, first.offset_next) == (A, 11)
+    assert (first.tp, list(first.offsets)) == (A, [10])
     assert intake.reached(A) == 12
     assert shown(drain(intake)) == ["b:3", "a:12"]
     assert (intake.reached(A), intake.reached(B)) == (15, 4)
@@ -253,12 +254,12 @@ def test_an_input_that_ends_in_control_records_is_finished_when_the_source_passe
     assert (intake.finished(), intake.reached(A)) == (True, 6)
 
 
-def test_a_chunk_put_back_is_handed_on_again_and_not_reached() -> None:
+def test_a_batch_put_back_is_handed_on_again_and_not_reached() -> None:
     intake = intake_of([A], {}, {A: 3})
     feed(intake, A, [(0, 1), (1, 2), (2, 3)])
-    chunk = intake.next_chunk()
-    assert chunk is not None
-    intake.put_back(chunk._replace(batch=chunk.batch.slice(1, 3)))
+    whole = intake.next_batch()
+    assert whole is not None
+    intake.put_back(whole.slice(1, 3))
     assert (intake.reached(A), intake.waiting(), intake.finished()) == (1, 2, False)
     assert shown(drain(intake)) == ["a:1-2"]
     assert intake.finished()
@@ -288,8 +289,8 @@ def test_an_extractor_replaces_the_timestamps_of_its_topic_only() -> None:
     intake = intake_of([A, B], {"a": source}, None)
     feed(intake, A, [(0, 10), (1, 20)])
     feed(intake, B, [(0, 985)])
-    chunks = [intake.next_chunk() for _ in range(2)]
-    assert [chunk.batch.timestamps for chunk in chunks if chunk] == [[985], [990, 980]]
+    batches = [intake.next_batch() for _ in range(2)]
+    assert [batch.records.timestamps for batch in batches if batch] == [[985], [990, 980]]
 
 
 # The oracle: of all heads the smallest timestamp, ties by declaration.
@@ -334,7 +335,7 @@ def test_partitions_of_one_topic_tie_by_partition_as_declared() -> None:
     intake = intake_of([first, second], {}, None)
     for tp in (second, first):
         made = batch([("k", "v", 5)], topic="in", partition=tp.partition)
-        intake.add(made, 1)
+        intake.add(InputBatch.of(made), 1)
     assert [tp for tp, _, _ in drain(intake)] == [first, second]
 
 
@@ -351,7 +352,8 @@ def test_the_record_an_extractor_sees_is_decoded_and_says_where_it_came_from() -
 
     intake = intake_of([A], {"a": read_from_a(extract)}, None)
     rows = batch([("k", 41, 5)], value_serde=serdes.INT64, topic="a", first_offset=7)
-    intake.add(rows.with_columns(keys=Column(raw=[b"k"]), values=Column(raw=[bytes(7) + b")"])), 8)
+    encoded = rows.with_columns(keys=Column(raw=[b"k"]), values=Column(raw=[bytes(7) + b")"]))
+    intake.add(InputBatch.of(encoded), 8)
     assert seen == [Record("k", 41, 5, (), "a", 0, 7)]
 
 
@@ -359,4 +361,4 @@ def test_an_extractor_that_fails_names_its_source_and_the_offset() -> None:
     intake = intake_of([A], {"a": read_from_a(lambda r: r.value["time"])}, None)
     rows = batch([("k", 41, 5)], value_serde=serdes.INT64, topic="a", first_offset=7)
     with pytest.raises(RecordFailed, match=r"source-a, a-0 offset 7: TypeError"):
-        intake.add(rows, 8)
+        intake.add(InputBatch.of(rows), 8)

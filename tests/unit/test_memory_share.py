@@ -8,7 +8,7 @@ import pytest
 import statestore as ss
 from statestore.model.ids import TaskId
 from statestore.settings import NO_LIMIT
-from statestore.tasks.budget import MemoryLimits, MemoryShare, Step, Usage, plan_step
+from statestore.tasks.memory_share import MemoryLimits, MemoryShare, Step, Usage, plan_step
 from tests.contract.task_rig import TaskRig
 
 SHARE = MemoryLimits(max_bytes=1_000_000, max_records=100)

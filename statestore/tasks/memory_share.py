@@ -1,4 +1,8 @@
-"""How much a stream task may leave uncommitted: one pure function (KIP-892, SEMANTICS S6)."""
+"""How much memory pending writes may take, and how much to process before a commit (S6, KIP-892).
+
+A host's limits are divided among its slots. All stream tasks that a slot serves share its part, and
+the one that holds most of it commits first. How many records to take next is a pure function.
+"""
 
 from typing import NamedTuple
 
@@ -16,7 +20,7 @@ class Usage(NamedTuple):
 
 
 class MemoryLimits(NamedTuple):
-    """What one slot may hold pending; -1 none."""
+    """How much one slot may hold pending; -1: no limit."""
 
     max_bytes: int
     max_records: int
@@ -37,19 +41,20 @@ class MemoryLimits(NamedTuple):
 
 
 class MemoryShare:
-    """The share of one slot, and what each stream task it serves holds of it.
+    """The memory of one slot, and how much of it each stream task that it serves holds.
 
-    One thread. A task says what it holds; one that finds no room asks the fullest to commit.
+    For one thread. A task says what it holds; one that finds no room asks the task that holds most
+    to commit.
     """
 
-    def __init__(self, share: MemoryLimits) -> None:
-        self.share = share
+    def __init__(self, limits: MemoryLimits) -> None:
+        self.limits = limits
         self._held: dict[str, Usage] = {}
         self._asked: set[str] = set()
         self._sum = Usage(0, 0)
 
     def hold(self, task: str, usage: Usage) -> Usage:
-        """`task` holds this now; returns what all hold together."""
+        """Note what `task` holds now; returns what all hold together."""
         before = self._held.get(task, Usage(0, 0))
         self._held[task] = usage
         self._sum = Usage(
@@ -59,7 +64,7 @@ class MemoryShare:
         return self._sum
 
     def make_room(self, task: str) -> bool:
-        """Whether `task` holds most, and so is to commit now; else the one that does is asked."""
+        """Whether `task` holds most and is to commit now; else the one that does is asked to."""
         fullest = max(self._held, key=lambda name: self._held[name], default=task)
         if self._held.get(task) == self._held.get(fullest):
             return True
@@ -67,7 +72,7 @@ class MemoryShare:
         return False
 
     def take_request(self, task: str) -> bool:
-        """Whether `task` was asked to commit since it was last told so."""
+        """Whether `task` was asked to commit since the last call."""
         if task not in self._asked:
             return False
         self._asked.remove(task)
@@ -82,7 +87,7 @@ class Step(NamedTuple):
 
 
 def plan_step(
-    pending: Usage, per_record: tuple[float, float] | None, waiting: int, share: MemoryLimits
+    pending: Usage, per_record: tuple[float, float] | None, waiting: int, limits: MemoryLimits
 ) -> Step:
     """The next step when each input record is expected to add `per_record` (bytes, records).
 
@@ -90,15 +95,15 @@ def plan_step(
     least one record, at most what the share can hold. `per_record` None, nothing measured yet: few.
     """
     if per_record is None:
-        if share == MemoryLimits(NO_LIMIT, NO_LIMIT):
+        if limits == MemoryLimits(NO_LIMIT, NO_LIMIT):
             return Step(commit_first=False, take=waiting)
-        first = plan_step(pending, _GUESS, waiting, share)
+        first = plan_step(pending, _GUESS, waiting, limits)
         return first._replace(take=min(first.take, _FIRST_TAKE))
     fits = waiting
     fits_empty = waiting
     for limit, used, growth in (
-        (share.max_bytes, pending.size_bytes, per_record[0]),
-        (share.max_records, pending.records, per_record[1]),
+        (limits.max_bytes, pending.size_bytes, per_record[0]),
+        (limits.max_records, pending.records, per_record[1]),
     ):
         if limit == NO_LIMIT or growth <= 0:
             continue
@@ -110,8 +115,8 @@ def plan_step(
     return Step(commit_first=crowded, take=max(1, fits_empty if crowded else fits))
 
 
-def reached(pending: Usage, share: MemoryLimits) -> bool:
+def reached(pending: Usage, limits: MemoryLimits) -> bool:
     """Whether the share is used up, so that a commit is due."""
-    return (share.max_bytes != NO_LIMIT and pending.size_bytes >= share.max_bytes) or (
-        share.max_records != NO_LIMIT and pending.records >= share.max_records
+    return (limits.max_bytes != NO_LIMIT and pending.size_bytes >= limits.max_bytes) or (
+        limits.max_records != NO_LIMIT and pending.records >= limits.max_records
     )

@@ -27,18 +27,16 @@ from statestore.errors import (
 )
 from statestore.faults import CrashPoint, reach
 from statestore.layout.folders import StateLayout
-from statestore.model.ids import TopicPartition
 from statestore.settings import Settings
-from statestore.tasks import budget
 from statestore.tasks.committer import Committer
 from statestore.tasks.context import TaskContext
 from statestore.tasks.input_checkpoint import InputCheckpoint
-from statestore.tasks.intake import Chunk
+from statestore.tasks.intake import InputBatch
+from statestore.tasks.memory_share import MemoryLimits, MemoryShare, Usage, plan_step, reached
 from statestore.tasks.old_tails import TailGuard
 from statestore.tasks.ownership import Ownership
 from statestore.tasks.plan import Standing, TaskEdges, TaskPlan, TaskReport
-from statestore.tasks.poison import Poison
-from statestore.tasks.poison_held import Rehearsed
+from statestore.tasks.poison import Poison, Rehearsed
 from statestore.tasks.retry import RetryBudget
 from statestore.tasks.snapshot_responder import SnapshotResponder
 from statestore.tasks.stores import TaskStores
@@ -47,7 +45,7 @@ from statestore.topology.logs import logs_of
 from statestore.topology.nodes import HeldBack, Push
 
 _log = logging.getLogger(__name__)
-_NOTHING = budget.Usage(0, 0)
+_NOTHING = Usage(0, 0)
 _MENDABLE = (Unavailable, CommitUnknown, Fenced, TaskCorrupted)
 
 
@@ -60,14 +58,14 @@ class StreamTask:
         edges: TaskEdges,
         settings: Settings,
         layout: StateLayout,
-        slot: budget.MemoryShare | None = None,
+        slot: MemoryShare | None = None,
     ) -> None:
         """`slot`: the share of memory of all tasks served in one thread; None: this one alone."""
         self.report = TaskReport(str(plan.task_id))
         self._plan = plan
         self._edges = edges
         self._settings = settings
-        self._slot = slot or budget.MemoryShare(budget.MemoryLimits.of(settings, plan.slots))
+        self._slot = slot or MemoryShare(MemoryLimits.of(settings, plan.slots))
         self._ownership = Ownership(plan, edges, settings, layout)
         self._desk = SnapshotResponder(plan.task_id, layout, edges.clock, self.report)
         self._stores = TaskStores(
@@ -218,10 +216,14 @@ class StreamTask:
         """
         try:
             return action() or 0
-        except (NodeFailed, Rehearsed) as failed:
+        except (NodeFailed, Rehearsed) as ended:
             self._ownership.check()
-            context = self._context
-            self._poison.judge(failed, punctuated=bool(context and context.punctuations.has_fired))
+            if isinstance(ended, NodeFailed):
+                context = self._context
+                fired = context is not None and context.punctuations.has_fired
+                self._poison.judge(ended, punctuated=fired)
+            else:
+                self._poison.rehearsed()
             self.report.rewinds += 1
             self._slot.hold(self.report.stream_task, _NOTHING)
             self._committer.abort()
@@ -263,8 +265,7 @@ class StreamTask:
             application_id=self._settings.application_id,
             stream_time_ms=self._committer.stamp.stream_time_ms,
             clock=self._edges.clock,
-            punctuations=self._poison.punctuations,
-            held=self._poison.held,
+            poison=self._poison,
             held_back=self._held_back,
         )
         self._pushes = self._context.wire(self._plan.part)
@@ -285,14 +286,15 @@ class StreamTask:
         if self._slot.take_request(self.report.stream_task) and self._dirty:
             self._commit()
         assert self._context is not None
-        self._poll(limit, self._context.punctuations.wait_ms(began_ms, timeout_ms))
+        wait_ms = self._context.punctuations.wait_ms(began_ms, timeout_ms)
+        self._intake.poll(self._edges.source, limit, wait_ms)
         polled = clock.monotonic()
         self.report.poll_seconds += polled - started
         if self.report.first_record_ms is None and self._intake.waiting():
             self.report.first_record_ms = began_ms
         processed = 0
-        while (chunk := self._intake.next_chunk(clock.monotonic())) is not None:
-            done = self._process_within_share(chunk)
+        while (batch := self._intake.next_batch(clock.monotonic())) is not None:
+            done = self._process_within_share(batch)
             if done is None:
                 break
             processed += done
@@ -306,57 +308,43 @@ class StreamTask:
         self._desk.serve(self._stores.opened, self._committer.stamp.number)
         return processed
 
-    def _poll(self, limit: int, timeout_ms: int) -> None:
-        source, intake, inputs = self._edges.source, self._intake, self._plan.inputs
-        paused = intake.paused(limit)
-        if len(paused) < len(inputs):
-            source.pause(sorted(paused))
-            for batch in source.poll(limit, timeout_ms):
-                assert batch.topic is not None
-                assert batch.partition is not None
-                tp = TopicPartition(batch.topic, batch.partition)
-                intake.add(batch, source.position(tp))
-            source.resume(sorted(paused))
-        for tp in inputs:
-            intake.at(tp, source.position(tp), more=not source.at_end(tp))
-
-    def _process_within_share(self, chunk: Chunk) -> int | None:
+    def _process_within_share(self, batch: InputBatch) -> int | None:
         """The records processed; None: not before another task of the slot has committed."""
-        cut = self._poison.cut(chunk)
+        cut = self._poison.cut(batch)
         if cut.alone and self._dirty:
-            self._intake.put_back(chunk)
+            self._intake.put_back(batch)
             self._commit()
             return 0
-        chunk = self._intake.front(chunk, cut.take)
-        waiting, slot, name = len(chunk.batch), self._slot, self.report.stream_task
+        batch = self._intake.front(batch, cut.take)
+        waiting, slot, name = len(batch), self._slot, self.report.stream_task
         held = slot.hold(name, self._stores.usage())
-        step = budget.plan_step(held, self._growth, waiting, slot.share)
+        step = plan_step(held, self._growth, waiting, slot.limits)
         if step.commit_first and not slot.make_room(name):
-            self._intake.put_back(chunk)
+            self._intake.put_back(batch)
             return None
         if step.commit_first and self._dirty:
-            self._intake.put_back(chunk)
+            self._intake.put_back(batch)
             self._commit()
             return 0
-        chunk = self._intake.front(chunk, step.take)
-        self._process(chunk)
+        batch = self._intake.front(batch, step.take)
+        self._process(batch)
         self._stay_within_share()
         if cut.commit and self._dirty:
             self._commit()
-        return len(chunk.batch)
+        return len(batch)
 
-    def _process(self, chunk: Chunk) -> None:
+    def _process(self, batch: InputBatch) -> None:
         context = self._context
         assert context is not None
         before = self._stores.usage()
         self._committer.begin()
         self._dirty = True
-        batch = self._poison.pass_over(chunk, context)
-        if len(batch):
-            context.pass_on(self._pushes[chunk.tp.topic], batch)
+        left = self._poison.pass_over(batch, context)
+        if len(left):
+            context.pass_on(self._pushes[batch.tp.topic], left)
         self._poison.passed()
         after = self._stores.usage()
-        count = len(chunk.batch)
+        count = len(batch)
         self._growth = (
             (after.size_bytes - before.size_bytes) / count,
             (after.records - before.records) / count,
@@ -377,7 +365,7 @@ class StreamTask:
     def _stay_within_share(self) -> None:
         slot, name = self._slot, self.report.stream_task
         held = slot.hold(name, self._stores.usage())
-        if budget.reached(held, slot.share) and slot.make_room(name):
+        if reached(held, slot.limits) and slot.make_room(name):
             self._commit()
 
     # Commit.
@@ -401,9 +389,8 @@ class StreamTask:
         context, clock = self._context, self._edges.clock
         assert context is not None
         started = clock.monotonic()
-        reached = ((tp, self._intake.reached(tp)) for tp in self._plan.inputs)
-        moved = {tp: offset for tp, offset in reached if offset is not None}
-        if self._poison.held.on_trial:
+        moved = self._intake.all_reached()
+        if self._poison.on_trial:
             self._committer.rehearse(context.stream_time_ms)
             raise Rehearsed
         size, before = self._stores.usage().size_bytes, self._committer.tally

@@ -1,0 +1,193 @@
+"""The search for what failed, where the failure itself does not say (docs/adr/0009).
+
+Of input records, the suspects are tried again in lots, each in a transaction of its own; a lot that
+fails is tried in smaller ones, until one record fails alone. Of what waited in an operator, the
+task hands on the first few and leaves out the rest, in transactions that it never commits; the last
+of the fewest that fail is the one.
+"""
+
+import logging
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from statestore.model.ids import TaskId, TopicPartition
+from statestore.model.records import Header
+from statestore.stores import serdes
+from statestore.topology.failures import NodeFailed
+from statestore.topology.nodes import Origin
+
+_log = logging.getLogger(__name__)
+_LOTS = 16
+_NONE_YET = -1
+
+
+class Lot(NamedTuple):
+    """Records of one input, from offset `first` to offset `last`, both inclusive."""
+
+    tp: TopicPartition
+    first: int
+    last: int
+    records: int
+
+
+class Suspects:
+    """The input records of one stream task of which one is known to have failed."""
+
+    def __init__(self, task_id: TaskId) -> None:
+        self._task_id = task_id
+        # Per input the offsets at which a new lot begins, and last the one after the last lot.
+        self._bounds: dict[TopicPartition, list[int]] = {}
+
+    def cut(self, tp: TopicPartition, offsets: Sequence[int]) -> tuple[int, bool]:
+        """How many of these records to try at once; whether in a transaction of their own."""
+        bounds = self._bounds.get(tp)
+        if bounds is None or offsets[0] >= bounds[-1]:
+            return len(offsets), False
+        take = bisect_left(offsets, bounds[bisect_right(bounds, offsets[0])])
+        return take, offsets[0] >= bounds[0]
+
+    def divide(self, lot: Lot, failed: NodeFailed) -> None:
+        """Try a lot that failed again, in smaller ones."""
+        tp, first, after = lot.tp, lot.first, lot.last + 1
+        tried = self._bounds.get(tp)
+        if failed.culprits and (tried is None or not tried[0] <= first < tried[-1]):
+            offset = failed.culprits[0].offset
+            bounds = sorted({first, offset, offset + 1})
+        else:
+            bounds = [*range(first, after, -(-(after - first) // _LOTS)), after]
+        self._bounds[tp] = bounds
+        _log.info(
+            "task %s: %s; to find the record, %s offsets %d to %d are tried again in %d lots",
+            self._task_id,
+            failed,
+            tp,
+            first,
+            bounds[-1] - 1,
+            len(bounds) - 1,
+        )
+
+    def isolate(self, lot: Lot) -> None:
+        """Try a lot again, in a transaction of its own."""
+        self._bounds[lot.tp] = [lot.first, lot.last + 1]
+
+    def committed(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """The inputs are committed up to these offsets, exclusive."""
+        for tp, offset in offsets.items():
+            bounds = self._bounds.get(tp)
+            if bounds is not None and bounds[-1] <= offset:
+                del self._bounds[tp]
+
+
+class HeldItem(NamedTuple):
+    """Something that waited in `store`; equal ones are interchangeable."""
+
+    store: str
+    key: bytes | None
+    value: bytes | None
+    time_ms: int
+    headers: tuple[Header, ...]
+    origin: Origin | None
+
+    def __str__(self) -> str:
+        if self.origin is not None:
+            tp, offset = self.origin
+            return f"{tp} offset {offset}, which waited in store {self.store!r}"
+        key = serdes.printable(self.key or b"")
+        return f"the result of key b'{key}' up to {self.time_ms} in store {self.store!r}"
+
+
+class Finding(NamedTuple):
+    """What trials have shown: which item failed; None: it fails without any of them."""
+
+    item: HeldItem | None
+    failed: NodeFailed
+
+
+class _Trial:
+    """The first `passing` items go through, the first `failing` do not; `limit` are tried now."""
+
+    def __init__(self, failed: NodeFailed, failing: int, hint: int) -> None:
+        self.failed = failed
+        self.passing = _NONE_YET
+        self.failing = failing
+        self.limit = 0
+        self.hint = hint
+
+    def narrow(self) -> None:
+        """Choose the next limit."""
+        low, high, hint = self.passing, self.failing, self.hint
+        self.limit = (low + high) // 2
+        if low < hint < high:
+            self.limit = hint
+        elif low < hint + 1 < high:
+            self.limit = hint + 1
+
+
+class HeldTrials:
+    """What waited in one stream task, as far as this transaction has handed it on."""
+
+    def __init__(self, task_id: TaskId) -> None:
+        self._task_id = task_id
+        self._trial: _Trial | None = None
+        self._tried: list[HeldItem] = []
+        self.handed_on = 0
+        """How many items were handed on since the last commit."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether what is being done is a trial, which is not to be committed."""
+        return self._trial is not None
+
+    def admits(self, item: HeldItem) -> bool:
+        """Whether to hand on the next item; all of them outside a trial."""
+        if self._trial is None:
+            return True
+        self._tried.append(item)
+        return len(self._tried) <= self._trial.limit
+
+    def begin(self, failed: NodeFailed, hint: int | None) -> bool:
+        """Try the items handed on in this transaction; False: there are none.
+
+        `hint`: how many had been handed on before the one that seems to be at fault.
+        """
+        if not self.handed_on:
+            return False
+        self._trial = _Trial(failed, self.handed_on, _NONE_YET if hint is None else hint)
+        _log.info(
+            "task %s: %s; to find out which, the %d that waited are tried in part",
+            self._task_id,
+            failed,
+            self.handed_on,
+        )
+        return True
+
+    def ended(self, failed: NodeFailed | None) -> Finding | None:
+        """A trial failed, or went through up to its commit (None); None: another trial follows."""
+        trial = self._trial
+        if trial is None:
+            return None
+        if failed is None:
+            trial.passing = trial.limit
+        elif trial.limit == 0:
+            self._trial = None
+            return Finding(None, failed)
+        else:
+            trial.failing, trial.failed = trial.limit, failed
+        if trial.passing + 1 < trial.failing:
+            trial.narrow()
+            return None
+        self._trial = None
+        if trial.passing >= len(self._tried):
+            where = "what waited, but not twice alike"
+            raise trial.failed.error(where, trial.failed.cause) from trial.failed.cause
+        return Finding(self._tried[trial.passing], trial.failed)
+
+    def stop(self) -> None:
+        """It is known what failed."""
+        self._trial = None
+
+    def went_back(self) -> None:
+        """Nothing since the last commit happened."""
+        self._tried = []
+        self.handed_on = 0
