@@ -1,8 +1,8 @@
-"""Whether a start may go on from the topics and offsets that are there (SEMANTICS E4a).
+"""Whether a start may go on from the logs and offsets that are there (SEMANTICS E4a).
 
-State is what its changelog makes of it, and input goes on where the group's offsets stand: if the
-two do not belong together, a start would lose what was committed, or count it twice, and nobody
-would be told. Everything here is asked before anything is written (I9, I27).
+A store is what its log makes of it, and input goes on where the group's offsets stand. If the two
+do not belong together, a start would lose what was committed or count it twice, and nobody would
+notice. All of this is asked before anything is written (I9, I27).
 """
 
 import logging
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from statestore.errors import InvalidSetting, Misuse
+from statestore.errors import InvalidSetting, Misuse, TopologyMismatch
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.deployed import Deployed
@@ -21,7 +21,7 @@ from statestore.stores.specs import StoreSpec, WindowSpec
 from statestore.tasks import input_checkpoint
 from statestore.tasks.inputs import forgotten, truncated
 from statestore.topology.graph import Topology
-from statestore.topology.logs import log_of
+from statestore.topology.logs import Logs, log_of
 from statestore.topology.nodes import SinkNode, TopicName
 from statestore.topology.sub_topologies import SubTopology
 
@@ -45,7 +45,7 @@ class _Task(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Standing:
+class StartingPoint:
     """Where an application stands on its cluster: its internal topics and its group's offsets.
 
     `needed`: the internal topics the topology needs. `logs`: by store, the source topic that is its
@@ -321,4 +321,53 @@ def _check_changelog(topic: str, where: str, spec: StoreSpec, told: Mapping[str,
             f"{begin} with {limits}, but the store keeps its windows for {spec.retention_ms} ms: "
             f"set {_POLICY}=compact, or {_RETENTION} to {spec.retention_ms} or more and {_SIZE} "
             "to -1"
+        )
+
+
+# Tables whose log is their source topic (docs/adr/0015).
+
+
+def check_source_topics(cluster: Cluster, logs: Logs) -> None:
+    """InvalidSetting if a source topic deletes records of keys that have no newer one."""
+    topics = logs.topics()
+    for table, why in logs.apart.items():
+        _log.info("table %s keeps a changelog of its own: %s", table, why)
+    if not topics:
+        return
+    settings = cluster.topic_settings(sorted(set(topics.values())))
+    for table, topic in topics.items():
+        told = settings.get(topic, {})
+        limited = [key for key in (_RETENTION, _SIZE) if int(told.get(key, -1)) >= 0]
+        limits = [f"{key}={told[key]}" for key in limited]
+        if "delete" in told.get(_POLICY, "") and limits:
+            raise InvalidSetting(
+                f"topology.optimization: topic {topic} has cleanup.policy="
+                f"{told['cleanup.policy']} with {' and '.join(limits)}, so it forgets keys, and "
+                f"table {table} could not be restored from it: set cleanup.policy=compact, or "
+                "topology.optimization=none"
+            )
+
+
+def check_logs_unchanged(
+    application_id: str, topology: Topology, previous: Deployed, topics: Mapping[str, str]
+) -> None:
+    """TopologyMismatch if a store that was deployed would get another log."""
+    for store, known in previous.stores.items():
+        if store not in topology.stores or known.source_topic == topics.get(store):
+            continue
+        was = previous.log_of(application_id, store)
+        will_be = log_of(application_id, store, topics)
+        if store in topics:
+            way_out = (
+                "keep topology.optimization=none, or give the table's store a new name: it is "
+                f"filled from {will_be}"
+            )
+        else:
+            way_out = (
+                f"keep topology.optimization and the table as it was, or start under another "
+                f"application id, which reads {was} from its start"
+            )
+        raise TopologyMismatch(
+            f"the log of store {store} was {was} and would be {will_be}, of which the offsets in "
+            f"the store know nothing: {way_out}"
         )

@@ -27,13 +27,12 @@ from statestore.layout.folders import StateLayout
 from statestore.layout.owners import Claim
 from statestore.layout.snapshots import TaskSnapshots
 from statestore.model.ids import TaskId, TopicPartition
-from statestore.operations.changelogs import Accepted, Standing
+from statestore.operations.changelogs import Accepted, StartingPoint, check_source_topics
 from statestore.operations.deployed import read_deployed
 from statestore.operations.environment import Environment
 from statestore.operations.hashing import check_hashes
 from statestore.operations.relocation.apply import Relocation, RelocationReport
 from statestore.operations.relocation.plan import RelocationPlan
-from statestore.operations.source_logs import check_topics
 from statestore.operations.topics import (
     dead_letter_topics,
     internal_topics,
@@ -182,7 +181,7 @@ class Run:
         check_known(self.topology, self._layout, self.request)
         relocation = self._relocation()
         relocation.check()
-        self._check_standing()
+        self._check_starting_point()
         return relocation
 
     def __enter__(self) -> Self:
@@ -327,12 +326,12 @@ class Run:
             )
         self._counts = self.topology.partition_counts(existing)
         self._missing_internal_topics()
-        check_topics(self._cluster, self._logs)
+        check_source_topics(self._cluster, self._logs)
         check_hashes(self.topology, self._counts, self._cluster, self._settings)
 
-    def _check_standing(self) -> None:
+    def _check_starting_point(self) -> None:
         """Refuse to go on from topics and offsets that do not belong together (SEMANTICS E4a)."""
-        standing = Standing(
+        point = StartingPoint(
             self.topology,
             self._layout,
             self._cluster,
@@ -344,7 +343,7 @@ class Run:
             self._settings.exactly_once,
         )
         request = self.request
-        standing.check(Accepted(request.accept_empty_changelog, request.accept_forgotten_offsets))
+        point.check(Accepted(request.accept_empty_changelog, request.accept_forgotten_offsets))
 
     def _internal_topics(self) -> list[TopicSpec]:
         return internal_topics(

@@ -7,7 +7,7 @@ Under exactly_once (SEMANTICS E2), a crash point between any two steps:
     3 the log commits                                                 commit.log-done
     4 one engine batch per store, with its changelog's offset         commit.store-written
     5 pending has become committed                                    commit.done
-A table whose log is its source topic logs nothing in 1; its offset in 4 is that of 2.
+A table whose log is its source topic adds nothing in 1, and its offset in 4 is that of 2.
 Under at_least_once (E6) step 3 is a flush of the producer and the input offsets follow the stores.
 There the outputs are flushed before step 1 too: a restore takes what is logged for done, and what
 waited in a store and left it with an output that the log refused would never come out.
@@ -16,6 +16,7 @@ waited in a store and left it with an output that the log refused would never co
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -24,8 +25,7 @@ from statestore.errors import CommitUnknown, Fenced, RecordFailed
 from statestore.faults import CrashPoint, reach
 from statestore.model.ids import Position, TopicPartition
 from statestore.model.modes import ProcessingGuarantee
-from statestore.ports import Changelog, Cluster, GroupOffset, Outbox, Records
-from statestore.tasks.changelog_times import sendable
+from statestore.ports import Changelog, Cluster, GroupOffset, Outbox
 from statestore.tasks.owned import OwnedStore
 from statestore.tasks.plan import Tally
 from statestore.topology.failures import NodeFailed, Stage
@@ -105,7 +105,7 @@ def settled(
     wanted = {tp: GroupOffset(offset, text) for tp, offset in commit.offsets.items()}
     if cluster.group_offsets(list(wanted)) != wanted:
         return None
-    logs = [opened.changelog for opened in stores if opened.source is None]
+    logs = [opened.log.tp for opened in stores if opened.log.exists]
     bounds = changelog.bounds(logs) if logs else {}
     return {tp: bound.end for tp, bound in bounds.items()}
 
@@ -127,8 +127,7 @@ def commit_task(
         with _producing("commit"):
             outbox.flush()
     for opened in stores:
-        if opened.source is None:
-            _log_changes(opened, outbox, commit.stamp)
+        _log_changes(opened, outbox, commit.stamp)
     reach(CrashPoint.COMMIT_RECORDS_SENT)
     if exactly_once:
         with _producing("commit"):
@@ -138,8 +137,7 @@ def commit_task(
     reach(CrashPoint.COMMIT_LOG_DONE)
     position = commit.position()
     for opened in stores:
-        log = ends if opened.source is None else commit.offsets
-        opened.commit(log.get(opened.changelog), position)
+        opened.commit(opened.log.offset_after(ends, commit.offsets), position)
         reach(CrashPoint.COMMIT_STORE_WRITTEN)
     if not exactly_once:
         outbox.send_offsets(commit.offsets, commit.stamp.text())
@@ -158,21 +156,15 @@ def rehearse(
     """
     if guarantee is ProcessingGuarantee.EXACTLY_ONCE:
         for opened in stores:
-            if opened.source is None:
-                _log_changes(opened, outbox, stamp)
+            _log_changes(opened, outbox, stamp)
     with _producing("commit"):
         outbox.flush()
 
 
 def _log_changes(opened: OwnedStore, outbox: Outbox, stamp: CommitStamp) -> None:
     """Every pending write, in the order of the store's changes."""
-    keys, values, times = opened.changes(stamp.stream_time_ms or 0)
-    if keys:
-        times, headers = sendable(times)
-        with _producing(f"store {opened.name!r}"):
-            topic, partition = opened.changelog
-            records = Records(topic, keys, values, times, partition=partition, headers=headers)
-            outbox.send(records, tracked=True)
+    with _producing(f"store {opened.name!r}"):
+        opened.log.append(partial(opened.changes, stamp.stream_time_ms or 0), outbox)
 
 
 @contextmanager

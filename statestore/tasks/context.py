@@ -205,14 +205,13 @@ class TaskContext:
         """Whether records went out or a commit was asked for since the last commit."""
         return self.records_out > 0 or self.commit_requested
 
-    def _checks(self, part: SubTopology, source: SourceNode) -> Check | None:
-        """What a source's batches must pass for a table whose log is their topic."""
-        for node in part.nodes:
-            if isinstance(node, OperatorNode) and node.keeps and node.parents == (source.name,):
-                log = self._stores[node.stores[0]].source
-                if log is not None:
-                    return log.check
-        return None
+    def _checks(self, part: SubTopology, source: SourceNode) -> list[Check]:
+        """What the logs of tables made of a source's records have to say about these."""
+        return [
+            self._open(node.stores[0]).log.check
+            for node in part.nodes
+            if isinstance(node, OperatorNode) and node.keeps and node.parents == (source.name,)
+        ]
 
     def _open(self, name: str) -> OwnedStore:
         try:
@@ -280,13 +279,13 @@ def _forwarding(name: str, children: Mapping[str, Push]) -> Forward:
     return forward
 
 
-def _source(node: SourceNode, forward: Forward, check: Check | None) -> Push:
+def _source(node: SourceNode, forward: Forward, checks: Sequence[Check]) -> Push:
     def push(batch: Batch) -> None:
         batch = batch.with_columns(
             keys=batch.keys.with_serde(node.key_serde),
             values=batch.values.with_serde(node.value_serde),
         )
-        if check is not None:
+        for check in checks:
             check(batch)
         forward(batch, None)
 

@@ -21,16 +21,15 @@ from statestore.stores.specs import StoreSpec, StoreSupplier, WindowSpec
 from statestore.stores.staged_table import Changes, StagedTable
 from statestore.stores.versioned_table import VersionedTable
 from statestore.stores.windows import TransactionalWindowStore, keys_of, row_of
-from statestore.tasks.changelog_times import true_times
 from statestore.tasks.memory_share import Usage
-from statestore.tasks.source_log import SourceLog
+from statestore.tasks.store_log import StoreLog
 
 _log = logging.getLogger(__name__)
 IN_MEMORY = "it is in memory"
 
 
 class OwnedStore(Protocol):
-    """A store of a task, and the log partition that mirrors it."""
+    """A store of a task, and the log that mirrors it."""
 
     @property
     def name(self) -> str: ...
@@ -41,12 +40,8 @@ class OwnedStore(Protocol):
         """What processors get."""
 
     @property
-    def changelog(self) -> TopicPartition:
-        """Its own, or the partition of `source`."""
-
-    @property
-    def source(self) -> SourceLog | None:
-        """The topic it is made of, where that is its log; None: its changes are logged."""
+    def log(self) -> StoreLog:
+        """The Kafka log that mirrors it."""
 
     @property
     def where(self) -> str:
@@ -71,7 +66,7 @@ class OwnedStore(Protocol):
         """Take over what stood in files beside it, durably."""
 
     def restore(self, batch: Batch, offset_next: int) -> None:
-        """Changelog records and the offset they reach."""
+        """Rows of its log, and the offset they reach."""
 
     def complete_ms(self) -> int | None:
         """When it had all that its log held; None: it does not say."""
@@ -116,18 +111,16 @@ class OpenStore:
     def __init__(
         self,
         store: BuiltIn,
-        changelog: TopicPartition,
+        log: StoreLog,
         windows: WindowSpec[Any, Any] | None = None,
-        source: SourceLog | None = None,
         inputs: Collection[TopicPartition] | None = None,
     ) -> None:
         """`windows`: `store` holds the rows of that window store; `inputs`: what its task reads."""
         self.store: Any = store
-        self.source = source
         if windows is not None:
             assert isinstance(store, TransactionalKeyValueStore)
             self.store = TransactionalWindowStore(store, windows)
-        self.changelog = changelog
+        self.log = log
         self.spec: StoreSpec = windows or store.spec
         self.name = store.name
         self._windowed = windows is not None
@@ -156,22 +149,20 @@ class OpenStore:
 
     def offset(self) -> int | None:
         # That of an in-memory store too: the store itself answers None for it (SEMANTICS S15).
-        return self._staged.committed_offsets().get(self.changelog)
+        return self._staged.committed_offsets().get(self.log.tp)
 
     def occupied(self) -> bool:
         return not self._staged.empty()
 
     def adopt(self, offset: int | None, position: Position) -> None:
-        self._table.commit({} if offset is None else {self.changelog: offset}, position)
+        self._table.commit({} if offset is None else {self.log.tp: offset}, position)
         self._staged.make_durable()
 
     def restore(self, batch: Batch, offset_next: int) -> None:
-        if self.source is not None:
-            batch = self.source.kept(batch)
         keys, values = batch.keys.objects, batch.values.objects
         if self._windowed:
             keys = list(map(row_of, keys))
-        self._table.restore(keys, values, true_times(batch), {self.changelog: offset_next})
+        self._table.restore(keys, values, batch.timestamps, {self.log.tp: offset_next})
 
     def complete_ms(self) -> int | None:
         if self._staged.complete_ms is not None or not self.persistent():
@@ -199,7 +190,7 @@ class OpenStore:
         return changes
 
     def commit(self, offset: int | None, position: Position) -> None:
-        self._table.commit({} if offset is None else {self.changelog: offset}, position)
+        self._table.commit({} if offset is None else {self.log.tp: offset}, position)
 
     def rollback(self) -> None:
         self._staged.rollback()
@@ -233,20 +224,18 @@ class OpenStore:
 class SuppliedStore:
     """A store of the user's own class. What it logs waits here for the commit."""
 
-    source: SourceLog | None = None
-
     def __init__(
         self,
         spec: StoreSupplier[Any],
         folder: Path,
         task_id: TaskId,
-        changelog: TopicPartition,
+        log: StoreLog,
         before_write: Callable[[], None],
     ) -> None:
         """`before_write` is called before the first change is logged, or oftener."""
         self.spec: StoreSpec = spec
         self.name = spec.name
-        self.changelog = changelog
+        self.log = log
         self.where = str(folder)
         self._supplier = spec
         self._before_write = before_write
@@ -257,7 +246,7 @@ class SuppliedStore:
         self._offset: int | None = None
         self._restored = False
         folder.mkdir(parents=True, exist_ok=True)
-        self.store: StateStore = spec.open(StoreContext(task_id, folder, changelog, self._log))
+        self.store: StateStore = spec.open(StoreContext(task_id, folder, log.tp, self._note))
         if self.store.persistent() != spec.persistent:
             said = self.store.persistent()
             self.store.close()
@@ -277,7 +266,7 @@ class SuppliedStore:
 
     def offset(self) -> int | None:
         if self.persistent() and self.manages_offsets():
-            return self.store.committed_offset(self.changelog)
+            return self.store.committed_offset(self.log.tp)
         return self._offset
 
     def occupied(self) -> bool:
@@ -286,7 +275,7 @@ class SuppliedStore:
     def adopt(self, offset: int | None, position: Position) -> None:
         self._offset = offset
         if self.manages_offsets():
-            offsets = {} if offset is None else {self.changelog: offset}
+            offsets = {} if offset is None else {self.log.tp: offset}
             self.store.commit(offsets, position=position)
 
     def versions(self) -> VersionedTable:
@@ -362,11 +351,11 @@ class SuppliedStore:
         )
 
     def _committed(self, offset: int | None, position: Position) -> None:
-        self.store.commit({} if offset is None else {self.changelog: offset}, position=position)
+        self.store.commit({} if offset is None else {self.log.tp: offset}, position=position)
         if offset is not None:
             self._offset = offset
 
-    def _log(self, key: bytes, value: bytes | None) -> None:
+    def _note(self, key: bytes, value: bytes | None) -> None:
         self._before_write()
         self._logged.put(key, value)
         if self.clock.now_ms is not None:

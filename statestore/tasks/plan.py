@@ -1,7 +1,8 @@
 """What a stream task is given, and what it reports: its edges, its plan, its report."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -10,10 +11,12 @@ from statestore.layout.documents import Count
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.ports import Changelog, Clock, Cluster, LinkStore, Outbox, Source
 from statestore.settings import Settings
-from statestore.stores.specs import StoreSpec
+from statestore.stores.built_in import BuiltIn
+from statestore.stores.specs import BuiltInSpec, StoreSpec
 from statestore.tasks.intake import Intake, Judge
-from statestore.tasks.stores import OpenStoreAt
 from statestore.topology.sub_topologies import SubTopology
+
+OpenStoreAt = Callable[[BuiltInSpec, Path], BuiltIn]
 
 
 @dataclass(frozen=True)

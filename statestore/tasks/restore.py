@@ -1,21 +1,20 @@
-"""Bring a task's stores up to their logs: from their own offset to the last stable one (E8).
+"""Bring a task's stores up to their logs, from their own offsets on (SEMANTICS E8).
 
-A table whose log is its source topic goes up to the input offset committed and never beyond: what
-follows is processed again. Batches go straight into the engine with the offset they reach, so a
-killed restore goes on where it stopped. Nothing is processed before it ends.
+Batches go straight into the engine together with the offset they reach, so a restore that is killed
+goes on where it stopped. Nothing is processed before all stores are restored. A store that cannot
+go on from where it stands is refused by name: one whose offset its log does not know, and one from
+whose offset on the log may have forgotten deletes (I29).
 """
 
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from statestore.errors import TaskCorrupted
+from statestore.errors import Misuse, TaskCorrupted
 from statestore.faults import CrashPoint, reach
 from statestore.metrics import count_dropped
-from statestore.model.batch import Batch
 from statestore.model.ids import Position, TaskId, TopicPartition
-from statestore.ports import Bounds, Changelog, Clock
-from statestore.tasks.old_tails import TailGuard
+from statestore.ports import Bounds, Changelog, Clock, Cluster
 from statestore.tasks.owned import OwnedStore
 
 _log = logging.getLogger(__name__)
@@ -35,7 +34,7 @@ class Restored:
 
 
 class StoreCorrupted(TaskCorrupted):
-    """One store of the task cannot be trusted: quarantine that one."""
+    """One store of the task cannot be trusted: that one goes to quarantine."""
 
     def __init__(self, store: str, reason: str, message: str) -> None:
         super().__init__(message)
@@ -44,106 +43,128 @@ class StoreCorrupted(TaskCorrupted):
         self.reason = reason
 
 
-def restore(
-    task: TaskId,
-    stores: Sequence[OwnedStore],
-    changelog: Changelog,
-    clock: Clock,
-    committed: Mapping[TopicPartition, int],
-    *,
-    position: Position,
-    guard: TailGuard,
-) -> Restored:
-    """Restore all stores; StoreCorrupted names one whose offset the log cannot go on from.
+@dataclass(frozen=True)
+class Restorer:
+    """Restores the stores of one stream task."""
 
-    `committed`: of each input of the task, the offset NEXT to process. `position`: what the group
-    has committed, which is what the restored stores have seen the effect of.
-    """
-    started = clock.monotonic()
-    # Of a source topic with fewer partitions than another input, this task may have none.
-    logs = [one.changelog for one in stores if one.source is None or one.changelog in committed]
-    bounds = changelog.bounds(list(dict.fromkeys(logs))) if logs else {}
-    records = dropped = 0
-    for opened in stores:
-        tp = opened.changelog
-        known = bounds.get(tp, _NO_LOG)
-        until = known.end if opened.source is None else min(known.end, committed.get(tp, 0))
-        try:
-            done = _restore_store(task, opened, known, until, changelog, clock, guard=guard)
-            opened.caught_up(position)
-        except StoreCorrupted:
-            raise
-        except TaskCorrupted as error:
-            reason = "unreadable" if error.store else "offset-out-of-range"
-            raise StoreCorrupted(opened.name, reason, str(error)) from error
-        records += done.records
-        dropped += done.dropped
-    reach(CrashPoint.RESTORE_DONE)
-    return Restored(records, clock.monotonic() - started, dropped)
+    task: TaskId
+    changelog: Changelog
+    cluster: Cluster
+    clock: Clock
 
+    def restore(
+        self,
+        stores: Sequence[OwnedStore],
+        committed: Mapping[TopicPartition, int],
+        position: Position,
+    ) -> Restored:
+        """Restore all stores; StoreCorrupted names one that cannot go on from where it stands.
 
-def _restore_store(
-    task: TaskId,
-    opened: OwnedStore,
-    bounds: Bounds,
-    until: int,
-    changelog: Changelog,
-    clock: Clock,
-    *,
-    guard: TailGuard,
-) -> Restored:
-    tp = opened.changelog
-    start = _start(opened, bounds)
-    if opened.offset() is not None and (why := guard.why_too_old(opened, start, until)):
-        raise StoreCorrupted(opened.name, "tail-too-old", f"{opened.where} {why}")
-    if not opened.manages_offsets():
-        opened.adopt(start, Position())
-    if start >= until:
-        return Restored(0, 0.0)
-    began = last_report = clock.monotonic()
-    records = dropped = 0
-    for stretch in changelog.replay(tp, start, until):
-        batch = stretch.batch if opened.source is not None else _with_keys(stretch.batch)
-        opened.restore(batch, stretch.offset_next)
-        reach(CrashPoint.RESTORE_BATCH_WRITTEN)
-        records += len(batch)
-        if opened.source is None:
-            dropped += len(stretch.batch) - len(batch)
-        now = clock.monotonic()
-        if now - last_report >= _REPORT_EVERY_S:
-            last_report = now
-            done = (stretch.offset_next - start) / (until - start)
-            _log.info(
-                "task %s restores %s: %d records, %.0f/s, %.0f s left",
-                task,
-                opened.name,
-                records,
-                records / (now - began),
-                (now - began) * (1 - done) / max(done, 1e-9),
-            )
-    why = "new here" if start == bounds.start else f"from offset {start}"
-    _log.info("task %s restored %s: %d records, %s", task, opened.name, records, why)
-    if dropped:
-        count_dropped(str(task), "no key in the changelog", dropped)
+        `committed`: of each input of the task, the offset NEXT to process. `position`: what the
+        group has committed, whose effect the restored stores have.
+        """
+        started = self.clock.monotonic()
+        logs = dict.fromkeys(opened.log.tp for opened in stores if opened.log.exists)
+        bounds = self.changelog.bounds(list(logs)) if logs else {}
+        records = dropped = 0
+        for opened in stores:
+            known = bounds.get(opened.log.tp, _NO_LOG)
+            try:
+                done = self._restore(opened, known, opened.log.end(known, committed))
+                opened.caught_up(position)
+            except StoreCorrupted:
+                raise
+            except TaskCorrupted as error:
+                reason = "unreadable" if error.store else "offset-out-of-range"
+                raise StoreCorrupted(opened.name, reason, str(error)) from error
+            records += done.records
+            dropped += done.dropped
+        reach(CrashPoint.RESTORE_DONE)
+        return Restored(records, self.clock.monotonic() - started, dropped)
+
+    def _restore(self, opened: OwnedStore, bounds: Bounds, end: int) -> Restored:
+        log, clock = opened.log, self.clock
+        start = _start(opened, bounds)
+        if opened.offset() is not None and (why := self._why_too_old(opened, start, end)):
+            raise StoreCorrupted(opened.name, "tail-too-old", f"{opened.where} {why}")
+        if not opened.manages_offsets():
+            opened.adopt(start, Position())
+        if start >= end:
+            return Restored(0, 0.0)
+        began = last_report = clock.monotonic()
+        records = dropped = 0
+        for stretch in self.changelog.replay(log.tp, start, end):
+            rows = log.rows(stretch.batch)
+            opened.restore(rows.batch, stretch.offset_next)
+            reach(CrashPoint.RESTORE_BATCH_WRITTEN)
+            records += len(stretch.batch) - rows.foreign
+            dropped += rows.foreign
+            now = clock.monotonic()
+            if now - last_report >= _REPORT_EVERY_S:
+                last_report = now
+                done = (stretch.offset_next - start) / (end - start)
+                _log.info(
+                    "task %s restores %s: %d records, %.0f/s, %.0f s left",
+                    self.task,
+                    opened.name,
+                    records,
+                    records / (now - began),
+                    (now - began) * (1 - done) / max(done, 1e-9),
+                )
+        why = "new here" if start == bounds.start else f"from offset {start}"
+        _log.info("task %s restored %s: %d records, %s", self.task, opened.name, records, why)
+        if dropped:
+            self._tell_of_dropped(opened, dropped)
+        return Restored(records, clock.monotonic() - began, dropped)
+
+    def _tell_of_dropped(self, opened: OwnedStore, dropped: int) -> None:
+        count_dropped(str(self.task), "no key in the changelog", dropped)
         _log.warning(
-            "task %s: the restore of %s passed over %d records of %s without a key: they are of "
-            "no row, and of another producer: see who writes to that topic",
-            task,
+            "task %s: the restore of %s passed over %d records of %s without a key: they belong to "
+            "no row and come from another producer: find out who writes to that topic",
+            self.task,
             opened.name,
             dropped,
-            tp,
+            opened.log.tp,
         )
-    return Restored(records, clock.monotonic() - began, dropped)
 
+    def _why_too_old(self, opened: OwnedStore, start: int, end: int) -> str | None:
+        """Why the log from `start` to `end` may lack deletes; None: it has them all (I29).
 
-def _with_keys(batch: Batch) -> Batch:
-    """What of a changelog's records can be of a store: only another producer leaves out the key."""
-    gone = set(batch.keys.nulls())
-    return batch.take([i for i in range(len(batch)) if i not in gone]) if gone else batch
+        A changelog forgets a delete `delete.retention.ms` after a cleaner first met it. A store
+        that stands before such a delete and has the row would keep the row for good: after a crash,
+        if its tail waited too long, or when an old copy of a volume is put back. A store says when
+        it last had all that its log held, so every delete that it lacks was logged after that.
+        """
+        if opened.log.is_complete(start, end):
+            return None
+        complete_ms = opened.complete_ms()
+        if complete_ms is None:
+            return None
+        retention_ms = self._delete_retention_ms(opened.log.tp.topic)
+        age_ms = self.clock.now_ms() - complete_ms
+        if retention_ms is None or age_ms < retention_ms:
+            return None
+        return (
+            f"stands at {start} of {opened.log.tp}, as it was {age_ms // 1000} s ago; the log "
+            f"keeps deletes for {retention_ms // 1000} s (delete.retention.ms), so deleted keys "
+            "could come back"
+        )
+
+    def _delete_retention_ms(self, topic: str) -> int | None:
+        """None: the topic forgets no delete before its record, or its settings are not known."""
+        try:
+            told = self.cluster.topic_settings([topic]).get(topic, {})
+        except Misuse as error:
+            _log.warning("how long %s keeps deletes is not known: %s", topic, error)
+            return None
+        if "compact" not in told.get("cleanup.policy", ""):
+            return None
+        return int(told.get("delete.retention.ms", 86_400_000))
 
 
 def _start(opened: OwnedStore, bounds: Bounds) -> int:
-    name, tp, where = opened.name, opened.changelog, opened.where
+    name, tp, where = opened.name, opened.log.tp, opened.where
     offset = opened.offset()
     if offset is None:
         if opened.persistent() and opened.occupied():

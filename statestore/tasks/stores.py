@@ -6,17 +6,15 @@ written at start and at close, at commits only where a store does not manage its
 """
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from statestore.errors import FormatTooNew, HostFailure, Misuse, TaskCorrupted
 from statestore.layout import export_origin, files
 from statestore.layout.folders import Quarantined, StateLayout
-from statestore.model.ids import Position, TaskId, TopicPartition
-from statestore.ports import Changelog, Clock
-from statestore.stores.built_in import BuiltIn
+from statestore.model.ids import Position, TopicPartition
+from statestore.settings import Settings
 from statestore.stores.specs import (
-    BuiltInSpec,
     KeyValueSpec,
     StoreSpec,
     StoreSupplier,
@@ -24,44 +22,30 @@ from statestore.stores.specs import (
     WindowSpec,
 )
 from statestore.tasks.memory_share import Usage
-from statestore.tasks.old_tails import TailGuard
 from statestore.tasks.owned import OpenStore, OwnedStore, SuppliedStore
-from statestore.tasks.restore import UNCLEAN, Restored, StoreCorrupted, restore
-from statestore.tasks.source_log import SourceLog
-from statestore.topology.logs import Logs, log_of
+from statestore.tasks.plan import TaskEdges, TaskPlan
+from statestore.tasks.restore import UNCLEAN, Restored, Restorer, StoreCorrupted
+from statestore.tasks.store_log import OwnChangelog, SourceTopic, StoreLog
+from statestore.topology.logs import log_of, logs_of
 
 _log = logging.getLogger(__name__)
-OpenStoreAt = Callable[[BuiltInSpec, Path], BuiltIn]
 
 
 class TaskStores:
     """A task's open stores, by name."""
 
     def __init__(
-        self,
-        task_id: TaskId,
-        layout: StateLayout,
-        open_store: OpenStoreAt,
-        changelog: Changelog,
-        clock: Clock,
-        logs: Logs,
-        *,
-        inputs: Collection[TopicPartition],
-        exactly_once: bool,
-        accept_empty_changelog: bool,
+        self, plan: TaskPlan, edges: TaskEdges, settings: Settings, layout: StateLayout
     ) -> None:
         self.opened: dict[str, OwnedStore] = {}
         self.quarantined: list[str] = []
-        self._task_id = task_id
+        self._plan = plan
+        self._edges = edges
+        self._exactly_once = settings.exactly_once
         self._layout = layout
-        self._folder = layout.stores_dir(task_id)
-        self._open_store = open_store
-        self._changelog = changelog
-        self._clock = clock
-        self._logs = logs
-        self._inputs = inputs
-        self._exactly_once = exactly_once
-        self._accept_empty_changelog = accept_empty_changelog
+        self._folder = layout.stores_dir(plan.task_id)
+        self._logs = logs_of(plan.part.nodes, plan.specs, settings)
+        self._restorer = Restorer(plan.task_id, edges.changelog, edges.cluster, edges.clock)
         self._entries: dict[TopicPartition, int] | None = None
         self._written = False
         self._clean: dict[str, bool] = {}
@@ -80,7 +64,7 @@ class TaskStores:
             newer = isinstance(error, FormatTooNew)
             if newer and not self._exactly_once:
                 raise
-            self._refuse_empty_changelog(self._changelog_of(spec.name), error)
+            self._refuse_empty_changelog(self._log_of(spec.name).tp, error)
             self._quarantine(spec.name, "newer-format" if newer else "unreadable", error)
             opened = self._opened(spec, path)
         self.opened[spec.name] = opened
@@ -91,28 +75,19 @@ class TaskStores:
         self,
         committed: Mapping[TopicPartition, int],
         position: Position,
-        guard: TailGuard,
         *,
         nothing_committed: bool = False,
     ) -> Restored:
-        """Bring all up to their logs, replacing those that cannot go on from them.
+        """Bring all up to their logs, replacing those that cannot go on from where they stand.
 
-        `committed`: where the inputs go on. `position`: what the group committed.
+        `committed`: where the inputs go on. `position`: what the group has committed.
         `nothing_committed`: the application never committed, so an empty changelog is no loss to a
         store whose writes were never committed either.
         """
         done: Restored | None = None
         while done is None:
             try:
-                done = restore(
-                    self._task_id,
-                    list(self.opened.values()),
-                    self._changelog,
-                    self._clock,
-                    committed,
-                    position=position,
-                    guard=guard,
-                )
+                done = self._restorer.restore(list(self.opened.values()), committed, position)
             except StoreCorrupted as error:
                 if error.name in self.quarantined:
                     raise
@@ -122,7 +97,7 @@ class TaskStores:
             (folder, record)
             for folder, record in self._layout.quarantined()
             if record.restored_ms is None
-            and record.partition == self._task_id.partition
+            and record.partition == self._plan.task_id.partition
             and record.store in self.opened
         ]
         return done
@@ -150,7 +125,7 @@ class TaskStores:
         if not self._exactly_once and self._unmanaged():
             self.write_checkpoint()
         while self._unmarked:
-            self._layout.mark_restored(*self._unmarked.pop(), self._clock.now_ms())
+            self._layout.mark_restored(*self._unmarked.pop(), self._edges.clock.now_ms())
 
     def rollback(self) -> bool:
         """Drop what is pending in all; whether one could not and was replaced: restore then."""
@@ -177,7 +152,7 @@ class TaskStores:
                 _log.warning("store %r: while closing", opened.name, exc_info=True)
                 offset = None
             if offset is not None and self._entries is not None:
-                self._entries[opened.changelog] = offset
+                self._entries[opened.log.tp] = offset
             self._clean[opened.name] = opened.close() and offset is not None
 
     def write_checkpoint(self) -> None:
@@ -186,12 +161,12 @@ class TaskStores:
             return
         offsets = dict(self._entries or {})
         for opened in self.opened.values():
-            offset = offsets.pop(opened.changelog, None)
+            offset = offsets.pop(opened.log.tp, None)
             if opened.name not in self._clean:
                 offset = opened.offset()
             if opened.persistent() and offset is not None and self._vouched_for(opened):
-                offsets[opened.changelog] = offset
-        files.write_checkpoint(self._layout.task_dir(self._task_id), offsets)
+                offsets[opened.log.tp] = offset
+        files.write_checkpoint(self._layout.task_dir(self._plan.task_id), offsets)
 
     def _vouched_for(self, opened: OwnedStore) -> bool:
         if opened.manages_offsets() or not self._exactly_once:
@@ -202,36 +177,37 @@ class TaskStores:
         return any(o.persistent() and not o.manages_offsets() for o in self.opened.values())
 
     def _opened(self, spec: StoreSpec, path: Path) -> OwnedStore:
-        changelog = self._changelog_of(spec.name)
-        node = self._logs.sources.get(spec.name)
-        source = None if node is None else SourceLog(node)
+        plan, log = self._plan, self._log_of(spec.name)
         match spec:
             case KeyValueSpec() | VersionedSpec():
-                store = self._open_store(spec, path)
-                return OpenStore(store, changelog, source=source, inputs=self._inputs)
+                return OpenStore(self._edges.open_store(spec, path), log, inputs=plan.inputs)
             case WindowSpec():
-                store = self._open_store(spec.rows, path)
-                return OpenStore(store, changelog, spec, inputs=self._inputs)
+                rows = self._edges.open_store(spec.rows, path)
+                return OpenStore(rows, log, spec, inputs=plan.inputs)
             case StoreSupplier():
-                return SuppliedStore(spec, path, self._task_id, changelog, self.before_write)
+                return SuppliedStore(spec, path, plan.task_id, log, self.before_write)
 
-    def _changelog_of(self, store: str) -> TopicPartition:
+    def _log_of(self, store: str) -> StoreLog:
         topic = log_of(self._layout.application_id, store, self._logs.topics())
-        return TopicPartition(topic, self._task_id.partition)
+        tp = TopicPartition(topic, self._plan.task_id.partition)
+        source = self._logs.sources.get(store)
+        if source is not None:
+            return SourceTopic(tp, source, self._plan.inputs)
+        return OwnChangelog(tp, exactly_once=self._exactly_once)
 
     def _adopt(self, opened: OwnedStore) -> None:
         """Take over what the files beside a store say and the store does not (S5).
 
         Not into a store without rows: one that lost its files must not skip its changelog.
         """
-        entry = self._entry(opened.changelog)
+        entry = self._entry(opened.log.tp)
         if not opened.persistent() or opened.offset() is not None or not opened.occupied():
             entry = None
         files = []
         if opened.persistent() and opened.manages_offsets():
             files = [
                 path
-                for path in self._layout.position_files(self._task_id, opened.name)
+                for path in self._layout.position_files(self._plan.task_id, opened.name)
                 if path.is_file()
             ]
         position = Position()
@@ -239,13 +215,13 @@ class TaskStores:
             position = position.merge(Position.of(self._read(path)))
         if entry is not None or files:
             opened.adopt(entry, position)
-            _log.info("task %s: %s adopted what its files said", self._task_id, opened.name)
+            _log.info("task %s: %s adopted what its files said", self._plan.task_id, opened.name)
         for path in files:
             path.unlink(missing_ok=True)
 
     def _entry(self, tp: TopicPartition) -> int | None:
         if self._entries is None:
-            self._entries = self._read(self._layout.task_dir(self._task_id) / ".checkpoint")
+            self._entries = self._read(self._layout.task_dir(self._plan.task_id) / ".checkpoint")
         return self._entries.get(tp)
 
     def _read(self, path: Path) -> dict[TopicPartition, int]:
@@ -253,14 +229,14 @@ class TaskStores:
         try:
             read = files.read_offsets(path)
         except HostFailure as error:
-            _log.warning("task %s: %s; going on without it", self._task_id, error)
+            _log.warning("task %s: %s; going on without it", self._plan.task_id, error)
             return {}
         return {tp: offset for tp, offset in read.items() if offset >= 0}
 
     def _replace(self, error: StoreCorrupted, *, may_be_empty: bool = False) -> None:
         opened = self.opened[error.name]
         if not may_be_empty:
-            self._refuse_empty_changelog(opened.changelog, error)
+            self._refuse_empty_changelog(opened.log.tp, error)
         opened.close()
         self._quarantine(error.name, error.reason, error)
         self.open(opened.spec)
@@ -272,13 +248,13 @@ class TaskStores:
             return
         if (opened.offset() or 0) >= origin.end:
             export_origin.remove(path)
-        elif self._clock.now_ms() >= origin.deadline_ms:
+        elif self._edges.clock.now_ms() >= origin.deadline_ms:
             what = "came from an export whose changelog may have forgotten deletes since"
             self._replace(StoreCorrupted(opened.name, "export-too-old", f"{path} {what}"))
 
     def _refuse_empty_changelog(self, tp: TopicPartition, error: Exception) -> None:
-        bounds = self._changelog.bounds([tp])[tp]
-        if bounds.end == bounds.start and not self._accept_empty_changelog:
+        bounds = self._edges.changelog.bounds([tp])[tp]
+        if bounds.end == bounds.start and not self._plan.accept_empty_changelog:
             raise Misuse(
                 f"{error}; the changelog {tp} is empty, so restoring would lose the "
                 "store's rows: bring the topic back, or pass --accept-empty-changelog"
@@ -286,13 +262,16 @@ class TaskStores:
 
     def _quarantine(self, store: str, reason: str, error: Exception) -> None:
         path = self._folder / store
-        self._entry(self._changelog_of(store))
+        self._entry(self._log_of(store).tp)
         if self._entries is not None:
-            self._entries.pop(self._changelog_of(store), None)
+            self._entries.pop(self._log_of(store).tp, None)
         moved = None
         if path.is_dir():
-            moved = self._layout.quarantine(path, store, reason, self._clock)
+            moved = self._layout.quarantine(path, store, reason, self._edges.clock)
         self.quarantined.append(store)
         _log.error(
-            "task %s: %s; moved to %s, restoring from the changelog", self._task_id, error, moved
+            "task %s: %s; moved to %s, restoring from the changelog",
+            self._plan.task_id,
+            error,
+            moved,
         )

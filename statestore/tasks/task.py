@@ -33,7 +33,6 @@ from statestore.tasks.context import TaskContext
 from statestore.tasks.input_checkpoint import InputCheckpoint
 from statestore.tasks.intake import InputBatch
 from statestore.tasks.memory_share import MemoryLimits, MemoryShare, Usage, plan_step, reached
-from statestore.tasks.old_tails import TailGuard
 from statestore.tasks.ownership import Ownership
 from statestore.tasks.plan import Standing, TaskEdges, TaskPlan, TaskReport
 from statestore.tasks.poison import Poison, Rehearsed
@@ -41,7 +40,6 @@ from statestore.tasks.retry import RetryBudget
 from statestore.tasks.snapshot_responder import SnapshotResponder
 from statestore.tasks.stores import TaskStores
 from statestore.topology.failures import NodeFailed
-from statestore.topology.logs import logs_of
 from statestore.topology.nodes import HeldBack, Push
 
 _log = logging.getLogger(__name__)
@@ -68,20 +66,7 @@ class StreamTask:
         self._slot = slot or MemoryShare(MemoryLimits.of(settings, plan.slots))
         self._ownership = Ownership(plan, edges, settings, layout)
         self._desk = SnapshotResponder(plan.task_id, layout, edges.clock, self.report)
-        self._stores = TaskStores(
-            plan.task_id,
-            layout,
-            edges.open_store,
-            edges.changelog,
-            edges.clock,
-            logs_of(plan.part.nodes, plan.specs, settings),
-            inputs=frozenset(plan.inputs),
-            exactly_once=settings.exactly_once,
-            accept_empty_changelog=plan.accept_empty_changelog,
-        )
-        self._guard = TailGuard(
-            edges.cluster.topic_settings, edges.clock, exactly_once=settings.exactly_once
-        )
+        self._stores = TaskStores(plan, edges, settings, layout)
         self._context: TaskContext | None = None
         self._pushes: dict[str, Push] = {}
         self._poison = Poison(plan.task_id, plan.part, settings, edges.outbox)
@@ -247,7 +232,7 @@ class StreamTask:
     def _restore(self) -> None:
         offsets, nothing = self._committer.offsets, self._committer.stamp.number == 0
         position = self._committer.position
-        done = self._stores.restore(offsets, position, self._guard, nothing_committed=nothing)
+        done = self._stores.restore(offsets, position, nothing_committed=nothing)
         self._held_back.restored()
         self.report.restored_records += done.records
         self.report.dropped_records += done.dropped

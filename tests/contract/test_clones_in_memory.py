@@ -23,7 +23,7 @@ from statestore.ports import TopicSpec
 from statestore.runtime import Runtime
 from statestore.runtime.databases import RocksDatabases
 from statestore.stores.versioned import TransactionalVersionedStore
-from statestore.tasks.changelog_times import true_times
+from statestore.tasks.store_log import true_times
 from statestore.testing.memory_broker import MemoryBroker
 from tests.contract.export_rig import ExportRig
 from tests.contract.task_rig import APPLICATION

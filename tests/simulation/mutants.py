@@ -12,7 +12,7 @@ from statestore.tasks import committer as committers
 from statestore.tasks.commit import Commit, Settle
 from statestore.tasks.committer import Committer
 from statestore.tasks.owned import OpenStore, OwnedStore
-from statestore.tasks.restore import Restored
+from statestore.tasks.restore import Restored, Restorer
 from statestore.tasks.stores import TaskStores
 from statestore.tasks.task import StreamTask
 from tests.simulation.schedule import Simulation
@@ -76,7 +76,7 @@ def stores_before_the_log(patch: pytest.MonkeyPatch, _simulation: Simulation) ->
         outbox.send_offsets(commit.offsets, commit.stamp.text())
         ends = outbox.ends()
         for opened in stores:
-            opened.commit(ends.get(opened.changelog), commit.position())
+            opened.commit(ends.get(opened.log.tp), commit.position())
         commits._commit_log(outbox, commit, settle)
 
     patch.setattr(committers, "commit_task", mutated)
@@ -101,7 +101,7 @@ def unanswered_is_taken_for_done(patch: pytest.MonkeyPatch, _simulation: Simulat
 
     def mutated(committer: Committer, _commit: Commit) -> dict[TopicPartition, int]:
         committer.fence()
-        logs = [opened.changelog for opened in committer._stores.opened.values()]
+        logs = [opened.log.tp for opened in committer._stores.opened.values()]
         return {tp: at.end for tp, at in committer._edges.changelog.bounds(logs).items()}
 
     patch.setattr(Committer, "_settle", mutated)
@@ -119,7 +119,7 @@ def going_back_with_pending_writes(patch: pytest.MonkeyPatch, _simulation: Simul
 
 def restore_forgets(patch: pytest.MonkeyPatch, _simulation: Simulation) -> None:
     """A task starts with its stores as they are on disk."""
-    patch.setattr("statestore.tasks.stores.restore", lambda *_arguments: Restored(0, 0.0))
+    patch.setattr(Restorer, "restore", lambda *_arguments, **_by_name: Restored(0, 0.0))
 
 
 def _only_at_start(step: Callable[[StreamTask], None]) -> Callable[[StreamTask], None]:

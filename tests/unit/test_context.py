@@ -14,6 +14,7 @@ from statestore.stores.specs import KeyValueSpec
 from statestore.tasks.context import TaskContext
 from statestore.tasks.owned import OpenStore
 from statestore.tasks.poison import Poison
+from statestore.tasks.store_log import OwnChangelog
 from statestore.testing.memory_broker import MemoryBroker
 from statestore.topology.builder import StreamsBuilder
 from statestore.topology.failures import NodeFailed
@@ -36,7 +37,8 @@ class Wired:
         self.outbox.begin()
         stores = {
             name: OpenStore(
-                memory_store(spec, owned_by_task=True), TopicPartition(f"shop-{name}-changelog", 0)
+                memory_store(spec, owned_by_task=True),
+                OwnChangelog(TopicPartition(f"shop-{name}-changelog", 0), exactly_once=True),
             )
             for name, spec in topology.stores.items()
             if isinstance(spec, KeyValueSpec)

@@ -11,7 +11,7 @@ from statestore.stores.row_times import read_times
 from statestore.stores.specs import WindowSpec
 from statestore.stores.staged_table import Changes
 from statestore.stores.windows import keys_of
-from statestore.tasks.changelog_times import sendable
+from statestore.tasks.store_log import sendable
 
 _AT_ONCE = 20_000
 

@@ -30,7 +30,7 @@ from statestore.layout import files, owners
 from statestore.layout.folders import QUARANTINE_RECORD, Quarantined, StateLayout
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.at_rest import existing_application
-from statestore.operations.changelogs import holds_records
+from statestore.operations.changelogs import check_logs_unchanged, holds_records
 from statestore.operations.clones.record import as_deployed
 from statestore.operations.deployed import Deployed, deployed, publish_deployed, read_deployed
 from statestore.operations.environment import Environment
@@ -54,7 +54,6 @@ from statestore.operations.relocation.plan import (
     plan_relocation,
 )
 from statestore.operations.reset import require_no_reset
-from statestore.operations.source_logs import check_unchanged
 from statestore.ports import Cluster
 from statestore.tasks import input_checkpoint
 from statestore.tasks.plan import transactional_ids
@@ -176,7 +175,7 @@ class Relocation:
             sizes=sizes,
         )
         previous = read_deployed(self._layout)
-        check_unchanged(self._layout.application_id, self._topology, previous, self._logs)
+        check_logs_unchanged(self._layout.application_id, self._topology, previous, self._logs)
         made = plan_relocation(
             placement(self._topology),
             disk,

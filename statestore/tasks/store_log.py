@@ -1,0 +1,183 @@
+"""The Kafka log of a store: what a commit adds to it, and what a restore reads from it.
+
+There are two kinds (docs/adr/0015). An `OwnChangelog` is written by the commits of the task alone,
+and a restore reads it up to its last stable offset. A `SourceTopic` is the input topic that a table
+is made of: a commit adds nothing, as the records are there already, and a restore stops at the
+input offset that the group has committed, because the task processes what follows again.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple, Protocol
+
+from statestore.model.batch import Batch
+from statestore.model.ids import TopicPartition
+from statestore.model.records import Header
+from statestore.ports import Bounds, Outbox, Records
+from statestore.stores.staged_table import Changes
+from statestore.topology.failures import NodeFailed, decoded
+from statestore.topology.nodes import SourceNode
+
+# Kafka's client takes the time 0 for "now" and refuses less. A changelog record of such a time is
+# stamped 1 and carries its true time in a header; so does one whose true time is 1.
+_STAMP: Final = 1
+_HEADER: Final = "statestore-time"
+Offsets = Mapping[TopicPartition, int]
+
+
+class LoggedRows(NamedTuple):
+    """Replayed records that are rows of a store, and how many others are of an unknown producer."""
+
+    batch: Batch
+    foreign: int
+
+
+class StoreLog(Protocol):
+    """What commits, restores and checks of a store ask of its log."""
+
+    @property
+    def tp(self) -> TopicPartition: ...
+
+    @property
+    def exists(self) -> bool:
+        """Whether the partition is there."""
+
+    def append(self, changes: Callable[[], Changes], outbox: Outbox) -> None:
+        """Add the pending changes of the store to the open transaction."""
+
+    def offset_after(self, ends: Offsets, inputs: Offsets, /) -> int | None:
+        """The offset for the store's batch; None: the commit added nothing.
+
+        `ends`: where the changelogs written by the commit end. `inputs`: the offsets it committed.
+        """
+
+    def end(self, bounds: Bounds, inputs: Offsets, /) -> int:
+        """Where a restore stops, when the group has committed `inputs`."""
+
+    def is_complete(self, start: int, end: int) -> bool:
+        """Whether a store at `start` lacks no record before `end`."""
+
+    def rows(self, batch: Batch) -> LoggedRows:
+        """The rows among replayed records, with their true times."""
+
+    def check(self, batch: Batch) -> None:
+        """NodeFailed if a batch of the source holds records that a replay would leave out."""
+
+
+@dataclass(frozen=True)
+class OwnChangelog:
+    """The changelog of one store, which nobody else writes."""
+
+    tp: TopicPartition
+    exactly_once: bool
+    exists: bool = True
+
+    def append(self, changes: Callable[[], Changes], outbox: Outbox) -> None:
+        keys, values, times = changes()
+        if keys:
+            times, headers = sendable(times)
+            topic, partition = self.tp
+            records = Records(topic, keys, values, times, partition=partition, headers=headers)
+            outbox.send(records, tracked=True)
+
+    def offset_after(self, ends: Offsets, _inputs: Offsets, /) -> int | None:
+        return ends.get(self.tp)
+
+    def end(self, bounds: Bounds, _inputs: Offsets, /) -> int:
+        return bounds.end
+
+    def is_complete(self, start: int, end: int) -> bool:
+        # The marker that ended the last transaction may follow the last record.
+        return start + (1 if self.exactly_once else 0) >= end
+
+    def rows(self, batch: Batch) -> LoggedRows:
+        times = true_times(batch)
+        if times is not batch.timestamps:
+            batch = replace(batch, timestamps=times)
+        gone = set(batch.keys.nulls())
+        return LoggedRows(_without(batch, gone), len(gone))
+
+    def check(self, batch: Batch) -> None:
+        """The table logs whatever it takes."""
+
+
+@dataclass(frozen=True)
+class SourceTopic:
+    """The input topic that one table is made of.
+
+    The table takes the records that have a key and can be decoded, whoever decodes them and
+    whatever the handler does about the others. So the same records make the same table again.
+    """
+
+    tp: TopicPartition
+    node: SourceNode
+    inputs: Collection[TopicPartition]
+    """What the task reads: of a topic with fewer partitions than another it may read none."""
+
+    @property
+    def exists(self) -> bool:
+        return self.tp in self.inputs
+
+    def append(self, changes: Callable[[], Changes], outbox: Outbox) -> None:
+        """The records are there already."""
+
+    def offset_after(self, _ends: Offsets, inputs: Offsets, /) -> int | None:
+        return inputs.get(self.tp)
+
+    def end(self, bounds: Bounds, inputs: Offsets, /) -> int:
+        return min(bounds.end, inputs.get(self.tp, 0))
+
+    def is_complete(self, start: int, end: int) -> bool:
+        return start >= end
+
+    def rows(self, batch: Batch) -> LoggedRows:
+        readable = batch.with_columns(
+            keys=batch.keys.with_serde(self.node.key_serde),
+            values=batch.values.with_serde(self.node.value_serde),
+        )
+        unfit = {
+            offset for side in ("key", "value") for offset in self._undecodable(readable, side)
+        }
+        gone = set(batch.keys.nulls())
+        gone.update(i for i, offset in enumerate(batch.offsets or ()) if offset in unfit)
+        return LoggedRows(_without(batch, gone), 0)
+
+    def check(self, batch: Batch) -> None:
+        decoded(self.node.name, batch, "key")
+        decoded(self.node.name, batch, "value")
+
+    def _undecodable(self, batch: Batch, side: str) -> list[int]:
+        try:
+            decoded(self.node.name, batch, side)
+        except NodeFailed as failed:
+            return [culprit.offset for culprit in failed.culprits]
+        return []
+
+
+def sendable(times: list[int]) -> tuple[list[int], list[tuple[Header, ...]] | None]:
+    """The times to stamp changelog records with, and their headers if any record needs one."""
+    if min(times, default=_STAMP + 1) > _STAMP:
+        return times, None
+    headers: list[tuple[Header, ...]] = [
+        ((_HEADER, b"%d" % t),) if t <= _STAMP else () for t in times
+    ]
+    return [max(time, _STAMP) for time in times], headers
+
+
+def true_times(batch: Batch) -> list[int]:
+    """The times of the changes that changelog records were written for."""
+    if _STAMP not in batch.timestamps or batch.headers is None:
+        return batch.timestamps
+    return [
+        _true(batch.headers[i]) if time == _STAMP else time
+        for i, time in enumerate(batch.timestamps)
+    ]
+
+
+def _true(headers: Sequence[Header]) -> int:
+    found = dict(headers).get(_HEADER)
+    return _STAMP if found is None else int(found)
+
+
+def _without(batch: Batch, gone: set[int]) -> Batch:
+    return batch.take([i for i in range(len(batch)) if i not in gone]) if gone else batch
