@@ -19,7 +19,7 @@ from statestore.operations.topics import ANY_TIME, refused_times
 from statestore.ports import Bounds, Changelog, Cluster, GroupOffset, TopicSpec
 from statestore.stores.specs import StoreSpec, WindowSpec
 from statestore.tasks import input_checkpoint
-from statestore.tasks.inputs import forgotten, truncated
+from statestore.tasks.input_checkpoint import forgotten, truncated
 from statestore.topology.graph import Topology
 from statestore.topology.logs import Logs, log_of
 from statestore.topology.nodes import SinkNode, TopicName

@@ -73,12 +73,12 @@ class CommitStamp(msgspec.Struct, frozen=True, omit_defaults=True):
             return 0
 
 
-Settle = Callable[["Commit"], Mapping[TopicPartition, int] | None]
+Settle = Callable[["TaskCommit"], Mapping[TopicPartition, int] | None]
 """Asks the log about an unanswered commit: the changelogs' ends if it went through."""
 
 
 @dataclass(frozen=True)
-class Commit:
+class TaskCommit:
     """What one commit is to make true: input offsets NEXT to read, and the stamp."""
 
     offsets: Mapping[TopicPartition, int]
@@ -95,7 +95,7 @@ def position_at(offsets: Mapping[TopicPartition, int]) -> Position:
 
 
 def settled(
-    commit: Commit, stores: Sequence[OwnedStore], cluster: Cluster, changelog: Changelog
+    commit: TaskCommit, stores: Sequence[OwnedStore], cluster: Cluster, changelog: Changelog
 ) -> Mapping[TopicPartition, int] | None:
     """The changelogs' ends if the log holds this very commit, None if it does not.
 
@@ -111,7 +111,7 @@ def settled(
 
 
 def commit_task(
-    commit: Commit,
+    commit: TaskCommit,
     stores: Sequence[OwnedStore],
     outbox: Outbox,
     guarantee: ProcessingGuarantee,
@@ -176,7 +176,7 @@ def _producing(what: str) -> Iterator[None]:
         raise NodeFailed(Stage.PRODUCTION, what, error, where="since the last commit") from error
 
 
-def _commit_log(outbox: Outbox, commit: Commit, settle: Settle) -> Mapping[TopicPartition, int]:
+def _commit_log(outbox: Outbox, commit: TaskCommit, settle: Settle) -> Mapping[TopicPartition, int]:
     """Commit the log; the ends of the changelogs written. CommitUnknown: it did not happen."""
     for _ in range(_ANSWER_ATTEMPTS):
         try:

@@ -1,23 +1,23 @@
-"""What a stream task has committed, and the transaction in which it is about to commit more.
+"""The transactions of a stream task: what it has committed, and how it commits more.
 
-Opened with the first write, committed as one or dropped as one. The one place that talks to the
-outbox about transactions; the order within a commit is commit.py's.
+A transaction is opened before the first write and committed or dropped as a whole. This is the one
+place that talks to the outbox about transactions; commit.py has the order of steps within a commit.
 """
 
 from collections.abc import Callable, Mapping
 
+from statestore.layout.folders import StateLayout
 from statestore.model.ids import Position, TopicPartition
 from statestore.settings import Settings
 from statestore.tasks.commit import (
-    Commit,
     CommitStamp,
+    TaskCommit,
     commit_task,
     position_at,
     rehearse,
     settled,
 )
-from statestore.tasks.input_checkpoint import InputCheckpoint
-from statestore.tasks.inputs import committed_inputs
+from statestore.tasks.input_checkpoint import InputCheckpoint, committed_inputs
 from statestore.tasks.plan import Tally, TaskEdges, TaskPlan
 from statestore.tasks.stores import TaskStores
 
@@ -30,12 +30,13 @@ class Committer:
         plan: TaskPlan,
         edges: TaskEdges,
         settings: Settings,
+        layout: StateLayout,
         stores: TaskStores,
-        checkpoint: InputCheckpoint,
         check_ours: Callable[[], None],
     ) -> None:
         """`check_ours` raises Fenced once a newer owner has claimed the task."""
         self.offsets: Mapping[TopicPartition, int] = {}
+        """Of each input, the offset NEXT to read after the last commit."""
         self.position = Position()
         """Of the inputs the group has committed, the LAST offset processed."""
         self.stamp = CommitStamp(0, None)
@@ -45,19 +46,23 @@ class Committer:
         self._edges = edges
         self._settings = settings
         self._stores = stores
-        self._checkpoint = checkpoint
+        self._checkpoint = InputCheckpoint(layout.task_dir(plan.task_id), edges.clock)
         self._check_ours = check_ours
         self._begun = False
+        self._committed_s = edges.clock.monotonic()
 
     def fence(self) -> None:
-        """Settle what this id left open, for good; a former owner would fence the newer one."""
+        """End what the last owner of the transactional id left open, for good.
+
+        Fenced, before anything is done, if a newer owner has the task.
+        """
         self._check_ours()
         self._begun = False
         self._edges.outbox.open()
 
     def read_committed(self) -> None:
-        """Ask the log where the inputs stand: what `offsets`, `stamp`, `tally` say from here on."""
-        # At least once, a store commits before the group does: nothing to be told by.
+        """Ask the log where the inputs stand; `offsets`, `stamp` and `tally` say so from now on."""
+        # At least once, a store commits before the group does, so its position says nothing.
         opened = self._stores.opened.values() if self._settings.exactly_once else ()
         self.offsets, self.stamp, group = committed_inputs(
             self._plan, self._edges.cluster, [one.store for one in opened], self._checkpoint.read()
@@ -69,7 +74,7 @@ class Committer:
         self._checkpoint.seen(group)
 
     def begin(self) -> None:
-        """Before the first write of a transaction, or oftener."""
+        """Open a transaction, unless one is open; call it before anything is written."""
         if not self._begun:
             self._stores.before_write()
             self._edges.outbox.begin(self.stamp.number + 1)
@@ -88,13 +93,14 @@ class Committer:
         if not self._settings.exactly_once:
             self._check_ours()  # Kafka fences nobody in this mode (E6)
         commit_task(
-            Commit(offsets, stamp),
+            TaskCommit(offsets, stamp),
             list(self._stores.opened.values()),
             self._edges.outbox,
             self._settings.processing_guarantee,
             self._settle,
         )
         self._begun = False
+        self._committed_s = self._edges.clock.monotonic()
         self.stamp = stamp
         self.tally = tally
         self.offsets = offsets
@@ -112,11 +118,24 @@ class Committer:
             CommitStamp(self.stamp.number + 1, stream_time_ms),
         )
 
+    def interval_has_passed(self) -> bool:
+        """Whether the last commit is as long ago as the commit interval."""
+        interval_s = self._settings.effective_commit_interval_ms / 1000
+        return self._edges.clock.monotonic() - self._committed_s >= interval_s
+
+    def is_stale(self) -> bool:
+        """Whether the last commit is so long ago that the broker may forget the group's offsets."""
+        return self._checkpoint.is_old()
+
+    def write_checkpoint(self) -> None:
+        """Write the input checkpoint, at the end of the task's life."""
+        self._checkpoint.write()
+
     def drop(self) -> None:
-        """Nothing since the last commit happened."""
+        """Drop everything since the last commit."""
         if self._settings.exactly_once:
-            # The transaction may be open, expired, or committed without an answer: a new epoch
-            # ends it for good, then the log tells which.
+            # The transaction may be open, expired, or committed without an answer. A new epoch
+            # ends it for good; after that the log tells which it was.
             self.fence()
         else:
             self.abort()
@@ -128,9 +147,9 @@ class Committer:
             self._begun = False
             self._edges.outbox.abort()
 
-    def _settle(self, commit: Commit) -> Mapping[TopicPartition, int] | None:
+    def _settle(self, commit: TaskCommit) -> Mapping[TopicPartition, int] | None:
         """The changelogs' ends if the log holds an unanswered commit (SEMANTICS E4)."""
-        # A new epoch first: after it, nothing of the old one can arrive any more.
+        # A new epoch comes first: after it, nothing of the old one can arrive any more.
         self.fence()
         stores, edges = list(self._stores.opened.values()), self._edges
         return settled(commit, stores, edges.cluster, edges.changelog)

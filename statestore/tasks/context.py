@@ -1,9 +1,7 @@
-"""What the nodes of a stream task work with: its stores, its clock, its way out.
+"""What the nodes of a stream task work with: its stores, its stream time, its counts.
 
-And how they are wired.
-
-One TaskContext per start of a task; a rewind makes a new one, so that nothing a processor kept in
-memory survives records that were not committed.
+Each attempt of a task makes a new TaskContext, and with it new processors. So nothing that a
+processor kept in memory outlives the records it was made of, if these are not committed.
 """
 
 import logging
@@ -12,44 +10,38 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from statestore.errors import RecordFailed, UnknownStore
+from statestore.errors import UnknownStore
 from statestore.metrics import count_dropped
 from statestore.model.batch import Batch
 from statestore.model.ids import TaskId
 from statestore.model.modes import PunctuationType, Span
-from statestore.ports import Clock, Outbox, Records
-from statestore.stores import serdes
+from statestore.ports import Clock, Outbox
 from statestore.stores.row_times import WriteTime
 from statestore.stores.staged_table import StagedTable
 from statestore.stores.versioned_table import VersionedTable
 from statestore.tasks.intake import InputBatch
 from statestore.tasks.owned import OwnedStore
 from statestore.tasks.poison import Poison
-from statestore.topology.failures import Stage, encoded, failed
-from statestore.topology.nodes import (
-    Forward,
-    Held,
-    HeldBack,
-    OperatorNode,
-    Push,
-    SinkNode,
-    SourceNode,
-    running,
-)
+from statestore.tasks.wiring import wire
+from statestore.topology.nodes import Held, HeldBack, Push, running
 from statestore.topology.punctuation import Fire, Punctuation, Punctuations
 from statestore.topology.sub_topologies import SubTopology
 
 _log = logging.getLogger(__name__)
 _NAMED = 10
-Check = Callable[[Batch], None]
 
 
 class TaskContext:
-    """The NodeContext of one stream task."""
+    """The NodeContext of one attempt of a stream task, and the nodes that it is for.
+
+    `pushes`: by source topic, where its batches go. `stream_time_ms`: the largest timestamp so far.
+    `commit_requested`, `records_out`, `dropped`: since the last commit.
+    """
 
     def __init__(
         self,
         task_id: TaskId,
+        part: SubTopology,
         stores: Mapping[str, OwnedStore],
         outbox: Outbox,
         *,
@@ -59,25 +51,25 @@ class TaskContext:
         poison: Poison,
         held_back: HeldBack,
     ) -> None:
-        self._task_id = task_id
-        self._stores = stores
-        self._outbox = outbox
-        self._application_id = application_id
-        self._closers: list[Callable[[], None]] = []
+        self.task_id = task_id
         self.stream_time_ms = stream_time_ms
-        self._keeps_stream_times = False
         self.commit_requested = False
         self.records_out = 0
-        self.punctuations = Punctuations(partial(poison.fire, counters=self))
-        self._poison = poison
-        self.held_back = held_back
-        self._clock = clock
         self.dropped: Counter[str] = Counter()
+        self.punctuations = Punctuations(partial(poison.fire, counters=self))
+        self.held_back = held_back
+        self._stores = stores
+        self._clock = clock
+        self._poison = poison
+        self._closers: list[Callable[[], None]] = []
+        self._keeps_stream_times = False
         self._told: set[tuple[str, str]] = set()
-
-    @property
-    def task_id(self) -> TaskId:
-        return self._task_id
+        try:
+            self.pushes = wire(part, self, outbox, application_id)
+        except BaseException:
+            self.close()
+            raise
+        self.punctuations.opened()
 
     def stream_time(self) -> int | None:
         return self.stream_time_ms
@@ -122,27 +114,20 @@ class TaskContext:
         _log.log(
             level,
             "task %s: node %s dropped %d records %s: %s",
-            self._task_id,
+            self.task_id,
             node,
             len(indices),
             where,
             reason.replace("_", " "),
         )
 
-    def take_dropped(self) -> int:
-        """How many were dropped since the last call; counted by reason now, as they are final."""
-        dropped, self.dropped = self.dropped, Counter()
-        for reason, count in dropped.items():
-            count_dropped(str(self._task_id), reason, count)
-        return dropped.total()
-
     def on_close(self, action: Callable[[], None]) -> None:
         self._closers.append(action)
 
     def close(self) -> None:
-        """Close the processors, last made first; nothing is fired any more.
+        """Close the processors, the last made first; nothing is fired any more.
 
-        One that raises keeps no other from it.
+        All of them are closed, also if one raises.
         """
         self.punctuations.clear()
         while self._closers:
@@ -150,42 +135,11 @@ class TaskContext:
             try:
                 action()
             except Exception:  # noqa: BLE001 - of a user's class: stores and claim must be let go
-                _log.warning("task %s: a processor's close", self._task_id, exc_info=True)
+                _log.warning("task %s: a processor's close", self.task_id, exc_info=True)
 
-    def wire(self, part: SubTopology) -> dict[str, Push]:
-        """The nodes of a sub-topology, made and connected: source topic (full name) to push."""
-        pushes: dict[str, Push] = {}
-        children: dict[str, list[str]] = {}
-        for node in part.nodes:
-            for parent in node.parents:
-                children.setdefault(parent, []).append(node.name)
-        entries: dict[str, Push] = {}
-        alone = part.one_by_one()
-        for node in reversed(part.nodes):
-            forward = _forwarding(node.name, {n: pushes[n] for n in children.get(node.name, ())})
-            if node.name in alone.nodes:
-                forward = _forwarding_each(forward)
-            match node:
-                case SinkNode():
-                    pushes[node.name] = self._sink(node)
-                case OperatorNode():
-                    push = node.build(self, forward)
-                    # Taken one by one too: it may choose among its children.
-                    pushes[node.name] = _pushing_each(push) if node.name in alone.nodes else push
-                case SourceNode():
-                    push = _source(node, forward, self._checks(part, node))
-                    for topic in node.topics:
-                        full = topic.full(self._application_id)
-                        entries[full] = _both(push, entries.get(full))
-        for topic in alone.topics:
-            full = topic.full(self._application_id)
-            entries[full] = _pushing_each(entries[full])
-        self.punctuations.opened()
-        return entries
-
-    def pass_on(self, push: Push, batch: InputBatch) -> None:
-        """Records of one input, and the punctuations that fall between them by stream time."""
-        records = batch.records
+    def process(self, batch: InputBatch) -> None:
+        """Push records of one input, and fire the punctuations that fall between them."""
+        push, records = self.pushes[batch.tp.topic], batch.records
         start, count = 0, len(records)
         while start < count:
             before_ms = self.stream_time_ms
@@ -201,17 +155,21 @@ class TaskContext:
                 self.punctuations.stream_time_rose(before_ms, latest_ms, after)
             start = stop
 
+    def committed(self) -> None:
+        """What was counted since the last commit is final: tell the metrics, and count anew."""
+        for reason, count in self.dropped.items():
+            count_dropped(str(self.task_id), reason, count)
+        self.dropped.clear()
+        self.held_back.committed()
+        self.records_out = 0
+        self.commit_requested = self.punctuations.has_fired = False
+
+    def check_of(self, store: str) -> Push:
+        return self._open(store).log.check
+
     def has_written(self) -> bool:
         """Whether records went out or a commit was asked for since the last commit."""
         return self.records_out > 0 or self.commit_requested
-
-    def _checks(self, part: SubTopology, source: SourceNode) -> list[Check]:
-        """What the logs of tables made of a source's records have to say about these."""
-        return [
-            self._open(node.stores[0]).log.check
-            for node in part.nodes
-            if isinstance(node, OperatorNode) and node.keeps and node.parents == (source.name,)
-        ]
 
     def _open(self, name: str) -> OwnedStore:
         try:
@@ -219,102 +177,5 @@ class TaskContext:
         except KeyError:
             known = ", ".join(self._stores) or "none"
             raise UnknownStore(
-                f"task {self._task_id} has no store {name!r}; it has: {known}"
+                f"task {self.task_id} has no store {name!r}; it has: {known}"
             ) from None
-
-    def _sink(self, node: SinkNode) -> Push:
-        topic = node.topic.full(self._application_id)
-        # An internal topic's serdes are told to what made it, or before that.
-        told_to = f"a repartition() before {node.topic.name!r}" if node.topic.internal else ""
-
-        def push(batch: Batch) -> None:
-            keys = encoded(
-                node.name, batch, "key", node.key_serde, Stage.PRODUCTION, told_to=told_to
-            )
-            values = encoded(
-                node.name, batch, "value", node.value_serde, Stage.PRODUCTION, told_to=told_to
-            )
-            try:
-                placing = serdes.placing(node.key_serde, keys)
-                records = Records(
-                    topic, keys, values, batch.timestamps, None, batch.headers, placing
-                )
-                self._outbox.send(records)
-            except Exception as error:
-                # The client's own too: times and headers come from a user's code.
-                at = error.at if isinstance(error, RecordFailed) else None
-                found = [] if at is None else [(at, error)]
-                raise failed(
-                    Stage.PRODUCTION, node.name, batch, error, found=found, certain=True
-                ) from error
-            self.records_out += len(batch)
-
-        return push
-
-
-def _forwarding(name: str, children: Mapping[str, Push]) -> Forward:
-    every = tuple(children.values())
-    if len(every) == 1:
-        only = every[0]
-
-        def forward_one(batch: Batch, to: str | None) -> None:
-            if to is None or to in children:
-                only(batch)
-            else:
-                raise UnknownStore(
-                    f"node {name} has no child {to!r}; it has: {', '.join(children)}"
-                )
-
-        return forward_one
-
-    def forward(batch: Batch, to: str | None) -> None:
-        if to is None:
-            for push in every:
-                push(batch)
-        elif to in children:
-            children[to](batch)
-        else:
-            raise UnknownStore(f"node {name} has no child {to!r}; it has: {', '.join(children)}")
-
-    return forward
-
-
-def _source(node: SourceNode, forward: Forward, checks: Sequence[Check]) -> Push:
-    def push(batch: Batch) -> None:
-        batch = batch.with_columns(
-            keys=batch.keys.with_serde(node.key_serde),
-            values=batch.values.with_serde(node.value_serde),
-        )
-        for check in checks:
-            check(batch)
-        forward(batch, None)
-
-    return push
-
-
-def _forwarding_each(forward: Forward) -> Forward:
-    def forward_each(batch: Batch, to: str | None) -> None:
-        for i in range(len(batch)):
-            forward(batch.slice(i, i + 1), to)
-
-    return forward_each
-
-
-def _pushing_each(push: Push) -> Push:
-    def push_each(batch: Batch) -> None:
-        for i in range(len(batch)):
-            push(batch.slice(i, i + 1))
-
-    return push_each
-
-
-def _both(first: Push, second: Push | None) -> Push:
-    if second is None:
-        return first
-    other = second
-
-    def push(batch: Batch) -> None:
-        first(batch)
-        other(batch)
-
-    return push

@@ -1,29 +1,38 @@
-"""What a stream task's folder remembers of its inputs: how far they were committed, and when.
+"""Where the inputs of a stream task go on, and what its folder remembers of them.
 
-The broker forgets a group's offset a week after its last commit (offsets.retention.minutes), and
-with its topic. The mark, `inputs.json`, tells such an input from a new one, whether or not the task
-has stores; and when it is time to commit an idle input's offset again, so that it is not forgotten.
+The broker forgets a group's offset together with its topic, and a week after its last commit
+(offsets.retention.minutes). A task that took such an input for a new one would read it again. So
+the input checkpoint, `inputs.json` in the task's folder, says how far each input was committed and
+when, whether or not the task has stores. An input in it that the group has forgotten is refused
+(I11), and an idle input is committed again before the broker forgets it.
 
-Written after the log has committed, never before: it may lag behind, but claims nothing that did
-not happen. A task that commits all the time writes it twice: at its first commit and at its end.
+The checkpoint is written after the log has committed, never before: it may lag behind, but claims
+nothing that did not happen. A task that commits all the time writes it twice, at its first commit
+and at its end.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
+from statestore.errors import RecordFailed
 from statestore.faults import CrashPoint, reach
 from statestore.layout import documents
 from statestore.layout.documents import Count, Ordinal, TimeMs, Topic
 from statestore.layout.files import publish
-from statestore.model.ids import TopicPartition
-from statestore.ports import Clock
+from statestore.model.ids import Position, TaskId, TopicPartition
+from statestore.ports import Clock, Cluster
+from statestore.stores.keyvalue import TransactionalKeyValueStore
+from statestore.stores.windows import TransactionalWindowStore
+from statestore.tasks.commit import CommitStamp
+from statestore.tasks.plan import TaskPlan
 
 _NAME = "inputs.json"
 REFRESH_MS = 86_400_000
-"""How old a commit may get: well below the least retention anyone gives a group's offsets."""
+"""How old a commit may get: well below the shortest retention of offsets that anyone sets."""
 
 
 class _Written(msgspec.Struct, frozen=True):
@@ -37,7 +46,7 @@ class _Written(msgspec.Struct, frozen=True):
 
 
 class InputCheckpoint:
-    """The mark of one claimed task folder."""
+    """The input checkpoint of one claimed task folder."""
 
     def __init__(self, folder: Path, clock: Clock) -> None:
         self._path = folder / _NAME
@@ -47,7 +56,7 @@ class InputCheckpoint:
         self._unwritten = False
 
     def read(self) -> dict[TopicPartition, int]:
-        """Per input ever committed beyond its start: the offset next to read, or one before it."""
+        """Per input ever committed beyond its start: the offset NEXT to read, or an earlier one."""
         found = _read(self._path)
         if found is not None:
             self._committed_ms = found.committed_ms
@@ -55,22 +64,22 @@ class InputCheckpoint:
         return dict(self._offsets)
 
     def seen(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """The group has these offsets; of when, it does not say."""
+        """The group has these offsets; it does not say since when."""
         self._take(offsets)
 
     def committed(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """These offsets were committed just now. Inputs not yet known are written down at once."""
+        """These offsets were committed just now; inputs not yet known are written down at once."""
         self._committed_ms = self._clock.now_ms()
         self._unwritten = True
         self._take(offsets)
 
     def is_old(self) -> bool:
-        """Whether the last commit is so long ago that the broker may come to forget it."""
+        """Whether the last commit is so long ago that the broker may forget it."""
         age_ms = self._clock.now_ms() - self._committed_ms
         return bool(self._offsets) and not 0 <= age_ms < REFRESH_MS
 
     def write(self) -> None:
-        """Write down what is not yet, at the end of the task's life."""
+        """Write down what is not written yet, at the end of the task's life."""
         if self._unwritten and self._offsets:
             _write(self._path, self._committed_ms, self._offsets)
             self._unwritten = False
@@ -86,7 +95,7 @@ class InputCheckpoint:
 
 
 def read_all(folders: Iterable[Path]) -> dict[TopicPartition, int]:
-    """What the marks of several tasks say together: per input the furthest offset."""
+    """What the checkpoints of several tasks say together: per input the furthest offset."""
     found: dict[TopicPartition, int] = {}
     for folder in folders:
         written = _read(folder / _NAME)
@@ -98,10 +107,10 @@ def read_all(folders: Iterable[Path]) -> dict[TopicPartition, int]:
 def carry(
     folders: Iterable[Path], home: Callable[[TopicPartition], Path | None], clock: Clock
 ) -> None:
-    """After a topology change: what any task remembers of an input goes to the task that reads it.
+    """After a topology change, tell the task that reads an input what any task remembers of it.
 
-    Only adds, so that repeating it is harmless. `home`: the folder of the task that reads an input,
-    None if there is none. HostFailure before anything is written if a mark is not readable.
+    This only adds, so repeating it is harmless. `home`: the folder of the task that reads an input,
+    None if there is none. HostFailure, before anything is written, if a checkpoint is unreadable.
     """
     found = {folder: read for folder in folders if (read := _read(folder / _NAME)) is not None}
     wanted: dict[Path, list[tuple[TopicPartition, int, int]]] = defaultdict(list)
@@ -119,6 +128,67 @@ def carry(
         if offsets != there.offsets():
             target.mkdir(exist_ok=True)
             _write(target / _NAME, committed_ms, offsets)
+
+
+class CommittedInputs(NamedTuple):
+    """The NEXT offset of each input, the last commit's stamp, and what the group itself has."""
+
+    offsets: dict[TopicPartition, int]
+    stamp: CommitStamp
+    group: dict[TopicPartition, int]
+
+
+def committed_inputs(
+    plan: TaskPlan,
+    cluster: Cluster,
+    stores: Iterable[object],
+    checkpoint: Mapping[TopicPartition, int],
+) -> CommittedInputs:
+    """Where the inputs go on: at the group's offsets, or at the start of a new input.
+
+    `stores`: those whose positions the group's offsets cannot be behind. `checkpoint`: what the
+    input checkpoint says. RecordFailed: an input was truncated, made anew or forgotten.
+    """
+    committed = cluster.group_offsets(plan.inputs)
+    fresh = [tp for tp in plan.inputs if tp not in committed]
+    ends = plan.ends or {}
+    # Past its planned end: an earlier one was asked for, or the log is shorter than it was.
+    beyond = [tp for tp, at in committed.items() if at.offset > ends.get(tp, at.offset)]
+    bounds = cluster.bounds(fresh + beyond) if fresh or beyond else {}
+    for tp in beyond:
+        if committed[tp].offset > bounds[tp].end:
+            raise truncated(tp, end=bounds[tp].end, committed=committed[tp].offset)
+    done = Position.of({tp: offset - 1 for tp, offset in checkpoint.items()})
+    for store in stores:
+        if isinstance(store, TransactionalKeyValueStore | TransactionalWindowStore):
+            done = done.merge(store.position())
+    known = done.as_dict()
+    for tp in fresh:
+        if tp in known:
+            raise forgotten(tp, plan.task_id, known[tp])
+    offsets = {
+        tp: committed[tp].offset if tp in committed else bounds[tp].start for tp in plan.inputs
+    }
+    group = {tp: at.offset for tp, at in committed.items()}
+    return CommittedInputs(offsets, CommitStamp.latest(committed), group)
+
+
+def truncated(tp: TopicPartition, *, end: int, committed: int) -> RecordFailed:
+    """The refusal of an input whose log ends before the group's offset."""
+    return RecordFailed(
+        f"input {tp} ends at offset {end}, the last commit ended at {committed}: the topic was "
+        "truncated or made anew, so input is lost: reset the group's offsets to go on without it"
+    )
+
+
+def forgotten(tp: TopicPartition, task: TaskId, last: int) -> RecordFailed:
+    """The refusal of an input that was processed up to `last`, of which the group has no offset."""
+    return RecordFailed(
+        f"the group has no offset of input {tp}, but task {task} has processed it up to {last}: "
+        "the topic was made anew, or the offset expired on the broker "
+        f"(offsets.retention.minutes): set the group's offset, to {last + 1} to go on (further if "
+        "the last run was killed), or to the topic's start to process it from there"
+    )
 
 
 def _read(path: Path) -> _Written | None:

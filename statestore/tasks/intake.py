@@ -152,6 +152,20 @@ class Intake:
         reached = ((tp, self.reached(tp)) for tp in self._waiting)
         return {tp: offset for tp, offset in reached if offset is not None}
 
+    def lag(self, source: Source) -> int | None:
+        """Offsets left up to the ends of the logs, as the source last heard of them; or None."""
+        lag = 0
+        for tp in self._waiting:
+            end, reached = source.log_end(tp), self.reached(tp)
+            if end is None or reached is None:
+                return None
+            lag += max(0, end - reached)
+        return lag
+
+    def at_ends_of_logs(self, source: Source) -> bool:
+        """Whether the source stands at the end of every input's log."""
+        return all(map(source.at_end, self._waiting))
+
     def next_batch(self, now_s: float = 0.0) -> InputBatch | None:
         """The next records in order; None when an input must be waited for or nothing is left.
 

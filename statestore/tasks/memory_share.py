@@ -4,6 +4,7 @@ A host's limits are divided among its slots. All stream tasks that a slot serves
 the one that holds most of it commits first. How many records to take next is a pure function.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from statestore.settings import NO_LIMIT, Settings
@@ -17,6 +18,9 @@ class Usage(NamedTuple):
 
     size_bytes: int
     records: int
+
+
+_NOTHING = Usage(0, 0)
 
 
 class MemoryLimits(NamedTuple):
@@ -120,3 +124,46 @@ def reached(pending: Usage, limits: MemoryLimits) -> bool:
     return (limits.max_bytes != NO_LIMIT and pending.size_bytes >= limits.max_bytes) or (
         limits.max_records != NO_LIMIT and pending.records >= limits.max_records
     )
+
+
+class TaskMemory:
+    """What one stream task holds of its slot's share."""
+
+    def __init__(self, task: str, share: MemoryShare, usage: Callable[[], Usage]) -> None:
+        """`usage`: what the stores of the task have pending."""
+        self._task = task
+        self._share = share
+        self.usage = usage
+        self._before = _NOTHING
+        self._per_record: tuple[float, float] | None = None
+
+    def plan_step(self, waiting: int) -> Step:
+        """How many of the records that wait to take now."""
+        self._before = self.usage()
+        held = self._share.hold(self._task, self._before)
+        return plan_step(held, self._per_record, waiting, self._share.limits)
+
+    def grew(self, records: int) -> None:
+        """So many records were processed since the step was planned."""
+        before, after = self._before, self.usage()
+        self._per_record = (
+            (after.size_bytes - before.size_bytes) / records,
+            (after.records - before.records) / records,
+        )
+
+    def is_full(self) -> bool:
+        """Whether the share is used up, by this task or others."""
+        held = self._share.hold(self._task, self.usage())
+        return reached(held, self._share.limits)
+
+    def make_room(self) -> bool:
+        """Whether this task is to commit now; else the one that holds most is asked to."""
+        return self._share.make_room(self._task)
+
+    def take_request(self) -> bool:
+        """Whether another task asked for a commit since the last call."""
+        return self._share.take_request(self._task)
+
+    def free(self) -> None:
+        """Nothing is pending any more."""
+        self._share.hold(self._task, _NOTHING)

@@ -4,7 +4,7 @@ Three kinds of things fail: a record of the input, an item that waited in an ope
 record let stream time pass, and a punctuation. All three go the same way:
 
     judge      the attempt failed: what failed is condemned, as its handler says, or searched for
-    cut        the next attempt stops behind what it is about to pass over, and commits there
+    portion    the next attempt stops after what it is about to pass over, and commits there
     pass over  it is left out; its dead letter goes into the transaction that leaves it out
     committed  the verdict is carried out for good
 
@@ -86,7 +86,7 @@ class Counters(Protocol):
     def request_commit(self) -> None: ...
 
 
-class Cut(NamedTuple):
+class Portion(NamedTuple):
     """How many records of a batch to process now.
 
     `alone`: in a transaction of their own. `commit`: commit after them.
@@ -123,12 +123,12 @@ class Poison:
 
     # Records of the input.
 
-    def cut(self, batch: InputBatch) -> Cut:
+    def portion(self, batch: InputBatch) -> Portion:
         """How many records of a batch to take at once."""
         tp, offsets = batch.tp, batch.offsets
         take, alone = self._suspects.cut(tp, offsets)
         if not self._verdicts:
-            return Cut(take, alone, commit=alone)
+            return Portion(take, alone, commit=alone)
         known = self._condemned_among(tp, offsets[:take])
         if known:
             # A later failure is not to bring them back.
@@ -136,7 +136,7 @@ class Poison:
         fires = self._first_firing_among(tp, offsets[:take])
         if fires is not None:
             take = fires + 1
-        return Cut(take, alone, commit=alone or bool(known) or fires is not None)
+        return Portion(take, alone, commit=alone or bool(known) or fires is not None)
 
     def pass_over(self, batch: InputBatch, counters: Counters) -> InputBatch:
         """The records to process; dead letters of the others go into the open transaction."""

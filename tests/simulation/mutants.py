@@ -9,7 +9,7 @@ from statestore.model.modes import ProcessingGuarantee
 from statestore.ports import Outbox
 from statestore.tasks import commit as commits
 from statestore.tasks import committer as committers
-from statestore.tasks.commit import Commit, Settle
+from statestore.tasks.commit import Settle, TaskCommit
 from statestore.tasks.committer import Committer
 from statestore.tasks.owned import OpenStore, OwnedStore
 from statestore.tasks.restore import Restored, Restorer
@@ -28,7 +28,7 @@ def offsets_before_the_log(patch: pytest.MonkeyPatch, simulation: Simulation) ->
     plain = simulation.broker.plain_outbox(APPLICATION)
 
     def mutated(
-        commit: Commit,
+        commit: TaskCommit,
         stores: Sequence[OwnedStore],
         outbox: Outbox,
         guarantee: ProcessingGuarantee,
@@ -44,7 +44,7 @@ def offsets_after_the_log(patch: pytest.MonkeyPatch, simulation: Simulation) -> 
     """The input offsets are no part of the transaction: they follow it."""
 
     def mutated(
-        commit: Commit,
+        commit: TaskCommit,
         stores: Sequence[OwnedStore],
         outbox: Outbox,
         _guarantee: ProcessingGuarantee,
@@ -65,7 +65,7 @@ def stores_before_the_log(patch: pytest.MonkeyPatch, _simulation: Simulation) ->
     """The stores commit first, the log after them."""
 
     def mutated(
-        commit: Commit,
+        commit: TaskCommit,
         stores: Sequence[OwnedStore],
         outbox: Outbox,
         _guarantee: ProcessingGuarantee,
@@ -85,7 +85,7 @@ def stores_before_the_log(patch: pytest.MonkeyPatch, _simulation: Simulation) ->
 def unanswered_is_taken_for_lost(patch: pytest.MonkeyPatch, _simulation: Simulation) -> None:
     """A commit without an answer is simply done again, by the same records."""
 
-    def mutated(committer: Committer, _commit: Commit) -> None:
+    def mutated(committer: Committer, _commit: TaskCommit) -> None:
         committer.fence()
 
     def read_at_start_only(committer: Committer) -> None:
@@ -99,7 +99,7 @@ def unanswered_is_taken_for_lost(patch: pytest.MonkeyPatch, _simulation: Simulat
 def unanswered_is_taken_for_done(patch: pytest.MonkeyPatch, _simulation: Simulation) -> None:
     """A commit without an answer is thought to have happened."""
 
-    def mutated(committer: Committer, _commit: Commit) -> dict[TopicPartition, int]:
+    def mutated(committer: Committer, _commit: TaskCommit) -> dict[TopicPartition, int]:
         committer.fence()
         logs = [opened.log.tp for opened in committer._stores.opened.values()]
         return {tp: at.end for tp, at in committer._edges.changelog.bounds(logs).items()}
@@ -124,7 +124,7 @@ def restore_forgets(patch: pytest.MonkeyPatch, _simulation: Simulation) -> None:
 
 def _only_at_start(step: Callable[[StreamTask], None]) -> Callable[[StreamTask], None]:
     def mutated(task: StreamTask) -> None:
-        if task._context is None:
+        if task._attempt is None:
             step(task)
 
     return mutated

@@ -45,6 +45,7 @@ class Wired:
         }
         self.context = TaskContext(
             TaskId(0, 0),
+            part,
             stores,
             self.outbox,
             application_id="shop",
@@ -53,7 +54,7 @@ class Wired:
             poison=Poison(TaskId(0, 0), part, Settings(), self.outbox),
             held_back=HeldBack(),
         )
-        self.pushes = self.context.wire(part)
+        self.pushes = self.context.pushes
 
     def push(self, topic: str, *rows: tuple[Any, Any, int]) -> None:
         """Undecoded records, as a client gives them."""

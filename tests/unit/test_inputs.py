@@ -8,7 +8,7 @@ from statestore.model.records import Record
 from statestore.ports import TopicSpec
 from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.tasks.commit import CommitStamp
-from statestore.tasks.inputs import committed_inputs
+from statestore.tasks.input_checkpoint import committed_inputs
 from statestore.tasks.plan import TaskPlan
 from statestore.testing.memory_broker import MemoryBroker
 from statestore.topology.sub_topologies import SubTopology
