@@ -27,7 +27,7 @@ from statestore.operations.exports.manifest import made_after
 from statestore.operations.lags import Facts, Lag, ask, to_restore, total_of, worst_of
 from statestore.operations.pipelines import load_pipeline
 from statestore.operations.relocation.disk import read_journal
-from statestore.tasks.progress import Progress, read_progress
+from statestore.tasks.progress import TaskProgress, read_progress
 
 T = TypeVar("T")
 _SILENT_MS = 60_000
@@ -216,7 +216,7 @@ class StatusReader:
     def _task(
         self,
         task: TaskId,
-        noted: Progress,
+        noted: TaskProgress,
         shape: Deployed,
         facts: Facts,
         now_ms: int,
@@ -279,7 +279,7 @@ class StatusReader:
             return None
 
 
-def state_of(owner: Owner | None, progress: Progress, now_ms: int) -> State:
+def state_of(owner: Owner | None, progress: TaskProgress, now_ms: int) -> State:
     """The state of a folder with that `owner.json` and that progress note of a stream task."""
     if owner is None:
         return State.NEW
@@ -312,7 +312,7 @@ def _overall(owner: Owner | None, tasks: Sequence[TaskStatus], now_ms: int) -> S
         return State.RUNNING if owner.is_here() else State.SILENT
     if State.CRASHED in states:
         return State.CRASHED
-    return state_of(owner, Progress(), now_ms)
+    return state_of(owner, TaskProgress(), now_ms)
 
 
 def _export(exports: Exports, now_ms: int) -> ExportStatus:

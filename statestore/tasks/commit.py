@@ -1,4 +1,4 @@
-"""The commit of one stream task: log first, then the stores, whose batches carry the log's offsets.
+"""The steps of a commit: first the log, then the stores, whose batches carry the log's offsets.
 
 Under exactly_once (SEMANTICS E2), a crash point between any two steps:
     commit.begin
@@ -8,9 +8,9 @@ Under exactly_once (SEMANTICS E2), a crash point between any two steps:
     4 one engine batch per store, with its changelog's offset         commit.store-written
     5 pending has become committed                                    commit.done
 A table whose log is its source topic adds nothing in 1, and its offset in 4 is that of 2.
-Under at_least_once (E6) step 3 is a flush of the producer and the input offsets follow the stores.
-There the outputs are flushed before step 1 too: a restore takes what is logged for done, and what
-waited in a store and left it with an output that the log refused would never come out.
+Under at_least_once (E6) step 3 is a flush of the producer, and the input offsets follow the stores.
+There the outputs are flushed before step 1 as well. A restore takes what is logged for done, so an
+item that waited in a store would be lost if the log refused the output with which it left.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ _INT64_MAX = (1 << 63) - 1
 class CommitStamp(msgspec.Struct, frozen=True, omit_defaults=True):
     """The metadata of every committed input offset (SEMANTICS E4).
 
-    `tally` tells the next attempt at the same serving what this one has done; None: not known.
+    `tally` tells the next worker that serves the task in the same run what was done; None: unknown.
     """
 
     number: Annotated[int, msgspec.Meta(ge=0, le=_INT64_MAX)]
@@ -74,7 +74,7 @@ class CommitStamp(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 Settle = Callable[["TaskCommit"], Mapping[TopicPartition, int] | None]
-"""Asks the log about an unanswered commit: the changelogs' ends if it went through."""
+"""Asks the log about an unanswered commit: the ends of the changelogs, if it went through."""
 
 
 @dataclass(frozen=True)
@@ -85,12 +85,12 @@ class TaskCommit:
     stamp: CommitStamp
 
     def position(self) -> Position:
-        """The last processed offsets."""
+        """The offsets processed last."""
         return position_at(self.offsets)
 
 
 def position_at(offsets: Mapping[TopicPartition, int]) -> Position:
-    """What was processed last where these are NEXT to read."""
+    """What was processed last, when these offsets are NEXT to read."""
     return Position.of({tp: offset - 1 for tp, offset in offsets.items() if offset > 0})
 
 
@@ -99,7 +99,7 @@ def settled(
 ) -> Mapping[TopicPartition, int] | None:
     """The changelogs' ends if the log holds this very commit, None if it does not.
 
-    Ask only after its transactional id was opened anew: then it cannot come about any more.
+    Ask only after the transactional id was opened anew: then the commit cannot happen any more.
     """
     text = commit.stamp.text()
     wanted = {tp: GroupOffset(offset, text) for tp, offset in commit.offsets.items()}
@@ -117,9 +117,9 @@ def commit_task(
     guarantee: ProcessingGuarantee,
     settle: Settle,
 ) -> None:
-    """Run the steps above. `settle` asks the log whether an unanswered commit went through (E4).
+    """Run the steps above; `settle` asks the log whether an unanswered commit went through (E4).
 
-    Errors before step 3 leave nothing committed: abort, roll back, go on from the last commit.
+    An error before step 3 leaves nothing committed: abort, roll back, go on from the last commit.
     """
     reach(CrashPoint.COMMIT_BEGIN)
     exactly_once = guarantee is ProcessingGuarantee.EXACTLY_ONCE
@@ -150,9 +150,9 @@ def rehearse(
     guarantee: ProcessingGuarantee,
     stamp: CommitStamp,
 ) -> None:
-    """Have the log take what a commit would write, and commit nothing; NodeFailed if it refuses.
+    """Send what a commit would send, and commit nothing; NodeFailed if the log refuses any of it.
 
-    At least once, changes are not logged: a restore would take them for committed.
+    Under at_least_once the changes are not sent: a restore would take them for committed.
     """
     if guarantee is ProcessingGuarantee.EXACTLY_ONCE:
         for opened in stores:
@@ -162,14 +162,14 @@ def rehearse(
 
 
 def _log_changes(opened: OwnedStore, outbox: Outbox, stamp: CommitStamp) -> None:
-    """Every pending write, in the order of the store's changes."""
+    """Send the pending changes of a store, in their order."""
     with _producing(f"store {opened.name!r}"):
         opened.log.append(partial(opened.changes, stamp.stream_time_ms or 0), outbox)
 
 
 @contextmanager
 def _producing(what: str) -> Iterator[None]:
-    """NodeFailed where the log refuses a record: any of those since the last commit made it."""
+    """NodeFailed where the log refuses a record, which any record since the last commit made."""
     try:
         yield
     except RecordFailed as error:

@@ -1,4 +1,4 @@
-"""One store of a stream task as its task sees it: a built-in one, or one of the user's own.
+"""One store as the stream task that owns it sees it: a built-in one, or one of a user's own class.
 
 The task commits, restores and rolls back; processors only read and write (docs/adr/0006).
 """
@@ -37,7 +37,7 @@ class OwnedStore(Protocol):
     def spec(self) -> StoreSpec: ...
     @property
     def store(self) -> Any:
-        """What processors get."""
+        """What processors are given."""
 
     @property
     def log(self) -> StoreLog:
@@ -48,44 +48,44 @@ class OwnedStore(Protocol):
         """Its folder, for messages."""
 
     def table(self) -> StagedTable:
-        """Its bytes, for built-in operators; Misuse if it is no key-value store of ours."""
+        """Its bytes, for built-in operators; Misuse if it is no built-in key-value store."""
 
     def versions(self) -> VersionedTable:
-        """Its versions in bytes; Misuse if it is no versioned store."""
+        """Its versions in bytes, for built-in operators; Misuse if it is no versioned store."""
 
     def persistent(self) -> bool: ...
     def manages_offsets(self) -> bool: ...
 
     def offset(self) -> int | None:
-        """The changelog offset it stands at, NEXT to read; None if it cannot say."""
+        """The offset of its log that it stands at, NEXT to read; None if it does not say."""
 
     def occupied(self) -> bool:
         """Whether it may hold rows that were there when it was opened."""
 
     def adopt(self, offset: int | None, position: Position) -> None:
-        """Take over what stood in files beside it, durably."""
+        """Take over what files beside it said, durably."""
 
     def restore(self, batch: Batch, offset_next: int) -> None:
         """Rows of its log, and the offset they reach."""
 
     def complete_ms(self) -> int | None:
-        """When it had all that its log held; None: it does not say."""
+        """When it last had all that its log held; None: it does not say."""
 
     def caught_up(self, position: Position) -> None:
-        """It has all that its log holds, and so processed the input up to this position (I1)."""
+        """It has all that its log holds, and so has processed input up to this position (I1)."""
 
     def changes(self, otherwise_ms: int) -> Changes:
-        """What the next commit logs: once per key its last value, or every version.
+        """What the next commit logs: the last value of each key, or every version.
 
-        `otherwise_ms`: the time of what no record made.
+        `otherwise_ms`: the time of changes that no record made.
         """
 
     @property
     def clock(self) -> WriteTime | None:
-        """To be told the time of what is processed; None: its writes tell theirs."""
+        """What is told the time of each record processed; None: its writes say their own time."""
 
     def commit(self, offset: int | None, position: Position) -> None:
-        """Make what is pending committed; offset None: it wrote nothing to the changelog."""
+        """Make what is pending committed; `offset` None: the commit added nothing to its log."""
 
     def rollback(self) -> None:
         """Drop what is pending; TaskCorrupted if it cannot."""
@@ -96,7 +96,7 @@ class OwnedStore(Protocol):
         """Keep its durable lag bounded while it is idle (SEMANTICS S10)."""
 
     def checkpoint(self, target: Path) -> StoreOffsets | None:
-        """Its files as of the last commit in the new folder `target`; None: it cannot."""
+        """Put its files as of the last commit into the new folder `target`; None: it cannot."""
 
     @property
     def why_no_snapshot(self) -> str: ...
@@ -106,7 +106,7 @@ class OwnedStore(Protocol):
 
 
 class OpenStore:
-    """A built-in store; a window store's rows lie otherwise than its changelog has them."""
+    """A built-in store. The rows of a window store have other keys than its changelog has."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class OpenStore:
         windows: WindowSpec[Any, Any] | None = None,
         inputs: Collection[TopicPartition] | None = None,
     ) -> None:
-        """`windows`: `store` holds the rows of that window store; `inputs`: what its task reads."""
+        """`windows`: `store` holds the rows of that window store. `inputs`: what its task reads."""
         self.store: Any = store
         if windows is not None:
             assert isinstance(store, TransactionalKeyValueStore)
@@ -148,7 +148,7 @@ class OpenStore:
         return True
 
     def offset(self) -> int | None:
-        # That of an in-memory store too: the store itself answers None for it (SEMANTICS S15).
+        # Also of an in-memory store, which itself answers None (SEMANTICS S15).
         return self._staged.committed_offsets().get(self.log.tp)
 
     def occupied(self) -> bool:
@@ -167,7 +167,7 @@ class OpenStore:
     def complete_ms(self) -> int | None:
         if self._staged.complete_ms is not None or not self.persistent():
             return self._staged.complete_ms
-        # Of one that an older version wrote, its files say when it was last flushed.
+        # An older version kept no such time, but the files say when they were last flushed.
         flushed = [path.stat().st_mtime_ns // 1_000_000 for path in Path(self.where).glob("*.sst")]
         return max(flushed, default=None)
 
@@ -222,7 +222,7 @@ class OpenStore:
 
 
 class SuppliedStore:
-    """A store of the user's own class. What it logs waits here for the commit."""
+    """A store of a user's own class. The changes that it logs wait here for the commit."""
 
     def __init__(
         self,
@@ -232,7 +232,7 @@ class SuppliedStore:
         log: StoreLog,
         before_write: Callable[[], None],
     ) -> None:
-        """`before_write` is called before the first change is logged, or oftener."""
+        """`before_write` is called before each change is logged."""
         self.spec: StoreSpec = spec
         self.name = spec.name
         self.log = log
@@ -289,7 +289,7 @@ class SuppliedStore:
         self._committed(offset_next, Position())
 
     def complete_ms(self) -> int | None:
-        """It does not say: when it was last complete only its class could tell."""
+        """Only its class could tell when it was last complete, and is not asked."""
 
     def caught_up(self, position: Position) -> None:
         if self._restored:
@@ -325,10 +325,10 @@ class SuppliedStore:
         )
 
     def maintain(self) -> None:
-        """Durability is its own business."""
+        """Its class decides on its own when it is durable."""
 
     def checkpoint(self, target: Path) -> StoreOffsets | None:
-        """Only its class knows how to read its files."""
+        """Only its class knows how to read its files, so there is no snapshot."""
 
     @property
     def why_no_snapshot(self) -> str:

@@ -1,4 +1,10 @@
-"""The ownership of one stream task: taken, asked for, swept behind, given back (SEMANTICS E10)."""
+"""The ownership of one stream task: claimed, checked, released (SEMANTICS E10).
+
+A fenced task is one whose folder a newer owner has claimed. `check` tells it so, by the epoch in
+the folder: before it opens its producer, after each failure, about once a second, and under
+at_least_once before each commit. The task then raises Fenced, closes without writing anything, and
+must not start again.
+"""
 
 import logging
 from pathlib import Path
@@ -17,7 +23,7 @@ _GLANCE_EVERY_S = 1.0
 
 
 class Ownership:
-    """Of one task; nobody else's stores are touched, though they may live on."""
+    """The claim of one task. Another owner's files are left alone, as it may still be alive."""
 
     def __init__(
         self, plan: TaskPlan, edges: TaskEdges, settings: Settings, layout: StateLayout
@@ -30,9 +36,9 @@ class Ownership:
         self._glance_s = 0.0
 
     def take(self) -> Path:
-        """Claim the task; the folder its stores are to be opened in.
+        """Claim the task; returns the folder to open its stores in.
 
-        That of the last owner if it is gone for sure, else a new one.
+        That is the last owner's folder if the last owner is known to be gone, else a new one.
         """
         plan, edges, settings = self._plan, self._edges, self._settings
         folder = self._layout.task_dir(plan.task_id)
@@ -52,11 +58,11 @@ class Ownership:
                 self._layout, plan.task_id, self.claim, edges.link_store, own=own, clock=edges.clock
             )
         except HostFailure as error:
-            self.check(error)  # a newer owner removes what this one has not finished
+            self.check(error)  # a newer owner removes what this one did not finish
             raise
 
     def check(self, cause: StateStoreError | None = None) -> None:
-        """Fenced if a newer owner claimed the folder: epochs tell, Kafka's answers do not (E5)."""
+        """Fenced if a newer owner has claimed the folder. Epochs tell, Kafka does not (E5)."""
         if not self.holds():
             raise Fenced(
                 f"task {self._plan.task_id}: a newer owner took over; what was not committed is "
@@ -64,18 +70,18 @@ class Ownership:
             ) from cause
 
     def glance(self) -> None:
-        """Check once a second: an owner with nothing to commit would not be told by Kafka."""
+        """Check once a second, as Kafka tells nothing to an owner that has nothing to commit."""
         now_s = self._edges.clock.monotonic()
         if now_s >= self._glance_s:
             self._glance_s = now_s + _GLANCE_EVERY_S
             self.check()
 
     def holds(self) -> bool:
-        """Whether the task is this owner's."""
+        """Whether this owner still has the task."""
         return self.claim is not None and self.claim.still_ours()
 
     def sweep(self) -> None:
-        """Remove what former owners left behind, once the stores stand where the log does."""
+        """Remove what former owners left behind, once the stores are up to their logs."""
         retention_ms = self._settings.quarantine_retention_ms
         task = self._plan.task_id
         try:
@@ -84,7 +90,7 @@ class Ownership:
             _log.warning("task %s: %s; the next start tries again", task, error)
 
     def release(self) -> None:
-        """Give it back, if it was taken. Crash points close.stores-closed, close.released."""
+        """Release the claim, if there is one. Crash points: close.stores-closed, close.released."""
         if self.claim is not None:
             reach(CrashPoint.CLOSE_STORES_CLOSED)
             self.claim.release()
@@ -92,7 +98,7 @@ class Ownership:
         self.claim = None
 
     def abandon(self) -> None:
-        """Let go as a dead process would."""
+        """Let go of the claim as a dead process would."""
         if self.claim is not None:
             self.claim.abandon()
             self.claim = None

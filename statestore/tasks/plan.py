@@ -1,4 +1,4 @@
-"""What a stream task is given, and what it reports: its edges, its plan, its report."""
+"""What a stream task is given, its edges and its plan, and what it reports."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ OpenStoreAt = Callable[[BuiltInSpec, Path], BuiltIn]
 
 @dataclass(frozen=True)
 class TaskEdges:
-    """The world of one stream task."""
+    """What one stream task reaches the world by."""
 
     source: Source
     outbox: Outbox
@@ -34,7 +34,7 @@ class TaskEdges:
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """Which stream task, on which part of the topology, up to which offsets (None: no end)."""
+    """Which stream task, on which part of the topology, up to which offsets (None: without end)."""
 
     task_id: TaskId
     part: SubTopology
@@ -44,10 +44,10 @@ class TaskPlan:
     slots: int = 1
     accept_empty_changelog: bool = False
     serving: str = ""
-    """Which serving of the task it is, the same for all attempts at it; empty: not known."""
+    """Names this run's service of the task, whichever worker attempts it; empty: not known."""
 
     def intake(self, settings: Settings, judge: Judge) -> Intake:
-        """A new buffer for the inputs, up to the planned ends."""
+        """An empty buffer for the inputs, up to the planned ends."""
         extracted = {
             topic.full(settings.application_id): node
             for node in self.part.sources
@@ -58,18 +58,18 @@ class TaskPlan:
 
 
 def transactional_ids(application_id: str, task: TaskId | str) -> tuple[str, str]:
-    """The ids a task's producers keep for good: opening both fences the task's last owner.
+    """The ids of a task's producers, which never change: opening both fences the last owner.
 
-    The commits of a task take turns on them, by their number (docs/adr/0013).
+    The commits of a task use them in turn, by their number (docs/adr/0013).
     """
     return f"{application_id}-{task}", f"{application_id}-{task}-2"
 
 
 class Standing(NamedTuple):
-    """Where a stream task at work is, for people.
+    """How far a stream task at work has come, for people.
 
-    `records`: processed in this run, committed or not. `lag_records` counts offsets up to the ends
-    of its inputs as last heard of, so it is at most that; None: not known.
+    `records`: processed in this run, committed or not. `lag_records`: offsets up to the ends of its
+    inputs as last heard of, so never fewer than records; None: not known.
     """
 
     records: int
@@ -79,7 +79,7 @@ class Standing(NamedTuple):
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):
-    """What the commits of one serving of a task have done together, whoever attempted it."""
+    """What the commits of one serving of a task have done together, by whichever workers."""
 
     serving: str = ""
     commits: Count = 0
@@ -88,7 +88,7 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
     dropped_records: Count = 0
 
     def after(self, *, records_in: int, records_out: int, dropped_records: int) -> "Tally":
-        """With one more commit, of so much."""
+        """The tally after one more commit."""
         return Tally(
             serving=self.serving,
             commits=self.commits + 1,
@@ -102,13 +102,13 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
 class TaskReport:
     """What one stream task did, for the commit reports and the summary.
 
-    `dropped_records`: passed over by a handler, or dropped by an operator for a null key and the
-    like. `held_records` wait in operators for later input, as committed last. Commits and records
-    include those of earlier attempts at the same serving, and `records_before` is how many of
-    `records_in` were theirs; times and bytes are of the last one. `start_seconds` runs from the
-    claim to the first poll, `restore_seconds` within it. By the wall clock, so that reports of
-    several processes can be laid side by side: when the poll began that brought the first record,
-    and when the last commit ended.
+    `dropped_records`: passed over by a handler, or dropped by an operator, for a null key and the
+    like. `held_records`: wait in operators for later input, as of the last commit. Commits and
+    records include those of earlier workers in the same serving, and `records_before` says how many
+    of `records_in` were theirs; times and bytes are the last worker's. `start_seconds` runs from
+    the claim to the first poll and includes `restore_seconds`. `first_record_ms`, when the poll
+    began that brought the first record, and `last_commit_ms` are by the wall clock, so that reports
+    of several processes can be compared.
     """
 
     stream_task: str
@@ -134,14 +134,14 @@ class TaskReport:
     caught_up: bool = False
 
     def count(self, before: Tally, now: Tally) -> None:
-        """Add what was committed between these two."""
+        """Add what was committed between two tallies."""
         self.commits += now.commits - before.commits
         self.records_in += now.records_in - before.records_in
         self.records_out += now.records_out - before.records_out
         self.dropped_records += now.dropped_records - before.dropped_records
 
     def add_commit(self, seconds: float, now_ms: int, *, size: int) -> None:
-        """One more commit, of `size` bytes, that took `seconds`."""
+        """Add a commit of `size` bytes that took `seconds`."""
         self.bytes_written += size
         self.commit_seconds += seconds
         self.last_commit_ms = now_ms

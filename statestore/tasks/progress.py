@@ -1,8 +1,8 @@
-"""What a stream task tells onlookers: `progress.json`, a note on its owner's work.
+"""What a stream task tells people about its work: the file `progress.json`.
 
-Advice for people, never for tasks: it is not synced to disk, may be missing, and lags behind by up
-to a second. `statestore status` reads it beside `owner.json`, which says whether its writer lives.
-The rates are those of the last run that had enough to do to have one.
+No task depends on it: it is not synced to disk, may be missing, and is up to a second old.
+`statestore status` reads it together with `owner.json`, which says whether its writer is alive. The
+rates are those of the last run that processed enough records to have one.
 """
 
 import os
@@ -23,14 +23,15 @@ NAME = "progress.json"
 Slots = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 _EVERY_S = 1.0
 _ENOUGH = 1000
-"""Records that make a rate."""
+"""How many records make a rate."""
 
 
-class Progress(msgspec.Struct, frozen=True):
-    """The file. Rates are records a second, None where none is known; `slots` of its host.
+class TaskProgress(msgspec.Struct, frozen=True):
+    """The content of the file. Rates are records a second; None: not known.
 
-    `held_records`: wait in operators, as committed last; None in notes of older versions.
-    One of another process than the folder's owner: the owner has not begun to process yet.
+    `slots`: those of its host. `held_records`: wait in operators, as of the last commit; None: an
+    older version wrote the file. If `pid` is not that of the folder's owner, the owner has not
+    begun to process yet.
     """
 
     pid: Count = 0
@@ -45,7 +46,7 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class ProgressFile:
-    """Writes the note of one stream task, about once a second."""
+    """Writes the progress of one stream task, about once a second."""
 
     def __init__(self, folder: Path, clock: Clock, *, slots: int) -> None:
         self._path = folder / NAME
@@ -55,16 +56,16 @@ class ProgressFile:
         self._written_s = float("-inf")
 
     def note(self, report: TaskReport) -> None:
-        """The task was opened, or has made a step; written if the last note is a second old."""
+        """The task has made a step: write its progress if the file is a second old."""
         if self._clock.monotonic() - self._written_s >= _EVERY_S:
             self.write(report)
 
     def write(self, report: TaskReport) -> None:
-        """Write it now, as at the end of a run."""
+        """Write its progress now, as at the end of a run."""
         self._written_s = self._clock.monotonic()
         before, busy_s = self._before, report.process_seconds + report.commit_seconds
         own = report.records_in - report.records_before
-        progress = Progress(
+        progress = TaskProgress(
             os.getpid(),
             self._slots,
             self._clock.now_ms(),
@@ -83,11 +84,11 @@ class ProgressFile:
             reach(CrashPoint.PROGRESS_WRITTEN)
 
 
-def read_progress(folder: Path) -> Progress:
-    """The last note; one of nobody if there is none that can be read."""
+def read_progress(folder: Path) -> TaskProgress:
+    """The progress written last; that of no process if there is none that can be read."""
     with suppress(HostFailure):
-        return documents.read(folder / NAME, Progress, way_out="remove it") or Progress()
-    return Progress()
+        return documents.read(folder / NAME, TaskProgress, way_out="remove it") or TaskProgress()
+    return TaskProgress()
 
 
 def _rate(records: int, seconds: float) -> float | None:

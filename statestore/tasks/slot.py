@@ -1,7 +1,7 @@
-"""What one slot does: serve stream tasks, each to its end or all in turn for a while.
+"""What one slot does: it serves stream tasks, each to its end or all in turn for a while.
 
-A slot is one Spark task, or this process under `statestore run`. The garbage collector is off while
-records move: batches make no cycles, and its pauses grow with the records alive.
+A slot is one Spark task, or the whole process under `statestore run`. The garbage collector is off
+while records move: batches make no cycles, and its pauses grow with the number of live records.
 """
 
 import gc
@@ -23,11 +23,11 @@ _STEPS_PER_COLLECTION = 200
 
 _TOLD_EVERY_S = 1.0
 Tell = Callable[[Sequence[Standing]], None]
-"""Told about once a second where all tasks of a slot are that go on in turn."""
+"""Is told about once a second how far the tasks are that a slot serves in turn."""
 
 
 class Served(NamedTuple):
-    """A stream task, and where it tells onlookers of its progress."""
+    """A stream task, and the file that tells of its progress."""
 
     task: StreamTask
     progress: ProgressFile
@@ -41,10 +41,10 @@ def serve(
     clock: Clock,
     tell: Tell | None = None,
 ) -> list[TaskReport]:
-    """Run the tasks; `run_for_ms` None: each to its planned ends, which nobody is told of.
+    """Run the tasks, in turn for `run_for_ms`, or each to its planned ends (None).
 
-    `stop`: finish the commit, release, return. Misuse if a function of the pipeline's calls
-    sys.exit: it is no way to end a run, and would let this one end as if all had been done.
+    `stop`: commit, release, return. Misuse if a function of the pipeline calls sys.exit, which
+    would let the run end as if all had been done.
     """
     with _collector_off(), _staying():
         if run_for_ms is None:

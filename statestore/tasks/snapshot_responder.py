@@ -1,4 +1,4 @@
-"""What the owner of a stream task does for others: snapshots of its stores, asked for in files.
+"""How the owner of a stream task answers requests for snapshots of its stores, made in files.
 
 answer()  the stores as of the last commit     snapshot.linked
           published by rename                  snapshot.published
@@ -23,7 +23,7 @@ _SWEEP_EVERY_S = 60
 
 
 class SnapshotResponder:
-    """Of one task, at its owner's."""
+    """Answers the requests in one task's folder, in the process that owns the task."""
 
     def __init__(
         self, task_id: TaskId, layout: StateLayout, clock: Clock, report: TaskReport
@@ -35,9 +35,9 @@ class SnapshotResponder:
         self._look_s = self._sweep_s = 0.0
 
     def serve(self, stores: Mapping[str, OwnedStore], commit_number: int) -> None:
-        """Answer what is asked and remove what has expired, if it is time to look.
+        """Answer requests and remove what has expired, if it is time to look.
 
-        Not within a commit. What is pending is not in the files, so any moment between two will do.
+        Call it outside of commits. What is pending is not in the files, so any such moment will do.
         """
         now_s = self._clock.monotonic()
         if now_s >= self._look_s:
@@ -58,7 +58,7 @@ class SnapshotResponder:
             try:
                 self._take(snapshot_id, request, stores, commit_number)
             except HostFailure as error:
-                # Whoever asked sees the request gone; the next flush says it to the task.
+                # Whoever asked sees that the request is gone; the task fails at its next flush.
                 _log.warning("task %s: no snapshot: %s", self._task_id, error)
                 self._snapshots.drop(snapshot_id)
         self._snapshots.withdraw(snapshot_id)
@@ -73,7 +73,7 @@ class SnapshotResponder:
     ) -> None:
         snapshots, now_ms = self._snapshots, self._clock.now_ms()
         if snapshots.manifest(snapshot_id) is not None:
-            return  # published by an owner that died before it said so
+            return  # published by an owner that died before it withdrew the request
         making = snapshots.begin(snapshot_id, now_ms + request.lease_ms)
         taken: dict[str, StoreOffsets] = {}
         left_out: dict[str, str] = {}

@@ -1,8 +1,9 @@
 """The stores of one stream task together: opened, restored, rolled back, closed.
 
-A broken one is replaced: what cannot be trusted is renamed to quarantine and restored from its
-changelog (SEMANTICS E5, S16); the other stores of the task are not touched. `.checkpoint` is
-written at start and at close, at commits only where a store does not manage its offsets (S5).
+A store that cannot be trusted is renamed into quarantine, and a new one in its place is restored
+from its log (SEMANTICS E5, S16); the other stores of the task are not touched. `.checkpoint` is
+written at the start and at the close, and at commits only if a store does not manage its own
+offsets (S5).
 """
 
 import logging
@@ -52,11 +53,11 @@ class TaskStores:
         self._unmarked: list[tuple[Path, Quarantined]] = []
 
     def live_in(self, folder: Path) -> None:
-        """The folder they are opened in from now on: another owner's may be elsewhere (E10)."""
+        """Open stores in this folder from now on: each owner may have its own (E10)."""
         self._folder = folder
 
     def open(self, spec: StoreSpec) -> None:
-        """Open one; if it is not readable, a new one in its place."""
+        """Open a store; if it is not readable, open a new one in its place."""
         path = self._folder / spec.name
         try:
             opened = self._opened(spec, path)
@@ -103,32 +104,35 @@ class TaskStores:
         return done
 
     def replace(self, error: TaskCorrupted) -> None:
-        """Put a new store in place of one found unreadable while in use; `error` if it was new."""
+        """Put a new store in place of an unreadable one in use; raise `error` if that was new."""
         if error.store not in self.opened or error.store in self.quarantined:
             raise error
         self._replace(StoreCorrupted(error.store, "unreadable", str(error)))
 
     def usage(self) -> Usage:
-        """Pending writes of all."""
+        """The pending writes of all stores."""
         used = [opened.usage() for opened in self.opened.values()]
         return Usage(sum(u.size_bytes for u in used), sum(u.records for u in used))
 
     def before_write(self) -> None:
-        """Under exactly_once, take back what `.checkpoint` says of stores about to differ (S5)."""
+        """Under exactly_once, take back what `.checkpoint` says of stores about to change (S5)."""
         if not self._written:
             self._written = True
             if self._exactly_once and self._unmanaged():
                 self.write_checkpoint()
 
     def committed(self) -> None:
-        """After each commit: what must be on disk then."""
+        """Write what must be on disk after a commit."""
         if not self._exactly_once and self._unmanaged():
             self.write_checkpoint()
         while self._unmarked:
             self._layout.mark_restored(*self._unmarked.pop(), self._edges.clock.now_ms())
 
     def rollback(self) -> bool:
-        """Drop what is pending in all; whether one could not and was replaced: restore then."""
+        """Drop what is pending in all stores.
+
+        Returns whether one could not do so and was replaced; then a restore must follow.
+        """
         replaced = False
         for opened in list(self.opened.values()):
             try:
@@ -144,7 +148,7 @@ class TaskStores:
             opened.maintain()
 
     def close(self) -> None:
-        """Close all; what is pending is dropped."""
+        """Close all stores; what is pending is dropped."""
         for opened in self.opened.values():
             try:
                 offset = opened.offset()
@@ -156,7 +160,7 @@ class TaskStores:
             self._clean[opened.name] = opened.close() and offset is not None
 
     def write_checkpoint(self) -> None:
-        """The `.checkpoint` file; what it says of other stores stays (SEMANTICS S5)."""
+        """Write the `.checkpoint` file; what it says of other stores stays (SEMANTICS S5)."""
         if not self.opened:
             return
         offsets = dict(self._entries or {})
@@ -198,7 +202,7 @@ class TaskStores:
     def _adopt(self, opened: OwnedStore) -> None:
         """Take over what the files beside a store say and the store does not (S5).
 
-        Not into a store without rows: one that lost its files must not skip its changelog.
+        A store without rows takes over nothing: if it lost its files, it needs its whole log.
         """
         entry = self._entry(opened.log.tp)
         if not opened.persistent() or opened.offset() is not None or not opened.occupied():
@@ -225,7 +229,7 @@ class TaskStores:
         return self._entries.get(tp)
 
     def _read(self, path: Path) -> dict[TopicPartition, int]:
-        """Offsets, without Kafka Streams' negative ones, which say that there is none."""
+        """The offsets in a file, without negative ones, by which Kafka Streams says: none."""
         try:
             read = files.read_offsets(path)
         except HostFailure as error:
@@ -242,7 +246,7 @@ class TaskStores:
         self.open(opened.spec)
 
     def _check_export_origin(self, opened: OwnedStore, path: Path) -> None:
-        """Replace a store from an export that was started on too late (I18)."""
+        """Replace a store that came from an export, if the start comes too late for it (I18)."""
         origin = export_origin.read(path)
         if origin is None:
             return

@@ -29,7 +29,7 @@ class Firing(NamedTuple):
     after: tuple[TopicPartition, int] | None
 
 
-Run = Callable[[Firing, Fire, int], bool]
+RunFiring = Callable[[Firing, Fire, int], bool]
 """Calls the function with the time; returns False if it leaves out a call that failed before."""
 
 
@@ -65,7 +65,7 @@ class Punctuations:
     `has_fired` says whether one was called since it was last set to False.
     """
 
-    def __init__(self, run: Run = run_plainly) -> None:
+    def __init__(self, run: RunFiring = run_plainly) -> None:
         self._run = run
         self._numbers: Counter[str] = Counter()
         self._stream: list[Punctuation] = []

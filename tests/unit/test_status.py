@@ -21,7 +21,7 @@ from statestore.operations.deployed import Deployed, DeployedStore
 from statestore.operations.exports.manifest import ExportManifest, encode_manifest, new_export_id
 from statestore.operations.status import State, Status, state_of
 from statestore.tasks.plan import TaskReport
-from statestore.tasks.progress import Progress, ProgressFile, read_progress
+from statestore.tasks.progress import ProgressFile, TaskProgress, read_progress
 from tests.builders import ManualClock
 from tests.status_rig import reader_of
 
@@ -44,25 +44,25 @@ def owner(**changes: object) -> Owner:
 @pytest.mark.parametrize(
     ("last", "noted", "now_ms", "word"),
     [
-        (None, Progress(), 0, State.NEW),
-        (owner(released=True), Progress(), 0, State.STOPPED),
-        (owner(), Progress(), 2000, State.RESTORING),
-        (owner(), Progress(pid=7, written_ms=1500), 2000, State.RUNNING),
-        (owner(), Progress(pid=7, written_ms=500), 2000, State.RESTORING),
-        (owner(), Progress(pid=8, written_ms=1500), 2000, State.RESTORING),
-        (owner(), Progress(pid=7, written_ms=1500), 62_000, State.SILENT),
-        (owner(), Progress(), 62_000, State.SILENT),
+        (None, TaskProgress(), 0, State.NEW),
+        (owner(released=True), TaskProgress(), 0, State.STOPPED),
+        (owner(), TaskProgress(), 2000, State.RESTORING),
+        (owner(), TaskProgress(pid=7, written_ms=1500), 2000, State.RUNNING),
+        (owner(), TaskProgress(pid=7, written_ms=500), 2000, State.RESTORING),
+        (owner(), TaskProgress(pid=8, written_ms=1500), 2000, State.RESTORING),
+        (owner(), TaskProgress(pid=7, written_ms=1500), 62_000, State.SILENT),
+        (owner(), TaskProgress(), 62_000, State.SILENT),
     ],
 )
 def test_owner_and_note_give_one_word(
-    last: Owner | None, noted: Progress, now_ms: int, word: State
+    last: Owner | None, noted: TaskProgress, now_ms: int, word: State
 ) -> None:
     assert state_of(last, noted, now_ms) is word
 
 
 def test_an_owner_of_this_host_is_running_or_crashed_but_never_silent(tmp_path: Path) -> None:
     claim = owners.claim(tmp_path, what="", wait_ms=0, clock=ManualClock())
-    noted = Progress(pid=os.getpid(), written_ms=claim.owner.since_ms)
+    noted = TaskProgress(pid=os.getpid(), written_ms=claim.owner.since_ms)
     assert state_of(claim.owner, noted, claim.owner.since_ms + 10**7) is State.RUNNING
     claim.abandon()
     assert state_of(owners.read_owner(tmp_path), noted, claim.owner.since_ms) is State.CRASHED
