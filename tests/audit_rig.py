@@ -18,7 +18,7 @@ from rocksdict import Options, Rdict
 
 import statestore as ss
 from statestore.kafka.partitioner import murmur2_partition
-from statestore.operations.audits.audit import Check
+from statestore.operations.audits.audit import AuditCheck
 from statestore.testing.local_kafka import LocalKafka
 from tests.kafka import audit_pipelines
 from tests.kafka.run_pipelines import PREFIX_VARIABLE
@@ -113,77 +113,77 @@ def audited(kafka: LocalKafka, name: str, state_dir: Path, *, records: int = 400
 
 # What can be wrong, and the checks that must say so.
 
-Plant = Callable[[Audited], tuple[str, set[Check]]]
+Plant = Callable[[Audited], tuple[str, set[AuditCheck]]]
 """Spoils something; the key to be named, as text ("" if none is), and what must fail."""
 
 
-def wrong_value(one: Audited) -> tuple[str, set[Check]]:
+def wrong_value(one: Audited) -> tuple[str, set[AuditCheck]]:
     key = min(one.rows(COUNTS, 0))
     one.write(COUNTS, 0, {key: struct.pack(">q", 999)})
-    return key.decode(), {Check.EQUAL_VALUES}
+    return key.decode(), {AuditCheck.EQUAL_VALUES}
 
 
-def missing_key(one: Audited) -> tuple[str, set[Check]]:
+def missing_key(one: Audited) -> tuple[str, set[AuditCheck]]:
     key = min(one.rows(COUNTS, 1))
     one.write(COUNTS, 1, {key: None})
-    return key.decode(), {Check.NONE_MISSING, Check.ROW_COUNTS}
+    return key.decode(), {AuditCheck.NONE_MISSING, AuditCheck.ROW_COUNTS}
 
 
-def extra_key(one: Audited) -> tuple[str, set[Check]]:
+def extra_key(one: Audited) -> tuple[str, set[AuditCheck]]:
     key = next(f"x{n}" for n in range(99) if murmur2_partition(b"x%d" % n, PARTITIONS) == 0)
     one.write(COUNTS, 0, {key.encode(): struct.pack(">q", 1)})
-    return key, {Check.NONE_EXTRA, Check.ROW_COUNTS}
+    return key, {AuditCheck.NONE_EXTRA, AuditCheck.ROW_COUNTS}
 
 
-def offset_too_far(one: Audited) -> tuple[str, set[Check]]:
+def offset_too_far(one: Audited) -> tuple[str, set[AuditCheck]]:
     one.stand(COUNTS, 0, one.log_end(COUNTS, 0) + 1)
-    return "", {Check.STABLE_OFFSETS}
+    return "", {AuditCheck.STABLE_OFFSETS}
 
 
-def too_early(one: Audited) -> tuple[str, set[Check]]:
+def too_early(one: Audited) -> tuple[str, set[AuditCheck]]:
     """What the second run wrote, with the offset of the first."""
     one.stand(COUNTS, 0, one.first_ends[0])
-    return min(one.rows(COUNTS, 0)).decode(), {Check.NOTHING_PENDING}
+    return min(one.rows(COUNTS, 0)).decode(), {AuditCheck.NOTHING_PENDING}
 
 
-def wrong_partition(one: Audited) -> tuple[str, set[Check]]:
+def wrong_partition(one: Audited) -> tuple[str, set[AuditCheck]]:
     """In the store and in its log alike."""
     key = next(f"y{n}" for n in range(99) if murmur2_partition(b"y%d" % n, PARTITIONS) == 1)
     value = struct.pack(">q", 1)
     one.stand(COUNTS, 0, one.append(COUNTS, 0, key.encode(), value))
     one.write(COUNTS, 0, {key.encode(): value})
-    return key, {Check.RIGHT_PARTITION}
+    return key, {AuditCheck.RIGHT_PARTITION}
 
 
-def overlapping_versions(one: Audited) -> tuple[str, set[Check]]:
+def overlapping_versions(one: Audited) -> tuple[str, set[AuditCheck]]:
     """A version that ends after the next has begun."""
     history = {k: v for k, v in one.rows(RATES, 0, "history").items() if k[:1] == b"v"}
     at, row = min(history.items())
     segment, ends = at[1:9], int.from_bytes(at[-8:], "big")
     moved = b"v" + segment + at[9:-8] + (ends + 1).to_bytes(8, "big")
     one.write(RATES, 0, {at: None, moved: row}, "history")
-    return at[13:-8].decode(), {Check.VERSIONS_APART, Check.EQUAL_VALUES}
+    return at[13:-8].decode(), {AuditCheck.VERSIONS_APART, AuditCheck.EQUAL_VALUES}
 
 
-def version_twice(one: Audited) -> tuple[str, set[Check]]:
+def version_twice(one: Audited) -> tuple[str, set[AuditCheck]]:
     """Two versions of a key that begin at once."""
     history = {k: v for k, v in one.rows(RATES, 1, "history").items() if k[:1] == b"v"}
     at, row = min(history.items())
     twin = at[:-8] + (int.from_bytes(at[-8:], "big") + 1).to_bytes(8, "big")
     one.write(RATES, 1, {twin: row}, "history")
-    return at[13:-8].decode(), {Check.UNIQUE_KEYS}
+    return at[13:-8].decode(), {AuditCheck.UNIQUE_KEYS}
 
 
-def two_latest(one: Audited) -> tuple[str, set[Check]]:
+def two_latest(one: Audited) -> tuple[str, set[AuditCheck]]:
     key, row = min(one.rows(RATES, 0).items())
     one.write(RATES, 1, {key: row})
-    return key.decode(), {Check.ONE_LATEST, Check.NONE_EXTRA}
+    return key.decode(), {AuditCheck.ONE_LATEST, AuditCheck.NONE_EXTRA}
 
 
-def wrong_window(one: Audited) -> tuple[str, set[Check]]:
+def wrong_window(one: Audited) -> tuple[str, set[AuditCheck]]:
     row = min(row for row in one.rows("windows", 0) if row != b"t")
     one.write("windows", 0, {row: struct.pack(">q", 77)})
-    return row[8:].decode(), {Check.EQUAL_VALUES}
+    return row[8:].decode(), {AuditCheck.EQUAL_VALUES}
 
 
 PLANTS: dict[str, Plant] = {

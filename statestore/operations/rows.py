@@ -9,7 +9,7 @@ from statestore.errors import Misuse, UnknownStore
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.at_rest import StoresAtRest, windows_kept_ms
 from statestore.operations.audits.perform import log_side
-from statestore.operations.audits.rows import WINDOW, Rows, Subject, facts_of, stored_rows
+from statestore.operations.audits.rows import WINDOW, AuditRows, Subject, facts_of, stored_rows
 from statestore.operations.environment import Environment
 from statestore.operations.exports.catalog import Exports, FetchedStore, find_exported
 from statestore.ports import Engine
@@ -60,7 +60,7 @@ def shape_of(
 
 def committed_rows(
     environment: Environment, shape: Shape, stream_task: str, *, as_of_ms: int | None = None
-) -> Iterator[Rows]:
+) -> Iterator[AuditRows]:
     """The rows that the store of one stream task holds as last committed, from a snapshot.
 
     `as_of_ms`: of a store with history, the versions valid then; None: all of them.
@@ -95,7 +95,7 @@ def logged_rows(
     partition: int,
     *,
     as_of_ms: int | None = None,
-) -> Iterator[Rows]:
+) -> Iterator[AuditRows]:
     """The rows that the log of a store makes up to its last stable offset; nothing expires."""
     log = TopicPartition(shape.topic, partition)
     cluster = environment.cluster
@@ -118,13 +118,13 @@ def logged_rows(
         value_serde=shape.value_serde,
         is_source=shape.is_source,
     )
-    folded = log_side(environment, subject)
-    clock = folded.rows.get((windows.TIME_ROW, 0))
-    for rows in folded.lots():
+    log_state = log_side(environment, subject)
+    clock = log_state.rows.get((windows.TIME_ROW, 0))
+    for rows in log_state.chunks():
         yield _seen(rows, shape, as_of_ms, versioned_layout.TIME_MIN, clock and clock.value)
 
 
-def _shown(engine: Engine, shape: Shape, as_of_ms: int | None) -> Iterator[Rows]:
+def _shown(engine: Engine, shape: Shape, as_of_ms: int | None) -> Iterator[AuditRows]:
     """The rows in the files of a store that its readers see."""
     _, bound_ms = facts_of(engine, shape.store)
     clock = engine.table(keyvalue.TABLE).get(windows.TIME_ROW) if shape.kind == WINDOW else None
@@ -133,8 +133,8 @@ def _shown(engine: Engine, shape: Shape, as_of_ms: int | None) -> Iterator[Rows]
 
 
 def _seen(
-    rows: Rows, shape: Shape, as_of_ms: int | None, bound_ms: int, clock: bytes | None
-) -> Rows:
+    rows: AuditRows, shape: Shape, as_of_ms: int | None, bound_ms: int, clock: bytes | None
+) -> AuditRows:
     """The versions that were valid then; of windows, those that have not expired."""
     if shape.kind == WINDOW:
         gone_ms = windows.expired_ms(clock, shape.windows_kept_ms)

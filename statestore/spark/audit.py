@@ -36,7 +36,7 @@ from statestore.operations.audits.audit import (
     audited_store,
     placing_hash,
     require_pass,
-    sides,
+    row_counts,
     unreadable,
 )
 from statestore.operations.audits.perform import keep_audit, planned_audit
@@ -226,7 +226,14 @@ def _places(
     spark: SparkSession, subjects: list[Subject], found: dict[int, Counter[Finding]]
 ) -> DataFrame:
     rows = [
-        (s.store, s.stream_task, s.offset_next, s.log_end, s.last_offset, *sides(found.get(i, {})))
+        (
+            s.store,
+            s.stream_task,
+            s.offset_next,
+            s.log_end,
+            s.last_offset,
+            *row_counts(found.get(i, {})),
+        )
         for i, s in enumerate(subjects)
     ]
     return spark.createDataFrame(

@@ -17,7 +17,7 @@ from statestore.commands.arguments import StateArguments
 from statestore.errors import ExportDamaged, TaskCorrupted
 from statestore.operations.audits.audit import KeyTexts
 from statestore.operations.audits.perform import log_side, store_side
-from statestore.operations.audits.rows import Rows, Subject, placing_keys
+from statestore.operations.audits.rows import AuditRows, Subject, placing_keys
 from statestore.runtime import PARTITIONERS, Runtime
 
 STORE, LOG = "store", "log"
@@ -90,19 +90,19 @@ class AuditReader(DataSourceReader):
                 said = {"subject": number, "unreadable": str(error)}
                 yield pa.RecordBatch.from_pylist([said], schema=_STORED)
             return
-        fold = log_side(runtime, subject)
-        for rows in fold.lots():
+        log_state = log_side(runtime, subject)
+        for rows in log_state.chunks():
             count = len(rows.keys)
             yield _batch(_LOGGED, number, rows, texts, [[False] * count, [True] * count])
-        if fold.later:
-            keys, values = list(fold.later), list(fold.later.values())
+        if log_state.later:
+            keys, values = list(log_state.later), list(log_state.later.values())
             count = len(keys)
-            later = Rows(keys, [0] * count, [None] * count, values)  # type: ignore[arg-type]  # deletes
-            known = [key in fold.known for key in keys]
+            later = AuditRows(keys, [0] * count, [None] * count, values)  # type: ignore[arg-type]  # deletes
+            known = [key in log_state.known for key in keys]
             yield _batch(_LOGGED, number, later, texts, [[True] * count, known])
 
 
-def _homes(subject: Subject, rows: Rows) -> list[list[Any]]:
+def _homes(subject: Subject, rows: AuditRows) -> list[list[Any]]:
     """For each hash, the partition of each key; None for rows that no key places."""
     placed = [bool(placing_keys([key], subject.kind, subject.key_serde)) for key in rows.keys]
     keys = placing_keys(rows.keys, subject.kind, subject.key_serde)
@@ -114,7 +114,7 @@ def _homes(subject: Subject, rows: Rows) -> list[list[Any]]:
 
 
 def _batch(
-    schema: pa.Schema, number: int, rows: Rows, texts: KeyTexts, more: list[list[Any]]
+    schema: pa.Schema, number: int, rows: AuditRows, texts: KeyTexts, more: list[list[Any]]
 ) -> pa.RecordBatch:
     names = list(map(texts.text, rows.keys))
     columns = [[number] * len(rows.keys), rows.keys, rows.begins, rows.ends, rows.values]

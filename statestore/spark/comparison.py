@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # Spark's own way to write it
 
 from statestore.operations.audits.audit import Finding, judge
-from statestore.operations.audits.rows import Row, Subject
+from statestore.operations.audits.rows import AuditRow, Subject
 
 _SHORT = 32
 """Values of up to this many bytes are shown whole, longer ones as their SHA-256."""
@@ -88,8 +88,8 @@ def finding(
     return judged
 
 
-def _row(row: dict[str, Any], side: str) -> Row | None:
-    return Row(row[f"{side}_value"], row[f"{side}_ends"]) if row[f"{side}_there"] else None
+def _row(row: dict[str, Any], side: str) -> AuditRow | None:
+    return AuditRow(row[f"{side}_value"], row[f"{side}_ends"]) if row[f"{side}_there"] else None
 
 
 def _side(side: str) -> list[Any]:

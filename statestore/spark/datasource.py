@@ -30,7 +30,7 @@ from statestore.commands.arguments import StateArguments, parse_state_arguments,
 from statestore.errors import Misuse
 from statestore.model.modes import Time, to_ms
 from statestore.model.records import Serde
-from statestore.operations.audits.rows import WINDOW, Rows
+from statestore.operations.audits.rows import WINDOW, AuditRows
 from statestore.operations.rows import Shape, committed_rows, logged_rows, shape_of
 from statestore.runtime import Runtime
 from statestore.spark.audit_source import AuditReader, audit_schema
@@ -134,7 +134,7 @@ class StoreReader(DataSourceReader):
         assert isinstance(partition, StorePartition)
         plan, task = self._plan, partition.stream_task
         schema, convert = plan.schema(), _converter(plan)
-        lots: Iterator[Rows]
+        lots: Iterator[AuditRows]
         with Runtime(plan.arguments.settings()) as runtime:
             if plan.changelog:
                 lots = logged_rows(runtime, plan.shape, *partition.place, as_of_ms=plan.as_of_ms)
@@ -206,7 +206,7 @@ def _side(store: str, serde_name: str | None) -> Side:
     return Side(pa.string(), lambda data: msgspec.json.encode(read(data), enc_hook=str).decode())
 
 
-def _converter(plan: Plan) -> Callable[[Rows], list[pa.Array]]:
+def _converter(plan: Plan) -> Callable[[AuditRows], list[pa.Array]]:
     """Make the function from rows to the columns from `key` on."""
     key, value = plan.sides()
     size_ms = plan.window_ms()
@@ -218,7 +218,7 @@ def _converter(plan: Plan) -> Callable[[Rows], list[pa.Array]]:
     def times(found: list[int] | list[int | None]) -> pa.Array:
         return pa.array(found, pa.timestamp("ms", tz="UTC")).cast(_TIME)
 
-    def convert(rows: Rows) -> list[pa.Array]:
+    def convert(rows: AuditRows) -> list[pa.Array]:
         values = column(value, rows.values)
         match plan.shape.kind:
             case versioned_layout.KIND:

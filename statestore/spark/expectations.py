@@ -41,7 +41,7 @@ from great_expectations.expectations.core.expect_compound_columns_to_be_unique i
 )
 from pyspark.sql import DataFrame
 
-from statestore.operations.audits.audit import EXAMPLES, Check, Finding
+from statestore.operations.audits.audit import EXAMPLES, AuditCheck, Finding
 
 logging.getLogger("great_expectations").setLevel(logging.WARNING)
 SITE = "audit"
@@ -64,7 +64,7 @@ class Unexpected(NamedTuple):
     If the place is not known, `store` is empty and `stream_task` is None.
     """
 
-    check: Check
+    check: AuditCheck
     store: str
     stream_task: str | None
     rows: int
@@ -117,42 +117,44 @@ def validate(frames: Frames, docs: Path, *, run_name: str, wrong_rows: int) -> J
 def compared_suite() -> list[Any]:
     """What must hold between the two sides of a row."""
     return [
-        ExpectColumnValuesToNotBeNull(column="stored", **_of(Check.NONE_MISSING)),
-        ExpectColumnValuesToNotBeNull(column="logged", **_of(Check.NONE_EXTRA)),
+        ExpectColumnValuesToNotBeNull(column="stored", **_of(AuditCheck.NONE_MISSING)),
+        ExpectColumnValuesToNotBeNull(column="logged", **_of(AuditCheck.NONE_EXTRA)),
         ExpectColumnPairValuesToBeEqual(
             column_A="stored",
             column_B="logged",
             ignore_row_if=_EITHER,
-            **_of(Check.EQUAL_VALUES),
+            **_of(AuditCheck.EQUAL_VALUES),
         ),
         ExpectColumnValuesToNotBeInSet(
-            column="finding", value_set=[Finding.PENDING.value], **_of(Check.NOTHING_PENDING)
+            column="finding", value_set=[Finding.PENDING.value], **_of(AuditCheck.NOTHING_PENDING)
         ),
-        ExpectColumnValuesToNotBeNull(column="row_key", **_of(Check.NON_NULL_KEYS)),
+        ExpectColumnValuesToNotBeNull(column="row_key", **_of(AuditCheck.NON_NULL_KEYS)),
     ]
 
 
 def stored_suite() -> list[Any]:
     """What must hold of a store's rows among themselves."""
     return [
-        ExpectColumnValuesToNotBeNull(column="row_key", **_of(Check.NON_NULL_KEYS)),
+        ExpectColumnValuesToNotBeNull(column="row_key", **_of(AuditCheck.NON_NULL_KEYS)),
         ExpectCompoundColumnsToBeUnique(
-            column_list=["store", "stream_task", "row_key", "begins"], **_of(Check.UNIQUE_KEYS)
+            column_list=["store", "stream_task", "row_key", "begins"], **_of(AuditCheck.UNIQUE_KEYS)
         ),
         ExpectColumnPairValuesToBeEqual(
             column_A="partition",
             column_B="home",
             ignore_row_if=_EITHER,
-            **_of(Check.RIGHT_PARTITION),
+            **_of(AuditCheck.RIGHT_PARTITION),
         ),
         ExpectColumnPairValuesAToBeGreaterThanB(
             column_A="next_begins",
             column_B="ends_at_last",
             or_equal=True,
             ignore_row_if=_EITHER,
-            **_of(Check.VERSIONS_APART),
+            **_of(AuditCheck.VERSIONS_APART),
         ),
-        ExpectColumnValuesToBeBetween(column="latest_of_key", max_value=1, **_of(Check.ONE_LATEST)),
+        ExpectColumnValuesToBeBetween(
+            column="latest_of_key", max_value=1, **_of(AuditCheck.ONE_LATEST)
+        ),
     ]
 
 
@@ -160,17 +162,20 @@ def places_suite() -> list[Any]:
     """What must hold of a store's offsets and counts."""
     return [
         ExpectColumnPairValuesToBeEqual(
-            column_A="rows", column_B="rows_of_log", **_of(Check.ROW_COUNTS)
+            column_A="rows", column_B="rows_of_log", **_of(AuditCheck.ROW_COUNTS)
         ),
         ExpectColumnPairValuesAToBeGreaterThanB(
-            column_A="log_end", column_B="offset_next", or_equal=True, **_of(Check.STABLE_OFFSETS)
+            column_A="log_end",
+            column_B="offset_next",
+            or_equal=True,
+            **_of(AuditCheck.STABLE_OFFSETS),
         ),
         ExpectColumnPairValuesAToBeGreaterThanB(
             column_A="offset_next",
             column_B="last_offset",
             or_equal=True,
             ignore_row_if=_EITHER,
-            **_of(Check.FORWARD_OFFSETS),
+            **_of(AuditCheck.FORWARD_OFFSETS),
         ),
     ]
 
@@ -178,7 +183,7 @@ def places_suite() -> list[Any]:
 SUITES = {"compared": compared_suite, "stored": stored_suite, "places": places_suite}
 
 
-def _of(check: Check) -> dict[str, Any]:
+def _of(check: AuditCheck) -> dict[str, Any]:
     return {"meta": {"check": check.value}, "description": check.value}
 
 
@@ -189,7 +194,7 @@ def _unexpected(result: Any) -> list[Unexpected]:
         raise RuntimeError(f"an expectation could not be judged: {raised['exception_message']}")
     if result.success:
         return []
-    check = Check(result.expectation_config.meta["check"])
+    check = AuditCheck(result.expectation_config.meta["check"])
     told = result.result
     rows = told.get("unexpected_index_list") or told.get("partial_unexpected_index_list") or []
     by_place: dict[tuple[str, str], list[str | None]] = {}

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from statestore.layout.audits import AuditFailure
 from statestore.model.ids import TaskId
-from statestore.operations.audits.audit import EXAMPLES, FAILED_BY, Check, Finding, detail_of
+from statestore.operations.audits.audit import EXAMPLES, FAILED_BY, AuditCheck, Finding, detail_of
 from statestore.operations.audits.rows import Subject
 from statestore.spark.expectations import Unexpected
 
 _COMPARED = {check: finding for finding, check in FAILED_BY.items()}
-_COUNTED_BY_KEY = {Check.UNIQUE_KEYS, Check.VERSIONS_APART, Check.ONE_LATEST}
+_COUNTED_BY_KEY = {AuditCheck.UNIQUE_KEYS, AuditCheck.VERSIONS_APART, AuditCheck.ONE_LATEST}
 _NONE: Counter[Finding] = Counter()
 
 
@@ -30,10 +30,10 @@ def failures_of(
     failures = []
     for number, subject in enumerate(subjects):
         place, findings = (subject.store, subject.stream_task), found.get(number, _NONE)
-        pending = set(keys.pop((Check.NOTHING_PENDING, *place), []))
-        for check in Check:
+        pending = set(keys.pop((AuditCheck.NOTHING_PENDING, *place), []))
+        for check in AuditCheck:
             known = keys.pop((check, *place), [])
-            if check is Check.NOTHING_PENDING:
+            if check is AuditCheck.NOTHING_PENDING:
                 known, count = sorted(pending), findings[Finding.PENDING]
             elif check in _COMPARED:
                 # A pending row differs from the log as well.
@@ -55,7 +55,7 @@ def failures_of(
     return failures
 
 
-_Place = tuple[Check, str, str | None]
+_Place = tuple[AuditCheck, str, str | None]
 
 
 def _by_place(unexpected: Iterable[Unexpected]) -> tuple[dict[_Place, list[str]], Counter[_Place]]:
@@ -68,15 +68,15 @@ def _by_place(unexpected: Iterable[Unexpected]) -> tuple[dict[_Place, list[str]]
         keys[place] = list(dict.fromkeys([*keys.get(place, []), *one.keys]))
         rows[place] = max(rows[place], one.rows)
     first: dict[tuple[str, str], _Place] = {}
-    for place in sorted((it for it in keys if it[0] is Check.ONE_LATEST), key=_partition):
+    for place in sorted((it for it in keys if it[0] is AuditCheck.ONE_LATEST), key=_partition):
         for key in list(keys[place]):
             # Of several partitions that have a key, the first one is not at fault.
             before = first.setdefault((place[1], key), place)
             if before != place and key in keys[before]:
                 keys[before].remove(key)
     for (check, store, task), known in keys.items():
-        if check is Check.VERSIONS_APART:
-            twice = keys.get((Check.UNIQUE_KEYS, store, task), [])
+        if check is AuditCheck.VERSIONS_APART:
+            twice = keys.get((AuditCheck.UNIQUE_KEYS, store, task), [])
             known[:] = [key for key in known if key not in twice]
     return keys, rows
 

@@ -13,7 +13,7 @@ from statestore.cli import cli
 from statestore.errors import AuditFailed, NotChecked, StateStoreError
 from statestore.layout.audits import AuditRecord, Audits, Verdict
 from statestore.layout.folders import StateLayout
-from statestore.operations.audits.audit import Check, require_pass
+from statestore.operations.audits.audit import AuditCheck, require_pass
 from statestore.operations.audits.perform import audit
 from statestore.operations.exports.create import create_export
 from statestore.runtime import Runtime
@@ -107,7 +107,7 @@ def test_a_table_with_its_source_topic_as_log_is_judged_by_what_it_takes_of_it(
     key = min(one.rows("rows", 1))
     one.write("rows", 1, {key: b'{"user":"nobody","number":0}'})
     (failure,) = verdict(one).failures
-    assert (failure.check, failure.stream_task) == (Check.EQUAL_VALUES, "0_1")
+    assert (failure.check, failure.stream_task) == (AuditCheck.EQUAL_VALUES, "0_1")
     assert key.decode() in " ".join(failure.keys)
 
 
@@ -146,7 +146,7 @@ def test_an_offset_that_went_back_is_found_by_the_next_audit(
     assert verdict(one).passed
     one.stand(COUNTS, 1, one.log_end(COUNTS, 1) - 3)
     failed = {failure.check: failure for failure in verdict(one).failures}
-    assert failed[Check.FORWARD_OFFSETS].stream_task == "1_1"
+    assert failed[AuditCheck.FORWARD_OFFSETS].stream_task == "1_1"
 
 
 def test_a_damaged_store_is_wrong_and_named(sound: Audited, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_damaged_store_is_wrong_and_named(sound: Audited, tmp_path: Path) -> N
     for path in one.folder(COUNTS, 0).glob("*.sst"):
         path.write_bytes(path.read_bytes()[:100])
     failed = {(failure.check, failure.store) for failure in verdict(one).failures}
-    assert (Check.READABLE, COUNTS) in failed
+    assert (AuditCheck.READABLE, COUNTS) in failed
 
 
 def test_the_command_ends_with_the_verdicts_exit_code(sound: Audited, tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_the_command_ends_with_the_verdicts_exit_code(sound: Audited, tmp_path: 
     code, line, message = command(one)
     assert (code, line["verdict"], line["error"]["class"]) == (12, "wrong", "AuditFailed")
     assert line["error"]["action"] == "fail"
-    assert "equal values: store 'counts' of task 1_0: the store has another value" in message
+    assert "equal values: store 'counts' of task 1_0: the store has other values" in message
     assert key in message
     code, line, message = command(one, "--store=nobody")
     assert (code, line["error"]["class"]) == (2, "UnknownStore")

@@ -9,7 +9,7 @@ import pytest
 
 from statestore.layout.audits import AuditRecord, Audits, Verdict
 from statestore.layout.folders import StateLayout
-from statestore.operations.audits.audit import Check
+from statestore.operations.audits.audit import AuditCheck
 from statestore.operations.audits.perform import audit
 from statestore.operations.exports.create import create_export
 from statestore.operations.status import read_status
@@ -59,10 +59,10 @@ def test_a_partition_of_a_store_that_is_gone_is_wrong_and_named(
     shutil.rmtree(lost(one))
     code, line, message = command(one)
     assert (code, line["verdict"]) == (12, "wrong")
-    gone = [failed for failed in line["failures"] if failed["check"] == Check.PRESENT]
+    gone = [failed for failed in line["failures"] if failed["check"] == AuditCheck.PRESENT]
     assert {(failed["store"], failed["stream_task"]) for failed in gone} >= {(COUNTS, task)}
-    assert "it is not there" in message
-    missing = [f for f in line["failures"] if f["check"] == Check.NONE_MISSING]
+    assert "it is missing" in message
+    missing = [f for f in line["failures"] if f["check"] == AuditCheck.NONE_MISSING]
     assert missing, "what the log has is told by key"
     record = kept(one)
     assert record is not None
@@ -79,7 +79,7 @@ def test_every_partition_of_a_store_gone_is_wrong_too(sound: Audited, tmp_path: 
         shutil.rmtree(one.folder(RATES, partition))
     record = verdict(one)
     assert record.verdict is Verdict.WRONG
-    gone = {f.stream_task for f in record.failures if f.check == Check.PRESENT}
+    gone = {f.stream_task for f in record.failures if f.check == AuditCheck.PRESENT}
     assert len(gone) == 2
 
 
@@ -91,7 +91,7 @@ def test_an_export_that_lacks_a_partition_is_wrong(sound: Audited, tmp_path: Pat
     assert any(COUNTS in left_out for left_out in report.left_out.values())
     record = audit(Runtime(settings), export="latest")
     assert record.verdict is Verdict.WRONG
-    assert (Check.PRESENT, COUNTS) in {(f.check, f.store) for f in record.failures}
+    assert (AuditCheck.PRESENT, COUNTS) in {(f.check, f.store) for f in record.failures}
 
 
 def flip(path: Path, at: int) -> None:
@@ -111,7 +111,7 @@ def test_a_flipped_byte_in_a_data_file_is_a_verdict_that_names_the_file(
     code, line, message = command(one)
     assert (code, line["verdict"], line["error"]["class"]) == (12, "wrong", "AuditFailed")
     (failed,) = line["failures"]
-    assert (failed["check"], failed["store"]) == (Check.READABLE, COUNTS)
+    assert (failed["check"], failed["store"]) == (AuditCheck.READABLE, COUNTS)
     assert str(path) in failed["detail"]
     assert str(path) in message
     record = kept(one)
@@ -133,7 +133,7 @@ def test_a_flipped_byte_of_an_export_is_a_verdict_that_names_the_file(
     assert record.verdict is Verdict.WRONG
     assert record.failures
     for failed in record.failures:  # stores share what is the same in them
-        assert failed.check == Check.READABLE
+        assert failed.check == AuditCheck.READABLE
         assert biggest.name in failed.detail
 
 

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from statestore.commands.arguments import StateArguments
 from statestore.layout.audits import AuditFailure, AuditRecord, Verdict
-from statestore.operations.audits.audit import EXAMPLES, Check
+from statestore.operations.audits.audit import EXAMPLES, AuditCheck
 from statestore.operations.audits.perform import audit
 from statestore.runtime import Runtime
 from statestore.spark.audit import audit_on_spark
@@ -91,7 +91,7 @@ def test_each_expectation_finds_its_faults_and_names_the_keys(
             failures = [failure for failure in record.failures if failure.check == check]
             assert failures, check
             named = " ".join(text for failure in failures for text in failure.keys)
-            assert key in named or check == Check.ROW_COUNTS, (check, key)
+            assert key in named or check == AuditCheck.ROW_COUNTS, (check, key)
         assert key in docs
     assert record.stores == audit(Runtime(one.settings())).stores
 
@@ -162,7 +162,7 @@ def test_what_was_persisted_too_early_fails_its_expectation(
     record = sparked(spark, one)
     named = {failure.check: failure.keys for failure in record.failures}
     assert checks <= named.keys()
-    assert key in named[Check.NOTHING_PENDING]
+    assert key in named[AuditCheck.NOTHING_PENDING]
     assert record.stores == audit(Runtime(one.settings())).stores
 
 
@@ -215,9 +215,11 @@ def test_what_is_gone_and_what_cannot_be_read_is_a_verdict_that_names_it(
     record = sparked(spark, one)
     assert record.verdict is Verdict.WRONG
     failed = {(failure.check, failure.store): failure for failure in record.failures}
-    assert str(path) in failed[Check.READABLE, COUNTS].detail
-    assert (Check.PRESENT, "rates") in failed
-    assert (Check.NONE_MISSING, COUNTS) not in failed, "what was not read is not said to be missing"
+    assert str(path) in failed[AuditCheck.READABLE, COUNTS].detail
+    assert (AuditCheck.PRESENT, "rates") in failed
+    assert (AuditCheck.NONE_MISSING, COUNTS) not in failed, (
+        "what was not read is not said to be missing"
+    )
     plain = audit(Runtime(one.settings()))
     assert {(f.check, f.store) for f in plain.failures} <= failed.keys()
     assert record.stores == plain.stores

@@ -12,14 +12,14 @@ from statestore.layout.audits import AuditedStore, AuditFailure, AuditRecord, Ve
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Record
 from statestore.operations.audits.audit import (
-    Check,
-    Examined,
+    AuditCheck,
+    StoreAudit,
     failure_line,
     placing_hash,
     require_pass,
     verdict_of,
 )
-from statestore.operations.audits.rows import Fold, Row, Rows, Subject, fold
+from statestore.operations.audits.rows import AuditRow, AuditRows, LogState, Subject, read_log_state
 from statestore.runtime import PARTITIONERS
 from statestore.stores.versioned_layout import TIME_MIN
 from statestore.testing.memory_broker import MemoryBroker
@@ -43,7 +43,7 @@ SUBJECT = Subject(
 VERSIONED = msgspec.structs.replace(SUBJECT, kind="versioned", compactable_ms=100)
 
 
-def rows(text: str) -> Rows:
+def rows(text: str) -> AuditRows:
     """`a=1` or `a=1@5-9`, a version from 5 to 9; `a=1@5` is a latest one."""
     found = []
     for word in text.split():
@@ -52,22 +52,22 @@ def rows(text: str) -> Rows:
         begins, _, ends = span.partition("-")
         found.append((key.encode(), int(begins or 0), int(ends) if ends else None, value.encode()))
     keys, begin, end, values = map(list, zip(*found, strict=True)) if found else ([], [], [], [])
-    return Rows(keys, begin, end, values)
+    return AuditRows(keys, begin, end, values)
 
 
-def folded(text: str, later: str = "", gone: str = "") -> Fold:
+def folded(text: str, later: str = "", gone: str = "") -> LogState:
     """What the log says up to the offset, after it, and which of the former it no longer has."""
     known = {
-        (key, begins): Row(value, ends)
+        (key, begins): AuditRow(value, ends)
         for key, begins, ends, value in zip(*rows(text), strict=True)
     }
     after = rows(later)
     keys = frozenset(key for key, _ in known) | frozenset(map(str.encode, gone.split()))
-    return Fold(known, keys, dict(zip(after.keys, after.values, strict=True)))
+    return LogState(known, keys, dict(zip(after.keys, after.values, strict=True)))
 
 
-def examined(stored: str, log: Fold, subject: Subject = SUBJECT) -> Examined:
-    one = Examined(subject.store, subject.kind, subject.key_serde)
+def examined(stored: str, log: LogState, subject: Subject = SUBJECT) -> StoreAudit:
+    one = StoreAudit(subject.store, subject.kind, subject.key_serde)
     one.examine(subject, [rows(stored)], log, PARTITIONERS)
     return one
 
@@ -102,11 +102,11 @@ def test_a_row_is_judged_by_both_sides_and_by_what_comes_later(
 def test_a_failure_names_check_store_task_and_keys() -> None:
     one = examined("a=1 b=2 c=3 same=1", folded("a=1 b=3 d=4 e=5 same=1"))
     told = {failure.check: failure for failure in one.failures}
-    assert told[Check.EQUAL_VALUES].keys == ["b"]
-    assert told[Check.NONE_EXTRA].keys == ["c"]
-    assert told[Check.NONE_MISSING].keys == ["d", "e"]
-    assert told[Check.ROW_COUNTS].detail == "the store has -1 rows against its log"
-    line = failure_line(told[Check.NONE_MISSING])
+    assert told[AuditCheck.EQUAL_VALUES].keys == ["b"]
+    assert told[AuditCheck.NONE_EXTRA].keys == ["c"]
+    assert told[AuditCheck.NONE_MISSING].keys == ["d", "e"]
+    assert told[AuditCheck.ROW_COUNTS].detail == "the store has -1 rows compared with its log"
+    line = failure_line(told[AuditCheck.NONE_MISSING])
     assert line.startswith("no key missing: store 'counts' of task 0_0: ")
     assert line.endswith("(2: d, e)")
     result = one.result()
@@ -115,7 +115,7 @@ def test_a_failure_names_check_store_task_and_keys() -> None:
 
 def test_of_many_keys_only_some_are_named() -> None:
     one = examined(" ".join(f"k{i}=1" for i in range(1000)), folded(""))
-    (extra,) = [failure for failure in one.failures if failure.check is Check.NONE_EXTRA]
+    (extra,) = [failure for failure in one.failures if failure.check is AuditCheck.NONE_EXTRA]
     assert (extra.count, len(extra.keys)) == (1000, 20)
     assert "1000: k0, k1" in failure_line(extra)
     assert failure_line(extra).endswith(", …)")
@@ -126,12 +126,12 @@ def test_of_many_keys_only_some_are_named() -> None:
     [
         (10, 10, None, None),
         (9, 10, 9, None),
-        (11, 10, None, Check.STABLE_OFFSETS),
-        (8, 10, 9, Check.FORWARD_OFFSETS),
+        (11, 10, None, AuditCheck.STABLE_OFFSETS),
+        (8, 10, 9, AuditCheck.FORWARD_OFFSETS),
     ],
 )
 def test_a_store_stands_within_its_log_and_not_before_where_it_stood(
-    offset: int, end: int, last: int | None, check: Check | None
+    offset: int, end: int, last: int | None, check: AuditCheck | None
 ) -> None:
     subject = msgspec.structs.replace(SUBJECT, offset_next=offset, log_end=end, last_offset=last)
     one = examined("a=1", folded("a=1"), subject)
@@ -139,8 +139,8 @@ def test_a_store_stands_within_its_log_and_not_before_where_it_stood(
 
 
 def test_a_record_without_a_key_is_a_failure() -> None:
-    one = examined("", Fold({(None, 0): Row(b"1", None)}, frozenset([None]), {}))
-    assert Check.NON_NULL_KEYS in {failure.check for failure in one.failures}
+    one = examined("", LogState({(None, 0): AuditRow(b"1", None)}, frozenset([None]), {}))
+    assert AuditCheck.NON_NULL_KEYS in {failure.check for failure in one.failures}
 
 
 # Where keys lie.
@@ -148,7 +148,7 @@ def test_a_record_without_a_key_is_a_failure() -> None:
 
 def test_a_key_where_its_hash_does_not_put_it_is_named() -> None:
     keys = [f"k{i}" for i in range(200)]
-    one = Examined("counts", "keyvalue", "STRING")
+    one = StoreAudit("counts", "keyvalue", "STRING")
     for partition in range(2):
         mine = [key for key in keys if murmur2_partition(key.encode(), 2) == partition]
         strange = next(key for key in keys if key not in mine)
@@ -159,8 +159,8 @@ def test_a_key_where_its_hash_does_not_put_it_is_named() -> None:
         one.examine(subject, [rows(text)], folded(text), PARTITIONERS)
     assert one.result().placement == "murmur2"
     assert [(f.check, f.stream_task, f.count) for f in one.failures] == [
-        (Check.RIGHT_PARTITION, "0_0", 1),
-        (Check.RIGHT_PARTITION, "0_1", 1),
+        (AuditCheck.RIGHT_PARTITION, "0_0", 1),
+        (AuditCheck.RIGHT_PARTITION, "0_1", 1),
     ]
 
 
@@ -212,13 +212,13 @@ def test_a_version_is_judged_by_its_age(
     [
         ("a=1@1-5 a=2@5-9 a=3@9", None),
         ("a=1@1-5 a=2@6-9", None),
-        ("a=1@1-7 a=2@5-9", Check.VERSIONS_APART),
-        ("a=1@1 a=2@5-9", Check.VERSIONS_APART),
-        ("a=1@1 a=2@5", Check.ONE_LATEST),
-        ("a=1@1-5 a=2@1-9", Check.UNIQUE_KEYS),
+        ("a=1@1-7 a=2@5-9", AuditCheck.VERSIONS_APART),
+        ("a=1@1 a=2@5-9", AuditCheck.VERSIONS_APART),
+        ("a=1@1 a=2@5", AuditCheck.ONE_LATEST),
+        ("a=1@1-5 a=2@1-9", AuditCheck.UNIQUE_KEYS),
     ],
 )
-def test_versions_of_a_key_follow_one_another(stored: str, check: Check | None) -> None:
+def test_versions_of_a_key_follow_one_another(stored: str, check: AuditCheck | None) -> None:
     one = examined(stored, folded(stored), VERSIONED)
     found = {failure.check for failure in one.failures}
     assert (check in found) if check else not found
@@ -228,7 +228,7 @@ def test_a_key_is_the_latest_in_one_partition_only() -> None:
     one = examined("a=1@5", folded("a=1@5"), VERSIONED)
     other = msgspec.structs.replace(VERSIONED, partition=1, stream_task="0_1")
     one.examine(other, [rows("a=1@5")], folded("a=1@5"), {})
-    assert [(f.check, f.stream_task) for f in one.failures] == [(Check.ONE_LATEST, "0_1")]
+    assert [(f.check, f.stream_task) for f in one.failures] == [(AuditCheck.ONE_LATEST, "0_1")]
 
 
 # Folding a log.
@@ -246,17 +246,19 @@ def logged(*records: tuple[str, str | None, int]) -> MemoryBroker:
 def test_a_log_is_folded_up_to_the_offset_and_the_rest_is_told_apart() -> None:
     broker = logged(("a", "1", 0), ("b", "1", 0), ("a", "2", 0), ("b", None, 0), ("a", "3", 0))
     subject = msgspec.structs.replace(SUBJECT, offset_next=4)
-    found = fold(broker.audit_log(), subject)
-    assert found == Fold({(b"a", 0): Row(b"2", None)}, frozenset([b"a", b"b"]), {b"a": b"3"})
+    found = read_log_state(broker.audit_log(), subject)
+    assert found == LogState(
+        {(b"a", 0): AuditRow(b"2", None)}, frozenset([b"a", b"b"]), {b"a": b"3"}
+    )
     beyond = msgspec.structs.replace(SUBJECT, offset_next=99)
-    assert fold(broker.audit_log(), beyond).rows == {(b"a", 0): Row(b"3", None)}
+    assert read_log_state(broker.audit_log(), beyond).rows == {(b"a", 0): AuditRow(b"3", None)}
 
 
 def test_what_compaction_took_from_under_the_store_is_superseded() -> None:
     broker = logged(("a", "1", 0), ("b", "1", 0), ("a", "2", 0))
     subject = msgspec.structs.replace(SUBJECT, offset_next=2)
     broker.compact(LOG.topic)
-    one = examined("a=1 b=1", fold(broker.audit_log(), subject), subject)
+    one = examined("a=1 b=1", read_log_state(broker.audit_log(), subject), subject)
     assert {found.value: count for found, count in one.findings.items()} == {
         "equal": 1,
         "superseded": 1,
@@ -278,11 +280,11 @@ def test_versions_are_folded_by_their_times_without_what_has_expired() -> None:
         ("c", "1", 1),
     )
     subject = msgspec.structs.replace(VERSIONED, bound_ms=20)
-    found = fold(broker.audit_log(), subject)
+    found = read_log_state(broker.audit_log(), subject)
     assert found.rows == {
-        (b"a", 20): Row(b"two", 30),
-        (b"a", 30): Row(b"3", 40),
-        (b"c", 1): Row(b"1", None),
+        (b"a", 20): AuditRow(b"two", 30),
+        (b"a", 30): AuditRow(b"3", 40),
+        (b"c", 1): AuditRow(b"1", None),
     }
 
 
@@ -292,7 +294,7 @@ def test_records_without_a_key_are_in_no_store_and_in_no_fold(subject: Subject) 
     broker.produce(LOG, Record(None, b"nobody's", 3))
     broker.produce(LOG, Record(b"a", b"2", 4))
     broker.produce(LOG, Record(None, b"nobody's", 5))
-    found = fold(broker.audit_log(), msgspec.structs.replace(subject, offset_next=4))
+    found = read_log_state(broker.audit_log(), msgspec.structs.replace(subject, offset_next=4))
     assert {key for key, _ in found.rows} == {b"a", b"b"}
     assert None not in found.later
 
@@ -318,12 +320,12 @@ def test_only_what_was_compared_is_a_pass(stores: list[AuditedStore], verdict: V
 
 
 def test_one_failure_outweighs_all_else() -> None:
-    failure = AuditFailure(Check.NONE_EXTRA, "counts", "0_0", 1, ["a"], "more")
+    failure = AuditFailure(AuditCheck.NONE_EXTRA, "counts", "0_0", 1, ["a"], "more")
     assert verdict_of([], [failure], superseded_max_percent=1) is Verdict.WRONG
 
 
 def test_no_pass_is_an_error_with_what_was_found_and_the_way_out() -> None:
-    failure = AuditFailure(Check.NONE_EXTRA, "counts", "0_0", 1, ["a"], "more")
+    failure = AuditFailure(AuditCheck.NONE_EXTRA, "counts", "0_0", 1, ["a"], "more")
 
     def record(verdict: Verdict) -> AuditRecord:
         return AuditRecord(

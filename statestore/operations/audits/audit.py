@@ -1,8 +1,8 @@
-"""The judgement of an audit: does a store hold what its log makes of it, at the same offset?
+"""The comparison of an audit: does a store have the rows that its log produces up to its offset?
 
-Pure, whoever reads the rows: this process (`examine`), or Spark, which joins both sides itself and
-asks `judge` about what differs. `checks` name what must hold; a verdict is a pass only if something
-was compared, nothing failed, and few rows were superseded.
+These functions do no I/O. Either this process compares the rows (`StoreAudit.examine`), or Spark
+joins both sides and calls `judge` for rows that differ. `AuditCheck` names what must hold. An
+audit passes only if something was compared, nothing failed, and few rows were superseded.
 """
 
 from collections import Counter
@@ -18,24 +18,24 @@ from statestore.layout.audits import (
     AuditRecord,
     Verdict,
 )
-from statestore.operations.audits.rows import Fold, Row, Rows, Subject, placing_keys
+from statestore.operations.audits.rows import AuditRow, AuditRows, LogState, Subject, placing_keys
 from statestore.operations.environment import Partitioner
 from statestore.stores import serdes
 
 EXAMPLES: Final = 20
-"""Keys named per failure."""
+"""The largest number of keys that a failure names."""
 
 MISPLACED_MAX_PERCENT: Final = 10
-"""A hash is held to place a store's keys if it puts no more of them elsewhere."""
+"""A hash counts as the one that places a store's keys if it misplaces at most this many of them."""
 
 FEW: Final = 30
-"""Of fewer keys a hash must place all: some would fit any by chance."""
+"""Of fewer keys than this, a hash must place all, because some keys fit any hash by chance."""
 
 _NONE_FOUND: Final[Mapping["Finding", int]] = {}
 
 
-class Check(StrEnum):
-    """What must hold of every store."""
+class AuditCheck(StrEnum):
+    """What must hold for every store."""
 
     PRESENT = "every partition is there"
     READABLE = "files are readable"
@@ -54,7 +54,7 @@ class Check(StrEnum):
 
 
 class Finding(StrEnum):
-    """What comparing the two sides of one row gives."""
+    """The result of comparing the two sides of one row."""
 
     EQUAL = "equal"
     SUPERSEDED = "superseded"
@@ -65,16 +65,16 @@ class Finding(StrEnum):
 
 
 FAILED_BY: Final = {
-    Finding.DIFFERS: Check.EQUAL_VALUES,
-    Finding.MISSING: Check.NONE_MISSING,
-    Finding.EXTRA: Check.NONE_EXTRA,
-    Finding.PENDING: Check.NOTHING_PENDING,
+    Finding.DIFFERS: AuditCheck.EQUAL_VALUES,
+    Finding.MISSING: AuditCheck.NONE_MISSING,
+    Finding.EXTRA: AuditCheck.NONE_EXTRA,
+    Finding.PENDING: AuditCheck.NOTHING_PENDING,
 }
 
 
 def judge(
-    stored: Row | None,
-    logged: Row | None,
+    stored: AuditRow | None,
+    logged: AuditRow | None,
     *,
     begins: int,
     known: bool,
@@ -82,11 +82,12 @@ def judge(
     later_value: bytes | None,
     compactable_ms: int | None,
 ) -> Finding:
-    """What a row says, given both sides of it; `compactable_ms` None: a store without history.
+    """Compare the two sides of a row; `compactable_ms` is None for a store without history.
 
-    Without history, a key that has a record after the store's offset may have lost the one before
-    it to compaction. But if the log still has one before (`known`), and the store has what comes
-    after, it was given that too early. With history, only versions old enough are ever removed.
+    Without history, if a key has a record after the store's offset, compaction may have removed
+    the record before it. But if the log still has a record before the offset (`known`) and the
+    store has the value from after it, that value was written too early. With history, compaction
+    removes only versions that are old enough.
     """
     if stored == logged:
         return Finding.EQUAL
@@ -104,8 +105,8 @@ def judge(
     return Finding.EXTRA if logged is None else Finding.DIFFERS
 
 
-class Examined:
-    """One store, as far as it was examined; the partitions one after the other."""
+class StoreAudit:
+    """The findings and failures of one store, whose partitions are examined one after another."""
 
     def __init__(self, store: str, kind: str, key_serde: str | None) -> None:
         self.store = store
@@ -121,25 +122,27 @@ class Examined:
     def examine(
         self,
         subject: Subject,
-        stored: Iterable[Rows],
-        folded: Fold,
+        stored: Iterable[AuditRows],
+        log_state: LogState,
         hashes: Mapping[str, Partitioner],
     ) -> None:
-        """Compare one partition; `stored` is read once, row by row in lots."""
-        left = dict.fromkeys(folded.rows)
+        """Compare one partition; `stored` is read once, in chunks."""
+        left = dict.fromkeys(log_state.rows)
         keys_of: dict[Finding, list[bytes | None]] = {}
         found: Counter[Finding] = Counter()
         spans: dict[bytes | None, list[tuple[int, int | None]]] = {}
         compactable_ms = subject.compactable_ms if subject.versioned else None
 
-        def weigh(key: bytes | None, begins: int, ours: Row | None, theirs: Row | None) -> None:
+        def compare(
+            key: bytes | None, begins: int, ours: AuditRow | None, theirs: AuditRow | None
+        ) -> None:
             finding = judge(
                 ours,
                 theirs,
                 begins=begins,
-                known=key in folded.known,
-                later=key in folded.later,
-                later_value=folded.later.get(key),
+                known=key in log_state.known,
+                later=key in log_state.later,
+                later_value=log_state.later.get(key),
                 compactable_ms=compactable_ms,
             )
             found[finding] += 1
@@ -149,36 +152,36 @@ class Examined:
         failed_before = len(self.failures)
         for rows in self._readable(subject, stored):
             for key, begins, ends, value in zip(*rows, strict=True):
-                ours, theirs = Row(value, ends), folded.rows.get((key, begins))
+                ours, theirs = AuditRow(value, ends), log_state.rows.get((key, begins))
                 left.pop((key, begins), None)
                 if ours == theirs:
                     found[Finding.EQUAL] += 1
                 else:
-                    weigh(key, begins, ours, theirs)
+                    compare(key, begins, ours, theirs)
                 if subject.versioned:
                     spans.setdefault(key, []).append((begins, ends))
             self._place(subject, placing_keys(rows.keys, subject.kind, subject.key_serde), hashes)
         if len(self.failures) > failed_before:
-            return  # of files that cannot be read to their end no row proves anything
+            return  # if files cannot be read to their end, none of their rows proves anything
         for key, begins in left:
-            weigh(key, begins, None, folded.rows[key, begins])
+            compare(key, begins, None, log_state.rows[key, begins])
         self.findings += found
         for finding, keys in keys_of.items():
             self._fail(FAILED_BY[finding], subject, keys)
         self._check_counts(subject, found)
         self._check_offsets(subject)
         self._check_spans(subject, spans)
-        nulls = [key for key, _ in folded.rows if key is None]
+        nulls = [key for key, _ in log_state.rows if key is None]
         if nulls:
-            self._fail(Check.NON_NULL_KEYS, subject, nulls)
+            self._fail(AuditCheck.NON_NULL_KEYS, subject, nulls)
 
     def result(self) -> AuditedStore:
-        """What is said of the store; now also where its keys lie was judged."""
+        """Check the partitions of the keys, and return the counts of the store."""
         placement = self._judge_placement()
         return audited_store(self.store, self.kind, self.findings, placement)
 
-    def _readable(self, subject: Subject, stored: Iterable[Rows]) -> Iterator[Rows]:
-        """The rows up to where the files cannot be read any more, which is a failure."""
+    def _readable(self, subject: Subject, stored: Iterable[AuditRows]) -> Iterator[AuditRows]:
+        """Yield rows until the files cannot be read, which is recorded as a failure."""
         try:
             yield from stored
         except (TaskCorrupted, ExportDamaged) as error:
@@ -188,14 +191,14 @@ class Examined:
         if subject.is_missing and found:
             self.failures.append(absent(subject))
         if found[Finding.EXTRA] != found[Finding.MISSING]:
-            self._fail(Check.ROW_COUNTS, subject, [], found)
+            self._fail(AuditCheck.ROW_COUNTS, subject, [], found)
 
     def _check_offsets(self, subject: Subject) -> None:
         at, last = subject.offset_next, subject.last_offset
         if at > subject.log_end:
-            self._fail(Check.STABLE_OFFSETS, subject, [])
+            self._fail(AuditCheck.STABLE_OFFSETS, subject, [])
         if last is not None and at < last:
-            self._fail(Check.FORWARD_OFFSETS, subject, [])
+            self._fail(AuditCheck.FORWARD_OFFSETS, subject, [])
 
     def _check_spans(
         self, subject: Subject, spans: dict[bytes | None, list[tuple[int, int | None]]]
@@ -214,9 +217,9 @@ class Examined:
             elif any(end is None or end > n for end, n in zip(ends, begins[1:], strict=False)):
                 overlapping.append(key)
         for check, keys in (
-            (Check.UNIQUE_KEYS, twice),
-            (Check.VERSIONS_APART, overlapping),
-            (Check.ONE_LATEST, latest),
+            (AuditCheck.UNIQUE_KEYS, twice),
+            (AuditCheck.VERSIONS_APART, overlapping),
+            (AuditCheck.ONE_LATEST, latest),
         ):
             if keys:
                 self._fail(check, subject, keys)
@@ -236,7 +239,7 @@ class Examined:
             some += wrong[: EXAMPLES - len(some)]
 
     def _judge_placement(self) -> str | None:
-        """Fails what one hash would put elsewhere; the hash, None if neither places the keys."""
+        """Return the hash that places the keys, None if neither does; record misplaced keys."""
         totals = {name: wrong.total() for name, wrong in self._misplaced.items()}
         name = placing_hash(self._placing, totals)
         if name is not None:
@@ -245,13 +248,15 @@ class Examined:
                     texts = self._keys.texts(self._misplaced_keys[name, task])
                     detail = _elsewhere(name)
                     self.failures.append(
-                        AuditFailure(Check.RIGHT_PARTITION, self.store, task, count, texts, detail)
+                        AuditFailure(
+                            AuditCheck.RIGHT_PARTITION, self.store, task, count, texts, detail
+                        )
                     )
         return name
 
     def _fail(
         self,
-        check: Check,
+        check: AuditCheck,
         subject: Subject,
         keys: Sequence[bytes | None],
         found: Mapping[Finding, int] = _NONE_FOUND,
@@ -262,67 +267,67 @@ class Examined:
 
 
 _CONTRADICTION = "their versions contradict each other"
-_SAYS: Final = {
-    Check.EQUAL_VALUES: "the store has another value than its log",
-    Check.NONE_MISSING: "the log has them, the store does not",
-    Check.NONE_EXTRA: "the store has them, its log does not",
-    Check.NOTHING_PENDING: "the store has what the log says only after the store's offset",
-    Check.NON_NULL_KEYS: "the log has records without a key",
-    Check.UNIQUE_KEYS: _CONTRADICTION,
-    Check.VERSIONS_APART: _CONTRADICTION,
-    Check.ONE_LATEST: _CONTRADICTION,
+_DETAILS: Final = {
+    AuditCheck.EQUAL_VALUES: "the store has other values than its log",
+    AuditCheck.NONE_MISSING: "the log has them, the store does not",
+    AuditCheck.NONE_EXTRA: "the store has them, its log does not",
+    AuditCheck.NOTHING_PENDING: "the store has values that are in the log only after its offset",
+    AuditCheck.NON_NULL_KEYS: "the log has records without a key",
+    AuditCheck.UNIQUE_KEYS: _CONTRADICTION,
+    AuditCheck.VERSIONS_APART: _CONTRADICTION,
+    AuditCheck.ONE_LATEST: _CONTRADICTION,
 }
 
 
 def detail_of(
-    check: Check,
+    check: AuditCheck,
     subject: Subject,
     found: Mapping[Finding, int],
     placement: str | None = None,
 ) -> str:
-    """What is wrong where a check failed, in words, whoever made it.
+    """Describe the failure of a check, in the same words for both ways of comparing.
 
-    `found`: in that partition; `placement`: the hash that places the store's keys.
+    `found` has the findings in that partition; `placement` is the hash that places the keys.
     """
-    stands = f"it stands at offset {subject.offset_next} of {subject.log}"
+    offset = f"the store is at offset {subject.offset_next} of {subject.log}"
     match check:
-        case Check.ROW_COUNTS:
+        case AuditCheck.ROW_COUNTS:
             more = found.get(Finding.EXTRA, 0) - found.get(Finding.MISSING, 0)
-            return f"the store has {more:+d} rows against its log"
-        case Check.STABLE_OFFSETS:
-            return f"{stands}, which ends at {subject.log_end}"
-        case Check.FORWARD_OFFSETS:
-            return f"{stands}, the audit before saw {subject.last_offset}"
-        case Check.RIGHT_PARTITION:
+            return f"the store has {more:+d} rows compared with its log"
+        case AuditCheck.STABLE_OFFSETS:
+            return f"{offset}, which ends at {subject.log_end}"
+        case AuditCheck.FORWARD_OFFSETS:
+            return f"{offset}; the previous audit found it at {subject.last_offset}"
+        case AuditCheck.RIGHT_PARTITION:
             return _elsewhere(placement)
         case _:
-            return _SAYS[check]
+            return _DETAILS[check]
 
 
 def _elsewhere(placement: str | None) -> str:
-    return f"{placement} puts them elsewhere"
+    return f"{placement} maps them to other partitions"
 
 
 def unreadable(subject: Subject, error: Exception) -> AuditFailure:
-    """The failure of files that cannot be read, under the names they have at home."""
+    """Return the failure of unreadable files; its message has their paths in the state dir."""
     why = str(error)
     if subject.home and subject.path:
         why = why.replace(subject.path, subject.home)
-    return AuditFailure(Check.READABLE, subject.store, subject.stream_task, 1, [], why)
+    return AuditFailure(AuditCheck.READABLE, subject.store, subject.stream_task, 1, [], why)
 
 
 def absent(subject: Subject) -> AuditFailure:
-    """The failure of a store that was deployed and has no files, though its log has records."""
+    """Return the failure of a store that was deployed and has no files, but records in its log."""
     where = "the state dir" if subject.export is None else f"export {subject.export}"
     why = (
-        f"it is not there: {where} has no such store of partition {subject.partition}, and its log "
+        f"it is missing: {where} has no such store of partition {subject.partition}, but its log "
         f"{subject.log} has records; the next run restores it from there"
     )
-    return AuditFailure(Check.PRESENT, subject.store, subject.stream_task, 1, [], why)
+    return AuditFailure(AuditCheck.PRESENT, subject.store, subject.stream_task, 1, [], why)
 
 
-def sides(found: Mapping[Finding, int]) -> tuple[int, int]:
-    """How many rows a store and its log have, superseded ones left out."""
+def row_counts(found: Mapping[Finding, int]) -> tuple[int, int]:
+    """Return how many rows a store and its log have, not counting superseded ones."""
     both = sum(found.get(one, 0) for one in (Finding.EQUAL, Finding.DIFFERS, Finding.PENDING))
     return both + found.get(Finding.EXTRA, 0), both + found.get(Finding.MISSING, 0)
 
@@ -330,13 +335,13 @@ def sides(found: Mapping[Finding, int]) -> tuple[int, int]:
 def audited_store(
     store: str, kind: str, found: Mapping[Finding, int], placement: str | None
 ) -> AuditedStore:
-    """What is said of a store of which so many of each finding were made."""
+    """Return the counts of a store from its findings."""
     equal, superseded = found.get(Finding.EQUAL, 0), found.get(Finding.SUPERSEDED, 0)
-    return AuditedStore(store, kind, *sides(found), equal, superseded, placement)
+    return AuditedStore(store, kind, *row_counts(found), equal, superseded, placement)
 
 
 class KeyTexts:
-    """Keys as people read them: through their serde where it is known, else escaped bytes."""
+    """Converts keys to text, with their serde if it is known, otherwise as escaped bytes."""
 
     def __init__(self, key_serde: str | None) -> None:
         try:
@@ -345,24 +350,24 @@ class KeyTexts:
             self._serde = serdes.BYTES
 
     def text(self, key: bytes | None) -> str:
-        """One key."""
+        """Return the text of one key."""
         if key is None:
             return "null"
         if self._serde is serdes.BYTES:
             return serdes.printable(key)
         try:
             decoded: Any = self._serde.deserialize(key)
-        except Exception:  # noqa: BLE001  # a user's serde may raise anything; bytes always show
+        except Exception:  # noqa: BLE001  # a user's serde may raise anything
             return serdes.printable(key)
         return decoded if isinstance(decoded, str) else str(decoded)
 
     def texts(self, keys: Iterable[bytes | None]) -> list[str]:
-        """The first of many."""
+        """Return the texts of the first `EXAMPLES` keys."""
         return [self.text(key) for key, _ in zip(keys, range(EXAMPLES), strict=False)]
 
 
 def placing_hash(keys: int, misplaced: dict[str, int]) -> str | None:
-    """The hash that places a store's keys, but for a few; None: they are placed some other way."""
+    """Return the hash that places all but a few of a store's keys; None if neither does."""
     wrong_max = 0 if keys < FEW else keys * MISPLACED_MAX_PERCENT / 100
     fitting = [name for name, wrong in misplaced.items() if wrong <= wrong_max]
     return min(fitting, key=misplaced.__getitem__, default=None)
@@ -374,7 +379,7 @@ def verdict_of(
     *,
     superseded_max_percent: int,
 ) -> Verdict:
-    """The verdict; a failure outweighs all else."""
+    """Return the verdict; any failure makes it `wrong`."""
     if failures:
         return Verdict.WRONG
     known = list(stores)
@@ -387,7 +392,7 @@ def verdict_of(
 
 
 def places_of(subjects: Iterable[Subject]) -> list[AuditedPlace]:
-    """Where the stores stood, for the record."""
+    """Return the stores' offsets for the record."""
     return [
         AuditedPlace(s.store, s.stream_task, s.topic, s.partition, s.offset_next, s.log_end)
         for s in subjects
@@ -396,7 +401,7 @@ def places_of(subjects: Iterable[Subject]) -> list[AuditedPlace]:
 
 
 def require_pass(record: AuditRecord) -> AuditRecord:
-    """The record itself; AuditFailed or NotChecked say what, where and the way out."""
+    """Return the record if the audit passed; otherwise raise AuditFailed or NotChecked."""
     where = f"; report: {record.link}" if record.link else ""
     name = record.application_id
     match record.verdict:
@@ -405,7 +410,7 @@ def require_pass(record: AuditRecord) -> AuditRecord:
         case Verdict.WRONG:
             told = "; ".join(map(failure_line, record.failures[:10]))
             raise AuditFailed(
-                f"the stores of {name} are not what their changelogs say: {told}{where}; see the "
+                f"the stores of {name} differ from their changelogs: {told}{where}; see the "
                 'runbook, "An audit is red"'
             )
         case Verdict.NOT_ENOUGH_CHECKED:
@@ -415,8 +420,8 @@ def require_pass(record: AuditRecord) -> AuditRecord:
                 if s.superseded
             )
             raise NotChecked(
-                f"too many keys of {name} could not be judged, as compaction removed what to "
-                f"compare with ({stores}): audit again when less is being written, or look at an "
+                f"too many keys of {name} could not be compared, because compaction removed their "
+                f"records ({stores}): audit again when less is being written, or audit an "
                 f"export{where}"
             )
         case Verdict.NOTHING_CHECKED:
@@ -428,7 +433,7 @@ def require_pass(record: AuditRecord) -> AuditRecord:
 
 
 def failure_line(failure: AuditFailure) -> str:
-    """A failure in one line, its keys named."""
+    """Return a failure as one line that names keys."""
     task = "" if failure.stream_task is None else f" of task {failure.stream_task}"
     keys = ", ".join(failure.keys)
     more = ", …" if failure.count > len(failure.keys) > 0 else ""

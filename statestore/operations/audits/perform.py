@@ -1,4 +1,4 @@
-"""Performs an audit in this process: plan, compare, keep the verdict. Spark jobs use its parts."""
+"""Performs an audit in this process: plan, compare, store the verdict. Spark jobs use its parts."""
 
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -6,10 +6,16 @@ from pathlib import Path
 
 from statestore.layout.audits import AuditedStore, AuditFailure, AuditRecord, Audits
 from statestore.operations.at_rest import existing_application
-from statestore.operations.audits.audit import Examined, places_of, verdict_of
+from statestore.operations.audits.audit import StoreAudit, places_of, verdict_of
 from statestore.operations.audits.plan import AuditPlan, plan_export, plan_live
 from statestore.operations.audits.report import audit_page
-from statestore.operations.audits.rows import Fold, Rows, Subject, fold, stored_rows
+from statestore.operations.audits.rows import (
+    AuditRows,
+    LogState,
+    Subject,
+    read_log_state,
+    stored_rows,
+)
 from statestore.operations.environment import Environment
 from statestore.operations.exports.catalog import Exports, FetchedStore, find_exported
 
@@ -17,17 +23,17 @@ from statestore.operations.exports.catalog import Exports, FetchedStore, find_ex
 def audit(
     environment: Environment, stores: Collection[str] = (), *, export: str | None = None
 ) -> AuditRecord:
-    """Compare stores with their logs in this process and keep the verdict where status finds it.
+    """Compare stores with their logs in this process and store the record where status finds it.
 
-    `stores`: only these; all if it is empty. `export`: the id of an export, or "latest", to audit
-    instead of the live stores. The verdict is in the record: see `audit.require_pass`.
+    `stores`: the stores to audit; all if it is empty. `export`: the id of an export, or "latest",
+    to audit instead of the live stores. The verdict is in the record: see `audit.require_pass`.
     Unavailable if brokers or the owner of a stream task do not answer.
     """
     time_ms = environment.clock.now_ms()
     with planned_audit(environment, stores, export=export) as plan:
         examined = []
         for store, subjects in plan.by_store():
-            one = Examined(store, subjects[0].kind, subjects[0].key_serde)
+            one = StoreAudit(store, subjects[0].kind, subjects[0].key_serde)
             for subject in subjects:
                 plan.renew()
                 one.examine(
@@ -46,7 +52,7 @@ def audit(
 def planned_audit(
     environment: Environment, stores: Collection[str] = (), *, export: str | None = None
 ) -> Iterator[AuditPlan]:
-    """Plan what is to be compared; the snapshots live as long as the `with`."""
+    """Plan the comparison; the snapshots are kept until the `with` block ends."""
     environment.settings.require("application.id", "state.dir", "bootstrap.servers")
     if export is None:
         existing_application(environment.layout)
@@ -57,8 +63,11 @@ def planned_audit(
         yield plan
 
 
-def store_side(environment: Environment, subject: Subject) -> Iterator[Rows]:
-    """The store's side, from its files; TaskCorrupted, ExportDamaged if they cannot be read."""
+def store_side(environment: Environment, subject: Subject) -> Iterator[AuditRows]:
+    """Yield the rows of the store from its files.
+
+    TaskCorrupted or ExportDamaged if they cannot be read.
+    """
     if subject.is_missing:
         return
     with ExitStack() as closes:
@@ -72,9 +81,9 @@ def store_side(environment: Environment, subject: Subject) -> Iterator[Rows]:
         yield from stored_rows(engine, subject.kind, subject.bound_ms)
 
 
-def log_side(environment: Environment, subject: Subject) -> Fold:
-    """The log's side."""
-    return fold(environment.audit_log_reader, subject)
+def log_side(environment: Environment, subject: Subject) -> LogState:
+    """Return the rows of the log."""
+    return read_log_state(environment.audit_log_reader, subject)
 
 
 def keep_audit(
@@ -86,7 +95,7 @@ def keep_audit(
     time_ms: int,
     data_docs: str | None = None,
 ) -> AuditRecord:
-    """Judge, and keep the record and its page where status, people and the next audit find them."""
+    """Decide the verdict, and store the record and its page, which status and others read."""
     audits = Audits(environment.layout)
     found = [*plan.failures, *failures]
     settings = environment.settings

@@ -1,8 +1,8 @@
-"""What an audit looks at, live stores or an export, and where each store stands in its log.
+"""The plan of an audit: which stores, live or in an export, and the offset of each in its log.
 
-snapshots    of every stream task, leased until the audit ends; of an export none are needed
-ends         the logs' last stable offsets, asked for after the snapshots
-memory       the offsets the audit before saw of the live stores, but of those quarantined since
+snapshots    one per stream task, leased until the audit ends; none for an export
+ends         the logs' last stable offsets, read after the snapshots were taken
+offsets      those of the live stores in the previous audit, except of stores quarantined since
 """
 
 import threading
@@ -21,7 +21,7 @@ from statestore.errors import (
 from statestore.layout.audits import LIVE, AuditFailure, Audits
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
-from statestore.operations.audits.audit import Check
+from statestore.operations.audits.audit import AuditCheck
 from statestore.operations.audits.rows import Subject, facts_of
 from statestore.operations.deployed import Deployed, read_deployed
 from statestore.operations.environment import Databases, Environment
@@ -34,10 +34,11 @@ from statestore.stores.specs import StoreSupplier
 _RENEW_S = 1.0
 
 
-class Stand(NamedTuple):
-    """A store of one stream task, before anybody asked the brokers.
+class StoreFiles(NamedTuple):
+    """The files of a store of one stream task, without what the brokers know of its log.
 
-    `path` "": in an export, or, with `is_missing`, nowhere; then `offset_next` is not known.
+    `path` is "" if the files are in an export, or if `is_missing`; in that case `offset_next` is
+    not known.
     """
 
     store: str
@@ -50,19 +51,23 @@ class Stand(NamedTuple):
     is_missing: bool = False
 
 
-class Found(NamedTuple):
-    """The stores there are to audit, those that cannot be read, and those nobody can read."""
+class FoundStores(NamedTuple):
+    """The stores to audit, the failures of unreadable ones, and the stores that are not checked."""
 
-    stands: list[Stand]
+    files: list[StoreFiles]
     failures: list[AuditFailure]
     not_checked: dict[str, str]
 
 
 class AuditPlan:
-    """Subjects listed, their snapshots held. Use `with`: at its end those are released."""
+    """The subjects of an audit and their snapshots, which are released when `with` ends."""
 
     def __init__(
-        self, subjects: list[Subject], found: Found, source: str, held: Sequence[Snapshot] = ()
+        self,
+        subjects: list[Subject],
+        found: FoundStores,
+        source: str,
+        held: Sequence[Snapshot] = (),
     ) -> None:
         self.subjects = subjects
         self.failures = found.failures
@@ -71,18 +76,18 @@ class AuditPlan:
         self._held = held
 
     def by_store(self) -> Iterator[tuple[str, list[Subject]]]:
-        """Each store with its partitions."""
+        """Yield each store with its subjects, one per partition."""
         for store in sorted({subject.store for subject in self.subjects}):
             yield store, [one for one in self.subjects if one.store == store]
 
     def renew(self) -> None:
-        """Keep the snapshots for another while; Unavailable if one is gone."""
+        """Renew the leases of the snapshots; Unavailable if a snapshot is gone."""
         for snapshot in self._held:
             snapshot.renew()
 
     @contextmanager
     def renewing(self) -> Iterator[None]:
-        """Keep the snapshots from another thread, while this one waits for others' work."""
+        """Renew the leases from another thread while this one waits for other processes."""
         done = threading.Event()
         lost: list[StateStoreError] = []
 
@@ -105,7 +110,7 @@ class AuditPlan:
             raise lost[0]
 
     def close(self) -> None:
-        """Release the snapshots. Twice is harmless."""
+        """Release the snapshots. Closing twice is harmless."""
         for snapshot in self._held:
             snapshot.release()
 
@@ -117,10 +122,15 @@ class AuditPlan:
 
 
 def plan_live(environment: Environment, stores: Collection[str] = ()) -> AuditPlan:
-    """Of the stores as committed last; `stores`: only these, all if empty, UnknownStore."""
+    """Plan the audit of the live stores as of their last commits.
+
+    `stores` names the stores to audit; all if it is empty, UnknownStore if one does not exist.
+    """
     layout, cluster, snapshots = environment.layout, environment.cluster, Snapshots(environment)
-    said = read_deployed(layout)
-    there = {store for task in layout.tasks() for store in layout.stores(task)} | said.stores.keys()
+    deployed = read_deployed(layout)
+    there = {
+        store for task in layout.tasks() for store in layout.stores(task)
+    } | deployed.stores.keys()
     wanted = _wanted(there, stores, str(layout.application_dir))
     with ExitStack() as taken:
         held = [
@@ -128,23 +138,23 @@ def plan_live(environment: Environment, stores: Collection[str] = ()) -> AuditPl
             for task in layout.tasks()
             if wanted.intersection(layout.stores(task))
         ]
-        found = Found([], [], {})
+        found = FoundStores([], [], {})
         for snapshot in held:
-            _look(snapshot, layout, said, wanted, environment.databases, found)
-        for name in sorted(wanted & said.stores.keys()):
-            if not said.stores[name].persistent:
-                found.not_checked[name] = "it is in memory: it has no files to look into"
-        _look_for_missing(layout.application_id, said, wanted, cluster, found)
+            _look(snapshot, layout, deployed, wanted, environment.databases, found)
+        for name in sorted(wanted & deployed.stores.keys()):
+            if not deployed.stores[name].persistent:
+                found.not_checked[name] = "it is in memory and has no files to read"
+        _look_for_missing(layout.application_id, deployed, wanted, cluster, found)
         before = last_offsets(layout)
         subjects = _subjects(
-            found.stands, layout.application_id, said, cluster, environment.clock, before
+            found.files, layout.application_id, deployed, cluster, environment.clock, before
         )
         taken.pop_all()
     return AuditPlan(subjects, found, LIVE, held)
 
 
 def plan_export(environment: Environment, export: str, stores: Collection[str] = ()) -> AuditPlan:
-    """Of the stores in an export, whose files are fetched when they are read."""
+    """Plan the audit of the stores in an export; their files are fetched when they are read."""
     exports, cluster = Exports.of(environment), environment.cluster
     manifest = exports.read(export)
     left_out = {store: why for task in manifest.tasks for store, why in task.left_out.items()}
@@ -155,7 +165,7 @@ def plan_export(environment: Environment, export: str, stores: Collection[str] =
         for store in wanted & left_out.keys()
         if not _is_built_in(manifest.deployed, store)
     }
-    found = Found([], [], not_checked)
+    found = FoundStores([], [], not_checked)
     for at in manifest.stores():
         if at.name in wanted:
             log = _log_of(manifest.deployed, manifest.application_id, at.name, at.task)
@@ -167,14 +177,14 @@ def plan_export(environment: Environment, export: str, stores: Collection[str] =
                         _, bound_ms = _facts(fetched.store_dir(at.name), environment.databases)
                 except (TaskCorrupted, ExportDamaged) as error:
                     task, why = str(at.task), str(error)
-                    failure = AuditFailure(Check.READABLE, at.name, task, 1, [], why)
+                    failure = AuditFailure(AuditCheck.READABLE, at.name, task, 1, [], why)
                     found.failures.append(failure)
                     continue
-            stand = Stand(at.name, at.task, at.store.kind, "", offset_next, bound_ms)
-            found.stands.append(stand)
+            files = StoreFiles(at.name, at.task, at.store.kind, "", offset_next, bound_ms)
+            found.files.append(files)
     _look_for_missing(manifest.application_id, manifest.deployed, wanted, cluster, found)
     subjects = _subjects(
-        found.stands,
+        found.files,
         manifest.application_id,
         manifest.deployed,
         cluster,
@@ -186,7 +196,10 @@ def plan_export(environment: Environment, export: str, stores: Collection[str] =
 
 
 def last_offsets(layout: StateLayout) -> dict[TopicPartition, int]:
-    """Where the last audit of the live stores saw each, by log; what was quarantined since: not."""
+    """Return the offsets in the last audit of the live stores, by log.
+
+    Stores that were quarantined since then are absent.
+    """
     last = Audits(layout).last(LIVE)
     if last is None:
         return {}
@@ -213,22 +226,22 @@ def _wanted(there: set[str], stores: Collection[str], where: str) -> set[str]:
 def _look(
     snapshot: Snapshot,
     layout: StateLayout,
-    said: Deployed,
+    deployed: Deployed,
     wanted: set[str],
     databases: Databases,
-    found: Found,
+    found: FoundStores,
 ) -> None:
-    """What a snapshot has of the stores wanted."""
+    """Add the wanted stores of a snapshot to `found`."""
     manifest = snapshot.manifest
     task = TaskId.parse(manifest.stream_task)
 
     def unreadable(store: str, why: str) -> None:
-        found.failures.append(AuditFailure(Check.READABLE, store, str(task), 1, [], why))
+        found.failures.append(AuditFailure(AuditCheck.READABLE, store, str(task), 1, [], why))
 
     for store in sorted(wanted & manifest.left_out.keys()):
         if store in manifest.unreadable:
             unreadable(store, manifest.left_out[store])
-        elif not _is_built_in(said, store):
+        elif not _is_built_in(deployed, store):
             found.not_checked[store] = manifest.left_out[store]
     for store in sorted(wanted & manifest.stores.keys()):
         path = snapshot.store_dir(store)
@@ -238,45 +251,45 @@ def _look(
             unreadable(store, str(error))
             continue
         if kind is None:
-            kind = said.stores[store].kind if store in said.stores else keyvalue.KIND
-        log = _log_of(said, layout.application_id, store, task)
+            kind = deployed.stores[store].kind if store in deployed.stores else keyvalue.KIND
+        log = _log_of(deployed, layout.application_id, store, task)
         offset_next = manifest.stores[store].offsets().get(log, 0)
         home = str(layout.store_dir(task, store))
-        found.stands.append(Stand(store, task, kind, str(path), offset_next, bound_ms, home))
+        found.files.append(StoreFiles(store, task, kind, str(path), offset_next, bound_ms, home))
 
 
 def _look_for_missing(
-    application_id: str, said: Deployed, wanted: set[str], cluster: Cluster, found: Found
+    application_id: str, deployed: Deployed, wanted: set[str], cluster: Cluster, found: FoundStores
 ) -> None:
-    """What was deployed and is nowhere: asked of the topology, not of what lies there."""
-    seen = {(stand.store, stand.task.partition) for stand in found.stands}
+    """Add the stores that were deployed and have no files, according to the topology."""
+    seen = {(files.store, files.task.partition) for files in found.files}
     seen |= {
         (failed.store, TaskId.parse(failed.stream_task).partition)
         for failed in found.failures
         if failed.stream_task is not None
     }
-    tasks = {part.ordinal: part.tasks for part in said.sub_topologies}
-    known = {name: store for name, store in said.stores.items() if name in wanted}
-    counts = cluster.partitions(sorted({said.log_of(application_id, name) for name in known}))
+    tasks = {part.ordinal: part.tasks for part in deployed.sub_topologies}
+    known = {name: store for name, store in deployed.stores.items() if name in wanted}
+    counts = cluster.partitions(sorted({deployed.log_of(application_id, name) for name in known}))
     for name, store in sorted(known.items()):
         if not store.persistent or name in found.not_checked:
             continue
-        if not _is_built_in(said, name):
-            found.not_checked[name] = "it is of a class of its own, which alone can read it"
+        if not _is_built_in(deployed, name):
+            found.not_checked[name] = "it is of a user's class, which alone can read its files"
             continue
-        width = counts.get(said.log_of(application_id, name), 0)
-        deployed = tasks.get(store.sub_topology)
-        for partition in range(width if deployed is None else min(width, deployed)):
+        width = counts.get(deployed.log_of(application_id, name), 0)
+        task_count = tasks.get(store.sub_topology)
+        for partition in range(width if task_count is None else min(width, task_count)):
             if (name, partition) not in seen:
                 task = TaskId(store.sub_topology, partition)
                 bound_ms = versioned_layout.TIME_MIN
-                stand = Stand(name, task, store.kind, "", 0, bound_ms, is_missing=True)
-                found.stands.append(stand)
+                files = StoreFiles(name, task, store.kind, "", 0, bound_ms, is_missing=True)
+                found.files.append(files)
 
 
-def _is_built_in(said: Deployed, store: str) -> bool:
-    """Whether it was deployed as a store that anybody can read: then it must be there."""
-    known = said.stores.get(store)
+def _is_built_in(deployed: Deployed, store: str) -> bool:
+    """Return whether it was deployed as a built-in kind of store, so that its files must exist."""
+    known = deployed.stores.get(store)
     return known is not None and known.kind != StoreSupplier.kind
 
 
@@ -285,54 +298,54 @@ def _facts(path: Path, databases: Databases) -> tuple[str | None, int]:
         return facts_of(engine, str(path))
 
 
-def _log_of(said: Deployed, application_id: str, store: str, task: TaskId) -> TopicPartition:
-    return TopicPartition(said.log_of(application_id, store), task.partition)
+def _log_of(deployed: Deployed, application_id: str, store: str, task: TaskId) -> TopicPartition:
+    return TopicPartition(deployed.log_of(application_id, store), task.partition)
 
 
 def _subjects(
-    stands: Sequence[Stand],
+    located: Sequence[StoreFiles],
     application_id: str,
-    said: Deployed,
+    deployed: Deployed,
     cluster: Cluster,
     clock: Clock,
     before: Mapping[TopicPartition, int],
     *,
     export: str | None = None,
 ) -> list[Subject]:
-    """The stands with what the brokers say of their logs."""
-    logs = [_log_of(said, application_id, stand.store, stand.task) for stand in stands]
+    """Add to the stores' files what the brokers say about their logs."""
+    logs = [_log_of(deployed, application_id, files.store, files.task) for files in located]
     topics = sorted({log.topic for log in logs})
     counts = cluster.partitions(topics)
     missing = [topic for topic in topics if topic not in counts]
     if missing:
         raise TopicMissing(
-            f"there is no topic {', '.join(missing)} to compare with: bring it back, or let a "
-            "run make it"
+            f"there is no topic {', '.join(missing)} to compare with: restore it, or let a run "
+            "create it"
         )
     bounds, settings = cluster.bounds(logs), cluster.topic_settings(topics)
     now_ms = clock.now_ms()
     subjects = []
-    for stand, log in zip(stands, logs, strict=True):
-        known = said.stores.get(stand.store)
+    for files, log in zip(located, logs, strict=True):
+        known = deployed.stores.get(files.store)
         lag_ms = int(settings[log.topic].get("min.compaction.lag.ms") or 0)
         subjects.append(
             Subject(
-                stand.store,
-                str(stand.task),
-                stand.kind,
-                stand.path,
+                files.store,
+                str(files.task),
+                files.kind,
+                files.path,
                 *log,
                 partitions=counts[log.topic],
-                offset_next=bounds[log].end if stand.is_missing else stand.offset_next,
+                offset_next=bounds[log].end if files.is_missing else files.offset_next,
                 log_end=bounds[log].end,
                 last_offset=before.get(log),
-                bound_ms=stand.bound_ms,
+                bound_ms=files.bound_ms,
                 compactable_ms=now_ms - lag_ms,
                 key_serde=None if known is None else known.key_serde,
                 value_serde=None if known is None else known.value_serde,
                 is_source=known is not None and known.source_topic is not None,
-                is_missing=stand.is_missing,
-                home=stand.home,
+                is_missing=files.is_missing,
+                home=files.home,
                 export=export,
             )
         )

@@ -1,4 +1,4 @@
-"""Shows an audit to people: one HTML page beside its record, which needs no other file."""
+"""The report of an audit: a self-contained HTML page, stored beside the audit's record."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -8,16 +8,16 @@ from statestore.layout.audits import AuditedPlace, AuditedStore, AuditFailure, A
 from statestore.operations.page import Cell, listed, number, page, table, text
 
 ROWS_MAX: Final = 500
-"""The page shows at most so many failures, or places; the record has them all."""
+"""The largest number of failures, or of places, that the page shows; the record has them all."""
 _KEY_MAX: Final = 200
 _COLOURS: Final = {Verdict.RIGHT: "green", Verdict.WRONG: "red"}
 _MEANING: Final = {
-    Verdict.RIGHT: "every store is what its changelog makes of it, at the offsets below.",
-    Verdict.WRONG: "stores are not what their changelogs make of them. Nothing was changed; the "
-    'runbook says what to do: "An audit is red".',
-    Verdict.NOT_ENOUGH_CHECKED: "compaction removed too many of the records to compare with: no "
-    "pass. Audit again when less is being written.",
-    Verdict.NOTHING_CHECKED: "nothing could be compared: no pass.",
+    Verdict.RIGHT: "every store has what its changelog says, at the offsets below.",
+    Verdict.WRONG: "stores differ from their changelogs. Nothing was changed; the runbook says "
+    'what to do: "An audit is red".',
+    Verdict.NOT_ENOUGH_CHECKED: "compaction removed too many of the records to compare with, so "
+    "the audit did not pass. Audit again when less is being written.",
+    Verdict.NOTHING_CHECKED: "nothing could be compared, so the audit did not pass.",
 }
 
 _OF_FAILURES: Final = ("check", "store", "stream task", "rows", "keys", "what was found")
@@ -26,7 +26,7 @@ _OF_PLACES: Final = ("store", "stream task", "changelog", "stands at offset", "i
 
 
 def audit_page(record: AuditRecord) -> str:
-    """The page of an audit."""
+    """Return the page of an audit."""
     return page(f"Audit of {record.application_id}", *_parts(record))
 
 

@@ -1,8 +1,8 @@
-"""Both sides of an audit: a store's rows from a snapshot, and what its log makes of them.
+"""Both sides of an audit: the rows of a store in a snapshot, and the rows that its log produces.
 
-Either side gives the same kind of rows: a key as the log has it, when the version begins and ends
-(0 and None in stores without history), and the value. Rows of history that has expired, and
-tombstones, are on neither side: what they say is when the version before them ends.
+Both sides have the same kind of rows: a key as it is in the log, the times at which the version
+begins and ends (0 and None in stores without history), and the value. Neither side has rows of
+expired history or tombstones; a tombstone only ends the version before it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,19 +18,19 @@ from statestore.stores import keyvalue, offsets, serdes, versioned_layout, windo
 from statestore.stores.specs import WindowRows
 
 WINDOW: Final = WindowRows.kind
-_ROWS: Final = 10_000
+_CHUNK: Final = 10_000
 
 
 class Subject(msgspec.Struct, frozen=True):
-    """A store of one stream task, and all that is needed to read both sides of it, anywhere.
+    """A store of one stream task, with all that any process needs to read both sides of it.
 
-    `path`: its files in a snapshot; "" where they are to be fetched from an `export`.
-    `offset_next`: where it stands in its log; `log_end`: the last stable offset, asked for after
-    the snapshot; `last_offset`: `offset_next` as the audit before saw it. `bound_ms`: versions that
-    end then or before are gone. `compactable_ms`: records older than that may have been removed by
-    compaction. `is_source`: the log is the topic its table is made of, and has records that are
-    none of the table's. `is_missing`: it was deployed, and has no files: its side has no row.
-    `home`: where its files lie, for people, if they are looked at elsewhere.
+    `path`: its files in a snapshot; "" if they have to be fetched from an `export`.
+    `offset_next`: the store's offset in its log. `log_end`: the log's last stable offset, read
+    after the snapshot was taken. `last_offset`: `offset_next` in the previous audit. `bound_ms`:
+    versions that end at this time or before it have expired. `compactable_ms`: compaction may have
+    removed records older than this. `is_source`: the log is the table's source topic, which also
+    has records that are not in the table. `is_missing`: the store was deployed but has no files,
+    so its side has no rows. `home`: the folder of its files, for messages, if `path` is another.
     """
 
     store: str
@@ -54,35 +54,38 @@ class Subject(msgspec.Struct, frozen=True):
 
     @property
     def log(self) -> TopicPartition:
-        """The partition of its log."""
+        """The partition of the store's log."""
         return TopicPartition(self.topic, self.partition)
 
     @property
     def versioned(self) -> bool:
-        """Whether it keeps history."""
+        """True if the store keeps history."""
         return self.kind == versioned_layout.KIND
 
 
-class Rows(NamedTuple):
-    """Rows of either side, by column."""
+class AuditRows(NamedTuple):
+    """Rows of one side, by column."""
 
     keys: list[bytes | None]
     begins: list[int]
     ends: list[int | None]
     values: list[bytes]
 
-    def taken(self, places: Sequence[int]) -> "Rows":
-        """Only the rows there."""
+    def taken(self, places: Sequence[int]) -> "AuditRows":
+        """Return only the rows at these indexes."""
         keys, begins, ends, values = self
-        return Rows(
+        return AuditRows(
             [keys[i] for i in places],
             [begins[i] for i in places],
             [ends[i] for i in places],
             [values[i] for i in places],
         )
 
-    def valid_at(self, time_ms: int, bound_ms: int) -> "Rows":
-        """Only the versions valid then; before the bound of history only those that still are."""
+    def valid_at(self, time_ms: int, bound_ms: int) -> "AuditRows":
+        """Return only the versions that were valid at `time_ms`.
+
+        For a time before the bound of history, only versions that are still valid are known.
+        """
         spans = enumerate(zip(self.begins, self.ends, strict=True))
         return self.taken(
             [
@@ -93,31 +96,32 @@ class Rows(NamedTuple):
         )
 
 
-class Row(NamedTuple):
-    """What a side says of one key and beginning."""
+class AuditRow(NamedTuple):
+    """The value and the end of the version of one key that begins at one time."""
 
     value: bytes
     ends: int | None
 
 
-class Fold(NamedTuple):
-    """What a log up to the store's offset makes of it, and which keys it goes on to.
+class LogState(NamedTuple):
+    """The rows that a log produces up to the store's offset, and the keys that follow.
 
-    `known`: keys with a record up to that offset; `later`: the last value after it, None a delete.
+    `known` has the keys with a record before that offset. `later` maps the keys with a record at
+    or after it to their last value, which is None for a tombstone.
     """
 
-    rows: dict[tuple[bytes | None, int], Row]
+    rows: dict[tuple[bytes | None, int], AuditRow]
     known: frozenset[bytes | None]
     later: dict[bytes | None, bytes | None]
 
-    def lots(self) -> Iterator[Rows]:
-        """The rows, in lots."""
+    def chunks(self) -> Iterator[AuditRows]:
+        """Yield the rows in chunks."""
         found = ((key, begins, row.ends, row.value) for (key, begins), row in self.rows.items())
-        return _lots(found)
+        return _chunks(found)
 
 
 def facts_of(engine: Engine, where: str) -> tuple[str | None, int]:
-    """What kind of store lies there, None if it does not say, and the bound of its history."""
+    """Return the kind of a store, None if the files do not say, and the bound of its history."""
     known = offsets.read_format(engine.table(offsets.TABLE), where)
     kind = None if known is None else known.kind
     bound = versioned_layout.TIME_MIN
@@ -128,24 +132,25 @@ def facts_of(engine: Engine, where: str) -> tuple[str | None, int]:
     return kind, bound
 
 
-def stored_rows(engine: Engine, kind: str, bound_ms: int) -> Iterator[Rows]:
-    """Every row of a store's files, in lots."""
+def stored_rows(engine: Engine, kind: str, bound_ms: int) -> Iterator[AuditRows]:
+    """Yield every row of a store's files, in chunks."""
     pairs = engine.table(keyvalue.TABLE).scan()
     if kind == versioned_layout.KIND:
-        yield from _lots(_latest(pairs))
-        yield from _lots(_history(engine.table(versioned_layout.HISTORY).scan(), bound_ms))
+        yield from _chunks(_latest(pairs))
+        yield from _chunks(_history(engine.table(versioned_layout.HISTORY).scan(), bound_ms))
         return
-    while lot := list(islice(pairs, _ROWS)):
-        found: list[bytes | None] = [key for key, _ in lot]
-        keys = windows.keys_of([key for key, _ in lot]) if kind == WINDOW else found
-        yield Rows(keys, [0] * len(lot), [None] * len(lot), [value for _, value in lot])
+    while chunk := list(islice(pairs, _CHUNK)):
+        found: list[bytes | None] = [key for key, _ in chunk]
+        keys = windows.keys_of([key for key, _ in chunk]) if kind == WINDOW else found
+        values = [value for _, value in chunk]
+        yield AuditRows(keys, [0] * len(chunk), [None] * len(chunk), values)
 
 
-def fold(audit_log: AuditLogReader, subject: Subject) -> Fold:
-    """The log up to the store's offset; what follows is read to an end asked for after that.
+def read_log_state(audit_log: AuditLogReader, subject: Subject) -> LogState:
+    """Read the log up to the store's offset, and then to an end that is asked for after that.
 
-    So whatever compaction removed meanwhile, the record it gave way to is among the later ones. A
-    record without a key is of no row.
+    So if compaction removed a record meanwhile, the record that replaced it is among the later
+    ones. A record without a key belongs to no row.
     """
     tp = subject.log
     start, end = audit_log.bounds(tp)
@@ -164,23 +169,26 @@ def fold(audit_log: AuditLogReader, subject: Subject) -> Fold:
             held.update(zip(records.keys, records.values, strict=True))
         held.pop(None, None)
         known = held
-        rows = {(key, 0): Row(value, None) for key, value in held.items() if value is not None}
+        rows = {(key, 0): AuditRow(value, None) for key, value in held.items() if value is not None}
     later: dict[bytes | None, bytes | None] = {}
     for records in _kept(audit_log.read(tp, cut, audit_log.bounds(tp).end), subject):
         later.update(zip(records.keys, records.values, strict=True))
     later.pop(None, None)
-    return Fold(rows, frozenset(known), later)
+    return LogState(rows, frozenset(known), later)
 
 
 def placing_keys(keys: list[bytes | None], kind: str, key_serde: str | None) -> list[bytes]:
-    """Of those keys that say where they belong, the bytes a producer would hash."""
+    """Return the bytes that a producer would hash, for the keys that determine a partition."""
     if kind == WINDOW or (key_serde is not None and serdes.of_windowed(key_serde) is not None):
         return [key[:-8] for key in keys if key is not None and key != windows.TIME_ROW]
     return [key for key in keys if key is not None]
 
 
 def _kept(stretches: Iterator[LogRecords], subject: Subject) -> Iterator[LogRecords]:
-    """Of a source topic what its table takes: records with a key that can be decoded."""
+    """Drop the records of a source topic that are not in its table.
+
+    A table has the records with a key whose key and value can be decoded.
+    """
     if not subject.is_source:
         yield from stretches
         return
@@ -199,7 +207,7 @@ def _kept(stretches: Iterator[LogRecords], subject: Subject) -> Iterator[LogReco
 
 
 def _fits(serde_name: str | None) -> Callable[[bytes | None], bool]:
-    """Whether data can be decoded; with a serde nobody here knows, all can."""
+    """Return a function that tells whether data can be decoded; an unknown serde accepts all."""
     try:
         serde = serdes.BYTES if serde_name is None else serdes.by_name(serde_name)
     except Misuse:
@@ -234,20 +242,20 @@ def _history(
                 yield versioned_layout.key_of(at), begins, ends, value
 
 
-def _lots(rows: Iterable[tuple[bytes | None, int, int | None, bytes]]) -> Iterator[Rows]:
+def _chunks(rows: Iterable[tuple[bytes | None, int, int | None, bytes]]) -> Iterator[AuditRows]:
     left = iter(rows)
-    while lot := list(islice(left, _ROWS)):
-        keys, begins, ends, values = map(list, zip(*lot, strict=True))
-        yield Rows(keys, begins, ends, values)
+    while chunk := list(islice(left, _CHUNK)):
+        keys, begins, ends, values = map(list, zip(*chunk, strict=True))
+        yield AuditRows(keys, begins, ends, values)
 
 
 def _versions(
     versions: Mapping[bytes | None, Mapping[int, bytes | None]], bound_ms: int
-) -> Iterator[tuple[tuple[bytes | None, int], Row]]:
+) -> Iterator[tuple[tuple[bytes | None, int], AuditRow]]:
     for key, by_time in versions.items():
         times = sorted(by_time)
         ends: list[int | None] = [*times[1:], None]
         for begins, end in zip(times, ends, strict=True):
             value = by_time[begins]
             if value is not None and (end is None or end > bound_ms):
-                yield (key, begins), Row(value, end)
+                yield (key, begins), AuditRow(value, end)
