@@ -1,15 +1,15 @@
-"""Gives every transaction a producer epoch of its own (SEMANTICS E2a, docs/adr/0013).
+"""Gives every transaction its own producer epoch (SEMANTICS E2a, docs/adr/0013).
 
-librdkafka speaks the transaction protocol of before KIP-890: what a request of one transaction
-does when it arrives during another one of the same epoch, it does to the other one. So no two
-transactions share an epoch. An epoch is had by opening a transactional id with a new client, which
-takes a round trip or two once the broker has finished the id's last transaction, and is refused
-before. A stream task therefore has two ids and uses them in turn: while one carries a transaction,
-the other is opened anew in the background.
+librdkafka uses the transaction protocol from before KIP-890: a late request of one transaction
+acts on another transaction of the same epoch if it arrives during that one. Therefore no two
+transactions share an epoch. Opening a transactional id with a new client gives a new epoch. The
+broker refuses this until it has finished the id's last transaction; after that, it takes one or two
+round trips. A stream task therefore uses two ids in turn: while one carries a transaction, the
+other is opened again in the background.
 
-An owner that was replaced without noticing may open an id anew too. It gets nothing by that:
-transaction n goes to id n mod 2, whoever writes it, and after an id was opened for transaction n
-the group is asked whether n or a later one was committed already, which ends in Fenced.
+An owner that was replaced without noticing may also open an id again. This does no harm:
+transaction n always uses id n mod 2, and after an id was opened for transaction n, the group's
+offsets show whether n or a later one is already committed, in which case Fenced is raised.
 """
 
 import threading
@@ -27,9 +27,10 @@ from statestore.kafka.errors import is_transient, is_unanswered, run_callbacks, 
 from statestore.kafka.sender import Sender
 from statestore.settings import Settings
 
-# The broker answers a commit before it has marked the records; opening the id succeeds after that.
+# The broker answers a commit before it writes the transaction markers; only then can the id be
+# opened.
 _MARKED_S = 0.02
-# A client that is told to come back does so half a second later, a new one whenever it is asked.
+# A client that is told to retry does so half a second later; a new client asks at once.
 _PATIENCE_S = 0.06
 _PATIENCE_ROUND_TRIPS = 10
 _PATIENCE_MAX_S = 5.0
@@ -37,32 +38,32 @@ _SLICE_S = 0.5
 
 
 MakeSender = Callable[[Properties], Sender]
-"""Makes a producer with these properties besides the settings'."""
+"""Creates a producer with these properties in addition to those of the settings."""
 
 
 class Cancelled(Exception):
-    """Nobody waits for this id to be opened any more."""
+    """The opening of this id was cancelled."""
 
 
 class Turn(NamedTuple):
-    """What is known when an id is to be opened anew, before the transaction it will carry."""
+    """What is needed to open an id again for its next transaction."""
 
     topics: Collection[str]
-    """Where the last transaction wrote: the next one finds their leaders known."""
+    """The topics of the last transaction, whose leaders the next client looks up in advance."""
     check: Callable[[], None]
-    """Raises Fenced if the log says that another owner was here in the meantime."""
+    """Raises Fenced if the log shows that another owner has committed in the meantime."""
 
 
 class Epochs:
-    """The producers of one owner: one per transactional id, each good for one transaction.
+    """The producers of one owner: one per transactional id, each for one transaction.
 
-    One thread calls; the opening runs in threads of its own.
+    One thread calls the methods; ids are opened in background threads.
     """
 
     def __init__(
         self, settings: Settings, ids: Sequence[str], trouble: Trouble, make: MakeSender
     ) -> None:
-        """`trouble`: what the clients say aside, for messages."""
+        """Create it without opening any id; messages include the connection errors in `trouble`."""
         self._settings = settings
         self._make = make
         self._ids = tuple(ids)
@@ -73,7 +74,7 @@ class Epochs:
         self._pool = ThreadPoolExecutor(len(self._ids), thread_name_prefix="epochs")
 
     def open_all(self) -> None:
-        """Open every id: fences their last owner and ends what it left open."""
+        """Open every id, which fences the last owner and aborts its open transaction."""
         self.discard()
         self._cancelled = threading.Event()
         for index in range(len(self._ids)):
@@ -82,7 +83,7 @@ class Epochs:
             opening.result()
 
     def take(self, number: int) -> Sender:
-        """The producer for transaction `number`, once it is open; raises what opening it met."""
+        """Return the producer for transaction `number` once it is open, or raise its error."""
         index = number % len(self._ids)
         opening = self._openings.pop(index, None)
         assert opening is not None, "an id carries one transaction each time it is opened"
@@ -93,22 +94,22 @@ class Epochs:
             raise
 
     def spent(self, number: int, sender: Sender, turn: Turn) -> None:
-        """Transaction `number` has ended: let go of its producer; open its id anew, if in turn."""
+        """Close the producer of the ended transaction `number`; with two ids, open its id again."""
         if len(self._ids) == 1:
             sender.close()
             return
         self._open(number % len(self._ids), turn, sender)
 
     def wait_ended(self, timeout_s: float) -> bool:
-        """Whether the last transaction of each id has ended for every reader by then.
+        """Wait until readers see the last transaction of each id ended; return False if too late.
 
-        As far as that is known: by the ids being opened anew.
+        This is known once the ids have been opened again.
         """
         done, waiting = wait(self._openings.values(), timeout_s)
         return not waiting and all(opening.exception() is None for opening in done)
 
     def discard(self) -> None:
-        """Let go of all producers, opened or on their way; what they left open stays so."""
+        """Close all producers, open or being opened, without aborting their transactions."""
         self._cancelled.set()
         openings = list(self._openings.values())
         self._openings.clear()
@@ -117,7 +118,7 @@ class Epochs:
                 opening.result().close()
 
     def close(self) -> None:
-        """Let go for good."""
+        """Close all producers and the threads."""
         self.discard()
         self._pool.shutdown()
 
@@ -130,7 +131,7 @@ class Epochs:
 
 
 class _Opening:
-    """One id being opened by as many clients as it takes."""
+    """The opening of one id, which may take several clients."""
 
     def __init__(
         self,
@@ -150,7 +151,7 @@ class _Opening:
         self._deadline_s = monotonic() + settings.request_timeout_ms / 1000
 
     def run(self, turn: Turn | None, last: Sender | None) -> Sender:
-        """Open it; `turn` None: it was not this owner's before."""
+        """Open the id; `turn` is None if this owner has not used it before."""
         ended_s = monotonic()
         if last is not None:
             last.close()
@@ -177,9 +178,9 @@ class _Opening:
         }
         sender = self._make(properties)
         try:
-            # Without a live connection that stays, some requests fail inside the client, which
-            # repeats them seconds later. The first answer may come over the connection to the
-            # bootstrap address, which is then given up.
+            # Without a lasting connection, some requests fail inside the client, which repeats
+            # them seconds later. The first answer may come over the connection to the bootstrap
+            # address, which is then closed.
             round_trip_s = 0.0
             for topic in (TRANSACTION_LOG, TRANSACTION_LOG, *topics):
                 asked_s = monotonic()
@@ -192,7 +193,7 @@ class _Opening:
         return sender
 
     def _ask(self, sender: Sender, topic: str) -> None:
-        """Have the client look for a topic's leaders, in slices that end soon after a discard."""
+        """Let the client look up a topic's leaders; stop soon after a discard."""
         while True:
             try:
                 sender.client.list_topics(topic, self._slice_s())
@@ -204,14 +205,14 @@ class _Opening:
                 return
 
     def _initialised(self, sender: Sender) -> bool:
-        """Whether the broker gave a new epoch; False: not within this client's patience."""
+        """Return True once the broker gave a new epoch; False if this client waited too long."""
         until_s = min(monotonic() + self._patience_s, self._deadline_s)
         while True:
             left_s = until_s - monotonic()
             try:
                 sender.client.init_transactions(max(min(left_s, self._slice_s()), 0.001))
             except KafkaException as failure:
-                # Told to come back, the client says why once its time is up.
+                # A client that is told to retry reports the reason once its time is up.
                 if not is_unanswered(failure) and not is_transient(failure):
                     run_callbacks(sender.client)
                     raise translated(failure, self._doing) from failure
@@ -222,7 +223,7 @@ class _Opening:
                 return True
 
     def _slice_s(self) -> float:
-        """How long the next call may wait."""
+        """Return how long the next call may wait, in seconds."""
         if self._cancelled.is_set():
             raise Cancelled
         left_s = self._deadline_s - monotonic()
