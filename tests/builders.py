@@ -21,7 +21,7 @@ from statestore.stores.row_times import WriteTime
 from statestore.stores.specs import KeyValueSpec, in_memory_key_value_store
 from statestore.stores.staged_table import StagedTable
 from statestore.stores.transaction import LagLimits, StagedEngine
-from statestore.stores.versioned_table import VersionedTable
+from statestore.stores.versioned.table import VersionedTable
 from statestore.topology.nodes import Build, Held, HeldBack, Push
 from statestore.topology.punctuation import Fire, Punctuation, Punctuations
 

@@ -7,11 +7,11 @@ bytes: whatever is not printable ASCII is shown as `\xNN`, and a KEY is written 
 """
 
 import re
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import msgspec
@@ -19,17 +19,19 @@ import msgspec
 from statestore.commands.arguments import PARTITION, parse_state, parse_time, state_options
 from statestore.commands.printing import print_rows, text_of
 from statestore.errors import Misuse
+from statestore.model.ids import TaskId
 from statestore.model.modes import to_ms
 from statestore.model.records import Serde
-from statestore.operations.at_rest import Row, StoresAtRest
-from statestore.operations.versions_at_rest import VersionRow, VersionsAtRest
-from statestore.operations.windows_at_rest import WindowRow, WindowsAtRest
+from statestore.operations.at_rest import StoresAtRest
 from statestore.runtime import Runtime
-from statestore.stores import keyvalue, serdes, versioned_layout
+from statestore.stores import serdes
 from statestore.stores.codec import after_prefix
-from statestore.stores.specs import WindowSpec
-
-_Row = Row | VersionRow | WindowRow
+from statestore.stores.kinds import AnyReader
+from statestore.stores.reads import Entry
+from statestore.stores.scan import RowScan
+from statestore.stores.specs import BuiltInSpec, KeyValueSpec, WindowSpec
+from statestore.stores.versioned import layout as versioned_layout
+from statestore.stores.versioned.reader import VersionedReader
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON lines.")
 _raw_option = click.option("--raw", is_flag=True, help=r"Show bytes, as text with \xNN.")
@@ -87,19 +89,11 @@ def get_command(
     **flags: Any,
 ) -> None:
     """Print the value of KEY in STORE; exit code 1 if there is none. TIME: ISO-8601 or epoch ms."""
-    at_rest = _at_rest(flags)
-    time_ms = _time_ms(as_of)
-    kind = _kind(at_rest, store, as_of=as_of)
-    face = _face(at_rest, store, partition, raw=raw, kind=kind)
-    row: _Row | None
-    if kind == WindowSpec.kind:
-        if time_ms is None:
-            raise Misuse(f"store {store!r} has windows: pass --as-of, a time in the one you want")
-        row = WindowsAtRest(at_rest, store, partition).get(face.key(key), time_ms)
-    elif kind == versioned_layout.KIND:
-        row = VersionsAtRest(at_rest, store, partition).get(face.key(key), time_ms)
-    else:
-        row = at_rest.get(store, face.key(key), partition)
+    looked = _looked_at(flags, store, partition, as_of=as_of)
+    face, time_ms = looked.face(raw=raw), _time_ms(as_of)
+    found = looked.rows(lambda reader: _one(reader, face.key(key), time_ms))
+    with closing(found):
+        row = next(found, None)
     if row is None:
         click.echo(f"store {store!r} has no key {key}", err=True)
         context.exit(1)
@@ -136,13 +130,13 @@ def history_command(
     **flags: Any,
 ) -> None:
     """Print the versions of KEY in STORE, latest first. TIME: ISO-8601 or epoch ms, inclusive."""
-    at_rest = _at_rest(flags)
-    versions = VersionsAtRest(at_rest, store, partition)
-    face = _face(at_rest, store, partition, raw=raw, kind=versioned_layout.KIND)
+    looked = _looked_at(flags, store, partition, kind=versioned_layout.KIND)
+    face = looked.face(raw=raw)
     from_ms, to_ms = _time_ms(first), _time_ms(last)
     if from_ms is not None and to_ms is not None and from_ms > to_ms:
         raise Misuse(f"--from {first} is after --to {last}: swap them")
-    rows = versions.history(face.key(key), from_ms, to_ms)
+    asked = face.key(key)
+    rows = list(looked.rows(lambda reader: _history(reader, asked, from_ms, to_ms)))
     print_rows(map(face.fields, reversed(rows) if ascending else rows), as_json=as_json)
 
 
@@ -183,9 +177,8 @@ def range_command(
     Of a store with history they are the latest versions, or those valid as of TIME; of a store with
     windows, all windows of the keys, by start.
     """
-    at_rest = _at_rest(flags)
-    kind = _kind(at_rest, store, as_of=as_of)
-    face = _face(at_rest, store, partition, raw=raw, kind=kind)
+    looked = _looked_at(flags, store, partition, as_of=as_of)
+    face, time_ms = looked.face(raw=raw), _time_ms(as_of)
     low, high = (None if end is None else face.key(end) for end in (lo, hi))
     beyond = None
     if prefix is not None:
@@ -193,18 +186,9 @@ def range_command(
             raise Misuse("pass LO and HI, or --prefix, not both")
         low = face.key(prefix)
         high = beyond = after_prefix(low)
-    found: Generator[_Row, None, None]
-    if kind == WindowSpec.kind:
-        if as_of is not None:
-            raise Misuse(f"store {store!r} has windows, and no history: leave --as-of out")
-        found = WindowsAtRest(at_rest, store, partition).range(low, high, reverse=reverse)
-    elif kind == versioned_layout.KIND:
-        versions = VersionsAtRest(at_rest, store, partition)
-        found = versions.range(low, high, as_of_ms=_time_ms(as_of), reverse=reverse)
-    else:
-        found = at_rest.range(store, low, high, reverse=reverse, partition=partition)
+    found = looked.rows(lambda reader: reader.entries(low, high, as_of_ms=time_ms, reverse=reverse))
     with closing(found):
-        rows = (face.fields(row) for row in found if row.key != beyond)
+        rows = (face.fields(row) for row in found if row.entry.key != beyond)
         print_rows(islice(rows, limit) if limit else rows, as_json=as_json)
         if limit and next(rows, None) is not None:
             click.echo(f"there are more than {limit} rows: pass --limit", err=True)
@@ -221,14 +205,10 @@ def count_command(*, store: str, partition: int | None, as_json: bool, **flags: 
     Of a store with history these are the keys that have a value now; of one with windows, the
     windows of all keys.
     """
-    at_rest = _at_rest(flags)
-    kind = _kind(at_rest, store)
-    if kind == WindowSpec.kind:
-        counts = WindowsAtRest(at_rest, store, partition).counts()
-    elif kind == versioned_layout.KIND:
-        counts = VersionsAtRest(at_rest, store, partition).counts()
-    else:
-        counts = at_rest.counts(store, partition)
+    looked = _looked_at(flags, store, partition)
+    counts = dict.fromkeys(looked.tasks, 0)
+    for row in looked.rows(lambda reader: reader.entries()):
+        counts[row.task] += 1
     total = sum(counts.values())
     if as_json:
         by_task = {str(task): count for task, count in counts.items()}
@@ -277,19 +257,15 @@ class _Face:
                 "write one, or pass --raw"
             ) from error
 
-    def fields(self, row: _Row) -> dict[str, Any]:
+    def fields(self, row: "_Row") -> dict[str, Any]:
         """The row as a line of JSON."""
-        key = self._shown("key", row.key, self.key_serde)
+        key = self._shown("key", row.entry.key, self.key_serde)
         line = {"stream_task": str(row.task), "key": key, "value": self.value_of(row)}
-        if isinstance(row, VersionRow):
-            line |= {"timestamp_ms": row.timestamp_ms, "valid_to_ms": row.valid_to_ms}
-        if isinstance(row, WindowRow):
-            line |= {"start_ms": row.start_ms, "end_ms": row.end_ms}
-        return line
+        return line | dict(zip(row.span_names, row.entry[2:], strict=False))
 
-    def value_of(self, row: _Row) -> Any:
+    def value_of(self, row: "_Row") -> Any:
         """The decoded value."""
-        return self._shown("value", row.value, self.value_serde)
+        return self._shown("value", row.entry.value, self.value_serde)
 
     def _shown(self, side: str, data: bytes, serde: Serde[Any]) -> Any:
         if serde is serdes.BYTES:
@@ -309,37 +285,81 @@ def _at_rest(flags: dict[str, Any]) -> StoresAtRest:
     return looked
 
 
-def _kind(at_rest: StoresAtRest, store: str, *, as_of: str | None = None) -> str:
-    """The kind that the deployed topology says; otherwise, with a time, one with history."""
+class _Row(NamedTuple):
+    """A row of one stream task's store, and what the two times of its entry are called."""
+
+    task: TaskId
+    span_names: tuple[str, ...]
+    entry: Entry
+
+
+@dataclass(frozen=True)
+class _LookedAt:
+    """One store of an application, read in bytes."""
+
+    at_rest: StoresAtRest
+    spec: BuiltInSpec | WindowSpec[Any, Any]
+    tasks: list[TaskId]
+
+    def rows(self, ask: Callable[[AnyReader], RowScan[Entry]]) -> Generator[_Row, None, None]:
+        """What `ask` gets from the reader of each stream task, in turn."""
+        for task in self.tasks:
+            with self.at_rest.reader(task, self.spec) as reader, ask(reader) as found:
+                for entry in found:
+                    yield _Row(task, reader.span_names, entry)
+
+    def face(self, *, raw: bool) -> _Face:
+        """How its keys and values are shown; Misuse if nothing says so."""
+        store = self.spec.name
+        if raw:
+            return _Face(store, serdes.BYTES, serdes.BYTES)
+        known = self.at_rest.deployed.stores.get(store)
+        if known is None:
+            raise Misuse(
+                f"store {store!r} is not in the topology deployed last, so nothing says how to "
+                "decode it: pass --raw"
+            )
+        windows = serdes.of_windowed(known.key_serde)
+        keys = known.key_serde if windows is None else windows[1]
+        try:
+            return _Face(store, serdes.by_name(keys), serdes.by_name(known.value_serde))
+        except Misuse as error:
+            raise Misuse(f"store {store!r}: {error}; or pass --raw") from error
+
+
+def _looked_at(
+    flags: dict[str, Any],
+    store: str,
+    partition: int | None,
+    *,
+    kind: str | None = None,
+    as_of: str | None = None,
+) -> _LookedAt:
+    """The store, as the deployed topology describes it; a time asks for one with history."""
+    at_rest = _at_rest(flags)
     known = at_rest.deployed.stores.get(store)
-    windows = known is not None and known.kind == WindowSpec.kind
-    if as_of is not None and not windows:
-        return versioned_layout.KIND
-    return keyvalue.KIND if known is None else known.kind
+    if as_of is not None and (known is None or known.kind != WindowSpec.kind):
+        kind = versioned_layout.KIND
+    wanted = kind or (KeyValueSpec.kind if known is None else known.kind)
+    tasks = at_rest.find(store, partition, kind=wanted)
+    return _LookedAt(at_rest, at_rest.spec_in_bytes(store, kind=kind), tasks)
+
+
+def _one(reader: AnyReader, key: bytes, time_ms: int | None) -> RowScan[Entry]:
+    found = reader.find(key, time_ms)
+    return RowScan(iter(() if found is None else (found,)), lambda: None)
+
+
+def _history(
+    reader: AnyReader, key: bytes, from_ms: int | None, to_ms: int | None
+) -> RowScan[Entry]:
+    assert isinstance(reader, VersionedReader)
+    found = reader.history(key, from_time=from_ms, to_time=to_ms)
+    return found.through(lambda versions: (Entry(key, *one) for one in versions))
 
 
 def _time_ms(text: str | None) -> int | None:
     return None if text is None else to_ms(parse_time(text))
-
-
-def _face(
-    at_rest: StoresAtRest, store: str, partition: int | None, *, raw: bool, kind: str
-) -> _Face:
-    at_rest.find(store, partition, kind=kind)
-    if raw:
-        return _Face(store, serdes.BYTES, serdes.BYTES)
-    known = at_rest.deployed.stores.get(store)
-    if known is None:
-        raise Misuse(
-            f"store {store!r} is not in the topology deployed last, so nothing says how to decode "
-            "it: pass --raw"
-        )
-    windows = serdes.of_windowed(known.key_serde)
-    keys = known.key_serde if windows is None else windows[1]
-    try:
-        return _Face(store, serdes.by_name(keys), serdes.by_name(known.value_serde))
-    except Misuse as error:
-        raise Misuse(f"store {store!r}: {error}; or pass --raw") from error
 
 
 def _item(text: str, serde: Serde[Any]) -> Any:

@@ -4,8 +4,8 @@ Each stream task is seen in a snapshot, as it stood at its last commit; `owner.j
 """
 
 import sys
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,10 +15,18 @@ from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.records import Serde
 from statestore.operations.deployed import Deployed, DeployedStore, read_deployed
 from statestore.operations.environment import Environment
+from statestore.operations.readers import FileSource
 from statestore.operations.snapshots import Snapshot, Snapshots
 from statestore.ports import Engine
 from statestore.stores import keyvalue, offsets, serdes
-from statestore.stores.specs import BuiltInSpec, KeyValueSpec, VersionedSpec, WindowSpec
+from statestore.stores.kinds import AnyReader, reader_over
+from statestore.stores.specs import (
+    BuiltInSpec,
+    KeyValueSpec,
+    VersionedSpec,
+    WindowSpec,
+    spec_in_bytes,
+)
 
 READABLE = (KeyValueSpec.kind, VersionedSpec.kind, WindowSpec.kind)
 """The kinds of stores whose files can be looked into."""
@@ -32,14 +40,6 @@ class StoreFiles(NamedTuple):
     task: TaskId
     size_bytes: int
     deployed: DeployedStore | None
-
-
-class Row(NamedTuple):
-    """One row, in bytes."""
-
-    task: TaskId
-    key: bytes
-    value: bytes
 
 
 class Offsets(NamedTuple):
@@ -116,37 +116,28 @@ class StoresAtRest:
             )
         return chosen
 
-    def get(self, store: str, key: bytes, partition: int | None = None) -> Row | None:
-        """The row of a key, in whichever partition it is."""
-        for task in self.find(store, partition):
-            with self.opened(task, store) as engine:
-                value = engine.table(keyvalue.TABLE).get(key)
-                if value is not None:
-                    return Row(task, key, value)
-        return None
+    def spec_in_bytes(
+        self, store: str, *, kind: str | None = None
+    ) -> BuiltInSpec | WindowSpec[Any, Any]:
+        """How to read a store in bytes: as it was deployed, or as one of another kind.
 
-    def range(
-        self,
-        store: str,
-        lo: bytes | None = None,
-        hi: bytes | None = None,
-        *,
-        reverse: bool = False,
-        partition: int | None = None,
-    ) -> Generator[Row, None, None]:
-        """Rows with lo <= key <= hi, partition by partition, in key order within each."""
-        for task in self.find(store, partition):
-            with self.opened(task, store) as engine:
-                for key, value in engine.table(keyvalue.TABLE).scan(lo, hi, reverse=reverse):
-                    yield Row(task, key, value)
+        Misuse if it was deployed with a class of the user's own.
+        """
+        known = self.deployed.stores.get(store)
+        if kind is not None and (known is None or known.kind != kind):
+            return spec_in_bytes(kind, store)
+        return spec_of(self.deployed, store, serdes.BYTES, serdes.BYTES)
 
-    def counts(self, store: str, partition: int | None = None) -> dict[TaskId, int]:
-        """Exactly how many rows each stream task has: every one is read."""
-        found = {}
-        for task in self.find(store, partition):
-            with self.opened(task, store) as engine:
-                found[task] = sum(1 for _ in engine.table(keyvalue.TABLE).scan())
-        return found
+    @contextmanager
+    def reader(self, task: TaskId, spec: BuiltInSpec | WindowSpec[Any, Any]) -> Iterator[AnyReader]:
+        """Reads the store of one stream task, as of the snapshot."""
+        path = self.snapshot(task).store_dir(spec.name)
+
+        def renew() -> None:
+            self.snapshot(task)
+
+        with closing(FileSource(spec.name, self._databases.read(path), renew)) as source:
+            yield reader_over(spec, [source], str(path), source.close)
 
     def offsets(self, store: str | None = None) -> list[Offsets]:
         """Where each store stands; all that can be read if `store` is None."""

@@ -16,9 +16,10 @@ from statestore.layout import owners
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId
 from statestore.operations.deployed import Deployed, DeployedStore
-from statestore.stores import keyvalue, offsets, serdes, versioned_layout
+from statestore.stores import keyvalue, offsets, serdes
 from statestore.stores.offsets import Format
 from statestore.stores.specs import StoreSpec, StoreSupplier, VersionedSpec
+from statestore.stores.versioned import layout as versioned_layout
 from statestore.topology.graph import Topology
 
 _UPGRADE = (keyvalue.KIND, versioned_layout.KIND)

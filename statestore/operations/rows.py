@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import islice
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -9,11 +11,27 @@ from statestore.errors import Misuse, UnknownStore
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.at_rest import StoresAtRest, windows_kept_ms
 from statestore.operations.audits.perform import log_side
-from statestore.operations.audits.rows import WINDOW, AuditRows, Subject, facts_of, stored_rows
+from statestore.operations.audits.rows import AuditRows, Subject
 from statestore.operations.environment import Environment
 from statestore.operations.exports.catalog import Exports, FetchedStore, find_exported
-from statestore.ports import Engine
-from statestore.stores import keyvalue, versioned_layout, windows
+from statestore.operations.readers import open_reader
+from statestore.stores import keyvalue, serdes, windows
+from statestore.stores.kinds import AnyReader
+from statestore.stores.reads import Entry
+from statestore.stores.scan import RowScan
+from statestore.stores.specs import BuiltInSpec, WindowSpec, spec_in_bytes
+from statestore.stores.versioned import layout as versioned_layout
+
+_CHUNK: Final = 10_000
+
+
+class Columns(NamedTuple):
+    """Rows of a store by column; `begins` and `ends` are the spans of versions and of windows."""
+
+    keys: list[Any]
+    values: list[Any]
+    begins: list[int | None]
+    ends: list[int | None]
 
 
 class Shape(msgspec.Struct, frozen=True):
@@ -28,6 +46,19 @@ class Shape(msgspec.Struct, frozen=True):
     is_source: bool
     windows_kept_ms: int = 0
     export: str | None = None
+
+    @property
+    def window_ms(self) -> int:
+        """How long its windows are; 0 where it has none."""
+        found = serdes.of_windowed(self.key_serde or "")
+        return 0 if found is None else found[0]
+
+    @property
+    def spec(self) -> BuiltInSpec | WindowSpec[Any, Any]:
+        """How to read it in bytes."""
+        return spec_in_bytes(
+            self.kind, self.store, window_ms=self.window_ms, kept_ms=self.windows_kept_ms
+        )
 
 
 def shape_of(
@@ -60,7 +91,7 @@ def shape_of(
 
 def committed_rows(
     environment: Environment, shape: Shape, stream_task: str, *, as_of_ms: int | None = None
-) -> Iterator[AuditRows]:
+) -> Iterator[Columns]:
     """The rows that the store of one stream task holds as last committed, from a snapshot.
 
     `as_of_ms`: of a store with history, the versions valid then; None: all of them.
@@ -70,11 +101,10 @@ def committed_rows(
         partition = TaskId.parse(stream_task).partition
         found = find_exported(exports.read(shape.export), shape.store, partition, kind=shape.kind)
         (at,) = [one for one in found if str(one.task) == stream_task]
-        with (
-            FetchedStore(exports, at) as fetched,
-            closing(environment.databases.read(fetched.store_dir(shape.store))) as engine,
-        ):
-            yield from _shown(engine, shape, as_of_ms)
+        with open_reader(
+            shape.spec, [FetchedStore(exports, at)], environment.databases.read
+        ) as reader:
+            yield from _chunks(_entries(reader, as_of_ms))
         return
     with closing(StoresAtRest(environment)) as looked:
         partition = TaskId.parse(stream_task).partition
@@ -82,10 +112,8 @@ def committed_rows(
         task = next((task for task in tasks if str(task) == stream_task), None)
         if task is None:
             raise UnknownStore(f"store {shape.store!r} is no longer in stream task {stream_task}")
-        with looked.opened(task, shape.store, kind=shape.kind) as engine:
-            for rows in _shown(engine, shape, as_of_ms):
-                looked.snapshot(task)  # This renews the lease.
-                yield rows
+        with looked.reader(task, shape.spec) as reader:
+            yield from _chunks(_entries(reader, as_of_ms))
 
 
 def logged_rows(
@@ -95,7 +123,7 @@ def logged_rows(
     partition: int,
     *,
     as_of_ms: int | None = None,
-) -> Iterator[AuditRows]:
+) -> Iterator[Columns]:
     """The rows that the log of a store makes up to its last stable offset; nothing expires."""
     log = TopicPartition(shape.topic, partition)
     cluster = environment.cluster
@@ -121,30 +149,38 @@ def logged_rows(
     log_state = log_side(environment, subject)
     clock = log_state.rows.get((windows.TIME_ROW, 0))
     for rows in log_state.chunks():
-        yield _seen(rows, shape, as_of_ms, versioned_layout.TIME_MIN, clock and clock.value)
+        yield _shown(rows, shape, as_of_ms, clock and clock.value)
 
 
-def _shown(engine: Engine, shape: Shape, as_of_ms: int | None) -> Iterator[AuditRows]:
-    """The rows in the files of a store that its readers see."""
-    _, bound_ms = facts_of(engine, shape.store)
-    clock = engine.table(keyvalue.TABLE).get(windows.TIME_ROW) if shape.kind == WINDOW else None
-    for rows in stored_rows(engine, shape.kind, bound_ms):
-        yield _seen(rows, shape, as_of_ms, bound_ms, clock)
+def _entries(reader: AnyReader, as_of_ms: int | None) -> RowScan[Entry]:
+    return reader.everything() if as_of_ms is None else reader.entries(as_of_ms=as_of_ms)
 
 
-def _seen(
-    rows: AuditRows, shape: Shape, as_of_ms: int | None, bound_ms: int, clock: bytes | None
-) -> AuditRows:
-    """The versions that were valid then; of windows, those that have not expired."""
-    if shape.kind == WINDOW:
-        gone_ms = windows.expired_ms(clock, shape.windows_kept_ms)
-        return rows.taken(
-            [
-                place
-                for place, key in enumerate(rows.keys)
-                if key is not None
-                and key != windows.TIME_ROW
-                and windows.start_of(key[-8:]) > gone_ms
-            ]
-        )
-    return rows if as_of_ms is None else rows.valid_at(as_of_ms, bound_ms)
+def _chunks(found: RowScan[Entry]) -> Iterator[Columns]:
+    with found:
+        entries = iter(found)
+        while chunk := list(islice(entries, _CHUNK)):
+            yield Columns(*map(list, zip(*chunk, strict=True)))
+            found.check_open()  # This renews the lease of the files.
+
+
+def _shown(rows: AuditRows, shape: Shape, as_of_ms: int | None, clock: bytes | None) -> Columns:
+    """The versions in a log that were valid then; of windows, those that have not expired."""
+    if as_of_ms is not None:
+        rows = rows.valid_at(as_of_ms, versioned_layout.TIME_MIN)
+    begins: list[int | None] = list(rows.begins)
+    if shape.kind != WindowSpec.kind:
+        return Columns(list(rows.keys), list(rows.values), begins, rows.ends)
+    gone_ms = windows.expired_ms(clock, shape.windows_kept_ms)
+    found = [
+        (windows.row_of(key), value)
+        for key, value in zip(rows.keys, rows.values, strict=True)
+        if key is not None and key != windows.TIME_ROW and windows.start_of(key[-8:]) > gone_ms
+    ]
+    starts = [windows.start_of(row) for row, _ in found]
+    return Columns(
+        [row[8:] for row, _ in found],
+        [value for _, value in found],
+        list(starts),
+        [start + shape.window_ms for start in starts],
+    )

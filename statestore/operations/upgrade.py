@@ -20,7 +20,8 @@ from statestore.operations.at_rest import existing_application
 from statestore.operations.deployed import read_deployed
 from statestore.operations.environment import Environment
 from statestore.operations.topics import compaction_lag_ms
-from statestore.stores import keyvalue, versioned_layout
+from statestore.stores import keyvalue
+from statestore.stores.versioned import layout as versioned_layout
 from statestore.topology.logs import log_of
 
 

@@ -29,7 +29,7 @@ from statestore.ports import (
 from statestore.runtime.brokers import KafkaBrokers
 from statestore.runtime.databases import RocksDatabases, open_built_in, options_hook
 from statestore.settings import Settings, expand
-from statestore.stores.built_in import BuiltIn
+from statestore.stores.kinds import BuiltIn
 from statestore.stores.specs import BuiltInSpec
 from statestore.targets import Address, FsspecTarget, fixed
 from statestore.tasks.plan import TaskEdges, TaskPlan

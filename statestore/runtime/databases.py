@@ -20,8 +20,8 @@ from statestore.layout.snapshots import StoreOffsets
 from statestore.model.modes import IsolationLevel
 from statestore.ports import Clock, Engine
 from statestore.settings import Settings
-from statestore.stores import background_flush, offsets, versioned_layout
-from statestore.stores.built_in import (
+from statestore.stores import background_flush, offsets
+from statestore.stores.kinds import (
     KEY_VALUE_TABLES,
     VERSIONED_TABLES,
     BuiltIn,
@@ -30,6 +30,7 @@ from statestore.stores.built_in import (
 )
 from statestore.stores.specs import BuiltInSpec, VersionedSpec
 from statestore.stores.transaction import LagLimits
+from statestore.stores.versioned import layout as versioned_layout
 
 _READ_BYTES = 32 << 20
 

@@ -15,20 +15,18 @@ from statestore.model.modes import IsolationLevel, Span, Time
 from statestore.model.records import Serde
 from statestore.operations.at_rest import StoresAtRest, spec_of
 from statestore.operations.exports.catalog import Exports, FetchedStore, find_exported
+from statestore.operations.readers import HeldFiles, open_reader
 from statestore.operations.run import RunSummary
 from statestore.operations.serving import LATEST, run_request, serve_here, start_run
-from statestore.operations.snapshot_store import HeldFiles, SnapshotKeyValueStore
-from statestore.operations.snapshot_versions import SnapshotVersionedStore
-from statestore.operations.snapshot_windows import SnapshotWindowStore
 from statestore.operations.snapshots import Snapshots
 from statestore.runtime import Runtime, SystemClock
 from statestore.runtime.databases import open_built_in
 from statestore.settings import Settings
 from statestore.stores import background_flush
-from statestore.stores.built_in import BuiltIn
 from statestore.stores.keyvalue import TransactionalKeyValueStore
-from statestore.stores.specs import BuiltInSpec, KeyValueSpec, VersionedSpec, WindowSpec
-from statestore.stores.versioned import TransactionalVersionedStore
+from statestore.stores.kinds import BuiltIn
+from statestore.stores.specs import BuiltInSpec, KeyValueSpec, VersionedSpec
+from statestore.stores.versioned.store import TransactionalVersionedStore
 from statestore.topology.graph import Topology
 
 K = TypeVar("K")
@@ -139,10 +137,4 @@ def open_snapshot(
             taken.callback(one.release)
             opened.append(one)
         taken.pop_all()
-    match spec:
-        case KeyValueSpec():
-            return SnapshotKeyValueStore(spec, opened, runtime.databases.read)
-        case VersionedSpec():
-            return SnapshotVersionedStore(spec, opened, runtime.databases.read)
-        case WindowSpec():
-            return SnapshotWindowStore(spec, opened, runtime.databases.read)
+    return open_reader(spec, opened, runtime.databases.read)

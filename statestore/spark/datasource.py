@@ -30,11 +30,12 @@ from statestore.commands.arguments import StateArguments, parse_state_arguments,
 from statestore.errors import Misuse
 from statestore.model.modes import Time, to_ms
 from statestore.model.records import Serde
-from statestore.operations.audits.rows import WINDOW, AuditRows
-from statestore.operations.rows import Shape, committed_rows, logged_rows, shape_of
+from statestore.operations.rows import Columns, Shape, committed_rows, logged_rows, shape_of
 from statestore.runtime import Runtime
 from statestore.spark.audit_source import AuditReader, audit_schema
-from statestore.stores import serdes, versioned_layout, windows
+from statestore.stores import serdes
+from statestore.stores.specs import WindowSpec
+from statestore.stores.versioned import layout as versioned_layout
 
 NAME = "transactional_store"
 _KNOWN = {
@@ -80,7 +81,7 @@ class Plan(NamedTuple):
         fields = [("stream_task", pa.string()), ("partition", pa.int32()), ("key", key.type)]
         if self.shape.kind == versioned_layout.KIND:
             fields += [("valid_from", _TIME), ("valid_to", _TIME)]
-        if self.shape.kind == WINDOW:
+        if self.shape.kind == WindowSpec.kind:
             fields += [("window_start", _TIME), ("window_end", _TIME)]
         return pa.schema([*fields, ("value", value.type)])
 
@@ -134,7 +135,7 @@ class StoreReader(DataSourceReader):
         assert isinstance(partition, StorePartition)
         plan, task = self._plan, partition.stream_task
         schema, convert = plan.schema(), _converter(plan)
-        lots: Iterator[AuditRows]
+        lots: Iterator[Columns]
         with Runtime(plan.arguments.settings()) as runtime:
             if plan.changelog:
                 lots = logged_rows(runtime, plan.shape, *partition.place, as_of_ms=plan.as_of_ms)
@@ -206,31 +207,22 @@ def _side(store: str, serde_name: str | None) -> Side:
     return Side(pa.string(), lambda data: msgspec.json.encode(read(data), enc_hook=str).decode())
 
 
-def _converter(plan: Plan) -> Callable[[AuditRows], list[pa.Array]]:
+def _converter(plan: Plan) -> Callable[[Columns], list[pa.Array]]:
     """Make the function from rows to the columns from `key` on."""
     key, value = plan.sides()
-    size_ms = plan.window_ms()
 
     def column(side: Side, data: list[Any]) -> pa.Array:
         read = side.read
         return pa.array(data if read is None else list(map(read, data)), side.type)
 
-    def times(found: list[int] | list[int | None]) -> pa.Array:
+    def times(found: list[int | None]) -> pa.Array:
         return pa.array(found, pa.timestamp("ms", tz="UTC")).cast(_TIME)
 
-    def convert(rows: AuditRows) -> list[pa.Array]:
-        values = column(value, rows.values)
-        match plan.shape.kind:
-            case versioned_layout.KIND:
-                spans = [times(rows.begins), times(rows.ends)]
-                return [column(key, rows.keys), *spans, values]
-            case kind if kind == WINDOW:
-                stored = [windows.row_of(key or b"") for key in rows.keys]
-                starts = list(map(windows.start_of, stored))
-                ends = times([start + size_ms for start in starts])
-                keys = column(key, [row[8:] for row in stored])
-                return [keys, times(starts), ends, values]
-        return [column(key, rows.keys), values]
+    def convert(rows: Columns) -> list[pa.Array]:
+        spans = []
+        if plan.shape.kind in (versioned_layout.KIND, WindowSpec.kind):
+            spans = [times(rows.begins), times(rows.ends)]
+        return [column(key, rows.keys), *spans, column(value, rows.values)]
 
     return convert
 

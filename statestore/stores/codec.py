@@ -1,25 +1,17 @@
-"""Between a spec's types and bytes: keys, values, and the iterators that decode them."""
+"""Between a spec's types and bytes: keys, values, and scans of both."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import chain
-from typing import Any, Final, Generic, Protocol, Self
+from typing import Any, Final, Generic
 
 from statestore.errors import Misuse
 from statestore.model.records import K, Serde, V
 from statestore.stores import serdes
+from statestore.stores.scan import Pair, RowScan
 from statestore.stores.specs import KeyValueSpec, VersionedSpec
-from statestore.stores.staged_table import Pair
 
 _BYTES: Final = {bytes}
 _BYTES_OR_NONE: Final = {bytes, type(None)}
-
-
-class BytesScan(Protocol):
-    """Pairs of bytes, as of one moment."""
-
-    def __iter__(self) -> Iterator[Pair]: ...
-    def check_open(self) -> None: ...
-    def close(self) -> None: ...
 
 
 class Codec(Generic[K, V]):
@@ -85,14 +77,16 @@ class Codec(Generic[K, V]):
     def optional_key(self, key: K | None) -> bytes | None:
         return None if key is None else self.key(key)
 
-    def pairs(self, scan: BytesScan, exclude: bytes | None) -> Iterator[tuple[Any, Any]]:
-        source: Iterator[Pair] = iter(scan)
+    def pairs(self, scan: RowScan[Pair], exclude: bytes | None = None) -> RowScan[tuple[Any, Any]]:
+        """The scan with its pairs decoded; the row under the key `exclude` is left out."""
         if exclude is not None:
-            source = (pair for pair in source if pair[0] != exclude)
+            scan = scan.through(lambda rows: (row for row in rows if row[0] != exclude))
         if self.plain:
-            return source
+            return scan
         read_key, read_value = self._read_key, self.read_value
-        return ((read_key(key), read_value(value)) for key, value in source)
+        return scan.through(
+            lambda rows: ((read_key(key), read_value(value)) for key, value in rows)
+        )
 
     def prefix(self, prefix: K) -> tuple[bytes, bytes | None]:
         if not self._spec.key_serde.ordered:
@@ -120,36 +114,6 @@ class Codec(Generic[K, V]):
         return serdes.mismatch(
             where=where, side=side, value=item, serde=serde, keyword=f"{side}_serde", cause=error
         )
-
-
-class PairScan(Generic[K, V]):
-    """An iterator of (key, value) over a snapshot; `with` or close() releases it."""
-
-    __slots__ = ("_pairs", "_scan")
-
-    def __init__(self, scan: BytesScan, pairs: Iterator[tuple[K, V]]) -> None:
-        self._scan = scan
-        self._pairs = pairs
-
-    def __iter__(self) -> Iterator[tuple[K, V]]:
-        """The pairs not yet taken: a loop over them runs without a call in Python for each."""
-        self._scan.check_open()
-        return self._pairs
-
-    def __next__(self) -> tuple[K, V]:
-        # First, and every time: a generator that raised once ends.
-        self._scan.check_open()
-        return next(self._pairs)
-
-    def close(self) -> None:
-        """Release the snapshot. Closing twice is harmless."""
-        self._scan.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.close()
 
 
 def after_prefix(prefix: bytes) -> bytes | None:

@@ -4,28 +4,139 @@ The owner thread writes; any thread may read through `reader()`. The owner waits
 while that opens a snapshot, a reader for the owner no longer than one engine batch takes.
 """
 
-from collections.abc import Iterable
-from itertools import repeat
-from typing import Generic, Self, overload
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import starmap
+from typing import ClassVar, Generic, overload
 
+from statestore.errors import Misuse
 from statestore.model.ids import PositionBound
 from statestore.model.modes import IsolationLevel
 from statestore.model.records import K, V
-from statestore.ports import Cursor, Seeker
 from statestore.stores import offsets
-from statestore.stores.codec import Codec, PairScan
-from statestore.stores.overlay import MISSING, Entries, Missing, slice_of
+from statestore.stores.codec import Codec
+from statestore.stores.reads import Entry, LiveSource, Reader, Rows, SourceRows
 from statestore.stores.row_times import RowTimes
+from statestore.stores.scan import RowScan, joined
 from statestore.stores.specs import KeyValueSpec
-from statestore.stores.staged_table import StagedTable, TableScan
+from statestore.stores.staged_table import StagedTable
 from statestore.stores.transaction import StagedEngine
-from statestore.stores.transactional import StoreReader, TransactionalStore
+from statestore.stores.transactional import TransactionalStore
 
 KIND = "keyvalue"
 TABLE = "data"
 
 
-class TransactionalKeyValueStore(TransactionalStore, Generic[K, V]):
+def live_rows(source: LiveSource, staged: StagedEngine) -> SourceRows:
+    """The rows of an open store's one table, as its readers see them."""
+    return SourceRows(source, TABLE, staged.overlay(TABLE).entries if source.uncommitted else None)
+
+
+class KeyValueReader(Reader[Rows], Generic[K, V]):
+    """Reads of a key-value store over any Rows; see `contracts.ReadOnlyKeyValueStore`.
+
+    Over several partitions a key is looked for in each, and ranges are merged in key order.
+    """
+
+    span_names: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(
+        self,
+        parts: Sequence[Rows],
+        spec: KeyValueSpec[K, V],
+        release: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(spec.name, parts, release)
+        self._codec = Codec(spec)
+
+    @overload
+    def get(self, key: K, default: None = None) -> V | None: ...
+    @overload
+    def get(self, key: K, default: V) -> V: ...
+    def get(self, key: K, default: V | None = None) -> V | None:
+        """The value, or `default`."""
+        if not self._open:
+            raise self._closed()
+        data = self._codec.key(key)
+        for rows in self._parts:
+            value = rows.get(data)
+            if value is not None:
+                return self._codec.read_value(value)
+        return default
+
+    def __contains__(self, key: K) -> bool:
+        data = self._codec.key(key)
+        return any(rows.get(data) is not None for rows in self._opened())
+
+    def get_many(self, keys: Iterable[K]) -> list[V | None]:
+        """One value per key, in order, all of one moment."""
+        parts, asked = self._opened(), self._codec.keys(keys)
+        found = parts[0].get_many(asked)
+        for rows in parts[1:]:
+            more = rows.get_many(asked)
+            found = [new if old is None else old for old, new in zip(found, more, strict=True)]
+        return self._codec.read_values(found)
+
+    def range(
+        self,
+        lo: K | None = None,
+        hi: K | None = None,
+        reverse: bool = False,
+    ) -> RowScan[tuple[K, V]]:
+        """Pairs with lo <= key <= hi by serialized bytes, on a snapshot."""
+        return self._scan(self._codec.optional_key(lo), self._codec.optional_key(hi), reverse)
+
+    def all(self, reverse: bool = False) -> RowScan[tuple[K, V]]:
+        """Every pair, on a snapshot."""
+        return self._scan(None, None, reverse)
+
+    def prefix_scan(self, prefix: K, reverse: bool = False) -> RowScan[tuple[K, V]]:
+        """Pairs whose key bytes begin with `prefix`; refused on unordered key serdes."""
+        low, beyond = self._codec.prefix(prefix)
+        return self._scan(low, beyond, reverse, beyond)
+
+    def approximate_num_entries(self) -> int:
+        """About how many keys there are."""
+        return sum(rows.approximate_count() for rows in self._opened())
+
+    # For tools that do not know the kind of the store.
+
+    def find(self, key: K, as_of_ms: int | None = None) -> Entry | None:
+        """The row of a key; Misuse of a time, as there is no history."""
+        self._refuse_time(as_of_ms)
+        value = self.get(key)
+        return None if value is None else Entry(key, value)
+
+    def entries(
+        self,
+        lo: K | None = None,
+        hi: K | None = None,
+        *,
+        as_of_ms: int | None = None,
+        reverse: bool = False,
+    ) -> RowScan[Entry]:
+        """The rows with lo <= key <= hi, in key order; Misuse of a time."""
+        self._refuse_time(as_of_ms)
+        return self.range(lo, hi, reverse).through(partial(starmap, Entry))
+
+    def everything(self) -> RowScan[Entry]:
+        """All that readers may see."""
+        return self.entries()
+
+    def _refuse_time(self, time_ms: int | None) -> None:
+        if time_ms is not None:
+            raise Misuse(
+                f"store {self.name!r} is a {KIND} one and keeps no history: leave as_of out"
+            )
+
+    def _scan(
+        self, lo: bytes | None, hi: bytes | None, reverse: bool, exclude: bytes | None = None
+    ) -> RowScan[tuple[K, V]]:
+        scans = [rows.scan(lo, hi, reverse=reverse) for rows in self._opened()]
+        return self._codec.pairs(joined(scans, reverse=reverse), exclude)
+
+
+class TransactionalKeyValueStore(TransactionalStore, KeyValueReader[K, V]):
     """The built-in KeyValueStore, persistent or in memory.
 
     See `contracts.KeyValueStore` for the promises.
@@ -45,15 +156,19 @@ class TransactionalKeyValueStore(TransactionalStore, Generic[K, V]):
             times = RowTimes(staged.table(offsets.TABLE), kept=spec.row_times)
             staged.keep_sized(times)
         self.table = StagedTable(staged, TABLE, times)
-        super().__init__(
-            staged, self.table.commit, isolation_level=isolation_level, owned_by_task=owned_by_task
+        KeyValueReader.__init__(self, [self.table], spec)
+        TransactionalStore.__init__(
+            self,
+            staged,
+            self.table.commit,
+            isolation_level=isolation_level,
+            owned_by_task=owned_by_task,
         )
         self.spec = spec
-        self._codec = Codec(spec)
         self._plain = self._codec.plain
         self._metrics = staged.metrics
 
-    # Reads and writes, in the spec's types.
+    # Reads that count, and need not go through the partitions; the others are the reader's.
 
     @overload
     def get(self, key: K, default: None = None) -> V | None: ...
@@ -72,6 +187,8 @@ class TransactionalKeyValueStore(TransactionalStore, Generic[K, V]):
     def get_many(self, keys: Iterable[K]) -> list[V | None]:
         """One value per key, in order."""
         return self._codec.read_values(self.table.get_many(self._codec.keys(keys)))
+
+    # Writes.
 
     def put(self, key: K, value: V | None) -> None:
         """Stage one write; None deletes."""
@@ -115,192 +232,12 @@ class TransactionalKeyValueStore(TransactionalStore, Generic[K, V]):
         with self.table.scan(low, beyond) as pairs:
             self.table.put_all({key: None for key, _ in pairs if key != beyond})
 
-    def range(
-        self, lo: K | None = None, hi: K | None = None, reverse: bool = False
-    ) -> PairScan[K, V]:
-        """Pairs with lo <= key <= hi by serialized bytes, on a snapshot with the pending writes."""
-        bounds = self._codec.optional_key(lo), self._codec.optional_key(hi)
-        return self._pairs(self.table.scan(*bounds, reverse=reverse))
-
-    def all(self, reverse: bool = False) -> PairScan[K, V]:
-        """Every pair, on a snapshot with the pending writes."""
-        return self._pairs(self.table.scan(reverse=reverse))
-
-    def prefix_scan(self, prefix: K, reverse: bool = False) -> PairScan[K, V]:
-        """Pairs whose key bytes begin with `prefix`; refused on unordered key serdes."""
-        low, beyond = self._codec.prefix(prefix)
-        return self._pairs(self.table.scan(low, beyond, reverse=reverse), beyond)
-
-    def approximate_num_entries(self) -> int:
-        """About how many keys there are."""
-        return self.table.approximate_count()
-
     def reader(
         self,
         isolation_level: IsolationLevel | str | None = None,
         position_bound: PositionBound | None = None,
     ) -> "KeyValueReader[K, V]":
         """A reader for any thread; its level defaults to the store's setting (SEMANTICS S9)."""
-        level = self._level(isolation_level)
-        return KeyValueReader(self.staged, self.spec, level, position_bound)
-
-    def _pairs(self, scan: TableScan, exclude: bytes | None = None) -> PairScan[K, V]:
-        return PairScan(scan, self._codec.pairs(scan, exclude))
-
-
-class KeyValueReader(StoreReader, Generic[K, V]):
-    """Reads from any thread under one isolation level; see `contracts.ReadOnlyKeyValueStore`."""
-
-    def __init__(
-        self,
-        staged: StagedEngine,
-        spec: KeyValueSpec[K, V],
-        isolation_level: IsolationLevel,
-        position_bound: PositionBound | None = None,
-    ) -> None:
-        super().__init__(staged, isolation_level, position_bound)
-        self._table = staged.table(TABLE)
-        self._entries = staged.overlay(TABLE).entries
-        self._codec = Codec(spec)
-
-    @overload
-    def get(self, key: K, default: None = None) -> V | None: ...
-    @overload
-    def get(self, key: K, default: V) -> V: ...
-    def get(self, key: K, default: V | None = None) -> V | None:
-        """The value, or `default`."""
-        self._check()
-        self._staged.metrics.gets += 1
-        data = self._codec.key(key)
-        value: bytes | Missing | None = MISSING
-        if self._uncommitted:
-            value = self._entries.get(data, MISSING)
-        if isinstance(value, Missing):
-            try:
-                value = self._table.get(data)
-            except Exception as error:
-                raise self._staged.failure(error) from error
-        return default if value is None else self._codec.read_value(value)
-
-    def __contains__(self, key: K) -> bool:
-        return self.get(key) is not None
-
-    def get_many(self, keys: Iterable[K]) -> list[V | None]:
-        """One value per key, in order, all of one moment."""
-        self._check()
-        asked = self._codec.keys(keys)
-        self._staged.metrics.gets += len(asked)
-        try:
-            # What is no longer pending when this looks has been committed before it reads.
-            if self._uncommitted and self._entries:
-                return self._codec.read_values(self._pending_first(asked))
-            return self._codec.read_values(self._table.get_many_at_once(asked))
-        except Exception as error:
-            raise self._staged.failure(error) from error
-
-    def range(
-        self, lo: K | None = None, hi: K | None = None, reverse: bool = False
-    ) -> PairScan[K, V]:
-        """Pairs with lo <= key <= hi by serialized bytes, on a snapshot."""
-        return self._scan(self._codec.optional_key(lo), self._codec.optional_key(hi), reverse)
-
-    def all(self, reverse: bool = False) -> PairScan[K, V]:
-        """Every pair, on a snapshot."""
-        return self._scan(None, None, reverse)
-
-    def prefix_scan(self, prefix: K, reverse: bool = False) -> PairScan[K, V]:
-        """Pairs whose key bytes begin with `prefix`; refused on unordered key serdes."""
-        low, beyond = self._codec.prefix(prefix)
-        return self._scan(low, beyond, reverse, beyond)
-
-    def approximate_num_entries(self) -> int:
-        """About how many committed keys there are."""
-        self._check()
-        return self._table.approximate_count()
-
-    def moment(self, lo: bytes | None = None, hi: bytes | None = None) -> "Moment":
-        """The rows as they are now, in bytes; those from `lo` to `hi` may be walked over."""
-        self._check()
-        staged = self._staged
-        try:
-            with staged.turn:
-                pending = self._entries.copy() if self._uncommitted else {}
-                seeker, cursor = self._table.seeker(), self._table.scan(lo, hi)
-        except Exception as error:
-            raise staged.failure(error) from error
-        waiting = slice_of(pending, lo, hi, reverse=False) if pending else []
-        return Moment(staged, seeker, TableScan(staged, cursor, waiting, reverse=False), pending)
-
-    def _pending_first(self, asked: list[bytes]) -> list[bytes | None]:
-        with self._staged.turn:
-            # One call in C, so that the owner puts nothing meanwhile.
-            found = list(map(self._entries.get, asked, repeat(MISSING)))
-            seeker = self._table.seeker()
-        try:
-            return _filled(found, asked, seeker)
-        finally:
-            seeker.close()
-
-    def _scan(
-        self, lo: bytes | None, hi: bytes | None, reverse: bool, exclude: bytes | None = None
-    ) -> PairScan[K, V]:
-        self._check()
-        self._staged.metrics.ranges += 1
-        pending: Entries = {}
-        cursor: Cursor
-        if self._uncommitted:
-            with self._staged.turn:
-                pending = self._entries.copy()
-                cursor = self._table.scan(lo, hi, reverse=reverse)
-        else:
-            cursor = self._table.scan(lo, hi, reverse=reverse)
-        part = slice_of(pending, lo, hi, reverse=reverse)
-        scan = TableScan(self._staged, cursor, part, reverse=reverse)
-        return PairScan(scan, self._codec.pairs(scan, exclude))
-
-
-class Moment:
-    """Rows as they were when it was opened, for several questions; `with` or close() releases it.
-
-    StoreClosed after close, or after its store's.
-    """
-
-    def __init__(
-        self, staged: StagedEngine, seeker: Seeker, scan: TableScan, pending: Entries
-    ) -> None:
-        self._staged = staged
-        self._seeker = seeker
-        self._scan = scan
-        self._pending = pending
-
-    def get_many(self, keys: list[bytes]) -> list[bytes | None]:
-        """One value per key, in order."""
-        found = list(map(self._pending.get, keys, repeat(MISSING)))
-        try:
-            return _filled(found, keys, self._seeker)
-        except Exception as error:
-            raise self._staged.failure(error) from error
-
-    def rows(self) -> TableScan:
-        """Those it was opened for, in order; can be walked over once."""
-        return self._scan
-
-    def close(self) -> None:
-        """Release the snapshots. Closing twice is harmless."""
-        self._scan.close()
-        self._seeker.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.close()
-
-
-def _filled(
-    found: list[bytes | Missing | None], keys: list[bytes], seeker: Seeker
-) -> list[bytes | None]:
-    """What was found pending; where that is MISSING, the committed value."""
-    asked = [key for key, value in zip(keys, found, strict=True) if value is MISSING]
-    committed = iter(seeker.get_many(asked) if asked else ())
-    return [next(committed) if isinstance(value, Missing) else value for value in found]
+        level = self.level_of(isolation_level)
+        source = LiveSource(self.staged, level, position_bound)
+        return KeyValueReader([live_rows(source, self.staged)], self.spec)

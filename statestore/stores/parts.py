@@ -18,3 +18,14 @@ class StagedBytes(Staged, Protocol):
 
     @property
     def size_bytes(self) -> int: ...
+
+
+class CountedWrites(StagedBytes, Protocol):
+    """What counts as the pending writes of a store, where these are not the rows of its tables."""
+
+    def __len__(self) -> int: ...
+    @property
+    def deletes(self) -> int: ...
+    @property
+    def logged_bytes(self) -> int:
+        """The bytes of keys and values that a restore of these writes reads."""

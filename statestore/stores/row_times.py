@@ -21,8 +21,9 @@ import numpy as np
 
 from statestore.ports import Table, Writes
 from statestore.stores.overlay import MISSING, Missing
-from statestore.stores.versioned_layout import NEVER
 
+NO_ROW_MS: Final = -(1 << 63) - 1
+"""The latest time of no rows at all: before every time."""
 _ROW: Final = b"t"
 _LATEST_KEY: Final = b"m"
 _TIME: Final = struct.Struct(">q")
@@ -64,7 +65,7 @@ class RowTimes:
         self._pending: dict[bytes, int] = {}
         self._undo: list[dict[bytes, int | Missing]] = []
         stored = meta.get(_LATEST_KEY) if kept else None
-        self.latest_ms: int = NEVER if stored is None else _TIME.unpack(stored)[0]
+        self.latest_ms: int = NO_ROW_MS if stored is None else _TIME.unpack(stored)[0]
         self._latest_committed_ms = self.latest_ms
 
     @property

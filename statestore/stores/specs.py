@@ -8,8 +8,9 @@ from statestore.errors import Misuse
 from statestore.layout.folders import check_store_name
 from statestore.model.modes import Span, span_ms
 from statestore.model.records import K, Serde, V, Windowed
-from statestore.stores import serdes, versioned_layout
+from statestore.stores import serdes
 from statestore.stores.contracts import StateStore, StoreContext
+from statestore.stores.versioned import layout
 
 S = TypeVar("S", bound=StateStore)
 
@@ -41,7 +42,7 @@ class VersionedSpec(Generic[K, V]):
     `segment_interval_ms` None: the one on disk, else one that suits the retention (SEMANTICS V5).
     """
 
-    kind: ClassVar[str] = versioned_layout.KIND
+    kind: ClassVar[str] = layout.KIND
 
     name: str
     history_retention_ms: int
@@ -59,7 +60,7 @@ class VersionedSpec(Generic[K, V]):
                 f"store {self.name!r}: history retention {retention} ms is negative: "
                 "0 keeps the latest versions only"
             )
-        if interval is not None and not 0 < interval <= versioned_layout.TIME_MAX:
+        if interval is not None and not 0 < interval <= layout.TIME_MAX:
             raise Misuse(
                 f"store {self.name!r}: segment interval {interval} ms: want 1 or more, in 64 bits"
             )
@@ -81,7 +82,7 @@ class VersionedSpec(Generic[K, V]):
             return stored
         if asked is not None:
             return asked
-        return versioned_layout.default_segment_interval_ms(self.history_retention_ms)
+        return layout.default_segment_interval_ms(self.history_retention_ms)
 
 
 @dataclass(frozen=True)
@@ -164,6 +165,17 @@ class WindowSpec(Generic[K, V]):
 
 BuiltInSpec = KeyValueSpec[Any, Any] | VersionedSpec[Any, Any]
 StoreSpec = BuiltInSpec | WindowSpec[Any, Any] | StoreSupplier[Any]
+
+
+def spec_in_bytes(
+    kind: str, name: str, *, window_ms: int = 0, kept_ms: int = 0
+) -> BuiltInSpec | WindowSpec[Any, Any]:
+    """How to read a store of some kind in bytes; `window_ms` and `kept_ms` are of windows."""
+    if kind == VersionedSpec.kind:
+        return VersionedSpec(name, 0, serdes.BYTES, serdes.BYTES)
+    if kind == WindowSpec.kind:
+        return WindowSpec(name, serdes.BYTES, serdes.BYTES, window_ms, kept_ms)
+    return KeyValueSpec(name, serdes.BYTES, serdes.BYTES)
 
 
 @overload

@@ -6,23 +6,19 @@ Owner thread only. The get path is one dict look-up and one engine call: nothing
 it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
+from functools import partial
 from itertools import repeat
-from operator import gt, lt
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
-from statestore.errors import StoreClosed, TaskCorrupted
 from statestore.model.ids import Position, TopicPartition
-from statestore.ports import Cursor, Writes
+from statestore.ports import Writes
 from statestore.stores import offsets as rows
 from statestore.stores.overlay import MISSING, Missing
-from statestore.stores.row_times import RowTimes, WriteTime
+from statestore.stores.reads import scan_of
+from statestore.stores.row_times import NO_ROW_MS, RowTimes, WriteTime
+from statestore.stores.scan import Pair, RowScan
 from statestore.stores.transaction import StagedEngine
-from statestore.stores.versioned_layout import NEVER
-
-Pair = tuple[bytes, bytes]
-Slice = list[tuple[bytes, bytes | None]]
-_END: Final = (None, None)
 
 
 class Changes(NamedTuple):
@@ -47,6 +43,8 @@ class StagedTable:
         self._table: Final = staged.table(name)
         self._get: Final = self._table.get
         self._metrics: Final = staged.metrics
+        self.is_open: Final = staged.is_open
+        self.check_open: Final = staged.check_open
 
     def get(self, key: bytes, default: bytes | None = None) -> bytes | None:
         """The value, pending writes first, or `default`."""
@@ -110,7 +108,7 @@ class StagedTable:
 
     def all_latest(self, times: list[int]) -> bool:
         """Whether no row has a time later than any of these."""
-        return self.times is None or min(times, default=NEVER) >= self.times.latest_ms
+        return self.times is None or min(times, default=NO_ROW_MS) >= self.times.latest_ms
 
     def later(self, keys: list[bytes], times: list[int]) -> list[int]:
         """Per key the later of its row's time, if that is kept, and this one."""
@@ -118,13 +116,19 @@ class StagedTable:
 
     def scan(
         self, lo: bytes | None = None, hi: bytes | None = None, *, reverse: bool = False
-    ) -> "TableScan":
+    ) -> RowScan[Pair]:
         """Pairs with lo <= key <= hi in byte order, pending writes included, as of now."""
         self._staged.check_open()
         self._metrics.ranges += 1
         cursor = self._table.scan(lo, hi, reverse=reverse)
         pending = self._overlay.between(lo, hi, reverse=reverse) if self._entries else []
-        return TableScan(self._staged, cursor, pending, reverse=reverse)
+        return scan_of(self._staged, cursor, pending, reverse=reverse)
+
+    def moment(
+        self, lo: bytes | None = None, hi: bytes | None = None, *, reverse: bool = False
+    ) -> "OwnerMoment":
+        """The rows as they are now, for the owner's thread, until it writes."""
+        return OwnerMoment(self, lo, hi, reverse=reverse)
 
     def count_late(self, records: int) -> None:
         """`records` came too late to be written."""
@@ -181,77 +185,26 @@ class StagedTable:
         return Changes(keys, list(self._entries.values()), times)
 
 
-class TableScan:
-    """An iterator over a snapshot of committed rows overlaid by pending ones.
-
-    StoreClosed after close.
-    """
-
-    __slots__ = ("_cursor", "_pairs", "_staged")
+class OwnerMoment:
+    """The Moment of the owner, whose rows change only between its own calls."""
 
     def __init__(
-        self, staged: StagedEngine, cursor: Cursor, pending: Slice, *, reverse: bool
+        self, table: StagedTable, lo: bytes | None, hi: bytes | None, *, reverse: bool
     ) -> None:
-        self._staged = staged
-        self._cursor: Cursor | None = cursor
-        self._pairs = _visible(staged.name, cursor, pending, reverse=reverse)
+        self.get_many = table.get_many
+        self._open_scan = partial(table.scan, lo, hi, reverse=reverse)
+        self._scan: RowScan[Pair] | None = None
 
-    def __iter__(self) -> Iterator[Pair]:
-        """The pairs not yet taken, without a call in Python for each: it doubles the rate.
-
-        The cursor below says StoreClosed to who goes on after close.
-        """
-        self.check_open()
-        return self._pairs
-
-    def __next__(self) -> Pair:
-        self.check_open()
-        return next(self._pairs)
-
-    def check_open(self) -> None:
-        """StoreClosed after its own close or its store's."""
-        if self._cursor is None:
-            raise StoreClosed("this iterator is closed: open a new one")
-        self._staged.check_open()
+    def scan(self) -> RowScan[Pair]:
+        """The rows that the moment was opened for, on a snapshot."""
+        if self._scan is None:
+            self._scan = self._open_scan()
+        return self._scan
 
     def close(self) -> None:
         """Release the snapshot. Closing twice is harmless."""
-        if self._cursor is not None:
-            self._cursor.close()
-            self._cursor = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.close()
-
-
-def _visible(store: str, cursor: Cursor, pending: Slice, *, reverse: bool) -> Iterator[Pair]:
-    try:
-        yield from merged(cursor, pending, reverse=reverse) if pending else cursor
-    except TaskCorrupted as error:
-        error.store = store
-        raise
-
-
-def merged(cursor: Iterable[Pair], pending: Slice, *, reverse: bool) -> Iterator[Pair]:
-    """Both in order; where both have a key, what is pending counts."""
-    before = gt if reverse else lt
-    waiting = iter(pending)
-    key, value = next(waiting, _END)
-    for pair in cursor:
-        at = pair[0]
-        while key is not None and before(key, at):
-            if value is not None:
-                yield key, value
-            key, value = next(waiting, _END)
-        if key != at:
-            yield pair
-    while key is not None:
-        if value is not None:
-            yield key, value
-        key, value = next(waiting, _END)
+        if self._scan is not None:
+            self._scan.close()
 
 
 def first_of(committed: Pair | None, pending: tuple[bytes, bytes | None] | None) -> Pair | None:

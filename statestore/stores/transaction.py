@@ -19,9 +19,8 @@ from statestore.metrics import StoreMetrics
 from statestore.model.ids import Position, TopicPartition
 from statestore.ports import Clock, Engine, Table, Writes
 from statestore.stores import offsets as rows
-from statestore.stores.journal import Journal
 from statestore.stores.overlay import ENTRY_COST, Overlay
-from statestore.stores.parts import Staged, StagedBytes
+from statestore.stores.parts import CountedWrites, Staged, StagedBytes
 
 _COMPLETE_KEPT_MS = 86_400_000
 """How old what a store says of its completeness may get: well below any delete.retention.ms."""
@@ -92,7 +91,7 @@ class StagedEngine:
         self._overlays = {table: Overlay() for table in tables}
         self._staged: list[Staged] = list(self._overlays.values())
         self._sized: list[StagedBytes] = list(self._overlays.values())
-        self._journal: Journal | None = None
+        self._counted: CountedWrites | None = None
         self._open = True
         self._lag = _Lag()
         self._has_all = False
@@ -126,10 +125,10 @@ class StagedEngine:
         self._sized.append(part)
         self.keep_in_step(part)
 
-    def keep_journal(self, journal: Journal) -> None:
-        """As `keep_sized`: each entry is one write, whatever rows it takes."""
-        self._journal = journal
-        self.keep_sized(journal)
+    def keep_counted(self, writes: CountedWrites) -> None:
+        """As `keep_sized`; `writes` count as the pending ones, whatever rows they take."""
+        self._counted = writes
+        self.keep_sized(writes)
 
     def table(self, name: str) -> Table:
         """The committed rows of one table."""
@@ -317,8 +316,8 @@ class StagedEngine:
         return sum(part.size_bytes for part in self._sized)
 
     def uncommitted_entries(self) -> int:
-        if self._journal is not None:
-            return len(self._journal)
+        if self._counted is not None:
+            return len(self._counted)
         return sum(len(overlay.entries) for overlay in self._overlays.values())
 
     def metrics_dict(self) -> dict[str, float]:
@@ -396,14 +395,14 @@ class StagedEngine:
 
     def _bytes_to_restore(self) -> int:
         """The bytes of keys and values that a restore of what is pending reads."""
-        if self._journal is not None:
-            return self._journal.logged_bytes
+        if self._counted is not None:
+            return self._counted.logged_bytes
         overlays = self._overlays.values()
         return sum(each.size_bytes - ENTRY_COST * len(each.entries) for each in overlays)
 
     def _deletes(self) -> int:
-        if self._journal is not None:
-            return self._journal.deletes
+        if self._counted is not None:
+            return self._counted.deletes
         return sum(overlay.deletes for overlay in self._overlays.values())
 
     def _write(self, writes: Mapping[str, Writes], ranges: Ranges | None = None) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Self
 
-from statestore.errors import CommitInsideProcessor, NotUpToBound, StoreClosed, UncommittedWrites
-from statestore.model.ids import Position, PositionBound, TopicPartition
+from statestore.errors import CommitInsideProcessor, UncommittedWrites
+from statestore.model.ids import Position, TopicPartition
 from statestore.model.modes import IsolationLevel
 from statestore.stores.transaction import StagedEngine
 
@@ -131,48 +131,7 @@ class TransactionalStore:
                 "call context.commit() to ask for a commit"
             )
 
-    def _level(self, asked: IsolationLevel | str | None) -> IsolationLevel:
+    def level_of(self, asked: IsolationLevel | str | None) -> IsolationLevel:
         """What a new reader sees: its level defaults to the store's setting (SEMANTICS S9)."""
         self.staged.check_open()
         return IsolationLevel(asked or self._isolation_level)
-
-
-class StoreReader:
-    """What readers of all stores share: open, closed, and how far the store must have come."""
-
-    def __init__(
-        self,
-        staged: StagedEngine,
-        isolation_level: IsolationLevel,
-        position_bound: PositionBound | None,
-    ) -> None:
-        self.name = staged.name
-        self._staged = staged
-        self._uncommitted = isolation_level is IsolationLevel.READ_UNCOMMITTED
-        self._bound = position_bound
-        self._open = True
-
-    def is_open(self) -> bool:
-        return self._open and self._staged.is_open()
-
-    def close(self) -> None:
-        self._open = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.close()
-
-    def _check(self) -> None:
-        if not self._open:
-            raise StoreClosed(f"this reader of {self.name!r} is closed: ask for a new one")
-        self._staged.check_open()
-        if self._bound is None:
-            return
-        if not self._staged.processed(self._bound.position, pending=self._uncommitted):
-            position = self._staged.position(pending=self._uncommitted)
-            raise NotUpToBound(
-                f"store {self.name!r} has processed {position.as_dict()}, asked for "
-                f"{self._bound.position.as_dict()}: try again later"
-            )

@@ -10,16 +10,17 @@ restored with the windows it decides about.
 """
 
 import struct
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, Generic, Protocol, Self
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from typing import Any, ClassVar, Generic
 
-from statestore.errors import StoreClosed
+from statestore.errors import Misuse
 from statestore.model.ids import Position, PositionBound
 from statestore.model.modes import IsolationLevel, Time, to_ms
 from statestore.model.records import K, V, Windowed
-from statestore.stores.contracts import Scan
-from statestore.stores.keyvalue import TransactionalKeyValueStore
+from statestore.stores.keyvalue import TransactionalKeyValueStore, live_rows
+from statestore.stores.reads import Entry, LiveSource, Moment, Reader, Rows
+from statestore.stores.scan import Pair, RowScan, joined
 from statestore.stores.specs import WindowSpec
 
 TIME_ROW = b"t"
@@ -50,211 +51,168 @@ def expired_ms(time_row: bytes | None, kept_ms: int) -> int:
     return -1 if time_row is None else max(start_of(time_row) - kept_ms, -1)
 
 
-class WindowScan(Generic[K, V]):
-    """An iterator of (Windowed, value); `with` or close() releases it, StoreClosed after that."""
+class WindowReader(Reader[Rows], Generic[K, V]):
+    """Reads of a window store over any Rows; see `contracts.WindowStore`.
+
+    Over several partitions a key is looked for in each, and scans are merged by start. A window
+    that has expired by its own partition's stream time does not show.
+    """
+
+    span_names: ClassVar[tuple[str, ...]] = ("start_ms", "end_ms")
 
     def __init__(
-        self, pairs: Iterator[tuple[Windowed[K], V]], release: Callable[[], None] | None = None
+        self,
+        parts: Sequence[Rows],
+        spec: WindowSpec[K, V],
+        release: Callable[[], None] | None = None,
     ) -> None:
-        self._pairs: Iterator[tuple[Windowed[K], V]] | None = pairs
-        self._release = release
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> tuple[Windowed[K], V]:
-        if self._pairs is None:
-            raise StoreClosed("this iterator is closed: open a new one")
-        return next(self._pairs)
-
-    def close(self) -> None:
-        """Release the snapshot. Closing twice is harmless."""
-        self._pairs = None
-        if self._release is not None:
-            self._release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.close()
-
-
-class RowsOfAMoment(Protocol):
-    """The rows of a window store, at one moment."""
-
-    def get_many(self, keys: list[bytes]) -> list[bytes | None]: ...
-    def rows(self) -> Iterable[tuple[bytes, bytes]]:
-        """Those that were asked for, in order; once."""
-
-
-class Rows(Protocol):
-    """The rows of a window store, read."""
-
-    def get_many(self, keys: list[bytes]) -> list[bytes | None]:
-        """One value per key, all of one moment."""
-
-    def moment(
-        self, lo: bytes | None = None, hi: bytes | None = None
-    ) -> AbstractContextManager[RowsOfAMoment]:
-        """The rows as they are now; those from `lo` to `hi` may be walked over."""
-
-    def is_open(self) -> bool: ...
-    def close(self) -> None: ...
-
-
-class WindowReader(Generic[K, V]):
-    """Reads from any thread under one isolation level; see `contracts.WindowStore`."""
-
-    def __init__(self, rows: Rows, spec: WindowSpec[K, V]) -> None:
-        self.name = spec.name
-        self._rows = rows
+        super().__init__(spec.name, parts, release)
         self._spec = spec
 
     def get(self, key: K, start: Time) -> V | None:
         """The value of the key in the window that starts then."""
         start_ms, data = to_ms(start), self._spec.inner.serialize(key)
-        time, found = self._rows.get_many([TIME_ROW, START.pack(start_ms) + data])
-        if found is None or start_ms <= self._expired_ms(time):
-            return None
-        return self._spec.value_serde.deserialize(found)
+        asked = [TIME_ROW, START.pack(start_ms) + data]
+        for rows in self._opened():
+            time, found = rows.get_many(asked)
+            if found is not None and start_ms > self._expired_ms(time):
+                return self._spec.value_serde.deserialize(found)
+        return None
 
     def fetch(
         self, key: K, *, from_time: Time | None = None, to_time: Time | None = None
-    ) -> WindowScan[K, V]:
+    ) -> RowScan[tuple[Windowed[K], V]]:
         """The key's windows that start between both times, both included, by start."""
-        spec, size = self._spec, self._spec.size_ms
-        data = spec.inner.serialize(key)
+        data = self._spec.inner.serialize(key)
         first = 0 if from_time is None else max(0, to_ms(from_time))
         last = None if to_time is None else to_ms(to_time)
-        with ExitStack() as closing:
-            seen = closing.enter_context(self._rows.moment(*_span(first, last)))
+        scans = [self._windows_of(rows, key, data, first, last) for rows in self._opened()]
+        return joined(scans, key=_start)
+
+    def all(self) -> RowScan[tuple[Windowed[K], V]]:
+        """Every window of every key, by start."""
+        return self._windows(None, None, reverse=False)
+
+    def observed_stream_time(self) -> int | None:
+        """The largest timestamp counted so far in any partition, ms; None before the first."""
+        times = [rows.get_many([TIME_ROW])[0] for rows in self._opened()]
+        return max((start_of(time) for time in times if time is not None), default=None)
+
+    # For tools that do not know the kind of the store.
+
+    def find(self, key: K, as_of_ms: int | None = None) -> Entry | None:
+        """What the key has in the window that a time lies in; Misuse without a time."""
+        if as_of_ms is None:
+            raise Misuse(
+                f"store {self.name!r} has windows: pass --as-of (as_of), a time in the one you want"
+            )
+        size = self._spec.size_ms
+        start = as_of_ms - as_of_ms % size
+        value = self.get(key, start)
+        return None if value is None else Entry(key, value, start, start + size)
+
+    def entries(
+        self,
+        lo: K | None = None,
+        hi: K | None = None,
+        *,
+        as_of_ms: int | None = None,
+        reverse: bool = False,
+    ) -> RowScan[Entry]:
+        """The windows of keys with lo <= key <= hi, by start, then key; Misuse of a time."""
+        if as_of_ms is not None:
+            raise Misuse(f"store {self.name!r} has windows, and no history: leave --as-of out")
+        low, high = (None if end is None else self._spec.inner.serialize(end) for end in (lo, hi))
+        found = self._windows(low, high, reverse=reverse)
+        return found.through(
+            lambda pairs: (Entry(of.key, value, of.start_ms, of.end_ms) for of, value in pairs)
+        )
+
+    def everything(self) -> RowScan[Entry]:
+        """All that readers may see."""
+        return self.entries()
+
+    # How it is done.
+
+    def _windows(
+        self, lo: bytes | None, hi: bytes | None, *, reverse: bool
+    ) -> RowScan[tuple[Windowed[K], V]]:
+        """The windows of keys with lo <= key <= hi."""
+        scans = []
+        for rows in self._opened():
+            seen = rows.moment(*_span(0, None), reverse=reverse)
             (time,) = seen.get_many([TIME_ROW])
-            low = max(self._expired_ms(time) + 1, first)
-            now = -1 if time is None else start_of(time)
-            high = now if last is None else min(now, last)
-            starts = range(-(-low // size) * size, high + 1, size)
-            if len(starts) > _ASKED_MAX:
-                return self._scan(seen, low, high, data, closing.pop_all().close)
+            low = self._expired_ms(time) + 1
+
+            def shown(pairs: Iterator[Pair], low: int = low) -> Iterator[Pair]:
+                for row, value in pairs:
+                    if row == TIME_ROW or start_of(row) < low:
+                        continue
+                    key = row[8:]
+                    if (lo is None or key >= lo) and (hi is None or key <= hi):
+                        yield row, value
+
+            scans.append(self._scan(seen, shown))
+        return joined(scans, key=_start, reverse=reverse)
+
+    def _windows_of(
+        self, rows: Rows, key: K, data: bytes, first: int, last: int | None
+    ) -> RowScan[tuple[Windowed[K], V]]:
+        """The windows of one key in one partition."""
+        spec, size = self._spec, self._spec.size_ms
+        seen = rows.moment(*_span(first, last))
+        (time,) = seen.get_many([TIME_ROW])
+        low = max(self._expired_ms(time) + 1, first)
+        now = -1 if time is None else start_of(time)
+        high = now if last is None else min(now, last)
+        starts = range(-(-low // size) * size, high + 1, size)
+        if len(starts) > _ASKED_MAX:
+
+            def shown(pairs: Iterator[Pair]) -> Iterator[Pair]:
+                for row, value in pairs:
+                    if row[8:] == data and row != TIME_ROW and low <= start_of(row) <= high:
+                        yield row, value
+
+            return self._scan(seen, shown)
+        with closing(seen):
             found = seen.get_many([START.pack(start) + data for start in starts])
         read = spec.value_serde.deserialize
-        return WindowScan(
+        windows = (
             (Windowed(key, start, start + size), read(value))
             for start, value in zip(starts, found, strict=True)
             if value is not None
         )
+        return RowScan(windows, rows.check_open)
 
-    def all(self) -> WindowScan[K, V]:
-        """Every window of every key, by start."""
-        with ExitStack() as closing:
-            seen = closing.enter_context(self._rows.moment(*_span(0, None)))
-            (time,) = seen.get_many([TIME_ROW])
-            low = self._expired_ms(time) + 1
-            return self._scan(seen, low, None, None, closing.pop_all().close)
+    def _scan(
+        self, seen: Moment, shown: Callable[[Iterator[Pair]], Iterator[Pair]]
+    ) -> RowScan[tuple[Windowed[K], V]]:
+        """The rows of the moment that are shown, decoded; it takes over the moment."""
+        size, read_key = self._spec.size_ms, self._spec.inner.deserialize
+        read = self._spec.value_serde.deserialize
 
-    def observed_stream_time(self) -> int | None:
-        """The largest timestamp counted so far, ms; None before the first."""
-        (data,) = self._rows.get_many([TIME_ROW])
-        return None if data is None else start_of(data)
+        def windows(pairs: Iterator[Pair]) -> Iterator[tuple[Windowed[Any], Any]]:
+            for row, value in shown(pairs):
+                start = start_of(row)
+                yield Windowed(read_key(row[8:]), start, start + size), read(value)
 
-    def is_open(self) -> bool:
-        return self._rows.is_open()
-
-    def close(self) -> None:
-        self._rows.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.close()
+        walk = seen.scan()
+        return RowScan(windows(iter(walk)), walk.check_open, seen.close, notices_close=True)
 
     def _expired_ms(self, time_row: bytes | None) -> int:
         return expired_ms(time_row, self._spec.retention_ms)
 
-    def _scan(
-        self,
-        seen: RowsOfAMoment,
-        low: int,
-        high: int | None,
-        key: bytes | None,
-        release: Callable[[], None],
-    ) -> WindowScan[K, V]:
-        spec, size = self._spec, self._spec.size_ms
-
-        def pairs() -> Iterator[tuple[Windowed[Any], Any]]:
-            for row, value in seen.rows():
-                if row == TIME_ROW or (key is not None and row[8:] != key):
-                    continue
-                start = start_of(row)
-                if start >= low and (high is None or start <= high):
-                    name = spec.inner.deserialize(row[8:])
-                    yield Windowed(name, start, start + size), spec.value_serde.deserialize(value)
-
-        return WindowScan(pairs(), release)
-
-
-def _span(first: int, last: int | None) -> tuple[bytes, bytes | None]:
-    """The rows of windows that start from `first` to `last`, perhaps a few more."""
-    low = START.pack(min(max(first, 0), _START_MAX))
-    return low, None if last is None or last >= _START_MAX else START.pack(max(last, -1) + 1)
-
-
-class StillStore(Protocol):
-    """A store of rows that does not change while it is asked: its owner's, or one at rest."""
-
-    @property
-    def name(self) -> str: ...
-    def get_many(self, keys: Iterable[bytes]) -> list[bytes | None]: ...
-    def range(
-        self, lo: bytes | None = None, hi: bytes | None = None, reverse: bool = False
-    ) -> Scan[tuple[bytes, bytes]]: ...
-    def is_open(self) -> bool: ...
-
-
-class StillRows:
-    """`Rows` of such a store."""
-
-    def __init__(self, store: StillStore, close: Callable[[], None]) -> None:
-        """`close`: what is to be done at the end."""
-        self._store = store
-        self._close = close
-        self._open = True
-
-    def get_many(self, keys: list[bytes]) -> list[bytes | None]:
-        """One value per key."""
-        if not self._open:
-            raise StoreClosed(f"this reader of {self._store.name!r} is closed: ask for a new one")
-        return self._store.get_many(keys)
-
-    @contextmanager
-    def moment(self, lo: bytes | None = None, hi: bytes | None = None) -> Iterator["_StillMoment"]:
-        """The rows as they are now; those from `lo` to `hi` may be walked over."""
-        with ExitStack() as closing:
-            yield _StillMoment(self, lambda: closing.enter_context(self._store.range(lo, hi)))
-
-    def is_open(self) -> bool:
-        return self._open and self._store.is_open()
-
-    def close(self) -> None:
-        """Closing twice is harmless."""
-        self._open = False
-        self._close()
-
-
-class _StillMoment:
-    def __init__(self, of: StillRows, walk: Callable[[], Iterable[tuple[bytes, bytes]]]) -> None:
-        self.get_many = of.get_many
-        self.rows = walk
-
 
 class TransactionalWindowStore(WindowReader[K, V]):
-    """The owner's: what is pending shows at once. Its aggregate writes, the task commits."""
+    """The owner's window store: what is pending shows at once.
+
+    Its aggregate writes the rows and the stream task commits them.
+    """
 
     def __init__(
         self, store: TransactionalKeyValueStore[bytes, bytes], spec: WindowSpec[K, V]
     ) -> None:
-        super().__init__(StillRows(store, lambda: None), spec)
+        super().__init__([store.table], spec)
         self._store = store
 
     def reader(
@@ -263,7 +221,9 @@ class TransactionalWindowStore(WindowReader[K, V]):
         position_bound: PositionBound | None = None,
     ) -> WindowReader[K, V]:
         """A reader for any thread; its level defaults to the store's setting (SEMANTICS S9)."""
-        return WindowReader(self._store.reader(isolation_level, position_bound), self._spec)
+        staged = self._store.staged
+        source = LiveSource(staged, self._store.level_of(isolation_level), position_bound)
+        return WindowReader([live_rows(source, staged)], self._spec)
 
     def persistent(self) -> bool:
         return self._store.persistent()
@@ -275,3 +235,13 @@ class TransactionalWindowStore(WindowReader[K, V]):
     def metrics(self) -> dict[str, float]:
         """Kafka Streams' metric names; `late-record-drop-total` counts what came too late."""
         return self._store.metrics()
+
+
+def _start(pair: tuple[Windowed[Any], Any]) -> int:
+    return pair[0].start_ms
+
+
+def _span(first: int, last: int | None) -> tuple[bytes, bytes | None]:
+    """The rows of windows that start from `first` to `last`, perhaps a few more."""
+    low = START.pack(min(max(first, 0), _START_MAX))
+    return low, None if last is None or last >= _START_MAX else START.pack(max(last, -1) + 1)

@@ -18,7 +18,7 @@ from statestore.model.modes import PunctuationType, Span
 from statestore.ports import Clock, Outbox
 from statestore.stores.row_times import WriteTime
 from statestore.stores.staged_table import StagedTable
-from statestore.stores.versioned_table import VersionedTable
+from statestore.stores.versioned.table import VersionedTable
 from statestore.tasks.intake import InputBatch
 from statestore.tasks.owned import OwnedStore
 from statestore.tasks.poison import Poison

@@ -12,14 +12,14 @@ from statestore.errors import Misuse, StateStoreError, TaskCorrupted
 from statestore.layout.snapshots import StoreOffsets
 from statestore.model.batch import Batch
 from statestore.model.ids import Position, TaskId, TopicPartition
-from statestore.stores.built_in import BuiltIn
 from statestore.stores.contracts import StateStore, StoreContext
 from statestore.stores.keyvalue import TransactionalKeyValueStore
+from statestore.stores.kinds import BuiltIn
 from statestore.stores.overlay import Overlay
 from statestore.stores.row_times import WriteTime
 from statestore.stores.specs import StoreSpec, StoreSupplier, WindowSpec
 from statestore.stores.staged_table import Changes, StagedTable
-from statestore.stores.versioned_table import VersionedTable
+from statestore.stores.versioned.table import VersionedTable
 from statestore.stores.windows import TransactionalWindowStore, keys_of, row_of
 from statestore.tasks.memory_share import Usage
 from statestore.tasks.store_log import StoreLog

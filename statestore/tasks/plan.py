@@ -11,7 +11,7 @@ from statestore.layout.documents import Count
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.ports import Changelog, Clock, Cluster, LinkStore, Outbox, Source
 from statestore.settings import Settings
-from statestore.stores.built_in import BuiltIn
+from statestore.stores.kinds import BuiltIn
 from statestore.stores.specs import BuiltInSpec, StoreSpec
 from statestore.tasks.intake import Intake, Judge
 from statestore.topology.sub_topologies import SubTopology

@@ -21,8 +21,8 @@ from statestore.operations.topics import dead_letter_topics, internal_topics
 from statestore.ports import TopicSpec
 from statestore.settings import Settings
 from statestore.stores import serdes
-from statestore.stores.built_in import BuiltIn, open_over, tables_of
 from statestore.stores.contracts import KeyValueStore, VersionedKeyValueStore
+from statestore.stores.kinds import BuiltIn, open_over, tables_of
 from statestore.stores.specs import (
     BuiltInSpec,
     KeyValueSpec,

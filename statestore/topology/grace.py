@@ -24,7 +24,7 @@ import msgspec
 from statestore.model.batch import Batch, Column, LazyColumn
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Serde
-from statestore.stores.versioned_layout import TIME_MIN
+from statestore.stores.versioned.layout import TIME_MIN
 from statestore.topology.failures import NodeFailed, encoded, processing
 from statestore.topology.nodes import (
     Build,

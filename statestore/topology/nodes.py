@@ -17,7 +17,7 @@ from statestore.model.modes import PunctuationType, Span
 from statestore.model.records import Record, Serde
 from statestore.stores.row_times import WriteTime
 from statestore.stores.staged_table import StagedTable
-from statestore.stores.versioned_table import VersionedTable
+from statestore.stores.versioned.table import VersionedTable
 from statestore.topology.punctuation import Fire, Punctuation
 
 TimestampExtractor = Callable[[Record[Any, Any]], int]

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from statestore.model.batch import Batch, Column
-from statestore.stores import versioned_layout as layout
 from statestore.stores.specs import KeyValueSpec, VersionedSpec
-from statestore.stores.versioned_table import VersionedTable
+from statestore.stores.versioned import layout
+from statestore.stores.versioned.table import VersionedTable
 from statestore.topology.failures import encoded, keyed
 from statestore.topology.grace import Gate, Waiter
 from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues

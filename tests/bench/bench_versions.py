@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 import statestore as ss
-from statestore.stores.versioned import TransactionalVersionedStore
+from statestore.stores.versioned.store import TransactionalVersionedStore
 from tests.bench.bench_stores import PER_COMMIT, SETTINGS
 from tests.bench.harness import Bench, scratch
 

@@ -19,8 +19,8 @@ from statestore.ports import TopicSpec
 from statestore.runtime import Runtime
 from statestore.runtime.databases import open_built_in
 from statestore.settings import Settings
-from statestore.stores.built_in import BuiltIn
 from statestore.stores.keyvalue import TransactionalKeyValueStore
+from statestore.stores.kinds import BuiltIn
 from statestore.stores.specs import BuiltInSpec
 from statestore.stores.transactional import TransactionalStore
 from statestore.tasks.memory_share import MemoryShare

@@ -22,7 +22,7 @@ from statestore.operations.exports.create import create_export_for_clones
 from statestore.ports import TopicSpec
 from statestore.runtime import Runtime
 from statestore.runtime.databases import RocksDatabases
-from statestore.stores.versioned import TransactionalVersionedStore
+from statestore.stores.versioned.store import TransactionalVersionedStore
 from statestore.tasks.store_log import true_times
 from statestore.testing.memory_broker import MemoryBroker
 from tests.contract.export_rig import ExportRig

@@ -13,7 +13,8 @@ from statestore.model.ids import TopicPartition
 from statestore.model.records import Record
 from statestore.operations.run import RunSummary
 from statestore.operations.status import read_status
-from statestore.stores.staged_table import StagedTable, TableScan
+from statestore.stores.scan import Pair, RowScan
+from statestore.stores.staged_table import StagedTable
 from statestore.tasks.plan import TaskReport
 from statestore.tasks.progress import ProgressFile, read_progress
 from tests.contract.task_rig import TASK, TaskRig, rows_of
@@ -101,7 +102,7 @@ def test_rows_are_counted_when_a_store_is_opened_and_never_again(
     looked: list[bytes | None] = []
     scan = StagedTable.scan
 
-    def seen(table: StagedTable, lo: bytes | None = None, hi: bytes | None = None) -> TableScan:
+    def seen(table: StagedTable, lo: bytes | None = None, hi: bytes | None = None) -> RowScan[Pair]:
         if hi == b"x":
             looked.append(lo)
         return scan(table, lo, hi)

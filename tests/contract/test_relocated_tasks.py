@@ -12,7 +12,7 @@ from statestore.operations.run import Run, RunRequest
 from statestore.operations.snapshots import Snapshot, Snapshots
 from statestore.runtime.databases import RocksDatabases
 from statestore.stores.keyvalue import TABLE
-from statestore.stores.versioned import TransactionalVersionedStore
+from statestore.stores.versioned.store import TransactionalVersionedStore
 from tests.contract.task_rig import APPLICATION, TaskRig
 from tests.contract.user_stores import Notes, UserStore, rows_in, supplier
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from statestore.model.modes import IsolationLevel
-from statestore.stores.versioned_table import VersionedTable
+from statestore.stores.versioned.table import VersionedTable
 from tests.builders import DEADLINE_S
 from tests.contract.versioned_worlds import Open, Store
 from tests.contract.versions_text import puts, shown, shown_one

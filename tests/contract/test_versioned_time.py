@@ -12,7 +12,7 @@ from statestore.errors import Misuse, StoreClosed, UncommittedWrites
 from statestore.model.ids import Position, TopicPartition
 from statestore.model.modes import IsolationLevel
 from statestore.runtime.public import open_store
-from statestore.stores.versioned_layout import HISTORY
+from statestore.stores.versioned.layout import HISTORY
 from tests.contract.versioned_worlds import Open, Store
 from tests.contract.versions_text import answer, puts, shown, shown_one
 

@@ -10,7 +10,7 @@ import statestore as ss
 from statestore.runtime.public import open_store
 from statestore.stores import serdes
 from statestore.stores.specs import VersionedSpec
-from statestore.stores.versioned import TransactionalVersionedStore
+from statestore.stores.versioned.store import TransactionalVersionedStore
 
 Store = TransactionalVersionedStore[Any, Any]
 Open = Callable[..., Store]

@@ -13,7 +13,7 @@ from pathlib import Path
 from statestore.model.ids import Position
 from statestore.runtime.public import open_store
 from statestore.stores.specs import persistent_versioned_key_value_store
-from statestore.stores.versioned import TransactionalVersionedStore
+from statestore.stores.versioned.store import TransactionalVersionedStore
 from tests.crash.store_writer import DOUBLE, LOG, from_command_line, position, say
 
 Store = TransactionalVersionedStore[bytes, bytes]

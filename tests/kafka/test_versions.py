@@ -6,6 +6,7 @@ import random
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from statestore.faults import VARIABLE, CrashPoint
 from statestore.layout import owners
 from statestore.operations.at_rest import StoresAtRest
 from statestore.operations.pipelines import load_pipeline
-from statestore.operations.versions_at_rest import VersionsAtRest
 from statestore.runtime import Runtime, SystemClock
 from statestore.settings import Settings
+from statestore.stores.versioned.reader import VersionedReader
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import DEADLINE_S, eventually
 from tests.kafka.run_pipelines import PREFIX_VARIABLE
@@ -88,13 +89,15 @@ def found(app: App) -> list[str]:
 def histories(app: App) -> dict[str, list[tuple[bytes, int, int | None]]]:
     """Every version of every key, as it lies on disk."""
     settings = Settings.from_mapping(app.run_settings())
-    versions = VersionsAtRest(StoresAtRest(Runtime(settings)), "rates")
-    return {
-        key: [
-            (one.value, one.timestamp_ms, one.valid_to_ms) for one in versions.history(key.encode())
-        ]
-        for key in KEYS
-    }
+    found: dict[str, list[tuple[bytes, int, int | None]]] = {key: [] for key in KEYS}
+    with Runtime(settings) as runtime, closing(StoresAtRest(runtime)) as at_rest:
+        spec = at_rest.spec_in_bytes("rates")
+        for task in at_rest.find("rates", kind=spec.kind):
+            with at_rest.reader(task, spec) as reader:
+                assert isinstance(reader, VersionedReader)
+                for key in KEYS:
+                    found[key] += reader.history(key.encode())
+    return found
 
 
 def expected_history(rates: Rows, key: str) -> list[tuple[bytes, int, int | None]]:

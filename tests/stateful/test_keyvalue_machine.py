@@ -19,9 +19,9 @@ from statestore.errors import StoreClosed, UncommittedWrites
 from statestore.model.ids import Position, TopicPartition
 from statestore.model.modes import IsolationLevel
 from statestore.runtime.public import open_store
-from statestore.stores.codec import PairScan
 from statestore.stores.keyvalue import KeyValueReader, TransactionalKeyValueStore
 from statestore.stores.overlay import ENTRY_COST
+from statestore.stores.scan import RowScan
 from statestore.stores.specs import in_memory_key_value_store, persistent_key_value_store
 
 # The long profile takes minutes.
@@ -57,7 +57,7 @@ SETTINGS = {"statestore.wal": False, "statestore.flush.lag.max.records": 25}
 class Held(NamedTuple):
     """An iterator somebody holds on to, and what it has still to show."""
 
-    scan: PairScan[bytes, bytes]
+    scan: RowScan[tuple[bytes, bytes]]
     left: list[tuple[bytes, bytes]]
 
 
@@ -75,7 +75,7 @@ class KeyValueMachine(RuleBasedStateMachine):
         self.offsets: dict[TopicPartition, int] = {}
         self.position = Position()
         self.held: list[Held] = []
-        self.dead: list[PairScan[bytes, bytes] | KeyValueReader[bytes, bytes]] = []
+        self.dead: list[RowScan[tuple[bytes, bytes]] | KeyValueReader[bytes, bytes]] = []
         self.open()
 
     def open(self) -> None:

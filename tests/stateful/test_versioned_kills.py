@@ -24,7 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from statestore.runtime.public import open_store
 from statestore.stores import serdes
 from statestore.stores.specs import VersionedSpec
-from statestore.stores.versioned import TransactionalVersionedStore
+from statestore.stores.versioned.store import TransactionalVersionedStore
 from tests.builders import DEADLINE_S
 from tests.stateful.test_versioned_machine import (
     EVER,

@@ -23,7 +23,8 @@ from statestore.model.records import PutResult, VersionedRecord
 from statestore.runtime.public import open_store
 from statestore.stores import serdes
 from statestore.stores.specs import VersionedSpec
-from statestore.stores.versioned import TransactionalVersionedStore, VersionedReader
+from statestore.stores.versioned.reader import VersionedReader
+from statestore.stores.versioned.store import TransactionalVersionedStore
 
 # The long profile takes minutes.
 pytestmark = pytest.mark.timeout(1800)

@@ -21,7 +21,7 @@ from statestore.operations.audits.audit import (
 )
 from statestore.operations.audits.rows import AuditRow, AuditRows, LogState, Subject, read_log_state
 from statestore.runtime import PARTITIONERS
-from statestore.stores.versioned_layout import TIME_MIN
+from statestore.stores.versioned.layout import TIME_MIN
 from statestore.testing.memory_broker import MemoryBroker
 
 LOG = TopicPartition("shop-counts-changelog", 0)

@@ -10,9 +10,9 @@ from statestore.model.ids import TopicPartition
 from statestore.model.modes import IsolationLevel
 from statestore.ports import Writes
 from statestore.stores import serdes
-from statestore.stores.built_in import VERSIONED_TABLES, open_over
+from statestore.stores.kinds import VERSIONED_TABLES, open_over
 from statestore.stores.specs import VersionedSpec
-from statestore.stores.versioned import TransactionalVersionedStore
+from statestore.stores.versioned.store import TransactionalVersionedStore
 from tests.builders import NO_FLUSHES, ManualClock
 from tests.contract.versions_text import puts, shown
 

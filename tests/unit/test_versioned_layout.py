@@ -4,8 +4,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from statestore.stores import versioned_layout as layout
-from statestore.stores.versioned_layout import TIME_MAX, TIME_MIN
+from statestore.stores.versioned import layout
+from statestore.stores.versioned.layout import TIME_MAX, TIME_MIN
 
 TIMES = st.integers(TIME_MIN, TIME_MAX) | st.integers(-50, 50)
 INTERVALS = st.integers(1, 10) | st.integers(1, 10**12)
@@ -95,9 +95,9 @@ def test_no_row_of_another_key_lies_between_those_of_one_key_and_segment(
 def test_a_forgotten_delete_is_found_below_its_segments_end_and_not_among_versions(
     key: bytes, time: int, interval: int, segment: int
 ) -> None:
-    row = layout.grave_key(key, time, interval)
-    assert layout.grave_of(row) == (time // interval, key)
-    lo, hi = layout.graves_below(segment)
+    row = layout.tombstone_key(key, time, interval)
+    assert layout.tombstone_of(row) == (time // interval, key)
+    lo, hi = layout.tombstones_below(segment)
     if time // interval < segment:
         assert lo <= row <= hi
     if time // interval > segment:

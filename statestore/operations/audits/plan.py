@@ -28,8 +28,9 @@ from statestore.operations.environment import Databases, Environment
 from statestore.operations.exports.catalog import Exports, FetchedStore
 from statestore.operations.snapshots import Snapshot, Snapshots
 from statestore.ports import Clock, Cluster
-from statestore.stores import keyvalue, versioned_layout
+from statestore.stores import keyvalue
 from statestore.stores.specs import StoreSupplier
+from statestore.stores.versioned import layout as versioned_layout
 
 _RENEW_S = 1.0
 

@@ -14,8 +14,9 @@ import msgspec
 from statestore.errors import Misuse
 from statestore.model.ids import TopicPartition
 from statestore.ports import AuditLogReader, Engine, LogRecords
-from statestore.stores import keyvalue, offsets, serdes, versioned_layout, windows
+from statestore.stores import keyvalue, offsets, serdes, windows
 from statestore.stores.specs import WindowRows
+from statestore.stores.versioned import layout as versioned_layout
 
 WINDOW: Final = WindowRows.kind
 _CHUNK: Final = 10_000

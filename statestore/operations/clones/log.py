@@ -6,10 +6,11 @@ from itertools import islice
 from statestore.errors import TaskCorrupted, Unavailable
 from statestore.model.ids import TopicPartition
 from statestore.ports import Bounds, Changelog, Engine, Outbox, Records
-from statestore.stores import keyvalue, offsets, versioned_layout
+from statestore.stores import keyvalue, offsets
 from statestore.stores.row_times import read_times
 from statestore.stores.specs import WindowSpec
 from statestore.stores.staged_table import Changes
+from statestore.stores.versioned import layout as versioned_layout
 from statestore.stores.windows import keys_of
 from statestore.tasks.store_log import sendable
 

@@ -214,8 +214,13 @@ class KafkaTools:
 
     def rows(self, store: str) -> dict[bytes, bytes]:
         """What a store holds, all partitions, as of a snapshot."""
+        found: dict[bytes, bytes] = {}
         with Runtime(self._settings) as runtime, closing(StoresAtRest(runtime)) as at_rest:
-            return {row.key: row.value for row in at_rest.range(store)}
+            spec = at_rest.spec_in_bytes(store)
+            for task in at_rest.find(store):
+                with at_rest.reader(task, spec) as reader, reader.entries() as rows:
+                    found |= {row.key: row.value for row in rows}
+        return found
 
     def snapshot_findings(self, store: str) -> list[str]:
         """Take a snapshot of each task and compare it with its log up to the same offset."""

@@ -4,19 +4,24 @@ It goes back with a rollback or an undone savepoint, and becomes durable in the 
 """
 
 import struct
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from statestore.errors import TaskCorrupted
-from statestore.stores import versioned_layout as layout
-from statestore.stores.transaction import StagedEngine
-from statestore.stores.versioned_layout import NEVER, TIME_MIN
+from statestore.ports import Table
+from statestore.stores.versioned import layout
+from statestore.stores.versioned.layout import NEVER, TIME_MIN
 
 
-class Moment(NamedTuple):
+class StreamTime(NamedTuple):
     """A stream time, and the time before which history is gone; both NEVER before the first put."""
 
     now: int
     bound: int
+
+    @classmethod
+    def never(cls) -> Self:
+        """Before the first put."""
+        return cls(NEVER, NEVER)
 
 
 class ObservedTime:
@@ -28,13 +33,13 @@ class ObservedTime:
 
     __slots__ = ("_bound_before", "_marks", "_retention_ms", "committed", "now")
 
-    def __init__(self, committed: Moment | None, retention_ms: int) -> None:
+    def __init__(self, committed: StreamTime | None, retention_ms: int) -> None:
         self._retention_ms = retention_ms
-        self.committed = committed or Moment(NEVER, NEVER)
+        self.committed = committed or StreamTime.never()
         self.now = self.committed.now
         self._bound_before = self.committed.bound
         self._marks: list[int] = []
-        self.committed = self._moment()
+        self.committed = self.observed()
 
     @property
     def bound(self) -> int:
@@ -60,7 +65,7 @@ class ObservedTime:
 
     def commit(self) -> None:
         """What is pending has become committed; open savepoints go back to here."""
-        self.committed = self._moment()
+        self.committed = self.observed()
         self._marks = [self.now for _ in self._marks]
 
     def rollback(self) -> None:
@@ -68,16 +73,17 @@ class ObservedTime:
         self.now = self.committed.now
         self._marks = [self.now for _ in self._marks]
 
-    def _moment(self) -> Moment:
-        return Moment(self.now, self.bound)
+    def observed(self) -> StreamTime:
+        """With what is pending."""
+        return StreamTime(self.now, self.bound)
 
 
-def committed_moment(staged: StagedEngine) -> Moment | None:
-    """That of the last commit; None before the first put."""
-    row = staged.table(layout.HISTORY).get(layout.CLOCK_KEY)
+def read_stream_time(history: Table, where: str) -> StreamTime | None:
+    """That of the last commit; None before the first put. `history`: the table that has it."""
+    row = history.get(layout.CLOCK_KEY)
     if row is None:
         return None
     try:
-        return Moment(*layout.read_clock(row))
+        return StreamTime(*layout.read_clock(row))
     except struct.error as error:
-        raise TaskCorrupted(f"{staged.where}: its stream time is not readable") from error
+        raise TaskCorrupted(f"{where}: its stream time is not readable") from error

@@ -11,21 +11,46 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from operator import attrgetter, call, gt
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from statestore.model.ids import Position, TopicPartition
 from statestore.model.records import PutResult
-from statestore.stores import versioned_layout as layout
-from statestore.stores.journal import Journal, Prepared
-from statestore.stores.observed_time import ObservedTime, committed_moment
-from statestore.stores.overlay import Entries
-from statestore.stores.staged_table import Changes, Pair, StagedTable, TableScan
-from statestore.stores.superseded import history_rows
+from statestore.stores.overlay import MISSING, Entries, Missing
+from statestore.stores.scan import Pair, RowScan
+from statestore.stores.staged_table import Changes, StagedTable
 from statestore.stores.transaction import StagedEngine
-from statestore.stores.version_search import Asked, Found, GoneHistory, View, find, valid_at
-from statestore.stores.version_views import HistorySnapshot, PendingVersions
-from statestore.stores.version_writes import Change, Rows, Staged, graves, next_versions
-from statestore.stores.versioned_layout import BIAS, HISTORY, LATEST, NEVER, STAMP, VALUE, pack_head
+from statestore.stores.versioned import layout
+from statestore.stores.versioned.journal import (
+    Change,
+    Journal,
+    MadeRows,
+    Prepared,
+    history_rows,
+    next_versions,
+    tombstone_rows,
+)
+from statestore.stores.versioned.layout import (
+    BIAS,
+    HISTORY,
+    LATEST,
+    NEVER,
+    STAMP,
+    VALUE,
+    pack_head,
+)
+from statestore.stores.versioned.reads import HistoryCopy, PendingNow, all_versions, walk
+from statestore.stores.versioned.search import (
+    Asked,
+    Found,
+    GoneHistory,
+    Span,
+    Valid,
+    View,
+    find,
+    valid_at,
+    versions_of,
+)
+from statestore.stores.versioned.stream_time import ObservedTime, StreamTime, read_stream_time
 
 _log = logging.getLogger(__name__)
 
@@ -34,20 +59,6 @@ _TOO_LATE: Final = PutResult(accepted=False, latest=False, valid_to_ms=None)
 
 _SWEEP_MAX: Final = 10_000
 """How many forgotten deletes one commit clears away, so that no commit takes long."""
-
-
-class PendingNow(NamedTuple):
-    """A copy of what is pending at one moment, for readers on other threads.
-
-    `keys` and `rows`: the versions put ahead and not settled, in order of time. `latest` and
-    `history`: rows of the tables, None a delete. `bound`: the time before which history is gone.
-    """
-
-    keys: list[bytes]
-    rows: list[bytes]
-    latest: Entries
-    history: Entries
-    bound: int
 
 
 class VersionedTable:
@@ -59,13 +70,15 @@ class VersionedTable:
         self.retention_ms: Final = retention_ms
         self.interval_ms: Final = staged.segment_interval_ms
         self.history: Final = StagedTable(staged, HISTORY)
-        known = committed_moment(staged)
+        known = read_stream_time(staged.table(HISTORY), staged.where)
         self.time: Final = ObservedTime(known, retention_ms)
         self.journal: Final = Journal()
         self._latest: Final = StagedTable(staged, LATEST)
         self._latest_rows: Final = staged.overlay(LATEST)
         self._history_rows: Final = staged.overlay(HISTORY)
         # Bound once: they run for every put.
+        self.is_open: Final = staged.is_open
+        self.check_open: Final = staged.check_open
         self._check_open: Final = staged.check_open
         self._ahead: Final = self.journal.ahead
         self._note_key: Final = self.journal.keys.append
@@ -81,7 +94,7 @@ class VersionedTable:
             self._latest_rows.entries.copy,
             self._history_rows.entries.copy,
         )
-        staged.keep_journal(self.journal)
+        staged.keep_counted(self.journal)
         staged.keep_in_step(self.time)
         if known is not None and known != self.time.committed:
             # A shorter retention: what it hides stays gone, also if nothing is ever committed.
@@ -194,12 +207,49 @@ class VersionedTable:
             for time, row in zip(times, rows, strict=True)
         ]
 
-    def snapshot(self, lo: bytes | None, hi: bytes | None) -> tuple[TableScan, HistorySnapshot]:
-        """The latest versions from `lo` to `hi`, and the history under them, as of now."""
+    # As `reads.VersionRows` has it.
+
+    def observed(self) -> StreamTime:
+        """The stream time and the bound of history, with what is pending."""
+        return self.time.observed()
+
+    def get(self, key: bytes) -> bytes | None:
+        """The row of the latest version."""
+        return self.latest_rows([key])[0]
+
+    def valid_at(self, key: bytes, time: int) -> Valid | None:
+        """The version valid at a time, a tombstone too; None: none, or history is gone."""
+        return valid_at(self.view(), [key], [time])[0]
+
+    def overlapping(self, key: bytes, span: Span) -> list[Valid]:
+        """The versions valid at some time of the span, latest first."""
+        self._check_open()
+        self.staged.metrics.ranges += 1
+        return versions_of(self.view(), key, span)
+
+    def each_valid_at(
+        self, lo: bytes | None, hi: bytes | None, time: int, *, reverse: bool = False
+    ) -> RowScan[tuple[bytes, Valid | None]]:
+        """Per key in the range the version valid at a time, on a snapshot."""
+        self._check_open()
         self._settle(self.time.bound)
-        scan, seeker = self._latest.scan(lo, hi), self.staged.table(HISTORY).seeker()
-        pending = PendingVersions(self._history_rows.entries)
-        return scan, HistorySnapshot(self.staged, seeker, pending)
+        rows = self._latest.scan(lo, hi, reverse=reverse)
+        seeker = self.staged.table(HISTORY).seeker()
+        pending = HistoryCopy(self._history_rows.entries)
+
+        def seek(keys: list[bytes]) -> list[Pair | None]:
+            return pending.over(seeker.seek_many(keys), keys)
+
+        at = (time, self.time.bound, self.interval_ms)
+        return walk(self.staged, rows, seek, seeker.close, at)
+
+    def each_version(self) -> RowScan[tuple[bytes, Valid]]:
+        """Every version that has not expired, on a snapshot."""
+        self._check_open()
+        self._settle(self.time.bound)
+        return all_versions(self._latest.scan(), self.history.scan(), self.time.bound)
+
+    # For readers on other threads.
 
     def pending_now(self) -> PendingNow:
         """For any thread that holds the turn of the store."""
@@ -208,10 +258,6 @@ class VersionedTable:
         # Not `time.now`, which a put raises before its version is there.
         bound = time.bound_at(layout.valid_from(rows[-1])) if rows else time.committed.bound
         return PendingNow(keys[settled : len(rows)], rows[settled:], latest, history, bound)
-
-    def nothing_pending(self) -> PendingNow:
-        """For who sees what is committed, and holds the turn of the store."""
-        return PendingNow([], [], {}, {}, self.time.committed.bound)
 
     # The transaction.
 
@@ -309,7 +355,7 @@ class VersionedTable:
             if old is not None and began < time and bound < time:
                 self._history_rows.put(layout.history_key(key, time, self.interval_ms), old)
             if value is None:
-                self._history_rows.put(layout.grave_key(key, time, self.interval_ms), b"")
+                self._history_rows.put(layout.tombstone_key(key, time, self.interval_ms), b"")
             self._latest_rows.put(key, row)
         self.journal.put_late([key], [row], int(value is None))
         return result
@@ -363,7 +409,7 @@ class VersionedTable:
             behind = [one for one in behind if turn[one.key] is not one]
         self.journal.put_late(keys, rows, layout.tombstones_in(values))
 
-    def _stage(self, made: Staged) -> None:
+    def _stage(self, made: MadeRows) -> None:
         # History before what supersedes it: see the readers of pending writes.
         self._history_rows.put_all(made.history)
         self._latest_rows.put_all(made.latest)
@@ -374,21 +420,22 @@ class VersionedTable:
             self._stage(self._rows_ahead(bound))
             self.journal.settle()
 
-    def _rows_ahead(self, bound: int) -> Staged:
+    def _rows_ahead(self, bound: int) -> MadeRows:
         """The rows that versions put ahead make, with those of what they have ended."""
         journal = self.journal
         known = journal.prepared
         if known is not None and known.versions == len(journal.rows):
             return known.rows
-        latest, history = journal.ahead, Rows()
+        latest: dict[bytes, bytes] = journal.ahead
+        history: Entries = {}
         if latest and self.time.now > bound:
             before = self._latest.get_many_to_write(list(latest))
             history = history_rows(
                 latest, journal.ended, *before, bound=bound, interval_ms=self.interval_ms
             )
         if journal.deletes:
-            history |= graves(latest, self.interval_ms)
-        made = Staged(latest, history)
+            history |= tombstone_rows(latest, self.interval_ms)
+        made = MadeRows(latest, history)
         journal.prepared = Prepared(len(journal.rows), made)
         return made
 
@@ -418,28 +465,49 @@ class VersionedTable:
         """Clear away tombstones that are the latest of their keys and older than history."""
         if self.journal.deletes:
             self._settle(self.time.bound)
-        lo, hi = layout.graves_below(below)
-        graves: list[tuple[bytes, bytes]] = []
+        lo, hi = layout.tombstones_below(below)
+        tombstones: list[tuple[bytes, bytes]] = []
         done = below
         with self.history.scan(lo, hi) as rows:
             for at, _ in rows:
-                segment, key = layout.grave_of(at)
+                segment, key = layout.tombstone_of(at)
                 if segment >= below:
                     continue
-                if len(graves) == _SWEEP_MAX:
+                if len(tombstones) == _SWEEP_MAX:
                     done = segment
                     break
-                graves.append((at, key))
-        if graves:
+                tombstones.append((at, key))
+        if tombstones:
             self._settle(self.time.bound)
-        rows_of = self._latest.get_many([key for _, key in graves])
-        for (at, key), row in zip(graves, rows_of, strict=True):
+        rows_of = self._latest.get_many([key for _, key in tombstones])
+        for (at, key), row in zip(tombstones, rows_of, strict=True):
             if row is not None and layout.is_tombstone(row):
                 begins = layout.valid_from(row)
-                if layout.grave_key(key, begins, self.interval_ms) == at:
+                if layout.tombstone_key(key, begins, self.interval_ms) == at:
                     self._latest_rows.put(key, None)
             self._history_rows.put(at, None)
         self._swept_below = done
+
+
+class PendingVersions:
+    """`reads.Pending` of a table, for readers that see uncommitted versions."""
+
+    uncommitted = True
+
+    def __init__(self, table: VersionedTable) -> None:
+        self.now = table.pending_now
+        self._time = table.time
+        self._ahead = table.journal.ahead
+        self._entries = table.staged.overlay(LATEST).entries
+
+    def observed(self) -> StreamTime:
+        """The stream time with what is pending."""
+        return self._time.observed()
+
+    def latest(self, key: bytes) -> bytes | Missing | None:
+        """The row of the latest version of a key, if that is pending."""
+        # In this order, as what is settled meanwhile goes from the one to the other.
+        return self._ahead.get(key) or self._entries.get(key, MISSING)
 
 
 def _taken(

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final, NamedTuple
 
-from statestore.stores import versioned_layout as layout
+from statestore.stores.scan import Pair
+from statestore.stores.versioned import layout
 
 _log = logging.getLogger(__name__)
-
-Pair = tuple[bytes, bytes]
 _CHUNK: Final = 256
 Seek = Callable[[list[bytes]], list[Pair | None]]
 """Per key the first row at or after it."""
@@ -213,6 +212,12 @@ def overlapping(view: View, key: bytes, latest: bytes, span: Span) -> Iterator[V
             return
         if layout.valid_from(row) <= span.last and not layout.is_tombstone(row):
             yield Valid(row, ends)
+
+
+def versions_of(view: View, key: bytes, span: Span) -> list[Valid]:
+    """As `overlapping`, of a key that may have no versions."""
+    latest = view.get_many([key])[0]
+    return [] if latest is None else list(overlapping(view, key, latest, span))
 
 
 class _Look(NamedTuple):

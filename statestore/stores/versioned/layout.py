@@ -37,11 +37,11 @@ NEVER: Final = TIME_MIN - 1
 """Before every time: the stream time of a store that has seen none."""
 
 CLOCK_KEY: Final = b"c"
-_GRAVE: Final = b"d"
+_TOMBSTONES: Final = b"d"
 _VERSION: Final = b"v"
 _TOMBSTONE: Final = 0
 VALUE: Final = 1
-NOT_VERSIONS: Final = (CLOCK_KEY, _GRAVE)
+NOT_VERSIONS: Final = (CLOCK_KEY, _TOMBSTONES)
 """What the rows of a history begin with that are no versions."""
 
 BIAS: Final = 1 << 63
@@ -163,22 +163,22 @@ def key_of(history_row_key: bytes) -> bytes:
     return history_row_key[_PLACE_SIZE:-8]
 
 
-def grave_key(key: bytes, deleted_at: int, interval_ms: int) -> bytes:
+def tombstone_key(key: bytes, deleted_at: int, interval_ms: int) -> bytes:
     """The row that says when the latest version of `key` became a tombstone."""
-    return _GRAVE + _pack_time(deleted_at // interval_ms + BIAS) + key
+    return _TOMBSTONES + _pack_time(deleted_at // interval_ms + BIAS) + key
 
 
-def grave_of(row_key: bytes) -> tuple[int, bytes]:
+def tombstone_of(row_key: bytes) -> tuple[int, bytes]:
     """Segment and key of a `d` key."""
     return int.from_bytes(row_key[1:9], "big") - BIAS, row_key[9:]
 
 
-def graves_below(segment: int) -> tuple[bytes, bytes]:
+def tombstones_below(segment: int) -> tuple[bytes, bytes]:
     """Both ends, inclusive, of a scan for the `d` rows of segments before this one.
 
     It may find one row of this segment: that of the empty key.
     """
-    return _GRAVE, _GRAVE + _pack_time(segment + BIAS)
+    return _TOMBSTONES, _TOMBSTONES + _pack_time(segment + BIAS)
 
 
 def versions_below(segment: int) -> tuple[bytes, bytes]:

@@ -1,23 +1,68 @@
-"""The versions written since the last commit, in the order of the writes (docs/adr/0008).
+"""The versions written since the last commit, and the rows of both tables that they make.
 
-It is what a commit logs. And a version put at or after the observed stream time lies nowhere else
-at first: it is the latest of its key without a look. The commit, or the first read of history,
-settles all of those at once, that is: makes them rows of both tables, with what they have ended.
+The journal has the versions in the order of the writes, which is what a commit logs. A version put
+at or after the observed stream time lies nowhere else at first: it is the latest of its key without
+a look-up (docs/adr/0008). The commit, or the first read of history, settles all of those at once:
+it makes them rows of both tables, with the versions that they have ended. These are looked up for
+many keys at once and in key order, which costs half of single look-ups.
 
-Written by the owner thread only. Others may look into `ahead`, and copy the lists.
+The owner's thread alone writes a journal. Others may look into `ahead`, and copy the lists. The
+functions below it are pure.
 """
 
-from itertools import chain
-from operator import add, lt
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, compress
+from operator import add, is_not, lt
+from typing import Final, NamedTuple, Self
 
-from statestore.stores import versioned_layout as layout
 from statestore.stores.overlay import ENTRY_COST as ROW_COST
-from statestore.stores.superseded import Ended, note
-from statestore.stores.version_writes import Staged
+from statestore.stores.overlay import Entries
+from statestore.stores.versioned import layout
+from statestore.stores.versioned.layout import NEVER, STAMP
 
 ENTRY_COST: Final = 64
 """Bytes charged per version: two list slots and its key; the row is charged where it is pending."""
+
+
+class Ended(NamedTuple):
+    """Versions of `keys` that others have ended, `ends` as rows have times.
+
+    Columns, not a tuple each: hundreds of thousands of those would keep the collector busy.
+    """
+
+    keys: list[bytes]
+    rows: list[bytes]
+    ends: list[bytes]
+
+    @classmethod
+    def none(cls) -> Self:
+        return cls([], [], [])
+
+    def add(self, key: bytes, row: bytes, end: bytes) -> None:
+        """One more, unless it began at that very time: then it is not ended but replaced."""
+        if row[STAMP] < end:
+            self.keys.append(key)
+            self.rows.append(row)
+            self.ends.append(end)
+
+    def clear(self) -> None:
+        for column in self:
+            column.clear()
+
+
+class Change(NamedTuple):
+    """A version to put before the latest of its key."""
+
+    key: bytes
+    row: bytes
+    time: int
+
+
+class MadeRows(NamedTuple):
+    """Rows to stage in the two tables."""
+
+    latest: Mapping[bytes, bytes | None]
+    history: Entries
 
 
 class _Measured(NamedTuple):
@@ -39,7 +84,7 @@ class Prepared(NamedTuple):
     """The rows that the first `versions` put ahead make, of those not settled."""
 
     versions: int
-    rows: Staged
+    rows: MadeRows
 
 
 class Journal:
@@ -143,7 +188,7 @@ class Journal:
         """Each version once, in order of time; the later write counts."""
         # No version put ahead came after a late one of its key and time.
         keys, rows = self.keys + self.late_keys, self.rows + self.late_rows
-        stamps = [row[layout.STAMP] for row in rows]
+        stamps = [row[STAMP] for row in rows]
         if all(map(lt, stamps, stamps[1:])):
             return keys, rows
         made = dict(zip(map(add, keys, stamps), rows, strict=True))
@@ -188,9 +233,90 @@ class Journal:
             note(keys[to.settled :], rows[to.settled :], self.ahead, self.ended)
 
 
+def note(
+    keys: Iterable[bytes], rows: Sequence[bytes], last: dict[bytes, bytes], ended: Ended
+) -> None:
+    """Bring `last`, the last version of each key, and `ended`, those before, up to date.
+
+    `rows`: versions of `keys` in order of time, each an object of its own.
+    """
+    stayed = map(last.setdefault, keys, rows)
+    met = compress(zip(keys, rows, strict=True), map(is_not, stayed, rows))
+    for key, row in met:
+        ended.add(key, last[key], row[STAMP])
+        last[key] = row
+
+
+def history_rows(
+    last: Mapping[bytes, bytes],
+    ended: Ended,
+    names: Iterable[bytes],
+    before: Iterable[bytes | None],
+    *,
+    bound: int,
+    interval_ms: int,
+) -> Entries:
+    """The rows of what versions have ended, each other included.
+
+    `last` and `ended` as `note` leaves them; `before`: for the keys of `last`, `names` in whatever
+    order, the version before all these, None if none. What ended at `bound` or before is not kept.
+    """
+    first = dict(zip(reversed(ended.keys), reversed(ended.rows), strict=True))
+    made = Ended.none()
+    for key, old in zip(names, before, strict=True):
+        if old is not None:
+            made.add(key, old, (first.get(key) or last[key])[STAMP])
+    keys, rows, ends = made.keys + ended.keys, made.rows + ended.rows, made.ends + ended.ends
+    if not keys:
+        return {}
+    least = layout.stamp_of(max(bound, layout.TIME_MIN))
+    if min(ends) <= least:
+        kept = [end > least for end in ends]
+        keys, rows = list(compress(keys, kept)), list(compress(rows, kept))
+        ends = list(compress(ends, kept))
+    return dict(zip(layout.history_keys(keys, ends, interval_ms), rows, strict=True))
+
+
+def next_versions(
+    made: Iterable[Change], rows: Entries, *, bound: int, interval_ms: int
+) -> tuple[MadeRows, list[Change]]:
+    """Of keys whose latest are `rows`, which it brings up to date; and what is older than those.
+
+    `made`: in order of time. What ends at `bound` or before is not kept.
+    """
+    begins = {k: NEVER if r is None else layout.valid_from(r) for k, r in rows.items()}
+    latest: Entries = {}
+    history: Entries = {}
+    behind: list[Change] = []
+    place_of = layout.history_key
+    for one in made:
+        key, row, time = one
+        began = begins[key]
+        if time < began:
+            behind.append(one)
+            continue
+        if began < time:
+            if began != NEVER and time > bound:
+                history[place_of(key, time, interval_ms)] = rows[key]
+            begins[key] = time
+        if layout.is_tombstone(row):
+            history[layout.tombstone_key(key, time, interval_ms)] = b""
+        rows[key] = latest[key] = row
+    return MadeRows(latest, history), behind
+
+
+def tombstone_rows(latest: Mapping[bytes, bytes], interval_ms: int) -> Entries:
+    """The rows that say in which segment's time tombstones among `latest` were put."""
+    return {
+        layout.tombstone_key(key, layout.valid_from(row), interval_ms): b""
+        for key, row in latest.items()
+        if layout.is_tombstone(row)
+    }
+
+
 def _bytes_of(keys: list[bytes], rows: list[bytes]) -> int:
     return sum(map(len, keys)) + sum(map(len, rows))
 
 
 def _stamp(pair: tuple[bytes, bytes]) -> bytes:
-    return pair[1][layout.STAMP]
+    return pair[1][STAMP]

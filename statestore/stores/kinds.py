@@ -1,0 +1,106 @@
+"""The kinds of built-in stores: the tables of each, its owner's class and its reader's class.
+
+A new kind is a spec in specs.py, an owner's class, a reader's class, and what this module says of
+them. The kind of a store that is at rest is in its format row and in the deployed topology.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final
+
+from statestore.model.modes import IsolationLevel
+from statestore.ports import Clock, Engine
+from statestore.stores import keyvalue, offsets
+from statestore.stores.keyvalue import KeyValueReader, TransactionalKeyValueStore
+from statestore.stores.reads import Source, SourceRows
+from statestore.stores.specs import BuiltInSpec, VersionedSpec, WindowSpec
+from statestore.stores.transaction import LagLimits, StagedEngine
+from statestore.stores.versioned import layout
+from statestore.stores.versioned.reader import VersionedReader
+from statestore.stores.versioned.reads import committed_versions
+from statestore.stores.versioned.store import TransactionalVersionedStore
+from statestore.stores.windows import WindowReader
+
+KEY_VALUE_TABLES: Final = (keyvalue.TABLE, offsets.TABLE)
+VERSIONED_TABLES: Final = (layout.LATEST, layout.HISTORY, offsets.TABLE)
+BuiltIn = TransactionalKeyValueStore[Any, Any] | TransactionalVersionedStore[Any, Any]
+AnyReader = KeyValueReader[Any, Any] | VersionedReader[Any, Any] | WindowReader[Any, Any]
+"""A reader of whatever kind. Tools use its `find`, `entries`, `everything` and `span_names`."""
+
+
+def open_over(
+    engine: Engine,
+    spec: BuiltInSpec,
+    *,
+    where: str,
+    limits: LagLimits,
+    clock: Clock,
+    level: IsolationLevel,
+    task: str | None = None,
+    owned_by_task: bool = False,
+    made: Collection[str] = (),
+    flush_soon: Callable[[StagedEngine], None] | None = None,
+) -> BuiltIn:
+    """The store over an engine with its tables; an engine it cannot use is closed.
+
+    `task`: for its metrics. `made`: tables that were not there before.
+    `flush_soon`: see `StagedEngine`.
+    """
+    try:
+        staged = StagedEngine(
+            engine,
+            kind=spec.kind,
+            name=spec.name,
+            where=where,
+            tables=tables_of(spec)[:-1],
+            limits=limits,
+            clock=clock,
+            task=task,
+            made=made,
+            flush_soon=flush_soon,
+            segment_interval=spec.interval_ms if isinstance(spec, VersionedSpec) else None,
+        )
+    except BaseException:
+        engine.close()
+        raise
+    if isinstance(spec, VersionedSpec):
+        return TransactionalVersionedStore(
+            staged, spec, isolation_level=level, owned_by_task=owned_by_task
+        )
+    return TransactionalKeyValueStore(
+        staged, spec, isolation_level=level, owned_by_task=owned_by_task
+    )
+
+
+def tables_of(spec: BuiltInSpec) -> tuple[str, ...]:
+    """The tables of a store, that of the offsets last."""
+    return VERSIONED_TABLES if isinstance(spec, VersionedSpec) else KEY_VALUE_TABLES
+
+
+def reader_over(
+    spec: BuiltInSpec | WindowSpec[Any, Any],
+    sources: Sequence[Source],
+    where: str,
+    release: Callable[[], None],
+) -> AnyReader:
+    """A reader of a store over one source per partition.
+
+    `release` is called at its close. Misuse if the sources hold a store of another kind.
+    """
+    versions = []
+    for source in sources:
+        try:
+            offsets.check_format(source.table(offsets.TABLE), spec.kind, where)
+            if isinstance(spec, VersionedSpec):
+                versions.append(committed_versions(source, where))
+        except Exception as error:
+            raise source.failure(error) from error
+    match spec:
+        case VersionedSpec():
+            return VersionedReader(versions, spec, release)
+        case WindowSpec():
+            return WindowReader(_rows_of(sources), spec, release)
+    return KeyValueReader(_rows_of(sources), spec, release)
+
+
+def _rows_of(sources: Sequence[Source]) -> list[SourceRows]:
+    return [SourceRows(source, keyvalue.TABLE) for source in sources]

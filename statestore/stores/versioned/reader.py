@@ -1,0 +1,164 @@
+"""Reads of versioned stores (KIP-889, KIP-960, KIP-968) in the types of their users."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar, Final, Generic
+
+from statestore.errors import Misuse
+from statestore.model.modes import Time, to_ms
+from statestore.model.records import K, V, VersionedRecord
+from statestore.stores.codec import Codec
+from statestore.stores.reads import Entry, Reader
+from statestore.stores.scan import RowScan, joined
+from statestore.stores.specs import VersionedSpec
+from statestore.stores.versioned import layout
+from statestore.stores.versioned.layout import NEVER, TIME_MAX, TIME_MIN
+from statestore.stores.versioned.reads import VersionRows
+from statestore.stores.versioned.search import GoneHistory, Span, Valid
+
+
+class VersionedReader(Reader[VersionRows], Generic[K, V]):
+    """Reads of a versioned store over any VersionRows.
+
+    See `contracts.ReadOnlyVersionedKeyValueStore`. Over several partitions a key is looked for in
+    each, and ranges are merged in key order.
+    """
+
+    span_names: ClassVar[tuple[str, ...]] = ("timestamp_ms", "valid_to_ms")
+
+    def __init__(
+        self,
+        parts: Sequence[VersionRows],
+        spec: VersionedSpec[K, V],
+        release: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(spec.name, parts, release)
+        self._codec: Final = Codec(spec)
+        self._gone: Final = GoneHistory(spec.name)
+
+    def get(self, key: K, *, as_of: Time | None = None) -> VersionedRecord[V] | None:
+        """The latest version, or the one valid at `as_of`; None if absent or deleted."""
+        if not self._open:
+            raise self._closed()
+        data, is_known = self._codec.key(key), False
+        time = None if as_of is None else self.time_of(as_of)
+        for rows in self._parts:
+            ends = None
+            if time is None:
+                row = rows.get(data)
+            else:
+                found = rows.valid_at(data, time)
+                row, ends = (None, None) if found is None else found
+            if row is not None:
+                is_known = True
+                begins, value = layout.read_version(row)
+                if value is not None:
+                    return VersionedRecord(self._codec.read_value(value), begins, ends)
+        if time is not None and not is_known:
+            self._tell_gone(time)
+        return None
+
+    def history(
+        self,
+        key: K,
+        *,
+        from_time: Time | None = None,
+        to_time: Time | None = None,
+        descending: bool = True,
+    ) -> RowScan[VersionedRecord[V]]:
+        """The versions valid at some time from `from_time` to `to_time`, both included."""
+        parts, data, span = self._opened(), self._codec.key(key), self._span(from_time, to_time)
+        found = [one for rows in parts for one in rows.overlapping(data, span)]
+        return RowScan(map(self._record, found if descending else found[::-1]), self._check_parts)
+
+    def range_as_of(
+        self, lo: K | None, hi: K | None, as_of: Time
+    ) -> RowScan[tuple[K, VersionedRecord[V]]]:
+        """Per key from `lo` to `hi`, both included, the version valid at `as_of`; a snapshot."""
+        return self._range(lo, hi, self.time_of(as_of), reverse=False).through(self._records)
+
+    def observed_stream_time(self) -> int | None:
+        """The largest timestamp put, as far as this reader sees; None before the first."""
+        now = max(rows.observed().now for rows in self._opened())
+        return None if now == NEVER else now
+
+    # For tools that do not know the kind of the store.
+
+    def find(self, key: K, as_of_ms: int | None = None) -> Entry | None:
+        """The latest version of a key, or the one valid at a time."""
+        found = self.get(key, as_of=as_of_ms)
+        return None if found is None else Entry(key, *found)
+
+    def entries(
+        self,
+        lo: K | None = None,
+        hi: K | None = None,
+        *,
+        as_of_ms: int | None = None,
+        reverse: bool = False,
+    ) -> RowScan[Entry]:
+        """Per key with lo <= key <= hi the latest version, or the one valid at a time."""
+        time = TIME_MAX if as_of_ms is None else as_of_ms
+        return self._range(lo, hi, time, reverse=reverse).through(self._entries)
+
+    def everything(self) -> RowScan[Entry]:
+        """Every version that has not expired, partition by partition."""
+        scans = [rows.each_version() for rows in self._opened()]
+        # Versions are in no order, so there is no key to merge by.
+        return joined(scans, key=lambda _: 0).through(self._entries)
+
+    # How it is done.
+
+    def time_of(self, time: Time) -> int:
+        """Milliseconds; Misuse if that is no time."""
+        ms: object = to_ms(time)
+        if type(ms) is int and TIME_MIN <= ms <= TIME_MAX:
+            return ms
+        raise Misuse(
+            f"store {self.name!r}: {time!r} is no time: want milliseconds since the epoch "
+            "(64 bits) or an aware datetime"
+        )
+
+    def _span(self, from_time: Time | None, to_time: Time | None) -> Span:
+        """The closed interval asked for; Misuse if it ends before it begins."""
+        first = TIME_MIN if from_time is None else self.time_of(from_time)
+        last = TIME_MAX if to_time is None else self.time_of(to_time)
+        if first > last:
+            raise Misuse(f"store {self.name!r}: history from {first} to {last}: swap them")
+        return Span(first, last)
+
+    def _range(
+        self, lo: K | None, hi: K | None, time: int, *, reverse: bool
+    ) -> RowScan[tuple[bytes, Valid]]:
+        """The versions valid at a time, without tombstones."""
+        low, high = self._codec.optional_key(lo), self._codec.optional_key(hi)
+        scans = [rows.each_valid_at(low, high, time, reverse=reverse) for rows in self._opened()]
+
+        def valid(found: Iterator[tuple[bytes, Valid | None]]) -> Iterator[tuple[bytes, Valid]]:
+            for key, one in found:
+                if one is None:
+                    self._tell_gone(time)
+                elif not layout.is_tombstone(one.row):
+                    yield key, one
+
+        return joined(scans, reverse=reverse).through(valid)
+
+    def _tell_gone(self, time: int) -> None:
+        self._gone.tell(time, max(rows.observed().bound for rows in self._parts))
+
+    def _record(self, one: Valid) -> VersionedRecord[V]:
+        """A version as users see it."""
+        begins, value = layout.read_version(one.row)
+        assert value is not None, "tombstones are left out"
+        return VersionedRecord(self._codec.read_value(value), begins, one.valid_to)
+
+    def _records(
+        self, found: Iterator[tuple[bytes, Valid]]
+    ) -> Iterator[tuple[K, VersionedRecord[V]]]:
+        read_key = self._codec.read_key
+        for key, one in found:
+            yield read_key(key), self._record(one)
+
+    def _entries(self, found: Iterator[tuple[bytes, Valid]]) -> Iterator[Entry]:
+        for key, one in found:
+            value, begins, ends = self._record(one)
+            yield Entry(self._codec.read_key(key), value, begins, ends)

@@ -1,0 +1,349 @@
+"""How the versions of a store are read in bytes: one protocol, `VersionRows`, for every reader.
+
+They are the owner's (`table.VersionedTable`), or those of a `reads.Source`: an open store beside
+its owner, or files that nobody writes. Every answer is of one moment (I26): it comes from snapshots
+of both tables and a copy of what is pending, taken together.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import compress
+from typing import NamedTuple, Protocol, TypeVar
+
+from statestore.errors import TaskCorrupted
+from statestore.ports import Seeker
+from statestore.stores import offsets
+from statestore.stores.overlay import MISSING, Entries, Missing, slice_of
+from statestore.stores.reads import Answering, Guard, Source, scan_of
+from statestore.stores.scan import Pair, RowScan, overlaid
+from statestore.stores.staged_table import first_of
+from statestore.stores.versioned import layout
+from statestore.stores.versioned.journal import Ended, history_rows, note
+from statestore.stores.versioned.layout import HISTORY, LATEST, NOT_VERSIONS
+from statestore.stores.versioned.search import (
+    Seek,
+    Span,
+    Valid,
+    View,
+    each_valid_at,
+    valid_at,
+    versions_of,
+)
+from statestore.stores.versioned.stream_time import StreamTime, read_stream_time
+
+T = TypeVar("T")
+
+
+class VersionRows(Answering, Protocol):
+    """The versions of one partition of a store."""
+
+    def observed(self) -> StreamTime:
+        """The stream time, and the time before which history is gone."""
+
+    def get(self, key: bytes, /) -> bytes | None:
+        """The row of the latest version, a tombstone too."""
+
+    def valid_at(self, key: bytes, time: int, /) -> Valid | None:
+        """The version valid at a time, a tombstone too; None: none, or history is gone."""
+
+    def overlapping(self, key: bytes, span: Span, /) -> list[Valid]:
+        """The versions valid at some time of the span, without tombstones, latest first."""
+
+    def each_valid_at(
+        self, lo: bytes | None, hi: bytes | None, time: int, *, reverse: bool = False
+    ) -> RowScan[tuple[bytes, Valid | None]]:
+        """Per key with lo <= key <= hi what `valid_at` says of it, in key order."""
+
+    def each_version(self) -> RowScan[tuple[bytes, Valid]]:
+        """Every version that has not expired, without tombstones, in no promised order."""
+
+
+class PendingNow(NamedTuple):
+    """A copy of what is pending at one moment, for readers on other threads.
+
+    `keys` and `rows`: the versions put ahead and not settled, in order of time. `latest` and
+    `history`: rows of the tables, None is a delete. `bound`: the time before which history is gone.
+    """
+
+    keys: list[bytes]
+    rows: list[bytes]
+    latest: Entries
+    history: Entries
+    bound: int
+
+
+class Pending(Protocol):
+    """What lies over the committed versions that a reader sees."""
+
+    @property
+    def uncommitted(self) -> bool:
+        """Whether anything may lie there."""
+
+    def observed(self) -> StreamTime: ...
+    def latest(self, key: bytes, /) -> bytes | Missing | None:
+        """The row of the latest version of a key, if that is pending."""
+
+    def now(self) -> PendingNow:
+        """A copy of all. The caller holds the turn of the store."""
+
+
+class NothingPending:
+    """For a reader of what is committed."""
+
+    uncommitted = False
+
+    def __init__(self, observed: Callable[[], StreamTime]) -> None:
+        self.observed = observed
+
+    def latest(self, _key: bytes) -> Missing:
+        """Nothing is pending."""
+        return MISSING
+
+    def now(self) -> PendingNow:
+        """Nothing but the bound of history."""
+        return PendingNow([], [], {}, {}, self.observed().bound)
+
+
+class SourceVersions:
+    """The VersionRows of a source."""
+
+    def __init__(self, source: Source, interval_ms: int, pending: Pending) -> None:
+        self._source = source
+        self._counts = source.counts
+        self._latest = source.table(LATEST)
+        self._history = source.table(HISTORY)
+        self._interval_ms = interval_ms
+        self._pending = pending
+        self._pending_row = pending.latest if pending.uncommitted else None
+        self._get = self._latest.get
+        self._check_ready = source.check_ready
+        self.is_open = source.is_open
+        self.check_open = source.check_open
+
+    def observed(self) -> StreamTime:
+        """The stream time and the bound, as far as the reader's level sees."""
+        self._source.check_ready()
+        return self._pending.observed()
+
+    def get(self, key: bytes) -> bytes | None:
+        """The row of the latest version."""
+        self._check_ready()
+        self._counts.gets += 1
+        if self._pending_row is not None:
+            found = self._pending_row(key)
+            if not isinstance(found, Missing):
+                return found
+        try:
+            return self._get(key)
+        except Exception as error:
+            raise self._source.failure(error) from error
+
+    def valid_at(self, key: bytes, time: int) -> Valid | None:
+        """The version valid at a time."""
+        if self._pending_row is None:
+            row = self.get(key)
+            if row is not None and layout.valid_from(row) <= time:
+                return Valid(row, None)
+        else:
+            self._check_ready()
+            self._counts.gets += 1
+        return self._ask(key, lambda view: valid_at(view, [key], [time])[0])
+
+    def overlapping(self, key: bytes, span: Span) -> list[Valid]:
+        """The versions valid at some time of the span, latest first."""
+        self._source.check_ready()
+        self._counts.ranges += 1
+        return self._ask(key, lambda view: versions_of(view, key, span))
+
+    def each_valid_at(
+        self, lo: bytes | None, hi: bytes | None, time: int, *, reverse: bool = False
+    ) -> RowScan[tuple[bytes, Valid | None]]:
+        """Per key in the range the version valid at a time."""
+        source = self._source
+        source.check_ready()
+        self._counts.ranges += 1
+        try:
+            with source.turn:
+                cursor = self._latest.scan(lo, hi, reverse=reverse)
+                seen = self._now()
+            moment = self._looked_at(seen, lo, hi)
+            seen.committed.close()
+        except Exception as error:
+            raise source.failure(error) from error
+        waiting = slice_of(moment.latest, lo, hi, reverse=reverse)
+        view = moment.view()
+        rows = scan_of(source, cursor, waiting, reverse=reverse)
+        return walk(
+            source, rows, view.seek, seen.superseded.close, (time, view.bound, view.interval_ms)
+        )
+
+    def each_version(self) -> RowScan[tuple[bytes, Valid]]:
+        """Every version that has not expired."""
+        source = self._source
+        source.check_ready()
+        self._counts.ranges += 1
+        try:
+            with source.turn:
+                cursors = self._latest.scan(), self._history.scan()
+                seen = self._now()
+            moment = self._looked_at(seen, None, None)
+            seen.close()
+        except Exception as error:
+            raise source.failure(error) from error
+        over = moment.latest, moment.history
+        latest, history = (
+            scan_of(source, cursor, slice_of(rows, None, None, reverse=False), reverse=False)
+            for cursor, rows in zip(cursors, over, strict=True)
+        )
+        return all_versions(latest, history, moment.bound)
+
+    def _ask(self, key: bytes, look: Callable[[View], T]) -> T:
+        """What `look` finds of a key, at one moment."""
+        try:
+            with self._source.turn:
+                seen = self._now()
+            with closing(seen):
+                return look(self._looked_at(seen, key, key).view())
+        except Exception as error:
+            raise self._source.failure(error) from error
+
+    def _now(self) -> "_Seen":
+        """All there is at this moment; the caller holds the turn of the store."""
+        return _Seen(self._pending.now(), self._latest.seeker(), self._history.seeker())
+
+    def _looked_at(self, seen: "_Seen", lo: bytes | None, hi: bytes | None) -> "_Moment":
+        """What is pending made rows, as far as keys lo to hi are asked for."""
+        pending, committed = seen.pending, seen.committed
+        latest, history = pending.latest, pending.history
+        asked = [(lo is None or key >= lo) and (hi is None or key <= hi) for key in pending.keys]
+        ahead: dict[bytes, bytes] = {}
+        ended = Ended.none()
+        note(list(compress(pending.keys, asked)), list(compress(pending.rows, asked)), ahead, ended)
+        if ahead:
+            before = map(latest.get, ahead, committed.get_many(list(ahead)))
+            history |= history_rows(
+                ahead, ended, ahead, before, bound=pending.bound, interval_ms=self._interval_ms
+            )
+            latest |= ahead
+        return _Moment(
+            committed, seen.superseded, latest, history, pending.bound, self._interval_ms
+        )
+
+
+def committed_versions(source: Source, where: str) -> SourceVersions:
+    """The versions in files that nobody writes; TaskCorrupted if they are not a whole store."""
+    known = offsets.check_format(source.table(offsets.TABLE), layout.KIND, where)
+    if known is None or known.segment_interval_ms is None:
+        raise TaskCorrupted(f"{where}: no segment interval: not a whole store")
+    observed = read_stream_time(source.table(HISTORY), where) or StreamTime.never()
+    return SourceVersions(source, known.segment_interval_ms, NothingPending(lambda: observed))
+
+
+class _Seen(NamedTuple):
+    """Snapshots of both tables and a copy of what is pending, taken together."""
+
+    pending: PendingNow
+    committed: Seeker
+    """Of the latest versions."""
+    superseded: Seeker
+    """Of the history."""
+
+    def close(self) -> None:
+        self.committed.close()
+        self.superseded.close()
+
+
+class _Moment(NamedTuple):
+    """Snapshots of both tables with the pending rows that lie over them."""
+
+    committed: Seeker
+    superseded: Seeker
+    latest: Entries
+    history: Entries
+    bound: int
+    interval_ms: int
+
+    def view(self) -> View:
+        """For questions while the snapshots are open."""
+        committed, superseded = self.committed, self.superseded
+        pending = HistoryCopy(self.history)
+
+        def get_many(keys: list[bytes]) -> list[bytes | None]:
+            rows = committed.get_many(keys)
+            return list(map(self.latest.get, keys, rows)) if self.latest else rows
+
+        def seek(keys: list[bytes]) -> list[Pair | None]:
+            return pending.over(superseded.seek_many(keys), keys)
+
+        def scan_back(lo: bytes, hi: bytes) -> Iterator[Pair]:
+            waiting = slice_of(self.history, lo, hi, reverse=True)
+            return overlaid(superseded.scan_back(lo, hi), waiting, reverse=True)
+
+        return View(self.bound, self.interval_ms, get_many, seek, scan_back)
+
+
+class HistoryCopy:
+    """A copy of the pending rows of a history, to look for versions in."""
+
+    def __init__(self, rows: Entries) -> None:
+        self._rows = {k: v for k, v in rows.items() if k[:1] not in NOT_VERSIONS and v is not None}
+        self._keys = sorted(self._rows)
+
+    def over(self, committed: list[Pair | None], keys: list[bytes]) -> list[Pair | None]:
+        """What a seek gives where these rows lie over the committed ones."""
+        names, size = self._keys, len(self._keys)
+        if not names:
+            return committed
+        places = [bisect_left(names, key) for key in keys]
+        pending = [None if i == size else (names[i], self._rows[names[i]]) for i in places]
+        return [first_of(*both) for both in zip(committed, pending, strict=True)]
+
+
+def walk(
+    guard: Guard,
+    latest: RowScan[Pair],
+    seek: Seek,
+    release: Callable[[], None],
+    at: tuple[int, int, int],
+) -> RowScan[tuple[bytes, Valid | None]]:
+    """The version valid at a time of each key in a scan of latest versions, which it takes over.
+
+    `seek` looks into the history under them; `release` lets go of it. `at`: the time, the bound of
+    history and the segment interval.
+    """
+    time, bound, interval_ms = at
+
+    def found() -> Iterator[tuple[bytes, Valid | None]]:
+        try:
+            yield from each_valid_at(latest, time, bound=bound, interval_ms=interval_ms, seek=seek)
+        except Exception as error:
+            raise guard.failure(error) from error
+
+    def close() -> None:
+        latest.close()
+        release()
+
+    return RowScan(found(), latest.check_open, close)
+
+
+def all_versions(
+    latest: RowScan[Pair], history: RowScan[Pair], bound: int
+) -> RowScan[tuple[bytes, Valid]]:
+    """The versions in scans of both tables, which it takes over."""
+
+    def versions() -> Iterator[tuple[bytes, Valid]]:
+        for key, row in latest:
+            if not layout.is_tombstone(row):
+                yield key, Valid(row, None)
+        for at, row in history:
+            if not at.startswith(NOT_VERSIONS) and not layout.is_tombstone(row):
+                ends = layout.valid_to(at)
+                if ends > bound:
+                    yield layout.key_of(at), Valid(row, ends)
+
+    def close() -> None:
+        latest.close()
+        history.close()
+
+    return RowScan(versions(), latest.check_open, close, notices_close=True)
