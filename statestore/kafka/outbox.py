@@ -111,7 +111,7 @@ class TransactionalOutbox:
         number = self._ended if number is None else number
         try:
             sender = self._epochs.take(number)
-            sender.client.begin_transaction()
+            sender.begin()
         except KafkaException as failure:
             raise self._error(failure, "begin") from failure
         except Fenced as fenced:
@@ -142,7 +142,9 @@ class TransactionalOutbox:
             # After Overdue only `open` helps, with new clients: what the old one may still do then
             # is fenced, and commits nothing.
             bounded(
-                lambda: client.send_offsets_to_transaction(joining, member, timeout_s), timeout_s
+                lambda: client.send_offsets_to_transaction(joining, member, timeout_s),
+                timeout_s,
+                when_overdue_ends=current.sender.close,
             )
         except KafkaException as failure:
             raise self._reason(failure, doing) from failure
@@ -165,15 +167,14 @@ class TransactionalOutbox:
         """All or nothing; CommitUnknown: not answered in time, call again to go on waiting."""
         current = self._ready()
         try:
-            self._drain(current.sender)
-            current.sender.client.commit_transaction(self._timeout_s)
+            if self._drain(current.sender) is None and len(current.sender.client):
+                # A client that began to commit could not be taken out of the transaction.
+                raise self._unanswered_commit()
+            current.sender.commit(self._timeout_s)
         except KafkaException as failure:
             error = kafka_error(failure)
             if error and error.retriable() and not error.fatal() and not error.txn_requires_abort():
-                raise CommitUnknown(
-                    f"the commit of {self._name} was not answered within {self._timeout_s:g} s"
-                    f"{self._trouble}: it may or may not have happened: commit again to learn which"
-                ) from failure
+                raise self._unanswered_commit() from failure
             current.sender.raise_failure()
             raise self._error(failure, "commit") from failure
         self._ended += 1
@@ -201,18 +202,31 @@ class TransactionalOutbox:
         committed, which makes them readable; the id can be opened anew only after that.
         """
         current, self._current = self._current, None
-        if current is not None:
-            if self._fenced is None and not self._is_busy:
-                try:
-                    current.sender.client.abort_transaction(_CLOSE_S)
-                except KafkaException as failure:
-                    _log.info("transaction of %s left for its next owner: %s", self._name, failure)
+        if current is not None and not self._is_busy:
+            if self._fenced is None:
+                self._abort_here(current.sender)
             current.sender.close()
         if not self._epochs.wait_ended(_CLOSE_S):
             _log.info("the last transaction of %s is left for its next owner", self._name)
         self._epochs.close()
         if self._group is not None:
             self._group.close()
+
+    def _abort_here(self, sender: Sender) -> None:
+        """Abort without a new epoch, which would take the id from a newer owner."""
+        failure: KafkaException | None = None
+        try:
+            done = sender.abort(_CLOSE_S)
+        except KafkaException as refused:
+            done, failure = False, refused
+        if not done:
+            _log.info("transaction of %s left for its next owner: %s", self._name, failure)
+
+    def _unanswered_commit(self) -> CommitUnknown:
+        return CommitUnknown(
+            f"the commit of {self._name} was not answered within {self._timeout_s:g} s"
+            f"{self._trouble}: it may or may not have happened: commit again to learn which"
+        )
 
     @property
     def _timeout_s(self) -> float:
@@ -268,9 +282,10 @@ class TransactionalOutbox:
 
     def _discard(self) -> None:
         current, self._current = self._current, None
-        self._is_busy = False
-        if current is not None:
+        # The thread of an overdue call closes the client.
+        if current is not None and not self._is_busy:
             current.sender.close()
+        self._is_busy = False
         self._epochs.discard()
 
     def _reason(self, failure: KafkaException, doing: str) -> StateStoreError:

@@ -28,6 +28,8 @@ Report = Callable[[KafkaError | None, Message], None]
 
 _ANY_PARTITION = -1
 _ROOM_S = 0.05
+# How long a client that is closed waits for the answers to its last requests.
+_ANSWERED_S = 0.5
 # The client takes 0 for "now"; the next best is a millisecond later.
 _EPOCH_MS = 1
 _PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
@@ -64,6 +66,29 @@ class Sender:
         self.ends: dict[TopicPartition, int] = {}
         self._failure: tuple[KafkaError, str] | None = None
         self._counts: dict[str, int] = {}
+        self._in_transaction = False
+
+    def begin(self) -> None:
+        """Begin a transaction."""
+        self.client.begin_transaction()
+        self._in_transaction = True
+
+    def commit(self, timeout_s: float) -> None:
+        """Commit the transaction, all records of which are acknowledged."""
+        self.client.commit_transaction(timeout_s)
+        self._in_transaction = False
+
+    def abort(self, timeout_s: float) -> bool:
+        """Abort the transaction, and return True, unless a request may still be in flight.
+
+        librdkafka 2.16 resets its count of requests when the broker has answered the abort. If a
+        request is still in flight then, its end fails an assertion, which ends the process.
+        """
+        if self.client.flush(timeout_s) or self._failure is not None:
+            return False
+        self.client.abort_transaction(timeout_s)
+        self._in_transaction = False
+        return True
 
     def forget(self) -> None:
         self.ends.clear()
@@ -117,16 +142,47 @@ class Sender:
             raise error_for(error, f"write to {where}")
 
     def close(self) -> None:
-        """Drop what is queued, and the client.
+        """Drop what is queued, and the client; requests on their way are answered first.
 
-        Its own close aborts an open transaction and waits for that without end. Reports not yet
-        called back would keep it alive, so they are called first.
+        The client's own close aborts an open transaction and waits for that without end. Reports
+        that are not called back yet would keep the client alive, so they are called first.
         """
+        if self._in_transaction:
+            self._leave_transaction()
+        self._let_requests_end()
         self.client.purge()
         for _ in range(2):  # the first may raise a fatal error nobody has asked about yet
             with suppress(KafkaException):
                 self.client.poll(0)
         del self.client
+
+    def _leave_transaction(self) -> None:
+        """Keep the client from adding partitions to its transaction; this waits for no broker.
+
+        librdkafka 2.16 adds partitions when a timer expires. If it expires while the client is
+        being destroyed, one thread refuses the request before the other thread has counted it,
+        and a failed assertion ends the process (rd_kafka_txn_handle_AddPartitionsToTxn).
+        """
+        with suppress(KafkaException):
+            self.client.abort_transaction(0)  # The client starts to abort and does not wait.
+            return
+        # The client handles calls in order: after any answer to this one, the abort has started.
+        with suppress(KafkaException):
+            self.client.begin_transaction()
+
+    def _let_requests_end(self) -> None:
+        """Wait until no record is in flight, but not long for a broker that does not answer.
+
+        An answer that says that the client is fenced replaces the text of an earlier error. If it
+        arrives while librdkafka 2.16 is destroying the client, that text has been freed already,
+        and is freed again (rd_kafka_txn_set_fatal_error).
+        """
+        until_s = monotonic() + _ANSWERED_S
+        is_quiet = False
+        while not is_quiet and monotonic() < until_s:
+            self.client.purge(in_flight=False)  # A lost connection returns records to the queue.
+            with suppress(KafkaException):
+                is_quiet = self.client.flush(_ROOM_S) == 0
 
     @property
     def _timeout_s(self) -> float:

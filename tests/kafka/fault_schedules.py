@@ -7,7 +7,6 @@ arrived, the rest is processed in peace, and the log checker judges what is left
 
 import logging
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -57,8 +56,6 @@ _LIFE_MS = 120_000  # of a run without an end, which is stopped before
 _PATIENCE_S = 30.0
 _GLANCE_S = 0.05
 _TOLD = 20  # findings in words
-_PROCESSES = 4
-_LIBRARY_DEATHS = {signal.SIGABRT, signal.SIGSEGV}  # Python raises, it does not abort
 _CLEANING = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 200}
 _SETTINGS: Mapping[str, object] = {
     "processing.guarantee": "exactly_once",
@@ -156,27 +153,16 @@ class Order(msgspec.Struct):
 
 
 def stories_of(order: Order) -> list[Story]:
-    """The stories of these seeds, lived through in a process of their own.
-
-    The client library ends its process where it finds itself in a state that cannot be: about once
-    in 700 seeds, in its count of requests to add partitions or in its memory. To a stream task that
-    is a death like any other, which the crash tests are about; here, another process goes on.
-    """
-    stories: dict[int, Story] = {}
-    for _ in range(_PROCESSES):
-        order.seeds = [seed for seed in order.seeds if seed not in stories]
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.kafka.fault_schedules", msgspec.json.encode(order)],
-            cwd=ROOT,
-            capture_output=True,
-            check=False,
-        )
-        told = [msgspec.json.decode(line, type=Story) for line in done.stdout.splitlines()]
-        stories |= {story.seed: story for story in told}
-        if done.returncode == 0:
-            return sorted(stories.values(), key=lambda story: story.seed)
-        assert -done.returncode in _LIBRARY_DEATHS, done.stderr.decode()[-4000:]
-    raise AssertionError(f"{_PROCESSES} processes died in the client library")
+    """The stories of these seeds, lived through in a process of their own, which must not end."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kafka.fault_schedules", msgspec.json.encode(order)],
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()[-4000:]
+    told = [msgspec.json.decode(line, type=Story) for line in done.stdout.splitlines()]
+    return sorted(told, key=lambda story: story.seed)
 
 
 def main() -> None:

@@ -1,0 +1,97 @@
+"""Clients are let go of in the middle of a transaction, which can end the process."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from time import monotonic
+
+import pytest
+from confluent_kafka import KafkaException
+
+from statestore.kafka.clients import Trouble
+from statestore.kafka.sender import Sender
+from statestore.ports import Records
+from statestore.settings import Settings
+from statestore.testing.local_kafka import LocalKafka
+from tests.builders import ROOT, eventually
+from tests.kafka.fault_proxy import Action, Fault, FaultProxy, Of
+from tests.kafka.fault_schedules import FaultPlan
+from tests.kafka.run_rig import App
+from tests.kafka.wire import Api, Request
+
+pytestmark = pytest.mark.kafka
+
+DEADLINE_S = 60.0
+REPEATED_S = 0.5  # librdkafka asks again after this time
+
+
+@pytest.fixture(scope="module")
+def kafka(proxy: FaultProxy) -> Iterator[LocalKafka]:
+    with LocalKafka(proxy_port=proxy.port) as broker:
+        proxy.lead_to(broker.behind_proxy)
+        yield broker
+
+
+def child(case: str, app: App, address: str) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.kafka.let_go", case, app.name, address],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def assert_lived(process: "subprocess.Popen[bytes]") -> None:
+    _, errors = process.communicate(timeout=2 * DEADLINE_S)
+    assert process.returncode == 0, errors.decode()[-4000:]
+
+
+def test_an_outbox_is_closed_while_a_partition_waits_for_its_answer(
+    app: App, proxy: FaultProxy
+) -> None:
+    lost = Fault(Action.SWALLOW, Of.ANSWER)
+    proxy.follow(app.name, FaultPlan({(Api.ADD_PARTITIONS_TO_TXN, 1): lost}))
+    with child("unanswered", app, proxy.address) as process:
+        eventually(lambda: bool(proxy.trace(app.name)), "the answer is lost", DEADLINE_S)
+        assert_lived(process)
+
+
+def test_clients_are_let_go_of_while_they_ask_for_their_first_partition(app: App) -> None:
+    with child("at-once", app, app.kafka.bootstrap_servers) as process:
+        assert_lived(process)
+
+
+def test_fenced_clients_are_let_go_of_while_more_answers_fence_them(app: App) -> None:
+    with child("fenced", app, app.kafka.bootstrap_servers) as process:
+        assert_lived(process)
+
+
+def test_a_client_that_was_let_go_of_asks_for_no_partition_again(
+    app: App, proxy: FaultProxy
+) -> None:
+    asked: list[Request] = []
+
+    def plan(request: Request) -> Fault | None:
+        if request.api != Api.ADD_PARTITIONS_TO_TXN:
+            return None
+        asked.append(request)
+        return Fault(Action.CUT)
+
+    settings = Settings.from_mapping(app.run_settings(**{"bootstrap.servers": proxy.address}))
+    ids = {"transactional.id": f"{app.name}-x"}
+    sender = Sender(settings, ids, Trouble())
+    sender.client.init_transactions(DEADLINE_S)
+    proxy.follow(app.name, plan)
+    sender.begin()
+    records = Records(f"{app.name}-out", [b"k"], [b"v"], [1], partition=0)
+    sender.send(records, each=None, last=sender.on_report)
+    while not asked:
+        sender.client.poll(0.01)
+    client = sender.client  # or it would be gone, and with it what it may do
+    sender.close()
+    until_s = monotonic() + 3 * REPEATED_S
+    while monotonic() < until_s:
+        with suppress(KafkaException):
+            client.poll(0.05)
+    assert len(asked) == 1
