@@ -14,7 +14,7 @@ from statestore.commands.arguments import (
 from statestore.commands.printing import print_rows
 from statestore.model.ids import TaskId
 from statestore.operations.pipelines import load_pipeline
-from statestore.operations.run import Checked
+from statestore.operations.run import StartPreview
 from statestore.operations.serving import check_run, run_request
 from statestore.runtime import Runtime
 
@@ -64,7 +64,7 @@ def check_command(*, as_json: bool, **flags: Any) -> None:
     click.echo(msgspec.json.encode(found._asdict()).decode() if as_json else _told(found))
 
 
-def _told(found: Checked) -> str:
+def _told(found: StartPreview) -> str:
     report = found.relocation
     moves = [*report.begun, *report.plan.moves]
     stays = [f"{stay.store} in {stay.task} ({stay.why})" for stay in report.plan.stays]

@@ -30,14 +30,14 @@ _POLICY, _RETENTION, _SIZE = "cleanup.policy", "retention.ms", "retention.bytes"
 
 
 class Accepted(NamedTuple):
-    """What whoever starts has said to be right."""
+    """What the caller has accepted, so that a start is not refused for it."""
 
     empty_changelog: bool = False
     forgotten_offsets: bool = False
 
 
 class _Task(NamedTuple):
-    """A stream task: what it reads, and the changelogs its stores are restored from."""
+    """A stream task: what it reads, and the changelogs that its stores are restored from."""
 
     task_id: TaskId
     inputs: tuple[TopicPartition, ...]
@@ -48,8 +48,8 @@ class _Task(NamedTuple):
 class StartingPoint:
     """Where an application stands on its cluster: its internal topics and its group's offsets.
 
-    `needed`: the internal topics the topology needs. `logs`: by store, the source topic that is its
-    log. `previous`: what was deployed last. `changelog` None: what a log holds is not known,
+    `needed`: the internal topics that the topology needs. `logs`: by store, the source topic that
+    is its log. `previous`: what was deployed last. `changelog` None: what a log holds is not known,
     and nothing is refused for it.
     """
 
@@ -64,7 +64,7 @@ class StartingPoint:
     exactly_once: bool
 
     def check(self, accepted: Accepted) -> None:
-        """Misuse, InvalidSetting or RecordFailed if a start would lose or double anything."""
+        """Misuse, InvalidSetting or RecordFailed if a start would lose or repeat anything."""
         existing = self.cluster.partitions([spec.name for spec in self.needed])
         self._check_settings(existing)
         group = self._group(stable=False)
@@ -96,7 +96,7 @@ class StartingPoint:
         except InvalidSetting:
             raise
         except Misuse as error:
-            # A start needs no right to see them; T3 is then the administrator's business.
+            # A start does not need the right to read them; then the administrator sees to T3.
             _log.warning("the settings of the internal topics are not known: %s", error)
             return {}
 
@@ -120,7 +120,7 @@ class StartingPoint:
     def _check_missing(
         self, existing: Collection[str], group: Mapping[TopicPartition, GroupOffset]
     ) -> None:
-        """Misuse if a changelog is gone, or made anew, whose store had committed anything."""
+        """Misuse if the changelog of a store that had committed anything is gone or made anew."""
         ids = self.cluster.topic_ids(sorted(existing))
         gone: dict[str, str] = {}
         for store in self._logged():
@@ -147,14 +147,14 @@ class StartingPoint:
     def _check_uncommitted(
         self, existing: Collection[str], group: Mapping[TopicPartition, GroupOffset]
     ) -> None:
-        """Misuse if an internal topic has records of which this group can know nothing."""
+        """Misuse if an internal topic has records that this group cannot know of."""
         suspects = list(self._suspects(existing, group))
         bounds = self.cluster.bounds([tp for tp, _, _ in suspects]) if suspects else {}
         suspects = [one for one in suspects if self._holds_records(one[0], bounds[one[0]])]
         if not suspects:
             return
-        # A commit that is just going through shows in a changelog before it shows in the group.
-        # Nothing else is waited for: not the transaction a dead owner left open.
+        # A commit that is just going through is visible in a changelog before it is in the group.
+        # Nothing else is waited for, in particular no transaction that a dead owner left open.
         known = self._group(stable=True)
         for tp, what, inputs in suspects:
             if not any(one in known for one in inputs):
@@ -163,7 +163,7 @@ class StartingPoint:
     def _suspects(
         self, existing: Collection[str], group: Mapping[TopicPartition, GroupOffset]
     ) -> Iterator[tuple[TopicPartition, str, Sequence[TopicPartition]]]:
-        """Internal partitions, whose they are, and the inputs of which not one is committed."""
+        """Internal partitions, whose they are, and inputs of which not one is committed."""
         for task in self._tasks:
             if not self._committed_of(task, group):
                 inputs = [*task.inputs, *self._inputs_before(task)]
@@ -182,7 +182,7 @@ class StartingPoint:
                     yield TopicPartition(name, p), "the tasks that write to it", inputs
 
     def _holds_records(self, tp: TopicPartition, bounds: Bounds) -> bool:
-        """Whether any record there was committed: offsets alone may be those of aborted ones."""
+        """Whether any record there was committed; offsets alone may be those of aborted ones."""
         return _any_record(self.changelog, tp, bounds)
 
     def _uncommitted(self, tp: TopicPartition, what: str) -> str:
@@ -203,7 +203,7 @@ class StartingPoint:
         return self.layout.application_id
 
     def _logged(self) -> list[str]:
-        """The stores that have changelogs of their own."""
+        """The stores that have a changelog of their own."""
         parts = self.topology.sub_topologies
         return [store for part in parts for store in part.stores if store not in self.logs]
 
@@ -235,11 +235,11 @@ class StartingPoint:
     def _committed_of(
         self, task: _Task, group: Mapping[TopicPartition, GroupOffset]
     ) -> list[TopicPartition]:
-        """The inputs of a task that are committed; of its stores' former tasks too."""
+        """The committed inputs of a task and of the tasks that had its stores before."""
         return [tp for tp in (*task.inputs, *self._inputs_before(task)) if tp in group]
 
     def _inputs_before(self, task: _Task) -> list[TopicPartition]:
-        """What was read, when last deployed, by the tasks that had this task's stores."""
+        """What the tasks that had this task's stores in the last deployment read."""
         part = self.topology.sub_topologies[task.task_id.sub_topology]
         known = [self.previous.stores.get(store) for store in part.stores]
         ordinals = {store.sub_topology for store in known if store is not None}
@@ -257,20 +257,20 @@ class StartingPoint:
         return self.cluster.group_offsets(list(asked), stable=stable)
 
     def _existing(self, tps: Sequence[TopicPartition]) -> list[TopicPartition]:
-        """Those whose topic is there: a repartition topic may yet have to be made."""
+        """The partitions that exist; a repartition topic may still have to be created."""
         counts = self.cluster.partitions(sorted({tp.topic for tp in tps}))
         return [tp for tp in tps if tp.partition < counts.get(tp.topic, 0)]
 
 
 def holds_records(cluster: Cluster, changelog: Changelog | None, topic: str) -> bool:
-    """Whether a topic is there and any committed record in it."""
+    """Whether a topic exists and holds any committed record."""
     count = cluster.partitions([topic]).get(topic, 0)
     bounds = cluster.bounds([TopicPartition(topic, p) for p in range(count)]) if count else {}
     return any(_any_record(changelog, tp, bound) for tp, bound in bounds.items())
 
 
 def _any_record(changelog: Changelog | None, tp: TopicPartition, bounds: Bounds) -> bool:
-    """Offsets alone may be those of aborted records; without a reader none is held to be there."""
+    """Whether a partition holds a committed record; False if there is no reader to ask."""
     if changelog is None:
         return False
     return any(len(one.batch) for one in changelog.replay(tp, bounds.start, bounds.end))
@@ -281,7 +281,7 @@ def _writes(part: SubTopology, topic: TopicName) -> bool:
 
 
 def _tell_of_times(there: Mapping[str, Mapping[str, str]]) -> None:
-    """Name the internal topics of the past that do not take or keep all times."""
+    """Warn of existing internal topics that do not accept or keep all times."""
     limited = {topic: refused_times(told) for topic, told in there.items()}
     named = [f"{topic} has {' and '.join(found)}" for topic, found in limited.items() if found]
     if named:
@@ -328,7 +328,7 @@ def _check_changelog(topic: str, where: str, spec: StoreSpec, told: Mapping[str,
 
 
 def check_source_topics(cluster: Cluster, logs: Logs) -> None:
-    """InvalidSetting if a source topic deletes records of keys that have no newer one."""
+    """InvalidSetting if a source topic that is a log deletes the last record of a key."""
     topics = logs.topics()
     for table, why in logs.apart.items():
         _log.info("table %s keeps a changelog of its own: %s", table, why)
@@ -351,7 +351,7 @@ def check_source_topics(cluster: Cluster, logs: Logs) -> None:
 def check_logs_unchanged(
     application_id: str, topology: Topology, previous: Deployed, topics: Mapping[str, str]
 ) -> None:
-    """TopologyMismatch if a store that was deployed would get another log."""
+    """TopologyMismatch if a deployed store would get a log that its offsets do not speak of."""
     for store, known in previous.stores.items():
         if store not in topology.stores or known.source_topic == topics.get(store):
             continue

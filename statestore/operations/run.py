@@ -1,8 +1,8 @@
 """One run of an application: checks, lock, internal topics, waves with their planned ends, summary.
 
-The driver holds the application lock from enter to exit. It plans END offsets only, wave by wave,
-just before each: every stream task finds its own start (SEMANTICS E3). Nothing is written anywhere
-before all checks have passed.
+The driver holds the application's lock from enter to exit. It plans only the offsets at which a
+wave ends, just before the wave begins; every stream task finds its own start (SEMANTICS E3).
+Nothing is written anywhere before all checks have passed.
 """
 
 import logging
@@ -50,9 +50,9 @@ _log = logging.getLogger(__name__)
 
 
 class PlannedTask(msgspec.Struct, frozen=True):
-    """One stream task of a wave, as it travels to whoever runs it.
+    """One stream task of a wave, as it travels to the worker that runs it.
 
-    Carries no settings and no secret.
+    It carries no settings and no secret.
     """
 
     task: str
@@ -60,22 +60,25 @@ class PlannedTask(msgspec.Struct, frozen=True):
     bounded: bool
     nonce: str
     batch_bytes: int | None = None
-    """As many bytes as every topic that the task writes takes at once; None: not known."""
+    """The largest batch that every topic which the task writes accepts; None: not known."""
     serving: str = ""
-    """Tells this serving of the task from any other, in this run or another; see `Tally`."""
+    """Names this serving of the task, as no other serving in any run is named; see `Tally`."""
 
     @property
     def task_id(self) -> TaskId:
         return TaskId.parse(self.task)
 
     def ends(self) -> dict[TopicPartition, int]:
-        """Input partitions, in order of declaration, and their planned ends."""
+        """The input partitions, in the order of their declaration, and their planned ends."""
         return {TopicPartition(topic, p): end for topic, p, end in self.inputs}
 
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What a run is asked to do. `until_ms` None: the latest; `run_for_ms` None: bounded."""
+    """What a run is asked to do.
+
+    `until_ms` None: to the ends of the logs. `run_for_ms` None: the run is bounded.
+    """
 
     until_ms: int | None = None
     run_for_ms: int | None = None
@@ -87,7 +90,7 @@ class RunRequest:
 
 @dataclass
 class RunSummary:
-    """What a run did; the fields of the JSON line (INTERFACE).
+    """What a run did: the fields of its JSON line (INTERFACE).
 
     `held_records` wait in operators until later input; `caught_up` is about inputs alone.
     """
@@ -121,12 +124,12 @@ class RunSummary:
         self.held_records = sum(self._held.values())
 
     def fields(self) -> dict[str, Any]:
-        """The public fields, ready for JSON."""
+        """The public fields, as they go into JSON."""
         return {name: value for name, value in asdict(self).items() if not name.startswith("_")}
 
 
-class Checked(NamedTuple):
-    """What the next start of an application does before its first record."""
+class StartPreview(NamedTuple):
+    """What the next start of an application would do before its first record."""
 
     application_id: str
     stream_tasks: int
@@ -161,10 +164,10 @@ class Run:
     def _cluster(self) -> Cluster:
         return self.environment.cluster
 
-    def check(self) -> Checked:
-        """What a start would do first; raises all that it would refuse. Nothing is written."""
+    def check(self) -> StartPreview:
+        """What a start would do first; raises what a start would refuse. Nothing is written."""
         relocation = self._checked()
-        return Checked(
+        return StartPreview(
             application_id=self._application_id,
             stream_tasks=sum(map(len, self.topology.tasks(self._counts).values())),
             creates=[spec.name for spec in self._missing_internal_topics()],
@@ -185,7 +188,7 @@ class Run:
         return relocation
 
     def __enter__(self) -> Self:
-        """Check, lock, prepare. Every refusal comes before anything is written."""
+        """Check, lock, prepare; every refusal comes before anything is written (I9)."""
         relocation = self._checked()
         self._layout.create(self._layout.application_dir)
         self._claim = self._layout.claim(
@@ -237,7 +240,7 @@ class Run:
         return {changelogs[topic]: made for topic, made in ids.items()}
 
     def _sweep_quarantine(self) -> None:
-        """Remove what a restored store has long replaced (SEMANTICS S16)."""
+        """Remove quarantined stores that were replaced and restored long ago (SEMANTICS S16)."""
         retention_ms = self._settings.quarantine_retention_ms
         try:
             for folder in self._layout.sweep_quarantine(retention_ms, self._clock.now_ms()):
@@ -246,12 +249,12 @@ class Run:
             _log.warning("quarantine: %s; the next run tries again", error)
 
     def _sweep_snapshots(self) -> None:
-        """Remove those whose lease has run out, also of tasks that have no owner."""
+        """Remove snapshots whose lease has run out, also of tasks without an owner."""
         for task in self._layout.tasks():
             TaskSnapshots(self._layout.task_dir(task)).sweep(self._clock.now_ms())
 
     def waves(self) -> Iterator[list[PlannedTask]]:
-        """The tasks of each wave, planned when asked for; a cycle repeats until nothing moves."""
+        """Plan the tasks of each wave when it begins; a cycle repeats until nothing moves."""
         if self.request.run_for_ms is not None:
             yield [task for wave in self.topology.waves for task in self._plan(wave)]
             return
@@ -286,7 +289,7 @@ class Run:
         return planned
 
     def _batch_bytes(self, part: SubTopology) -> int | None:
-        """The most that every topic written by this part takes at once; None: not known."""
+        """The largest batch that every topic written by this part accepts; None: not known."""
         settings, logs = self._settings, self._logs.topics()
         dead = dead_letter_topics(self.topology, settings)
         if self._largest_batches is None:
@@ -351,7 +354,7 @@ class Run:
         )
 
     def _missing_internal_topics(self) -> list[TopicSpec]:
-        """Those to create; NotCopartitioned if one that is there has another partition count."""
+        """The internal topics to create; NotCopartitioned if one exists with other partitions."""
         specs = self._internal_topics()
         existing = self._cluster.partitions([spec.name for spec in specs])
         for spec in specs:
@@ -365,7 +368,7 @@ class Run:
         return [spec for spec in specs if spec.name not in existing]
 
     def _purge_repartitions(self) -> None:
-        """Records below the committed offsets have served.
+        """Delete the records of repartition topics below the committed offsets.
 
         The topics keep nothing else (SEMANTICS T3).
         """
@@ -381,7 +384,7 @@ class Run:
 
 
 def _tell_of_stays(made: RelocationPlan) -> None:
-    """A store that the topology does not look for stays where it is, and is told of (R3)."""
+    """Warn of stores that the topology does not look for; they stay where they are (R3)."""
     stays: dict[tuple[str, str], list[str]] = defaultdict(list)
     for stay in made.stays:
         stays[stay.store, stay.why].append(stay.task)

@@ -16,11 +16,11 @@ from statestore.operations.clones.record import as_deployed
 from statestore.operations.environment import Environment
 from statestore.operations.reset import require_no_reset
 from statestore.operations.run import (
-    Checked,
     PlannedTask,
     Run,
     RunRequest,
     RunSummary,
+    StartPreview,
     check_shared,
 )
 from statestore.tasks.memory_share import MemoryLimits, MemoryShare
@@ -67,7 +67,7 @@ def start_run(environment: Environment, topology: Topology, request: RunRequest)
         yield started
 
 
-def check_run(environment: Environment, topology: Topology, request: RunRequest) -> Checked:
+def check_run(environment: Environment, topology: Topology, request: RunRequest) -> StartPreview:
     """Tell what the next start would do first; raise whatever it would refuse; write nothing."""
     return _prepared(environment, topology, request).check()
 

@@ -55,7 +55,7 @@ class TaskContext:
         self.stream_time_ms = stream_time_ms
         self.commit_requested = False
         self.records_out = 0
-        self.dropped: Counter[str] = Counter()
+        self.dropped = DroppedRecords(task_id)
         self.punctuations = Punctuations(partial(poison.fire, counters=self))
         self.held_back = held_back
         self._stores = stores
@@ -63,7 +63,6 @@ class TaskContext:
         self._poison = poison
         self._closers: list[Callable[[], None]] = []
         self._keeps_stream_times = False
-        self._told: set[tuple[str, str]] = set()
         try:
             self.pushes = wire(part, self, outbox, application_id)
         except BaseException:
@@ -100,26 +99,11 @@ class TaskContext:
         self._poison.release(node, held, hand_on, self)
 
     def count_dropped(self, reason: str) -> None:
-        self.dropped[reason] += 1
+        self.dropped.add(reason, 1)
 
     def drop(self, node: str, batch: Batch, indices: Sequence[int], reason: str) -> None:
-        self.dropped[reason] += len(indices)
-        level = logging.DEBUG if (node, reason) in self._told else logging.WARNING
-        self._told.add((node, reason))
-        offsets = batch.offsets
-        where = f"of {batch.topic}-{batch.partition}" if batch.topic else "made by an operator"
-        if batch.topic and offsets is not None:
-            named = ", ".join(str(offsets[i]) for i in indices[:_NAMED])
-            where += f", offset {named}{', …' if len(indices) > _NAMED else ''}"
-        _log.log(
-            level,
-            "task %s: node %s dropped %d records %s: %s",
-            self.task_id,
-            node,
-            len(indices),
-            where,
-            reason.replace("_", " "),
-        )
+        self.dropped.add(reason, len(indices))
+        self.dropped.tell(node, batch, indices, reason)
 
     def on_close(self, action: Callable[[], None]) -> None:
         self._closers.append(action)
@@ -156,10 +140,8 @@ class TaskContext:
             start = stop
 
     def committed(self) -> None:
-        """What was counted since the last commit is final: tell the metrics, and count anew."""
-        for reason, count in self.dropped.items():
-            count_dropped(str(self.task_id), reason, count)
-        self.dropped.clear()
+        """What was counted since the last commit is final; count anew."""
+        self.dropped.committed()
         self.held_back.committed()
         self.records_out = 0
         self.commit_requested = self.punctuations.has_fired = False
@@ -179,3 +161,45 @@ class TaskContext:
             raise UnknownStore(
                 f"task {self.task_id} has no store {name!r}; it has: {known}"
             ) from None
+
+
+class DroppedRecords:
+    """How many records an attempt has dropped since the last commit, by reason."""
+
+    def __init__(self, task_id: TaskId) -> None:
+        self._task_id = task_id
+        self._counts: Counter[str] = Counter()
+        self._told: set[tuple[str, str]] = set()
+
+    def add(self, reason: str, count: int) -> None:
+        """Count records that are dropped with the open transaction."""
+        self._counts[reason] += count
+
+    def total(self) -> int:
+        """How many there are."""
+        return self._counts.total()
+
+    def committed(self) -> None:
+        """They are dropped for good: tell the metrics."""
+        for reason, count in self._counts.items():
+            count_dropped(str(self._task_id), reason, count)
+        self._counts.clear()
+
+    def tell(self, node: str, batch: Batch, indices: Sequence[int], reason: str) -> None:
+        """Log what a node drops; a warning the first time, for debugging later."""
+        level = logging.DEBUG if (node, reason) in self._told else logging.WARNING
+        self._told.add((node, reason))
+        offsets = batch.offsets
+        where = f"of {batch.topic}-{batch.partition}" if batch.topic else "made by an operator"
+        if batch.topic and offsets is not None:
+            named = ", ".join(str(offsets[i]) for i in indices[:_NAMED])
+            where += f", offset {named}{', …' if len(indices) > _NAMED else ''}"
+        _log.log(
+            level,
+            "task %s: node %s dropped %d records %s: %s",
+            self._task_id,
+            node,
+            len(indices),
+            where,
+            reason.replace("_", " "),
+        )

@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 _TEXT_MAX = 8_000
 
 
-class Verdict(NamedTuple):
+class HandlerVerdict(NamedTuple):
     """Why something is passed over.
 
     `headers`: those of its dead letter; None: it gets none. `time_ms`: when a punctuation failed.
@@ -58,7 +58,7 @@ class DeadLetters:
 
     def verdict(
         self, what: str, place: Mapping[str, str], failed: NodeFailed, cause: Exception
-    ) -> Verdict:
+    ) -> HandlerVerdict:
         """The handler's verdict on `what`, met at `place`; if it is `fail`, the end of the run."""
         error = failed.error(what, cause)
         handler = self._handlers[failed.stage]
@@ -68,7 +68,7 @@ class DeadLetters:
         done = f"goes to {self._topic}" if is_sent else "is passed over"
         trace = cause if failed.stage is Stage.PROCESSING else None
         _log.error("task %s: %s %s: %s", self._task_id, what, done, error, exc_info=trace)
-        return Verdict(failed.stage, error_headers(cause, place) if is_sent else None)
+        return HandlerVerdict(failed.stage, error_headers(cause, place) if is_sent else None)
 
     def send(self, what: str, letters: Sequence[DeadLetter]) -> None:
         """Add dead letters to the open transaction; an error of the topic says of `what` they are.

@@ -24,7 +24,7 @@ from statestore.model.ids import TaskId, TopicPartition
 from statestore.ports import Outbox
 from statestore.settings import Settings
 from statestore.stores import serdes
-from statestore.tasks.dead_letters import DeadLetter, DeadLetters, Verdict
+from statestore.tasks.dead_letters import DeadLetter, DeadLetters, HandlerVerdict
 from statestore.tasks.intake import InputBatch
 from statestore.tasks.suspects import HeldItem, HeldTrials, Lot, Suspects
 from statestore.topology.failures import NodeFailed, Stage
@@ -107,7 +107,7 @@ class Poison:
         self._part = part
         self._independent = _independent(part)
         self._letters = DeadLetters(task_id, settings, outbox)
-        self._verdicts: dict[Condemned, list[Verdict]] = {}
+        self._verdicts: dict[Condemned, list[HandlerVerdict]] = {}
         self._suspects = Suspects(task_id)
         self._trials = HeldTrials(task_id)
         # Since the last commit:
@@ -166,7 +166,7 @@ class Poison:
         """Pass over records whose extracted time is negative, as Kafka Streams does."""
         for offset in offsets:
             record = InputRecord(tp, offset)
-            (verdict,) = self._verdicts.setdefault(record, [Verdict(_NEGATIVE_TIME, None)])
+            (verdict,) = self._verdicts.setdefault(record, [HandlerVerdict(_NEGATIVE_TIME, None)])
             if verdict.reason == _NEGATIVE_TIME:
                 _log.warning("task %s: %s dropped: negative timestamp", self._task_id, record)
 
@@ -334,7 +334,7 @@ class Poison:
         verdict = self._letters.verdict(what, place, failed, failed.cause)
         self._verdicts[firing] = [verdict._replace(reason=_PUNCTUATION, time_ms=time_ms)]
 
-    def _take_verdict(self, what: HeldItem | Firing, counters: Counters) -> Verdict | None:
+    def _take_verdict(self, what: HeldItem | Firing, counters: Counters) -> HandlerVerdict | None:
         """The verdict to carry out now, so that a commit follows; None: it is not passed over."""
         verdicts, done = self._verdicts.get(what, ()), self._passed[what]
         if done >= len(verdicts):

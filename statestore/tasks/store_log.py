@@ -22,7 +22,7 @@ from statestore.topology.nodes import SourceNode
 # stamped 1 and carries its true time in a header; so does one whose true time is 1.
 _STAMP: Final = 1
 _HEADER: Final = "statestore-time"
-Offsets = Mapping[TopicPartition, int]
+LogOffsets = Mapping[TopicPartition, int]
 
 
 class LoggedRows(NamedTuple):
@@ -45,13 +45,13 @@ class StoreLog(Protocol):
     def append(self, changes: Callable[[], Changes], outbox: Outbox) -> None:
         """Add the pending changes of the store to the open transaction."""
 
-    def offset_after(self, ends: Offsets, inputs: Offsets, /) -> int | None:
+    def offset_after(self, ends: LogOffsets, inputs: LogOffsets, /) -> int | None:
         """The offset for the store's batch; None: the commit added nothing.
 
         `ends`: where the changelogs written by the commit end. `inputs`: the offsets it committed.
         """
 
-    def end(self, bounds: Bounds, inputs: Offsets, /) -> int:
+    def end(self, bounds: Bounds, inputs: LogOffsets, /) -> int:
         """Where a restore stops, when the group has committed `inputs`."""
 
     def is_complete(self, start: int, end: int) -> bool:
@@ -80,10 +80,10 @@ class OwnChangelog:
             records = Records(topic, keys, values, times, partition=partition, headers=headers)
             outbox.send(records, tracked=True)
 
-    def offset_after(self, ends: Offsets, _inputs: Offsets, /) -> int | None:
+    def offset_after(self, ends: LogOffsets, _inputs: LogOffsets, /) -> int | None:
         return ends.get(self.tp)
 
-    def end(self, bounds: Bounds, _inputs: Offsets, /) -> int:
+    def end(self, bounds: Bounds, _inputs: LogOffsets, /) -> int:
         return bounds.end
 
     def is_complete(self, start: int, end: int) -> bool:
@@ -121,10 +121,10 @@ class SourceTopic:
     def append(self, changes: Callable[[], Changes], outbox: Outbox) -> None:
         """The records are there already."""
 
-    def offset_after(self, _ends: Offsets, inputs: Offsets, /) -> int | None:
+    def offset_after(self, _ends: LogOffsets, inputs: LogOffsets, /) -> int | None:
         return inputs.get(self.tp)
 
-    def end(self, bounds: Bounds, inputs: Offsets, /) -> int:
+    def end(self, bounds: Bounds, inputs: LogOffsets, /) -> int:
         return min(bounds.end, inputs.get(self.tp, 0))
 
     def is_complete(self, start: int, end: int) -> bool:

@@ -97,7 +97,7 @@ class HeldItem(NamedTuple):
         return f"the result of key b'{key}' up to {self.time_ms} in store {self.store!r}"
 
 
-class Finding(NamedTuple):
+class TrialResult(NamedTuple):
     """What trials have shown: which item failed; None: it fails without any of them."""
 
     item: HeldItem | None
@@ -162,7 +162,7 @@ class HeldTrials:
         )
         return True
 
-    def ended(self, failed: NodeFailed | None) -> Finding | None:
+    def ended(self, failed: NodeFailed | None) -> TrialResult | None:
         """A trial failed, or went through up to its commit (None); None: another trial follows."""
         trial = self._trial
         if trial is None:
@@ -171,7 +171,7 @@ class HeldTrials:
             trial.passing = trial.limit
         elif trial.limit == 0:
             self._trial = None
-            return Finding(None, failed)
+            return TrialResult(None, failed)
         else:
             trial.failing, trial.failed = trial.limit, failed
         if trial.passing + 1 < trial.failing:
@@ -181,7 +181,7 @@ class HeldTrials:
         if trial.passing >= len(self._tried):
             where = "what waited, but not twice alike"
             raise trial.failed.error(where, trial.failed.cause) from trial.failed.cause
-        return Finding(self._tried[trial.passing], trial.failed)
+        return TrialResult(self._tried[trial.passing], trial.failed)
 
     def stop(self) -> None:
         """It is known what failed."""

@@ -1,8 +1,9 @@
 """The log of each store: a changelog of its own, or the topic that its table is made of.
 
-A table that keeps the records of one topic byte for byte needs no second copy of them in Kafka:
-with `topology.optimization` it is restored from that topic, up to the input offset committed
-(SEMANTICS E8, Kafka Streams' `reuse.ktable.source.topics`). Which tables can is decided here.
+A table that keeps the records of one topic byte for byte needs no second copy of them in Kafka.
+With `topology.optimization` (Kafka Streams' `reuse.ktable.source.topics`) it is restored from that
+topic, up to the committed input offset (I16). This module decides which tables can be restored so;
+tasks/store_log.py says what it means for a commit and a restore.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +18,10 @@ from statestore.topology.nodes import Node, OperatorNode, SourceNode
 
 
 class Logs(NamedTuple):
-    """`sources`: by store, the node whose topic is its log. `apart`: why a table has its own."""
+    """`sources`: by store, the node whose topic is its log.
+
+    `apart`: by store, why a table has a changelog of its own nevertheless.
+    """
 
     sources: dict[str, SourceNode]
     apart: dict[str, str]
@@ -28,14 +32,14 @@ class Logs(NamedTuple):
 
 
 def logs(topology: Topology, settings: Settings) -> Logs:
-    """Those of a whole topology; see `logs_of`."""
+    """The logs of a whole topology; see `logs_of`."""
     return logs_of(topology.nodes, topology.stores, settings)
 
 
 def logs_of(nodes: Iterable[Node], specs: Mapping[str, StoreSpec], settings: Settings) -> Logs:
-    """Which tables among these nodes have their source topic as log.
+    """Which tables among these nodes have their source topic as their log.
 
-    InvalidSetting if a handler could take records from a table that the topic still has.
+    InvalidSetting if a handler could keep records out of a table that the topic still has.
     """
     found = Logs({}, {})
     if not settings.reuses_source_topics:
@@ -67,7 +71,7 @@ def _only_reads(node: Node) -> bool:
 
 
 def _why_apart(spec: StoreSpec, parent: Node, writers: list[Node]) -> str | None:
-    """Why replaying the topic would not make the store; None: it would."""
+    """Why replaying the topic would not produce the store's rows; None: it would."""
     if not isinstance(spec, KeyValueSpec):
         return "it keeps history, which the topic's compaction takes away (KIP-914)"
     if not isinstance(parent, SourceNode):
@@ -78,7 +82,7 @@ def _why_apart(spec: StoreSpec, parent: Node, writers: list[Node]) -> str | None
         return "a repartition topic is purged once it was read"
     if parent.timestamp_extractor is not None:
         return "its timestamp_extractor may drop records"
-    # The very same: an equal one might write other bytes than those that were read.
+    # The very same serde: an equal one might write other bytes than those that were read.
     if spec.key_serde is not parent.key_serde or spec.value_serde is not parent.value_serde:
         return "its serdes are not those of the topic"
     if len(writers) > 1:
