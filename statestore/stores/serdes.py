@@ -145,15 +145,15 @@ def mismatch(
     serde: Serde[Any],
     keyword: str,
     cause: Exception,
-    told_to: str = "",
+    taker: str = "",
 ) -> SerdeMismatch:
     """The error for a value that does not fit (INTERFACE rule 3); `where` "": the caller says.
 
-    `told_to`: what takes the keyword, where that is not plain.
+    `taker`: what takes the keyword, where that is not plain.
     """
     place = f"{where}: " if where else ""
-    taker = f" to {told_to}" if told_to else ""
+    where_to = f" to {taker}" if taker else ""
     return SerdeMismatch(
         f"{place}the {side} is {type(value).__name__} but its serde is {serde.name} ({cause}): "
-        f"pass {keyword}=…{taker}"
+        f"pass {keyword}=…{where_to}"
     )

@@ -66,13 +66,11 @@ def _checks(part: SubTopology, source: SourceNode, context: WiredContext) -> lis
 def _sink(node: SinkNode, context: WiredContext, outbox: Outbox, application_id: str) -> Push:
     topic = node.topic.full(application_id)
     # An internal topic's serdes are told to what made it, or before that.
-    told_to = f"a repartition() before {node.topic.name!r}" if node.topic.internal else ""
+    taker = f"a repartition() before {node.topic.name!r}" if node.topic.internal else ""
 
     def push(batch: Batch) -> None:
-        keys = encoded(node.name, batch, "key", node.key_serde, Stage.PRODUCTION, told_to=told_to)
-        values = encoded(
-            node.name, batch, "value", node.value_serde, Stage.PRODUCTION, told_to=told_to
-        )
+        keys = encoded(node.name, batch, "key", node.key_serde, Stage.PRODUCTION, taker=taker)
+        values = encoded(node.name, batch, "value", node.value_serde, Stage.PRODUCTION, taker=taker)
         try:
             placing = serdes.placing(node.key_serde, keys)
             records = Records(topic, keys, values, batch.timestamps, None, batch.headers, placing)

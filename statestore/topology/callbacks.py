@@ -26,7 +26,7 @@ def check_arity(
     """
     where = verb if name is None else f"{verb} {name!r}"
     if not callable(function):
-        raise Misuse(f"{where}: want a function of {count} arguments, got {function!r}")
+        raise Misuse(f"{where} needs a function of {count} arguments, not {function!r}")
     why = why_idle(function, may_yield=may_yield)
     if why is not None:
         raise Misuse(f"{where}: {_name(function)!r} {why}")
@@ -71,9 +71,9 @@ def why_idle(function: Any, *, may_yield: bool) -> str | None:
     if not (inspect.isroutine(function) or isinstance(function, type)):
         inner = getattr(type(function), "__call__", function)  # noqa: B004 - the method, not a test
     if inspect.iscoroutinefunction(inner) or inspect.isasyncgenfunction(inner):
-        return "is asynchronous: it would never be awaited: make it a plain function"
+        return "is asynchronous and would never be awaited: make it a plain function"
     if inspect.isgeneratorfunction(inner) and not may_yield:
-        return "is a generator: it would never run: leave out its yield, return what it makes"
+        return "is a generator and would never run: return the result instead of yielding it"
     return None
 
 

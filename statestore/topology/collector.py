@@ -65,7 +65,9 @@ class Collector:
     def declare(self, spec: StoreSpec) -> None:
         """Make a store known; InvalidTopology if a different one has the same name."""
         if self._stores.setdefault(spec.name, spec) != spec:
-            raise InvalidTopology(f"two different stores are named {spec.name!r}: name them apart")
+            raise InvalidTopology(
+                f"two different stores are named {spec.name!r}: give each its own name"
+            )
         if isinstance(spec, KeyValueSpec) and spec.row_times:
             self._stores[spec.name] = spec
 
@@ -74,8 +76,8 @@ class Collector:
         self.declare(spec)
         if spec.name in self._kept:
             raise InvalidTopology(
-                f"two operators keep their rows in a store named {spec.name!r}: name them apart, "
-                "or go on twice from the one table"
+                f"two operators keep their rows in a store named {spec.name!r}: give each store "
+                "its own name, or use the table of one operator twice"
             )
         self._kept.add(spec.name)
 
@@ -103,7 +105,9 @@ class Collector:
         """Add a sink and a source with an internal topic between them; return the source's name."""
         check_store_name(name)
         if name in self._repartitions:
-            raise InvalidTopology(f"two repartition topics are named {name!r}: name them apart")
+            raise InvalidTopology(
+                f"two repartition topics are named {name!r}: give each its own name"
+            )
         if not explicit:
             self._unnamed.append(f"repartition topic {name}")
         self._repartitions[name] = Repartition(name, partitions, explicit)
@@ -125,5 +129,5 @@ def check_names(nodes: Iterable[Node]) -> None:
     seen: set[str] = set()
     for node in nodes:
         if node.name in seen:
-            raise InvalidTopology(f"two nodes are named {node.name!r}: name them apart")
+            raise InvalidTopology(f"two nodes are named {node.name!r}: give each its own name")
         seen.add(node.name)

@@ -135,25 +135,12 @@ def processing(node: str, batch: Batch) -> Iterator[None]:
         raise failed(Stage.PROCESSING, node, batch, error) from error
 
 
-def one_by_one(
-    stage: Stage, node: str, batch: Batch, error: Exception, attempt: Callable[[Batch], object]
-) -> Exception:
-    """Return the error for a batch that failed in `attempt`, which takes each record by itself."""
-    found: list[tuple[int, Exception]] = []
-    for i in range(len(batch)):
-        try:
-            attempt(batch.slice(i, i + 1))
-        except Exception as cause:  # noqa: BLE001  # any exception of a user's code is a finding
-            found.append((i, cause))
-    return failed(stage, node, batch, error, found=found, certain=True)
-
-
 def decoded(node: str, batch: Batch, side: str) -> list[Any]:
     """Return the decoded keys or values (`side`) of a batch; NodeFailed if some do not decode."""
     try:
         return _column(batch, side).objects
     except Exception as error:
-        raise one_by_one(
+        raise _one_by_one(
             Stage.DESERIALIZATION, node, batch, error, lambda one: _column(one, side).objects
         ) from error
 
@@ -165,18 +152,18 @@ def encoded(
     serde: Serde[Any],
     stage: Stage = Stage.PROCESSING,
     *,
-    told_to: str = "",
+    taker: str = "",
 ) -> list[bytes | None]:
     """Return the keys or values (`side`) of a batch as bytes; NodeFailed if some do not fit.
 
-    `told_to` says in messages what takes the serde, where that is not the node itself.
+    `taker` says in messages what takes the serde, where that is not the node itself.
     """
     try:
         return _column(batch, side).encoded(serde)
     except Exception as error:
         decoded(node, batch, side)
-        raise one_by_one(
-            stage, node, batch, error, lambda one: _encoded_one(one, side, serde, told_to)
+        raise _one_by_one(
+            stage, node, batch, error, lambda one: _encoded_one(one, side, serde, taker)
         ) from error
 
 
@@ -193,21 +180,34 @@ def keyed(
 
 
 def mismatch(
-    side: str, value: object, serde: Serde[Any], error: Exception, told_to: str = ""
+    side: str, value: object, serde: Serde[Any], error: Exception, taker: str = ""
 ) -> SerdeMismatch:
     """Return the error for a key or value that does not fit its serde (INTERFACE rule 3)."""
     keyword = f"{side}_serde"
     return serdes.mismatch(
-        where="", side=side, value=value, serde=serde, keyword=keyword, cause=error, told_to=told_to
+        where="", side=side, value=value, serde=serde, keyword=keyword, cause=error, taker=taker
     )
 
 
-def _encoded_one(one: Batch, side: str, serde: Serde[Any], told_to: str) -> None:
+def _one_by_one(
+    stage: Stage, node: str, batch: Batch, error: Exception, attempt: Callable[[Batch], object]
+) -> Exception:
+    """Return the error for a batch that failed in `attempt`, which takes each record by itself."""
+    found: list[tuple[int, Exception]] = []
+    for i in range(len(batch)):
+        try:
+            attempt(batch.slice(i, i + 1))
+        except Exception as cause:  # noqa: BLE001  # any exception of a user's code is a finding
+            found.append((i, cause))
+    return failed(stage, node, batch, error, found=found, certain=True)
+
+
+def _encoded_one(one: Batch, side: str, serde: Serde[Any], taker: str) -> None:
     column = _column(one, side)
     try:
         column.encoded(serde)
     except Exception as error:
-        raise mismatch(side, column.objects[0], serde, error, told_to) from error
+        raise mismatch(side, column.objects[0], serde, error, taker) from error
 
 
 def _column(batch: Batch, side: str) -> Column:

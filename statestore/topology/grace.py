@@ -43,7 +43,7 @@ _WAITS: Final = b"w"
 _BEYOND: Final = b"x"
 _BIAS: Final = 1 << 63
 
-_TOLD_TO: Final = "StreamsBuilder(), or to a repartition() before the join, where records wait"
+_TAKER: Final = "StreamsBuilder(), or to a repartition() before the join, where records wait"
 
 Join = Callable[[NodeContext], Callable[[Batch], Batch]]
 
@@ -162,7 +162,7 @@ class _Room:
         """Store a batch, without records that have no value; return the first record's number."""
         side = self._side
         keys = encoded(node, batch, "key", side.key_serde)
-        values = encoded(node, batch, "value", side.value_serde, told_to=_TOLD_TO)
+        values = encoded(node, batch, "value", side.value_serde, taker=_TAKER)
         headers = batch.headers or [()] * len(keys)
         origins = _origins(batch)
         first: int = _NUMBER.unpack(self._table.get(_NEXT) or bytes(8))[0]

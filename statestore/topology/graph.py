@@ -47,11 +47,13 @@ class Topology:
 
     def __post_init__(self) -> None:
         if not any(isinstance(node, SourceNode) for node in self.nodes):
-            raise InvalidTopology("the topology reads nothing: begin with stream() or table()")
+            raise InvalidTopology("the topology reads no topic: begin with stream() or table()")
         names = {node.name for node in self.nodes}
         for node in self.nodes:
             for parent in set(node.parents) - names:
-                raise InvalidTopology(f"node {node.name!r} follows {parent!r}, which is not here")
+                raise InvalidTopology(
+                    f"node {node.name!r} has the parent {parent!r}, which does not exist"
+                )
         self._check_times()
         used = {store for node in self.nodes for store in node.stores}
         for name in used - self.stores.keys():
@@ -71,8 +73,8 @@ class Topology:
                     node.timestamp_extractor
                 ):
                     raise InvalidTopology(
-                        f"topic {topic.name!r} is read twice, with and without, or with another "
-                        "timestamp_extractor: give both the same, and set other times in a "
+                        f"two sources read topic {topic.name!r} with different "
+                        "timestamp_extractors: give both the same one, and set other times in a "
                         "process() that forwards record.replace(timestamp_ms=…)"
                     )
 

@@ -143,7 +143,7 @@ def table_with_table(
 def _check_grace(verb: str, table: Table, grace_ms: int) -> None:
     """Raise Misuse unless the table's history covers the grace (SEMANTICS V10)."""
     if grace_ms < 0:
-        raise Misuse(f"{verb}: grace_ms is {grace_ms}: want 0 or more")
+        raise Misuse(f"{verb}: grace_ms is {grace_ms}, but it must be 0 or more")
     if grace_ms and table.history is None:
         raise Misuse(
             f"{verb}: grace_ms needs a table with history: "

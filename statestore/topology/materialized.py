@@ -133,7 +133,7 @@ class Materialized(Generic[K, V]):
         if isinstance(made, VersionedSpec):
             raise InvalidTopology(
                 f"store {made.name!r}: only table() and to_table() keep history: leave out "
-                "history_retention_ms, or go on by to_stream() and to_table()"
+                "history_retention_ms, or append to_stream() and to_table()"
             )
         return made
 
@@ -164,7 +164,7 @@ class Materialized(Generic[K, V]):
         told: Serde[Any] = self.value_serde or own or serdes.INT64
         # A spec without a value serde has BYTES.
         if told is not serdes.INT64 and (self.value_serde or own is not serdes.BYTES):
-            raise InvalidTopology(f"count() gives INT64, the store's values are {told.name}")
+            raise InvalidTopology(f"count() gives INT64, but the store's values are {told.name}")
         counts: Materialized[K, Any] = self
         return replace(counts, value_serde=serdes.INT64)
 

@@ -104,7 +104,7 @@ class ProcessorContext(Generic[KF_contra, VF_contra]):
         if name not in self._stores:
             raise UnknownStore(
                 f"store {name!r} is not connected to this processor; connected: "
-                f"{', '.join(self._stores) or 'none'}: pass it to process()"
+                f"{', '.join(self._stores) or 'none'}; pass the store to process()"
             )
         return self._node.store(name)
 
@@ -286,9 +286,9 @@ class Maker:
             raise InvalidTopology(f"node {self._node}: {why}")
         if any(one is processor for one in known):
             raise InvalidTopology(
-                f"node {self._node}: its factory gives again a processor ({name}) that was there "
-                "before: what it remembers would outlive records that were not committed, and be "
-                "of several stream tasks: make a new one each time"
+                f"node {self._node}: its factory returned a processor ({name}) that existed "
+                "before; what it remembers would outlive records that were not committed, and "
+                "several stream tasks would share it: make a new one in each call"
             )
         self._made = [kept for kept in self._made if kept() is not None]
         self._made.append(_reference(processor))

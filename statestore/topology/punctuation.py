@@ -79,7 +79,9 @@ class Punctuations:
         """Schedule a punctuation; Misuse unless the interval is at least a millisecond."""
         interval_ms = span_ms(interval)
         if interval_ms < 1:
-            raise Misuse(f"schedule: an interval of {interval_ms} ms: want at least 1")
+            raise Misuse(
+                f"schedule: the interval is {interval_ms} ms, but it must be at least 1 ms"
+            )
         due_ms = now_ms if self._opening else now_ms + interval_ms
         made = Punctuation(node, self._numbers[node], interval_ms, fire, due_ms)
         self._numbers[node] += 1

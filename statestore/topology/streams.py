@@ -126,9 +126,7 @@ class KStream(Generic[K_co, V_co]):
         """
         flow, flows = self._flow, [other._flow for other in others]
         if any(other.builder is not flow.builder for other in flows):
-            raise InvalidTopology(
-                "merge: a stream of another builder: one topology has one builder"
-            )
+            raise InvalidTopology("merge: a stream has another builder; a topology has only one")
         parents = (flow.node, *(other.node for other in flows))
         node = flow.builder.node("KSTREAM-MERGE", name, parents, lambda _: ops.passed())
         rekeyed = flow.rekeyed or any(other.rekeyed for other in flows)
@@ -497,8 +495,9 @@ def _table_of(verb: str, table: KTable[Any, Any], ours: Flow | Table) -> Table:
     given: object = table
     if not isinstance(given, KTable):
         raise Misuse(
-            f"{verb}: want a KTable, not {type(given).__name__}: a stream becomes one by to_table()"
+            f"{verb} needs a KTable, not a {type(given).__name__}: "
+            "make a table of a stream by to_table()"
         )
     if table._table.builder is not ours.builder:
-        raise InvalidTopology(f"{verb}: a table of another builder: one topology has one builder")
+        raise InvalidTopology(f"{verb}: the table has another builder; a topology has only one")
     return table._table

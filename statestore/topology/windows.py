@@ -47,7 +47,10 @@ class TumblingWindows:
         size, grace = span_ms(size_ms), span_ms(grace_ms)
         retention = size + grace if retention_ms is None else span_ms(retention_ms)
         if size <= 0 or grace < 0:
-            raise Misuse(f"windows of {size} ms with {grace} ms of grace: want > 0 and >= 0")
+            raise Misuse(
+                f"windows of {size} ms with {grace} ms of grace: the size must be positive, "
+                "and the grace must not be negative"
+            )
         if retention < size + grace:
             raise Misuse(
                 f"retention_ms {retention}: a window of {size} ms with {grace} ms of grace must be "

@@ -200,7 +200,7 @@ def test_one_that_raises_names_node_and_time_and_commits_nothing() -> None:
 
 @pytest.mark.parametrize("interval", [0, -1, timedelta(0)])
 def test_an_interval_below_a_millisecond_is_refused(interval: Any) -> None:
-    with pytest.raises(Misuse, match=re.escape("want at least 1")):
+    with pytest.raises(Misuse, match=re.escape("must be at least 1 ms")):
         TopologyTestDriver(ticking(interval, STREAM))
 
 

@@ -60,9 +60,9 @@ def rows(driver: TopologyTestDriver) -> list[bytes]:
 @pytest.mark.parametrize(
     ("size", "told", "message"),
     [
-        (0, {}, "want > 0"),
-        (-1, {}, "want > 0"),
-        (10, {"grace_ms": -1}, ">= 0"),
+        (0, {}, "must be positive"),
+        (-1, {}, "must be positive"),
+        (10, {"grace_ms": -1}, "not be negative"),
         (10, {"grace_ms": 5, "retention_ms": 14}, "at least 15"),
     ],
     ids=["no size", "a negative size", "a negative grace", "too short a retention"],

@@ -49,8 +49,8 @@ def undeclared_store(b: StreamsBuilder) -> object:
         (merged_across_builders, "another builder"),
         (undeclared_store, "'ghost', which is not declared"),
         (lambda b: b.stream([]), "at least one topic"),
-        (counts_as_text, r"count\(\) gives INT64, the store's values are STRING"),
-        (lambda b: None, "reads nothing"),
+        (counts_as_text, r"count\(\) gives INT64, but the store's values are STRING"),
+        (lambda b: None, "reads no topic"),
     ],
     ids=lambda item: item if isinstance(item, str) else "",
 )
@@ -122,7 +122,7 @@ def test_a_function_of_the_wrong_arity_is_refused_naming_the_operator(
     for wrong in (takes_four, takes_one if count != 1 else takes_three):
         with pytest.raises(Misuse, match=rf"^{operator}.* {count} arguments"):
             call(typed(builder()), wrong)
-    with pytest.raises(Misuse, match=rf"^{operator}.*want a function of {count} arguments"):
+    with pytest.raises(Misuse, match=rf"^{operator}.*needs a function of {count} arguments"):
         call(typed(builder()), "not callable")  # type: ignore[arg-type]  # the point of the test
 
 
@@ -144,11 +144,11 @@ def test_a_join_waits_for_history_before_it_waits_for_late_records() -> None:
 def test_only_a_table_of_the_same_builder_can_be_joined() -> None:
     b = builder()
     stream: Any = b.stream("in")
-    with pytest.raises(Misuse, match=r"join: want a KTable, not KStream: .* to_table\(\)"):
+    with pytest.raises(Misuse, match=r"join needs a KTable, not a KStream: .* to_table\(\)"):
         stream.join(stream, pair)
-    with pytest.raises(InvalidTopology, match="left_join: a table of another builder"):
+    with pytest.raises(InvalidTopology, match="left_join: the table has another builder"):
         stream.left_join(builder().table("right"), pair)
-    with pytest.raises(InvalidTopology, match="join: a table of another builder"):
+    with pytest.raises(InvalidTopology, match="join: the table has another builder"):
         b.table("in").join(builder().table("right"), pair)
 
 

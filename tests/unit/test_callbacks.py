@@ -225,7 +225,7 @@ def test_one_processor_for_all_is_refused_before_its_second_life(verb: str, kind
             assert kind == "in a dict"
             driver.pipe_all("in", [Record("k", "v", 1), Record("k", "poison", 2)])
 
-    with pytest.raises(InvalidTopology, match=r"again a processor.*a new one each time"):
+    with pytest.raises(InvalidTopology, match=r"existed before.*a new one in each call"):
         lived()
 
 

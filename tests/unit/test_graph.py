@@ -75,7 +75,7 @@ def test_writing_a_topic_somebody_reads_does_not_join() -> None:
 
 
 def test_a_topology_that_reads_nothing_is_refused() -> None:
-    with pytest.raises(InvalidTopology, match=r"reads nothing: begin with stream\(\)"):
+    with pytest.raises(InvalidTopology, match=r"reads no topic: begin with stream\(\)"):
         topology(operator("lonely"))
 
 

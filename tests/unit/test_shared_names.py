@@ -55,7 +55,7 @@ SHARERS: dict[str, Callable[[StreamsBuilder], object]] = {
 @pytest.mark.parametrize("kind", SHARERS)
 def test_two_operators_materialized_under_one_name_are_refused(kind: str) -> None:
     b = texts()
-    with pytest.raises(InvalidTopology, match=r"'(s|j-buffer)'.*name them apart"):  # noqa: PT012
+    with pytest.raises(InvalidTopology, match=r"'(s|j-buffer)'.*own name"):  # noqa: PT012
         SHARERS[kind](b)
         b.build()
 

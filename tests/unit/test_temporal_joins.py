@@ -160,7 +160,7 @@ def test_a_grace_the_history_does_not_cover_is_refused() -> None:
     with pytest.raises(Misuse, match=r"grace_ms is 101, the table's history 100 ms"):
         joined(101)
     joined(100)
-    with pytest.raises(Misuse, match="want 0 or more"):
+    with pytest.raises(Misuse, match="must be 0 or more"):
         joined(-1)
 
 
