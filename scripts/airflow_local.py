@@ -1,7 +1,7 @@
-"""A local Airflow for this repository: `run` one DAG, or bring the whole of it `up` and `down`.
+"""A local Airflow for this repository: `run` one DAG, or start all of it `up` and take it `down`.
 
 Everything it writes lies in `.scratch/airflow`: database, logs, generated secrets, pid file.
-Nothing here imports Airflow, as its settings are read from the environment at import.
+Nothing here imports Airflow, which reads its settings from the environment when it is imported.
 """
 
 import json
@@ -31,13 +31,13 @@ LOG_FILE = HOME / "standalone.log"
 READY_DEADLINE_S = 300
 STOP_GRACE_S = 20
 CLOCK_STEP_S = 60.0
-"""Start times move with the system's clock; two processes of one number never start this close."""
+"""Start times move with the system's clock; two processes with one id never start this close."""
 POOL = "statestore_slots"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Session(NamedTuple):
-    """A process session started here: everything its leader started, however it moved since."""
+    """A process session that was started here: all that its leader started, wherever it moved."""
 
     leader: int
     started: float
@@ -61,9 +61,9 @@ def main() -> None:
 @click.option("--run-for", default=None, help="Run continuously for this long, such as 5m.")
 @click.option("--conf", default=None, metavar="JSON", help="The Params of another DAG.")
 def run(dag_id: str, until: str, run_for: str | None, conf: str | None) -> None:
-    """Run one DAG to its end in the foreground; nothing stays running.
+    """Run one DAG to its end in the foreground; no process stays.
 
-    Exits with the job's exit code. Failures are not retried: somebody is watching.
+    The exit code is the job's. Failures are not retried, as somebody is watching.
     """
     env = environment()
     summary_file = Path(env.setdefault("STATESTORE_SUMMARY_FILE", str(HOME / "last-run.json")))
@@ -148,15 +148,15 @@ def airflow(arguments: tuple[str, ...]) -> None:
 
 
 def environment() -> dict[str, str]:
-    """What Airflow needs beside airflow.cfg; a variable set already is kept.
+    """The variables that Airflow needs beside airflow.cfg; those that are set already are kept.
 
-    Its home is made, or left, for its owner only, and so are the passwords in it.
+    Only its owner may read Airflow's home and the passwords in it.
     """
     HOME.mkdir(parents=True, exist_ok=True)
     HOME.chmod(0o700)
     _touch_private(PASSWORDS)
     port = os.environ.get("AIRFLOW__API__PORT", "8080")
-    # `spark-submit` and `airflow` are those of the running interpreter.
+    # `spark-submit` and `airflow` are the programs of the running interpreter.
     tools = str(Path(sys.executable).parent)
     local_hosts = [entry for entry in os.environ.get("NO_PROXY", "").split(",") if entry]
     defaults = {
@@ -167,9 +167,9 @@ def environment() -> dict[str, str]:
         "AIRFLOW__CORE__FERNET_KEY_CMD": _secret_command("fernet_key"),
         "AIRFLOW__API_AUTH__JWT_SECRET_CMD": _secret_command("jwt_secret"),
         "AIRFLOW__API__SECRET_KEY_CMD": _secret_command("api_secret_key"),
-        # The pool's size, which a job takes whole unless STATESTORE_JOB_SLOTS says less.
+        # The size of the pool. A job takes all of it, unless STATESTORE_JOB_SLOTS says less.
         "STATESTORE_SLOTS": str(len(os.sched_getaffinity(0))),
-        # The second number is spark.task.maxFailures: local mode allows one attempt by default.
+        # The second number is spark.task.maxFailures: by default, local mode allows one attempt.
         "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(
             {"conn_type": "spark", "host": "local[*,4]", "extra": {"deploy-mode": "client"}}
         ),
@@ -183,7 +183,7 @@ def environment() -> dict[str, str]:
 
 
 def prepare(env: dict[str, str]) -> None:
-    """Database and pool; free when done before for this version and pool size."""
+    """Make the database and the pool, unless that was done for this version and pool size."""
     slots = env["STATESTORE_SLOTS"]
     stamp = HOME / "prepared.json"
     wanted = {"airflow": version("apache-airflow"), "slots": slots}
@@ -196,19 +196,19 @@ def prepare(env: dict[str, str]) -> None:
 
 
 def _secret_command(name: str) -> str:
-    """The command that prints a secret, made once, readable by its owner only."""
+    """The command that prints a secret, which is made once and only its owner may read."""
     path = HOME / "secrets" / name
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with suppress(FileExistsError):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
-            # 32 bytes in URL-safe base64 is what Fernet asks for; it suits the others as well.
+            # Fernet asks for 32 bytes in URL-safe base64; that suits the others as well.
             file.write(urlsafe_b64encode(secrets.token_bytes(32)))
     return shlex.join(["cat", str(path)])
 
 
 def _touch_private(path: Path) -> None:
-    """Make the file, or keep it, readable by its owner only; who writes it later leaves that."""
+    """Make the file, unless it is there, and let only its owner read it."""
     path.touch(mode=0o600)
     path.chmod(0o600)
 
@@ -228,7 +228,7 @@ def _quietly(command: list[str], env: dict[str, str]) -> None:
 
 
 def _foreground(command: list[str], env: dict[str, str]) -> int:
-    """Run with our terminal; whatever it started is gone when this returns or raises."""
+    """Run a command with this terminal; when this returns or raises, all it started is gone."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     process = subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True)
     session = Session.of(process)
@@ -239,10 +239,10 @@ def _foreground(command: list[str], env: dict[str, str]) -> int:
 
 
 def _members(session: Session) -> list[psutil.Process]:
-    """The live processes of a session started here; none once its number means something else.
+    """The live processes of a session that was started here; none if its id was reused.
 
-    A session, unlike a process group, is left neither by Airflow's tasks nor by pyspark's daemon.
-    The system does not give its number away while a member lives.
+    Airflow's tasks and pyspark's daemon leave their process group, but not their session. The
+    system does not reuse the id of a session while a member lives.
     """
     if session.boot_id != BOOT_ID.read_text(encoding="ascii"):
         return []
@@ -260,7 +260,7 @@ def _members(session: Session) -> list[psutil.Process]:
 
 
 def _end(session: Session) -> int:
-    """Terminate, then after a grace kill, every process of a session; how many there were."""
+    """Terminate every process of a session, then kill what is left; return how many there were."""
     ended = 0
     for finish in (psutil.Process.terminate, psutil.Process.kill):
         members = _members(session)
@@ -278,7 +278,7 @@ def _recorded() -> Session | None:
 
 
 def _wait_until_ready(env: dict[str, str], process: "subprocess.Popen[bytes]") -> None:
-    """Until every component is healthy; ChildProcessError if Airflow ends, RetryError if late."""
+    """Wait until all components are healthy; ChildProcessError: it ended, RetryError: too late."""
     shown: dict[str, str] = {}
 
     def healthy() -> bool:
@@ -299,7 +299,7 @@ def _wait_until_ready(env: dict[str, str], process: "subprocess.Popen[bytes]") -
 
 
 def _health(env: dict[str, str]) -> dict[str, str] | None:
-    """Component -> state, or None while the server does not answer."""
+    """The state of each component; None while the server does not answer."""
     url = f"http://127.0.0.1:{env['AIRFLOW__API__PORT']}/api/v2/monitor/health"
     try:
         answer = httpx.get(url, timeout=5, trust_env=False)
@@ -327,7 +327,7 @@ def _require_free_port(port: int) -> None:
 
 
 def _json(path: Path) -> Any:
-    """The file's content, or None if it is missing or torn."""
+    """The file's content; None if the file is missing or cut short."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -4,8 +4,8 @@
     up      leave the broker and Airflow running
     down    stop both
 
-Each part is a command of its own and is called as one; nothing is decided here but their order. A
-broker that runs already is used and left alone, so is that of STATESTORE_BOOTSTRAP_SERVERS.
+Each step calls a command; this program only decides their order. A broker that runs already is used
+and not stopped, and so is the one that STATESTORE_BOOTSTRAP_SERVERS names.
 """
 
 import json
@@ -46,9 +46,9 @@ SUMMARY = ROOT / ".scratch" / "demo-summary.json"
 PORTS = range(DEFAULT_PORT, DEFAULT_PORT + 100)
 STOP_GRACE_S = 60
 LOG_TAIL = 30
-# What of Airflow's and Spark's log says how far the work is.
+# These lines in the logs of Airflow and Spark say how far the work is.
 MILESTONES = (
-    (re.compile("Preparing Airflow's database"), "preparing Airflow's database, this once"),
+    (re.compile("Preparing Airflow's database"), "preparing Airflow's database, only this time"),
     (re.compile("Spark-Submit cmd"), "Airflow runs the task: spark-submit process.py"),
     (re.compile(r"SparkContext: Running Spark version (\S+)"), r"Spark \1 is starting"),
     (re.compile(r"(wave \d+): (\d+ stream tasks on \d+ slots)"), r"\1 of the topology: \2"),
@@ -97,7 +97,7 @@ def down() -> None:
 
 
 def show_results() -> None:
-    """A table by carrier from the store, where it all lies, and what to try next."""
+    """Show a table by carrier from the store, where the data lies, and what to try next."""
     state_dir = ROOT / Settings.load(ROOT / "statestore.toml", APPLICATION).state_dir
     by_carrier, days = figures(StateLayout(state_dir, APPLICATION))
     names = airlines()
@@ -119,8 +119,8 @@ def show_results() -> None:
     bin_dir = os.path.relpath(Path(STATESTORE).parent, ROOT)
     for line in (
         f"State     {shown}/<stream task>/rocksdb/{CARRIER_DAY.name}",
-        f"Output    topic {STATS_TOPIC}: the last record per carrier and day counts",
-        "Try next  make run     once more: it goes on from the committed offsets",
+        f"Output    topic {STATS_TOPIC}: the last record of each carrier and day counts",
+        "Try next  make run     again: it goes on from the committed offsets",
         "          make up      Airflow's page: trigger micro_batches with parameters",
         f"          {bin_dir}/statestore topology describe jobs.pipelines.flights:topology",
     ):
@@ -152,7 +152,7 @@ def step(text: str) -> None:
 
 
 def _broker(stack: ExitStack) -> str:
-    """The bootstrap servers; a broker started here is stopped when the stack unwinds."""
+    """The bootstrap servers; a broker that is started here is stopped when the stack unwinds."""
     given = os.environ.get(SERVERS_VARIABLE)
     if given:
         step(f"Using the broker of {SERVERS_VARIABLE}, {given}")
@@ -162,7 +162,7 @@ def _broker(stack: ExitStack) -> str:
         step(f"Using the local broker at {running['bootstrap_servers']}, which runs already")
         return str(running["bootstrap_servers"])
     step("Starting a local Kafka broker")
-    # Before it starts: should we be stopped meanwhile, the broker is too.
+    # This comes before the start: if this program is stopped meanwhile, so is the broker.
     stack.callback(_stop_broker)
     port = next((port for port in PORTS if is_free(port)), DEFAULT_PORT)
     started = _json_of([STATESTORE, "kafka", "start", "--port", str(port), "--json"])
@@ -184,7 +184,7 @@ def _load(servers: str) -> None:
 
 
 def _process(servers: str) -> None:
-    """Run the DAG; its log goes to a file, the telling lines of it also here."""
+    """Run the DAG; its log goes to a file, and the lines that tell its progress are shown here."""
     step(f"Running the DAG micro_batches (log: {LOG.relative_to(ROOT)})")
     SUMMARY.unlink(missing_ok=True)
     env = _environment(servers) | {"STATESTORE_SUMMARY_FILE": str(SUMMARY)}
@@ -217,7 +217,7 @@ def _environment(servers: str) -> dict[str, str]:
 
 
 def _call(command: list[str], env: Mapping[str, str] | None = None) -> None:
-    """Run a command with our output; its failure is ours, with its exit code."""
+    """Run a command with this program's output; if it fails, exit with its code."""
     code = _code(command, env)
     if code:
         _fail(f"{shlex.join(command)} failed", code)
@@ -245,7 +245,7 @@ def _child(
     stdout: int | None = None,
     stderr: int | None = None,
 ) -> "Iterator[subprocess.Popen[str]]":
-    """A command in a session of its own: Ctrl-C reaches us only, and we end it in order, once."""
+    """A command in a session of its own: Ctrl-C reaches only this program, which ends it."""
     process = subprocess.Popen(
         command,
         cwd=ROOT,

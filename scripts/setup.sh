@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Makes .venv what requirements/lock.txt says, after checking Python, Java, Maven and make.
 #
-# Missing programs are installed by apt when root, else named in one message. Nothing is done when the files that
-# decide the environment are unchanged since the last complete set-up. Two set-ups at once take turns.
+# Root gets missing programs by apt; anybody else gets one message that names them. If the files that decide the
+# environment have not changed since the last complete set-up, nothing is done. Two set-ups at once take turns.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

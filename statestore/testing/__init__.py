@@ -1,4 +1,8 @@
-"""What tests of a pipeline need: TopologyTestDriver, and LocalKafka for a real broker."""
+"""What tests of a pipeline need, of the extra `testing`: TopologyTestDriver and LocalKafka.
+
+The commands `statestore drill` and `statestore kafka` are here as well. Nothing that runs in
+production imports this package.
+"""
 
 from statestore.testing.driver import TopologyTestDriver
 from statestore.testing.local_kafka import LocalKafka

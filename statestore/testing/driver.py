@@ -1,8 +1,8 @@
 """TopologyTestDriver: a topology under test in this process, without Kafka and without RocksDB.
 
-The very stream tasks of production run on a broker and stores in memory, exactly once; only locks
-and checkpoint files need a scratch folder, removed at close. Deterministic: time stands still until
-told.
+The stream tasks of production run here, exactly once, on a broker and stores in memory. Only locks
+and checkpoint files need a scratch folder, which is removed at close. The driver is deterministic:
+time stands still until a test moves it.
 """
 
 import tempfile
@@ -50,7 +50,7 @@ _NO_FLUSH = LagLimits(max_bytes=1 << 62, max_records=1 << 62, max_ms=1 << 62)
 
 
 class ManualClock:
-    """A clock that moves only when told."""
+    """A clock that moves only when it is told to."""
 
     def __init__(self) -> None:
         self._now_ms = 0
@@ -62,12 +62,12 @@ class ManualClock:
         return self._now_ms / 1000
 
     def advance(self, span: int) -> None:
-        """Go `span` ms on."""
+        """Move the clock forward by `span` ms."""
         self._now_ms += span
 
 
 class TopologyTestDriver:
-    """Pipe records in, read records out; use `with`, or close()."""
+    """Pipe records in and read records out. Use it with `with`, or call close()."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class TopologyTestDriver:
         *,
         partitions: int = 1,
     ) -> None:
-        """`partitions`: of every topic of the user's."""
+        """Every topic of the user's has `partitions` partitions."""
         given = settings.to_mapping() if isinstance(settings, Settings) else (settings or {})
         self._scratch = tempfile.TemporaryDirectory(prefix="topology-test-")
         self._settings = Settings.from_mapping(
@@ -105,15 +105,15 @@ class TopologyTestDriver:
         *,
         headers: Sequence[Header] = (),
     ) -> None:
-        """One record, processed to the end and committed; its time defaults to the wall clock."""
+        """Process one record to the end and commit it; its time defaults to the wall clock."""
         time_ms = self._clock.now_ms() if timestamp_ms is None else to_ms(timestamp_ms)
         record = Record(key, value, time_ms, tuple(headers), partition=partition)
         self.pipe_all(topic, [record])
 
     def pipe_all(self, topic: str, records: Iterable[tuple[Any, ...]]) -> None:
-        """Several records in one commit; a record's `partition` says where, 0 if it names none.
+        """Process several records in one commit; a record without a `partition` goes to 0.
 
-        Tuples will do: (key, value, timestamp_ms, …).
+        A record may be a tuple (key, value, timestamp_ms, …).
         """
         node = self._source(topic)
         for record in starmap(Record, records):
@@ -125,9 +125,10 @@ class TopologyTestDriver:
         self._drain()
 
     def read(self, topic: str) -> list[Record[Any, Any]]:
-        """The committed records of a topic not read before, decoded, partition by partition.
+        """The committed records of a topic that were not read before, decoded, by partition.
 
-        Of a window store's changelog the windows, without the rows that keep its stream time.
+        Of the changelog of a window store, these are the windows, without the rows that keep its
+        stream time.
         """
         key_serde, value_serde = self._serdes(topic)
         rows = self._broker.records(topic)
@@ -164,7 +165,7 @@ class TopologyTestDriver:
         )
 
     def advance_wall_clock(self, ms: Span) -> None:
-        """Let time pass, at once: a punctuation due several times in it fires once."""
+        """Let time pass at once: a punctuation that is due several times fires once."""
         self._clock.advance(span_ms(ms))
         self._drain()
 
@@ -174,7 +175,7 @@ class TopologyTestDriver:
             task.finish()
 
     def crash(self) -> None:
-        """Every process dies without a word and starts again: what was not committed is gone."""
+        """Let every process die and start again: what was not committed is lost."""
         for task in self._tasks.values():
             task.abandon()
         self._start()
@@ -255,7 +256,7 @@ class TopologyTestDriver:
         )
 
     def _drain(self) -> None:
-        """Step all tasks until none has anything left, internal topics included."""
+        """Step all tasks until none has anything left, in internal topics either."""
         moved = True
         while moved:
             moved = False
@@ -263,7 +264,7 @@ class TopologyTestDriver:
                 before = task.report.commits, task.report.rewinds
                 moved = task.step(0) > 0 or moved
                 task.finish()
-                # Of a punctuation: no record came in, but some may have gone out.
+                # After a punctuation no record came in, but some may have gone out.
                 moved = moved or (task.report.commits, task.report.rewinds) != before
 
     def _source(self, topic: str) -> SourceNode:
@@ -291,7 +292,7 @@ class TopologyTestDriver:
 
 
 def _nothing_to_link(_source: Path, _target: Path, _owner_dead: bool, /) -> None:  # noqa: FBT001  # a port
-    """Its stores have no files."""
+    """Do nothing: the stores of a test have no files."""
 
 
 def _encode(serde: Serde[Any], item: Any) -> bytes | None:

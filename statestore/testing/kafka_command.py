@@ -1,8 +1,8 @@
 """`statestore kafka start|stop|status`: one local broker that outlives the command.
 
-Its files are in `<scratch>/kafka`: `broker.json` says which process it is, `broker.log` what it
-printed, `data` what it stored. stop ends exactly the recorded process (pid and start time), never
-one found by name.
+Its files are in `<scratch>/kafka`: `broker.json` names its process, `broker.log` has what it
+printed, and `data` has what it stored. `stop` ends exactly the recorded process, by pid and start
+time, and never one found by name.
 """
 
 import subprocess
@@ -50,7 +50,7 @@ class RunningBroker(msgspec.Struct, frozen=True, kw_only=True):
     log: str
 
     def process(self) -> psutil.Process | None:
-        """The recorded process if it still lives; another one with the same pid does not count."""
+        """The recorded process, if it still lives; another one with its pid does not count."""
         try:
             process = psutil.Process(self.pid)
             same = abs(process.create_time() - self.started_at) <= _START_TIME_SLACK_S
@@ -161,13 +161,13 @@ def _start(home: Path, port: int, data_dir: Path) -> RunningBroker:
                 data_dir=str(data_dir),
                 log=str(node.log),
             )
-            # Before it is ready: should this command be killed, `stop` still knows the broker.
+            # It is recorded before it is ready: if this command is killed, `stop` can still end it.
             _write(home, running)
             await_ready(node, process, timeout_ms=_READY_MS)
         except BaseException:
             _abandon(home, process)
             raise
-    # Nobody waits for a process meant to outlive us: without this its handle warns when dropped.
+    # Nothing waits for a process that is to outlive this one: its handle would warn about that.
     process.returncode = 0
     return running
 
@@ -218,7 +218,7 @@ def _record(home: Path) -> Path:
 
 
 def _read(home: Path) -> RunningBroker | None:
-    """The last recorded broker, None if none is."""
+    """The last recorded broker; None if there is none."""
     try:
         return msgspec.json.decode(_record(home).read_bytes(), type=RunningBroker)
     except FileNotFoundError:

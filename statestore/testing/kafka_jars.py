@@ -1,10 +1,9 @@
 """The programs a local broker needs: Java, and Kafka's jars.
 
-`$STATESTORE_KAFKA_LIBS` names a folder that has the jars, such as `libs` of a Kafka that is
-installed. Without it those of kafka.pom.xml are fetched by Maven into
-`<scratch>/kafka-<version>/libs`, whole or not at all, once for all processes. Scratch:
-`$STATESTORE_SCRATCH`, else `.scratch` in a checkout of the repository, else `statestore` in the
-user's cache folder.
+`$STATESTORE_KAFKA_LIBS` names a folder that has the jars, such as `libs` of an installed Kafka.
+Without it Maven fetches the jars of kafka.pom.xml into `<scratch>/kafka-<version>/libs`, all or
+none of them, once for all processes. The scratch folder is `$STATESTORE_SCRATCH`, else `.scratch`
+in a checkout of the repository, else `statestore` in the user's cache folder.
 """
 
 import hashlib
@@ -34,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 def scratch_dir() -> Path:
-    """The folder for everything that may be thrown away; made when missing."""
+    """The folder for everything that may be deleted; it is made if it is missing."""
     named = os.environ.get(SCRATCH_VARIABLE)
     scratch = Path(named).resolve() if named else _default_scratch()
     try:
@@ -48,7 +47,7 @@ def scratch_dir() -> Path:
 
 
 def _default_scratch() -> Path:
-    """Never in the folder packages are installed in."""
+    """The scratch folder by default, which is never where packages are installed."""
     if (_PROJECT / "pyproject.toml").is_file():
         return _PROJECT / ".scratch"
     cache = os.environ.get("XDG_CACHE_HOME")
@@ -56,13 +55,13 @@ def _default_scratch() -> Path:
 
 
 def java() -> str:
-    """The Java to run: that of JAVA_HOME if set, else the one on the PATH."""
+    """The Java to run: that of JAVA_HOME if it is set, else the one on the PATH."""
     home = os.environ.get("JAVA_HOME")
     return _program(str(Path(home) / "bin" / "java") if home else "java", "run a local broker")
 
 
 def kafka_libs() -> Path:
-    """The folder with the broker's jars, fetched first if it is missing or of another list."""
+    """The folder of the broker's jars, which are fetched first if the folder has other ones."""
     named = os.environ.get(LIBS_VARIABLE)
     if named:
         return _given_libs(Path(named))

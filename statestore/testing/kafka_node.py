@@ -1,7 +1,7 @@
 """One broker process: its ports, its properties file, its formatted folder, its launch and its end.
 
-`LocalKafka` and `statestore kafka` build on it. Listeners are on 127.0.0.1 only. A node is broker
-and controller at once (KRaft, static voters: ports may differ between starts on the same data).
+`LocalKafka` and `statestore kafka` use it. Listeners are on 127.0.0.1 only. A node is both broker
+and controller. The voters of KRaft are static, so ports may differ between starts on the same data.
 """
 
 import base64
@@ -26,11 +26,11 @@ from statestore.testing.kafka_jars import INSTALL, java, kafka_libs
 HOST = "127.0.0.1"
 BrokerConfig = Mapping[str, str | int | float | bool]
 
-# Below Linux's ephemeral range (32768 and up): no outgoing connection takes the port of a stopped
-# broker, and no client that keeps trying it can end up connected to itself.
+# These are below Linux's ephemeral range (32768 and up): no outgoing connection takes the port of a
+# stopped broker, and no client that retries that port gets connected to itself.
 _PORTS = range(20_000, 32_000)
 
-# Keys the launcher decides; another value would leave a broker nobody can reach or stop.
+# The launcher sets these keys: with another value nobody could reach or stop the broker.
 _OWNED = frozenset(
     {
         "process.roles",
@@ -73,7 +73,7 @@ class Lifetime(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Detour:
-    """A second listener, at `port`, whose clients are sent to `advertised_port`: a proxy's."""
+    """A second listener, at `port`, that sends its clients to the port of a proxy."""
 
     port: int
     advertised_port: int
@@ -81,7 +81,7 @@ class Detour:
 
 @dataclass(frozen=True, slots=True)
 class Sasl:
-    """A listener at `port` that lets in `users`, passwords by name, by SASL's PLAIN."""
+    """A listener at `port` that lets in `users`, given as passwords by name, by SASL's PLAIN."""
 
     port: int
     users: Mapping[str, str]
@@ -101,12 +101,12 @@ class Node:
 
     @property
     def address(self) -> str:
-        """What a client connects to."""
+        """The address that a client connects to."""
         return f"{HOST}:{self.port}"
 
     @property
     def properties(self) -> Path:
-        """The file the broker is started with."""
+        """The file that the broker is started with."""
         return self.folder / "server.properties"
 
     @property
@@ -122,7 +122,7 @@ class Node:
 
 
 def new_cluster_id() -> str:
-    """A random id; a leading dash would be read as an option by Kafka's format tool."""
+    """A random id without dashes: Kafka's format tool takes a leading dash for an option."""
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
 
 
@@ -139,9 +139,9 @@ def is_free(port: int) -> bool:
 
 @contextmanager
 def reserved_ports(count: int, locks_dir: Path) -> Iterator[tuple[int, ...]]:
-    """Free ports no other process gets from here meanwhile, even while nothing listens on them."""
+    """Free ports that no other caller gets meanwhile, even while nothing listens on them."""
     locks_dir.mkdir(parents=True, exist_ok=True)
-    # A random start: clients left over from a broker just closed should not meet the next one.
+    # The start is random: clients of a broker that was just closed should not meet the next one.
     shift = uuid.uuid4().int
     ports: list[int] = []
     with ExitStack() as locks:
@@ -194,19 +194,19 @@ def prepare(node: Node, cluster: Sequence[Node], config: BrokerConfig, cluster_i
 
 
 def launch(node: Node, lifetime: Lifetime) -> "subprocess.Popen[bytes]":
-    """Start a prepared node; it is not ready yet.
+    """Start a prepared node, which is not ready yet when this returns.
 
-    `Lifetime.PARENT` uses `setpriv --pdeathsig KILL` where there is one (Linux): the kernel kills
-    the broker when the launching THREAD ends, however it ends, so launch from a thread that lives
-    as long as the broker. Elsewhere only the caller's own clean-up ends it.
+    `Lifetime.PARENT` uses `setpriv --pdeathsig KILL` where that exists (on Linux): the kernel kills
+    the broker when the THREAD that launched it ends, in whatever way, so launch it from a thread
+    that lives as long as the broker. Elsewhere only the caller's clean-up ends it.
     """
     command = _java_command("kafka.Kafka", str(node.properties))
     setpriv = shutil.which("setpriv")
     if lifetime is Lifetime.PARENT and setpriv:
         command = [setpriv, "--pdeathsig", "KILL", *command]
     with node.log.open("ab") as log:
-        # Away from the terminal's process group in either case: Ctrl-C is for the caller, which
-        # then ends the broker itself.
+        # In either case the broker leaves the terminal's process group: Ctrl-C goes to the caller,
+        # which then ends the broker.
         return subprocess.Popen(
             command,
             cwd=node.folder,
@@ -221,7 +221,7 @@ def launch(node: Node, lifetime: Lifetime) -> "subprocess.Popen[bytes]":
 def await_ready(
     node: Node, process: "subprocess.Popen[bytes]", *, timeout_ms: int
 ) -> ClusterDescription:
-    """Wait until the node answers and counts itself in; `Unavailable` with its log's end if not."""
+    """Wait until the node answers as a member; `Unavailable` shows the end of its log."""
 
     def give_up() -> None:
         if process.poll() is not None:
@@ -239,10 +239,10 @@ def await_ready(
 
 
 def end(processes: Sequence[psutil.Process], *, grace_s: float) -> bool:
-    """End those very processes together, wait for them, say whether SIGTERM was enough.
+    """End these processes together, wait for them, and say whether SIGTERM was enough.
 
-    SIGKILL follows after `grace_s`, at once if that is 0. psutil compares start times, so a reused
-    pid is never hit.
+    SIGKILL follows after `grace_s`, or at once if that is 0. psutil compares start times, so a
+    process that has got a reused pid is never ended.
     """
     left = list(processes)
     if grace_s > 0:
@@ -312,10 +312,10 @@ def _properties(node: Node, cluster: Sequence[Node], config: BrokerConfig) -> di
         **internal_topics,
         "group.initial.rebalance.delay.ms": 0,
         "auto.create.topics.enable": False,
-        # A killed broker is let in again only when its old session is over: 9 s by default.
+        # A killed broker is admitted again only when its old session is over: after 9 s by default.
         "broker.session.timeout.ms": 3000,
         "broker.heartbeat.interval.ms": 500,
-        # 128 MiB by default, taken from the heap at start.
+        # By default it is 128 MiB, taken from the heap at start.
         "log.cleaner.dedupe.buffer.size": 16 * 1024 * 1024,
         **authentication,
         **config,

@@ -1,8 +1,8 @@
 """LocalKafka: a real Kafka cluster as child processes, for tests and benchmarks.
 
-It needs Java 17 and, once, Maven; no Docker. It ends with the process that made it, even if that is
-killed with SIGKILL (on Linux with setpriv), and leaves no files but the jars; what a killed process
-left is removed by the next one.
+It needs Java 17 and, once, Maven, but no Docker. It ends with the process that made it, even if
+that process is killed with SIGKILL (on Linux with setpriv). It leaves no files but the jars; the
+next LocalKafka removes what a killed process left.
 """
 
 import shutil
@@ -44,11 +44,11 @@ _LOCK_S = 60
 
 
 class LocalKafka:
-    """A cluster of `brokers` nodes, ready inside `with`, gone after it.
+    """A cluster of `brokers` nodes, which is ready inside `with` and gone after it.
 
-    `config` is merged into every broker's properties. With `data_dir` the topics are kept there and
-    a later LocalKafka of as many brokers goes on with them, on other ports. Enter it in a thread
-    that lives as long as the cluster. Brokers are counted from 0.
+    `config` is merged into every broker's properties. With `data_dir` the topics stay in that
+    folder, and a later LocalKafka of as many brokers goes on with them, on other ports. Enter it in
+    a thread that lives as long as the cluster. Brokers are counted from 0.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class LocalKafka:
         users: Mapping[str, str] | None = None,
         ready_timeout_ms: int = _READY_MS,
     ) -> None:
-        """`proxy_port`: where a proxy listens that leads to `behind_proxy`; one broker only.
+        """`proxy_port` is the port of a proxy that leads to `behind_proxy`, for one broker only.
 
-        `users`: passwords by name; they are asked for at `sasl_servers`, by SASL's PLAIN. What they
-        may do is for `config` to say (`authorizer.class.name`, `super.users`): clients of
-        `bootstrap_servers` are User:ANONYMOUS.
+        `users` are passwords by name, which `sasl_servers` asks for by SASL's PLAIN. `config` says
+        what they may do (`authorizer.class.name`, `super.users`). Clients of `bootstrap_servers`
+        are User:ANONYMOUS.
         """
         if brokers < 1:
             raise Misuse(f"a cluster needs at least one broker, not {brokers}")
@@ -98,13 +98,13 @@ class LocalKafka:
 
     @property
     def bootstrap_servers(self) -> str:
-        """All brokers, stopped ones too, as clients want it."""
+        """The addresses of all brokers, stopped ones too, in the form that clients take."""
         self._check_entered()
         return ",".join(node.address for node in self._nodes)
 
     @property
     def sasl_servers(self) -> str:
-        """All brokers, for clients that name a user and a password."""
+        """The addresses of all brokers, for clients that name a user and a password."""
         self._check_entered()
         ports = [node.sasl.port for node in self._nodes if node.sasl is not None]
         if not ports:
@@ -113,7 +113,7 @@ class LocalKafka:
 
     @property
     def behind_proxy(self) -> tuple[str, int]:
-        """Where the proxy connects to: clients that come from it stay on it."""
+        """The address that the proxy connects to; clients that come through it stay on it."""
         detour = self._node(0).detour
         if detour is None:
             raise Misuse("no proxy was asked for: pass proxy_port")
@@ -129,7 +129,7 @@ class LocalKafka:
         create_topics(admin(self.bootstrap_servers), [plan], timeout_ms=_TOPIC_MS)
 
     def stop_broker(self, index: int) -> None:
-        """Stop one broker in order: it hands over its leaderships and closes its logs."""
+        """Stop one broker in order, so that it hands over its leaderships and closes its logs."""
         if not end([self._running(index)], grace_s=_STOP_S):
             raise Unavailable(
                 f"broker {index} did not stop within {_STOP_S:g} s and was killed; "
@@ -138,14 +138,14 @@ class LocalKafka:
         self._processes.pop(index).wait()
 
     def kill_broker(self, index: int) -> None:
-        """Kill one broker with SIGKILL; what it had not yet synced stays in the page cache."""
+        """Kill one broker with SIGKILL; what it had not synced yet stays in the page cache."""
         end([self._running(index)], grace_s=0)
         self._processes.pop(index).wait()
 
     def start_broker(self, index: int) -> None:
         """Start a stopped or killed broker on its old port and data, and wait until it is ready.
 
-        After a kill that takes 3 s at least: the old session has to run out first.
+        After a kill this takes 3 s at least, as the old session has to expire first.
         """
         node = self._node(index)
         process = self._processes.get(index)
@@ -159,7 +159,7 @@ class LocalKafka:
         return self._running(index).pid
 
     def _start(self, stack: ExitStack) -> None:
-        kafka_libs()  # before any deadline runs
+        kafka_libs()  # it is called before any deadline begins
         scratch = scratch_dir()
         run_dir = stack.enter_context(_run_dir(scratch / "local-kafka"))
         ports = stack.enter_context(reserved_ports(3 * self._count + 1, scratch / "ports"))
@@ -179,8 +179,8 @@ class LocalKafka:
         )
         stack.callback(self._end_all)
         cluster_id = _cluster_id(data_dir)
-        # Formatting is a short Java run, done side by side. Launching stays in this thread, as
-        # brokers end with theirs.
+        # Formatting is a short run of Java, and nodes do it side by side. Launching stays in this
+        # thread, as a broker ends with the thread that launched it.
         with ThreadPoolExecutor(self._count) as pool:
             prepared = [
                 pool.submit(prepare, node, self._nodes, self._config, cluster_id)
@@ -196,7 +196,7 @@ class LocalKafka:
             await_ready(node, self._processes[index], timeout_ms=left_ms)
 
     def _end_all(self) -> None:
-        """Kept data is closed in order; data about to be removed is not worth the wait."""
+        """End all brokers, in order if their data is kept; otherwise the wait is not worth it."""
         alive = [process for process in self._processes.values() if process.poll() is None]
         grace_s = _STOP_S if self._data_dir else 0
         end([psutil.Process(process.pid) for process in alive], grace_s=grace_s)
@@ -226,7 +226,7 @@ class LocalKafka:
 
 
 def _cluster_id(data_dir: Path) -> str:
-    """The id all nodes of the data are formatted with, made at the first start."""
+    """The id that all nodes of the data are formatted with; it is made at the first start."""
     data_dir.mkdir(parents=True, exist_ok=True)
     file = data_dir / "cluster-id"
     if not file.exists():
@@ -236,11 +236,11 @@ def _cluster_id(data_dir: Path) -> str:
 
 @contextmanager
 def _run_dir(parent: Path) -> Iterator[Path]:
-    """A new folder, removed at the end; those of owners that died are removed at the beginning."""
+    """A new folder, removed at the end. Folders whose owners died are removed at the beginning."""
     parent.mkdir(parents=True, exist_ok=True)
     folder = parent / uuid.uuid4().hex[:12]
     own = filelock.FileLock(folder.with_suffix(".lock"), thread_local=False)
-    # One at a time: nobody sweeps a lock file between its making and its locking.
+    # One at a time, so that nobody sweeps a lock file before it is locked.
     with filelock.FileLock(parent / "sweep.lock", timeout=_LOCK_S):
         for lock_file in parent.glob("*.lock"):
             if lock_file.name != "sweep.lock":

@@ -1,7 +1,8 @@
 """A broker in memory behind the same ports as the real one: `MemoryBroker().source()` and so on.
 
-One contract suite runs on both. It is deterministic: no threads, no clock, nothing waits; a poll
-with nothing to read returns at once. Faults are asked for: `stop`, `expire`, `lose_answer`.
+One contract suite runs on both. This broker is deterministic: it has no threads and no clock, and
+nothing waits; a poll with nothing to read returns at once. Tests ask for faults with `stop`,
+`expire` and `lose_answer`.
 """
 
 from bisect import bisect_left
@@ -48,7 +49,7 @@ _DEFAULTS = {
 
 
 class MemoryBroker:
-    """Topics, groups and transactions shared by the ports made here."""
+    """Topics, groups and transactions, which all the ports made here share."""
 
     def __init__(self) -> None:
         self.state = BrokerState()
@@ -79,7 +80,7 @@ class MemoryBroker:
         return MemoryAuditLogReader(self.state)
 
     def cluster(self, group_id: str) -> "MemoryCluster":
-        """What a driver asks."""
+        """A client that creates, describes and removes topics."""
         return MemoryCluster(self.state, group_id)
 
     def monitoring(self, group_id: str) -> "MemoryMonitoringClient":
@@ -87,7 +88,7 @@ class MemoryBroker:
         return MemoryMonitoringClient(self.state, group_id)
 
     def produce(self, tp: TopicPartition, record: Record[bytes | None, bytes | None]) -> int:
-        """Append one record, as somebody else's producer would; returns its offset."""
+        """Append one record as any other producer would, and return its offset."""
         entry = Entry(-1, record.key, record.value, record.timestamp_ms, record.headers)
         return self.state.append(tp, entry)
 
@@ -103,13 +104,13 @@ class MemoryBroker:
     def compact(self, topic: str, *, deletes: bool = False) -> None:
         """Keep the last stable record of each key, as compaction may do at any time.
 
-        `deletes`: forget those too, as compaction does once they are old enough.
+        With `deletes`, remove tombstones too, as compaction does once they are old enough.
         """
         for log in self.state.topics.get(topic, ()):
             log.compact(deletes=deletes)
 
     def stop(self) -> None:
-        """From now on nobody answers: every call raises Unavailable."""
+        """Stop answering: from now on every call raises Unavailable."""
         self.state.is_up = False
 
     def resume(self) -> None:
@@ -117,11 +118,11 @@ class MemoryBroker:
         self.state.is_up = True
 
     def expire(self, transactional_id: str) -> None:
-        """Abort what the id has open, as the broker does by transaction.timeout.ms."""
+        """Abort the id's open transaction, as a broker does after transaction.timeout.ms."""
         self.state.fence(transactional_id)
 
     def lose_answer(self, transactional_id: str, *, happened: bool) -> None:
-        """The id's next commit raises CommitUnknown, whether or not it happened."""
+        """Let the id's next commit raise CommitUnknown, whether or not it happened."""
         self._lost_answers[transactional_id] = happened
 
 
@@ -179,7 +180,7 @@ class MemorySource:
         self._paused.clear()
 
     def poll(self, max_records: int, timeout_ms: int) -> list[Batch]:  # noqa: ARG002 - never waits
-        """What is there now; partitions take turns at being first."""
+        """The records there are now; partitions take turns at being first."""
         tps = list(self._positions)
         self._turn = (self._turn + 1) % max(len(tps), 1)
         batches, room = [], max_records
@@ -192,7 +193,7 @@ class MemorySource:
         return batches
 
     def position(self, tp: TopicPartition) -> int:
-        """The next offset to be returned for `tp`, control records passed over."""
+        """The offset that is read next from `tp`, past control records."""
         return self._positions[tp]
 
     def at_end(self, tp: TopicPartition) -> bool:
@@ -204,11 +205,11 @@ class MemorySource:
         return self._state.log(tp).last_stable
 
     def pause(self, tps: Sequence[TopicPartition]) -> None:
-        """Poll without these until resumed."""
+        """Poll without these partitions until they are resumed."""
         self._paused.update(tps)
 
     def resume(self, tps: Sequence[TopicPartition]) -> None:
-        """Poll with these again."""
+        """Poll with these partitions again."""
         self._paused.difference_update(tps)
 
     def close(self) -> None:
@@ -244,7 +245,7 @@ class MemoryChangelog:
         return _bounds(self._state, tps)
 
     def replay(self, tp: TopicPartition, start: int, end: int) -> Iterator[Replayed]:
-        """All records in [start, end), in stretches."""
+        """All records in [start, end), in chunks."""
         source = MemorySource(self._state)
         source.start({tp: start})
         at = start
@@ -276,7 +277,7 @@ class MemoryAuditLogReader:
         return _bounds(self._state, [tp])[tp]
 
     def read(self, tp: TopicPartition, start: int, end: int) -> Iterator[LogRecords]:
-        """What [start, end) holds."""
+        """The records in [start, end)."""
         found = [entry for entry in self._state.log(tp).read(start, end) if entry.is_visible]
         if found:
             yield LogRecords(
@@ -297,13 +298,13 @@ class MemoryCluster:
         self._group_id = group_id
 
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:
-        """Partition counts of those that exist; the missing are absent."""
+        """Partition counts of the topics that exist."""
         self._state.require_up()
         known = self._state.topics
         return {topic: len(known[topic]) for topic in topics if topic in known}
 
     def create(self, topics: Sequence[TopicSpec]) -> None:
-        """Create what is missing; NotCopartitioned: it exists with another count."""
+        """Create missing topics; NotCopartitioned says that one exists with another count."""
         existing = self.partitions([spec.name for spec in topics])
         for spec in topics:
             if spec.name not in existing:
@@ -314,12 +315,12 @@ class MemoryCluster:
                 )
 
     def topic_settings(self, topics: Sequence[str]) -> dict[str, Mapping[str, str]]:
-        """What each was created with, over a real broker's defaults."""
+        """The settings each topic was created with, over the defaults of a real broker."""
         self._state.require_up()
         return {topic: {**_DEFAULTS, **self._state.configs[topic]} for topic in topics}
 
     def topic_ids(self, topics: Sequence[str]) -> dict[str, str]:
-        """What each that exists is called; one made anew gets another id."""
+        """The id of each topic that exists; a topic that is made anew gets another id."""
         self._state.require_up()
         return {topic: self._state.ids[topic] for topic in topics if topic in self._state.topics}
 
@@ -328,7 +329,7 @@ class MemoryCluster:
         return _bounds(self._state, tps)
 
     def offsets_at(self, tps: Sequence[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
-        """Per partition the first offset at or after that time, else its last stable offset."""
+        """The first offset at or after that time in each partition, else its last stable offset."""
         found = {}
         for tp in tps:
             log = self._state.log(tp)
@@ -350,7 +351,7 @@ class MemoryCluster:
     def key_hashes(
         self, topics: Mapping[str, int], windowed: Collection[str] = ()
     ) -> dict[str, KeyHashes]:
-        """Of each topic's first 100 keys."""
+        """The hashes that the first 100 keys of each topic fit."""
         found = {}
         for topic, count in topics.items():
             logs = enumerate(self._state.topics[topic])
@@ -365,7 +366,7 @@ class MemoryCluster:
             self._state.log(tp).delete_before(offset)
 
     def raise_compaction_lag(self, topic: str, lag_ms: int) -> int | None:
-        """Make the topic's `min.compaction.lag.ms` at least that; what it was before, if any."""
+        """Raise the topic's `min.compaction.lag.ms` to `lag_ms` at least; return the old one."""
         self._state.require_up()
         if topic not in self._state.topics:
             return None
@@ -375,7 +376,7 @@ class MemoryCluster:
         return before
 
     def remove(self, topics: Sequence[str], group_id: str) -> None:
-        """Remove these topics and the offsets of the group for good; some may be gone already."""
+        """Remove these topics, as far as they exist, and the offsets of the group for good."""
         self._state.require_up()
         for topic in topics:
             self._state.topics.pop(topic, None)
@@ -383,7 +384,7 @@ class MemoryCluster:
             del self._state.groups[at]
 
     def abort_open_transactions(self, transactional_ids: Sequence[str]) -> None:
-        """Fence whoever writes under these ids, and abort what they left open."""
+        """Fence the writers of these ids, and abort the transactions they left open."""
         for transactional_id in transactional_ids:
             self._state.fence(transactional_id)
 

@@ -21,7 +21,7 @@ MESSAGE_BYTES_MAX = 1_048_588
 
 
 class Outcome(StrEnum):
-    """How far a transaction has come."""
+    """The state of a transaction."""
 
     OPEN = "open"
     COMMITTED = "committed"
@@ -30,7 +30,7 @@ class Outcome(StrEnum):
 
 @dataclass(eq=False)
 class Transaction:
-    """One transaction: where it wrote first, and the offsets it will commit."""
+    """One transaction: its first offset in each partition, and the group offsets it will commit."""
 
     outcome: Outcome = Outcome.OPEN
     first_offsets: dict[TopicPartition, int] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Entry(NamedTuple):
 
     @property
     def is_visible(self) -> bool:
-        """Whether a reader of committed records gets it."""
+        """Whether a reader of committed records sees the entry."""
         outcome = self.transaction.outcome if self.transaction else Outcome.COMMITTED
         return outcome is Outcome.COMMITTED and not self.is_control
 
@@ -80,7 +80,7 @@ class Log:
         return offset
 
     def read(self, start: int, end: int) -> Iterator[Entry]:
-        """Entries with start <= offset < end, control and aborted ones too."""
+        """Entries with start <= offset < end, including control records and aborted ones."""
         for index in range(bisect_left(self.entries, start, key=_offset), len(self.entries)):
             entry = self.entries[index]
             if entry.offset >= end:
@@ -88,7 +88,7 @@ class Log:
             yield entry
 
     def holds(self, offset: int) -> bool:
-        """Whether a reader may stand there."""
+        """Whether a reader may have this position."""
         return self.start <= offset <= self.end
 
     def delete_before(self, offset: int) -> None:
@@ -99,7 +99,7 @@ class Log:
     def compact(self, *, deletes: bool = False) -> None:
         """Keep the last stable record of each key; offsets stay, so gaps appear.
 
-        `deletes`: forget deletes too, as once delete.retention.ms have passed.
+        With `deletes`, remove tombstones too, as a broker does after delete.retention.ms.
         """
         stable = self.last_stable
         last = {

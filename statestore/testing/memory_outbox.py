@@ -34,7 +34,7 @@ class MemoryOutbox:
         self._is_open, self._unanswered = False, None
 
     def begin(self, _number: int | None = None) -> None:
-        """Begin a transaction; nothing is late in memory."""
+        """Begin a transaction; in memory no request is late."""
         self._state.begin(self._id, self._epoch)
         self._writer.ends.clear()
         self._is_open = True
@@ -45,7 +45,7 @@ class MemoryOutbox:
         self._writer.write(records, transaction, tracked=tracked)
 
     def send_offsets(self, offsets: Mapping[TopicPartition, int], metadata: str) -> None:
-        """The group's input offsets join the transaction."""
+        """Add the group's input offsets to the transaction."""
         transaction = self._state.transaction(self._id, self._epoch)
         for tp, at in offsets.items():
             transaction.group_offsets[self._group_id, tp] = GroupOffset(at, metadata)
@@ -55,7 +55,7 @@ class MemoryOutbox:
         self._state.require_up()
 
     def commit(self) -> None:
-        """All or nothing; CommitUnknown if `lose_answer` asked for it: call again."""
+        """Commit all or nothing; after CommitUnknown, which `lose_answer` causes, call again."""
         if self._unanswered is None:
             self._unanswered = self._lost_answers.pop(self._id, None)
             if self._unanswered is not None:
@@ -68,7 +68,7 @@ class MemoryOutbox:
         self._is_open = False
 
     def abort(self) -> None:
-        """Drop what was sent since begin; without an open transaction nothing happens."""
+        """Drop what was sent since begin; do nothing without an open transaction."""
         if self._is_open:
             self._state.end(self._id, self._epoch, Outcome.ABORTED)
             self._is_open = False
@@ -78,7 +78,7 @@ class MemoryOutbox:
         return dict(self._writer.ends)
 
     def close(self) -> None:
-        """Abort what is open, if this is still the owner."""
+        """Abort the open transaction, if this is still the owner."""
         try:
             self.abort()
         except (Fenced, Unavailable):
@@ -86,7 +86,7 @@ class MemoryOutbox:
 
 
 class MemoryPlainOutbox:
-    """`ports.Outbox` in memory, without transactions: what was sent stays."""
+    """`ports.Outbox` in memory, without transactions: what was sent cannot be taken back."""
 
     def __init__(self, state: BrokerState, group_id: str) -> None:
         self._state = state
@@ -94,11 +94,11 @@ class MemoryPlainOutbox:
         self._writer = _Writer(state)
 
     def open(self) -> None:
-        """Nobody is fenced in this mode."""
+        """Check that the broker answers; this mode fences nobody."""
         self._state.require_up()
 
     def begin(self, _number: int | None = None) -> None:
-        """Forget the last unit's ends."""
+        """Forget the ends of the last transaction."""
         self._writer.ends.clear()
 
     def send(self, records: Records, *, tracked: bool = False) -> None:
@@ -120,7 +120,7 @@ class MemoryPlainOutbox:
         self.flush()
 
     def abort(self) -> None:
-        """What was sent stays."""
+        """Do nothing: what was sent cannot be taken back."""
 
     def ends(self) -> dict[TopicPartition, int]:
         """Per tracked partition written since begin: the offset after its last record."""
@@ -131,7 +131,7 @@ class MemoryPlainOutbox:
 
 
 class _Writer:
-    """Appends columns, and knows the ends of what was tracked."""
+    """Appends columns of records, and keeps the ends of the tracked partitions."""
 
     def __init__(self, state: BrokerState) -> None:
         self._state = state

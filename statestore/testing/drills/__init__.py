@@ -1,1 +1,1 @@
-"""Drills: scratch applications killed on purpose, and what came of it."""
+"""Crash drills: runs of scratch applications are killed, and what they leave is audited."""

@@ -24,7 +24,7 @@ from statestore.testing.local_kafka import LocalKafka
 
 
 def drill_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options of a drill, here and in jobs/drill.py."""
+    """The options of a drill, here and in statestore.spark.drill."""
     for option in reversed(
         [
             deployment_options,
@@ -32,10 +32,14 @@ def drill_options(command: Callable[..., None]) -> Callable[..., None]:
                 "--points",
                 default="all",
                 show_default=True,
-                help="Crash points, with commas between; all, or none.",
+                help="Crash points, separated by commas; all, or none.",
             ),
             click.option(
-                "--random", "moments", default=5, show_default=True, help="Random moments."
+                "--random",
+                "moments",
+                default=5,
+                show_default=True,
+                help="How many runs to kill at random moments.",
             ),
             click.option(
                 "--special",
@@ -44,22 +48,24 @@ def drill_options(command: Callable[..., None]) -> Callable[..., None]:
                 show_default=True,
                 help="zombie, broker-restart, disk-full, …; all, or none.",
             ),
-            click.option("--seed", type=int, help="Repeats the same random choices."),
+            click.option("--seed", type=int, help="Repeats the random choices of another drill."),
             click.option(
                 "--brokers",
                 type=click.Choice(["own", "application"]),
                 default="own",
                 show_default=True,
-                help="Start a broker for the drill, or drill on the application's.",
+                help="Start a broker for the drill, or use the application's brokers.",
             ),
             click.option(
                 "--workload",
                 type=click.Choice(["generated", "clone"]),
                 default="generated",
                 show_default=True,
-                help="clone: the application's own pipeline, on a clone for each drill.",
+                help="clone: the application's own pipeline, with a clone for each drill.",
             ),
-            click.option("--export", help="What to clone: an export made --for-clone, else a new."),
+            click.option(
+                "--export", help="What to clone: an export made with --for-clone; else a new one."
+            ),
             click.option(
                 "--confirm",
                 is_flag=True,
@@ -67,7 +73,7 @@ def drill_options(command: Callable[..., None]) -> Callable[..., None]:
             ),
             click.option("--report", help="Folder for report.json, report.html and evidence."),
             click.option(
-                "--keep", is_flag=True, help="Leave topics and folders of green ones too."
+                "--keep", is_flag=True, help="Leave topics and folders of green drills, too."
             ),
             click.option("--json", "as_json", is_flag=True, help="Print one JSON line."),
         ]
@@ -79,18 +85,18 @@ def drill_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.command("drill")
 @drill_options
 def drill_command(**flags: Any) -> None:
-    """Kill runs of a scratch application again and again; audit what is left.
+    """Kill runs of a scratch application again and again, and audit what they leave.
 
-    It touches no topic, group or folder but its own, all named drill-…. What could not be drilled
-    is said to be so: it is not a pass.
+    The command touches only its own topics, groups and folders, whose names begin with drill-. A
+    drill that could not be done is reported as not drilled, which is not a pass.
     """
     run_drill(flags, RUN)
 
 
 def run_drill(flags: dict[str, Any], launch: Sequence[str]) -> None:
-    """Drill, report, fail unless it is a pass; `launch`: what starts a run."""
+    """Drill, write the report, and fail unless it is a pass; `launch` starts a run."""
     as_json = flags["as_json"]
-    # What was started must not outlive a drill that is stopped.
+    # If the drill is stopped, nothing that it started may outlive it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         asked = _asked(flags)
@@ -133,7 +139,7 @@ class _Asked(NamedTuple):
 
 
 class _OwnBroker:
-    """`OwnBroker` of a LocalKafka."""
+    """`OwnBroker` for a LocalKafka."""
 
     def __init__(self, kafka: LocalKafka) -> None:
         self._kafka = kafka
@@ -179,7 +185,7 @@ def _asked(flags: Mapping[str, Any]) -> _Asked:
 
 
 def _home(settings: Settings) -> Path:
-    """Beside the applications' folders, never in one."""
+    """A folder beside those of applications, and never in one of them."""
     name = f"{PREFIX}reports"
     if settings.state_dir:
         return Path(expand(settings.state_dir, "state.dir")) / name / secrets.token_hex(4)
@@ -191,7 +197,7 @@ def _brokers(asked: _Asked) -> Iterator[tuple[Settings, _OwnBroker | None]]:
     if not asked.own_broker:
         yield asked.settings, None
         return
-    # A transaction left open by the dead is looked for every 10 s by default.
+    # By default a broker looks every 10 s for transactions that dead processes left open.
     often = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 500}
     with LocalKafka(config=often) as kafka:
         reached = dataclasses.replace(

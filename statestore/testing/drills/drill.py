@@ -34,8 +34,8 @@ from statestore.testing.drills.workload import Row
 _log = logging.getLogger(__name__)
 _STATESTORE = str(Path(sys.executable).with_name("statestore"))
 RUN = (_STATESTORE, "run", "--json")
-# Many small commits and flushes, so that a kill meets something; records leave at once, so that
-# they are in the log and not in the client.
+# There are many small commits and flushes, so that a kill interrupts something. Records are sent at
+# once, so that they are in the log and not in the client.
 EAGER: Mapping[str, object] = {
     "commit.interval.ms": 1,
     "statestore.batch.max.records": 250,
@@ -48,7 +48,7 @@ EAGER: Mapping[str, object] = {
 
 
 class CloneFrom(NamedTuple):
-    """What to clone: a pipeline, and an export made for clones; None: one is made now."""
+    """What to clone: a pipeline and an export made for clones; without one, a new one is made."""
 
     pipeline: str
     export: str | None = None
@@ -67,10 +67,10 @@ def drill(
     keep: bool = False,
     clone: CloneFrom | None = None,
 ) -> DrillReport:
-    """Drill on the generated workload, or on clones of an application; `folder` is for evidence.
+    """Drill on the generated workload, or on clones of an application; `folder` gets the evidence.
 
-    `settings`: how to reach the brokers and, for clones, all of the application. `launch`: what
-    starts a run, `statestore run` or jobs/process.py on Spark.
+    `settings` say how to reach the brokers and, for clones, all of the application. `launch` is the
+    command that starts a run: `statestore run`, or spark-submit with the job that processes.
     """
     settings.require("bootstrap.servers")
     planned = plan(points, moments, specials, seed)
@@ -138,7 +138,7 @@ def _cloned(runtime: Runtime, folder: Path, launch: Sequence[str], clone: CloneF
 
 
 class _Clone(NamedTuple):
-    """`CloneOf` an application."""
+    """`CloneOf` for an application."""
 
     original: Settings
     own: Settings
@@ -158,7 +158,7 @@ class _Clone(NamedTuple):
 
 
 def _flags(settings: Mapping[str, object]) -> tuple[list[str], dict[str, str]]:
-    """Settings for a child's command line; secrets go by its environment."""
+    """Settings as flags for a child; secrets go into its environment."""
     flags, variables = [], {}
     for number, (key, value) in enumerate(settings.items()):
         shown = str(value)
@@ -170,24 +170,24 @@ def _flags(settings: Mapping[str, object]) -> tuple[list[str], dict[str, str]]:
 
 
 class KafkaTools:
-    """`Tools` on a real cluster, for topics of one scratch application."""
+    """`Tools` on a real cluster, for the topics of one scratch application."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._name = settings.application_id
 
     def create(self, topics: Mapping[str, int]) -> None:
-        """New topics, whose records are never too old."""
+        """Create topics in which no record is ever too old."""
         config = {"retention.ms": "-1", **ANY_TIME}
         with Runtime(self._settings) as runtime:
             runtime.cluster.create([TopicSpec(self._own(t), n, config) for t, n in topics.items()])
 
     def delete(self, prefix: str) -> None:
-        """Every topic whose name begins so, and the group."""
+        """Delete every topic whose name begins with `prefix`, and the group."""
         delete(self._settings, f"{self._own(prefix)}-")
 
     def produce(self, topic: str, records: Sequence[tuple[bytes, bytes, int]]) -> None:
-        """Key, value and time of each, acknowledged."""
+        """Produce records of key, value and time, and wait until they are acknowledged."""
         with Runtime(self._settings) as runtime:
             outbox = runtime.outbox
             outbox.open()
@@ -197,7 +197,7 @@ class KafkaTools:
             outbox.commit()
 
     def ends(self, topic: str) -> dict[int, int]:
-        """The last stable offset of each partition; {}: no such topic."""
+        """The last stable offset of each partition; {} if there is no such topic."""
         return {tp.partition: bound.end for tp, bound in self._bounds(topic).items()}
 
     def read(self, topic: str) -> Iterable[Row]:
@@ -207,13 +207,13 @@ class KafkaTools:
                 yield Row(tp.partition, key, value)
 
     def truncate(self, topic: str, share: float) -> None:
-        """Purge that share of every partition, oldest first."""
+        """Purge that share of the records of every partition, oldest first."""
         bounds = self._bounds(self._own(topic))
         below = {tp.partition: s + int((e - s) * share) for tp, (s, e) in bounds.items()}
         truncate(self._settings, topic, below)
 
     def rows(self, store: str) -> dict[bytes, bytes]:
-        """What a store holds, all partitions, as of a snapshot."""
+        """The rows of a store in all partitions, as of a snapshot."""
         found: dict[bytes, bytes] = {}
         with Runtime(self._settings) as runtime, closing(StoresAtRest(runtime)) as at_rest:
             spec = at_rest.spec_in_bytes(store)
@@ -227,7 +227,7 @@ class KafkaTools:
         return list(self._snapshot_findings(store))
 
     def audit(self) -> list[str]:
-        """What an audit finds wrong, or why it proves nothing."""
+        """What an audit finds wrong, or why the audit proves nothing."""
         with Runtime(self._settings) as runtime:
             found = audit(runtime)
         if found.passed:

@@ -1,8 +1,8 @@
-"""Crash drills: what is to be drilled, what came of it, and when that is a pass.
+"""The plan of a drill, its report, and when the report is a pass.
 
-`plan` is pure. A drill whose kill missed, or that lacks what it needs, is "not drilled": it proves
-nothing, so it is neither green nor red. The whole is a pass only with something green, nothing red,
-and all drilled that was asked for by name.
+`plan` is pure. A drill whose kill missed, or that lacks something it needs, is "not drilled": it
+proves nothing, so it is neither green nor red. The report is a pass only if something is green,
+nothing is red, and everything that was asked for by name was drilled.
 """
 
 import random
@@ -18,11 +18,11 @@ from statestore.faults import CrashPoint
 ALL: Final = "all"
 NONE: Final = "none"
 PREFIX: Final = "drill-"
-"""Every application, topic, group and folder of a drill begins so."""
+"""The names of every application, topic, group and folder of a drill begin with this."""
 
 
 class Kind(StrEnum):
-    """How a drill goes for the run."""
+    """What a drill does to a run."""
 
     POINT = "crash point"
     MOMENT = "random moment"
@@ -30,7 +30,7 @@ class Kind(StrEnum):
 
 
 class Special(StrEnum):
-    """What else happens to runs."""
+    """Drills other than a kill at a crash point or at a random moment."""
 
     ZOMBIE = "zombie"
     BROKER_RESTART = "broker-restart"
@@ -42,7 +42,7 @@ class Special(StrEnum):
 
 
 class Outcome(StrEnum):
-    """What a drill shows."""
+    """The verdict of a drill."""
 
     GREEN = "green"
     RED = "red"
@@ -50,7 +50,10 @@ class Outcome(StrEnum):
 
 
 class Planned(msgspec.Struct, frozen=True):
-    """One drill; `seed` decides what is random in it, `by_name`: asked for one by one."""
+    """One drill to do.
+
+    `seed` decides what is random in it. `by_name` says that it was asked for by its name.
+    """
 
     kind: Kind
     name: str
@@ -63,11 +66,11 @@ DRILLED: Final = [point for point in CrashPoint if not point.startswith("reset."
 
 
 class Drilled(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one drill.
+    """The result of one drill.
 
-    `recovery_seconds`: from the start of the run after the death to its end, caught up;
-    `restore_seconds` and `restored_records`: of that, what the slowest stream task spent restoring,
-    and what all of them replayed. `evidence`: the folder kept of a red one.
+    `recovery_seconds` go from the start of the run after the death to its end, caught up.
+    `restore_seconds` are those the slowest stream task spent on restoring, and `restored_records`
+    are those that all stream tasks replayed. `evidence` is the folder kept of a red drill.
     """
 
     kind: Kind
@@ -84,7 +87,7 @@ class Drilled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DrillReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All drills of one call."""
+    """The results of all drills of one call."""
 
     application_id: str
     workload: str
@@ -97,7 +100,7 @@ class DrillReport(msgspec.Struct, frozen=True, kw_only=True):
         return sum(1 for drill in self.drills if drill.outcome is outcome)
 
     def failure(self) -> StateStoreError | None:
-        """Why this is not a pass; None: it is."""
+        """The error that says why the report is not a pass; None if it is."""
         red = [drill for drill in self.drills if drill.outcome is Outcome.RED]
         if red:
             first = red[0]
@@ -118,12 +121,12 @@ class DrillReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan(points: str, moments: int, specials: str, seed: int) -> list[Planned]:
-    """The drills to do, in order; Misuse names what there is.
+    """The drills to do, in order; Misuse names the drills there are.
 
-    `points`, `specials`: `all`, `none`, or names with commas between.
+    `points` and `specials` are `all`, `none`, or names separated by commas.
     """
     made = [
-        # By name, so that one alone is repeated as it was among the others.
+        # The seed depends on the name, so that a drill alone is what it was among the others.
         Planned(kind, name, random.Random(f"{seed} {name}").randrange(2**31), by_name)
         for kind, names, by_name in (
             (Kind.POINT, *_named(points, DRILLED, "crash point")),

@@ -1,7 +1,8 @@
-"""How a run is brought to each crash point, killed there, and brought back.
+"""How a drill brings a run to a crash point, kills it there, and starts it again.
 
-Most points lie on every run's way. Others are visited only when something is broken, moved or asked
-for: a recipe says by its prefix what to do first, and which command gets there.
+Every run reaches most crash points. Others are reached only after something was damaged, moved or
+asked for: a recipe, chosen by the prefix of the point's name, says what to do first and which
+command reaches the point.
 """
 
 import random
@@ -16,7 +17,7 @@ from statestore.faults import CrashPoint
 from statestore.testing.drills.scratch import MODULE, Ended, Scratch
 
 _LATER: Final = 4
-"""The visit of a commit's points to die at: commits of that very run came before."""
+"""The visit at which to die at a point of the commit, so that the run has committed before."""
 _MISSES: Final = 3
 _OF_GENERATED: Final = ("clone.", "export.", "import.", "relocate.", "snapshot.", "upgrade.")
 NO_LOCKS: Final = "--set=statestore.volume.locks=false"
@@ -28,7 +29,7 @@ _PRUNES: Final = (
 
 
 class Met(NamedTuple):
-    """What a drill did: `killed` False: it missed, and `happened` says why."""
+    """What a drill did. If `killed` is False, the kill missed, and `happened` says why."""
 
     killed: bool
     happened: str
@@ -37,7 +38,7 @@ class Met(NamedTuple):
 
 
 class _Tried(NamedTuple):
-    """A child armed with a point; `died` False: it ended without visiting that."""
+    """A child with an armed crash point. If `died` is False, it ended without reaching it."""
 
     died: bool
     at: str
@@ -52,7 +53,7 @@ Recipe = Callable[[Scratch, str], Met]
 
 
 def at_point(scratch: Scratch, point: CrashPoint, rng: random.Random) -> Met:
-    """Die at a point, run again, look."""
+    """Let a run die at a crash point, run again, and look for faults."""
     if scratch.clone is not None and point.startswith(_OF_GENERATED):
         happened = "takes the generated workload: leave out --workload clone"
         return Met(killed=False, happened=happened, recovery=None, findings=[])
@@ -62,7 +63,7 @@ def at_point(scratch: Scratch, point: CrashPoint, rng: random.Random) -> Met:
 
 
 def at_moment(scratch: Scratch, rng: random.Random, span_s: float) -> Met:
-    """Die at a random moment between the claim and the end, which takes about `span_s`."""
+    """Kill a run at a random moment between its claim and its end, about `span_s` later."""
     for _ in range(_MISSES if scratch.clone is None else 1):
         scratch.produce()
         child = scratch.start()
@@ -77,7 +78,7 @@ def at_moment(scratch: Scratch, rng: random.Random, span_s: float) -> Met:
 
 
 def span_of_a_run(scratch: Scratch) -> float:
-    """Seconds from the claim to the end of a run with one lot to process."""
+    """The seconds from the claim to the end of a run that has one lot of records to process."""
     scratch.produce()
     child = scratch.start()
     scratch.await_claim(child)
@@ -87,7 +88,7 @@ def span_of_a_run(scratch: Scratch) -> float:
 
 
 def back(scratch: Scratch, happened: str, *more: str) -> Met:
-    """The run after a death, and what is wrong after it."""
+    """Run again after a death, and say what is wrong after that run."""
     again = scratch.run(*more)
     wrong = []
     if again.code != 0:
@@ -105,7 +106,7 @@ def _on_the_way(scratch: Scratch, crash_at: str, *more: str) -> Met:
 
 
 def _taken_over(scratch: Scratch, crash_at: str) -> Met:
-    """Without file locks every start takes over in a folder of its own."""
+    """Without file locks, every start takes over in a folder of its own."""
     return _on_the_way(scratch, crash_at, NO_LOCKS)
 
 
@@ -115,14 +116,14 @@ def _damaged(scratch: Scratch, crash_at: str) -> Met:
 
 
 def _moved(scratch: Scratch, crash_at: str) -> Met:
-    """A topology whose parts have other numbers; the next such drill goes back."""
+    """Run a topology whose sub-topologies have other numbers; the next such drill goes back."""
     there, back = f"{MODULE}:moved", f"{MODULE}:topology"
     scratch.pipeline = there if scratch.pipeline == back else back
     return _on_the_way(scratch, crash_at)
 
 
 def _asked(scratch: Scratch, crash_at: str) -> Met:
-    """A monitor that dies over a snapshot; of a living owner it has to ask for one."""
+    """Kill a command that takes a snapshot; while an owner lives it has to ask for one."""
     look = ("stores", "count", "counts", "--json")
     scratch.produce()
     if crash_at.startswith(CrashPoint.SNAPSHOT_REQUESTED):
@@ -136,7 +137,7 @@ def _asked(scratch: Scratch, crash_at: str) -> Met:
 
 
 def _upgraded(scratch: Scratch, crash_at: str) -> Met:
-    """A plain store makes way for one with history; left plain, it is restored from its log."""
+    """Kill the upgrade of a plain store; the store is then restored from its changelog."""
     command = ("upgrade-to-versioned", "counts", "--history-retention=30d")
     tried = _try(scratch, crash_at, *_reach(scratch), command=command)
     if not tried.died:
@@ -153,7 +154,7 @@ def _audited(scratch: Scratch, crash_at: str) -> Met:
 
 
 def _exported(scratch: Scratch, crash_at: str) -> Met:
-    """An export that dies is made again; one that prunes dies over an old export."""
+    """Kill an export, which is then made again, or one that prunes an old export."""
     target = _target(scratch)
     scratch.produce()
     scratch.run()
@@ -174,7 +175,7 @@ def _exported(scratch: Scratch, crash_at: str) -> Met:
 
 
 def _imported(scratch: Scratch, crash_at: str) -> Met:
-    """The state is lost, and whoever brings it back dies."""
+    """Remove the state, and kill the command that restores it from an export."""
     target = _target(scratch)
     scratch.run(*_reach(scratch), target, command=("exports", "create"))
     scratch.produce()
@@ -189,7 +190,7 @@ def _imported(scratch: Scratch, crash_at: str) -> Met:
 
 
 def _cloned(scratch: Scratch, crash_at: str) -> Met:
-    """A clone that dies half made is made anew; the original is as it was."""
+    """Kill the making of a clone, which is then made anew; the original does not change."""
     flags = [*scratch.deployment(), _target(scratch)]
     clone_id = f"{scratch.application_id}-clone-{scratch.ledger.produced}"
     scratch.run(*flags, command=("exports", "create", "--for-clone"))
@@ -198,14 +199,14 @@ def _cloned(scratch: Scratch, crash_at: str) -> Met:
     if not tried.died:
         return _missed(scratch, tried)
     if crash_at.startswith(CrashPoint.CLONE_FINISHED):
-        scratch.run(*flags, command=drop)  # it was whole already
+        scratch.run(*flags, command=drop)  # it was complete already
     ends = [scratch.run(*flags, command=command) for command in (make, drop)]
     wrong = [f"after it a call ends with {e.code}: {e.tail()}" for e in ends if e.code != 0]
     return Met(True, tried.happened, ends[0], wrong + scratch.findings())
 
 
 def _again(scratch: Scratch, tried: _Tried, *command: str) -> Met:
-    """A command that died is called again; nothing of the application may have changed."""
+    """Call a command that died again; the application must not have changed."""
     if not tried.died:
         return _missed(scratch, tried)
     end = scratch.run(*_reach(scratch), command=command)
@@ -218,7 +219,7 @@ def _reach(scratch: Scratch) -> list[str]:
 
 
 def _target(scratch: Scratch) -> str:
-    """Of each drill its own: what died holds its lease for some minutes."""
+    """A target for each drill: what died holds its lease for some minutes."""
     return f"--set=statestore.export.target={scratch.folder}/exports-{scratch.ledger.produced}"
 
 
@@ -236,7 +237,7 @@ _RECIPES: Final[dict[str, Recipe]] = {
 
 
 def damage(scratch: Scratch) -> int:
-    """Flip a byte in the first block of every file of rows; how many there were."""
+    """Flip a byte in the first block of every data file, and return how many files there are."""
     files = [
         path
         for task in scratch.layout.tasks()
@@ -254,7 +255,7 @@ def _flip(path: Path) -> None:
 
 
 def _try(scratch: Scratch, crash_at: str, *more: str, command: Sequence[str] = ()) -> _Tried:
-    """A child that is to die at a point; the token tells whether somebody did."""
+    """Run a child that should die at a crash point; a token file tells whether a process died."""
     token = scratch.folder / "token"
     token.unlink(missing_ok=True)
     end = scratch.run(*more, crash_at=f"{crash_at}:{token}", command=command)

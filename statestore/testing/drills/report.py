@@ -1,4 +1,4 @@
-"""A drill report for people: a table for terminals, one HTML file that needs nothing else."""
+"""A drill report for people: a table for terminals, and one HTML page that needs no other file."""
 
 from datetime import UTC, datetime
 from typing import Final
@@ -14,7 +14,7 @@ _COLUMNS: Final = ("drill", "seed", "verdict", "restored", "restore", "back in",
 
 
 def table_of(report: DrillReport) -> Table:
-    """For a terminal."""
+    """The report as a table for a terminal."""
     table = Table(title=f"crash drill {report.application_id}, seed {report.seed}")
     for column in _COLUMNS:
         table.add_column(column, no_wrap=column != _COLUMNS[-1])
@@ -28,7 +28,7 @@ def table_of(report: DrillReport) -> Table:
 
 
 def html_of(report: DrillReport) -> str:
-    """One page, nothing outside it."""
+    """The report as one page that loads nothing else."""
     when = datetime.fromtimestamp(report.started_ms / 1000, UTC)
     counts = ", ".join(
         f'<b class="{_COLOURS[outcome]}">{report.count(outcome)} {text(outcome)}</b>'
@@ -40,8 +40,8 @@ def html_of(report: DrillReport) -> str:
         f"seed {report.seed}: {counts}.</p>",
         table(_COLUMNS, map(_row, report.drills)),
         '<p>"Back in" is the time from the start of the run after the death to its end, caught up; '
-        '"restore" is what its slowest stream task spent replaying changelogs. What was not '
-        "drilled proves nothing.</p>",
+        '"restore" is the time its slowest stream task spent replaying changelogs. What was '
+        "not drilled proves nothing.</p>",
     )
 
 
@@ -57,7 +57,7 @@ def _row(drill: Drilled) -> tuple[Cell, ...]:
 
 
 def _figures(drill: Drilled) -> list[str]:
-    """Records replayed, seconds of that, seconds until caught up."""
+    """Records replayed, seconds spent on that, seconds until the run has caught up."""
     return [
         "" if drill.restored_records is None else f"{drill.restored_records:,}",
         "" if drill.restore_seconds is None else f"{drill.restore_seconds:.2f} s",

@@ -1,7 +1,8 @@
-"""Does what a drill plan says, one drill after another, on scratch applications.
+"""Carries out a plan of drills, one after another, on scratch applications.
 
-One application goes through all drills in a chain, each run finishing what a killed one left. A red
-drill ends the chain: its folder and topics stay as evidence, and the next begins anew.
+One application goes through all drills in a chain: each run finishes what a killed one left. A red
+drill ends the chain: its folder and topics stay as evidence, and the next drill gets another
+application.
 """
 
 import logging
@@ -24,8 +25,9 @@ _log = logging.getLogger(__name__)
 class Drills:
     """The drills of one call.
 
-    `fresh` makes a scratch application, not begun yet. `keep`: leave green ones too. `killable`:
-    whether killing the process of a run kills the run; under Spark it would leave workers behind.
+    `fresh` makes a scratch application that has not begun yet. `keep` leaves green ones in place,
+    too. `killable` says whether killing the process of a run kills the run; on Spark that would
+    leave workers behind.
     """
 
     fresh: Callable[[], Scratch]
@@ -38,14 +40,14 @@ class Drills:
     _made: list[Scratch] = field(default_factory=list)
 
     def run(self, planned: Sequence[Planned], *, workload: str, seed: int) -> DrillReport:
-        """All of them; no process and, unless it is evidence, no topic or folder is left."""
+        """Do all of them; no process stays, nor any topic or folder that is not evidence."""
         started_ms, started_s = self.clock.now_ms(), self.clock.monotonic()
         try:
             done = list(self._each(planned))
         finally:
             for scratch in self._made:
                 scratch.end_children()
-            # Also of a drill that was stopped: what is no evidence goes.
+            # After a drill that was stopped, too, everything that is not evidence is removed.
             self._retire()
         return DrillReport(
             application_id=self._made[0].application_id,
@@ -115,14 +117,14 @@ class Drills:
         return scratch
 
     def _unspent(self, scratch: Scratch) -> Scratch:
-        """A clone whose backlog is done with gives way to another."""
+        """Replace a clone that has processed its backlog by another one."""
         if scratch.clone is None:
             return scratch
         self._retire()
         return self._begun()
 
     def _retire(self) -> None:
-        """Take away a scratch application that is of no more use."""
+        """Remove a scratch application that is not needed any more."""
         scratch, self._scratch = self._scratch, None
         if scratch is None or self.keep:
             return

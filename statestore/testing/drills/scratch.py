@@ -1,7 +1,7 @@
-"""A scratch application to be killed: its folder, its topics, its runs in child processes.
+"""A scratch application for drills: its folder, its topics, and its runs in child processes.
 
-Everything of it carries an id that begins with `drill-` and lies in a folder of its own, so that no
-drill touches a real application's topics, groups or state.
+Everything that belongs to it has an id that begins with `drill-` and lies in a folder of its own.
+So no drill touches the topics, groups or state of a real application.
 """
 
 import json
@@ -45,35 +45,35 @@ class Tools(Protocol):
     """What a drill does to a cluster and to stores at rest, for one scratch application."""
 
     def create(self, topics: Mapping[str, int]) -> None:
-        """New topics, whose records are never too old."""
+        """Create topics in which no record is ever too old."""
 
     def delete(self, prefix: str) -> None:
-        """Every topic whose name begins so, and the group."""
+        """Delete every topic whose name begins with `prefix`, and the group."""
 
     def produce(self, topic: str, records: Sequence[tuple[bytes, bytes, int]]) -> None:
-        """Key, value and time of each, acknowledged."""
+        """Produce records of key, value and time, and wait until they are acknowledged."""
 
     def ends(self, topic: str) -> dict[int, int]:
-        """The last stable offset of each partition; {}: no such topic."""
+        """The last stable offset of each partition; {} if there is no such topic."""
 
     def read(self, topic: str) -> Iterable[Row]:
         """Every committed record, in order per partition."""
 
     def truncate(self, topic: str, share: float) -> None:
-        """Purge that share of every partition, oldest first."""
+        """Purge that share of the records of every partition, oldest first."""
 
     def rows(self, store: str) -> dict[bytes, bytes]:
-        """What a store holds, all partitions, as of a snapshot."""
+        """The rows of a store in all partitions, as of a snapshot."""
 
     def snapshot_findings(self, store: str) -> list[str]:
         """Take a snapshot of each task and compare it with its log up to the same offset."""
 
     def audit(self) -> list[str]:
-        """What an audit finds wrong, or why it proves nothing."""
+        """What an audit finds wrong, or why the audit proves nothing."""
 
 
 class Ended(NamedTuple):
-    """A child that has ended; `summary` None: it printed none. `code` None: it had to be ended."""
+    """A child that has ended. `summary` is None if it printed none, `code` if it was killed."""
 
     code: int | None
     seconds: float
@@ -96,7 +96,7 @@ class Child:
     began_s: float = field(default_factory=time.monotonic)
 
     def ended(self, within_s: float = DEADLINE_S) -> Ended:
-        """Its end; waited for, then forced."""
+        """Wait for its end, then force it."""
         try:
             code: int | None = self.process.wait(within_s)
         except subprocess.TimeoutExpired:
@@ -108,7 +108,7 @@ class Child:
         return self.process.poll() is None
 
     def pids(self) -> set[int]:
-        """It and all it started: on Spark, stream tasks are owned by workers."""
+        """The ids of the child and of all it started: on Spark, workers own the stream tasks."""
         try:
             running = psutil.Process(self.process.pid)
             return {running.pid, *(each.pid for each in running.children(recursive=True))}
@@ -116,7 +116,7 @@ class Child:
             return set()
 
     def outlives(self, seconds: float) -> bool:
-        """Whether it is still there after that long."""
+        """Whether it still lives after that time."""
         try:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -127,7 +127,7 @@ class Child:
         self.process.send_signal(order)
 
     def end(self) -> None:
-        """Kill it and what it started; a stopped one too."""
+        """Kill it and all it started, even if it is stopped."""
         if not self.alive():
             return
         running = psutil.Process(self.process.pid)
@@ -151,10 +151,10 @@ class CloneOf(Protocol):
 
 @dataclass
 class Scratch:
-    """One scratch application. `launch`: the command of a run, such as `statestore run --json`.
+    """One scratch application. `launch` is the command of a run, such as `statestore run --json`.
 
-    `folder`: logs and evidence. `clone`: what it is a clone of; it has the backlog of one run to
-    process, so it is drilled once. None: the generated workload.
+    `folder` has logs and evidence. A `clone` has the backlog of one run to process, so it is
+    drilled once. Without one, the workload is generated.
     """
 
     application_id: str
@@ -183,7 +183,7 @@ class Scratch:
         return StateLayout(self.state_dir, self.application_id)
 
     def begin(self) -> None:
-        """Topics, records, and a first run, or a clone: there is state to lose from now on."""
+        """Make topics and records and run once, or make the clone: now there is state to lose."""
         self.folder.mkdir(parents=True)
         if self.clone is not None:
             self.clone.make()
@@ -196,14 +196,14 @@ class Scratch:
             raise Unavailable(f"the workload does not even run: {done.tail()}; log: {done.log}")
 
     def produce(self, count: int = LOT, *, poisonous: bool = False) -> None:
-        """Append records to the input; a clone reads what the original has not."""
+        """Append records to the input; a clone reads what the original has not processed."""
         if self.clone is not None:
             return
         records = self.ledger.lot(count, poisonous=poisonous)
         self.tools.produce(f"{self.application_id}-in", records)
 
     def start(self, *more: str, crash_at: str = "", command: Sequence[str] = ()) -> Child:
-        """A run, or another command of `statestore`, in a child process."""
+        """Start a run, or another command of `statestore`, in a child process."""
         number = len(self._children) + 1
         out, log = self.folder / f"{number:03}.out", self.folder / f"{number:03}.log"
         environment = {
@@ -219,7 +219,7 @@ class Scratch:
         return self._children[-1]
 
     def run(self, *more: str, crash_at: str = "", command: Sequence[str] = ()) -> Ended:
-        """A child to its end."""
+        """Start a child and wait for its end."""
         return self.start(*more, crash_at=crash_at, command=command).ended()
 
     def deployment(self) -> list[str]:
@@ -232,7 +232,7 @@ class Scratch:
 
     @contextmanager
     def running(self, *more: str) -> Iterator[Child]:
-        """A continuous run that has claimed its tasks; whatever is left of it is ended."""
+        """A continuous run that has claimed its stream tasks; it is killed at the end."""
         child = self.start("--run-for=600s", *more)
         try:
             self.await_claim(child, of_all=True)
@@ -241,10 +241,10 @@ class Scratch:
             child.end()
 
     def await_claim(self, child: Child, *, of_all: bool = False) -> None:
-        """Until it has claimed a stream task, or all there are; returns too if it ends."""
+        """Wait until it has claimed a stream task, or all there are, or until it ends."""
 
         def claims() -> bool:
-            # A topology change leaves folders behind that nobody claims any more.
+            # A topology change leaves folders behind that no run claims any more.
             tasks = read_deployed(self.layout).tasks() or set(self.layout.tasks())
             found = [owners.read_owner(self.layout.task_dir(task)) for task in tasks]
             ours = child.pids()
@@ -254,7 +254,7 @@ class Scratch:
         eventually(claims, "the run claims its stream tasks")
 
     def findings(self) -> list[str]:
-        """What is wrong with what it left; nothing may run meanwhile."""
+        """What is wrong with topics and stores; nothing may run meanwhile."""
         tools, name = self.tools, self.application_id
         if self.clone is not None:
             return tools.audit()
@@ -268,12 +268,12 @@ class Scratch:
         return [*self.ledger.findings(seen), *tools.audit()]
 
     def evidence(self) -> str:
-        """Where everything of it lies."""
+        """The folders with everything that belongs to it."""
         state = f" and {self.layout.application_dir}" if self.clone is not None else ""
         return f"{self.folder}{state}"
 
     def remove(self) -> None:
-        """Its topics, its group and its folders."""
+        """Remove its topics, its group and its folders."""
         self.end_children()
         if self.clone is not None:
             self.clone.drop()
@@ -282,17 +282,17 @@ class Scratch:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def quarantined(self) -> int:
-        """How many stores were moved away so far."""
+        """How many stores were put into quarantine so far."""
         return sum(1 for _ in self.layout.quarantined())
 
     def end_children(self) -> None:
-        """Leave no process behind."""
+        """Kill all children that still live."""
         for child in self._children:
             child.end()
 
 
 def eventually(holds: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
-    """Wait until it holds; Unavailable says what did not come about."""
+    """Wait until a condition holds; Unavailable says which one did not come about."""
     try:
         tenacity.Retrying(
             stop=tenacity.stop_after_delay(within_s),
@@ -304,7 +304,7 @@ def eventually(holds: Callable[[], bool], what: str, within_s: float = 60.0) -> 
 
 
 def _last_line(path: Path) -> dict[str, Any] | None:
-    """The JSON line; other programs may print around it."""
+    """The JSON line; other programs may print before and after it."""
     for line in reversed(path.read_text(encoding="utf-8", errors="replace").splitlines()):
         if line.startswith("{"):
             try:

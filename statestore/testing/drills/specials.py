@@ -1,6 +1,7 @@
-"""What else happens to runs than a death at a point, drilled on a scratch application.
+"""The special drills: what may happen to runs besides a death at a crash point.
 
-Each ends with the application whole again, or marked as spoilt, so that the next gets a new one.
+Each ends with the application whole again, or marked as spoilt, so that the next drill gets a new
+one.
 """
 
 import os
@@ -23,13 +24,13 @@ _SNAPSHOTS: Final = 5
 
 
 class OwnBroker(Protocol):
-    """A broker that was started for the drill, so that it may be stopped."""
+    """A broker that was started for the drill, so that the drill may stop it."""
 
     def restart(self) -> None: ...
 
 
 def drilled(special: Special, scratch: Scratch, broker: OwnBroker | None) -> Met:
-    """Do it, bring the application back, look."""
+    """Do a special drill, start the application again, and look for faults."""
     match special:
         case Special.BROKER_RESTART if broker is None:
             return _not("the broker was not started by this drill: leave out --bootstrap-servers")
@@ -41,7 +42,7 @@ def drilled(special: Special, scratch: Scratch, broker: OwnBroker | None) -> Met
 
 
 def _zombie(scratch: Scratch) -> Met:
-    """An owner is stopped, taken over from, and goes on: it must end fenced and harm nothing."""
+    """Stop an owner, let another take over, continue it: it must end fenced and harm nothing."""
     with scratch.running(NO_LOCKS) as stopped:
         scratch.produce()
         stopped.send(signal.SIGSTOP)
@@ -73,7 +74,7 @@ def _broker_restart(scratch: Scratch, broker: OwnBroker) -> Met:
 
 
 def _disk_full(scratch: Scratch) -> Met:
-    """The volume fills up under a run: it must stop with its files kept, and go on once freed."""
+    """Fill the volume under a run, which must keep its files and go on when there is room."""
     try:
         with _small_volume(scratch.state_dir) as volume:
             scratch.produce()
@@ -92,7 +93,7 @@ def _disk_full(scratch: Scratch) -> Met:
 
 
 def _unreadable_file(scratch: Scratch) -> Met:
-    """A byte flips under stored rows: the store is quarantined and restored, once met."""
+    """Flip a byte of stored rows: a store that reads it goes to quarantine and is restored."""
     before = scratch.quarantined()
     if not damage(scratch):
         return _not("the stores have no file yet")
@@ -104,7 +105,7 @@ def _unreadable_file(scratch: Scratch) -> Met:
 
 
 def _truncated_changelog(scratch: Scratch) -> Met:
-    """Half a changelog purged costs nothing; all of it: no start may lose the store in silence."""
+    """Purge half a changelog, then all of it: no start may lose the store without saying so."""
     log = f"{scratch.application_id}-counts-changelog"
     scratch.tools.truncate(log, 0.5)
     scratch.produce()
@@ -124,7 +125,7 @@ def _truncated_changelog(scratch: Scratch) -> Met:
 
 
 def _two_starters(scratch: Scratch) -> Met:
-    """One application started twice at once: one after the other, or one refused."""
+    """Start one application twice at once: one run waits for the other, or is refused."""
     scratch.produce(2 * LOT)
     both = [scratch.start(), scratch.start()]
     ends = [child.ended() for child in both]
@@ -141,7 +142,7 @@ def _two_starters(scratch: Scratch) -> Met:
 
 
 def _rollback_export_reload(scratch: Scratch) -> Met:
-    """Snapshots are asked for while records are passed over, then the owner dies and comes back."""
+    """Ask for snapshots while records are passed over, then kill the owner and start it again."""
     wrong: list[str] = []
     scratch.spoilt = "its input holds poison"
     with scratch.running(_CONTINUE) as child:
@@ -171,7 +172,7 @@ _SPECIALS: Final[dict[Special, Callable[[Scratch], Met]]] = {
 
 @contextmanager
 def _small_volume(folder: Path) -> Iterator[Path]:
-    """`folder`, with what is in it, on a small volume of its own; back on the large one after."""
+    """Put `folder` and its content on a small volume, and back on the large one afterwards."""
     if os.geteuid() != 0:
         raise PermissionError("this user may not mount")
     aside = folder.with_name(f"{folder.name}.aside")
@@ -194,7 +195,7 @@ def _small_volume(folder: Path) -> Iterator[Path]:
 
 
 def _fill(path: Path) -> None:
-    """A file that takes all the room there is."""
+    """Write a file that takes all the space there is."""
     with path.open("wb", buffering=0) as file:
         try:
             while True:

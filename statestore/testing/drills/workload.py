@@ -1,8 +1,8 @@
-"""The generated workload of drills: nothing in it forgives a record seen twice or never.
+"""The generated workload of drills: it shows every record that is processed twice or not at all.
 
-`passed` carries each input record's topic, partition and offset through; `counts` tells every
-single update, so its output per key must read 1, 2, 3 …; two sub-topologies, a repartition topic
-and a store take part. The topics' names begin with what `PREFIX_VARIABLE` says.
+`passed` gets the topic, partition and offset of each input record. `counts` gets every single
+update, so its output per key must read 1, 2, 3 …. Two sub-topologies, a repartition topic and a
+store take part. The variable `PREFIX_VARIABLE` says how the names of the topics begin.
 """
 
 import json
@@ -31,7 +31,7 @@ _POISON = "poison-"
 
 
 class Pass:
-    """Forwards where each record came from; chokes on poison."""
+    """Forwards the origin of each record, and raises at a poison record."""
 
     def __init__(self, context: ProcessorContext) -> None:
         self._context = context
@@ -44,7 +44,7 @@ class Pass:
 
 
 def over(prefix: str, passing: type[Any] = Pass) -> Topology:
-    """The pipeline over the topics of that prefix."""
+    """The pipeline over the topics with that prefix."""
     builder = StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
     return _counted(builder, prefix, passing)
 
@@ -55,7 +55,7 @@ def topology() -> Topology:
 
 
 def moved() -> Topology:
-    """With a part before it, so that every store has another place."""
+    """The pipeline with a sub-topology before it, so that every store has another place."""
     prefix = os.environ[PREFIX_VARIABLE]
     builder = StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
     builder.stream(f"{prefix}-other").to(f"{prefix}-other-out")
@@ -83,7 +83,7 @@ class Row(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a drill left: input offsets by partition, topics in order, the store's rows."""
+    """What a drill left: input offsets by partition, topics in order, and the store's rows."""
 
     inputs: Mapping[int, int]
     passed: Sequence[Row]
@@ -94,7 +94,7 @@ class Seen(NamedTuple):
 
 @dataclass
 class Ledger:
-    """What went in, and so what must come out."""
+    """The records that went in, and so what must come out."""
 
     prefix: str
     produced: int = 0
@@ -102,7 +102,7 @@ class Ledger:
     expected: Counter[bytes] = field(default_factory=Counter)
 
     def lot(self, count: int, *, poisonous: bool = False) -> list[tuple[bytes, bytes, int]]:
-        """The next records: key, value, time; every 500th is poison if asked for."""
+        """The next records as key, value and time; with `poisonous`, every 500th is poison."""
         rows = []
         for number in range(self.produced, self.produced + count):
             is_poison = poisonous and number % 500 == 499
@@ -115,7 +115,7 @@ class Ledger:
         return rows
 
     def findings(self, seen: Seen) -> list[str]:
-        """Every duplicate, loss and disagreement; empty is what exactly-once means."""
+        """Every duplicate, loss and disagreement; exactly-once means that there are none."""
         return [*self._of_passed(seen), *self._of_counts(seen)]
 
     def _of_passed(self, seen: Seen) -> list[str]:
