@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jobs.pipelines.flights import CARRIER_DAY, STATS_TOPIC
-from jobs.pipelines.flights_data import airlines
+from scripts.flights_data import airlines
 from statestore.cli import exit_code_of
 from statestore.errors import HostFailure
 from statestore.layout.folders import StateLayout
@@ -179,7 +179,7 @@ def _stop_broker() -> None:
 
 def _load(servers: str) -> None:
     step("Loading the sample: topics flights and weather")
-    command = [sys.executable, "-m", "jobs.pipelines.flights_data", "--bootstrap-servers", servers]
+    command = [sys.executable, "-m", "scripts.flights_data", "--bootstrap-servers", servers]
     _call(command)
 
 

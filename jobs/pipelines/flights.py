@@ -3,7 +3,7 @@
     flights -> by carrier and day, through one repartition topic -> store -> carrier-day-stats
 
 The store keeps whole numbers only, so its rows can be compared with an oracle exactly; the mean is
-computed where rows leave. `jobs/pipelines/flights_data.py` makes the topics and fills the input.
+computed where rows leave. `scripts/flights_data.py` makes the topics and fills the input.
 """
 
 from typing import Any

@@ -11,8 +11,9 @@ import polars as pl
 import pytest
 
 import statestore as ss
-from jobs.pipelines import flights_data, flights_weather
-from jobs.pipelines.flights_data import Sample
+from jobs.pipelines import flights_weather
+from scripts import flights_data
+from scripts.flights_data import Sample
 from statestore.model.modes import span_ms
 from statestore.model.records import Record
 from statestore.testing import TopologyTestDriver

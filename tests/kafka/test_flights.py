@@ -22,8 +22,8 @@ from click.testing import CliRunner
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 import statestore as ss
-from jobs.pipelines import flights_data
 from jobs.pipelines.flights import CARRIER_DAY, add_carrier_days, topology
+from scripts import flights_data
 from statestore import serdes
 from statestore.errors import Misuse
 from statestore.kafka.topics import KafkaCluster
@@ -172,7 +172,7 @@ def test_records_of_2013_outlive_a_retention_pass_in_every_topic_of_the_applicat
 
 HALF_A_LOAD = """
 import sys
-from jobs.pipelines import flights_data
+from scripts import flights_data
 settings = flights_data.load_settings(sys.argv[1])
 sample = flights_data.weather()._replace(topic="interrupted")
 flights_data.load(settings, [sample], on_sent=lambda *_: sys.stdin.read())

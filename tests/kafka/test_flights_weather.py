@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from jobs.pipelines import flights_data
 from jobs.pipelines.flights_weather import JOINED_TOPIC
+from scripts import flights_data
 from statestore.faults import VARIABLE, CrashPoint
 from statestore.testing.local_kafka import LocalKafka
 from tests.contract.test_flights_weather import Joined, expected

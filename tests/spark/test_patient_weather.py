@@ -16,9 +16,9 @@ from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 import statestore as ss
-from jobs.pipelines import flights_data
-from jobs.pipelines.flights_data import Sample
 from jobs.pipelines.flights_weather import GRACE, JOINED_TOPIC
+from scripts import flights_data
+from scripts.flights_data import Sample
 from statestore import serdes
 from statestore.commands.running import report_run
 from statestore.faults import VARIABLE, CrashPoint

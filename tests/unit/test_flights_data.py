@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from jobs.pipelines import flights_data
-from jobs.pipelines.flights_data import Sample
+from scripts import flights_data
+from scripts.flights_data import Sample
 from statestore.errors import HostFailure
 
 

