@@ -33,6 +33,8 @@ class Application(NamedTuple):
     """Whether the application names a target for its exports."""
     alerts: Mapping[str, Any] = MappingProxyType({})
     """The table `[applications.<id>.alerts]`, unchanged."""
+    input: Mapping[str, Any] | None = None
+    """The table `[applications.<id>.input]`, unchanged; None if there is none."""
 
     def dag_id(self, verb: str) -> str:
         """`micro_batches` for the sample application, `micro_batches__<id>` for any other."""
@@ -81,6 +83,7 @@ def load_applications(config: Path | str | None = None) -> tuple[Application, ..
             config=path,
             exports=bool(_table(section, "settings", application_id, path).get(EXPORT_TARGET)),
             alerts=_table(section, "alerts", application_id, path),
+            input=(_table(section, "input", application_id, path) if "input" in section else None),
         )
         for application_id, section in sections.items()
     )
