@@ -1,1 +1,1 @@
-"""Databases behind `ports.Engine`: RocksDB on disk, and memory."""
+"""The implementations of `ports.Engine`: RocksDB on disk, and sorted dicts in memory."""

@@ -1,1 +1,1 @@
-"""The Kafka edge: the only owner of confluent_kafka; everybody else knows `ports`."""
+"""The Kafka edge: the only package that imports confluent_kafka; all others use `ports`."""

@@ -117,11 +117,11 @@ class KafkaSource:
         return None if heard < 0 else heard
 
     def pause(self, tps: Sequence[TopicPartition]) -> None:
-        """Poll without these until resumed; what was fetched of them is fetched again then."""
+        """Leave these partitions out of polls until resumed; then fetch their records again."""
         self._paused_wanted.update(tps)
 
     def resume(self, tps: Sequence[TopicPartition]) -> None:
-        """Poll with these again; pausing them anew before the next poll costs nothing."""
+        """Include these partitions in polls again; pausing them before the next poll is free."""
         self._paused_wanted.difference_update(tps)
 
     def close(self) -> None:

@@ -327,9 +327,9 @@ class KafkaCluster:
         quick = Admin(self._settings, timeout_ms=timeout_ms)
         for node_id in quick.connect():
             if self._settings.exactly_once:
-                told = _broker_settings(quick, node_id)
-                judge_protocol(told)
-                judge_timeout(self._settings.transaction_timeout_ms, told or {})
+                settings = _broker_settings(quick, node_id)
+                judge_protocol(settings)
+                judge_timeout(self._settings.transaction_timeout_ms, settings or {})
 
     def close(self) -> None:
         """Close the connections."""

@@ -1,1 +1,1 @@
-"""What lies where in the state dir, whose it is, and how it gets there in one piece."""
+"""The state dir: its folders and files, their owners, and how files are written atomically."""

@@ -1,1 +1,1 @@
-"""Audits: compare stores with their changelogs, with readers of their own."""
+"""Audits, which compare stores with their changelogs, independently of the restore path."""

@@ -408,9 +408,9 @@ def require_pass(record: AuditRecord) -> AuditRecord:
         case Verdict.RIGHT:
             return record
         case Verdict.WRONG:
-            told = "; ".join(map(failure_line, record.failures[:10]))
+            lines = "; ".join(map(failure_line, record.failures[:10]))
             raise AuditFailed(
-                f"the stores of {name} differ from their changelogs: {told}{where}; see the "
+                f"the stores of {name} differ from their changelogs: {lines}{where}; see the "
                 'runbook, "An audit is red"'
             )
         case Verdict.NOT_ENOUGH_CHECKED:
