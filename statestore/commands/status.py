@@ -23,7 +23,7 @@ from statestore.errors import (
     Unavailable,
     failure_fields,
 )
-from statestore.layout.audits import Verdict
+from statestore.layout.audits import AuditVerdict
 from statestore.operations.status import State, Status, StatusReader, TaskStatus
 from statestore.runtime import Runtime
 
@@ -106,12 +106,12 @@ def _doubt(found: Status, max_age_ms: int) -> StateStoreError | None:
     if audit is None:
         return AuditTooOld(f"{name}: it was never audited: run `statestore audit`")
     where = f"; report: {audit.link}" if audit.link else ""
-    if audit.verdict is Verdict.WRONG:
+    if audit.verdict is AuditVerdict.WRONG:
         return AuditFailed(
             f"{name}: the audit of {span_text(audit.age_seconds)} ago found stores that are not "
             f"what their changelogs say{where}; run `statestore audit` to see which"
         )
-    if audit.verdict is not Verdict.RIGHT:
+    if audit.verdict is not AuditVerdict.RIGHT:
         return NotChecked(
             f"{name}: the audit of {span_text(audit.age_seconds)} ago is no pass: "
             f"{audit.verdict}{where}; audit again"
@@ -221,7 +221,7 @@ def _audited(found: Status) -> Text:
     audit = found.audit
     if audit is None:
         return Text("never audited", "yellow")
-    colour = {Verdict.RIGHT: "green", Verdict.WRONG: "red"}.get(audit.verdict, "yellow")
+    colour = {AuditVerdict.RIGHT: "green", AuditVerdict.WRONG: "red"}.get(audit.verdict, "yellow")
     return Text(f"{audit.verdict}, by the audit of {_ago(found.at_ms, audit.time_ms)}", colour)
 
 

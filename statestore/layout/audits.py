@@ -36,7 +36,7 @@ KEPT = 20
 LIVE = "live"
 
 
-class Verdict(StrEnum):
+class AuditVerdict(StrEnum):
     """The verdict of an audit; only `right` is a pass."""
 
     RIGHT = "right"
@@ -96,7 +96,7 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     application_id: ApplicationName
     time_ms: TimeMs
-    verdict: Verdict
+    verdict: AuditVerdict
     source: Word = LIVE
     stores: list[AuditedStore] = []
     places: list[AuditedPlace] = []
@@ -108,7 +108,7 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def passed(self) -> bool:
         """True if the audit showed that the stores are right."""
-        return self.verdict is Verdict.RIGHT
+        return self.verdict is AuditVerdict.RIGHT
 
 
 class Audits:

@@ -88,7 +88,7 @@ class Request(msgspec.Struct, frozen=True):
     lease_ms: TimeMs
 
 
-class _Lease(msgspec.Struct, frozen=True):
+class _SnapshotLease(msgspec.Struct, frozen=True):
     expires_ms: TimeMs
 
 
@@ -154,7 +154,7 @@ class TaskSnapshots:
             making.mkdir(parents=True)
         except OSError as error:
             raise HostFailure(f"cannot create {making}: {error.strerror}") from error
-        publish(making / _LEASE, msgspec.json.encode(_Lease(lease_expires_ms)))
+        publish(making / _LEASE, msgspec.json.encode(_SnapshotLease(lease_expires_ms)))
         return making
 
     def publish(self, snapshot_id: str, manifest: Manifest) -> None:
@@ -182,7 +182,7 @@ class TaskSnapshots:
         lease = self.path(snapshot_id) / _LEASE
         if not lease.exists():
             return False
-        publish(lease, msgspec.json.encode(_Lease(expires_ms)))
+        publish(lease, msgspec.json.encode(_SnapshotLease(expires_ms)))
         return True
 
     def sweep(self, now_ms: int) -> list[str]:
@@ -197,7 +197,7 @@ class TaskSnapshots:
             folder = self._folder / name
             expires_ms = _made_ms(name.removeprefix(".")) + _UNLEASED_MS
             with suppress(HostFailure):
-                lease = documents.read(folder / _LEASE, _Lease, way_out="let it expire")
+                lease = documents.read(folder / _LEASE, _SnapshotLease, way_out="let it expire")
                 if lease is not None:
                     expires_ms = lease.expires_ms
             if expires_ms <= now_ms:

@@ -146,9 +146,9 @@ def logged_rows(
         value_serde=shape.value_serde,
         is_source=shape.is_source,
     )
-    log_state = log_side(environment, subject)
-    clock = log_state.rows.get((windows.TIME_ROW, 0))
-    for rows in log_state.chunks():
+    replayed = log_side(environment, subject)
+    clock = replayed.rows.get((windows.TIME_ROW, 0))
+    for rows in replayed.chunks():
         yield _shown(rows, shape, as_of_ms, clock and clock.value)
 
 

@@ -16,7 +16,7 @@ import msgspec
 
 from statestore.errors import StateStoreError
 from statestore.layout import owners
-from statestore.layout.audits import LIVE, Audits, Verdict
+from statestore.layout.audits import LIVE, Audits, AuditVerdict
 from statestore.layout.folders import StateLayout
 from statestore.layout.owners import Owner
 from statestore.model.ids import TaskId
@@ -72,7 +72,7 @@ class TaskStatus(msgspec.Struct, frozen=True):
 class AuditStatus(msgspec.Struct, frozen=True):
     """What the last audit said, of the live stores or of an export."""
 
-    verdict: Verdict
+    verdict: AuditVerdict
     time_ms: int
     age_seconds: float
     source: str

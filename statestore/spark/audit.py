@@ -31,7 +31,7 @@ from statestore.commands.running import check_summary_file, write_line
 from statestore.errors import HostFailure, TaskCorrupted
 from statestore.layout.audits import AuditedStore, AuditRecord, Audits
 from statestore.operations.audits.audit import (
-    Finding,
+    RowFinding,
     absent,
     audited_store,
     placing_hash,
@@ -139,11 +139,11 @@ def _judged(
     placements = _placements(stored, subjects)
     # These are kept as well: every expectation reads its frame several times.
     frames = Frames(
-        _named(compared, subjects).where(F.col("finding") != Finding.SUPERSEDED.value).persist(),
+        _named(compared, subjects).where(F.col("finding") != RowFinding.SUPERSEDED.value).persist(),
         _neighbours(_named(stored, subjects), placements).persist(),
         _places(spark, subjects, found),
     )
-    wrong = sum(counts.total() - counts[Finding.EQUAL] for counts in found.values())
+    wrong = sum(counts.total() - counts[RowFinding.EQUAL] for counts in found.values())
     run_name = f"{arguments.application_id} {docs.name}"
     judged = validate(frames, docs, run_name=run_name, wrong_rows=wrong)
     for frame in (*frames, compared, log, read):
@@ -197,11 +197,11 @@ def _neighbours(stored: DataFrame, placements: dict[str, str | None]) -> DataFra
     )
 
 
-def _findings(compared: DataFrame) -> dict[int, Counter[Finding]]:
+def _findings(compared: DataFrame) -> dict[int, Counter[RowFinding]]:
     """How many rows of each finding there are, by subject."""
-    found: dict[int, Counter[Finding]] = {}
+    found: dict[int, Counter[RowFinding]] = {}
     for row in compared.groupBy("subject", "finding").count().collect():
-        found.setdefault(row["subject"], Counter())[Finding(row["finding"])] = row["count"]
+        found.setdefault(row["subject"], Counter())[RowFinding(row["finding"])] = row["count"]
     return found
 
 
@@ -223,7 +223,7 @@ def _placements(stored: DataFrame, subjects: list[Subject]) -> dict[str, str | N
 
 
 def _places(
-    spark: SparkSession, subjects: list[Subject], found: dict[int, Counter[Finding]]
+    spark: SparkSession, subjects: list[Subject], found: dict[int, Counter[RowFinding]]
 ) -> DataFrame:
     rows = [
         (
@@ -244,9 +244,11 @@ def _places(
 
 
 def _results(
-    subjects: list[Subject], found: dict[int, Counter[Finding]], placements: dict[str, str | None]
+    subjects: list[Subject],
+    found: dict[int, Counter[RowFinding]],
+    placements: dict[str, str | None],
 ) -> list[AuditedStore]:
-    totals = {one.store: Counter[Finding]() for one in subjects}
+    totals = {one.store: Counter[RowFinding]() for one in subjects}
     kinds = {one.store: one.kind for one in subjects}
     for number, counts in found.items():
         totals[subjects[number].store] += counts

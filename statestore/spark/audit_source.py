@@ -90,15 +90,15 @@ class AuditReader(DataSourceReader):
                 said = {"subject": number, "unreadable": str(error)}
                 yield pa.RecordBatch.from_pylist([said], schema=_STORED)
             return
-        log_state = log_side(runtime, subject)
-        for rows in log_state.chunks():
+        replayed = log_side(runtime, subject)
+        for rows in replayed.chunks():
             count = len(rows.keys)
             yield _batch(_LOGGED, number, rows, texts, [[False] * count, [True] * count])
-        if log_state.later:
-            keys, values = list(log_state.later), list(log_state.later.values())
+        if replayed.later:
+            keys, values = list(replayed.later), list(replayed.later.values())
             count = len(keys)
             later = AuditRows(keys, [0] * count, [None] * count, values)  # type: ignore[arg-type]  # deletes
-            known = [key in log_state.known for key in keys]
+            known = [key in replayed.known for key in keys]
             yield _batch(_LOGGED, number, later, texts, [[True] * count, known])
 
 

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # Spark's own way to write it
 
-from statestore.operations.audits.audit import Finding, judge
+from statestore.operations.audits.audit import RowFinding, judge
 from statestore.operations.audits.rows import AuditRow, Subject
 
 _SHORT = 32
@@ -64,7 +64,7 @@ def finding(
 
     def judged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            told = [Finding.EQUAL.value] * batch.num_rows
+            told = [RowFinding.EQUAL.value] * batch.num_rows
             same = pc.and_(
                 pc.equal(batch["stored"], batch["logged"]).fill_null(False),
                 pc.equal(batch["s_value"], batch["l_value"]).fill_null(False),

@@ -41,7 +41,7 @@ from great_expectations.expectations.core.expect_compound_columns_to_be_unique i
 )
 from pyspark.sql import DataFrame
 
-from statestore.operations.audits.audit import EXAMPLES, AuditCheck, Finding
+from statestore.operations.audits.audit import EXAMPLES, AuditCheck, RowFinding
 
 logging.getLogger("great_expectations").setLevel(logging.WARNING)
 SITE = "audit"
@@ -126,7 +126,9 @@ def compared_suite() -> list[Any]:
             **_of(AuditCheck.EQUAL_VALUES),
         ),
         ExpectColumnValuesToNotBeInSet(
-            column="finding", value_set=[Finding.PENDING.value], **_of(AuditCheck.NOTHING_PENDING)
+            column="finding",
+            value_set=[RowFinding.PENDING.value],
+            **_of(AuditCheck.NOTHING_PENDING),
         ),
         ExpectColumnValuesToNotBeNull(column="row_key", **_of(AuditCheck.NON_NULL_KEYS)),
     ]

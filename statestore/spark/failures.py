@@ -10,19 +10,25 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from statestore.layout.audits import AuditFailure
 from statestore.model.ids import TaskId
-from statestore.operations.audits.audit import EXAMPLES, FAILED_BY, AuditCheck, Finding, detail_of
+from statestore.operations.audits.audit import (
+    EXAMPLES,
+    FAILED_BY,
+    AuditCheck,
+    RowFinding,
+    detail_of,
+)
 from statestore.operations.audits.rows import Subject
 from statestore.spark.expectations import Unexpected
 
 _COMPARED = {check: finding for finding, check in FAILED_BY.items()}
 _COUNTED_BY_KEY = {AuditCheck.UNIQUE_KEYS, AuditCheck.VERSIONS_APART, AuditCheck.ONE_LATEST}
-_NONE: Counter[Finding] = Counter()
+_NONE: Counter[RowFinding] = Counter()
 
 
 def failures_of(
     unexpected: Iterable[Unexpected],
     subjects: Sequence[Subject],
-    found: Mapping[int, Counter[Finding]],
+    found: Mapping[int, Counter[RowFinding]],
     placements: Mapping[str, str | None],
 ) -> list[AuditFailure]:
     """The failures by check, store and stream task; every row that failed is in exactly one."""
@@ -34,7 +40,7 @@ def failures_of(
         for check in AuditCheck:
             known = keys.pop((check, *place), [])
             if check is AuditCheck.NOTHING_PENDING:
-                known, count = sorted(pending), findings[Finding.PENDING]
+                known, count = sorted(pending), findings[RowFinding.PENDING]
             elif check in _COMPARED:
                 # A pending row differs from the log as well.
                 known = [key for key in known if key not in pending]

@@ -10,7 +10,7 @@ from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import ParamValidationError
 
-from statestore.layout.audits import Audits, Verdict
+from statestore.layout.audits import Audits, AuditVerdict
 from statestore.layout.folders import StateLayout
 from statestore.testing.local_kafka import LocalKafka
 from tests.audit_rig import PIPELINE, Audited, audited, missing_key
@@ -120,7 +120,7 @@ def test_a_run_is_green_on_sound_stores_and_red_with_the_key_on_others(
     assert [store["store"] for store in told["stores"]] == ["counts"]
     last = Audits(layout).last()
     assert last is not None
-    assert last.verdict is Verdict.WRONG
+    assert last.verdict is AuditVerdict.WRONG
     assert red.xcoms["publish", "reports"] == {"checked": red.xcoms["audit", "_link_report"]}
     page = red.xcoms["audit", "report"]
     assert page.startswith("<!doctype html>")

@@ -14,7 +14,7 @@ from statestore.airflow.retries import JobFailed
 from statestore.airflow.watching import LIMITS, StatusOperator, found, limits_of
 from statestore.commands.status import status_command
 from statestore.layout import owners
-from statestore.layout.audits import AuditRecord, Audits, Verdict
+from statestore.layout.audits import AuditRecord, Audits, AuditVerdict
 from statestore.layout.folders import StateLayout
 from tests.builders import ManualClock
 from tests.dags.project_rig import ROOT, loaded, params_of
@@ -196,7 +196,7 @@ def test_what_status_says_is_judged_by_file_and_form(
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     layout = StateLayout(tmp_path / "state", "shop")
     owners.claim(layout.application_dir, what="", wait_ms=0, clock=ManualClock(5_000)).release()
-    record = AuditRecord(application_id="shop", time_ms=9_000, verdict=Verdict.RIGHT)
+    record = AuditRecord(application_id="shop", time_ms=9_000, verdict=AuditVerdict.RIGHT)
     Audits(layout).keep(record)
     instance = TaskInstance()
     assert look({}, instance)["state"] == "stopped"

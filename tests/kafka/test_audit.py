@@ -11,7 +11,7 @@ from click.testing import CliRunner
 import statestore as ss
 from statestore.cli import cli
 from statestore.errors import AuditFailed, NotChecked, StateStoreError
-from statestore.layout.audits import AuditRecord, Audits, Verdict
+from statestore.layout.audits import AuditRecord, Audits, AuditVerdict
 from statestore.layout.folders import StateLayout
 from statestore.operations.audits.audit import AuditCheck, require_pass
 from statestore.operations.audits.perform import audit
@@ -72,7 +72,7 @@ def test_sound_stores_of_every_kind_pass_and_the_verdict_is_kept(
     one = sound.copy(tmp_path / "state")
     record = verdict(one)
     assert record.failures == []
-    assert record.verdict is Verdict.RIGHT
+    assert record.verdict is AuditVerdict.RIGHT
     stores = {store.store: store for store in record.stores}
     assert stores.keys() == {"counts", "windows", "rates"}
     for store in stores.values():
@@ -115,7 +115,7 @@ def test_many_faults_at_once_are_all_found_and_named(sound: Audited, tmp_path: P
     one = sound.copy(tmp_path / "state")
     planted = [PLANTS[name](one) for name in TOGETHER]
     record = verdict(one)
-    assert record.verdict is Verdict.WRONG
+    assert record.verdict is AuditVerdict.WRONG
     assert {check for _, checks in planted for check in checks} <= {
         failure.check for failure in record.failures
     }
@@ -129,7 +129,7 @@ def test_what_is_wrong_is_found_and_named(sound: Audited, tmp_path: Path, plant:
     one = sound.copy(tmp_path / "state")
     key, checks = PLANTS[plant](one)
     record = verdict(one)
-    assert record.verdict is Verdict.WRONG
+    assert record.verdict is AuditVerdict.WRONG
     failed = {failure.check: failure for failure in record.failures}
     assert checks <= failed.keys()
     named = " ".join(text for failure in record.failures for text in failure.keys)
@@ -181,7 +181,7 @@ def test_nothing_compared_is_no_pass(sound: Audited, tmp_path: Path) -> None:
     one = Audited(app, {}).copy(tmp_path / "unused")
     empty = {**one.settings(), "state.dir": str(tmp_path / "state")}
     record = audit(Runtime(empty))
-    assert record.verdict is Verdict.NOTHING_CHECKED
+    assert record.verdict is AuditVerdict.NOTHING_CHECKED
     with pytest.raises(NotChecked):
         require_pass(record)
 
@@ -204,7 +204,7 @@ def test_an_export_is_audited_at_its_own_offsets(sound: Audited, tmp_path: Path)
     key, _ = audit_rig.wrong_value(one)
     spoilt = create_export(Runtime(settings)).export_id
     record = audit(Runtime(settings), export=sound_export)
-    assert (record.verdict, record.source) == (Verdict.RIGHT, sound_export)
+    assert (record.verdict, record.source) == (AuditVerdict.RIGHT, sound_export)
     assert {store.store: store.rows for store in record.stores} == {
         "counts": KEYS,
         "windows": 402,
@@ -263,7 +263,7 @@ def test_a_live_application_is_audited_between_its_commits_and_goes_on(
         running(app, process, lambda before=reached: app.bounds(out) != before)  # type: ignore[misc]
         record = verdict(one)
         assert record.failures == []
-        assert record.verdict is Verdict.RIGHT
+        assert record.verdict is AuditVerdict.RIGHT
     process.terminate()
     assert end_of(process, 0).code == 0
     app.drained()

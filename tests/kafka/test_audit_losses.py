@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from statestore.layout.audits import AuditRecord, Audits, Verdict
+from statestore.layout.audits import AuditRecord, Audits, AuditVerdict
 from statestore.layout.folders import StateLayout
 from statestore.operations.audits.audit import AuditCheck
 from statestore.operations.audits.perform import audit
@@ -66,11 +66,11 @@ def test_a_partition_of_a_store_that_is_gone_is_wrong_and_named(
     assert missing, "what the log has is told by key"
     record = kept(one)
     assert record is not None
-    assert record.verdict is Verdict.WRONG
+    assert record.verdict is AuditVerdict.WRONG
     assert all(place.store != COUNTS or place.partition != 1 for place in record.places)
     told = read_status(Runtime(one.settings())).audit
     assert told is not None
-    assert told.verdict is Verdict.WRONG
+    assert told.verdict is AuditVerdict.WRONG
 
 
 def test_every_partition_of_a_store_gone_is_wrong_too(sound: Audited, tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_every_partition_of_a_store_gone_is_wrong_too(sound: Audited, tmp_path: 
     for partition in range(2):
         shutil.rmtree(one.folder(RATES, partition))
     record = verdict(one)
-    assert record.verdict is Verdict.WRONG
+    assert record.verdict is AuditVerdict.WRONG
     gone = {f.stream_task for f in record.failures if f.check == AuditCheck.PRESENT}
     assert len(gone) == 2
 
@@ -90,7 +90,7 @@ def test_an_export_that_lacks_a_partition_is_wrong(sound: Audited, tmp_path: Pat
     report = create_export(Runtime(settings))
     assert any(COUNTS in left_out for left_out in report.left_out.values())
     record = audit(Runtime(settings), export="latest")
-    assert record.verdict is Verdict.WRONG
+    assert record.verdict is AuditVerdict.WRONG
     assert (AuditCheck.PRESENT, COUNTS) in {(f.check, f.store) for f in record.failures}
 
 
@@ -116,7 +116,7 @@ def test_a_flipped_byte_in_a_data_file_is_a_verdict_that_names_the_file(
     assert str(path) in message
     record = kept(one)
     assert record is not None
-    assert record.verdict is Verdict.WRONG
+    assert record.verdict is AuditVerdict.WRONG
 
 
 def test_a_flipped_byte_of_an_export_is_a_verdict_that_names_the_file(
@@ -130,7 +130,7 @@ def test_a_flipped_byte_of_an_export_is_a_verdict_that_names_the_file(
     biggest = max((target / one.app.name / "files").rglob("*/*"), key=lambda f: f.stat().st_size)
     flip(biggest, 20)
     record = audit(Runtime(settings), export="latest")
-    assert record.verdict is Verdict.WRONG
+    assert record.verdict is AuditVerdict.WRONG
     assert record.failures
     for failed in record.failures:  # stores share what is the same in them
         assert failed.check == AuditCheck.READABLE
@@ -149,8 +149,8 @@ def test_a_byte_flipped_anywhere_gives_a_verdict(sound: Audited, tmp_path: Path)
         flip(path, at)
         record = verdict(one)
         told = f"seed {seed}: {path.name} at {at}"
-        assert record.verdict in {Verdict.RIGHT, Verdict.WRONG}, told
-        if path.suffix == ".sst" and record.verdict is Verdict.RIGHT:
+        assert record.verdict in {AuditVerdict.RIGHT, AuditVerdict.WRONG}, told
+        if path.suffix == ".sst" and record.verdict is AuditVerdict.RIGHT:
             # Only what nobody reads: a property of the table, the filter of a lookup.
             assert record.failures == [], told
         shutil.rmtree(one.app.state_dir)

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from statestore.commands.arguments import StateArguments
-from statestore.layout.audits import AuditFailure, AuditRecord, Verdict
+from statestore.layout.audits import AuditFailure, AuditRecord, AuditVerdict
 from statestore.operations.audits.audit import EXAMPLES, AuditCheck
 from statestore.operations.audits.perform import audit
 from statestore.runtime import Runtime
@@ -72,7 +72,7 @@ def test_sound_stores_pass_as_they_do_without_spark(
     plain = audit(Runtime(one.settings()))
     record = sparked(spark, one)
     assert record.failures == []
-    assert record.verdict is Verdict.RIGHT
+    assert record.verdict is AuditVerdict.RIGHT
     assert record.stores == plain.stores
     assert record.places == plain.places
     assert "no key in a wrong partition" in docs_of(record)
@@ -84,7 +84,7 @@ def test_each_expectation_finds_its_faults_and_names_the_keys(
     one = sound.copy(tmp_path / "state")
     planted = [PLANTS[name](one) for name in TOGETHER]
     record = sparked(spark, one)
-    assert record.verdict is Verdict.WRONG
+    assert record.verdict is AuditVerdict.WRONG
     docs = docs_of(record)
     for key, checks in planted:
         for check in checks:
@@ -213,7 +213,7 @@ def test_what_is_gone_and_what_cannot_be_read_is_a_verdict_that_names_it(
     path.write_bytes(data)
     shutil.rmtree(one.folder("rates", 1))
     record = sparked(spark, one)
-    assert record.verdict is Verdict.WRONG
+    assert record.verdict is AuditVerdict.WRONG
     failed = {(failure.check, failure.store): failure for failure in record.failures}
     assert str(path) in failed[AuditCheck.READABLE, COUNTS].detail
     assert (AuditCheck.PRESENT, "rates") in failed

@@ -8,7 +8,7 @@ import pytest
 
 from statestore.errors import AuditFailed, NotChecked
 from statestore.kafka.partitioner import murmur2_partition
-from statestore.layout.audits import AuditedStore, AuditFailure, AuditRecord, Verdict
+from statestore.layout.audits import AuditedStore, AuditFailure, AuditRecord, AuditVerdict
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Record
 from statestore.operations.audits.audit import (
@@ -19,7 +19,7 @@ from statestore.operations.audits.audit import (
     require_pass,
     verdict_of,
 )
-from statestore.operations.audits.rows import AuditRow, AuditRows, LogState, Subject, read_log_state
+from statestore.operations.audits.rows import AuditRow, AuditRows, ReplayedLog, Subject, replay_log
 from statestore.runtime import PARTITIONERS
 from statestore.stores.versioned.layout import TIME_MIN
 from statestore.testing.memory_broker import MemoryBroker
@@ -55,7 +55,7 @@ def rows(text: str) -> AuditRows:
     return AuditRows(keys, begin, end, values)
 
 
-def folded(text: str, later: str = "", gone: str = "") -> LogState:
+def folded(text: str, later: str = "", gone: str = "") -> ReplayedLog:
     """What the log says up to the offset, after it, and which of the former it no longer has."""
     known = {
         (key, begins): AuditRow(value, ends)
@@ -63,10 +63,10 @@ def folded(text: str, later: str = "", gone: str = "") -> LogState:
     }
     after = rows(later)
     keys = frozenset(key for key, _ in known) | frozenset(map(str.encode, gone.split()))
-    return LogState(known, keys, dict(zip(after.keys, after.values, strict=True)))
+    return ReplayedLog(known, keys, dict(zip(after.keys, after.values, strict=True)))
 
 
-def examined(stored: str, log: LogState, subject: Subject = SUBJECT) -> StoreAudit:
+def examined(stored: str, log: ReplayedLog, subject: Subject = SUBJECT) -> StoreAudit:
     one = StoreAudit(subject.store, subject.kind, subject.key_serde)
     one.examine(subject, [rows(stored)], log, PARTITIONERS)
     return one
@@ -139,7 +139,7 @@ def test_a_store_stands_within_its_log_and_not_before_where_it_stood(
 
 
 def test_a_record_without_a_key_is_a_failure() -> None:
-    one = examined("", LogState({(None, 0): AuditRow(b"1", None)}, frozenset([None]), {}))
+    one = examined("", ReplayedLog({(None, 0): AuditRow(b"1", None)}, frozenset([None]), {}))
     assert AuditCheck.NON_NULL_KEYS in {failure.check for failure in one.failures}
 
 
@@ -246,26 +246,26 @@ def logged(*records: tuple[str, str | None, int]) -> MemoryBroker:
 def test_a_log_is_folded_up_to_the_offset_and_the_rest_is_told_apart() -> None:
     broker = logged(("a", "1", 0), ("b", "1", 0), ("a", "2", 0), ("b", None, 0), ("a", "3", 0))
     subject = msgspec.structs.replace(SUBJECT, offset_next=4)
-    found = read_log_state(broker.audit_log(), subject)
-    assert found == LogState(
+    found = replay_log(broker.audit_log(), subject)
+    assert found == ReplayedLog(
         {(b"a", 0): AuditRow(b"2", None)}, frozenset([b"a", b"b"]), {b"a": b"3"}
     )
     beyond = msgspec.structs.replace(SUBJECT, offset_next=99)
-    assert read_log_state(broker.audit_log(), beyond).rows == {(b"a", 0): AuditRow(b"3", None)}
+    assert replay_log(broker.audit_log(), beyond).rows == {(b"a", 0): AuditRow(b"3", None)}
 
 
 def test_what_compaction_took_from_under_the_store_is_superseded() -> None:
     broker = logged(("a", "1", 0), ("b", "1", 0), ("a", "2", 0))
     subject = msgspec.structs.replace(SUBJECT, offset_next=2)
     broker.compact(LOG.topic)
-    one = examined("a=1 b=1", read_log_state(broker.audit_log(), subject), subject)
+    one = examined("a=1 b=1", replay_log(broker.audit_log(), subject), subject)
     assert {found.value: count for found, count in one.findings.items()} == {
         "equal": 1,
         "superseded": 1,
     }
     found = verdict_of([one.result()], one.failures, superseded_max_percent=1)
-    assert found is Verdict.NOT_ENOUGH_CHECKED
-    assert verdict_of([one.result()], [], superseded_max_percent=50) is Verdict.RIGHT
+    assert found is AuditVerdict.NOT_ENOUGH_CHECKED
+    assert verdict_of([one.result()], [], superseded_max_percent=50) is AuditVerdict.RIGHT
 
 
 def test_versions_are_folded_by_their_times_without_what_has_expired() -> None:
@@ -280,7 +280,7 @@ def test_versions_are_folded_by_their_times_without_what_has_expired() -> None:
         ("c", "1", 1),
     )
     subject = msgspec.structs.replace(VERSIONED, bound_ms=20)
-    found = read_log_state(broker.audit_log(), subject)
+    found = replay_log(broker.audit_log(), subject)
     assert found.rows == {
         (b"a", 20): AuditRow(b"two", 30),
         (b"a", 30): AuditRow(b"3", 40),
@@ -294,7 +294,7 @@ def test_records_without_a_key_are_in_no_store_and_in_no_fold(subject: Subject) 
     broker.produce(LOG, Record(None, b"nobody's", 3))
     broker.produce(LOG, Record(b"a", b"2", 4))
     broker.produce(LOG, Record(None, b"nobody's", 5))
-    found = read_log_state(broker.audit_log(), msgspec.structs.replace(subject, offset_next=4))
+    found = replay_log(broker.audit_log(), msgspec.structs.replace(subject, offset_next=4))
     assert {key for key, _ in found.rows} == {b"a", b"b"}
     assert None not in found.later
 
@@ -307,27 +307,29 @@ RIGHT = AuditedStore("counts", "keyvalue", 100, 100, 99, 1)
 @pytest.mark.parametrize(
     ("stores", "verdict"),
     [
-        ([], Verdict.NOTHING_CHECKED),
-        ([AuditedStore("counts", "keyvalue", 0, 0, 0, 0)], Verdict.NOTHING_CHECKED),
-        ([RIGHT], Verdict.RIGHT),
-        ([RIGHT, AuditedStore("empty", "keyvalue", 0, 0, 0, 0)], Verdict.RIGHT),
-        ([RIGHT, AuditedStore("busy", "keyvalue", 98, 98, 98, 2)], Verdict.NOT_ENOUGH_CHECKED),
-        ([AuditedStore("busy", "keyvalue", 0, 0, 0, 2)], Verdict.NOT_ENOUGH_CHECKED),
+        ([], AuditVerdict.NOTHING_CHECKED),
+        ([AuditedStore("counts", "keyvalue", 0, 0, 0, 0)], AuditVerdict.NOTHING_CHECKED),
+        ([RIGHT], AuditVerdict.RIGHT),
+        ([RIGHT, AuditedStore("empty", "keyvalue", 0, 0, 0, 0)], AuditVerdict.RIGHT),
+        ([RIGHT, AuditedStore("busy", "keyvalue", 98, 98, 98, 2)], AuditVerdict.NOT_ENOUGH_CHECKED),
+        ([AuditedStore("busy", "keyvalue", 0, 0, 0, 2)], AuditVerdict.NOT_ENOUGH_CHECKED),
     ],
 )
-def test_only_what_was_compared_is_a_pass(stores: list[AuditedStore], verdict: Verdict) -> None:
+def test_only_what_was_compared_is_a_pass(
+    stores: list[AuditedStore], verdict: AuditVerdict
+) -> None:
     assert verdict_of(stores, [], superseded_max_percent=1) is verdict
 
 
 def test_one_failure_outweighs_all_else() -> None:
     failure = AuditFailure(AuditCheck.NONE_EXTRA, "counts", "0_0", 1, ["a"], "more")
-    assert verdict_of([], [failure], superseded_max_percent=1) is Verdict.WRONG
+    assert verdict_of([], [failure], superseded_max_percent=1) is AuditVerdict.WRONG
 
 
 def test_no_pass_is_an_error_with_what_was_found_and_the_way_out() -> None:
     failure = AuditFailure(AuditCheck.NONE_EXTRA, "counts", "0_0", 1, ["a"], "more")
 
-    def record(verdict: Verdict) -> AuditRecord:
+    def record(verdict: AuditVerdict) -> AuditRecord:
         return AuditRecord(
             application_id="shop",
             time_ms=1,
@@ -338,10 +340,10 @@ def test_no_pass_is_an_error_with_what_was_found_and_the_way_out() -> None:
             link="file:///docs/index.html",
         )
 
-    assert require_pass(record(Verdict.RIGHT)).passed
+    assert require_pass(record(AuditVerdict.RIGHT)).passed
     with pytest.raises(AuditFailed, match=r"store 'counts' of task 0_0: more \(1: a\); report: f"):
-        require_pass(record(Verdict.WRONG))
+        require_pass(record(AuditVerdict.WRONG))
     with pytest.raises(NotChecked, match=r"busy: 2 of 100\): audit again"):
-        require_pass(record(Verdict.NOT_ENOUGH_CHECKED))
+        require_pass(record(AuditVerdict.NOT_ENOUGH_CHECKED))
     with pytest.raises(NotChecked, match=r"nothing of shop was compared.*recent: it is in memory"):
-        require_pass(record(Verdict.NOTHING_CHECKED))
+        require_pass(record(AuditVerdict.NOTHING_CHECKED))

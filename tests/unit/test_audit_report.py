@@ -10,7 +10,7 @@ from statestore.layout.audits import (
     AuditedStore,
     AuditFailure,
     AuditRecord,
-    Verdict,
+    AuditVerdict,
 )
 from statestore.operations.audits.report import ROWS_MAX, audit_page
 
@@ -41,7 +41,9 @@ class Seen(HTMLParser):
         self.text += data
 
 
-def record(verdict: Verdict = Verdict.WRONG, *, failures: int = 1, text: str = "a") -> AuditRecord:
+def record(
+    verdict: AuditVerdict = AuditVerdict.WRONG, *, failures: int = 1, text: str = "a"
+) -> AuditRecord:
     one = AuditFailure("no key missing", text, "1_1", 3, [text, "b"], text)
     return AuditRecord(
         application_id=text,
@@ -71,8 +73,8 @@ def test_the_page_needs_nothing_outside_it_and_runs_nothing() -> None:
     assert not re.search(r"<(script|link|iframe|object|embed|img|form)|url\(|@import", page)
 
 
-@pytest.mark.parametrize("verdict", Verdict)
-def test_every_verdict_says_what_it_means(verdict: Verdict) -> None:
+@pytest.mark.parametrize("verdict", AuditVerdict)
+def test_every_verdict_says_what_it_means(verdict: AuditVerdict) -> None:
     told = Seen(audit_page(record(verdict))).text
     assert verdict in told
     assert "2023-11-14 22:13:20 UTC" in told
@@ -87,5 +89,5 @@ def test_of_very_many_failures_the_page_shows_the_first_and_says_so() -> None:
 
 def test_of_a_long_key_the_page_shows_the_beginning() -> None:
     key = AuditFailure("no key missing", "s", "0_0", 1, ["k" * 100_000], "")
-    long = AuditRecord(application_id="a", time_ms=0, verdict=Verdict.WRONG, failures=[key])
+    long = AuditRecord(application_id="a", time_ms=0, verdict=AuditVerdict.WRONG, failures=[key])
     assert len(audit_page(long)) < 10_000

@@ -13,7 +13,7 @@ from statestore.cli import cli
 from statestore.commands.status import check_limits, rendered
 from statestore.errors import AuditFailed, AuditTooOld, Behind, NotChecked, Unavailable
 from statestore.layout import owners
-from statestore.layout.audits import AuditRecord, Audits, Verdict
+from statestore.layout.audits import AuditRecord, Audits, AuditVerdict
 from statestore.layout.folders import StateLayout
 from statestore.layout.owners import Owner
 from statestore.model.ids import TaskId
@@ -133,7 +133,7 @@ def test_limits_are_judged_by_what_is_known(tmp_path: Path) -> None:
     assert rendered(found).renderables
 
 
-def audited(state_dir: Path, verdict: Verdict, age_ms: int) -> Status:
+def audited(state_dir: Path, verdict: AuditVerdict, age_ms: int) -> Status:
     layout, clock = StateLayout(state_dir, "app"), ManualClock()
     made_ms = clock.now_ms() - age_ms
     Audits(layout).keep(AuditRecord(application_id="app", time_ms=made_ms, verdict=verdict))
@@ -143,15 +143,15 @@ def audited(state_dir: Path, verdict: Verdict, age_ms: int) -> Status:
 @pytest.mark.parametrize(
     ("verdict", "age_ms", "error"),
     [
-        (Verdict.RIGHT, 50_000, None),
-        (Verdict.RIGHT, 70_000, AuditTooOld),
-        (Verdict.WRONG, 50_000, AuditFailed),
-        (Verdict.NOT_ENOUGH_CHECKED, 50_000, NotChecked),
-        (Verdict.NOTHING_CHECKED, 50_000, NotChecked),
+        (AuditVerdict.RIGHT, 50_000, None),
+        (AuditVerdict.RIGHT, 70_000, AuditTooOld),
+        (AuditVerdict.WRONG, 50_000, AuditFailed),
+        (AuditVerdict.NOT_ENOUGH_CHECKED, 50_000, NotChecked),
+        (AuditVerdict.NOTHING_CHECKED, 50_000, NotChecked),
     ],
 )
 def test_the_last_audit_counts_if_it_is_a_pass_and_not_too_old(
-    tmp_path: Path, verdict: Verdict, age_ms: int, error: type[Exception] | None
+    tmp_path: Path, verdict: AuditVerdict, age_ms: int, error: type[Exception] | None
 ) -> None:
     found = audited(tmp_path, verdict, age_ms)
     assert found.audit is not None

@@ -16,9 +16,15 @@ from statestore.layout.audits import (
     AuditedStore,
     AuditFailure,
     AuditRecord,
-    Verdict,
+    AuditVerdict,
 )
-from statestore.operations.audits.rows import AuditRow, AuditRows, LogState, Subject, placing_keys
+from statestore.operations.audits.rows import (
+    AuditRow,
+    AuditRows,
+    ReplayedLog,
+    Subject,
+    placing_keys,
+)
 from statestore.operations.environment import Partitioner
 from statestore.stores import serdes
 
@@ -31,7 +37,7 @@ MISPLACED_MAX_PERCENT: Final = 10
 FEW: Final = 30
 """Of fewer keys than this, a hash must place all, because some keys fit any hash by chance."""
 
-_NONE_FOUND: Final[Mapping["Finding", int]] = {}
+_NONE_FOUND: Final[Mapping["RowFinding", int]] = {}
 
 
 class AuditCheck(StrEnum):
@@ -53,7 +59,7 @@ class AuditCheck(StrEnum):
     ONE_LATEST = "one latest version"
 
 
-class Finding(StrEnum):
+class RowFinding(StrEnum):
     """The result of comparing the two sides of one row."""
 
     EQUAL = "equal"
@@ -65,10 +71,10 @@ class Finding(StrEnum):
 
 
 FAILED_BY: Final = {
-    Finding.DIFFERS: AuditCheck.EQUAL_VALUES,
-    Finding.MISSING: AuditCheck.NONE_MISSING,
-    Finding.EXTRA: AuditCheck.NONE_EXTRA,
-    Finding.PENDING: AuditCheck.NOTHING_PENDING,
+    RowFinding.DIFFERS: AuditCheck.EQUAL_VALUES,
+    RowFinding.MISSING: AuditCheck.NONE_MISSING,
+    RowFinding.EXTRA: AuditCheck.NONE_EXTRA,
+    RowFinding.PENDING: AuditCheck.NOTHING_PENDING,
 }
 
 
@@ -81,7 +87,7 @@ def judge(
     later: bool,
     later_value: bytes | None,
     compactable_ms: int | None,
-) -> Finding:
+) -> RowFinding:
     """Compare the two sides of a row; `compactable_ms` is None for a store without history.
 
     Without history, if a key has a record after the store's offset, compaction may have removed
@@ -90,19 +96,19 @@ def judge(
     removes only versions that are old enough.
     """
     if stored == logged:
-        return Finding.EQUAL
+        return RowFinding.EQUAL
     if compactable_ms is None:
         if later and known and (None if stored is None else stored.value) == later_value:
-            return Finding.PENDING
+            return RowFinding.PENDING
         excused = later
     else:
         ended = any(row is not None and row.ends is not None for row in (stored, logged))
         excused = begins < compactable_ms and (ended or later)
     if excused:
-        return Finding.SUPERSEDED
+        return RowFinding.SUPERSEDED
     if stored is None:
-        return Finding.MISSING
-    return Finding.EXTRA if logged is None else Finding.DIFFERS
+        return RowFinding.MISSING
+    return RowFinding.EXTRA if logged is None else RowFinding.DIFFERS
 
 
 class StoreAudit:
@@ -111,7 +117,7 @@ class StoreAudit:
     def __init__(self, store: str, kind: str, key_serde: str | None) -> None:
         self.store = store
         self.kind = kind
-        self.findings: Counter[Finding] = Counter()
+        self.findings: Counter[RowFinding] = Counter()
         self.failures: list[AuditFailure] = []
         self._keys = KeyTexts(key_serde)
         self._latest: set[bytes | None] = set()
@@ -123,13 +129,13 @@ class StoreAudit:
         self,
         subject: Subject,
         stored: Iterable[AuditRows],
-        log_state: LogState,
+        replayed: ReplayedLog,
         hashes: Mapping[str, Partitioner],
     ) -> None:
         """Compare one partition; `stored` is read once, in chunks."""
-        left = dict.fromkeys(log_state.rows)
-        keys_of: dict[Finding, list[bytes | None]] = {}
-        found: Counter[Finding] = Counter()
+        left = dict.fromkeys(replayed.rows)
+        keys_of: dict[RowFinding, list[bytes | None]] = {}
+        found: Counter[RowFinding] = Counter()
         spans: dict[bytes | None, list[tuple[int, int | None]]] = {}
         compactable_ms = subject.compactable_ms if subject.versioned else None
 
@@ -140,9 +146,9 @@ class StoreAudit:
                 ours,
                 theirs,
                 begins=begins,
-                known=key in log_state.known,
-                later=key in log_state.later,
-                later_value=log_state.later.get(key),
+                known=key in replayed.known,
+                later=key in replayed.later,
+                later_value=replayed.later.get(key),
                 compactable_ms=compactable_ms,
             )
             found[finding] += 1
@@ -152,10 +158,10 @@ class StoreAudit:
         failed_before = len(self.failures)
         for rows in self._readable(subject, stored):
             for key, begins, ends, value in zip(*rows, strict=True):
-                ours, theirs = AuditRow(value, ends), log_state.rows.get((key, begins))
+                ours, theirs = AuditRow(value, ends), replayed.rows.get((key, begins))
                 left.pop((key, begins), None)
                 if ours == theirs:
-                    found[Finding.EQUAL] += 1
+                    found[RowFinding.EQUAL] += 1
                 else:
                     compare(key, begins, ours, theirs)
                 if subject.versioned:
@@ -164,14 +170,14 @@ class StoreAudit:
         if len(self.failures) > failed_before:
             return  # if files cannot be read to their end, none of their rows proves anything
         for key, begins in left:
-            compare(key, begins, None, log_state.rows[key, begins])
+            compare(key, begins, None, replayed.rows[key, begins])
         self.findings += found
         for finding, keys in keys_of.items():
             self._fail(FAILED_BY[finding], subject, keys)
         self._check_counts(subject, found)
         self._check_offsets(subject)
         self._check_spans(subject, spans)
-        nulls = [key for key, _ in log_state.rows if key is None]
+        nulls = [key for key, _ in replayed.rows if key is None]
         if nulls:
             self._fail(AuditCheck.NON_NULL_KEYS, subject, nulls)
 
@@ -187,10 +193,10 @@ class StoreAudit:
         except (TaskCorrupted, ExportDamaged) as error:
             self.failures.append(unreadable(subject, error))
 
-    def _check_counts(self, subject: Subject, found: Counter[Finding]) -> None:
+    def _check_counts(self, subject: Subject, found: Counter[RowFinding]) -> None:
         if subject.is_missing and found:
             self.failures.append(absent(subject))
-        if found[Finding.EXTRA] != found[Finding.MISSING]:
+        if found[RowFinding.EXTRA] != found[RowFinding.MISSING]:
             self._fail(AuditCheck.ROW_COUNTS, subject, [], found)
 
     def _check_offsets(self, subject: Subject) -> None:
@@ -259,7 +265,7 @@ class StoreAudit:
         check: AuditCheck,
         subject: Subject,
         keys: Sequence[bytes | None],
-        found: Mapping[Finding, int] = _NONE_FOUND,
+        found: Mapping[RowFinding, int] = _NONE_FOUND,
     ) -> None:
         task, texts = subject.stream_task, self._keys.texts(keys)
         detail = detail_of(check, subject, found)
@@ -282,7 +288,7 @@ _DETAILS: Final = {
 def detail_of(
     check: AuditCheck,
     subject: Subject,
-    found: Mapping[Finding, int],
+    found: Mapping[RowFinding, int],
     placement: str | None = None,
 ) -> str:
     """Describe the failure of a check, in the same words for both ways of comparing.
@@ -292,7 +298,7 @@ def detail_of(
     offset = f"the store is at offset {subject.offset_next} of {subject.log}"
     match check:
         case AuditCheck.ROW_COUNTS:
-            more = found.get(Finding.EXTRA, 0) - found.get(Finding.MISSING, 0)
+            more = found.get(RowFinding.EXTRA, 0) - found.get(RowFinding.MISSING, 0)
             return f"the store has {more:+d} rows compared with its log"
         case AuditCheck.STABLE_OFFSETS:
             return f"{offset}, which ends at {subject.log_end}"
@@ -326,17 +332,19 @@ def absent(subject: Subject) -> AuditFailure:
     return AuditFailure(AuditCheck.PRESENT, subject.store, subject.stream_task, 1, [], why)
 
 
-def row_counts(found: Mapping[Finding, int]) -> tuple[int, int]:
+def row_counts(found: Mapping[RowFinding, int]) -> tuple[int, int]:
     """Return how many rows a store and its log have, not counting superseded ones."""
-    both = sum(found.get(one, 0) for one in (Finding.EQUAL, Finding.DIFFERS, Finding.PENDING))
-    return both + found.get(Finding.EXTRA, 0), both + found.get(Finding.MISSING, 0)
+    both = sum(
+        found.get(one, 0) for one in (RowFinding.EQUAL, RowFinding.DIFFERS, RowFinding.PENDING)
+    )
+    return both + found.get(RowFinding.EXTRA, 0), both + found.get(RowFinding.MISSING, 0)
 
 
 def audited_store(
-    store: str, kind: str, found: Mapping[Finding, int], placement: str | None
+    store: str, kind: str, found: Mapping[RowFinding, int], placement: str | None
 ) -> AuditedStore:
     """Return the counts of a store from its findings."""
-    equal, superseded = found.get(Finding.EQUAL, 0), found.get(Finding.SUPERSEDED, 0)
+    equal, superseded = found.get(RowFinding.EQUAL, 0), found.get(RowFinding.SUPERSEDED, 0)
     return AuditedStore(store, kind, *row_counts(found), equal, superseded, placement)
 
 
@@ -378,17 +386,17 @@ def verdict_of(
     failures: Sequence[AuditFailure],
     *,
     superseded_max_percent: int,
-) -> Verdict:
+) -> AuditVerdict:
     """Return the verdict; any failure makes it `wrong`."""
     if failures:
-        return Verdict.WRONG
+        return AuditVerdict.WRONG
     known = list(stores)
     if not any(store.equal or store.superseded for store in known):
-        return Verdict.NOTHING_CHECKED
+        return AuditVerdict.NOTHING_CHECKED
     for store in known:
         if store.superseded * 100 > superseded_max_percent * (store.equal + store.superseded):
-            return Verdict.NOT_ENOUGH_CHECKED
-    return Verdict.RIGHT
+            return AuditVerdict.NOT_ENOUGH_CHECKED
+    return AuditVerdict.RIGHT
 
 
 def places_of(subjects: Iterable[Subject]) -> list[AuditedPlace]:
@@ -405,15 +413,15 @@ def require_pass(record: AuditRecord) -> AuditRecord:
     where = f"; report: {record.link}" if record.link else ""
     name = record.application_id
     match record.verdict:
-        case Verdict.RIGHT:
+        case AuditVerdict.RIGHT:
             return record
-        case Verdict.WRONG:
+        case AuditVerdict.WRONG:
             lines = "; ".join(map(failure_line, record.failures[:10]))
             raise AuditFailed(
                 f"the stores of {name} differ from their changelogs: {lines}{where}; see the "
                 'runbook, "An audit is red"'
             )
-        case Verdict.NOT_ENOUGH_CHECKED:
+        case AuditVerdict.NOT_ENOUGH_CHECKED:
             stores = ", ".join(
                 f"{s.store}: {s.superseded} of {s.superseded + s.equal}"
                 for s in record.stores
@@ -424,7 +432,7 @@ def require_pass(record: AuditRecord) -> AuditRecord:
                 f"records ({stores}): audit again when less is being written, or audit an "
                 f"export{where}"
             )
-        case Verdict.NOTHING_CHECKED:
+        case AuditVerdict.NOTHING_CHECKED:
             left_out = "".join(f"; {s}: {why}" for s, why in record.not_checked.items())
             raise NotChecked(
                 f"nothing of {name} was compared: its stores and their changelogs are empty, or "

@@ -11,9 +11,9 @@ from statestore.operations.audits.plan import AuditPlan, plan_export, plan_live
 from statestore.operations.audits.report import audit_page
 from statestore.operations.audits.rows import (
     AuditRows,
-    LogState,
+    ReplayedLog,
     Subject,
-    read_log_state,
+    replay_log,
     stored_rows,
 )
 from statestore.operations.environment import Environment
@@ -81,9 +81,9 @@ def store_side(environment: Environment, subject: Subject) -> Iterator[AuditRows
         yield from stored_rows(engine, subject.kind, subject.bound_ms)
 
 
-def log_side(environment: Environment, subject: Subject) -> LogState:
+def log_side(environment: Environment, subject: Subject) -> ReplayedLog:
     """Return the rows of the log."""
-    return read_log_state(environment.audit_log_reader, subject)
+    return replay_log(environment.audit_log_reader, subject)
 
 
 def keep_audit(

@@ -35,7 +35,7 @@ from statestore.stores.versioned import layout as versioned_layout
 _RENEW_S = 1.0
 
 
-class StoreFiles(NamedTuple):
+class AuditedFiles(NamedTuple):
     """The files of a store of one stream task, without what the brokers know of its log.
 
     `path` is "" if the files are in an export, or if `is_missing`; in that case `offset_next` is
@@ -55,7 +55,7 @@ class StoreFiles(NamedTuple):
 class FoundStores(NamedTuple):
     """The stores to audit, the failures of unreadable ones, and the stores that are not checked."""
 
-    files: list[StoreFiles]
+    files: list[AuditedFiles]
     failures: list[AuditFailure]
     not_checked: dict[str, str]
 
@@ -181,7 +181,7 @@ def plan_export(environment: Environment, export: str, stores: Collection[str] =
                     failure = AuditFailure(AuditCheck.READABLE, at.name, task, 1, [], why)
                     found.failures.append(failure)
                     continue
-            files = StoreFiles(at.name, at.task, at.store.kind, "", offset_next, bound_ms)
+            files = AuditedFiles(at.name, at.task, at.store.kind, "", offset_next, bound_ms)
             found.files.append(files)
     _look_for_missing(manifest.application_id, manifest.deployed, wanted, cluster, found)
     subjects = _subjects(
@@ -256,7 +256,7 @@ def _look(
         log = _log_of(deployed, layout.application_id, store, task)
         offset_next = manifest.stores[store].offsets().get(log, 0)
         home = str(layout.store_dir(task, store))
-        found.files.append(StoreFiles(store, task, kind, str(path), offset_next, bound_ms, home))
+        found.files.append(AuditedFiles(store, task, kind, str(path), offset_next, bound_ms, home))
 
 
 def _look_for_missing(
@@ -284,7 +284,7 @@ def _look_for_missing(
             if (name, partition) not in seen:
                 task = TaskId(store.sub_topology, partition)
                 bound_ms = versioned_layout.TIME_MIN
-                files = StoreFiles(name, task, store.kind, "", 0, bound_ms, is_missing=True)
+                files = AuditedFiles(name, task, store.kind, "", 0, bound_ms, is_missing=True)
                 found.files.append(files)
 
 
@@ -304,7 +304,7 @@ def _log_of(deployed: Deployed, application_id: str, store: str, task: TaskId) -
 
 
 def _subjects(
-    located: Sequence[StoreFiles],
+    located: Sequence[AuditedFiles],
     application_id: str,
     deployed: Deployed,
     cluster: Cluster,

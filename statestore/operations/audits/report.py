@@ -4,20 +4,26 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from statestore.layout.audits import AuditedPlace, AuditedStore, AuditFailure, AuditRecord, Verdict
+from statestore.layout.audits import (
+    AuditedPlace,
+    AuditedStore,
+    AuditFailure,
+    AuditRecord,
+    AuditVerdict,
+)
 from statestore.operations.page import Cell, listed, number, page, table, text
 
 ROWS_MAX: Final = 500
 """The largest number of failures, or of places, that the page shows; the record has them all."""
 _KEY_MAX: Final = 200
-_COLOURS: Final = {Verdict.RIGHT: "green", Verdict.WRONG: "red"}
+_COLOURS: Final = {AuditVerdict.RIGHT: "green", AuditVerdict.WRONG: "red"}
 _MEANING: Final = {
-    Verdict.RIGHT: "every store has what its changelog says, at the offsets below.",
-    Verdict.WRONG: "stores differ from their changelogs. Nothing was changed; the runbook says "
-    'what to do: "An audit is red".',
-    Verdict.NOT_ENOUGH_CHECKED: "compaction removed too many of the records to compare with, so "
-    "the audit did not pass. Audit again when less is being written.",
-    Verdict.NOTHING_CHECKED: "nothing could be compared, so the audit did not pass.",
+    AuditVerdict.RIGHT: "every store has what its changelog says, at the offsets below.",
+    AuditVerdict.WRONG: "stores differ from their changelogs. Nothing was changed; the runbook "
+    'says what to do: "An audit is red".',
+    AuditVerdict.NOT_ENOUGH_CHECKED: "compaction removed too many of the records to compare with, "
+    "so the audit did not pass. Audit again when less is being written.",
+    AuditVerdict.NOTHING_CHECKED: "nothing could be compared, so the audit did not pass.",
 }
 
 _OF_FAILURES: Final = ("check", "store", "stream task", "rows", "keys", "what was found")

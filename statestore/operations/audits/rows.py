@@ -104,7 +104,7 @@ class AuditRow(NamedTuple):
     ends: int | None
 
 
-class LogState(NamedTuple):
+class ReplayedLog(NamedTuple):
     """The rows that a log produces up to the store's offset, and the keys that follow.
 
     `known` has the keys with a record before that offset. `later` maps the keys with a record at
@@ -147,7 +147,7 @@ def stored_rows(engine: Engine, kind: str, bound_ms: int) -> Iterator[AuditRows]
         yield AuditRows(keys, [0] * len(chunk), [None] * len(chunk), values)
 
 
-def read_log_state(audit_log: AuditLogReader, subject: Subject) -> LogState:
+def replay_log(audit_log: AuditLogReader, subject: Subject) -> ReplayedLog:
     """Read the log up to the store's offset, and then to an end that is asked for after that.
 
     So if compaction removed a record meanwhile, the record that replaced it is among the later
@@ -175,7 +175,7 @@ def read_log_state(audit_log: AuditLogReader, subject: Subject) -> LogState:
     for records in _kept(audit_log.read(tp, cut, audit_log.bounds(tp).end), subject):
         later.update(zip(records.keys, records.values, strict=True))
     later.pop(None, None)
-    return LogState(rows, frozenset(known), later)
+    return ReplayedLog(rows, frozenset(known), later)
 
 
 def placing_keys(keys: list[bytes | None], kind: str, key_serde: str | None) -> list[bytes]:
