@@ -6,6 +6,7 @@ loop in C over the columns does it: no Python runs per record, and it is the fas
 
 # ruff: noqa: SLF001 - librdkafka's local codes are public, underscored by convention
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,8 +29,11 @@ Report = Callable[[KafkaError | None, Message], None]
 
 _ANY_PARTITION = -1
 _ROOM_S = 0.05
-# How long a client that is closed waits for the answers to its last requests.
+# How long closing a client waits for the answers to its last requests, and how long a separate
+# thread waits after that: longer than librdkafka itself does. The semaphore bounds the threads.
 _ANSWERED_S = 0.5
+_ANSWERED_AT_LAST_S = 60.0
+_CLOSED_LATER = threading.BoundedSemaphore(16)
 # The client takes 0 for "now"; the next best is a millisecond later.
 _EPOCH_MS = 1
 _PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
@@ -142,14 +146,30 @@ class Sender:
             raise error_for(error, f"write to {where}")
 
     def close(self) -> None:
-        """Drop what is queued, and the client; requests on their way are answered first.
+        """Drop what is queued, and the client; an open transaction stays open for the broker.
 
-        The client's own close aborts an open transaction and waits for that without end. Reports
-        that are not called back yet would keep the client alive, so they are called first.
+        Within a transaction the requests in flight are answered first. If a broker takes long to
+        answer, a separate thread closes the client later.
         """
         if self._in_transaction:
             self._leave_transaction()
-        self._let_requests_end()
+            if not self._requests_end(_ANSWERED_S) and _CLOSED_LATER.acquire(blocking=False):
+                threading.Thread(target=self._close_later, name="close client", daemon=True).start()
+                return
+        self._destroy()
+
+    def _close_later(self) -> None:
+        try:
+            self._requests_end(_ANSWERED_AT_LAST_S)
+            self._destroy()
+        finally:
+            _CLOSED_LATER.release()
+
+    def _destroy(self) -> None:
+        """Drop the client without its own close, which waits without end for an open transaction.
+
+        Reports that are not called back yet would keep the client alive, so they are called first.
+        """
         self.client.purge()
         for _ in range(2):  # the first may raise a fatal error nobody has asked about yet
             with suppress(KafkaException):
@@ -170,19 +190,20 @@ class Sender:
         with suppress(KafkaException):
             self.client.begin_transaction()
 
-    def _let_requests_end(self) -> None:
-        """Wait until no record is in flight, but not long for a broker that does not answer.
+    def _requests_end(self, timeout_s: float) -> bool:
+        """Drop what is queued, and return whether no record is in flight by the timeout.
 
         An answer that says that the client is fenced replaces the text of an earlier error. If it
         arrives while librdkafka 2.16 is destroying the client, that text has been freed already,
         and is freed again (rd_kafka_txn_set_fatal_error).
         """
-        until_s = monotonic() + _ANSWERED_S
+        until_s = monotonic() + timeout_s
         is_quiet = False
         while not is_quiet and monotonic() < until_s:
             self.client.purge(in_flight=False)  # A lost connection returns records to the queue.
             with suppress(KafkaException):
                 is_quiet = self.client.flush(_ROOM_S) == 0
+        return is_quiet
 
     @property
     def _timeout_s(self) -> float:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from time import monotonic
@@ -47,6 +48,25 @@ def assert_lived(process: "subprocess.Popen[bytes]") -> None:
     assert process.returncode == 0, errors.decode()[-4000:]
 
 
+def begun(app: App, proxy: FaultProxy) -> Sender:
+    """A client in a transaction of its own."""
+    where = {"bootstrap.servers": proxy.address, "producer.socket.timeout.ms": 2_000}
+    settings = Settings.from_mapping(app.run_settings(**where))
+    sender = Sender(settings, {"transactional.id": f"{app.name}-x"}, Trouble())
+    sender.client.init_transactions(DEADLINE_S)
+    sender.begin()
+    return sender
+
+
+def send_one(sender: Sender, app: App) -> None:
+    records = Records(f"{app.name}-out", [b"k"], [b"v"], [1], partition=0)
+    sender.send(records, each=None, last=sender.on_report)
+
+
+def closers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "close client"]
+
+
 def test_an_outbox_is_closed_while_a_partition_waits_for_its_answer(
     app: App, proxy: FaultProxy
 ) -> None:
@@ -78,14 +98,9 @@ def test_a_client_that_was_let_go_of_asks_for_no_partition_again(
         asked.append(request)
         return Fault(Action.CUT)
 
-    settings = Settings.from_mapping(app.run_settings(**{"bootstrap.servers": proxy.address}))
-    ids = {"transactional.id": f"{app.name}-x"}
-    sender = Sender(settings, ids, Trouble())
-    sender.client.init_transactions(DEADLINE_S)
+    sender = begun(app, proxy)
     proxy.follow(app.name, plan)
-    sender.begin()
-    records = Records(f"{app.name}-out", [b"k"], [b"v"], [1], partition=0)
-    sender.send(records, each=None, last=sender.on_report)
+    send_one(sender, app)
     while not asked:
         sender.client.poll(0.01)
     client = sender.client  # or it would be gone, and with it what it may do
@@ -95,3 +110,15 @@ def test_a_client_that_was_let_go_of_asks_for_no_partition_again(
         with suppress(KafkaException):
             client.poll(0.05)
     assert len(asked) == 1
+
+
+def test_a_thread_closes_the_client_that_waits_for_an_answer(app: App, proxy: FaultProxy) -> None:
+    lost = Fault(Action.SWALLOW, Of.ANSWER)
+    proxy.follow(app.name, FaultPlan({(Api.PRODUCE, 0): lost}))
+    sender = begun(app, proxy)
+    send_one(sender, app)
+    while not proxy.trace(app.name):
+        sender.client.poll(0.01)
+    sender.close()
+    assert len(closers()) == 1
+    eventually(lambda: not closers(), "the client gives up the request", DEADLINE_S)
