@@ -7,21 +7,20 @@ notice. All of this is asked before anything is written (I9, I27).
 
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 from statestore.errors import InvalidSetting, Misuse, TopologyMismatch
-from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
-from statestore.operations.deployed import Deployed
+from statestore.operations.deployed import Deployed, read_deployed
+from statestore.operations.environment import Environment
 from statestore.operations.topics import ANY_TIME, refused_times
 from statestore.ports import Bounds, Changelog, Cluster, GroupOffset, TopicSpec
 from statestore.stores.specs import StoreSpec, WindowSpec
 from statestore.tasks import input_checkpoint
 from statestore.tasks.input_checkpoint import forgotten, truncated
 from statestore.topology.graph import Topology
-from statestore.topology.logs import Logs, log_of
+from statestore.topology.logs import Logs, log_of, logs
 from statestore.topology.nodes import SinkNode, TopicName
 from statestore.topology.sub_topologies import SubTopology
 
@@ -44,34 +43,37 @@ class _Task(NamedTuple):
     changelogs: tuple[TopicPartition, ...]
 
 
-@dataclass(frozen=True)
 class StartingPoint:
-    """Where an application stands on its cluster: its internal topics and its group's offsets.
+    """Where an application stands on its cluster: its internal topics and its group's offsets."""
 
-    `needed`: the internal topics that the topology needs. `logs`: by store, the source topic that
-    is its log. `previous`: what was deployed last. `changelog` None: what a log holds is not known,
-    and nothing is refused for it.
-    """
-
-    topology: Topology
-    layout: StateLayout
-    cluster: Cluster
-    changelog: Changelog | None
-    counts: Mapping[TopicName, int]
-    needed: Sequence[TopicSpec]
-    logs: Mapping[str, str]
-    previous: Deployed
-    exactly_once: bool
+    def __init__(
+        self,
+        environment: Environment,
+        topology: Topology,
+        counts: Mapping[TopicName, int],
+        needed: Sequence[TopicSpec],
+    ) -> None:
+        """`counts`: the partitions of the topics. `needed`: the internal topics of the topology."""
+        self._topology = topology
+        self._counts = counts
+        self._needed = needed
+        self._layout = environment.layout
+        self._cluster = environment.cluster
+        self._changelog = environment.changelog
+        self._exactly_once = environment.settings.exactly_once
+        self._application_id = environment.settings.application_id
+        self._previous = read_deployed(environment.layout)
+        self._logs = logs(topology, environment.settings).topics()
 
     def check(self, accepted: Accepted) -> None:
         """Misuse, InvalidSetting or RecordFailed if a start would lose or repeat anything."""
-        existing = self.cluster.partitions([spec.name for spec in self.needed])
+        existing = self._cluster.partitions([spec.name for spec in self._needed])
         self._check_settings(existing)
         group = self._group(stable=False)
         self._check_inputs(group)
         if not accepted.empty_changelog:
             self._check_missing(existing, group)
-        if self.exactly_once and not accepted.forgotten_offsets:
+        if self._exactly_once and not accepted.forgotten_offsets:
             self._check_uncommitted(existing, group)
 
     # Settings of internal topics.
@@ -80,19 +82,19 @@ class StartingPoint:
         """InvalidSetting if an internal topic forgets what is still needed."""
         there = self._settings_of(sorted(existing))
         stores = {log_of(self._application_id, name, {}): name for name in self._logged()}
-        for spec in self.needed:
+        for spec in self._needed:
             told = there.get(spec.name, {}) if spec.name in existing else spec.config
             store = stores.get(spec.name)
             if store is None:
                 _check_repartition(spec.name, told)
             else:
                 where = "" if spec.name in existing else " by its changelog_config"
-                _check_changelog(spec.name, where, self.topology.stores[store], told)
+                _check_changelog(spec.name, where, self._topology.stores[store], told)
         _tell_of_times({topic: there.get(topic, {}) for topic in sorted(existing)})
 
     def _settings_of(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
         try:
-            return self.cluster.topic_settings(topics)
+            return self._cluster.topic_settings(topics)
         except InvalidSetting:
             raise
         except Misuse as error:
@@ -105,12 +107,12 @@ class StartingPoint:
     def _check_inputs(self, group: Mapping[TopicPartition, GroupOffset]) -> None:
         """RecordFailed if an input that was read is truncated, made anew or forgotten."""
         inputs = {tp: task.task_id for task in self._tasks for tp in task.inputs}
-        checkpointed = input_checkpoint.read_all(map(self.layout.task_dir, self.layout.tasks()))
+        checkpointed = input_checkpoint.read_all(map(self._layout.task_dir, self._layout.tasks()))
         for tp, task_id in inputs.items():
             if tp in checkpointed and tp not in group:
                 raise forgotten(tp, task_id, checkpointed[tp] - 1)
         read = [tp for tp in inputs if tp in group and group[tp].offset > 0]
-        ends = self.cluster.bounds(self._existing(read)) if read else {}
+        ends = self._cluster.bounds(self._existing(read)) if read else {}
         for tp, bounds in ends.items():
             if group[tp].offset > bounds.end:
                 raise truncated(tp, end=bounds.end, committed=group[tp].offset)
@@ -121,13 +123,13 @@ class StartingPoint:
         self, existing: Collection[str], group: Mapping[TopicPartition, GroupOffset]
     ) -> None:
         """Misuse if the changelog of a store that had committed anything is gone or made anew."""
-        ids = self.cluster.topic_ids(sorted(existing))
+        ids = self._cluster.topic_ids(sorted(existing))
         gone: dict[str, str] = {}
         for store in self._logged():
             topic = log_of(self._application_id, store, {})
-            known = self.previous.stores.get(store)
+            known = self._previous.stores.get(store)
             made = None if known is None else known.changelog_id
-            if topic not in existing and (made is not None or not self.previous.fingerprint):
+            if topic not in existing and (made is not None or not self._previous.fingerprint):
                 gone[topic] = f"as topic {topic} does not exist"
             elif topic in existing and made is not None and made != ids[topic]:
                 gone[topic] = f"or was: topic {topic} was deleted and made anew"
@@ -149,7 +151,7 @@ class StartingPoint:
     ) -> None:
         """Misuse if an internal topic has records that this group cannot know of."""
         suspects = list(self._suspects(existing, group))
-        bounds = self.cluster.bounds([tp for tp, _, _ in suspects]) if suspects else {}
+        bounds = self._cluster.bounds([tp for tp, _, _ in suspects]) if suspects else {}
         suspects = [one for one in suspects if self._holds_records(one[0], bounds[one[0]])]
         if not suspects:
             return
@@ -170,11 +172,11 @@ class StartingPoint:
                 for tp in task.changelogs:
                     if tp.topic in existing:
                         yield tp, f"task {task.task_id}", inputs
-        for topic, count in self.counts.items():
+        for topic, count in self._counts.items():
             name = topic.full(self._application_id)
             if not topic.internal or name not in existing:
                 continue
-            writers = [part for part in self.topology.sub_topologies if _writes(part, topic)]
+            writers = [part for part in self._topology.sub_topologies if _writes(part, topic)]
             readers = [tp for task in self._tasks for tp in task.inputs if tp.topic == name]
             inputs = [*readers, *(tp for part in writers for tp in self._inputs(part))]
             if not any(tp in group for tp in inputs):
@@ -183,7 +185,7 @@ class StartingPoint:
 
     def _holds_records(self, tp: TopicPartition, bounds: Bounds) -> bool:
         """Whether any record there was committed; offsets alone may be those of aborted ones."""
-        return _any_record(self.changelog, tp, bounds)
+        return _any_record(self._changelog, tp, bounds)
 
     def _uncommitted(self, tp: TopicPartition, what: str) -> str:
         return (
@@ -198,30 +200,26 @@ class StartingPoint:
 
     # What belongs to whom.
 
-    @property
-    def _application_id(self) -> str:
-        return self.layout.application_id
-
     def _logged(self) -> list[str]:
         """The stores that have a changelog of their own."""
-        parts = self.topology.sub_topologies
-        return [store for part in parts for store in part.stores if store not in self.logs]
+        parts = self._topology.sub_topologies
+        return [store for part in parts for store in part.stores if store not in self._logs]
 
     @cached_property
     def _tasks(self) -> list[_Task]:
-        tasks, found = self.topology.tasks(self.counts), []
-        for part in self.topology.sub_topologies:
+        tasks, found = self._topology.tasks(self._counts), []
+        for part in self._topology.sub_topologies:
             topics = [
                 log_of(self._application_id, store, {})
                 for store in part.stores
-                if store not in self.logs
+                if store not in self._logs
             ]
             for task_id in tasks[part.ordinal]:
                 p = task_id.partition
                 inputs = tuple(
                     TopicPartition(topic.full(self._application_id), p)
                     for topic in part.source_topics
-                    if p < self.counts[topic]
+                    if p < self._counts[topic]
                 )
                 changelogs = tuple(TopicPartition(topic, p) for topic in topics)
                 found.append(_Task(task_id, inputs, changelogs))
@@ -229,7 +227,7 @@ class StartingPoint:
 
     def _inputs(self, part: SubTopology) -> Iterator[TopicPartition]:
         for topic in part.source_topics:
-            for p in range(self.counts[topic]):
+            for p in range(self._counts[topic]):
                 yield TopicPartition(topic.full(self._application_id), p)
 
     def _committed_of(
@@ -240,12 +238,12 @@ class StartingPoint:
 
     def _inputs_before(self, task: _Task) -> list[TopicPartition]:
         """What the tasks that had this task's stores in the last deployment read."""
-        part = self.topology.sub_topologies[task.task_id.sub_topology]
-        known = [self.previous.stores.get(store) for store in part.stores]
+        part = self._topology.sub_topologies[task.task_id.sub_topology]
+        known = [self._previous.stores.get(store) for store in part.stores]
         ordinals = {store.sub_topology for store in known if store is not None}
         return [
             TopicPartition(topic, task.task_id.partition)
-            for before in self.previous.sub_topologies
+            for before in self._previous.sub_topologies
             if before.ordinal in ordinals
             for topic in before.topics(self._application_id)
         ]
@@ -254,25 +252,23 @@ class StartingPoint:
         asked = {
             tp: None for task in self._tasks for tp in (*task.inputs, *self._inputs_before(task))
         }
-        return self.cluster.group_offsets(list(asked), stable=stable)
+        return self._cluster.group_offsets(list(asked), stable=stable)
 
     def _existing(self, tps: Sequence[TopicPartition]) -> list[TopicPartition]:
         """The partitions that exist; a repartition topic may still have to be created."""
-        counts = self.cluster.partitions(sorted({tp.topic for tp in tps}))
+        counts = self._cluster.partitions(sorted({tp.topic for tp in tps}))
         return [tp for tp in tps if tp.partition < counts.get(tp.topic, 0)]
 
 
-def holds_records(cluster: Cluster, changelog: Changelog | None, topic: str) -> bool:
+def holds_records(cluster: Cluster, changelog: Changelog, topic: str) -> bool:
     """Whether a topic exists and holds any committed record."""
     count = cluster.partitions([topic]).get(topic, 0)
     bounds = cluster.bounds([TopicPartition(topic, p) for p in range(count)]) if count else {}
     return any(_any_record(changelog, tp, bound) for tp, bound in bounds.items())
 
 
-def _any_record(changelog: Changelog | None, tp: TopicPartition, bounds: Bounds) -> bool:
+def _any_record(changelog: Changelog, tp: TopicPartition, bounds: Bounds) -> bool:
     """Whether a partition holds a committed record; False if there is no reader to ask."""
-    if changelog is None:
-        return False
     return any(len(one.batch) for one in changelog.replay(tp, bounds.start, bounds.end))
 
 

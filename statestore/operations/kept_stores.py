@@ -8,14 +8,13 @@ I28).
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from statestore.errors import StateStoreError, TopologyMismatch
 from statestore.layout import owners
-from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId
-from statestore.operations.deployed import Deployed, DeployedStore
+from statestore.operations.deployed import DeployedStore, read_deployed
+from statestore.operations.environment import Environment
 from statestore.stores import keyvalue, offsets, serdes
 from statestore.stores.offsets import Format
 from statestore.stores.specs import StoreSpec, StoreSupplier, VersionedSpec
@@ -26,35 +25,40 @@ _UPGRADE = (keyvalue.KIND, versioned_layout.KIND)
 """The only change of kind that is possible: `upgrade-to-versioned` sets the plain stores aside."""
 
 
-@dataclass(frozen=True)
 class KeptStores:
-    """The stores of a topology that were deployed before, or that lie on disk.
+    """The stores of a topology that were deployed before, or that lie on disk."""
 
-    `format_of` tells what a folder holds, `has_records` whether the log of a store may hold
-    anything. `renames`: old names to new ones.
-    """
-
-    topology: Topology
-    layout: StateLayout
-    previous: Deployed
-    renames: Mapping[str, str]
-    format_of: Callable[[Path], Format | None]
-    has_records: Callable[[str], bool]
-    locks: bool = True
-    accept_new_serdes: bool = False
+    def __init__(
+        self,
+        environment: Environment,
+        topology: Topology,
+        renames: Mapping[str, str],
+        has_records: Callable[[str], bool],
+        *,
+        accept_new_serdes: bool = False,
+    ) -> None:
+        """`renames`: old names to new ones. `has_records`: whether a store's log may hold any."""
+        self._topology = topology
+        self._renames = renames
+        self._has_records = has_records
+        self._accept_new_serdes = accept_new_serdes
+        self._layout = environment.layout
+        self._locks = environment.settings.volume_locks
+        self._databases = environment.databases
+        self._previous = read_deployed(environment.layout)
 
     def check(self) -> None:
         """Misuse or TopologyMismatch names a store that cannot continue, and the way out."""
-        old_names = {new: old for old, new in self.renames.items()}
+        old_names = {new: old for old, new in self._renames.items()}
         on_disk: dict[str, list[TaskId]] = defaultdict(list)
-        for task in self.layout.tasks():
-            for found in self.layout.stores(task):
-                on_disk[self.renames.get(found, found)].append(task)
-        for name, spec in self.topology.stores.items():
+        for task in self._layout.tasks():
+            for found in self._layout.stores(task):
+                on_disk[self._renames.get(found, found)].append(task)
+        for name, spec in self._topology.stores.items():
             old_name = old_names.get(name, name)
-            known = self.previous.stores.get(old_name) or self.previous.stores.get(name)
+            known = self._previous.stores.get(old_name) or self._previous.stores.get(name)
             self._check_kind(name, spec, known, list(self._folders(name, old_name, on_disk[name])))
-            if known is not None and known.kind == spec.kind and not self.accept_new_serdes:
+            if known is not None and known.kind == spec.kind and not self._accept_new_serdes:
                 self._check_serdes(name, spec, known)
 
     def _folders(
@@ -62,7 +66,7 @@ class KeptStores:
     ) -> Iterator[tuple[TaskId, Path]]:
         for task in tasks:
             for one in dict.fromkeys((name, old_name)):
-                path = self.layout.store_dir(task, one)
+                path = self._layout.store_dir(task, one)
                 if path.is_dir():
                     yield task, path
 
@@ -98,12 +102,12 @@ class KeptStores:
 
         Its task judges it then.
         """
-        folder = self.layout.task_dir(task)
+        folder = self._layout.task_dir(task)
         with (
             suppress(StateStoreError),
-            owners.at_rest(folder, what=f"task {task}", wait_ms=0, locks=self.locks),
+            owners.at_rest(folder, what=f"task {task}", wait_ms=0, locks=self._locks),
         ):
-            return self.format_of(path)
+            return self._databases.format_of(path)
         return None
 
     def _check_serdes(self, name: str, spec: StoreSpec, known: DeployedStore) -> None:
@@ -116,7 +120,7 @@ class KeptStores:
             for side, (was, now) in sides.items()
             if was != now
         ]
-        if changed and self.has_records(name):
+        if changed and self._has_records(name):
             raise TopologyMismatch(
                 f"store {name}: {' and '.join(changed)}: keep the serde, or give the store another "
                 "name, so that it begins anew; if the new serde reads what the old one wrote, pass "

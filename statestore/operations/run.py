@@ -28,7 +28,6 @@ from statestore.layout.owners import Claim
 from statestore.layout.snapshots import TaskSnapshots
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.changelogs import Accepted, StartingPoint, check_source_topics
-from statestore.operations.deployed import read_deployed
 from statestore.operations.environment import Environment
 from statestore.operations.hashing import check_hashes
 from statestore.operations.relocation.apply import Relocation, RelocationReport
@@ -334,18 +333,8 @@ class Run:
 
     def _check_starting_point(self) -> None:
         """Refuse to go on from topics and offsets that do not belong together (SEMANTICS E4a)."""
-        point = StartingPoint(
-            self.topology,
-            self._layout,
-            self._cluster,
-            self.environment.changelog,
-            self._counts,
-            self._internal_topics(),
-            self._logs.topics(),
-            read_deployed(self._layout),
-            self._settings.exactly_once,
-        )
-        request = self.request
+        needed, request = self._internal_topics(), self.request
+        point = StartingPoint(self.environment, self.topology, self._counts, needed)
         point.check(Accepted(request.accept_empty_changelog, request.accept_forgotten_offsets))
 
     def _internal_topics(self) -> list[TopicSpec]:

@@ -184,7 +184,7 @@ class Relocation:
             self._choices,
             guarantee=self._settings.processing_guarantee,
         )
-        self._check_kept(previous)
+        self._check_kept()
         check_places(self._topology, self._layout, made, self._counts)
         if made.moves and not self._automatic:
             raise TopologyMismatch(
@@ -195,15 +195,12 @@ class Relocation:
             )
         return made if self._automatic else msgspec.structs.replace(made, set_aside=[])
 
-    def _check_kept(self, previous: Deployed) -> None:
+    def _check_kept(self) -> None:
         kept = KeptStores(
+            self._environment,
             self._topology,
-            self._layout,
-            previous,
             self._choices.renames,
-            self._environment.databases.format_of,
             self._has_records,
-            locks=self._settings.volume_locks,
             accept_new_serdes=self._accept_new_serdes,
         )
         kept.check()
