@@ -16,11 +16,12 @@ from statestore.model.modes import IsolationLevel, PunctuationType, Span
 from statestore.model.records import Record, Serde
 from statestore.ports import Clock, Engine
 from statestore.stores import keyvalue, offsets, serdes
+from statestore.stores.durability import LagLimits
 from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.stores.row_times import WriteTime
 from statestore.stores.specs import KeyValueSpec, in_memory_key_value_store
 from statestore.stores.staged_table import StagedTable
-from statestore.stores.transaction import LagLimits, StagedEngine
+from statestore.stores.transaction import StagedEngine
 from statestore.stores.versioned.table import VersionedTable
 from statestore.topology.nodes import Build, Held, HeldBack, Push
 from statestore.topology.punctuation import Fire, Punctuation, Punctuations

@@ -20,7 +20,8 @@ from statestore.layout.snapshots import StoreOffsets
 from statestore.model.modes import IsolationLevel
 from statestore.ports import Clock, Engine
 from statestore.settings import Settings
-from statestore.stores import background_flush, offsets
+from statestore.stores import durability, offsets
+from statestore.stores.durability import LagLimits
 from statestore.stores.kinds import (
     KEY_VALUE_TABLES,
     VERSIONED_TABLES,
@@ -29,7 +30,6 @@ from statestore.stores.kinds import (
     tables_of,
 )
 from statestore.stores.specs import BuiltInSpec, VersionedSpec
-from statestore.stores.transaction import LagLimits
 from statestore.stores.versioned import layout as versioned_layout
 
 _READ_BYTES = 32 << 20
@@ -141,7 +141,7 @@ def open_built_in(
         task=task,
         owned_by_task=task is not None,
         made=made,
-        flush_soon=background_flush.flush_soon if engine.persistent() else None,
+        flush_soon=durability.flush_soon if engine.persistent() else None,
     )
 
 

@@ -22,7 +22,7 @@ from statestore.operations.snapshots import Snapshots
 from statestore.runtime import Runtime, SystemClock
 from statestore.runtime.databases import open_built_in
 from statestore.settings import Settings
-from statestore.stores import background_flush
+from statestore.stores import durability
 from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.stores.kinds import BuiltIn
 from statestore.stores.specs import BuiltInSpec, KeyValueSpec, VersionedSpec
@@ -88,7 +88,7 @@ def open_store(
     wal = known.write_ahead_log is not False
     store = open_built_in(spec, path, known, SystemClock(), wal=wal, level=IsolationLevel(level))
     if spec.persistent and not wal:
-        background_flush.watch(store.staged)
+        durability.watch(store.staged)
     return store
 
 

@@ -1,4 +1,4 @@
-"""Between a spec's types and bytes: keys, values, and scans of both."""
+"""Converts between the types of a spec and bytes: keys, values, and scans of both."""
 
 from collections.abc import Iterable
 from itertools import chain
@@ -15,10 +15,10 @@ _BYTES_OR_NONE: Final = {bytes, type(None)}
 
 
 class Codec(Generic[K, V]):
-    """Between a spec's types and bytes, with errors that name store and side (INTERFACE rule 3).
+    """Converts keys and values of one store; its errors name the store and the side (rule 3).
 
-    Many at once, bytes under the serde BYTES are only looked at, and that without a Python call for
-    each: else `put_all` and `get_many` spend as long here as in the rest of the store.
+    Many bytes at once under the serde BYTES are only checked, without a call in Python for each.
+    Otherwise `put_all` and `get_many` would spend as long here as in the rest of the store.
     """
 
     def __init__(self, spec: KeyValueSpec[K, V] | VersionedSpec[K, V]) -> None:
@@ -78,7 +78,7 @@ class Codec(Generic[K, V]):
         return None if key is None else self.key(key)
 
     def pairs(self, scan: RowScan[Pair], exclude: bytes | None = None) -> RowScan[tuple[Any, Any]]:
-        """The scan with its pairs decoded; the row under the key `exclude` is left out."""
+        """Decode the pairs of a scan, leaving out the row under the key `exclude`."""
         if exclude is not None:
             scan = scan.through(lambda rows: (row for row in rows if row[0] != exclude))
         if self.plain:
@@ -98,7 +98,7 @@ class Codec(Generic[K, V]):
         return low, after_prefix(low)
 
     def _plain_writes(self, items: list[tuple[Any, Any]]) -> dict[bytes, bytes | None] | None:
-        """The pairs as they are; None if they are not all plain bytes."""
+        """Return the pairs as they are; None if they are not all plain bytes."""
         try:
             writes: dict[bytes, bytes | None] = dict(items)
         except (TypeError, ValueError):
@@ -117,6 +117,6 @@ class Codec(Generic[K, V]):
 
 
 def after_prefix(prefix: bytes) -> bytes | None:
-    """The first key above every key with this prefix; None if there is none."""
+    """Return the first key above every key with this prefix; None if there is none."""
     stripped = prefix.rstrip(b"\xff")
     return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None

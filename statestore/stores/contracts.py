@@ -1,7 +1,7 @@
-"""The public Protocols: what a store promises its users (INTERFACE; KIP-892).
+"""The public protocols: what a store promises to its users (KIP-892).
 
-A store of a user's own implements `StateStore`, and comes to a stream task by a
-`specs.StoreSupplier` (docs/adr/0006); the task layer needs nothing beyond these names.
+A store class of the user's own implements `StateStore` and comes to a stream task through a
+`specs.StoreSupplier` (docs/adr/0006). The task layer needs nothing beyond these names.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,9 +17,9 @@ from statestore.model.records import K, PutResult, V, V_co, VersionedRecord, Win
 
 
 class Scan(Iterator[V_co], Protocol[V_co]):
-    """An iterator over a snapshot; close it, or use `with`.
+    """An iterator over a snapshot. Close it, or use it in a `with` statement.
 
-    After the store's close it raises StoreClosed.
+    It raises StoreClosed after the store has been closed.
     """
 
     def close(self) -> None: ...
@@ -34,18 +34,24 @@ class Scan(Iterator[V_co], Protocol[V_co]):
 
 
 class StateStore(Protocol):
-    """A writable store: one writer, its task. Pending writes are the owner's until `commit`."""
+    """A writable store with one writer, its stream task.
+
+    `commit` makes pending writes committed.
+    """
 
     @property
     def name(self) -> str: ...
 
     def persistent(self) -> bool:
-        """Whether committed writes outlive the process."""
+        """Tell whether committed writes outlive the process."""
 
     def is_open(self) -> bool: ...
 
     def close(self) -> None:
-        """Roll back what is pending, flush, release. Closing twice is harmless (SEMANTICS S8)."""
+        """Roll back what is pending, flush and release.
+
+        Closing twice is harmless (SEMANTICS S8).
+        """
 
     def commit(
         self,
@@ -53,22 +59,23 @@ class StateStore(Protocol):
         *,
         position: Position | None = None,
     ) -> None:
-        """Pending writes, changelog offsets (NEXT to read.
+        """Commit the pending writes, the offsets and the position in one atomic batch (S3).
 
-        None clears) and position in one atomic batch (S3).
+        `offsets` are those of the changelog, each the NEXT one to read; None clears the offset of
+        that partition.
         """
 
     def rollback(self) -> None:
         """Drop the pending writes and nothing else."""
 
     def transaction(self) -> AbstractContextManager[None]:
-        """A savepoint: merged at normal exit, undone on an exception; not a commit (S8)."""
+        """Open a savepoint, merged at normal exit, undone on an exception; not a commit (S8)."""
 
     def committed_offset(self, tp: TopicPartition) -> int | None:
-        """The changelog offset last committed; None if none, or if the store is in memory."""
+        """Return the changelog offset last committed; None if there is none, or in memory."""
 
     def durable_offset(self, tp: TopicPartition) -> int | None:
-        """A lower bound of what `committed_offset` will be after a crash now."""
+        """Return a lower bound of what `committed_offset` would be after a crash now."""
 
     def position(self) -> Position: ...
     def metrics(self) -> dict[str, float]: ...
@@ -77,15 +84,15 @@ class StateStore(Protocol):
     def manages_offsets(self) -> bool: ...
 
     def flush(self) -> None:
-        """Deprecated, does nothing: durability is the store's business (S7)."""
+        """Do nothing, with a deprecation warning: the store itself sees to durability (S7)."""
 
 
 @dataclass(frozen=True)
 class StoreContext:
-    """What a stream task gives a store of a user's own when it opens it.
+    """What a stream task gives to a store of the user's own class when it opens it.
 
-    `directory` exists and is the store's alone. `log(key, value)` sends a change (None: a delete)
-    to `changelog` with the next commit, the last one of each key; a rollback forgets it.
+    `directory` exists and belongs to the store alone. `log(key, value)` sends a change (None: a
+    delete) to `changelog` with the next commit, the last change of each key; a rollback forgets it.
     """
 
     task_id: TaskId
@@ -95,9 +102,9 @@ class StoreContext:
 
 
 class ReadOnlyKeyValueStore(Protocol, Generic[K, V]):
-    """Reads of a key-value store. Ranges include both ends and go by serialized bytes.
+    """Reads of a key-value store. Ranges include both ends and are ordered by serialized bytes.
 
-    Every answer is of one moment, whatever its size; so are those of the other kinds of store.
+    Every answer is of one moment, whatever its size. The same holds for the other kinds of store.
     """
 
     @overload
@@ -124,13 +131,13 @@ class KeyValueStore(StateStore, ReadOnlyKeyValueStore[K, V], Protocol):
     def put_all(self, pairs: Iterable[tuple[K, V | None]]) -> None: ...
 
     def put_if_absent(self, key: K, value: V) -> V | None:
-        """The value there was, else None after writing."""
+        """Return the value that is there, or write this one and return None."""
 
     def delete(self, key: K) -> V | None:
-        """Delete and return what was there."""
+        """Delete the row and return the value that was there."""
 
     def discard(self, key: K) -> None:
-        """Delete without reading."""
+        """Delete the row without reading it."""
 
     def delete_range(self, lo: K | None, hi: K | None) -> None: ...
     def delete_prefix(self, prefix: K) -> None: ...
@@ -142,30 +149,30 @@ class KeyValueStore(StateStore, ReadOnlyKeyValueStore[K, V], Protocol):
 
 
 class WindowStore(Protocol, Generic[K, V_co]):
-    """Reads of a windowed aggregate's store (SEMANTICS section 6), expired windows left out."""
+    """Reads of the store of a windowed aggregate, without expired windows (SEMANTICS section 6)."""
 
     @property
     def name(self) -> str: ...
 
     def get(self, key: K, start: Time) -> V_co | None:
-        """The value of the key in the window that starts then."""
+        """Return the value of the key in the window that starts at that time."""
 
     def fetch(
         self, key: K, *, from_time: Time | None = None, to_time: Time | None = None
     ) -> Scan[tuple[Windowed[K], V_co]]:
-        """The key's windows that start between both times, both included, by start."""
+        """Return the windows of the key that start between both times, inclusive, by start."""
 
     def all(self) -> Scan[tuple[Windowed[K], V_co]]:
-        """Every window of every key, by start."""
+        """Return every window of every key, by start."""
 
 
 class ReadOnlyVersionedKeyValueStore(Protocol, Generic[K, V_co]):
     """Reads of a versioned store (KIP-889, KIP-960, KIP-968)."""
 
     def get(self, key: K, *, as_of: Time | None = None) -> VersionedRecord[V_co] | None:
-        """The latest version, or the one valid at `as_of`; None if absent or deleted.
+        """Return the latest version, or the one valid at `as_of`; None if absent or deleted.
 
-        None too, with a warning in the log, where history does not reach back that far.
+        None also where history does not reach back that far; a warning in the log says so.
         """
 
     def history(
@@ -176,28 +183,31 @@ class ReadOnlyVersionedKeyValueStore(Protocol, Generic[K, V_co]):
         to_time: Time | None = None,
         descending: bool = True,
     ) -> Scan[VersionedRecord[V_co]]:
-        """The versions valid at some time from `from_time` to `to_time`, both included."""
+        """Return the versions valid at some time between both times, inclusive."""
 
     def range_as_of(
         self, lo: K | None, hi: K | None, as_of: Time
     ) -> Scan[tuple[K, VersionedRecord[V_co]]]:
-        """Per key from `lo` to `hi`, both included, the version valid at `as_of`."""
+        """Return the version valid at `as_of` of each key from `lo` to `hi`, inclusive."""
 
     def observed_stream_time(self) -> int | None:
-        """The largest timestamp put, ms; None before the first."""
+        """Return the largest timestamp put, in ms; None before the first."""
 
 
 class VersionedKeyValueStore(StateStore, ReadOnlyVersionedKeyValueStore[K, V], Protocol):
-    """A writable versioned store. A version is valid from its timestamp to the next one's."""
+    """A writable versioned store. A version is valid from its timestamp to that of the next one."""
 
     def put(self, key: K, value: V | None, timestamp: Time) -> PutResult:
-        """Add a version; None is a tombstone. Older than the history: not accepted, counted."""
+        """Add a version; None is a tombstone.
+
+        One older than the history is not accepted, but counted.
+        """
 
     def put_all(self, triples: Iterable[tuple[K, V | None, Time]]) -> None:
         """Add versions (key, value, timestamp), in this order."""
 
     def delete(self, key: K, timestamp: Time) -> VersionedRecord[V] | None:
-        """The version valid at `timestamp`; from then on there is none."""
+        """Return the version valid at `timestamp`, and let there be none from then on."""
 
     def reader(
         self,

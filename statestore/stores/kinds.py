@@ -10,10 +10,11 @@ from typing import Any, Final
 from statestore.model.modes import IsolationLevel
 from statestore.ports import Clock, Engine
 from statestore.stores import keyvalue, offsets
+from statestore.stores.durability import LagLimits
 from statestore.stores.keyvalue import KeyValueReader, TransactionalKeyValueStore
 from statestore.stores.reads import Source, SourceRows
 from statestore.stores.specs import BuiltInSpec, VersionedSpec, WindowSpec
-from statestore.stores.transaction import LagLimits, StagedEngine
+from statestore.stores.transaction import StagedEngine
 from statestore.stores.versioned import layout
 from statestore.stores.versioned.reader import VersionedReader
 from statestore.stores.versioned.reads import committed_versions

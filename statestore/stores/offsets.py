@@ -33,7 +33,7 @@ _OFFSET_MAX = (1 << 63) - 1
 
 
 class Format(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What lies in a store's folder."""
+    """What a store's folder holds."""
 
     kind: str
     version: int
@@ -44,7 +44,7 @@ class Format(msgspec.Struct, frozen=True, omit_defaults=True):
 def offset_rows(
     offsets: Mapping[TopicPartition, int | None], position: Position
 ) -> dict[bytes, bytes | None]:
-    """The rows that record these offsets and this position; a None offset clears its row."""
+    """Return the rows that record these offsets and this position; a None offset clears its row."""
     rows = {
         _key(b"o", tp): None if offset is None else _OFFSET.pack(offset)
         for tp, offset in offsets.items()
@@ -54,7 +54,7 @@ def offset_rows(
 
 
 def check_offsets(offsets: Mapping[TopicPartition, int | None], store: str) -> None:
-    """Misuse if one is no offset of a log."""
+    """Raise Misuse if one of them is no offset of a log."""
     for tp, offset in offsets.items():
         try:
             fits = offset is None or 0 <= index(offset) <= _OFFSET_MAX
@@ -69,27 +69,27 @@ def check_offsets(offsets: Mapping[TopicPartition, int | None], store: str) -> N
 
 
 def position_gone(tps: Iterable[TopicPartition]) -> dict[bytes, bytes | None]:
-    """The rows that have a store forget what it processed of these inputs."""
+    """Return the rows that make a store forget what it has processed of these inputs."""
     return {_key(b"p", tp): None for tp in tps}
 
 
 def read_offsets(table: Table, where: str) -> dict[TopicPartition, int]:
-    """All changelog offsets committed; TaskCorrupted if a row is not readable."""
+    """Return all committed changelog offsets; TaskCorrupted if a row cannot be read."""
     return _read(table, b"o", where)
 
 
 def read_position(table: Table, where: str) -> Position:
-    """The input position committed; TaskCorrupted if a row is not readable."""
+    """Return the committed input position; TaskCorrupted if a row cannot be read."""
     return Position.of(_read(table, b"p", where))
 
 
 def complete_row(time_ms: int) -> dict[bytes, bytes | None]:
-    """The row that says when the store had all that its log held."""
+    """Return the row that says when the store had all that its log held."""
     return {_COMPLETE_KEY: _OFFSET.pack(time_ms)}
 
 
 def read_complete(table: Table, where: str) -> int | None:
-    """When it had; None: it does not say. TaskCorrupted if the row is not readable."""
+    """Return that time, None if it was not recorded; TaskCorrupted if the row cannot be read."""
     data = table.get(_COMPLETE_KEY)
     try:
         return None if data is None else int(_OFFSET.unpack(data)[0])
@@ -98,16 +98,16 @@ def read_complete(table: Table, where: str) -> int | None:
 
 
 def format_rows(kind: str, segment_interval_ms: int | None = None) -> dict[bytes, bytes | None]:
-    """What a fresh store writes first (SEMANTICS S12)."""
+    """Return what a new store writes first (SEMANTICS S12)."""
     made = Format(kind, FORMAT_VERSION, segment_interval_ms)
     return {_FORMAT_KEY: msgspec.json.encode(made)}
 
 
 def check_format(table: Table, kind: str, where: str) -> Format | None:
-    """What format is recorded, if any.
+    """Return the recorded format, if any.
 
-    Misuse if it is of another kind of store, FormatTooNew or TaskCorrupted if it is not one read
-    here.
+    Misuse if it is that of another kind of store; FormatTooNew or TaskCorrupted if this version
+    cannot read it.
     """
     found = read_format(table, where)
     if found is None:
@@ -123,7 +123,7 @@ def check_format(table: Table, kind: str, where: str) -> Format | None:
 
 
 def read_format(table: Table, where: str) -> Format | None:
-    """What format is recorded, of any kind and version; TaskCorrupted if it is not readable."""
+    """Return the recorded format, of any kind and version; TaskCorrupted if it cannot be read."""
     data = table.get(_FORMAT_KEY)
     if data is None:
         return None
@@ -134,7 +134,7 @@ def read_format(table: Table, where: str) -> Format | None:
 
 
 def other_kind(where: object, found: str, wanted: str) -> Misuse:
-    """The refusal of a store of another kind (SEMANTICS V11)."""
+    """Return the error for a store of another kind (SEMANTICS V11)."""
     way_out = "open it as what it is, or move the folder away and restore from the changelog"
     if (found, wanted) == ("keyvalue", "versioned"):
         way_out = "`statestore upgrade-to-versioned` makes way for a versioned one"

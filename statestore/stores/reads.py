@@ -16,7 +16,7 @@ from statestore.errors import NotUpToBound, StoreClosed
 from statestore.model.ids import Position, PositionBound
 from statestore.model.modes import IsolationLevel
 from statestore.ports import Cursor, Seeker, Table
-from statestore.stores.overlay import MISSING, Entries, Missing, slice_of
+from statestore.stores.pending import MISSING, Entries, Missing, slice_of
 from statestore.stores.scan import Pair, RowScan, Slice, overlaid
 from statestore.stores.transaction import StagedEngine
 

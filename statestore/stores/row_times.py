@@ -1,14 +1,15 @@
-"""When what made each row happened: the times that a store's changelog records carry.
+"""The times of a store's rows: when what made each of them happened.
 
-Of a store whose spec says `row_times` they are rows too, beside the offsets (stores/offsets.py), so
-that an aggregate is never stamped before a record it counts, and a join of tables never before
-either row (docs/adr/0014). A row without one, of an older version, was made at an unknown time.
+Changelog records carry these times. Where the spec of a store says `row_times`, they are rows as
+well, beside the offsets (stores/offsets.py), so that an aggregate is never stamped before a record
+it counts, nor a join of tables before either of its rows (docs/adr/0014). The time of a row that an
+older version wrote is not known.
 
     t <key>    time of that row of the data, 8 bytes, signed
     m          the latest of those times
 
-Owner thread only. Times are noted with writes, go with them into the commit's batch, and are undone
-with them.
+Only the owner's thread uses this module. Times are noted with writes, go into the batch of their
+commit, and are undone with them.
 """
 
 import struct
@@ -20,7 +21,7 @@ from typing import Final
 import numpy as np
 
 from statestore.ports import Table, Writes
-from statestore.stores.overlay import MISSING, Missing
+from statestore.stores.pending import MISSING, Missing, UndoLog
 
 NO_ROW_MS: Final = -(1 << 63) - 1
 """The latest time of no rows at all: before every time."""
@@ -33,7 +34,7 @@ _COST: Final = 80
 
 
 class WriteTime:
-    """The time of whatever is being processed, for writes that tell none; None: unknown."""
+    """The time of what is being processed, for writes that give none; None: not known."""
 
     __slots__ = ("now_ms",)
 
@@ -42,9 +43,9 @@ class WriteTime:
 
 
 class RowTimes:
-    """The times of one store's rows; kept in step with its pending writes.
+    """The times of one store's rows, kept in step with its pending writes.
 
-    `clock`: of writes that tell no time of their own. `latest_ms`: no row has a later one.
+    `clock` has the time of writes that give none of their own. No row is later than `latest_ms`.
     """
 
     __slots__ = (
@@ -58,12 +59,15 @@ class RowTimes:
     )
 
     def __init__(self, meta: Table, *, kept: bool) -> None:
-        """`meta`: where the offsets are. `kept`: as rows; else for the changelog only."""
+        """`meta`: the table of the offsets.
+
+        `kept`: keep the times as rows, not for the changelog only.
+        """
         self.clock: Final = WriteTime()
         self._kept = kept
         self._meta = meta
         self._pending: dict[bytes, int] = {}
-        self._undo: list[dict[bytes, int | Missing]] = []
+        self._undo: UndoLog[int] | None = None
         stored = meta.get(_LATEST_KEY) if kept else None
         self.latest_ms: int = NO_ROW_MS if stored is None else _TIME.unpack(stored)[0]
         self._latest_committed_ms = self.latest_ms
@@ -73,23 +77,21 @@ class RowTimes:
         return _COST * len(self._pending)
 
     def note(self, keys: Collection[bytes], times: list[int] | None = None) -> None:
-        """These rows were written or deleted, one time each; None: all by what `clock` says."""
+        """Note the time of each of these writes and deletes; None: that of `clock` for all."""
         if times is None:
             now_ms = self.clock.now_ms
             times = [] if now_ms is None else [now_ms] * len(keys)
         if not times:
             return
         pending = self._pending
-        if self._undo:
-            undo = self._undo[-1]
-            for key in keys:
-                undo.setdefault(key, pending.get(key, MISSING))
+        if self._undo is not None:
+            self._undo.extend((key, pending.get(key, MISSING)) for key in keys)
         pending.update(zip(keys, times, strict=True))
         if self._kept:
             self._saw(max(times))
 
     def of(self, keys: list[bytes]) -> list[int | None]:
-        """Per key the time of its row; None: unknown, or there is none."""
+        """Return the time of each row; None if it is not known or there is no row."""
         pending = self._pending
         asked = [key for key in keys if key not in pending]
         stored = self._meta.get_many([_ROW + key for key in asked]) if asked and self._kept else ()
@@ -101,7 +103,7 @@ class RowTimes:
         return [pending[key] if key in pending else found.get(key) for key in keys]
 
     def later(self, keys: list[bytes], times: list[int]) -> list[int]:
-        """Per key the later of its row's time and this one; nothing is read for times in order."""
+        """Return the later of each row's time and this one; times in order cost no look-up."""
         if not times or min(times) >= self.latest_ms:
             return times
         places = [i for i, time in enumerate(times) if time < self.latest_ms]
@@ -112,14 +114,14 @@ class RowTimes:
         return raised
 
     def logged(self, keys: list[bytes], otherwise_ms: int) -> list[int]:
-        """The times of what a commit logs of these pending rows."""
+        """Return the times with which a commit logs these pending rows."""
         pending = self._pending
         if not pending:
             return [otherwise_ms] * len(keys)
         return list(map(pending.get, keys, repeat(otherwise_ms)))
 
     def rows(self, writes: Writes) -> dict[bytes, bytes | None]:
-        """What is to be written beside these pending rows of the data."""
+        """Return the rows to write beside these pending rows of the data."""
         if not self._kept or not writes:
             return {}
         made = _rows(writes, self._pending)
@@ -128,7 +130,7 @@ class RowTimes:
         return made
 
     def restored(self, writes: Writes, times: Mapping[bytes, int]) -> dict[bytes, bytes | None]:
-        """The same of rows of the changelog."""
+        """Return the rows to write beside these rows from the changelog."""
         if not self._kept or not writes:
             return {}
         self._saw(max(times.values()))
@@ -138,32 +140,32 @@ class RowTimes:
     def _saw(self, time_ms: int) -> None:
         self.latest_ms = max(self.latest_ms, time_ms)
 
-    # In step with the pending writes.
+    # As `pending.Pending` has it.
 
-    def mark(self) -> None:
-        """Open a savepoint."""
-        self._undo.append({})
+    def mark(self) -> int:
+        """Return how many changes the undo log has."""
+        if self._undo is None:
+            self._undo = UndoLog()
+        return len(self._undo)
 
-    def merge(self) -> None:
-        """Close the last savepoint, keeping its times in the one around it."""
-        inner = self._undo.pop()
-        if self._undo:
-            outer = self._undo[-1]
-            for key, old in inner.items():
-                outer.setdefault(key, old)
-
-    def undo(self) -> None:
-        """Close the last savepoint and take its times back; `latest_ms` may stay too late."""
-        for key, old in self._undo.pop().items():
+    def go_back(self, mark: int) -> None:
+        """Take back the times since `mark`; `latest_ms` may stay too late."""
+        if self._undo is None:
+            return
+        for key, old in self._undo.taken_back(mark).items():
             if isinstance(old, Missing):
                 self._pending.pop(key, None)
             else:
                 self._pending[key] = old
 
+    def forget_marks(self) -> None:
+        """Stop keeping an undo log."""
+        self._undo = None
+
     def commit(self) -> None:
-        """What is pending has become committed; savepoints stay open, and go back to here."""
+        """Take what is pending as committed."""
         self._pending.clear()
-        self._undo = [{} for _ in self._undo]
+        self._undo = None
         self._latest_committed_ms = self.latest_ms
 
     def rollback(self) -> None:
@@ -173,13 +175,13 @@ class RowTimes:
 
 
 def read_times(meta: Table, keys: list[bytes], otherwise_ms: int) -> list[int]:
-    """Per key of a store at rest the time of its row."""
+    """Return the time of each row of a store at rest."""
     stored = meta.get_many([_ROW + key for key in keys])
     return [otherwise_ms if data is None else _TIME.unpack(data)[0] for data in stored]
 
 
 def _rows(writes: Writes, times: Mapping[bytes, int]) -> dict[bytes, bytes | None]:
-    """Of writes that all are puts at known times, as those of most commits, without a loop."""
+    """Return the rows of these times; without a loop if all writes are puts at known times."""
     keys = map(add, repeat(_ROW), writes)
     known = list(map(times.get, writes))
     if all(writes.values()) and None not in known:

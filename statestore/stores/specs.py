@@ -1,4 +1,4 @@
-"""Store specs: values that say which store to open, not stores (INTERFACE)."""
+"""Store specs: values that describe which store to open."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -37,9 +37,10 @@ class KeyValueSpec(Generic[K, V]):
 
 @dataclass(frozen=True)
 class VersionedSpec(Generic[K, V]):
-    """A versioned store (KIP-889): `history_retention_ms` is how far back reads are exact.
+    """A versioned store (KIP-889); reads are exact as far back as `history_retention_ms`.
 
-    `segment_interval_ms` None: the one on disk, else one that suits the retention (SEMANTICS V5).
+    `segment_interval_ms` None takes the interval of the store on disk, or else one that suits the
+    retention (SEMANTICS V5).
     """
 
     kind: ClassVar[str] = layout.KIND
@@ -67,11 +68,11 @@ class VersionedSpec(Generic[K, V]):
 
     @property
     def terms(self) -> tuple[str, ...]:
-        """What else decides about its rows, for the fingerprint of a topology."""
+        """Return what else decides about its rows, for the fingerprint of a topology."""
         return (f"history {self.history_retention_ms}",)
 
     def interval_ms(self, stored: int | None) -> int:
-        """The segment interval, given that of the store on disk; Misuse if they differ."""
+        """Return the segment interval, given the stored one; Misuse if they differ."""
         asked = self.segment_interval_ms
         if stored is not None and asked is not None and asked != stored:
             raise Misuse(
@@ -89,8 +90,9 @@ class VersionedSpec(Generic[K, V]):
 class StoreSupplier(Generic[S]):
     """A store of the user's own class, for `process(factory, supplier)` (docs/adr/0006).
 
-    `open` makes it for one stream task. `restore` writes changelog rows into it, None deletes; the
-    task calls `commit` after it. `persistent` is what the store's own `persistent()` says.
+    `open` makes the store for one stream task. `restore` writes changelog rows into it, where None
+    deletes; the task calls `commit` after it. `persistent` is what the store's own `persistent()`
+    returns.
     """
 
     kind: ClassVar[str] = "supplied"
@@ -107,12 +109,12 @@ class StoreSupplier(Generic[S]):
 
     @property
     def key_serde(self) -> Serde[bytes]:
-        """Of the changelog: bytes, whatever the store's users see."""
+        """Return the serde of keys in the changelog: bytes, whatever the users of the store see."""
         return serdes.BYTES
 
     @property
     def value_serde(self) -> Serde[bytes]:
-        """Of the changelog: bytes, whatever the store's users see."""
+        """Return the serde of values in the changelog: bytes, as for keys."""
         return serdes.BYTES
 
 
@@ -125,9 +127,9 @@ class WindowRows(KeyValueSpec[bytes, bytes]):
 
 @dataclass(frozen=True)
 class WindowSpec(Generic[K, V]):
-    """A window store: values by key and window of `size_ms` (SEMANTICS section 6).
+    """A window store: values by key and by window of `size_ms` (SEMANTICS section 6).
 
-    A window goes once stream time has passed its start by `retention_ms`.
+    A window expires once stream time has passed its start by `retention_ms`.
     """
 
     kind: ClassVar[str] = "window"
@@ -147,12 +149,12 @@ class WindowSpec(Generic[K, V]):
 
     @property
     def key_serde(self) -> Serde[Windowed[K]]:
-        """Of keys in windows, as the changelog and sinks have them."""
+        """Return the serde of keys in windows, as the changelog and sinks have them."""
         return serdes.windowed(self.inner, self.size_ms)
 
     @property
     def rows(self) -> WindowRows:
-        """What is opened: rows of bytes."""
+        """Return the spec of the rows in bytes, which is what is opened."""
         return WindowRows(
             self.name,
             serdes.BYTES,
@@ -170,7 +172,10 @@ StoreSpec = BuiltInSpec | WindowSpec[Any, Any] | StoreSupplier[Any]
 def spec_in_bytes(
     kind: str, name: str, *, window_ms: int = 0, kept_ms: int = 0
 ) -> BuiltInSpec | WindowSpec[Any, Any]:
-    """How to read a store of some kind in bytes; `window_ms` and `kept_ms` are of windows."""
+    """Describe a store of some kind so that it is read in bytes.
+
+    `window_ms` and `kept_ms` are the size and the retention of windows.
+    """
     if kind == VersionedSpec.kind:
         return VersionedSpec(name, 0, serdes.BYTES, serdes.BYTES)
     if kind == WindowSpec.kind:

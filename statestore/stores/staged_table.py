@@ -1,9 +1,7 @@
-"""One table as its owner sees it: pending writes over committed rows, in bytes.
+"""One table as its owner sees it, in bytes: pending writes over committed rows.
 
-What operators work on, in batches.
-
-Owner thread only. The get path is one dict look-up and one engine call: nothing else may stand in
-it.
+Operators work on it in batches. Only the owner's thread uses it. A get is one look-up in a dict and
+one call of the engine, and nothing else may stand in its way.
 """
 
 from collections.abc import Mapping
@@ -14,7 +12,7 @@ from typing import Final, NamedTuple
 from statestore.model.ids import Position, TopicPartition
 from statestore.ports import Writes
 from statestore.stores import offsets as rows
-from statestore.stores.overlay import MISSING, Missing
+from statestore.stores.pending import MISSING, Missing
 from statestore.stores.reads import scan_of
 from statestore.stores.row_times import NO_ROW_MS, RowTimes, WriteTime
 from statestore.stores.scan import Pair, RowScan
@@ -30,10 +28,10 @@ class Changes(NamedTuple):
 
 
 class StagedTable:
-    """Reads and writes of one table of a StagedEngine."""
+    """Reads and writes of one table of a StagedEngine; the `reads.Rows` of its owner."""
 
     def __init__(self, staged: StagedEngine, name: str, times: RowTimes | None = None) -> None:
-        """`times`: of its rows, kept in step with the pending writes; None: of no stream task."""
+        """`times`: those of its rows; None if no stream task owns the table."""
         self.times: Final = times
         self._clock: Final = WriteTime() if times is None else times.clock
         self._staged: Final = staged
@@ -47,7 +45,7 @@ class StagedTable:
         self.check_open: Final = staged.check_open
 
     def get(self, key: bytes, default: bytes | None = None) -> bytes | None:
-        """The value, pending writes first, or `default`."""
+        """Return the value, looking at pending writes first, or `default`."""
         value = self._entries.get(key, MISSING)
         if isinstance(value, Missing):
             try:
@@ -57,7 +55,7 @@ class StagedTable:
         return default if value is None else value
 
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
-        """One value per key, in order: one engine call for all keys not pending."""
+        """Return one value per key, in order, with one call of the engine for all not pending."""
         entries = self._entries
         self._metrics.gets += len(keys)
         try:
@@ -73,9 +71,9 @@ class StagedTable:
         return [next(committed) if isinstance(value, Missing) else value for value in found]
 
     def get_many_to_write(self, keys: list[bytes]) -> tuple[list[bytes], list[bytes | None]]:
-        """The keys, in another order, and their values: for a store that writes them next.
+        """Return the keys in another order, and their values, for a store that writes them next.
 
-        Nobody asked for them, so it counts as no get.
+        No user asked for them, so they do not count as gets.
         """
         entries = self._entries
         known = [key for key in keys if key in entries] if entries else []
@@ -96,28 +94,28 @@ class StagedTable:
             self.times.note((key,))
 
     def put_all(self, writes: Writes, times: list[int] | None = None) -> None:
-        """Stage many writes; `times`: of what made each, None: of what is being processed."""
+        """Stage many writes; `times` are of what made each, None: of what is being processed."""
         self._staged.check_open()
         self._overlay.put_all(writes)
         if self.times is not None:
             self.times.note(writes, times)
 
     def times_of(self, keys: list[bytes]) -> list[int | None]:
-        """Per key the time of its row, if that is kept."""
+        """Return the time of each row, where it is kept."""
         return [None] * len(keys) if self.times is None else self.times.of(keys)
 
     def all_latest(self, times: list[int]) -> bool:
-        """Whether no row has a time later than any of these."""
+        """Tell whether no row has a later time than any of these."""
         return self.times is None or min(times, default=NO_ROW_MS) >= self.times.latest_ms
 
     def later(self, keys: list[bytes], times: list[int]) -> list[int]:
-        """Per key the later of its row's time, if that is kept, and this one."""
+        """Return the later of each row's time, if that is kept, and this one."""
         return times if self.times is None else self.times.later(keys, times)
 
     def scan(
         self, lo: bytes | None = None, hi: bytes | None = None, *, reverse: bool = False
     ) -> RowScan[Pair]:
-        """Pairs with lo <= key <= hi in byte order, pending writes included, as of now."""
+        """Return the pairs with lo <= key <= hi in byte order, with pending writes, as of now."""
         self._staged.check_open()
         self._metrics.ranges += 1
         cursor = self._table.scan(lo, hi, reverse=reverse)
@@ -127,15 +125,15 @@ class StagedTable:
     def moment(
         self, lo: bytes | None = None, hi: bytes | None = None, *, reverse: bool = False
     ) -> "OwnerMoment":
-        """The rows as they are now, for the owner's thread, until it writes."""
+        """Return the rows as they are now, for the owner's thread, until it writes."""
         return OwnerMoment(self, lo, hi, reverse=reverse)
 
     def count_late(self, records: int) -> None:
-        """`records` came too late to be written."""
+        """Count records that came too late to be written."""
         self._metrics.late += records
 
     def seek_many(self, keys: list[bytes]) -> list[Pair | None]:
-        """Per key the first row at or after it; of pending writes only puts may lie there."""
+        """Return the first row at or after each key. No pending deletes may lie there."""
         try:
             committed = self._table.seek_many(keys)
         except Exception as error:
@@ -146,7 +144,7 @@ class StagedTable:
         return [first_of(*both) for both in zip(committed, pending, strict=True)]
 
     def approximate_count(self) -> int:
-        """About how many keys there are, pending ones counted as new."""
+        """Return about how many keys there are, counting pending ones as new."""
         self._staged.check_open()
         return self._table.approximate_count() + len(self._entries)
 
@@ -166,7 +164,7 @@ class StagedTable:
         times: list[int],
         offsets: Mapping[TopicPartition, int],
     ) -> None:
-        """Changelog records past the pending writes, with the offsets they reach (E8)."""
+        """Write changelog records past the pending writes, with the offsets they reach (E8)."""
         writes = dict(zip(keys, values, strict=True))
         beside: Writes = {}
         if self.times is not None:
@@ -174,9 +172,9 @@ class StagedTable:
         self._staged.restore(self._name, writes, offsets, beside)
 
     def changes(self, otherwise_ms: int) -> Changes:
-        """What the next commit logs: once per key, its last value.
+        """Return what the next commit logs: the last value of each key.
 
-        `otherwise_ms`: the time of what was made by no record.
+        `otherwise_ms`: the time of writes that no record made.
         """
         keys = list(self._entries)
         times = [otherwise_ms] * len(keys)
@@ -196,7 +194,7 @@ class OwnerMoment:
         self._scan: RowScan[Pair] | None = None
 
     def scan(self) -> RowScan[Pair]:
-        """The rows that the moment was opened for, on a snapshot."""
+        """Return the rows that the moment was opened for, on a snapshot."""
         if self._scan is None:
             self._scan = self._open_scan()
         return self._scan
@@ -208,7 +206,7 @@ class OwnerMoment:
 
 
 def first_of(committed: Pair | None, pending: tuple[bytes, bytes | None] | None) -> Pair | None:
-    """The one with the smaller key; what is pending counts where both have it."""
+    """Return the row with the smaller key; where both have that key, the pending one."""
     if pending is None or (committed is not None and committed[0] < pending[0]):
         return committed
     key, value = pending

@@ -1,17 +1,17 @@
 """An engine with pending writes in front: one commit moves all tables and offsets at once.
 
-Owned by one store, written by one thread; `maintain` may be called on another. Promises (SEMANTICS
-S1-S4, S8, S10): pending writes are nowhere but in memory until `commit`; a commit is one atomic
-engine batch; after a crash the engine holds some past commit whole, with that commit's offsets.
-Committed but not yet durable writes are bounded by `LagLimits`.
+It belongs to one store and is written by one thread; `maintain` and `catch_up` may be called on
+others. It promises (SEMANTICS S1-S4, S8, S10) that pending writes are nowhere but in memory until
+`commit` (I3), that a commit is one atomic engine batch, and that after a crash the engine holds
+some past commit whole, with the offsets of that commit (I1). How much may be committed and not yet
+durable is bounded by `durability.LagLimits`.
 """
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from statestore.errors import StateStoreError, StoreClosed, TaskCorrupted
 from statestore.faults import CrashPoint, reach
@@ -19,32 +19,12 @@ from statestore.metrics import StoreMetrics
 from statestore.model.ids import Position, TopicPartition
 from statestore.ports import Clock, Engine, Table, Writes
 from statestore.stores import offsets as rows
-from statestore.stores.overlay import ENTRY_COST, Overlay
-from statestore.stores.parts import CountedWrites, Staged, StagedBytes
+from statestore.stores.durability import Lag, LagLimits
+from statestore.stores.pending import ENTRY_COST, CountedWrites, Overlay, Pending, SizedPending
 
 _COMPLETE_KEPT_MS = 86_400_000
 """How old what a store says of its completeness may get: well below any delete.retention.ms."""
 Ranges = Mapping[str, Sequence[tuple[bytes, bytes]]]  # spans [from, to) of tables
-
-
-@dataclass(frozen=True)
-class LagLimits:
-    """How much may be committed but not durable before a flush is forced (SEMANTICS S10).
-
-    Bytes are those of keys and values, which is what a restore reads. The commit that reaches a
-    limit asks for the flush, the next one waits for it.
-    """
-
-    max_bytes: int
-    max_records: int
-    max_ms: int
-
-
-@dataclass(slots=True)
-class _Lag:
-    size_bytes: int = 0
-    records: int = 0
-    since_ms: int | None = None
 
 
 class StagedEngine:
@@ -67,10 +47,10 @@ class StagedEngine:
     ) -> None:
         """Open over `engine`.
 
-        Misuse, TaskCorrupted or FormatTooNew if it holds no `kind` store. `made`: the tables that
-        were not there before the engine was opened. `segment_interval`: of a versioned store, ms,
-        given the one on disk if any. `flush_soon`: has another thread call `catch_up`; without it
-        a commit flushes itself.
+        Misuse, TaskCorrupted or FormatTooNew if it holds no store of this kind. `made`: the tables
+        that were not there before the engine was opened. `segment_interval` returns that of a
+        versioned store in ms, given the one on disk if any. `flush_soon` has another thread call
+        `catch_up`; without it a commit flushes itself.
         """
         self.name = name
         self.where = where
@@ -86,14 +66,14 @@ class StagedEngine:
         self._kind = kind
         self._segment_interval = segment_interval
         self.segment_interval_ms: int | None = None
-        self._limits = limits
         self._clock = clock
         self._overlays = {table: Overlay() for table in tables}
-        self._staged: list[Staged] = list(self._overlays.values())
-        self._sized: list[StagedBytes] = list(self._overlays.values())
+        self._parts: list[Pending] = list(self._overlays.values())
+        self._sized: list[SizedPending] = list(self._overlays.values())
+        self._savepoints: list[list[Any]] = []  # of each open one, a mark for each part
         self._counted: CountedWrites | None = None
         self._open = True
-        self._lag = _Lag()
+        self._lag = Lag(limits, clock)
         self._has_all = False
         self._flush_soon = flush_soon or StagedEngine.catch_up
         # Held while what is committed and what is durable are told apart: `maintain` and `catch_up`
@@ -113,25 +93,25 @@ class StagedEngine:
         self.metrics = StoreMetrics(name, clock.monotonic(), self.uncommitted_bytes, task)
 
     def overlay(self, table: str) -> Overlay:
-        """The pending writes of one table; the object never changes."""
+        """Return the pending writes of one table; it is the same object for ever."""
         return self._overlays[table]
 
-    def keep_in_step(self, part: Staged) -> None:
-        """Mark, merge, undo and settle `part` with the pending writes from now on."""
-        self._staged.append(part)
+    def keep_in_step(self, part: Pending) -> None:
+        """Commit, roll back and undo `part` with the pending writes from now on."""
+        self._parts.append(part)
 
-    def keep_sized(self, part: StagedBytes) -> None:
-        """As `keep_in_step`; what it takes counts among the pending bytes."""
+    def keep_sized(self, part: SizedPending) -> None:
+        """Do as `keep_in_step`, and count what the part takes among the pending bytes."""
         self._sized.append(part)
         self.keep_in_step(part)
 
     def keep_counted(self, writes: CountedWrites) -> None:
-        """As `keep_sized`; `writes` count as the pending ones, whatever rows they take."""
+        """Do as `keep_sized`; these writes count as the pending ones, whatever rows they take."""
         self._counted = writes
         self.keep_sized(writes)
 
     def table(self, name: str) -> Table:
-        """The committed rows of one table."""
+        """Return the committed rows of one table."""
         return self._engine.table(name)
 
     def persistent(self) -> bool:
@@ -141,12 +121,12 @@ class StagedEngine:
         return self._open
 
     def check_open(self) -> None:
-        """StoreClosed after close."""
+        """Raise StoreClosed after the close."""
         if not self._open:
             raise StoreClosed(f"store {self.name!r} is closed: open it again to use it")
 
     def failure(self, error: Exception) -> Exception:
-        """What to raise for an engine's error, naming the store.
+        """Return what to raise for an engine's error, naming the store.
 
         Other errors come back as they are.
         """
@@ -167,10 +147,10 @@ class StagedEngine:
         ranges: Ranges | None = None,
         more: Mapping[str, Writes] | None = None,
     ) -> None:
-        """Make everything pending visible, with these offsets and position, in one engine batch.
+        """Commit everything pending, with these offsets and position, in one engine batch.
 
-        `ranges` are deleted first; `more`: rows over the pending ones. Misuse of a number that is
-        no offset, before anything is written.
+        `ranges` are deleted first; `more` has rows that go over the pending ones. Misuse of a
+        number that is no offset is raised before anything is written.
         """
         self.check_open()
         rows.check_offsets(offsets, self.name)
@@ -184,7 +164,7 @@ class StagedEngine:
             self._count_lag(size, count)
 
     def commit_restored(self, offsets: Mapping[TopicPartition, int], records: int) -> None:
-        """As `commit`, of `records` changelog records staged by a restore."""
+        """Do as `commit`, for `records` changelog records that a restore has staged."""
         self.check_open()
         with self._settling:
             size = self._write_pending(offsets, None, {}, self._begun())
@@ -198,7 +178,7 @@ class StagedEngine:
         offsets: Mapping[TopicPartition, int],
         beside: Writes | None = None,
     ) -> None:
-        """Changelog rows past the overlay, with the offsets they reach, in one batch (E8).
+        """Write changelog rows past the overlay, with the offsets they reach, in one batch (E8).
 
         `beside`: rows that go with the offsets.
         """
@@ -214,13 +194,13 @@ class StagedEngine:
             self._count_lag(size, len(writes))
 
     def keep(self, table: str, writes: Writes) -> None:
-        """Rows that hold whatever becomes of what is pending; durable when this returns."""
+        """Write rows that stay whatever becomes of what is pending, and make them durable."""
         with self._settling:
             self._write({table: writes})
             self.make_durable()
 
     def caught_up(self, position: Position) -> None:
-        """It has all that its log holds, of that position: so every commit from now on says."""
+        """Note that it has all that its log holds, up to this position; commits record that."""
         self._has_all = True
         now_ms = self._clock.now_ms()
         old = self.complete_ms is None or now_ms - self.complete_ms >= _COMPLETE_KEPT_MS
@@ -234,16 +214,16 @@ class StagedEngine:
         """Drop everything pending."""
         self.check_open()
         with self.turn:
-            for part in self._staged:
+            for part in self._parts:
                 part.rollback()
+            self._begin_savepoints_anew()
             self._pending_position = self._position
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """A nested unit: merged at normal exit, undone on an exception (S8)."""
+        """Open a nested unit, merged at normal exit and undone on an exception (S8)."""
         self.check_open()
-        for part in self._staged:
-            part.mark()
+        self._savepoints.append([part.mark() for part in self._parts])
         kept = False
         try:
             yield
@@ -251,37 +231,39 @@ class StagedEngine:
         finally:
             if self._open:
                 with self.turn:
-                    for part in self._staged:
-                        part.merge() if kept else part.undo()
+                    self._end_savepoint(undo=not kept)
         self.check_open()
 
     def maintain(self) -> int:
-        """Flush if the lag is too old; the ms until it may be, without further commits.
+        """Flush if the lag is too old; return the ms until it may be, without further commits.
 
-        Called on idle stores too (SEMANTICS S10); harmless on a closed one.
+        This is called on idle stores too (SEMANTICS S10). It is harmless on a closed one.
         """
-        left = self._ms_left()
+        left = self._lag.ms_left()
         if left > 0:
             return left
         with self._settling:
-            if self._open and self._ms_left() <= 0:
+            if self._open and self._lag.ms_left() <= 0:
                 self.make_durable()
-        return self._limits.max_ms
+        return self._lag.ms_left()
 
     def catch_up(self) -> None:
-        """Flush if the lag has reached a limit, unless that is done by now or the store closed."""
+        """Flush if the lag has reached a limit, unless that is done or the store is closed."""
         with self._settling:
-            if self._open and (self._full() or self._ms_left() <= 0):
+            if self._open and self._lag.is_due():
                 self.make_durable()
 
     def make_durable(self, target: Path | None = None) -> None:
-        """Flush all tables atomically; `target`: also a copy of what is committed, a new folder."""
+        """Flush all tables atomically.
+
+        `target`: copy what is committed into this new folder as well.
+        """
         with self._settling:
             reach(CrashPoint.STORE_FLUSH)
             flush = self._engine.flush
             self._guard(flush if target is None else lambda: self._engine.checkpoint(target))
             self._durable = dict(self._offsets)
-            self._lag = _Lag()
+            self._lag.clear()
             self.metrics.engine_flushes += 1
 
     def committed_offset(self, tp: TopicPartition) -> int | None:
@@ -291,11 +273,11 @@ class StagedEngine:
         return self._durable.get(tp) if self.persistent() else None
 
     def committed_offsets(self) -> dict[TopicPartition, int]:
-        """All changelog offsets committed."""
+        """Return all committed changelog offsets."""
         return dict(self._offsets)
 
     def empty(self) -> bool:
-        """Whether no row is committed."""
+        """Tell whether no row is committed."""
         for table in self._overlays:
             cursor = self._engine.table(table).scan()
             occupied = next(iter(cursor), None) is not None
@@ -308,7 +290,7 @@ class StagedEngine:
         return self._pending_position if pending else self._position
 
     def processed(self, bound: Position, *, pending: bool) -> bool:
-        """Whether it has got as far as `bound` in all that it can ever process."""
+        """Tell whether it has reached `bound` in all inputs that it can ever process."""
         wanted = bound if self.inputs is None else bound.among(self.inputs)
         return self.position(pending=pending).covers(wanted)
 
@@ -324,11 +306,11 @@ class StagedEngine:
         return self.metrics.as_dict(self._clock.monotonic())
 
     def close(self) -> None:
-        """Drop what is pending, flush, release."""
+        """Drop what is pending, flush and release."""
         if not self._open:
             return
         with self.turn:
-            for part in self._staged:
+            for part in self._parts:
                 part.rollback()
         with self._settling:
             self._open = False
@@ -357,7 +339,7 @@ class StagedEngine:
         more: Mapping[str, Writes],
         complete: dict[bytes, bytes | None],
     ) -> int:
-        """One engine batch, and what was pending is committed; the bytes of its keys and values."""
+        """Commit what is pending in one engine batch; return the bytes of its keys and values."""
         self._wait_for_flush()
         writes: dict[str, Writes] = {
             table: overlay.entries for table, overlay in self._overlays.items() if overlay.entries
@@ -375,26 +357,27 @@ class StagedEngine:
             self._note(offsets)
             size = self._bytes_to_restore()
             # Readers on other threads look at the overlay first, then the engine: clear only now.
-            for part in self._staged:
+            for part in self._parts:
                 part.commit()
+            self._begin_savepoints_anew()
         return size
 
     def _complete(self) -> dict[bytes, bytes | None]:
-        """For a commit: whoever wrote all of the log had all of it just now."""
+        """Return the row of a commit that says the store has all that its log holds."""
         if not self._has_all:
             return {}
         self.complete_ms = self._clock.now_ms()
         return rows.complete_row(self.complete_ms)
 
     def _begun(self) -> dict[bytes, bytes | None]:
-        """For a restore: one from the log's start lacks nothing that was logged before it began."""
+        """Return that row for a restore from the start of the log, which lacks nothing older."""
         if self.complete_ms is not None:
             return {}
         self.complete_ms = self._clock.now_ms()
         return rows.complete_row(self.complete_ms)
 
     def _bytes_to_restore(self) -> int:
-        """The bytes of keys and values that a restore of what is pending reads."""
+        """Return the bytes of keys and values that a restore of what is pending would read."""
         if self._counted is not None:
             return self._counted.logged_bytes
         overlays = self._overlays.values()
@@ -421,26 +404,26 @@ class StagedEngine:
             else:
                 self._offsets[TopicPartition(*tp)] = offset
 
+    def _end_savepoint(self, *, undo: bool) -> None:
+        """Close the innermost savepoint. The caller holds the turn."""
+        marks = self._savepoints.pop()
+        if undo:
+            for part, mark in zip(self._parts, marks, strict=True):
+                part.go_back(mark)
+        if not self._savepoints:
+            for part in self._parts:
+                part.forget_marks()
+
+    def _begin_savepoints_anew(self) -> None:
+        """After a commit or a rollback, open savepoints stay open and go back to here."""
+        self._savepoints = [[part.mark() for part in self._parts] for _ in self._savepoints]
+
     def _count_lag(self, size_bytes: int, records: int) -> None:
-        lag = self._lag
-        lag.size_bytes += size_bytes
-        lag.records += records
-        if lag.since_ms is None:
-            lag.since_ms = self._clock.now_ms()
-        if self._full() or self._ms_left() <= 0:
+        self._lag.add(size_bytes, records)
+        if self._lag.is_due():
             self._flush_soon(self)
 
     def _wait_for_flush(self) -> None:
-        """Nothing more is written to a store that has reached a limit."""
-        if self._full():
+        """Flush a store that has reached a limit before anything more is written to it."""
+        if self._lag.is_full():
             self.make_durable()
-
-    def _full(self) -> bool:
-        lag, limits = self._lag, self._limits
-        return lag.size_bytes >= limits.max_bytes or lag.records >= limits.max_records
-
-    def _ms_left(self) -> int:
-        """Until the lag is too old; the whole time if there is none."""
-        since = self._lag.since_ms
-        limit = self._limits.max_ms
-        return limit if since is None else since + limit - self._clock.now_ms()

@@ -1,7 +1,7 @@
-"""The half that all transactional stores share: commit, rollback, offsets, close (KIP-892).
+"""What all transactional stores of an owner share: commit, rollback, offsets, close (KIP-892).
 
-A base class, as each built-in store is one: what it adds are its own reads and writes. Owner thread
-only.
+It is a base class, to which each built-in store adds its reads and writes. Only the owner's thread
+uses it.
 """
 
 import logging
@@ -18,21 +18,21 @@ from statestore.stores.transaction import StagedEngine
 _log = logging.getLogger(__name__)
 
 
-Commit = Callable[[Mapping[TopicPartition, int | None], Position | None], None]
+CommitStore = Callable[[Mapping[TopicPartition, int | None], Position | None], None]
 
 
 class TransactionalStore:
-    """What `contracts.StateStore` promises, over a StagedEngine."""
+    """The part of `contracts.StateStore` that does not depend on the kind of store."""
 
     def __init__(
         self,
         staged: StagedEngine,
-        commit: Commit,
+        commit: CommitStore,
         *,
         isolation_level: IsolationLevel,
         owned_by_task: bool,
     ) -> None:
-        """`owned_by_task`: commit, rollback and close are the task's, through `staged`."""
+        """`owned_by_task`: commit, rollback and close are left to the stream task."""
         self.staged = staged
         self._commit = commit
         self.name = staged.name
@@ -45,7 +45,7 @@ class TransactionalStore:
         *,
         position: Position | None = None,
     ) -> None:
-        """Pending writes, changelog offsets and position in one atomic batch (SEMANTICS S3)."""
+        """Commit pending writes, changelog offsets and position in one atomic batch (S3)."""
         self._refuse_inside_task("commit")
         self._commit(offsets or {}, position)
 
@@ -55,34 +55,34 @@ class TransactionalStore:
         self.staged.rollback()
 
     def transaction(self) -> AbstractContextManager[None]:
-        """A savepoint: merged at normal exit, undone on an exception.
+        """Open a savepoint, merged at normal exit and undone on an exception.
 
-        Not a commit (SEMANTICS S8).
+        It is not a commit (SEMANTICS S8).
         """
         return self.staged.savepoint()
 
     def committed_offset(self, tp: TopicPartition) -> int | None:
-        """The changelog offset last committed, NEXT to read; None if none or in memory."""
+        """Return the committed changelog offset, NEXT to read; None if none or in memory."""
         return self.staged.committed_offset(tp)
 
     def durable_offset(self, tp: TopicPartition) -> int | None:
-        """A lower bound of `committed_offset` after a crash now."""
+        """Return a lower bound of what `committed_offset` would be after a crash now."""
         return self.staged.durable_offset(tp)
 
     def position(self) -> Position:
-        """The input position as the owner sees it, pending included."""
+        """Return the input position as the owner sees it, with what is pending."""
         return self.staged.position(pending=True)
 
     def metrics(self) -> dict[str, float]:
-        """Kafka Streams' metric names; latencies in ms, rates per second since open."""
+        """Return Kafka Streams' metrics: latencies in ms, rates per second since the opening."""
         return self.staged.metrics_dict()
 
     def approximate_num_uncommitted_bytes(self) -> int:
-        """Pending keys, values and a fixed cost per entry; 0 after commit (SEMANTICS S6)."""
+        """Return the bytes of pending keys and values, and a fixed cost for each."""
         return self.staged.uncommitted_bytes()
 
     def approximate_num_uncommitted_entries(self) -> int:
-        """Pending keys."""
+        """Return the number of pending keys."""
         return self.staged.uncommitted_entries()
 
     def persistent(self) -> bool:
@@ -95,7 +95,7 @@ class TransactionalStore:
         return self.staged.is_open()
 
     def flush(self) -> None:
-        """Deprecated, does nothing (KIP-892)."""
+        """Do nothing; deprecated (KIP-892)."""
         warnings.warn(
             "flush() does nothing: a commit request or close() is what you want",
             DeprecationWarning,
@@ -103,7 +103,10 @@ class TransactionalStore:
         )
 
     def close(self) -> None:
-        """Roll back what is pending, with a warning; flush; release. Twice is harmless."""
+        """Roll back what is pending, with a warning, flush and release.
+
+        Closing twice is harmless.
+        """
         self._refuse_inside_task("close")
         pending = self.staged.uncommitted_entries()
         if pending:
@@ -132,6 +135,6 @@ class TransactionalStore:
             )
 
     def level_of(self, asked: IsolationLevel | str | None) -> IsolationLevel:
-        """What a new reader sees: its level defaults to the store's setting (SEMANTICS S9)."""
+        """Return what a new reader sees; the default is the setting of the store (SEMANTICS S9)."""
         self.staged.check_open()
         return IsolationLevel(asked or self._isolation_level)

@@ -15,7 +15,7 @@ from statestore.model.ids import Position, TaskId, TopicPartition
 from statestore.stores.contracts import StateStore, StoreContext
 from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.stores.kinds import BuiltIn
-from statestore.stores.overlay import Overlay
+from statestore.stores.pending import Overlay
 from statestore.stores.row_times import WriteTime
 from statestore.stores.specs import StoreSpec, StoreSupplier, WindowSpec
 from statestore.stores.staged_table import Changes, StagedTable

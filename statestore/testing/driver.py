@@ -22,6 +22,7 @@ from statestore.ports import TopicSpec
 from statestore.settings import Settings
 from statestore.stores import serdes
 from statestore.stores.contracts import KeyValueStore, VersionedKeyValueStore
+from statestore.stores.durability import LagLimits
 from statestore.stores.kinds import BuiltIn, open_over, tables_of
 from statestore.stores.specs import (
     BuiltInSpec,
@@ -31,7 +32,6 @@ from statestore.stores.specs import (
     StoreSupplier,
     VersionedSpec,
 )
-from statestore.stores.transaction import LagLimits
 from statestore.stores.windows import TIME_ROW
 from statestore.tasks.plan import TaskEdges, TaskPlan
 from statestore.tasks.task import StreamTask

@@ -17,7 +17,7 @@ from statestore.errors import (
     UncommittedWrites,
 )
 from statestore.model.ids import Position, TopicPartition
-from statestore.stores.overlay import ENTRY_COST
+from statestore.stores.pending import ENTRY_COST
 from tests.builders import eventually
 from tests.contract.store_worlds import WORLDS, Store, StoreWorld
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import statestore as ss
-from statestore.stores.overlay import ENTRY_COST
+from statestore.stores.pending import ENTRY_COST
 from tests.builders import DEADLINE_S, ManualClock, child, staged_engine
 from tests.contract.store_worlds import WORLDS, StoreWorld
 

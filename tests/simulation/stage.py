@@ -14,8 +14,9 @@ from statestore.runtime import Runtime
 from statestore.runtime.databases import RocksDatabases
 from statestore.settings import Settings
 from statestore.stores import keyvalue, offsets
+from statestore.stores.durability import LagLimits
 from statestore.stores.keyvalue import TransactionalKeyValueStore
-from statestore.stores.transaction import LagLimits, StagedEngine
+from statestore.stores.transaction import StagedEngine
 from statestore.tasks.plan import TaskEdges, TaskPlan
 from statestore.tasks.task import StreamTask
 from statestore.testing.memory_broker import MemoryBroker

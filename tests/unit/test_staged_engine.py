@@ -12,9 +12,10 @@ from statestore.errors import HostFailure, StoreClosed, TaskCorrupted
 from statestore.model.ids import Position, TopicPartition
 from statestore.ports import Writes
 from statestore.stores import keyvalue, offsets
-from statestore.stores.overlay import ENTRY_COST
+from statestore.stores.durability import LagLimits
+from statestore.stores.pending import ENTRY_COST
 from statestore.stores.staged_table import StagedTable
-from statestore.stores.transaction import LagLimits, StagedEngine
+from statestore.stores.transaction import StagedEngine
 from tests.builders import ManualClock, staged_engine
 
 TP = TopicPartition("shop-prices-changelog", 0)

@@ -15,8 +15,8 @@ from itertools import chain, compress
 from operator import add, is_not, lt
 from typing import Final, NamedTuple, Self
 
-from statestore.stores.overlay import ENTRY_COST as ROW_COST
-from statestore.stores.overlay import Entries
+from statestore.stores.pending import ENTRY_COST as ROW_COST
+from statestore.stores.pending import Entries
 from statestore.stores.versioned import layout
 from statestore.stores.versioned.layout import NEVER, STAMP
 
@@ -87,7 +87,7 @@ class Prepared(NamedTuple):
     rows: MadeRows
 
 
-class Journal:
+class VersionJournal:
     """Keys and rows, kept in step with the pending writes.
 
     `keys` and `rows`: versions put ahead, in order of time. Of those not settled `ahead` has the
@@ -99,7 +99,6 @@ class Journal:
     __slots__ = (
         "_late_bytes",
         "_life",
-        "_marks",
         "_measured",
         "_settled_bytes",
         "ahead",
@@ -124,7 +123,6 @@ class Journal:
         self.late_rows: Final[list[bytes]] = []
         self.deletes = 0
         self.prepared: Prepared | None = None
-        self._marks: list[_Mark] = []
         self._late_bytes = 0
         self._settled_bytes = 0
         self._measured = _Measured(0, 0, 0)
@@ -195,29 +193,24 @@ class Journal:
         pairs = sorted(zip(made, made.values(), strict=True), key=_stamp)
         return [place[: -layout.STAMP_SIZE] for place, _ in pairs], [row for _, row in pairs]
 
-    def mark(self) -> None:
-        """Open a savepoint."""
-        self._marks.append(_Mark(len(self.rows), self.settled, len(self.late_rows)))
+    def mark(self) -> _Mark:
+        """How many versions there are."""
+        return _Mark(len(self.rows), self.settled, len(self.late_rows))
 
-    def merge(self) -> None:
-        """Close the last savepoint, keeping its writes."""
-        self._marks.pop()
-
-    def undo(self) -> None:
-        """Close the last savepoint and forget its writes; what it settled is to be settled again.
-
-        The tables undo theirs themselves.
-        """
-        self._go_back(self._marks.pop())
+    def forget_marks(self) -> None:
+        """Nothing is kept for them."""
 
     def commit(self) -> None:
-        """Forget all; savepoints stay open, and go back to here."""
-        self._go_back(_NOTHING)
-        self._marks = [_NOTHING for _ in self._marks]
+        """Forget all versions."""
+        self.go_back(_NOTHING)
 
     rollback = commit
 
-    def _go_back(self, to: _Mark) -> None:
+    def go_back(self, to: _Mark) -> None:
+        """Forget the versions since then; what was settled since is to be settled again.
+
+        The tables take back their rows themselves.
+        """
         keys, rows = self.keys, self.rows
         del keys[to.ahead :], rows[to.ahead :]
         del self.late_keys[to.late :], self.late_rows[to.late :]

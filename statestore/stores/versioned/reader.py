@@ -13,7 +13,7 @@ from statestore.stores.specs import VersionedSpec
 from statestore.stores.versioned import layout
 from statestore.stores.versioned.layout import NEVER, TIME_MAX, TIME_MIN
 from statestore.stores.versioned.reads import VersionRows
-from statestore.stores.versioned.search import GoneHistory, Span, Valid
+from statestore.stores.versioned.search import GoneHistory, Interval, Valid
 
 
 class VersionedReader(Reader[VersionRows], Generic[K, V]):
@@ -118,13 +118,13 @@ class VersionedReader(Reader[VersionRows], Generic[K, V]):
             "(64 bits) or an aware datetime"
         )
 
-    def _span(self, from_time: Time | None, to_time: Time | None) -> Span:
+    def _span(self, from_time: Time | None, to_time: Time | None) -> Interval:
         """The closed interval asked for; Misuse if it ends before it begins."""
         first = TIME_MIN if from_time is None else self.time_of(from_time)
         last = TIME_MAX if to_time is None else self.time_of(to_time)
         if first > last:
             raise Misuse(f"store {self.name!r}: history from {first} to {last}: swap them")
-        return Span(first, last)
+        return Interval(first, last)
 
     def _range(
         self, lo: K | None, hi: K | None, time: int, *, reverse: bool

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from statestore.errors import TaskCorrupted
 from statestore.ports import Seeker
 from statestore.stores import offsets
-from statestore.stores.overlay import MISSING, Entries, Missing, slice_of
+from statestore.stores.pending import MISSING, Entries, Missing, slice_of
 from statestore.stores.reads import Answering, Guard, Source, scan_of
 from statestore.stores.scan import Pair, RowScan, overlaid
 from statestore.stores.staged_table import first_of
@@ -22,8 +22,8 @@ from statestore.stores.versioned import layout
 from statestore.stores.versioned.journal import Ended, history_rows, note
 from statestore.stores.versioned.layout import HISTORY, LATEST, NOT_VERSIONS
 from statestore.stores.versioned.search import (
+    Interval,
     Seek,
-    Span,
     Valid,
     View,
     each_valid_at,
@@ -47,7 +47,7 @@ class VersionRows(Answering, Protocol):
     def valid_at(self, key: bytes, time: int, /) -> Valid | None:
         """The version valid at a time, a tombstone too; None: none, or history is gone."""
 
-    def overlapping(self, key: bytes, span: Span, /) -> list[Valid]:
+    def overlapping(self, key: bytes, span: Interval, /) -> list[Valid]:
         """The versions valid at some time of the span, without tombstones, latest first."""
 
     def each_valid_at(
@@ -73,7 +73,7 @@ class PendingNow(NamedTuple):
     bound: int
 
 
-class Pending(Protocol):
+class PendingLayer(Protocol):
     """What lies over the committed versions that a reader sees."""
 
     @property
@@ -108,7 +108,7 @@ class NothingPending:
 class SourceVersions:
     """The VersionRows of a source."""
 
-    def __init__(self, source: Source, interval_ms: int, pending: Pending) -> None:
+    def __init__(self, source: Source, interval_ms: int, pending: PendingLayer) -> None:
         self._source = source
         self._counts = source.counts
         self._latest = source.table(LATEST)
@@ -150,7 +150,7 @@ class SourceVersions:
             self._counts.gets += 1
         return self._ask(key, lambda view: valid_at(view, [key], [time])[0])
 
-    def overlapping(self, key: bytes, span: Span) -> list[Valid]:
+    def overlapping(self, key: bytes, span: Interval) -> list[Valid]:
         """The versions valid at some time of the span, latest first."""
         self._source.check_ready()
         self._counts.ranges += 1

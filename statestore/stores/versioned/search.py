@@ -104,7 +104,7 @@ class Valid(NamedTuple):
     valid_to: int | None
 
 
-class Span(NamedTuple):
+class Interval(NamedTuple):
     """A closed interval of time."""
 
     first: int
@@ -193,7 +193,7 @@ def each_valid_at(
         yield from zip(keys, found, strict=True)
 
 
-def overlapping(view: View, key: bytes, latest: bytes, span: Span) -> Iterator[Valid]:
+def overlapping(view: View, key: bytes, latest: bytes, span: Interval) -> Iterator[Valid]:
     """The versions of `key` valid at some time of the span, tombstones left out, latest first.
 
     `latest`: the row of the latest one.
@@ -214,7 +214,7 @@ def overlapping(view: View, key: bytes, latest: bytes, span: Span) -> Iterator[V
             yield Valid(row, ends)
 
 
-def versions_of(view: View, key: bytes, span: Span) -> list[Valid]:
+def versions_of(view: View, key: bytes, span: Interval) -> list[Valid]:
     """As `overlapping`, of a key that may have no versions."""
     latest = view.get_many([key])[0]
     return [] if latest is None else list(overlapping(view, key, latest, span))

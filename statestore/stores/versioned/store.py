@@ -25,7 +25,7 @@ from statestore.stores.versioned.layout import (
     unpack_head,
 )
 from statestore.stores.versioned.reader import VersionedReader
-from statestore.stores.versioned.reads import NothingPending, Pending, SourceVersions
+from statestore.stores.versioned.reads import NothingPending, PendingLayer, SourceVersions
 from statestore.stores.versioned.table import PendingVersions, VersionedTable
 
 _new = tuple.__new__
@@ -136,7 +136,7 @@ class TransactionalVersionedStore(TransactionalStore, VersionedReader[K, V]):
         """A reader for any thread; its level defaults to the store's setting (SEMANTICS S9)."""
         level = self.level_of(isolation_level)
         source, table = LiveSource(self.staged, level, position_bound), self.table
-        pending: Pending = NothingPending(lambda: table.time.committed)
+        pending: PendingLayer = NothingPending(lambda: table.time.committed)
         if source.uncommitted:
             pending = PendingVersions(table)
         return VersionedReader([SourceVersions(source, table.interval_ms, pending)], self.spec)

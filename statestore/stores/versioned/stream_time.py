@@ -31,14 +31,13 @@ class ObservedTime:
     bring history back (V5). The owner sets `now`, and never back; other threads may read all three.
     """
 
-    __slots__ = ("_bound_before", "_marks", "_retention_ms", "committed", "now")
+    __slots__ = ("_bound_before", "_retention_ms", "committed", "now")
 
     def __init__(self, committed: StreamTime | None, retention_ms: int) -> None:
         self._retention_ms = retention_ms
         self.committed = committed or StreamTime.never()
         self.now = self.committed.now
         self._bound_before = self.committed.bound
-        self._marks: list[int] = []
         self.committed = self.observed()
 
     @property
@@ -51,27 +50,24 @@ class ObservedTime:
         """The bound there would be had `time` been observed as the last."""
         return max(self._bound_before, time - self._retention_ms, TIME_MIN)
 
-    def mark(self) -> None:
-        """Open a savepoint."""
-        self._marks.append(self.now)
+    def mark(self) -> int:
+        """The stream time now."""
+        return self.now
 
-    def merge(self) -> None:
-        """Close the last savepoint, keeping what was observed."""
-        self._marks.pop()
+    def go_back(self, mark: int) -> None:
+        """Forget what was observed since `mark`."""
+        self.now = mark
 
-    def undo(self) -> None:
-        """Close the last savepoint and go back to where it began."""
-        self.now = self._marks.pop()
+    def forget_marks(self) -> None:
+        """Nothing is kept for them."""
 
     def commit(self) -> None:
-        """What is pending has become committed; open savepoints go back to here."""
+        """What is pending has become committed."""
         self.committed = self.observed()
-        self._marks = [self.now for _ in self._marks]
 
     def rollback(self) -> None:
-        """Go back to the last commit; so do open savepoints."""
+        """Go back to the last commit."""
         self.now = self.committed.now
-        self._marks = [self.now for _ in self._marks]
 
     def observed(self) -> StreamTime:
         """With what is pending."""

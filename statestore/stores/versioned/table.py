@@ -15,16 +15,16 @@ from typing import Any, Final
 
 from statestore.model.ids import Position, TopicPartition
 from statestore.model.records import PutResult
-from statestore.stores.overlay import MISSING, Entries, Missing
+from statestore.stores.pending import MISSING, Entries, Missing
 from statestore.stores.scan import Pair, RowScan
 from statestore.stores.staged_table import Changes, StagedTable
 from statestore.stores.transaction import StagedEngine
 from statestore.stores.versioned import layout
 from statestore.stores.versioned.journal import (
     Change,
-    Journal,
     MadeRows,
     Prepared,
+    VersionJournal,
     history_rows,
     next_versions,
     tombstone_rows,
@@ -43,7 +43,7 @@ from statestore.stores.versioned.search import (
     Asked,
     Found,
     GoneHistory,
-    Span,
+    Interval,
     Valid,
     View,
     find,
@@ -72,7 +72,7 @@ class VersionedTable:
         self.history: Final = StagedTable(staged, HISTORY)
         known = read_stream_time(staged.table(HISTORY), staged.where)
         self.time: Final = ObservedTime(known, retention_ms)
-        self.journal: Final = Journal()
+        self.journal: Final = VersionJournal()
         self._latest: Final = StagedTable(staged, LATEST)
         self._latest_rows: Final = staged.overlay(LATEST)
         self._history_rows: Final = staged.overlay(HISTORY)
@@ -221,7 +221,7 @@ class VersionedTable:
         """The version valid at a time, a tombstone too; None: none, or history is gone."""
         return valid_at(self.view(), [key], [time])[0]
 
-    def overlapping(self, key: bytes, span: Span) -> list[Valid]:
+    def overlapping(self, key: bytes, span: Interval) -> list[Valid]:
         """The versions valid at some time of the span, latest first."""
         self._check_open()
         self.staged.metrics.ranges += 1

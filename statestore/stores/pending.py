@@ -1,12 +1,12 @@
-"""The pending writes of one table: a dict over the engine, with savepoints and ordered slices.
+"""The pending writes of a store: what they have in common, and those of one table.
 
-Written by the owner thread only. Other threads may call `get` and `snapshot`: a dict read and a
-dict copy are atomic under the interpreter lock, so they see each write whole.
+The owner's thread alone writes them. Other threads may read and copy `entries`: a look-up in a dict
+and a copy of a dict are atomic under the interpreter's lock, so they see each write whole.
 """
 
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from sortedcontainers import SortedList
 
@@ -19,15 +19,67 @@ ENTRY_COST: Final = 96
 
 
 class Missing:
-    """The type of MISSING: nothing pending for a key, where None means a pending delete."""
+    """The type of MISSING: nothing is pending for a key, where None means a pending delete."""
 
 
 MISSING: Final = Missing()
 Entries = dict[bytes, bytes | None]
 
 
+class Pending(Protocol):
+    """One part of what is pending in a store. All parts are committed and undone together.
+
+    `transaction.StagedEngine` keeps the stack of savepoints; a part only says where it stands, and
+    goes back there.
+    """
+
+    def mark(self) -> Any:
+        """Where the part stands: what `go_back` needs to return. A savepoint is open from now."""
+
+    def go_back(self, mark: Any, /) -> None:
+        """Take back all that was staged since `mark`. Marks made after it count no longer."""
+
+    def forget_marks(self) -> None:
+        """The outermost savepoint has ended, so there is nothing to go back to."""
+
+    def commit(self) -> None:
+        """What is pending has become committed. All marks are forgotten."""
+
+    def rollback(self) -> None:
+        """Drop what is pending. All marks are forgotten."""
+
+
+class SizedPending(Pending, Protocol):
+    """A part that takes memory, which counts as pending."""
+
+    @property
+    def size_bytes(self) -> int: ...
+
+
+class CountedWrites(SizedPending, Protocol):
+    """What counts as the pending writes of a store, where these are not the rows of its tables."""
+
+    def __len__(self) -> int: ...
+    @property
+    def deletes(self) -> int: ...
+    @property
+    def logged_bytes(self) -> int:
+        """The bytes of keys and values that a restore of these writes reads."""
+
+
+class UndoLog(list[tuple[bytes, T | Missing]]):
+    """The entries of a dict as they were before each change, oldest first."""
+
+    def taken_back(self, mark: int) -> dict[bytes, T | Missing]:
+        """What each entry was when the log was `mark` long; the log becomes that long again."""
+        # An entry that changed more than once was at first what its first change says.
+        before = dict(reversed(self[mark:]))
+        del self[mark:]
+        return before
+
+
 class Overlay:
-    """Pending puts and deletes (None).
+    """Pending puts and deletes (None) of one table: a dict over the engine, in order if asked.
 
     `entries` stays the same object for the life of the overlay.
     """
@@ -39,11 +91,11 @@ class Overlay:
         self.size_bytes = 0
         self.deletes = 0
         self._sorted: SortedList = SortedList()
-        self._undo: list[dict[bytes, bytes | Missing | None]] = []
+        self._undo: UndoLog[bytes | None] | None = None
 
     def put(self, key: bytes, value: bytes | None) -> None:
         """Stage one write."""
-        if value is None or self.deletes or self._undo:
+        if value is None or self.deletes or self._undo is not None:
             self._put_any(key, value)
             return
         # Nothing pending is a delete, so what has no value is not there.
@@ -57,7 +109,7 @@ class Overlay:
 
     def put_all(self, writes: Writes) -> None:
         """Stage many writes in one pass."""
-        if self._undo or len(writes) < 16:
+        if self._undo is not None or len(writes) < 16:
             for key, value in writes.items():
                 self._put_any(key, value)
             return
@@ -77,10 +129,10 @@ class Overlay:
         entries.update(writes)
 
     def clear(self) -> None:
-        """Forget everything pending; savepoints stay open, and go back to here."""
+        """Forget everything pending, and all marks."""
         self.entries.clear()
         self._sorted = SortedList()
-        self._undo = [{} for _ in self._undo]
+        self._undo = None
         self.size_bytes = 0
         self.deletes = 0
 
@@ -103,21 +155,17 @@ class Overlay:
         keys: Iterator[bytes] = self._sorted.irange(lo, hi, reverse=reverse)
         return [(key, entries[key]) for key in keys]
 
-    def mark(self) -> None:
-        """Open a savepoint."""
-        self._undo.append({})
+    def mark(self) -> int:
+        """How many changes the undo log has."""
+        if self._undo is None:
+            self._undo = UndoLog()
+        return len(self._undo)
 
-    def merge(self) -> None:
-        """Close the last savepoint, keeping its writes in the one around it."""
-        inner = self._undo.pop()
-        if self._undo:
-            outer = self._undo[-1]
-            for key, old in inner.items():
-                outer.setdefault(key, old)
-
-    def undo(self) -> None:
-        """Close the last savepoint and take its writes back."""
-        for key, old in self._undo.pop().items():
+    def go_back(self, mark: int) -> None:
+        """Take back the writes since `mark`."""
+        if self._undo is None:
+            return
+        for key, old in self._undo.taken_back(mark).items():
             current = self.entries[key]
             self.size_bytes -= 0 if current is None else len(current)
             self.deletes -= current is None
@@ -131,10 +179,14 @@ class Overlay:
         # Keys taken back may have been sorted in, and others may have taken their place.
         self._sorted = SortedList()
 
+    def forget_marks(self) -> None:
+        """Keep no more undo log."""
+        self._undo = None
+
     def _put_any(self, key: bytes, value: bytes | None) -> None:
         old = self.entries.get(key, MISSING)
-        if self._undo:
-            self._undo[-1].setdefault(key, old)
+        if self._undo is not None:
+            self._undo.append((key, old))
         if isinstance(old, Missing):
             self.size_bytes += len(key) + ENTRY_COST
         elif old is not None:

@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from statestore.stores.overlay import ENTRY_COST, MISSING, Entries, Missing, Overlay, slice_of
+from statestore.stores.pending import ENTRY_COST, MISSING, Entries, Missing, Overlay, slice_of
 
 KEYS = st.sampled_from([b"", b"a", b"ab"])
 VALUES = st.none() | st.binary(max_size=5)
@@ -35,6 +35,7 @@ class OverlayMachine(RuleBasedStateMachine):
         self.overlay = Overlay()
         self.entries = self.overlay.entries
         self.levels: list[Entries] = [{}]
+        self.marks: list[int] = []
 
     @rule(key=KEYS, value=VALUES)
     def put(self, key: bytes, value: bytes | None) -> None:
@@ -49,26 +50,32 @@ class OverlayMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.levels) < 4)
     @rule()
     def mark(self) -> None:
-        self.overlay.mark()
+        self.marks.append(self.overlay.mark())
         self.levels.append(dict(self.levels[-1]))
 
     @precondition(lambda self: len(self.levels) > 1)
     @rule()
     def merge(self) -> None:
-        self.overlay.merge()
+        """What was written inside stays; the outermost savepoint has the marks forgotten."""
+        self.marks.pop()
+        if not self.marks:
+            self.overlay.forget_marks()
         inner = self.levels.pop()
         self.levels[-1] = inner
 
     @precondition(lambda self: len(self.levels) > 1)
     @rule()
     def undo(self) -> None:
-        self.overlay.undo()
+        self.overlay.go_back(self.marks.pop())
+        if not self.marks:
+            self.overlay.forget_marks()
         self.levels.pop()
 
     @rule()
     def clear(self) -> None:
         """A commit or a rollback: nothing is pending, and what is undone later comes later."""
         self.overlay.clear()
+        self.marks = [self.overlay.mark() for _ in self.marks]
         self.levels = [{} for _ in self.levels]
 
     @rule(lo=BOUNDS, hi=BOUNDS, reverse=st.booleans())
