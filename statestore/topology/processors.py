@@ -121,7 +121,7 @@ class ProcessorContext(Generic[KF_contra, VF_contra]):
         self._node.request_commit()
 
     def schedule(
-        self, interval_ms: Span, kind: PunctuationType, function: Callable[[int], object]
+        self, interval_ms: Span, kind: PunctuationType | str, function: Callable[[int], object]
     ) -> Punctuation:
         """Call function(time in ms) by stream time or wall-clock time; return what cancels it.
 
@@ -132,7 +132,7 @@ class ProcessorContext(Generic[KF_contra, VF_contra]):
         """
         check_arity(f"schedule of node {self._name}", function, 1)
         fire = partial(self._punctuate, function)
-        return self._node.schedule(self._name, interval_ms, kind, fire)
+        return self._node.schedule(self._name, interval_ms, PunctuationType(kind), fire)
 
     def take_forwarded(self) -> list[tuple[Batch, str | None]]:
         """Return what was forwarded: each run of records for the same child as one batch."""

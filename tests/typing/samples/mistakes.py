@@ -47,13 +47,13 @@ class Wrong:
         self._rates.put("a", b"1")  # mistake: a versioned store needs a time
         assert self._totals.get("a") + 1  # mistake: there may be none
         self._context.forward(ss.Record(record.key, "1", 0))  # mistake: value type forwarded
-        assert record.vlaue  # mistake: misspelled field
+        assert record.values  # mistake: no such field
 
     def _tick(self) -> None: ...
 
 
 # Names.
-builder.strem("lengths")  # mistake: misspelled method
+builder.streams("lengths")  # mistake: misspelled method
 ss.StreamBuilder()  # mistake: misspelled class
 builder.stream("a", value_serde=serdes.INT46)  # mistake: misspelled serde
 lengths.count("counts")  # mistake: group_by was forgotten

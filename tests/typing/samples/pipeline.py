@@ -198,3 +198,22 @@ def tested() -> int:
         assert_type(totals, ss.KeyValueStore[str, int])
         assert_type(driver.store("totals"), Any)
         return totals.get("a", 0)
+
+
+def written(rates: ss.VersionedKeyValueStore[str, float]) -> ss.PutResult:
+    """What takes a writable store by its protocol."""
+    return rates.put("a", 1.0, 1000)
+
+
+def read(rates: ss.ReadOnlyVersionedKeyValueStore[str, float]) -> list[float]:
+    return [version.value for version in rates.history("a")]
+
+
+def histories(directory: str) -> None:
+    with ss.open_store(RATES, directory) as rates:
+        assert_type(rates.get("a", as_of=10), ss.VersionedRecord[float] | None)
+        written(rates)
+        read(rates)
+        read(rates.reader())
+    with ss.open_store(TOTALS, directory) as totals:
+        shown(totals.reader())
