@@ -1,17 +1,15 @@
 """The stores of one stream task together: opened, restored, rolled back, closed.
 
 A store that cannot be trusted is renamed into quarantine, and a new one in its place is restored
-from its log (SEMANTICS E5, S16); the other stores of the task are not touched. `.checkpoint` is
-written at the start and at the close, and at commits only if a store does not manage its own
-offsets (S5).
+from its log (SEMANTICS E5, S16); the other stores of the task are not touched.
 """
 
 import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from statestore.errors import FormatTooNew, HostFailure, Misuse, TaskCorrupted
-from statestore.layout import export_origin, files
+from statestore.errors import FormatTooNew, Misuse, TaskCorrupted
+from statestore.layout import export_origin
 from statestore.layout.folders import Quarantined, StateLayout
 from statestore.model.ids import Position, TopicPartition
 from statestore.settings import Settings
@@ -22,6 +20,7 @@ from statestore.stores.specs import (
     VersionedSpec,
     WindowSpec,
 )
+from statestore.tasks.checkpoint_file import CheckpointFile
 from statestore.tasks.memory_share import Usage
 from statestore.tasks.owned import OpenStore, OwnedStore, SuppliedStore
 from statestore.tasks.plan import TaskEdges, TaskPlan
@@ -47,9 +46,9 @@ class TaskStores:
         self._folder = layout.stores_dir(plan.task_id)
         self._logs = logs_of(plan.part.nodes, plan.specs, settings)
         self._restorer = Restorer(plan.task_id, edges.changelog, edges.cluster, edges.clock)
-        self._entries: dict[TopicPartition, int] | None = None
-        self._written = False
-        self._clean: dict[str, bool] = {}
+        self._checkpoint = CheckpointFile(
+            plan.task_id, layout, self.opened, exactly_once=settings.exactly_once
+        )
         self._unmarked: list[tuple[Path, Quarantined]] = []
 
     def live_in(self, folder: Path) -> None:
@@ -69,7 +68,7 @@ class TaskStores:
             self._quarantine(spec.name, "newer-format" if newer else "unreadable", error)
             opened = self._opened(spec, path)
         self.opened[spec.name] = opened
-        self._adopt(opened)
+        self._checkpoint.adopt(opened)
         self._check_export_origin(opened, path)
 
     def restore(
@@ -93,7 +92,7 @@ class TaskStores:
                 if error.name in self.quarantined:
                     raise
                 self._replace(error, may_be_empty=nothing_committed and error.reason == UNCLEAN)
-        self._written = False
+        self._checkpoint.restored()
         self._unmarked = [
             (folder, record)
             for folder, record in self._layout.quarantined()
@@ -115,16 +114,16 @@ class TaskStores:
         return Usage(sum(u.size_bytes for u in used), sum(u.records for u in used))
 
     def before_write(self) -> None:
-        """Under exactly_once, take back what `.checkpoint` says of stores about to change (S5)."""
-        if not self._written:
-            self._written = True
-            if self._exactly_once and self._unmanaged():
-                self.write_checkpoint()
+        """The stores are about to change: take back what `.checkpoint` says of them (S5)."""
+        self._checkpoint.before_write()
+
+    def write_checkpoint(self) -> None:
+        """Write the `.checkpoint` file (SEMANTICS S5)."""
+        self._checkpoint.write()
 
     def committed(self) -> None:
         """Write what must be on disk after a commit."""
-        if not self._exactly_once and self._unmanaged():
-            self.write_checkpoint()
+        self._checkpoint.committed()
         while self._unmarked:
             self._layout.mark_restored(*self._unmarked.pop(), self._edges.clock.now_ms())
 
@@ -155,30 +154,7 @@ class TaskStores:
             except Exception:  # noqa: BLE001 - of a user's class: the others must close
                 _log.warning("store %r: while closing", opened.name, exc_info=True)
                 offset = None
-            if offset is not None and self._entries is not None:
-                self._entries[opened.log.tp] = offset
-            self._clean[opened.name] = opened.close() and offset is not None
-
-    def write_checkpoint(self) -> None:
-        """Write the `.checkpoint` file; what it says of other stores stays (SEMANTICS S5)."""
-        if not self.opened:
-            return
-        offsets = dict(self._entries or {})
-        for opened in self.opened.values():
-            offset = offsets.pop(opened.log.tp, None)
-            if opened.name not in self._clean:
-                offset = opened.offset()
-            if opened.persistent() and offset is not None and self._vouched_for(opened):
-                offsets[opened.log.tp] = offset
-        files.write_checkpoint(self._layout.task_dir(self._plan.task_id), offsets)
-
-    def _vouched_for(self, opened: OwnedStore) -> bool:
-        if opened.manages_offsets() or not self._exactly_once:
-            return True
-        return self._clean.get(opened.name, not self._written)
-
-    def _unmanaged(self) -> bool:
-        return any(o.persistent() and not o.manages_offsets() for o in self.opened.values())
+            self._checkpoint.closed(opened, offset, clean=opened.close())
 
     def _opened(self, spec: StoreSpec, path: Path) -> OwnedStore:
         plan, log = self._plan, self._log_of(spec.name)
@@ -189,7 +165,7 @@ class TaskStores:
                 rows = self._edges.open_store(spec.rows, path)
                 return OpenStore(rows, log, spec, inputs=plan.inputs)
             case StoreSupplier():
-                return SuppliedStore(spec, path, plan.task_id, log, self.before_write)
+                return SuppliedStore(spec, path, plan.task_id, log, self._checkpoint.before_write)
 
     def _log_of(self, store: str) -> StoreLog:
         topic = log_of(self._layout.application_id, store, self._logs.topics())
@@ -198,44 +174,6 @@ class TaskStores:
         if source is not None:
             return SourceTopic(tp, source, self._plan.inputs)
         return OwnChangelog(tp, exactly_once=self._exactly_once)
-
-    def _adopt(self, opened: OwnedStore) -> None:
-        """Take over what the files beside a store say and the store does not (S5).
-
-        A store without rows takes over nothing: if it lost its files, it needs its whole log.
-        """
-        entry = self._entry(opened.log.tp)
-        if not opened.persistent() or opened.offset() is not None or not opened.occupied():
-            entry = None
-        files = []
-        if opened.persistent() and opened.manages_offsets():
-            files = [
-                path
-                for path in self._layout.position_files(self._plan.task_id, opened.name)
-                if path.is_file()
-            ]
-        position = Position()
-        for path in files:
-            position = position.merge(Position.of(self._read(path)))
-        if entry is not None or files:
-            opened.adopt(entry, position)
-            _log.info("task %s: %s adopted what its files said", self._plan.task_id, opened.name)
-        for path in files:
-            path.unlink(missing_ok=True)
-
-    def _entry(self, tp: TopicPartition) -> int | None:
-        if self._entries is None:
-            self._entries = self._read(self._layout.task_dir(self._plan.task_id) / ".checkpoint")
-        return self._entries.get(tp)
-
-    def _read(self, path: Path) -> dict[TopicPartition, int]:
-        """The offsets in a file, without negative ones, by which Kafka Streams says: none."""
-        try:
-            read = files.read_offsets(path)
-        except HostFailure as error:
-            _log.warning("task %s: %s; going on without it", self._plan.task_id, error)
-            return {}
-        return {tp: offset for tp, offset in read.items() if offset >= 0}
 
     def _replace(self, error: StoreCorrupted, *, may_be_empty: bool = False) -> None:
         opened = self.opened[error.name]
@@ -266,9 +204,7 @@ class TaskStores:
 
     def _quarantine(self, store: str, reason: str, error: Exception) -> None:
         path = self._folder / store
-        self._entry(self._log_of(store).tp)
-        if self._entries is not None:
-            self._entries.pop(self._log_of(store).tp, None)
+        self._checkpoint.forget(self._log_of(store).tp)
         moved = None
         if path.is_dir():
             moved = self._layout.quarantine(path, store, reason, self._edges.clock)
