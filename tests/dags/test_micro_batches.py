@@ -10,8 +10,7 @@ from airflow.sdk import DAG
 from airflow.sdk.definitions.param import Param
 from airflow.sdk.exceptions import ParamValidationError
 
-from statestore.airflow.applications import load_applications
-from statestore.airflow.operator import StateStoreJobOperator
+from statestore.airflow import StateStoreJobOperator, load_applications, micro_batches
 
 pytestmark = pytest.mark.airflow
 
@@ -59,6 +58,43 @@ def test_every_application_gets_a_dag_of_its_own(two: DagBag) -> None:
     assert two.import_errors == {}
     assert {dag.dag_id for dag in runs_of(two)} == {"micro_batches", "micro_batches__orders"}
     assert {process(dag).application_id for dag in runs_of(two)} == {"flights", "orders"}
+
+
+def test_one_line_makes_the_dag_of_an_application_and_takes_what_its_operator_takes(
+    tmp_path: Path,
+) -> None:
+    config = tmp_path / "statestore.toml"
+    config.write_text(TWO_APPLICATIONS, encoding="utf-8")
+    dag = micro_batches("orders", config=config, conn_id="mine", pool="default_pool", retries=1)
+    assert dag.dag_id == "micro_batches__orders"
+    task = process(dag)
+    assert task.config_file == str(config)
+    assert (task._conn_id, task.pool, task.retries) == ("mine", "default_pool", 1)
+
+
+def test_an_application_that_is_not_in_the_file_is_named_with_those_that_are(
+    tmp_path: Path,
+) -> None:
+    config = tmp_path / "statestore.toml"
+    config.write_text(TWO_APPLICATIONS, encoding="utf-8")
+    with pytest.raises(
+        ValueError, match=r"no \[applications\.shop\]; the file has: flights, orders"
+    ):
+        micro_batches("shop", config=config)
+
+
+@pytest.mark.parametrize("place", ["dags/statestore.toml", "statestore.toml"])
+def test_the_file_is_found_in_the_folder_of_dags_and_one_above(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dags").mkdir()
+    monkeypatch.delenv("STATESTORE_CONFIG", raising=False)
+    monkeypatch.setenv("AIRFLOW__CORE__DAGS_FOLDER", str(tmp_path / "dags"))
+    with pytest.raises(ValueError, match="set STATESTORE_CONFIG to its path, or pass config="):
+        load_applications()
+    (tmp_path / place).write_text(TWO_APPLICATIONS, encoding="utf-8")
+    (first, _) = load_applications()
+    assert first.config == tmp_path / place
 
 
 def test_the_schedule_is_the_one_in_the_applications_file(two: DagBag) -> None:
