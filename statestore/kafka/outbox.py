@@ -1,7 +1,7 @@
-"""Writes outputs, changelog records and input offsets: in transactions, or plainly.
+"""Writes outputs, changelog records and input offsets, with or without transactions.
 
-How records reach the client is `sender.py`, which client carries which transaction `epochs.py`.
-One thread.
+`sender.py` passes records to a client; `epochs.py` decides which client carries which
+transaction. An outbox is used by one thread.
 """
 
 # ruff: noqa: SLF001 - librdkafka's local codes are public, underscored by convention
@@ -29,20 +29,20 @@ from statestore.settings import Settings
 _log = logging.getLogger(__name__)
 
 _CLOSE_S = 5.0
-# How often a wait for acknowledgements looks whether a record was refused meanwhile.
-_GLANCE_S = 0.2
+# How often a wait for acknowledgements checks whether a record was refused meanwhile.
+_CHECK_S = 0.2
 
 NumberOf = Callable[[str], int]
-"""The commit number in the metadata of a committed input offset; 0 if it carries none."""
+"""Returns the commit number in the metadata of a committed input offset; 0 if it has none."""
 
 
 def no_number(_metadata: str) -> int:
-    """For outboxes whose transactions are not numbered."""
+    """Return 0, for outboxes whose transactions have no numbers."""
     return 0
 
 
-class _Carried(NamedTuple):
-    """One transaction: its number, its producer, and what it wrote."""
+class _Transaction(NamedTuple):
+    """One transaction: its number, its producer, and the topics that it wrote to."""
 
     number: int
     sender: Sender
@@ -52,9 +52,9 @@ class _Carried(NamedTuple):
 class TransactionalOutbox:
     """`ports.Outbox` under exactly_once: one Kafka transaction from begin to commit.
 
-    With two ids they take turns (`epochs.py`); with one, each `open` is good for one transaction.
-    After Fenced only `open` helps; after any other error `abort` does, except CommitUnknown:
-    `commit` again.
+    With two transactional ids, transactions use them in turn (`epochs.py`); with one, each `open`
+    allows one transaction. After Fenced call `open`; after CommitUnknown call `commit` again; after
+    any other error call `abort`.
     """
 
     def __init__(
@@ -67,9 +67,10 @@ class TransactionalOutbox:
         number_of: NumberOf = no_number,
         batch_bytes: int | None = None,
     ) -> None:
-        """`inputs`: of the stream task; what the group committed of them carries its numbers.
+        """Create an outbox that is not open yet.
 
-        `batch_bytes`: the most that the topics it writes take at once.
+        `inputs` are the stream task's inputs: the metadata of their committed offsets have commit
+        numbers. `batch_bytes` is the largest batch that all topics to write to accept.
         """
         self._settings = settings
         self._inputs = sorted(inputs)
@@ -80,21 +81,21 @@ class TransactionalOutbox:
         self._trouble = Trouble()
         self._epochs = Epochs(settings, transactional_ids, self._trouble, self._sender)
         self._group: GroupClient | None = None
-        self._current: _Carried | None = None
+        self._current: _Transaction | None = None
         self._is_busy = False
         self._ended = 0
         self._ends: dict[TopicPartition, int] = {}
         self._fenced: Fenced | None = None
 
     def open(self) -> None:
-        """Fence the last owner of these ids and abort what it left open."""
+        """Fence the last owner of these ids and abort its open transaction."""
         self._discard()
         self._fenced = None
-        with ThreadPoolExecutor(1) as aside:  # both mostly wait
-            opened = aside.submit(self._epochs.open_all)
+        with ThreadPoolExecutor(1) as background:  # both mostly wait
+            opened = background.submit(self._epochs.open_all)
             if self._group is None:
-                # A producer that looks for the group's coordinator in vain waits beyond its
-                # timeout: let a consumer find it first.
+                # A producer that does not find the group's coordinator waits beyond its timeout,
+                # so a consumer finds it first.
                 group = GroupClient(self._settings, self._group_id, stable=False)
                 try:
                     group.committed([TopicPartition(TRANSACTION_LOG, 0)])
@@ -105,7 +106,7 @@ class TransactionalOutbox:
             opened.result()
 
     def begin(self, number: int | None = None) -> None:
-        """Begin a transaction; the broker learns of it with the first record or offset."""
+        """Begin a transaction; the broker is informed with the first record or offset."""
         self._require_owner()
         assert self._current is None, "one transaction at a time"
         number = self._ended if number is None else number
@@ -117,15 +118,18 @@ class TransactionalOutbox:
         except Fenced as fenced:
             self._fenced = fenced
             raise
-        self._current = _Carried(number, sender, set())
+        self._current = _Transaction(number, sender, set())
         self._ends = sender.ends
 
     def send(self, records: Records, *, tracked: bool = False) -> None:
-        """See `ports.Outbox`. RecordFailed, TopicMissing: abort; other records may be queued."""
+        """Append records in order; see `ports.Outbox`.
+
+        After RecordFailed or TopicMissing the caller aborts; some of the records may be queued.
+        """
         current = self._ready()
         sender = current.sender
         current.topics.add(records.topic)
-        # Any record's failure fails the commit; the last one's report tells of a missing topic.
+        # The failure of any record fails the commit; the last one's report shows a missing topic.
         report = sender.on_tracked if tracked else sender.on_report
         try:
             sender.send(records, each=None, last=report)
@@ -133,14 +137,14 @@ class TransactionalOutbox:
             raise self._reason(failure, f"send to {records.topic}") from failure
 
     def send_offsets(self, offsets: Mapping[TopicPartition, int], metadata: str) -> None:
-        """The group's input offsets join the transaction."""
+        """Add the group's input offsets to the transaction."""
         current, doing = self._ready(), f"send input offsets to group {self._group_id}"
         assert self._group is not None
         member, joining = self._group.member(), _with_metadata(offsets, metadata)
         client, timeout_s = current.sender.client, self._timeout_s
         try:
-            # After Overdue only `open` helps, with new clients: what the old one may still do then
-            # is fenced, and commits nothing.
+            # After Overdue the caller has to call `open`, which creates new clients. Whatever the
+            # old client still does is then fenced and commits nothing.
             bounded(
                 lambda: client.send_offsets_to_transaction(joining, member, timeout_s),
                 timeout_s,
@@ -153,7 +157,7 @@ class TransactionalOutbox:
             raise unanswered(self._settings, self._trouble, f"{doing} ({self._name})") from overdue
 
     def flush(self) -> None:
-        """Wait until every record sent is acknowledged; a failed one shows here or at commit."""
+        """Wait until every record sent is acknowledged; raise the first failure seen so far."""
         sender = self._ready().sender
         refused = self._drain(sender)
         sender.raise_failure()
@@ -164,7 +168,10 @@ class TransactionalOutbox:
             raise unanswered(self._settings, self._trouble, doing)
 
     def commit(self) -> None:
-        """All or nothing; CommitUnknown: not answered in time, call again to go on waiting."""
+        """Commit everything or nothing.
+
+        CommitUnknown if there was no answer in time: call again to continue waiting.
+        """
         current = self._ready()
         try:
             if self._drain(current.sender) is None and len(current.sender.client):
@@ -178,28 +185,30 @@ class TransactionalOutbox:
             current.sender.raise_failure()
             raise self._error(failure, "commit") from failure
         self._ended += 1
-        # Two transactions later this id is in turn again: whoever committed that one was here.
-        self._spent(current, current.number + 2)
+        # This id carries the transaction after the next one. If the group already has a commit
+        # with that number, another owner made it.
+        self._finished(current, current.number + 2)
 
     def abort(self) -> None:
-        """Drop what was sent since begin; without an open transaction nothing happens."""
+        """Drop everything sent since `begin`; do nothing without an open transaction."""
         self._require_owner()
-        # A client busy with an overdue call does nothing else: the next `open` aborts.
+        # A client that is busy with an overdue call does nothing else: the next `open` aborts.
         if self._current is None or self._is_busy:
             return
-        # Its id is opened anew, which aborts it; a client that had a record refused would first
-        # wait for those that it sent right after it.
-        self._spent(self._current, self._current.number)
+        # Opening the id again aborts the transaction. The client itself, if a record was refused,
+        # would first wait for the records that it sent right after that one.
+        self._finished(self._current, self._current.number)
 
     def ends(self) -> dict[TopicPartition, int]:
-        """Per tracked partition written since begin: the offset after its last record."""
+        """Return the offset after the last record of each tracked partition since `begin`."""
         return dict(self._ends)
 
     def close(self) -> None:
-        """Abort what is open, wait until the last transaction has ended for readers, and let go.
+        """Abort an open transaction, wait until readers see the last one ended, and close.
 
-        As far as the broker answers soon. It answers a commit before the records are marked as
-        committed, which makes them readable; the id can be opened anew only after that.
+        If the broker does not answer soon, this is left to the next owner. The broker answers a
+        commit before it writes the transaction markers that make the records readable, and only
+        after that can the id be opened again.
         """
         current, self._current = self._current, None
         if current is not None and not self._is_busy:
@@ -236,30 +245,31 @@ class TransactionalOutbox:
         return Sender(self._settings, properties, self._trouble, batch_bytes=self._batch_bytes)
 
     def _drain(self, sender: Sender) -> KafkaException | None:
-        """Wait until every record is acknowledged, or one is refused: the client's word for that.
+        """Wait until every record is acknowledged or one is refused; return the client's error.
 
-        The client keeps those that it sent right after a refused one until its timeout is over.
+        The client keeps the records that it sent right after a refused one until its timeout.
         """
         deadline_s = monotonic() + self._timeout_s
-        while sender.client.flush(_GLANCE_S) and monotonic() < deadline_s:
+        while sender.client.flush(_CHECK_S) and monotonic() < deadline_s:
             try:
-                sender.client.begin_transaction()  # refused either way: it tells why
+                sender.client.begin_transaction()  # it always fails, and its error says why
             except KafkaException as refused:
                 error = kafka_error(refused)
                 if error is None or error.code() != KafkaError._STATE:
                     return refused
         return None
 
-    def _spent(self, current: _Carried, next_number: int) -> None:
-        """Transaction `current` has ended; `next_number` will be the next one of its id."""
+    def _finished(self, current: _Transaction, next_number: int) -> None:
+        """Release the producer of `current`; its id will carry transaction `next_number` next."""
         self._current = None
-        turn = Turn(current.topics, lambda: self._check_alone(next_number))
+        turn = Turn(current.topics, lambda: self._check_owner(next_number))
         self._epochs.spent(current.number, current.sender, turn)
 
-    def _check_alone(self, number: int) -> None:
-        """Fenced if the group already has transaction `number`, or a later one, of another owner.
+    def _check_owner(self, number: int) -> None:
+        """Raise Fenced if another owner has committed transaction `number` or a later one.
 
-        The id was just opened, so whoever would commit `number` from now on has opened it again.
+        The id has just been opened, so any owner that commits `number` from now on must open it
+        again.
         """
         if not self._inputs or self._group is None:
             return
@@ -275,7 +285,7 @@ class TransactionalOutbox:
         if self._fenced is not None:
             raise Fenced(str(self._fenced))
 
-    def _ready(self) -> _Carried:
+    def _ready(self) -> _Transaction:
         self._require_owner()
         assert self._current is not None, "begin comes first"
         return self._current
@@ -289,10 +299,10 @@ class TransactionalOutbox:
         self._epochs.discard()
 
     def _reason(self, failure: KafkaException, doing: str) -> StateStoreError:
-        """Why the client refuses; it says so only when asked to begin anew."""
+        """Return why the client refuses a call; it says so only when asked to begin again."""
         error = kafka_error(failure)
-        spoiled = error is not None and error.code() in {KafkaError._STATE, KafkaError._FATAL}
-        if not spoiled:
+        has_failed = error is not None and error.code() in {KafkaError._STATE, KafkaError._FATAL}
+        if not has_failed:
             return self._error(failure, doing)
         try:
             self._ready().sender.client.begin_transaction()
@@ -304,31 +314,34 @@ class TransactionalOutbox:
         doing = f"{doing} ({self._name})"
         error = kafka_error(failure)
         if error is not None and error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-            # The client does not say of which topic.
+            # The client does not name the topic.
             topics = sorted(self._current.topics) if self._current else []
             doing += f", which writes to {', '.join(topics)}"
         if error is not None and error.code() in {KafkaError._TIMED_OUT, KafkaError._TRANSPORT}:
             return unanswered(self._settings, self._trouble, doing)
         found = translated(failure, doing)
         if error is not None and error.fatal() and not isinstance(found, Fenced | Misuse):
-            found = Fenced(f"{found}; the producer of this id is of no more use: open it again")
+            found = Fenced(f"{found}; the producer of this id cannot be used: open the id again")
         if isinstance(found, Fenced):
-            # The client forgets what it raised from a callback, and then answers by chance.
+            # After an error from a callback, the client's later answers cannot be relied on.
             self._fenced = found
         return found
 
 
 class PlainOutbox:
-    """`ports.Outbox` under at_least_once: no transaction; what was sent stays, whatever happens.
+    """`ports.Outbox` under at_least_once: without transactions, so records sent are never undone.
 
-    Commit waits for every acknowledgement and raises if one record failed; `send_offsets` commits
-    to the group at once, so it comes last (SEMANTICS E6).
+    Commit waits for every acknowledgement and raises an error if a record failed. `send_offsets`
+    commits to the group immediately, so it is called last (SEMANTICS E6).
     """
 
     def __init__(
         self, settings: Settings, *, group_id: str, batch_bytes: int | None = None
     ) -> None:
-        """`batch_bytes`: the most that the topics it writes take at once."""
+        """Create an outbox that is not open yet.
+
+        `batch_bytes` is the largest batch that all topics to write to accept.
+        """
         self._settings = settings
         self._batch_bytes = batch_bytes
         self._group_id = group_id
@@ -337,18 +350,18 @@ class PlainOutbox:
         self._committer: Consumer | None = None
 
     def open(self) -> None:
-        """Make the producer; nobody is fenced in this mode."""
+        """Create the producer; no other producer is fenced in this mode."""
         self.close()
         self._sender = Sender(self._settings, {}, self._trouble, batch_bytes=self._batch_bytes)
 
     def begin(self, _number: int | None = None) -> None:
-        """Forget the last unit's ends and failures."""
+        """Forget the offsets and failures of the last commit."""
         self._ready().forget()
 
     def send(self, records: Records, *, tracked: bool = False) -> None:
-        """See `ports.Outbox`."""
+        """Append records in order; see `ports.Outbox`."""
         sender = self._ready()
-        # No transaction tells of a failed record, so each one reports.
+        # Without a transaction that would fail, each record has to report its own failure.
         report = sender.on_tracked if tracked else sender.on_report
         try:
             sender.send(records, each=report, last=report)
@@ -356,7 +369,7 @@ class PlainOutbox:
             raise translated(failure, f"send to {records.topic}") from failure
 
     def send_offsets(self, offsets: Mapping[TopicPartition, int], metadata: str) -> None:
-        """Commit the group's input offsets, now."""
+        """Commit the group's input offsets immediately."""
         if self._committer is None:
             self._committer = consumer(self._settings, self._group_id, self._trouble)
         wanted = _with_metadata(offsets, metadata)
@@ -376,11 +389,11 @@ class PlainOutbox:
         sender.raise_failure()
 
     def commit(self) -> None:
-        """The same as flush: the input offsets follow the stores."""
+        """Do the same as `flush`: input offsets are committed after the stores."""
         self.flush()
 
     def abort(self) -> None:
-        """Let what was sent arrive, so that the log's end holds still for the restore after it."""
+        """Wait until records already sent are written, so that a restore finds a stable log end."""
         sender = self._ready()
         try:
             sender.flush()
@@ -391,11 +404,11 @@ class PlainOutbox:
             sender.forget()
 
     def ends(self) -> dict[TopicPartition, int]:
-        """Per tracked partition written since begin: the offset after its last record."""
+        """Return the offset after the last record of each tracked partition since `begin`."""
         return dict(self._ready().ends)
 
     def close(self) -> None:
-        """Let go; records not yet acknowledged may be lost, as they were not committed."""
+        """Close the clients; unacknowledged records, which are not committed, may be lost."""
         sender, self._sender = self._sender, None
         committer, self._committer = self._committer, None
         if sender is not None:

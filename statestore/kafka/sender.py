@@ -1,7 +1,8 @@
-"""Hands records to a producer: in order, none lost, none twice, whatever its queue holds.
+"""Passes records to a producer in order, each exactly once, even if its queue is full.
 
-Records go to the client one by one, as its batch call carries neither timestamps nor headers. A
-loop in C over the columns does it: no Python runs per record, and it is the faster of the two.
+Records are passed to the client one by one, because its batch call takes neither timestamps nor
+headers. The loop over the columns runs in C, without Python code per record, and is faster than
+the batch call.
 """
 
 # ruff: noqa: SLF001 - librdkafka's local codes are public, underscored by convention
@@ -34,13 +35,13 @@ _ROOM_S = 0.05
 _ANSWERED_S = 0.5
 _ANSWERED_AT_LAST_S = 60.0
 _CLOSED_LATER = threading.BoundedSemaphore(16)
-# The client takes 0 for "now"; the next best is a millisecond later.
+# The client treats 0 as "now", so a record of time 0 gets the next millisecond.
 _EPOCH_MS = 1
 _PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
 
 
 def _clean(records: Records) -> Records:
-    """As the client takes them: keys in a list, no time it reads as "now", no empty headers."""
+    """Convert records for the client: keys as a list, no time 0, no column of empty headers."""
     keys, times, headers = records.keys, records.timestamps, records.headers
     return records._replace(
         keys=keys if isinstance(keys, list) else list(keys),
@@ -54,7 +55,7 @@ def _partition(records: Records) -> int:
 
 
 class Sender:
-    """One producer, and what its reports said since `forget`."""
+    """One producer, with the offsets and the failure that it reported since `forget`."""
 
     def __init__(
         self,
@@ -78,12 +79,12 @@ class Sender:
         self._in_transaction = True
 
     def commit(self, timeout_s: float) -> None:
-        """Commit the transaction, all records of which are acknowledged."""
+        """Commit the transaction; all its records must be acknowledged."""
         self.client.commit_transaction(timeout_s)
         self._in_transaction = False
 
     def abort(self, timeout_s: float) -> bool:
-        """Abort the transaction, and return True, unless a request may still be in flight.
+        """Abort the transaction and return True; return False if a request may be in flight.
 
         librdkafka 2.16 resets its count of requests when the broker has answered the abort. If a
         request is still in flight then, its end fails an assertion, which ends the process.
@@ -95,18 +96,19 @@ class Sender:
         return True
 
     def forget(self) -> None:
+        """Forget reported offsets and failures."""
         self.ends.clear()
         self._failure = None
 
     def send(self, records: Records, *, each: Report | None, last: Report) -> None:
-        """Hand all records to the client, in order; a full queue makes it wait, not fail."""
+        """Pass all records to the client in order; wait if its queue is full."""
         records = _clean(records)
         count = len(records.keys)
         assert count == len(records.values) == len(records.timestamps), "columns differ in length"
         if not count:
             return
         places = self._places(records)
-        # A list's iterator knows how many are left, so the record a call failed on is known.
+        # A list's iterator knows how many items are left, which tells which record failed.
         ahead = iter(records.keys)
         calls = map(
             self.client.produce,
@@ -127,7 +129,7 @@ class Sender:
             except BufferError:
                 at = count - length_hint(ahead) - 1
                 place = _partition(records) if places is None else places[at]
-                self._insist(records, at, place, last if at == count - 1 else each)
+                self._send_waiting(records, at, place, last if at == count - 1 else each)
             except KafkaException as failure:
                 _raise_too_large(failure, records, count - length_hint(ahead) - 1)
                 raise
@@ -140,13 +142,13 @@ class Sender:
             raise unanswered(self._settings, self._trouble, f"have {left} records acknowledged")
 
     def raise_failure(self) -> None:
-        """Raise for the first record that failed, if one did."""
+        """Raise the error of the first record that failed, if any did."""
         if self._failure is not None:
             error, where = self._failure
             raise error_for(error, f"write to {where}")
 
     def close(self) -> None:
-        """Drop what is queued, and the client; an open transaction stays open for the broker.
+        """Drop queued records and the client; its transaction stays open on the broker.
 
         Within a transaction the requests in flight are answered first. If a broker takes long to
         answer, a separate thread closes the client later.
@@ -166,12 +168,12 @@ class Sender:
             _CLOSED_LATER.release()
 
     def _destroy(self) -> None:
-        """Drop the client without its own close, which waits without end for an open transaction.
+        """Drop the client without its own close, which aborts a transaction and waits endlessly.
 
-        Reports that are not called back yet would keep the client alive, so they are called first.
+        Pending reports would keep the client alive, so their callbacks run first.
         """
         self.client.purge()
-        for _ in range(2):  # the first may raise a fatal error nobody has asked about yet
+        for _ in range(2):  # the first may raise a fatal error that was not reported yet
             with suppress(KafkaException):
                 self.client.poll(0)
         del self.client
@@ -210,24 +212,26 @@ class Sender:
         return self._settings.request_timeout_ms / 1000
 
     def _places(self, records: Records) -> list[int] | None:
-        """The partition of each record where it is not the key that says it."""
+        """Return the partition of each record if its key does not decide it."""
         if records.placing is None or records.partition is not None:
             return None
         count = self._partitions(records.topic)
         if not count:
-            return None  # The client will say what is wrong with that topic.
+            return None  # the client reports what is wrong with that topic
         found = partitions_of(records.placing, count, self._settings.partitioner)
         return [_ANY_PARTITION if place is None else place for place in found]
 
     def _partitions(self, topic: str) -> int:
-        """How many partitions a topic has; 0: none that is known."""
+        """Return how many partitions a topic has; 0 if none is known."""
         if not self._counts.get(topic):
             listed = self.client.list_topics(topic, self._timeout_s).topics.get(topic)
             self._counts[topic] = 0 if listed is None else len(listed.partitions)
         return self._counts[topic]
 
-    def _insist(self, records: Records, at: int, partition: int, report: Report | None) -> None:
-        """Send one record once the queue has room."""
+    def _send_waiting(
+        self, records: Records, at: int, partition: int, report: Report | None
+    ) -> None:
+        """Send one record as soon as the queue has room."""
         headers = None if records.headers is None else list(records.headers[at])
         sendable = cast("list[tuple[str, str | bytes | None]] | None", headers)
         deadline = monotonic() + self._timeout_s
@@ -246,7 +250,7 @@ class Sender:
                 )
             except BufferError as full:
                 if monotonic() > deadline:
-                    doing = f"send: {len(self.client)} records wait for their acknowledgement"
+                    doing = f"send: {len(self.client)} records are not acknowledged yet"
                     raise unanswered(self._settings, self._trouble, doing) from full
             except KafkaException as failure:
                 _raise_too_large(failure, records, at)
@@ -260,10 +264,10 @@ class Sender:
             self._failure = error, f"{message.topic()}-{message.partition()}"
 
     def on_tracked(self, error: KafkaError | None, message: Message) -> None:
-        """Remember where the record landed, if the broker says so.
+        """Remember the offset of the record, if the broker reports it.
 
-        It does not of a record it already had when it came again: then the store keeps its older
-        offset, and after a crash replays from there.
+        The broker reports no offset for a record that it had already received before. The store
+        then keeps its older offset, and a restore after a crash replays from there.
         """
         if error is not None:
             self.on_report(error, message)
@@ -277,7 +281,7 @@ class Sender:
 
 
 def _raise_too_large(failure: KafkaException, records: Records, at: int) -> None:
-    """Name the record the client itself found too large; other failures pass."""
+    """Raise RecordFailed for a record that the client finds too large; ignore other failures."""
     error = kafka_error(failure)
     if error is None or error.code() != KafkaError.MSG_SIZE_TOO_LARGE:
         return
