@@ -123,7 +123,7 @@ def _check_texts() -> None:
     for name, text in named.items():
         if not text.isprintable() and any("\ud800" <= char <= "\udfff" for char in text):
             shown = text.encode("utf-8", "backslashreplace").decode()
-            raise Misuse(f"{name}, {shown!r}: its bytes are not UTF-8: write it in that")
+            raise Misuse(f"{name}, {shown!r}: its bytes are not UTF-8: write it in UTF-8")
 
 
 def exit_code_of(command: Callable[[], object]) -> int:

@@ -23,7 +23,7 @@ from statestore.layout.folders import StateLayout
 from statestore.layout.owners import Owner
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.modes import ProcessingGuarantee
-from statestore.operations.deployed import deployed, publish_deployed
+from statestore.operations.deployed import describe_deployment, publish_deployed
 from statestore.operations.relocation.apply import Relocation
 from statestore.runtime import Runtime
 from statestore.testing.memory_broker import MemoryCluster
@@ -108,7 +108,7 @@ class Rig:
                 for partition in range(partitions):
                     self.put(name, TaskId(ordinal, partition))
         counts = {t: partitions for p in topology.sub_topologies for t in p.source_topics}
-        said = deployed(topology, ProcessingGuarantee.EXACTLY_ONCE, counts)
+        said = describe_deployment(topology, ProcessingGuarantee.EXACTLY_ONCE, counts)
         publish_deployed(self.layout, said)
         return self
 

@@ -208,11 +208,15 @@ def parse_span(text: str) -> int:
     """Parse milliseconds from `300` (seconds), `300s`, `5m`, `1500ms`."""
     match = re.fullmatch(r"([0-9]+)(ms|s|m|h|d|)", text.strip())
     if match is None:
-        raise Misuse(f"span {text!r}: want a number with ms, s, m, h or d, such as 5m")
+        raise Misuse(
+            f"span {text!r} is not understood: pass a number with ms, s, m, h or d, such as 5m"
+        )
     # There are too many digits for int() to try, or for any clock.
     span_ms = int(match[1]) * _SPAN_UNITS[match[2]] if len(match[1]) < 20 else _TIME_MAX_MS + 1
     if span_ms > _TIME_MAX_MS:
-        raise Misuse(f"span {text[:40]}: longer than any clock runs: want such as 5m")
+        raise Misuse(
+            f"span {text[:40]}: longer than any clock runs: pass a shorter one, such as 5m"
+        )
     return span_ms
 
 
@@ -221,11 +225,13 @@ def parse_time(text: str) -> Time:
     if re.fullmatch(r"-?[0-9]+", text.strip()):
         if len(text.strip()) < 20 and abs(int(text)) <= _TIME_MAX_MS:
             return int(text)
-        raise Misuse(f"time {text[:40]}: after the year 9999: want ISO-8601, or epoch ms")
+        raise Misuse(f"time {text[:40]}: after the year 9999: pass ISO-8601, or epoch ms")
     try:
         return datetime.fromisoformat(text)
     except (ValueError, OverflowError) as error:
-        raise Misuse(f"time {text!r}: want ISO-8601 with a zone, or epoch ms ({error})") from error
+        raise Misuse(
+            f"time {text!r} is not understood ({error}): pass ISO-8601 with a zone, or epoch ms"
+        ) from error
 
 
 def _deployment_options() -> list[Callable[[F], F]]:
@@ -333,7 +339,7 @@ def _pairs(pairs: tuple[str, ...]) -> dict[str, str]:
     for pair in pairs:
         key, separator, value = pair.partition("=")
         if not separator:
-            raise Misuse(f"--set {pair!r}: want key=value")
+            raise Misuse(f"--set {pair!r}: pass key=value")
         if is_secret(key) and not value.startswith("${"):
             raise Misuse(
                 f"--set {key}=…: a secret on the command line is seen by every process listing; "

@@ -44,13 +44,13 @@ def exports() -> None:
 @json_option
 def create_command(*, for_clone: bool, as_json: bool, **flags: Any) -> None:
     """Export all stores, beside a run or between two; upload only what the target lacks."""
-    with told(flags, "state.dir", as_json=as_json) as (runtime, tell):
+    with showing_results(flags, "state.dir", as_json=as_json) as (runtime, tell):
         with shown_progress("export") as progress:
             if for_clone:
                 report = create_export_for_clones(runtime, _pipeline(flags), progress)
             else:
                 report = create_export(runtime, progress)
-        tell(*told_export(report))
+        tell(*export_result(report))
 
 
 @exports.command("ls")
@@ -77,7 +77,7 @@ def list_exports_command(*, as_json: bool, **flags: Any) -> None:
 @json_option
 def verify_command(*, export: str, opens: bool, as_json: bool, **flags: Any) -> None:
     """Read every file of EXPORT (the newest) again and check it against its manifest."""
-    with told(flags, as_json=as_json) as (runtime, tell):
+    with showing_results(flags, as_json=as_json) as (runtime, tell):
         found = Exports.of(runtime)
         with shown_progress("verify") as progress:
             done = found.verify(
@@ -126,7 +126,7 @@ def restore_command(
             raise Misuse("--as clones a whole export: leave out the other options")
         _clone(flags, export, clone_id, as_json=as_json)
         return
-    with told(flags, "state.dir", as_json=as_json) as (runtime, tell):
+    with showing_results(flags, "state.dir", as_json=as_json) as (runtime, tell):
         choice = Choice(stores, partitions, replace=replace, full=full)
         with shown_progress("restore") as progress:
             report = restore_export(runtime, export, choice, progress, dry_run=dry_run)
@@ -134,7 +134,7 @@ def restore_command(
 
 
 def _clone(flags: dict[str, Any], export: str, clone_id: str, *, as_json: bool) -> None:
-    with told(flags, "state.dir", as_json=as_json) as (runtime, tell):
+    with showing_results(flags, "state.dir", as_json=as_json) as (runtime, tell):
         topology = _pipeline(flags)
         with shown_progress("clone") as progress:
             report = clone_export(runtime, topology, clone_id, export=export, progress=progress)
@@ -150,7 +150,7 @@ def _clone(flags: dict[str, Any], export: str, clone_id: str, *, as_json: bool) 
 @json_option
 def drop_clone_command(*, clone_id: str, as_json: bool, **flags: Any) -> None:
     """Remove the topics, the group and the folder of CLONE_ID, if it is a clone."""
-    with told(flags, "state.dir", as_json=as_json) as (runtime, tell):
+    with showing_results(flags, "state.dir", as_json=as_json) as (runtime, tell):
         own = dataclasses.replace(runtime.settings, application_id=clone_id)
         topics = drop_clone(runtime.with_settings(own))
         tell({"clone": clone_id, "topics": topics}, f"{clone_id} removed, {len(topics)} topics")
@@ -169,7 +169,7 @@ def drop_clone_command(*, clone_id: str, as_json: bool, **flags: Any) -> None:
 @json_option
 def prune_command(*, keep: int, keep_for: str | None, as_json: bool, **flags: Any) -> None:
     """Remove old exports, and files that no export needs."""
-    with told(flags, as_json=as_json) as (runtime, tell):
+    with showing_results(flags, as_json=as_json) as (runtime, tell):
         retention = Retention(keep, parse_span(keep_for) if keep_for else 0)
         done = Exports.of(runtime).prune(retention)
         text = (
@@ -198,7 +198,7 @@ restore_short_command = click.Command(
 )
 
 
-def told_export(report: ExportReport) -> tuple[dict[str, Any], str]:
+def export_result(report: ExportReport) -> tuple[dict[str, Any], str]:
     """An export for programs and for people."""
     return msgspec.structs.asdict(report), (
         f"{report.export_id}: {report.stores} stores, {report.bytes} bytes, "
@@ -207,7 +207,7 @@ def told_export(report: ExportReport) -> tuple[dict[str, Any], str]:
 
 
 @contextmanager
-def told(
+def showing_results(
     flags: dict[str, Any], *needs: str, as_json: bool
 ) -> Iterator[tuple[Runtime, Callable[[dict[str, Any], str], None]]]:
     """Make the runtime, and the function that shows a result as JSON or text.
@@ -246,7 +246,7 @@ def _restored(report: RestoreReport) -> str:
         "changelog at most"
         for one in report.placed
     ]
-    lines += [f"kept {name}: it is there; --replace sets it aside" for name in report.kept]
+    lines += [f"kept {name}: it exists already; --replace sets it aside" for name in report.kept]
     lines += [f"set aside {name}" for name in report.set_aside]
     lines += [
         f"{name}: the next start restores it from its changelog" for name in report.by_changelog

@@ -169,7 +169,7 @@ def _renames(pairs: Sequence[str]) -> dict[str, str]:
     for pair in pairs:
         old, separator, new = pair.partition("=")
         if not (old and separator and new):
-            raise Misuse(f"--rename {pair!r}: want old=new")
+            raise Misuse(f"--rename {pair!r}: pass old=new")
         found[old] = new
     return found
 

@@ -1,1 +1,1 @@
-"""What is done to an application as a whole: a plan first, then the deed."""
+"""What operators do with an application as a whole: each operation plans first and then acts."""

@@ -114,7 +114,7 @@ class Deployed(msgspec.Struct, frozen=True):
         return known is None or known.source_topic is None
 
 
-def deployed(
+def describe_deployment(
     topology: Topology,
     guarantee: ProcessingGuarantee,
     counts: Mapping[TopicName, int] | None = None,

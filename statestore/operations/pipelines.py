@@ -17,7 +17,7 @@ def load_pipeline(path: str) -> Topology:
     module_name, _, function_name = path.partition(":")
     if not module_name or not function_name:
         raise PipelineNotFound(
-            f"pipeline {path!r}: want module:function, such as shop.orders:topology"
+            f"pipeline {path!r}: pass module:function, such as shop.orders:topology"
         )
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)

@@ -47,9 +47,9 @@ def run_request(
     if until != LATEST and run_for is not None:
         raise Misuse("until and run_for exclude each other: a continuous run has no planned end")
     if run_for is not None and span_ms(run_for) <= 0:
-        raise Misuse(f"a run for {span_ms(run_for)} ms does nothing: want a span above 0")
+        raise Misuse(f"a run for {span_ms(run_for)} ms does nothing: pass a span above 0")
     if not isinstance(until, str) and to_ms(until) < 0:
-        raise Misuse(f"until {until}: no record is of before 1970: want a later time, or latest")
+        raise Misuse(f"until {until}: no record is older than 1970: pass a later time, or latest")
     return RunRequest(
         until_ms=None if isinstance(until, str) else to_ms(until),
         run_for_ms=None if run_for is None else span_ms(run_for),

@@ -20,7 +20,7 @@ from statestore.layout.audits import LIVE, Audits, AuditVerdict
 from statestore.layout.folders import StateLayout
 from statestore.layout.owners import Owner
 from statestore.model.ids import TaskId
-from statestore.operations.deployed import Deployed, deployed, read_deployed
+from statestore.operations.deployed import Deployed, describe_deployment, read_deployed
 from statestore.operations.environment import Environment
 from statestore.operations.exports.catalog import Exports
 from statestore.operations.exports.manifest import made_after
@@ -266,7 +266,7 @@ class StatusReader:
 
     def _deployed(self, pipeline: str) -> Deployed | None:
         try:
-            return deployed(load_pipeline(pipeline), self._settings.processing_guarantee)
+            return describe_deployment(load_pipeline(pipeline), self._settings.processing_guarantee)
         except StateStoreError as error:
             self._unknown.append(f"{error}; this goes by what was deployed last")
             return None

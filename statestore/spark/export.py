@@ -16,7 +16,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from statestore.cli import set_up_logging
 from statestore.commands.arguments import export_options, parse_exports
-from statestore.commands.exports import json_option, told, told_export
+from statestore.commands.exports import export_result, json_option, showing_results
 from statestore.operations.exports.create import Export
 from statestore.spark.program import run_program
 from statestore.spark.session import raise_first_error, spark_session
@@ -31,7 +31,7 @@ _log = logging.getLogger("statestore.export")
 def command(*, as_json: bool, **flags: Any) -> None:
     """Export an application's stores, a Spark task for each stream task."""
     set_up_logging()
-    with told(flags, "state.dir", as_json=as_json) as (runtime, tell):
+    with showing_results(flags, "state.dir", as_json=as_json) as (runtime, tell):
         arguments = parse_exports(flags).for_workers()
         export = Export(runtime)
         with export.begin() as begun:
@@ -44,7 +44,7 @@ def command(*, as_json: bool, **flags: Any) -> None:
             stored = [msgspec.json.decode(row.stored, type=Stored) for row in rows]
             raise_first_error(one.error for one in stored)
             parts = [one.part for one in stored if one.part is not None]
-            tell(*told_export(export.publish(begun, parts)))
+            tell(*export_result(export.publish(begun, parts)))
 
 
 def main() -> NoReturn:

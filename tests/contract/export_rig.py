@@ -7,7 +7,7 @@ from typing import Any
 
 import statestore as ss
 from statestore.model.ids import TopicPartition
-from statestore.operations.deployed import deployed, publish_deployed
+from statestore.operations.deployed import describe_deployment, publish_deployed
 from statestore.operations.exports.catalog import LATEST, Exports, FetchedStore
 from statestore.operations.exports.create import ExportReport, create_export
 from statestore.operations.exports.manifest import StoreOfTask
@@ -88,7 +88,7 @@ class ExportRig:
         layout = self.tasks.layout
         layout.create(layout.application_dir)
         publish_deployed(
-            layout, deployed(topology, self.tasks.known().processing_guarantee, counts)
+            layout, describe_deployment(topology, self.tasks.known().processing_guarantee, counts)
         )
 
     def send(self, *rows: tuple[str, str]) -> None:

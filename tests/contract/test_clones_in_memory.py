@@ -175,7 +175,7 @@ def test_what_cannot_be_cloned_is_refused_before_anything_is_made(rig: ExportRig
     refused("name the one that was deployed", lambda: cloned(rig, topology=other.build()))
     taken = [TopicSpec(f"{CLONE}-latest-changelog", 1, {})]
     broker.cluster(CLONE).create(taken)
-    refused("are there: name another id", lambda: cloned(rig))
+    refused("exist already: name another id", lambda: cloned(rig))
     broker.state.topics.pop(taken[0].name)
     outbox = broker.plain_outbox(CLONE)
     outbox.open()

@@ -22,7 +22,7 @@ from statestore.errors import (
     UnknownStore,
 )
 from statestore.faults import CrashPoint
-from statestore.operations.deployed import deployed, publish_deployed
+from statestore.operations.deployed import describe_deployment, publish_deployed
 from statestore.operations.exports.catalog import NoProgress, Retention, find_exported
 from statestore.operations.exports.create import ExportReport
 from statestore.operations.exports.leases import LEASE_MS
@@ -171,7 +171,7 @@ def test_an_export_without_a_partition_names_it_to_whoever_would_read_all(rig: E
     rig.send(("a", "1"))
     rig.drain()
     layout, known = rig.tasks.layout, rig.tasks.known()
-    wide = deployed(rig.tasks.topology, known.processing_guarantee, {TopicName("in"): 2})
+    wide = describe_deployment(rig.tasks.topology, known.processing_guarantee, {TopicName("in"): 2})
     publish_deployed(layout, wide)
     rig.export()
     settings = {"statestore.export.target": str(rig.target)}

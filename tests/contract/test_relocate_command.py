@@ -14,7 +14,7 @@ from statestore.errors import StateStoreError
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import Position, TaskId, TopicPartition
 from statestore.model.modes import ProcessingGuarantee
-from statestore.operations.deployed import deployed, publish_deployed
+from statestore.operations.deployed import describe_deployment, publish_deployed
 from tests.relocation_rig import topology_of
 
 PIPELINE = "tests.contract.test_relocate_command"
@@ -91,7 +91,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 opened.put(b"%s%d" % (store.encode(), partition), b"row")
                 log = TopicPartition(f"shop-{store}-changelog", partition)
                 opened.commit({log: 40 + partition}, position=Position.of({"in": {partition: 9}}))
-    publish_deployed(layout, deployed(before(), ProcessingGuarantee.EXACTLY_ONCE))
+    publish_deployed(layout, describe_deployment(before(), ProcessingGuarantee.EXACTLY_ONCE))
     return state_dir
 
 
@@ -192,7 +192,7 @@ def test_what_stays_behind_is_shown(shop: Shop) -> None:
 @pytest.mark.parametrize(
     ("flags", "code", "says"),
     [
-        (["--rename=A"], 2, "--rename 'A': want old=new"),
+        (["--rename=A"], 2, "--rename 'A': pass old=new"),
         (["--keep=first"], 2, "task id 'first'"),
         (["--application-id=bar"], 2, "no application 'bar' in"),
         ([], 2, "bootstrap.servers is not set"),

@@ -25,7 +25,7 @@ from statestore.layout.folders import StateLayout
 from statestore.layout.owners import claim, read_owner
 from statestore.model.ids import Position, TaskId, TopicPartition
 from statestore.model.modes import ProcessingGuarantee
-from statestore.operations.deployed import deployed, publish_deployed
+from statestore.operations.deployed import describe_deployment, publish_deployed
 from statestore.operations.rows import committed_rows, shape_of
 from statestore.runtime import Runtime
 from statestore.settings import Settings
@@ -122,7 +122,9 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 log = TopicPartition(f"shop-{spec.name}-changelog", partition)
                 store.commit({log: 40 + partition}, position=Position.of({"in": {partition: 9}}))
     counts = {TopicName("in"): 2}
-    publish_deployed(layout, deployed(topology(), ProcessingGuarantee.EXACTLY_ONCE, counts))
+    publish_deployed(
+        layout, describe_deployment(topology(), ProcessingGuarantee.EXACTLY_ONCE, counts)
+    )
     return state_dir
 
 

@@ -80,7 +80,7 @@ def test_a_store_without_history_is_refused(shop: Shop) -> None:
     assert "swap them" in shop.refused(
         "stores", "history", "rates", "EUR", "--from", "2", "--to", "1"
     )
-    assert "want ISO-8601" in shop.refused("stores", "get", "rates", "EUR", "--as-of", "yesterday")
+    assert "pass ISO-8601" in shop.refused("stores", "get", "rates", "EUR", "--as-of", "yesterday")
 
 
 def test_offsets_are_shown_too(shop: Shop) -> None:

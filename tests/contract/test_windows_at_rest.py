@@ -14,7 +14,7 @@ from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.modes import ProcessingGuarantee
 from statestore.model.records import Windowed
-from statestore.operations.deployed import deployed
+from statestore.operations.deployed import describe_deployment
 from statestore.stores.specs import WindowSpec
 from statestore.stores.windows import START, TIME_ROW
 from tests.contract.test_stores_at_rest import Shop
@@ -49,7 +49,7 @@ def shop_in(state_dir: Path) -> Shop:
                 store.put(START.pack(start) + key.encode(), serdes.INT64.serialize(count))
             store.put(TIME_ROW, START.pack(TIMES[partition]))
             store.commit({TopicPartition("shop-counts-changelog", partition): 7})
-    said = deployed(pipeline(), ProcessingGuarantee.EXACTLY_ONCE)
+    said = describe_deployment(pipeline(), ProcessingGuarantee.EXACTLY_ONCE)
     layout.topology_file.write_bytes(msgspec.json.encode(said))
     return Shop(layout)
 

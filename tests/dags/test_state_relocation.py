@@ -154,7 +154,7 @@ def test_the_operator_returns_what_the_command_says(rig: Rig) -> None:
 
 def test_an_error_of_the_command_fails_or_is_retried_by_its_class(rig: Rig) -> None:
     instance = TaskInstance()
-    with pytest.raises(AirflowFailException, match="want old=new"):
+    with pytest.raises(AirflowFailException, match="pass old=new"):
         call("--rename A", instance)
     assert instance.pushed["result"]["error"]["exit_code"] == 2
     folder = StateLayout(rig.folder / "state", "shop").task_dir(TaskId(0, 0))

@@ -144,7 +144,7 @@ def test_a_file_named_by_flag_must_know_the_application(folder: Path) -> None:
     [
         ((), None, "which application.*--application-id.*STATESTORE_APPLICATION_ID"),
         ((), "shop", "which pipeline.*--pipeline"),
-        (("--pipeline", "m:f", "--set", "nothing"), "shop", "--set 'nothing': want key=value"),
+        (("--pipeline", "m:f", "--set", "nothing"), "shop", "--set 'nothing': pass key=value"),
         (("--pipeline", "m:f", "--run-for", "long"), "shop", "span 'long'"),
     ],
 )

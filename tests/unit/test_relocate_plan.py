@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from statestore.errors import Misuse, TopologyMismatch
 from statestore.model.ids import TaskId
 from statestore.model.modes import ProcessingGuarantee
-from statestore.operations.deployed import Deployed, DeployedPart, deployed
+from statestore.operations.deployed import Deployed, DeployedPart, describe_deployment
 from statestore.operations.relocation.plan import (
     Choices,
     Copy,
@@ -265,7 +265,7 @@ def test_windows_of_another_size_are_refused_and_other_terms_are_not() -> None:
         builder.stream("in").group_by_key().windowed_by(TumblingWindows(size, **told)).count("n")
         return builder.build()
 
-    before = deployed(windows(10), ProcessingGuarantee.EXACTLY_ONCE)
+    before = describe_deployment(windows(10), ProcessingGuarantee.EXACTLY_ONCE)
     with pytest.raises(TopologyMismatch, match=r"windows of 10 ms, .* 20 ms: .* another name"):
         plan_relocation(placement(windows(20)), on_disk("n@0_0"), before, own_changelog)
     longer = placement(windows(10, grace_ms=5, retention_ms=90))

@@ -35,7 +35,7 @@ class Killed(BaseException):
     """A death at a crash point."""
 
 
-def deployed(*, source_log: str | None = None) -> Deployed:
+def describe_deployment(*, source_log: str | None = None) -> Deployed:
     parts = [
         DeployedPart(0, ["in"], tasks=2, internal=[]),
         DeployedPart(1, ["by-key-repartition"], tasks=2, internal=["by-key-repartition"]),
@@ -62,7 +62,7 @@ class World:
         for partition in range(2):
             self.layout.create(self.layout.store_dir(TaskId(1, partition), "counts"))
         self.layout.create(self.layout.application_dir / "audits")
-        publish_deployed(self.layout, deployed())
+        publish_deployed(self.layout, describe_deployment())
 
     def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
         outbox = self.broker.plain_outbox(APPLICATION)
@@ -130,7 +130,7 @@ def test_a_plan_changes_nothing(world: World) -> None:
 
 
 def test_a_topic_that_is_a_tables_log_and_somebody_elses_input_stays(world: World) -> None:
-    publish_deployed(world.layout, deployed(source_log="in"))
+    publish_deployed(world.layout, describe_deployment(source_log="in"))
     assert world.reset(EARLIEST).topics == [REPARTITION]
     assert "in" in world.broker.state.topics
 

@@ -35,7 +35,7 @@ from statestore.operations.clones.record import (
     read_record,
     renamed,
 )
-from statestore.operations.deployed import deployed, publish_deployed
+from statestore.operations.deployed import describe_deployment, publish_deployed
 from statestore.operations.environment import Environment
 from statestore.operations.exports.catalog import LATEST, Exports, NoProgress, TransferProgress
 from statestore.operations.exports.manifest import ExportManifest, LogCut, StoreOfTask
@@ -95,7 +95,7 @@ def drop_clone(environment: Environment) -> Sequence[str]:
     layout = environment.layout
     record = read_record(layout)
     if record is None:
-        raise Misuse(f"{layout.application_dir} is no clone: nothing is removed")
+        raise Misuse(f"{layout.application_dir} is not a clone: nothing is removed")
     folder = layout.application_dir
     with layout.alone(wait_ms=0, clock=environment.clock, locks=settings.volume_locks):
         topics = own_topics(layout, record)
@@ -158,7 +158,9 @@ class Clone:
             reach(CrashPoint.CLONE_COMMITTED)
             own = renamed(self._topology, topics)
             guarantee = self._settings.processing_guarantee
-            publish_deployed(self._layout, deployed(own, guarantee, self._counts(own), self._logs))
+            publish_deployed(
+                self._layout, describe_deployment(own, guarantee, self._counts(own), self._logs)
+            )
             self._record(topics, finished=True)
             reach(CrashPoint.CLONE_FINISHED)
         return CloneReport(
@@ -193,7 +195,7 @@ class Clone:
         record = read_record(self._layout)
         if self._is_used() and (record is None or record.finished):
             raise Misuse(
-                f"{self._layout.application_dir} is there: name another id"
+                f"{self._layout.application_dir} exists already: name another id"
                 + (f", or `statestore exports drop-clone {clone_id}` first" if record else "")
             )
         return manifest.cut
@@ -207,7 +209,7 @@ class Clone:
     def _check_free(self, topics: Mapping[str, str], counts: Mapping[TopicName, int]) -> None:
         taken = sorted(self._cluster.partitions(sorted(topics.values())))
         if taken:
-            raise Misuse(f"topics {', '.join(taken)} are there: name another id for the clone")
+            raise Misuse(f"topics {', '.join(taken)} exist already: name another id for the clone")
         inputs = [
             TopicPartition(topic.full(self._original), p)
             for topic, count in counts.items()

@@ -74,9 +74,9 @@ class Leases:
         """
         if self._target.read(f"{folder}.json") is None:
             raise TargetNotShared(
-                f"{self._target.url} on {socket.gethostname()}: the export under way ({folder}) is "
-                "not there: the target must be the same place for driver and workers: a folder on "
-                "a volume they share, or an object store"
+                f"{self._target.url} on {socket.gethostname()}: the export in progress ({folder}) "
+                "is not there: the target must be the same place for driver and workers: a folder "
+                "on a volume they share, or an object store"
             )
 
     def left_over(self) -> list[str]:

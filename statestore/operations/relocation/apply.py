@@ -32,7 +32,12 @@ from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.at_rest import existing_application
 from statestore.operations.changelogs import check_logs_unchanged, holds_records
 from statestore.operations.clones.record import as_deployed
-from statestore.operations.deployed import Deployed, deployed, publish_deployed, read_deployed
+from statestore.operations.deployed import (
+    Deployed,
+    describe_deployment,
+    publish_deployed,
+    read_deployed,
+)
 from statestore.operations.environment import Environment
 from statestore.operations.kept_stores import KeptStores
 from statestore.operations.relocation.disk import (
@@ -284,7 +289,7 @@ class Relocation:
         return {name: made for name, store in known if (made := store.changelog_id) is not None}
 
     def _deployed(self, changelog_ids: Mapping[str, str]) -> Deployed:
-        return deployed(
+        return describe_deployment(
             self._topology,
             self._settings.processing_guarantee,
             self._counts,
