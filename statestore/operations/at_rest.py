@@ -1,6 +1,6 @@
-"""Looks at the stores of an application, whether or not a run is on: rows, counts, offsets, sizes.
+"""Looks at the stores of an application beside a run or without one: rows, offsets, sizes.
 
-Each stream task is seen in a snapshot, as it stood at its last commit; `owner.json` stays as it is.
+Each stream task is seen in a snapshot, as it stood at its last commit. `owner.json` stays as it is.
 """
 
 import sys
@@ -34,7 +34,7 @@ _NAMED = 10
 
 
 class StoreFiles(NamedTuple):
-    """A store of one stream task, as it lies on disk."""
+    """A store of one stream task as it lies on disk."""
 
     store: str
     task: TaskId
@@ -43,7 +43,7 @@ class StoreFiles(NamedTuple):
 
 
 class Offsets(NamedTuple):
-    """Where a store stands: changelog offsets NEXT to read, input offsets LAST processed."""
+    """Where a store stands: changelog offsets NEXT to read, and input offsets LAST processed."""
 
     store: str
     task: TaskId
@@ -52,7 +52,7 @@ class Offsets(NamedTuple):
 
 
 class StoresAtRest:
-    """The stores of one application; opens nothing until asked. Close it when done."""
+    """The stores of one application. It opens nothing until asked. Close it when done."""
 
     def __init__(self, environment: Environment) -> None:
         """Misuse if there is no such application."""
@@ -68,7 +68,7 @@ class StoresAtRest:
             self._taken.popitem()[1].release()
 
     def files(self) -> list[StoreFiles]:
-        """Every store of every stream task on disk, without opening any."""
+        """Return every store of every stream task on disk, without opening any."""
         return [
             StoreFiles(
                 store,
@@ -83,10 +83,10 @@ class StoresAtRest:
     def find(
         self, store: str, partition: int | None = None, *, kind: str = keyvalue.KIND
     ) -> list[TaskId]:
-        """The stream tasks that have it, if it is of that kind.
+        """Return the stream tasks that have the store, if it is of that kind.
 
-        UnknownStore or Misuse name what there is; TaskCorrupted the stream tasks that were deployed
-        with it and have no files of it (I33).
+        UnknownStore and Misuse name the stores that exist. TaskCorrupted names the stream tasks
+        that were deployed with the store and have no files of it (I33).
         """
         found = [task for task in self._layout.tasks() if store in self._layout.stores(task)]
         known = self.deployed.stores.get(store)
@@ -119,7 +119,7 @@ class StoresAtRest:
     def spec_in_bytes(
         self, store: str, *, kind: str | None = None
     ) -> BuiltInSpec | WindowSpec[Any, Any]:
-        """How to read a store in bytes: as it was deployed, or as one of another kind.
+        """Describe a store so that it is read in bytes: as deployed, or as one of another kind.
 
         Misuse if it was deployed with a class of the user's own.
         """
@@ -130,7 +130,7 @@ class StoresAtRest:
 
     @contextmanager
     def reader(self, task: TaskId, spec: BuiltInSpec | WindowSpec[Any, Any]) -> Iterator[AnyReader]:
-        """Reads the store of one stream task, as of the snapshot."""
+        """Read the store of one stream task, as of its snapshot."""
         path = self.snapshot(task).store_dir(spec.name)
 
         def renew() -> None:
@@ -140,7 +140,7 @@ class StoresAtRest:
             yield reader_over(spec, [source], str(path), source.close)
 
     def offsets(self, store: str | None = None) -> list[Offsets]:
-        """Where each store stands; all that can be read if `store` is None."""
+        """Return where each store stands; all that can be read if `store` is None."""
         found = []
         for file in self.files():
             kind = keyvalue.KIND if file.deployed is None else file.deployed.kind
@@ -163,7 +163,7 @@ class StoresAtRest:
         return found
 
     def snapshot(self, task: TaskId) -> Snapshot:
-        """One for all looks at this task."""
+        """Return the one snapshot for all looks at this stream task."""
         if task in self._taken:
             self._taken[task].renew()
         else:
@@ -172,7 +172,7 @@ class StoresAtRest:
 
     @contextmanager
     def opened(self, task: TaskId, store: str, *, kind: str = keyvalue.KIND) -> Iterator[Engine]:
-        """Its database, read-only, as of the snapshot; Misuse if it is of another kind."""
+        """Open the database read-only, as of the snapshot; Misuse if it is of another kind."""
         path = self.snapshot(task).store_dir(store)
         engine = self._databases.read(path)
         try:
@@ -192,10 +192,10 @@ def spec_of(
     key_serde: Serde[Any] | None,
     value_serde: Serde[Any] | None,
 ) -> BuiltInSpec | WindowSpec[Any, Any]:
-    """How to read a store; a serde that is None is that of the deployed topology, if it names one.
+    """Describe how to read a store; serdes not given are those of the deployed topology.
 
-    Misuse names the keyword to pass where it is not one of the library's. The `key_serde` of
-    windows is that of the keys in them. A retention that was not recorded keeps all there is.
+    Misuse names the keyword to pass where a serde is not one of the library's. The `key_serde` of
+    windows is that of the keys in them. Where no retention was recorded, nothing expires.
     """
     known = deployed.stores.get(store)
     if known is not None and known.kind not in READABLE:
@@ -225,19 +225,19 @@ def spec_of(
 
 
 def windows_kept_ms(known: DeployedStore) -> int:
-    """How long windows show after their start; where that was not recorded, all there are."""
+    """Return how long windows show after their start; without limit if that was not recorded."""
     return sys.maxsize if known.retention_ms is None else known.retention_ms
 
 
 def tasks_text(tasks: Sequence[TaskId]) -> str:
-    """The stream tasks by name, the first ten of many."""
+    """Return the names of the stream tasks, the first ten of many."""
     named = ", ".join(map(str, tasks[:_NAMED]))
     more = f" and {len(tasks) - _NAMED} more" if len(tasks) > _NAMED else ""
     return f"stream task{'' if len(tasks) == 1 else 's'} {named}{more}"
 
 
 def existing_application(layout: StateLayout) -> StateLayout:
-    """The layout itself; Misuse names the applications there are if this is none of them."""
+    """Return the layout itself; if it has no such application, Misuse names those there are."""
     if not layout.application_dir.is_dir():
         found = [path.name for path in layout.state_dir.glob("*/") if path.is_dir()]
         raise Misuse(
@@ -248,5 +248,5 @@ def existing_application(layout: StateLayout) -> StateLayout:
 
 
 def size_of(folder: Path) -> int:
-    """The bytes of all files below it."""
+    """Return the bytes of all files below a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -36,7 +36,7 @@ class _Uncounted:
 
 
 class FileSource:
-    """The files of one store of one stream task, as `reads.Source` has it."""
+    """The `reads.Source` of the files of one store of one stream task."""
 
     def __init__(self, name: str, engine: Engine, renew: Callable[[], None]) -> None:
         """Take over the engine. `renew` keeps the lease of the files up."""
@@ -49,14 +49,14 @@ class FileSource:
 
     @property
     def turn(self) -> AbstractContextManager[Any]:
-        """Nothing to wait for, as nobody writes."""
+        """Return a context that waits for nothing, as nobody writes."""
         return nullcontext()
 
     def is_open(self) -> bool:
         return self._open
 
     def check_open(self) -> None:
-        """StoreClosed after close. While it is open, its lease is kept up."""
+        """Raise StoreClosed after the close. While it is open, keep the lease of the files up."""
         if not self._open:
             raise StoreClosed(f"the reader of {self.name!r} is closed: open a new one")
         self._renew()
@@ -64,7 +64,7 @@ class FileSource:
     check_ready = check_open
 
     def failure(self, error: Exception) -> Exception:
-        """An engine's error as one of ours, naming the store."""
+        """Return an engine's error as one of ours that names the store."""
         if not self._open:
             return StoreClosed(f"the reader of {self.name!r} is closed: open a new one")
         ours = error
@@ -85,9 +85,9 @@ def open_reader(
     files: Sequence[HeldFiles],
     open_files: Callable[[Path], Engine],
 ) -> AnyReader:
-    """A reader over the files of all these stream tasks; `with`, or close() it.
+    """Return a reader over the files of all these stream tasks; use `with`, or close it.
 
-    It takes over the files: they are released here, also if some cannot be opened. Misuse if they
+    It takes over the files, which are released here also if some cannot be opened. Misuse if they
     are of another kind of store.
     """
     name, closing = spec.name, ExitStack()

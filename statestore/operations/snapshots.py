@@ -1,12 +1,12 @@
-"""Takes snapshots of stream tasks: how anyone but the owner sees a store (DESIGN, "Snapshot").
+"""Takes snapshots of stream tasks, by which anyone but the owner sees a store.
 
     take()    the task's lock is free: link its files             snapshot.linked
                                        publish them by rename     snapshot.published
               it is not: write a request                          snapshot.requested
                          wait for the owner's answer, or for the lock
 
-What is seen is committed state. Each snapshot is leased: `renew` it while you read, `release` it
-then; one forgotten is removed when its lease has run out.
+What is seen is committed state. Each snapshot is leased: `renew` it while you read, and then
+`release` it. One that is forgotten is removed when its lease has run out.
 """
 
 from pathlib import Path
@@ -34,7 +34,7 @@ _ASK_AGAIN_S = 0.02
 
 
 class Snapshot:
-    """A published snapshot, leased to its holder; use `with`, or release() it."""
+    """A published snapshot, leased to its holder. Use `with`, or release it."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Snapshot:
         self._renew_s = clock.monotonic() + lease_ms / 2000
 
     def store_dir(self, store: str) -> Path:
-        """The files of a store; an error says why it is not in the snapshot."""
+        """Return the folder of a store; an error says why it is not in the snapshot."""
         manifest = self.manifest
         task, why = manifest.stream_task, manifest.left_out.get(store)
         if why is not None:
@@ -65,7 +65,7 @@ class Snapshot:
         return self._snapshots.path(self._id) / store
 
     def renew(self) -> None:
-        """Keep it for another lease, when half of the last one is over; Unavailable if gone."""
+        """Extend the lease once half of it is over; Unavailable if the snapshot is gone."""
         now_s = self._clock.monotonic()
         if now_s < self._renew_s:
             return
@@ -78,7 +78,7 @@ class Snapshot:
         self._renew_s = now_s + self._lease_ms / 2000
 
     def release(self) -> None:
-        """Remove it. Twice is harmless."""
+        """Remove it. Releasing twice is harmless."""
         self._snapshots.drop(self._id)
 
     def __enter__(self) -> Self:
@@ -98,9 +98,9 @@ class Snapshots:
         self._databases = environment.databases
 
     def take(self, task: TaskId) -> Snapshot:
-        """A snapshot of all stores of `task`.
+        """Take a snapshot of all stores of a stream task.
 
-        Unavailable names the owner that did not answer within `statestore.snapshot.wait.ms`.
+        Unavailable names an owner that did not answer within `statestore.snapshot.wait.ms`.
         """
         settings, clock = self._settings, self._clock
         folder = self.layout.task_dir(task)
@@ -118,7 +118,7 @@ class Snapshots:
         return Snapshot(folder, snapshot_id, manifest, clock=clock, lease_ms=lease_ms)
 
     def _answer(self, task: TaskId, snapshots: TaskSnapshots, snapshot_id: str) -> Manifest:
-        """The owner's, or our own once it lets go of the task."""
+        """Return the owner's answer, or take the snapshot here once the task has no owner."""
 
         def look() -> Manifest | None:
             waits = snapshots.asked(snapshot_id)
@@ -146,7 +146,7 @@ class Snapshots:
         return manifest
 
     def _at_rest(self, task: TaskId, snapshots: TaskSnapshots, snapshot_id: str) -> Manifest | None:
-        """Take it ourselves; None while the task has an owner."""
+        """Take the snapshot here; None while the stream task has an owner."""
         folder, locks = self.layout.task_dir(task), self._settings.volume_locks
         try:
             with owners.at_rest(folder, what=f"task {task}", wait_ms=0, locks=locks):

@@ -1,7 +1,8 @@
-"""Transactional key-value stores (KIP-892): the owner's store and the readers of other threads.
+"""Transactional key-value stores (KIP-892): the store of an owner, and its readers.
 
-The owner thread writes; any thread may read through `reader()`. The owner waits for a reader only
-while that opens a snapshot, a reader for the owner no longer than one engine batch takes.
+The owner's thread writes, and any thread may read through `reader()`. The owner waits for a reader
+only while that opens a snapshot; a reader waits for the owner no longer than one engine batch
+takes.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -28,7 +29,7 @@ TABLE = "data"
 
 
 def live_rows(source: LiveSource, staged: StagedEngine) -> SourceRows:
-    """The rows of an open store's one table, as its readers see them."""
+    """Return the rows of an open store's one table as its readers see them."""
     return SourceRows(source, TABLE, staged.overlay(TABLE).entries if source.uncommitted else None)
 
 
@@ -54,7 +55,7 @@ class KeyValueReader(Reader[Rows], Generic[K, V]):
     @overload
     def get(self, key: K, default: V) -> V: ...
     def get(self, key: K, default: V | None = None) -> V | None:
-        """The value, or `default`."""
+        """Return the value, or `default` if there is none."""
         if not self._open:
             raise self._closed()
         data = self._codec.key(key)
@@ -69,7 +70,7 @@ class KeyValueReader(Reader[Rows], Generic[K, V]):
         return any(rows.get(data) is not None for rows in self._opened())
 
     def get_many(self, keys: Iterable[K]) -> list[V | None]:
-        """One value per key, in order, all of one moment."""
+        """Return one value per key, in order, all of one moment."""
         parts, asked = self._opened(), self._codec.keys(keys)
         found = parts[0].get_many(asked)
         for rows in parts[1:]:
@@ -83,26 +84,29 @@ class KeyValueReader(Reader[Rows], Generic[K, V]):
         hi: K | None = None,
         reverse: bool = False,
     ) -> RowScan[tuple[K, V]]:
-        """Pairs with lo <= key <= hi by serialized bytes, on a snapshot."""
+        """Return the pairs with lo <= key <= hi by serialized bytes, on a snapshot."""
         return self._scan(self._codec.optional_key(lo), self._codec.optional_key(hi), reverse)
 
     def all(self, reverse: bool = False) -> RowScan[tuple[K, V]]:
-        """Every pair, on a snapshot."""
+        """Return every pair, on a snapshot."""
         return self._scan(None, None, reverse)
 
     def prefix_scan(self, prefix: K, reverse: bool = False) -> RowScan[tuple[K, V]]:
-        """Pairs whose key bytes begin with `prefix`; refused on unordered key serdes."""
+        """Return the pairs whose key bytes begin with `prefix`.
+
+        Misuse if the serde of keys is not ordered.
+        """
         low, beyond = self._codec.prefix(prefix)
         return self._scan(low, beyond, reverse, beyond)
 
     def approximate_num_entries(self) -> int:
-        """About how many keys there are."""
+        """Return about how many keys there are."""
         return sum(rows.approximate_count() for rows in self._opened())
 
     # For tools that do not know the kind of the store.
 
     def find(self, key: K, as_of_ms: int | None = None) -> Entry | None:
-        """The row of a key; Misuse of a time, as there is no history."""
+        """Return the row of a key. A time is Misuse, as there is no history."""
         self._refuse_time(as_of_ms)
         value = self.get(key)
         return None if value is None else Entry(key, value)
@@ -115,12 +119,12 @@ class KeyValueReader(Reader[Rows], Generic[K, V]):
         as_of_ms: int | None = None,
         reverse: bool = False,
     ) -> RowScan[Entry]:
-        """The rows with lo <= key <= hi, in key order; Misuse of a time."""
+        """Return the rows with lo <= key <= hi, in key order. A time is Misuse."""
         self._refuse_time(as_of_ms)
         return self.range(lo, hi, reverse).through(partial(starmap, Entry))
 
     def everything(self) -> RowScan[Entry]:
-        """All that readers may see."""
+        """Return all that a reader may see."""
         return self.entries()
 
     def _refuse_time(self, time_ms: int | None) -> None:
@@ -150,7 +154,7 @@ class TransactionalKeyValueStore(TransactionalStore, KeyValueReader[K, V]):
         isolation_level: IsolationLevel,
         owned_by_task: bool = False,
     ) -> None:
-        """`owned_by_task`: commit, rollback and close are the task's, through `staged`."""
+        """`owned_by_task`: commit, rollback and close are left to the stream task."""
         times = None
         if owned_by_task:
             times = RowTimes(staged.table(offsets.TABLE), kept=spec.row_times)
@@ -175,7 +179,7 @@ class TransactionalKeyValueStore(TransactionalStore, KeyValueReader[K, V]):
     @overload
     def get(self, key: K, default: V) -> V: ...
     def get(self, key: K, default: V | None = None) -> V | None:
-        """The value, pending writes first, or `default`."""
+        """Return the value, looking at pending writes first, or `default`."""
         self._metrics.gets += 1
         value = self.table.get(self._codec.key(key))
         return default if value is None else self._codec.read_value(value)
@@ -185,7 +189,7 @@ class TransactionalKeyValueStore(TransactionalStore, KeyValueReader[K, V]):
         return self.table.get(self._codec.key(key)) is not None
 
     def get_many(self, keys: Iterable[K]) -> list[V | None]:
-        """One value per key, in order."""
+        """Return one value per key, in order."""
         return self._codec.read_values(self.table.get_many(self._codec.keys(keys)))
 
     # Writes.
@@ -199,25 +203,28 @@ class TransactionalKeyValueStore(TransactionalStore, KeyValueReader[K, V]):
             self.table.put(self._codec.key(key), self._codec.value(value))
 
     def put_all(self, pairs: Iterable[tuple[K, V | None]]) -> None:
-        """Stage many writes; the last of a key wins; all or none if one does not fit its serde."""
+        """Stage many writes; the last of a key wins.
+
+        None is staged if one does not fit its serde.
+        """
         self.table.put_all(self._codec.writes(pairs))
 
     def put_if_absent(self, key: K, value: V) -> V | None:
-        """The value there was, else None after writing."""
+        """Return the value that is there, or write this one and return None."""
         current = self.get(key)
         if current is None:
             self.put(key, value)
         return current
 
     def delete(self, key: K) -> V | None:
-        """Delete and return what was there."""
+        """Delete the row and return the value that was there."""
         current = self.get(key)
         if current is not None:
             self.discard(key)
         return current
 
     def discard(self, key: K) -> None:
-        """Delete without reading."""
+        """Delete the row without reading it."""
         self.put(key, None)
 
     def delete_range(self, lo: K | None, hi: K | None) -> None:
@@ -237,7 +244,10 @@ class TransactionalKeyValueStore(TransactionalStore, KeyValueReader[K, V]):
         isolation_level: IsolationLevel | str | None = None,
         position_bound: PositionBound | None = None,
     ) -> "KeyValueReader[K, V]":
-        """A reader for any thread; its level defaults to the store's setting (SEMANTICS S9)."""
+        """Return a reader for any thread.
+
+        Its level defaults to the store's setting (SEMANTICS S9).
+        """
         level = self.level_of(isolation_level)
         source = LiveSource(self.staged, level, position_bound)
         return KeyValueReader([live_rows(source, self.staged)], self.spec)

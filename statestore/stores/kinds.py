@@ -1,7 +1,7 @@
 """The kinds of built-in stores: the tables of each, its owner's class and its reader's class.
 
 A new kind is a spec in specs.py, an owner's class, a reader's class, and what this module says of
-them. The kind of a store that is at rest is in its format row and in the deployed topology.
+them. The kind of a store at rest is in its format row and in the deployed topology.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -41,9 +41,9 @@ def open_over(
     made: Collection[str] = (),
     flush_soon: Callable[[StagedEngine], None] | None = None,
 ) -> BuiltIn:
-    """The store over an engine with its tables; an engine it cannot use is closed.
+    """Return the store over an engine with its tables. An engine it cannot use is closed.
 
-    `task`: for its metrics. `made`: tables that were not there before.
+    `task`: the stream task, for its metrics. `made`: the tables that were not there before.
     `flush_soon`: see `StagedEngine`.
     """
     try:
@@ -73,7 +73,7 @@ def open_over(
 
 
 def tables_of(spec: BuiltInSpec) -> tuple[str, ...]:
-    """The tables of a store, that of the offsets last."""
+    """Return the tables of a store, that of the offsets last."""
     return VERSIONED_TABLES if isinstance(spec, VersionedSpec) else KEY_VALUE_TABLES
 
 
@@ -83,9 +83,9 @@ def reader_over(
     where: str,
     release: Callable[[], None],
 ) -> AnyReader:
-    """A reader of a store over one source per partition.
+    """Return a reader of a store over one source per partition.
 
-    `release` is called at its close. Misuse if the sources hold a store of another kind.
+    `release` is called when it is closed. Misuse if a source holds a store of another kind.
     """
     versions = []
     for source in sources:

@@ -1,7 +1,7 @@
-"""The serdes that come with statestore, and what turns their failures into SerdeMismatch.
+"""The serdes that come with statestore, and the conversion of their failures to SerdeMismatch.
 
-A user's own is `Serde(name, serialize, deserialize, ordered)`; register it with `register` so that
-tools find it by name.
+A serde of the user's own is `Serde(name, serialize, deserialize, ordered)`. Register it with
+`register`, so that tools find it by name.
 """
 
 import functools
@@ -58,14 +58,14 @@ _known: dict[str, Serde[Any]] = dict(_BUILT_IN)
 
 
 def register(serde: Serde[T]) -> Serde[T]:
-    """Make a serde known by its name; a second, different one of the same name is Misuse."""
+    """Make a serde known by its name. Misuse if a different one already has that name."""
     if _known.setdefault(serde.name, serde) is not serde:
         raise Misuse(f"serde name {serde.name!r} is taken: choose another")
     return serde
 
 
 def by_name(name: str) -> Serde[Any]:
-    """The serde of that name; Misuse lists the known ones."""
+    """Return the serde of that name; Misuse lists the known ones."""
     of_windows = of_windowed(name)
     if of_windows is not None:
         return windowed(by_name(of_windows[1]), of_windows[0])
@@ -77,9 +77,9 @@ def by_name(name: str) -> Serde[Any]:
 
 
 def alike(one: Serde[Any], other: Serde[Any]) -> bool:
-    """Whether equal keys have equal bytes under both: serdes of one name do.
+    """Tell whether equal keys have equal bytes under both, as under serdes of one name.
 
-    But for a user's own with the name of one of these.
+    A serde of the user's own that has the name of a built-in one is not like that one.
     """
     if one is other:
         return True
@@ -88,15 +88,16 @@ def alike(one: Serde[Any], other: Serde[Any]) -> bool:
 
 
 def of_windowed(name: str) -> tuple[int, str] | None:
-    """The size of windows and the name of the keys' serde; None if it is no serde of windows."""
+    """Return the size of windows and the serde name of their keys; None if it has no windows."""
     found = _WINDOWED.fullmatch(name)
     return None if found is None else (int(found[1]), found[2])
 
 
 def placing(serde: Serde[Any], keys: list[bytes | None]) -> list[bytes | None] | None:
-    """What says where keys under `serde` lie, where it is not the key: of windows, the key alone.
+    """Return the bytes that place keys under `serde`, where these are not the keys themselves.
 
-    So all windows of a key lie where the key does, as with Kafka Streams.
+    A key in a window is placed by the key alone, so that all windows of a key lie where the key
+    does, as with Kafka Streams.
     """
     if of_windowed(serde.name) is None:
         return None
@@ -105,10 +106,10 @@ def placing(serde: Serde[Any], keys: list[bytes | None]) -> list[bytes | None] |
 
 @functools.cache
 def windowed(key_serde: Serde[T], size_ms: int) -> Serde[Windowed[T]]:
-    """Of keys in windows of `size_ms`: the key's bytes, then the window's start.
+    """Return the serde of keys in windows: the key's bytes, then the window's start.
 
-    The start is ms since the epoch in 8 bytes, big-endian. So are the keys of a windowed table
-    written by `to()` and of its changelog.
+    The start is in ms since the epoch, in 8 bytes, big-endian. The keys of a windowed table written
+    by `to()` have this form, and so have those of its changelog.
     """
 
     def write(window: Windowed[T]) -> bytes:
@@ -126,12 +127,12 @@ def windowed(key_serde: Serde[T], size_ms: int) -> Serde[Windowed[T]]:
 
 
 def unchanged(serde: Serde[Any]) -> frozenset[type]:
-    """The types whose values `serde` gives back as they were, and nobody can change in place."""
+    """Return the types whose values `serde` gives back equal, and that cannot change in place."""
     return next((kinds for one, kinds in _UNCHANGED if one is serde), frozenset({type(None)}))
 
 
 def printable(data: bytes) -> str:
-    r"""Printable ASCII as it is, all else, and the backslash, as \xNN."""
+    r"""Return printable ASCII as it is, and all other bytes and the backslash as \xNN."""
     return "".join(
         chr(byte) if 32 <= byte < 127 and byte != 92 else f"\\x{byte:02x}" for byte in data
     )

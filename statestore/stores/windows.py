@@ -31,23 +31,26 @@ _START_MAX = (1 << 63) - 1
 
 
 def row_of(key: bytes) -> bytes:
-    """The row of a key as changelogs and sinks have it; that of stream time is its own."""
+    """Return the row of a key as changelogs and sinks have it; that of stream time is its own."""
     return key[-8:] + key[:-8]
 
 
 def keys_of(rows: Iterable[bytes]) -> list[Any]:
-    """The keys of rows as changelogs and sinks have them; that of stream time is its own."""
+    """Return the keys of rows as changelogs and sinks have them; that of stream time is its own."""
     return [row[8:] + row[:8] for row in rows]
 
 
 def start_of(row: bytes) -> int:
-    """Where the window of a row starts."""
+    """Return where the window of a row starts."""
     start: int = START.unpack_from(row)[0]
     return start
 
 
 def expired_ms(time_row: bytes | None, kept_ms: int) -> int:
-    """The latest start that is gone; -1 where none is. `time_row`: the value of TIME_ROW."""
+    """Return the latest start that has expired, or -1.
+
+    `time_row`: the value under TIME_ROW.
+    """
     return -1 if time_row is None else max(start_of(time_row) - kept_ms, -1)
 
 
@@ -70,7 +73,7 @@ class WindowReader(Reader[Rows], Generic[K, V]):
         self._spec = spec
 
     def get(self, key: K, start: Time) -> V | None:
-        """The value of the key in the window that starts then."""
+        """Return the value of the key in the window that starts at that time."""
         start_ms, data = to_ms(start), self._spec.inner.serialize(key)
         asked = [TIME_ROW, START.pack(start_ms) + data]
         for rows in self._opened():
@@ -82,7 +85,7 @@ class WindowReader(Reader[Rows], Generic[K, V]):
     def fetch(
         self, key: K, *, from_time: Time | None = None, to_time: Time | None = None
     ) -> RowScan[tuple[Windowed[K], V]]:
-        """The key's windows that start between both times, both included, by start."""
+        """Return the windows of the key that start between both times, inclusive, by start."""
         data = self._spec.inner.serialize(key)
         first = 0 if from_time is None else max(0, to_ms(from_time))
         last = None if to_time is None else to_ms(to_time)
@@ -90,18 +93,18 @@ class WindowReader(Reader[Rows], Generic[K, V]):
         return joined(scans, key=_start)
 
     def all(self) -> RowScan[tuple[Windowed[K], V]]:
-        """Every window of every key, by start."""
+        """Return every window of every key, by start."""
         return self._windows(None, None, reverse=False)
 
     def observed_stream_time(self) -> int | None:
-        """The largest timestamp counted so far in any partition, ms; None before the first."""
+        """Return the largest timestamp counted in any partition, in ms; None before the first."""
         times = [rows.get_many([TIME_ROW])[0] for rows in self._opened()]
         return max((start_of(time) for time in times if time is not None), default=None)
 
     # For tools that do not know the kind of the store.
 
     def find(self, key: K, as_of_ms: int | None = None) -> Entry | None:
-        """What the key has in the window that a time lies in; Misuse without a time."""
+        """Return what the key has in the window that contains a time. Misuse without a time."""
         if as_of_ms is None:
             raise Misuse(
                 f"store {self.name!r} has windows: pass --as-of (as_of), a time in the one you want"
@@ -119,7 +122,7 @@ class WindowReader(Reader[Rows], Generic[K, V]):
         as_of_ms: int | None = None,
         reverse: bool = False,
     ) -> RowScan[Entry]:
-        """The windows of keys with lo <= key <= hi, by start, then key; Misuse of a time."""
+        """Return the windows of keys with lo <= key <= hi, by start, then key. A time is Misuse."""
         if as_of_ms is not None:
             raise Misuse(f"store {self.name!r} has windows, and no history: leave --as-of out")
         low, high = (None if end is None else self._spec.inner.serialize(end) for end in (lo, hi))
@@ -129,7 +132,7 @@ class WindowReader(Reader[Rows], Generic[K, V]):
         )
 
     def everything(self) -> RowScan[Entry]:
-        """All that readers may see."""
+        """Return all that a reader may see."""
         return self.entries()
 
     # How it is done.
@@ -137,7 +140,7 @@ class WindowReader(Reader[Rows], Generic[K, V]):
     def _windows(
         self, lo: bytes | None, hi: bytes | None, *, reverse: bool
     ) -> RowScan[tuple[Windowed[K], V]]:
-        """The windows of keys with lo <= key <= hi."""
+        """Return the windows of keys with lo <= key <= hi."""
         scans = []
         for rows in self._opened():
             seen = rows.moment(*_span(0, None), reverse=reverse)
@@ -158,7 +161,7 @@ class WindowReader(Reader[Rows], Generic[K, V]):
     def _windows_of(
         self, rows: Rows, key: K, data: bytes, first: int, last: int | None
     ) -> RowScan[tuple[Windowed[K], V]]:
-        """The windows of one key in one partition."""
+        """Return the windows of one key in one partition."""
         spec, size = self._spec, self._spec.size_ms
         seen = rows.moment(*_span(first, last))
         (time,) = seen.get_many([TIME_ROW])
@@ -187,7 +190,7 @@ class WindowReader(Reader[Rows], Generic[K, V]):
     def _scan(
         self, seen: Moment, shown: Callable[[Iterator[Pair]], Iterator[Pair]]
     ) -> RowScan[tuple[Windowed[K], V]]:
-        """The rows of the moment that are shown, decoded; it takes over the moment."""
+        """Decode those rows of a moment that are shown. The scan takes over the moment."""
         size, read_key = self._spec.size_ms, self._spec.inner.deserialize
         read = self._spec.value_serde.deserialize
 
@@ -204,9 +207,9 @@ class WindowReader(Reader[Rows], Generic[K, V]):
 
 
 class TransactionalWindowStore(WindowReader[K, V]):
-    """The owner's window store: what is pending shows at once.
+    """The owner's window store, which shows what is pending at once.
 
-    Its aggregate writes the rows and the stream task commits them.
+    Its aggregate writes the rows, and the stream task commits them.
     """
 
     def __init__(
@@ -220,7 +223,10 @@ class TransactionalWindowStore(WindowReader[K, V]):
         isolation_level: IsolationLevel | str | None = None,
         position_bound: PositionBound | None = None,
     ) -> WindowReader[K, V]:
-        """A reader for any thread; its level defaults to the store's setting (SEMANTICS S9)."""
+        """Return a reader for any thread.
+
+        Its level defaults to the store's setting (SEMANTICS S9).
+        """
         staged = self._store.staged
         source = LiveSource(staged, self._store.level_of(isolation_level), position_bound)
         return WindowReader([live_rows(source, staged)], self._spec)
@@ -229,11 +235,11 @@ class TransactionalWindowStore(WindowReader[K, V]):
         return self._store.persistent()
 
     def position(self) -> Position:
-        """The input position as the owner sees it, pending included."""
+        """Return the input position as the owner sees it, with what is pending."""
         return self._store.position()
 
     def metrics(self) -> dict[str, float]:
-        """Kafka Streams' metric names; `late-record-drop-total` counts what came too late."""
+        """Return Kafka Streams' metrics; `late-record-drop-total` counts late records."""
         return self._store.metrics()
 
 
@@ -242,6 +248,6 @@ def _start(pair: tuple[Windowed[Any], Any]) -> int:
 
 
 def _span(first: int, last: int | None) -> tuple[bytes, bytes | None]:
-    """The rows of windows that start from `first` to `last`, perhaps a few more."""
+    """Return the rows of windows that start from `first` to `last`, and perhaps a few more."""
     low = START.pack(min(max(first, 0), _START_MAX))
     return low, None if last is None or last >= _START_MAX else START.pack(max(last, -1) + 1)

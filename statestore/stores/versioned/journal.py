@@ -25,9 +25,10 @@ ENTRY_COST: Final = 64
 
 
 class Ended(NamedTuple):
-    """Versions of `keys` that others have ended, `ends` as rows have times.
+    """Versions of `keys` that later ones have ended, and the times at which, as rows have them.
 
-    Columns, not a tuple each: hundreds of thousands of those would keep the collector busy.
+    There are columns and not a tuple for each version, as hundreds of thousands of tuples would
+    keep the garbage collector busy.
     """
 
     keys: list[bytes]
@@ -39,7 +40,7 @@ class Ended(NamedTuple):
         return cls([], [], [])
 
     def add(self, key: bytes, row: bytes, end: bytes) -> None:
-        """One more, unless it began at that very time: then it is not ended but replaced."""
+        """Add a version, unless it began at that very time: then it is replaced and not ended."""
         if row[STAMP] < end:
             self.keys.append(key)
             self.rows.append(row)
@@ -88,12 +89,13 @@ class Prepared(NamedTuple):
 
 
 class VersionJournal:
-    """Keys and rows, kept in step with the pending writes.
+    """Keys and rows of the versions written, kept in step with the pending writes.
 
-    `keys` and `rows`: versions put ahead, in order of time. Of those not settled `ahead` has the
-    last row of each key, `ended` those before. `late_keys`, `late_rows`: versions from before the
-    stream time, which are rows of the tables from the first; none of a key not settled. `deletes`:
-    how many are tombstones. The dict and the lists stay the same objects.
+    `keys` and `rows` are the versions put ahead, in order of time. Of those not settled, `ahead`
+    has the last row of each key, and `ended` has the ones before. `late_keys` and `late_rows` are
+    versions from before the stream time, which are rows of the tables from the first; none of them
+    is of a key not settled. `deletes` counts tombstones. The dict and the lists stay the same
+    objects.
     """
 
     __slots__ = (
@@ -134,9 +136,10 @@ class VersionJournal:
 
     @property
     def logged_bytes(self) -> int:
-        """Of all keys and rows. Each is measured once, however often this is asked.
+        """Return the bytes of all keys and rows, each measured once however often this is asked.
 
-        Other threads may ask too, for metrics: what they note of versions forgotten is not used.
+        Other threads may ask too, for metrics: what they measured of versions since forgotten is
+        not used.
         """
         life, known, size = self._measured
         if life != self._life:
@@ -149,7 +152,7 @@ class VersionJournal:
 
     @property
     def size_bytes(self) -> int:
-        """What the versions take of the memory for pending writes, besides the rows of the tables.
+        """Return what the versions take of the memory for pending writes, besides the tables' rows.
 
         Those not settled count as the rows they will be, with as much for what each has ended.
         """
@@ -160,21 +163,21 @@ class VersionJournal:
         return ENTRY_COST * len(self) + ended + latest
 
     def put_ahead(self, keys: list[bytes], rows: list[bytes], deletes: int) -> None:
-        """Versions from the stream time on, in order of time; `deletes` of them tombstones."""
+        """Note versions from the stream time on, in order of time, and how many are tombstones."""
         self.keys.extend(keys)
         self.rows.extend(rows)
         self.deletes += deletes
         note(keys, rows, self.ahead, self.ended)
 
     def put_late(self, keys: list[bytes], rows: list[bytes], deletes: int) -> None:
-        """Versions from before the stream time, which are staged in the tables."""
+        """Note versions from before the stream time, which are staged in the tables."""
         self.late_keys.extend(keys)
         self.late_rows.extend(rows)
         self.deletes += deletes
         self._late_bytes += _bytes_of(keys, rows)
 
     def settle(self) -> None:
-        """All there is has been staged in the tables."""
+        """Note that all versions so far have been staged in the tables."""
         self.settled = len(self.rows)
         self._settled_bytes = self.logged_bytes - self._late_bytes
         # Now, as who looks here first and then at the rows must find a version in one of them.
@@ -183,7 +186,7 @@ class VersionJournal:
         self.prepared = None
 
     def distinct(self) -> tuple[list[bytes], list[bytes]]:
-        """Each version once, in order of time; the later write counts."""
+        """Return each version once, in order of time; the later write counts."""
         # No version put ahead came after a late one of its key and time.
         keys, rows = self.keys + self.late_keys, self.rows + self.late_rows
         stamps = [row[STAMP] for row in rows]
@@ -194,11 +197,11 @@ class VersionJournal:
         return [place[: -layout.STAMP_SIZE] for place, _ in pairs], [row for _, row in pairs]
 
     def mark(self) -> _Mark:
-        """How many versions there are."""
+        """Return how many versions there are."""
         return _Mark(len(self.rows), self.settled, len(self.late_rows))
 
     def forget_marks(self) -> None:
-        """Nothing is kept for them."""
+        """Do nothing, as nothing is kept for marks."""
 
     def commit(self) -> None:
         """Forget all versions."""
@@ -207,7 +210,7 @@ class VersionJournal:
     rollback = commit
 
     def go_back(self, to: _Mark) -> None:
-        """Forget the versions since then; what was settled since is to be settled again.
+        """Forget the versions since then. What was settled since has to be settled again.
 
         The tables take back their rows themselves.
         """
@@ -231,7 +234,7 @@ def note(
 ) -> None:
     """Bring `last`, the last version of each key, and `ended`, those before, up to date.
 
-    `rows`: versions of `keys` in order of time, each an object of its own.
+    `rows` are versions of `keys` in order of time, each an object of its own.
     """
     stayed = map(last.setdefault, keys, rows)
     met = compress(zip(keys, rows, strict=True), map(is_not, stayed, rows))
@@ -249,10 +252,10 @@ def history_rows(
     bound: int,
     interval_ms: int,
 ) -> Entries:
-    """The rows of what versions have ended, each other included.
+    """Return the rows of what versions have ended, including each other.
 
-    `last` and `ended` as `note` leaves them; `before`: for the keys of `last`, `names` in whatever
-    order, the version before all these, None if none. What ended at `bound` or before is not kept.
+    `last` and `ended` are as `note` leaves them. `before` has, for the keys of `last` in the order
+    of `names`, the version before all these, or None. What ended at `bound` or before is left out.
     """
     first = dict(zip(reversed(ended.keys), reversed(ended.rows), strict=True))
     made = Ended.none()
@@ -273,9 +276,10 @@ def history_rows(
 def next_versions(
     made: Iterable[Change], rows: Entries, *, bound: int, interval_ms: int
 ) -> tuple[MadeRows, list[Change]]:
-    """Of keys whose latest are `rows`, which it brings up to date; and what is older than those.
+    """Return the rows that later versions of keys make, and those that come before the latest.
 
-    `made`: in order of time. What ends at `bound` or before is not kept.
+    `made` is in order of time. `rows` are the latest of the keys, which it brings up to date. What
+    ends at `bound` or before is left out.
     """
     begins = {k: NEVER if r is None else layout.valid_from(r) for k, r in rows.items()}
     latest: Entries = {}
@@ -299,7 +303,7 @@ def next_versions(
 
 
 def tombstone_rows(latest: Mapping[bytes, bytes], interval_ms: int) -> Entries:
-    """The rows that say in which segment's time tombstones among `latest` were put."""
+    """Return the rows that say in which segment's time tombstones among `latest` were put."""
     return {
         layout.tombstone_key(key, layout.valid_from(row), interval_ms): b""
         for key, row in latest.items()

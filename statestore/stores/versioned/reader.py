@@ -36,7 +36,7 @@ class VersionedReader(Reader[VersionRows], Generic[K, V]):
         self._gone: Final = GoneHistory(spec.name)
 
     def get(self, key: K, *, as_of: Time | None = None) -> VersionedRecord[V] | None:
-        """The latest version, or the one valid at `as_of`; None if absent or deleted."""
+        """Return the latest version, or the one valid at `as_of`; None if absent or deleted."""
         if not self._open:
             raise self._closed()
         data, is_known = self._codec.key(key), False
@@ -65,7 +65,7 @@ class VersionedReader(Reader[VersionRows], Generic[K, V]):
         to_time: Time | None = None,
         descending: bool = True,
     ) -> RowScan[VersionedRecord[V]]:
-        """The versions valid at some time from `from_time` to `to_time`, both included."""
+        """Return the versions valid at some time between both times, inclusive."""
         parts, data, span = self._opened(), self._codec.key(key), self._span(from_time, to_time)
         found = [one for rows in parts for one in rows.overlapping(data, span)]
         return RowScan(map(self._record, found if descending else found[::-1]), self._check_parts)
@@ -73,18 +73,18 @@ class VersionedReader(Reader[VersionRows], Generic[K, V]):
     def range_as_of(
         self, lo: K | None, hi: K | None, as_of: Time
     ) -> RowScan[tuple[K, VersionedRecord[V]]]:
-        """Per key from `lo` to `hi`, both included, the version valid at `as_of`; a snapshot."""
+        """Return the version valid at `as_of` of each key from `lo` to `hi`, on a snapshot."""
         return self._range(lo, hi, self.time_of(as_of), reverse=False).through(self._records)
 
     def observed_stream_time(self) -> int | None:
-        """The largest timestamp put, as far as this reader sees; None before the first."""
+        """Return the largest timestamp put, as far as this reader sees; None before the first."""
         now = max(rows.observed().now for rows in self._opened())
         return None if now == NEVER else now
 
     # For tools that do not know the kind of the store.
 
     def find(self, key: K, as_of_ms: int | None = None) -> Entry | None:
-        """The latest version of a key, or the one valid at a time."""
+        """Return the latest version of a key, or the one valid at a time."""
         found = self.get(key, as_of=as_of_ms)
         return None if found is None else Entry(key, *found)
 
@@ -96,12 +96,12 @@ class VersionedReader(Reader[VersionRows], Generic[K, V]):
         as_of_ms: int | None = None,
         reverse: bool = False,
     ) -> RowScan[Entry]:
-        """Per key with lo <= key <= hi the latest version, or the one valid at a time."""
+        """Return the latest version of each key in the range, or the one valid at a time."""
         time = TIME_MAX if as_of_ms is None else as_of_ms
         return self._range(lo, hi, time, reverse=reverse).through(self._entries)
 
     def everything(self) -> RowScan[Entry]:
-        """Every version that has not expired, partition by partition."""
+        """Return every version that has not expired, partition by partition."""
         scans = [rows.each_version() for rows in self._opened()]
         # Versions are in no order, so there is no key to merge by.
         return joined(scans, key=lambda _: 0).through(self._entries)
@@ -109,7 +109,7 @@ class VersionedReader(Reader[VersionRows], Generic[K, V]):
     # How it is done.
 
     def time_of(self, time: Time) -> int:
-        """Milliseconds; Misuse if that is no time."""
+        """Return milliseconds; Misuse if that is no time."""
         ms: object = to_ms(time)
         if type(ms) is int and TIME_MIN <= ms <= TIME_MAX:
             return ms
@@ -129,7 +129,7 @@ class VersionedReader(Reader[VersionRows], Generic[K, V]):
     def _range(
         self, lo: K | None, hi: K | None, time: int, *, reverse: bool
     ) -> RowScan[tuple[bytes, Valid]]:
-        """The versions valid at a time, without tombstones."""
+        """Return the versions valid at a time, without tombstones."""
         low, high = self._codec.optional_key(lo), self._codec.optional_key(hi)
         scans = [rows.each_valid_at(low, high, time, reverse=reverse) for rows in self._opened()]
 

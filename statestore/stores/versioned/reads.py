@@ -39,31 +39,35 @@ class VersionRows(Answering, Protocol):
     """The versions of one partition of a store."""
 
     def observed(self) -> StreamTime:
-        """The stream time, and the time before which history is gone."""
+        """Return the stream time, and the time before which history is gone."""
 
     def get(self, key: bytes, /) -> bytes | None:
-        """The row of the latest version, a tombstone too."""
+        """Return the row of the latest version, which may be a tombstone."""
 
     def valid_at(self, key: bytes, time: int, /) -> Valid | None:
-        """The version valid at a time, a tombstone too; None: none, or history is gone."""
+        """Return the version valid at a time, which may be a tombstone.
+
+        None if there was none, or history is gone.
+        """
 
     def overlapping(self, key: bytes, span: Interval, /) -> list[Valid]:
-        """The versions valid at some time of the span, without tombstones, latest first."""
+        """Return the versions valid at some time of the interval, latest first, no tombstones."""
 
     def each_valid_at(
         self, lo: bytes | None, hi: bytes | None, time: int, *, reverse: bool = False
     ) -> RowScan[tuple[bytes, Valid | None]]:
-        """Per key with lo <= key <= hi what `valid_at` says of it, in key order."""
+        """Return what `valid_at` says of each key with lo <= key <= hi, in key order."""
 
     def each_version(self) -> RowScan[tuple[bytes, Valid]]:
-        """Every version that has not expired, without tombstones, in no promised order."""
+        """Return every version that has not expired, without tombstones, in no promised order."""
 
 
 class PendingNow(NamedTuple):
     """A copy of what is pending at one moment, for readers on other threads.
 
-    `keys` and `rows`: the versions put ahead and not settled, in order of time. `latest` and
-    `history`: rows of the tables, None is a delete. `bound`: the time before which history is gone.
+    `keys` and `rows` are the versions put ahead and not settled, in order of time. `latest` and
+    `history` are rows of the tables, where None is a delete. `bound` is the time before which
+    history is gone.
     """
 
     keys: list[bytes]
@@ -74,22 +78,22 @@ class PendingNow(NamedTuple):
 
 
 class PendingLayer(Protocol):
-    """What lies over the committed versions that a reader sees."""
+    """What a reader sees over the committed versions."""
 
     @property
     def uncommitted(self) -> bool:
-        """Whether anything may lie there."""
+        """Tell whether the reader sees anything pending at all."""
 
     def observed(self) -> StreamTime: ...
     def latest(self, key: bytes, /) -> bytes | Missing | None:
-        """The row of the latest version of a key, if that is pending."""
+        """Return the row of the latest version of a key, if it is pending."""
 
     def now(self) -> PendingNow:
-        """A copy of all. The caller holds the turn of the store."""
+        """Return a copy of all. The caller holds the turn of the store."""
 
 
 class NothingPending:
-    """For a reader of what is committed."""
+    """The layer of a reader that sees only what is committed."""
 
     uncommitted = False
 
@@ -97,11 +101,11 @@ class NothingPending:
         self.observed = observed
 
     def latest(self, _key: bytes) -> Missing:
-        """Nothing is pending."""
+        """Return MISSING."""
         return MISSING
 
     def now(self) -> PendingNow:
-        """Nothing but the bound of history."""
+        """Return nothing but the bound of history."""
         return PendingNow([], [], {}, {}, self.observed().bound)
 
 
@@ -122,12 +126,12 @@ class SourceVersions:
         self.check_open = source.check_open
 
     def observed(self) -> StreamTime:
-        """The stream time and the bound, as far as the reader's level sees."""
+        """Return the stream time and the bound, as far as the reader's level sees."""
         self._source.check_ready()
         return self._pending.observed()
 
     def get(self, key: bytes) -> bytes | None:
-        """The row of the latest version."""
+        """Return the row of the latest version."""
         self._check_ready()
         self._counts.gets += 1
         if self._pending_row is not None:
@@ -140,7 +144,7 @@ class SourceVersions:
             raise self._source.failure(error) from error
 
     def valid_at(self, key: bytes, time: int) -> Valid | None:
-        """The version valid at a time."""
+        """Return the version valid at a time."""
         if self._pending_row is None:
             row = self.get(key)
             if row is not None and layout.valid_from(row) <= time:
@@ -151,7 +155,7 @@ class SourceVersions:
         return self._ask(key, lambda view: valid_at(view, [key], [time])[0])
 
     def overlapping(self, key: bytes, span: Interval) -> list[Valid]:
-        """The versions valid at some time of the span, latest first."""
+        """Return the versions valid at some time of the interval, latest first."""
         self._source.check_ready()
         self._counts.ranges += 1
         return self._ask(key, lambda view: versions_of(view, key, span))
@@ -159,7 +163,7 @@ class SourceVersions:
     def each_valid_at(
         self, lo: bytes | None, hi: bytes | None, time: int, *, reverse: bool = False
     ) -> RowScan[tuple[bytes, Valid | None]]:
-        """Per key in the range the version valid at a time."""
+        """Return the version valid at a time of each key in the range."""
         source = self._source
         source.check_ready()
         self._counts.ranges += 1
@@ -179,7 +183,7 @@ class SourceVersions:
         )
 
     def each_version(self) -> RowScan[tuple[bytes, Valid]]:
-        """Every version that has not expired."""
+        """Return every version that has not expired."""
         source = self._source
         source.check_ready()
         self._counts.ranges += 1
@@ -199,7 +203,7 @@ class SourceVersions:
         return all_versions(latest, history, moment.bound)
 
     def _ask(self, key: bytes, look: Callable[[View], T]) -> T:
-        """What `look` finds of a key, at one moment."""
+        """Return what `look` finds of a key, at one moment."""
         try:
             with self._source.turn:
                 seen = self._now()
@@ -209,11 +213,11 @@ class SourceVersions:
             raise self._source.failure(error) from error
 
     def _now(self) -> "_Seen":
-        """All there is at this moment; the caller holds the turn of the store."""
+        """Return all there is at this moment. The caller holds the turn of the store."""
         return _Seen(self._pending.now(), self._latest.seeker(), self._history.seeker())
 
     def _looked_at(self, seen: "_Seen", lo: bytes | None, hi: bytes | None) -> "_Moment":
-        """What is pending made rows, as far as keys lo to hi are asked for."""
+        """Make rows of what is pending, for the keys from lo to hi."""
         pending, committed = seen.pending, seen.committed
         latest, history = pending.latest, pending.history
         asked = [(lo is None or key >= lo) and (hi is None or key <= hi) for key in pending.keys]
@@ -232,7 +236,7 @@ class SourceVersions:
 
 
 def committed_versions(source: Source, where: str) -> SourceVersions:
-    """The versions in files that nobody writes; TaskCorrupted if they are not a whole store."""
+    """Return the versions in files that nobody writes; TaskCorrupted if they are no whole store."""
     known = offsets.check_format(source.table(offsets.TABLE), layout.KIND, where)
     if known is None or known.segment_interval_ms is None:
         raise TaskCorrupted(f"{where}: no segment interval: not a whole store")
@@ -265,7 +269,7 @@ class _Moment(NamedTuple):
     interval_ms: int
 
     def view(self) -> View:
-        """For questions while the snapshots are open."""
+        """Return the view for questions while the snapshots are open."""
         committed, superseded = self.committed, self.superseded
         pending = HistoryCopy(self.history)
 
@@ -291,7 +295,7 @@ class HistoryCopy:
         self._keys = sorted(self._rows)
 
     def over(self, committed: list[Pair | None], keys: list[bytes]) -> list[Pair | None]:
-        """What a seek gives where these rows lie over the committed ones."""
+        """Return what a seek gives where these rows lie over the committed ones."""
         names, size = self._keys, len(self._keys)
         if not names:
             return committed
@@ -307,10 +311,10 @@ def walk(
     release: Callable[[], None],
     at: tuple[int, int, int],
 ) -> RowScan[tuple[bytes, Valid | None]]:
-    """The version valid at a time of each key in a scan of latest versions, which it takes over.
+    """Return the version valid at a time of each key in a scan of latest versions.
 
-    `seek` looks into the history under them; `release` lets go of it. `at`: the time, the bound of
-    history and the segment interval.
+    It takes over the scan. `seek` looks into the history under it, and `release` lets go of that.
+    `at` is the time, the bound of history and the segment interval.
     """
     time, bound, interval_ms = at
 
@@ -330,7 +334,7 @@ def walk(
 def all_versions(
     latest: RowScan[Pair], history: RowScan[Pair], bound: int
 ) -> RowScan[tuple[bytes, Valid]]:
-    """The versions in scans of both tables, which it takes over."""
+    """Return the versions in scans of both tables, which it takes over."""
 
     def versions() -> Iterator[tuple[bytes, Valid]]:
         for key, row in latest:

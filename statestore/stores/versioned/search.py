@@ -23,7 +23,7 @@ ScanBack = Callable[[bytes, bytes], Iterator[Pair]]
 
 
 class Asked(NamedTuple):
-    """Which version of `key` is valid at `time`, that is before `latest_from`."""
+    """A question for the version of `key` valid at `time`, which is before `latest_from`."""
 
     key: bytes
     time: int
@@ -31,9 +31,9 @@ class Asked(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The version valid at the time asked for, under `at`; `row` None: there was none yet.
+    """The version valid at the time asked for, and its key `at`; `row` None: there was none yet.
 
-    `valid_to`: when it ends; where there was none, when the first known version begins.
+    `valid_to` is when it ends or, where there was none, when the first known version begins.
     """
 
     row: bytes | None
@@ -42,10 +42,11 @@ class Found(NamedTuple):
 
 
 def find(asked: Sequence[Asked], interval_ms: int, seek: Seek) -> list[Found]:
-    """One answer each, in order; as many calls of `seek` as the unluckiest key needs.
+    """Answer each question, in order, with as many calls of `seek` as the unluckiest key needs.
 
-    First where the version lies if the key was busy then: in the segment of the time itself. If
-    that has none, backwards from the latest version, a segment with rows of the key at a time.
+    It looks first where the version lies if the key was busy then: in the segment of the time
+    itself. If that has none, it goes backwards from the latest version, from one segment with rows
+    of the key to the next.
     """
     answers: list[Found | None] = [None] * len(asked)
     # By place in `asked`: the first version known to begin after the time asked for.
@@ -78,9 +79,9 @@ def find(asked: Sequence[Asked], interval_ms: int, seek: Seek) -> list[Found]:
 def backwards(
     key: bytes, end: int, interval_ms: int, scan: ScanBack
 ) -> Iterator[tuple[int, bytes]]:
-    """The versions of `key` that end at `end` or before, latest first: (valid_to, row).
+    """Return the versions of `key` that end at `end` or before, latest first: (valid_to, row).
 
-    Rows that no version leads to are passed over: a reader of pending writes may meet one whose
+    It passes over rows that no version leads to, as a reader of pending writes may meet one whose
     put is half done.
     """
     while True:
@@ -98,7 +99,7 @@ def backwards(
 
 
 class Valid(NamedTuple):
-    """A version, and its end; None: still valid."""
+    """A version and its end; None: it is still valid."""
 
     row: bytes
     valid_to: int | None
@@ -113,7 +114,7 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The rows of one moment: latest versions by key, and the history before them."""
+    """The rows of one moment: the latest version of each key, and the history before them."""
 
     bound: int
     """The time before which history is gone."""
@@ -124,16 +125,16 @@ class View:
 
 
 class GoneHistory:
-    """Tells, once, that history cannot answer a question any more (SEMANTICS V4)."""
+    """Logs once that history can no longer answer a question (SEMANTICS V4)."""
 
     def __init__(self, store: str) -> None:
         self._store = store
         self._told = False
 
     def tell(self, time: int, bound: int) -> None:
-        """The version valid at `time` was asked for and not found; `bound`: where history begins.
+        """Note that the version valid at `time` was not found; history begins at `bound`.
 
-        Nothing is said of a time from the bound on: there was no version then.
+        It says nothing of a time from the bound on, as there was no version then.
         """
         if time < bound and not self._told:
             self._told = True
@@ -147,7 +148,7 @@ class GoneHistory:
 
 
 def valid_at(view: View, keys: list[bytes], times: list[int]) -> list[Valid | None]:
-    """Per key and time the version valid then, a tombstone too; None: none, or history is gone."""
+    """Return the version valid at each time, a tombstone too; None: none, or history is gone."""
     unique = list(dict.fromkeys(keys))
     rows = dict(zip(unique, view.get_many(unique), strict=True))
     latest = list(map(rows.__getitem__, keys))
@@ -162,7 +163,7 @@ def valid_at_over(
     interval_ms: int,
     seek: Seek,
 ) -> list[Valid | None]:
-    """As `valid_at`, the latest versions being known."""
+    """Do as `valid_at` where the latest versions are known."""
     answers: list[Valid | None] = [None] * len(keys)
     asked: dict[int, Asked] = {}
     for i, (key, time, row) in enumerate(zip(keys, times, latest, strict=True)):
@@ -184,7 +185,7 @@ def valid_at_over(
 def each_valid_at(
     rows: Iterable[Pair], time: int, *, bound: int, interval_ms: int, seek: Seek
 ) -> Iterator[tuple[bytes, Valid | None]]:
-    """Per row of latest versions its key, and the version valid at `time` as `valid_at` has it."""
+    """Return the key of each row of latest versions, and what `valid_at` says of it."""
     waiting = iter(rows)
     while chunk := list[Pair](islice(waiting, _CHUNK)):
         keys, latest = [key for key, _ in chunk], [row for _, row in chunk]
@@ -194,9 +195,9 @@ def each_valid_at(
 
 
 def overlapping(view: View, key: bytes, latest: bytes, span: Interval) -> Iterator[Valid]:
-    """The versions of `key` valid at some time of the span, tombstones left out, latest first.
+    """Return the versions of `key` valid at some time of the interval, latest first.
 
-    `latest`: the row of the latest one.
+    `latest` is the row of its latest version. Tombstones are left out.
     """
     begins = layout.valid_from(latest)
     until = max(span.last, view.bound)
@@ -215,7 +216,7 @@ def overlapping(view: View, key: bytes, latest: bytes, span: Interval) -> Iterat
 
 
 def versions_of(view: View, key: bytes, span: Interval) -> list[Valid]:
-    """As `overlapping`, of a key that may have no versions."""
+    """Do as `overlapping` for a key that may have no versions."""
     latest = view.get_many([key])[0]
     return [] if latest is None else list(overlapping(view, key, latest, span))
 

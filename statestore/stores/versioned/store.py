@@ -45,7 +45,7 @@ class TransactionalVersionedStore(TransactionalStore, VersionedReader[K, V]):
         isolation_level: IsolationLevel,
         owned_by_task: bool = False,
     ) -> None:
-        """`owned_by_task`: commit, rollback and close are the task's, through `table`."""
+        """`owned_by_task`: commit, rollback and close are left to the stream task."""
         self.table = VersionedTable(staged, spec.history_retention_ms)
         VersionedReader.__init__(self, [self.table], spec)
         TransactionalStore.__init__(
@@ -63,7 +63,10 @@ class TransactionalVersionedStore(TransactionalStore, VersionedReader[K, V]):
         self._metrics = staged.metrics
 
     def put(self, key: K, value: V | None, timestamp: Time) -> PutResult:
-        """Stage one version; None is a tombstone. Older than the history: not accepted, counted."""
+        """Stage one version; None is a tombstone.
+
+        One older than the history is not accepted, but counted.
+        """
         if (
             self._plain
             and type(key) is bytes
@@ -87,9 +90,9 @@ class TransactionalVersionedStore(TransactionalStore, VersionedReader[K, V]):
         )
 
     def delete(self, key: K, timestamp: Time) -> VersionedRecord[V] | None:
-        """The version valid at `timestamp`, None if none; from then on there is none.
+        """Return the version valid at `timestamp`, and let there be none from then on.
 
-        Older than the history: None, nothing is written, counted.
+        If the time is older than the history it returns None, writes nothing, and is counted.
         """
         time, data = self.time_of(timestamp), self._codec.key(key)
         found = None
@@ -99,7 +102,7 @@ class TransactionalVersionedStore(TransactionalStore, VersionedReader[K, V]):
         return found
 
     def get(self, key: K, *, as_of: Time | None = None) -> VersionedRecord[V] | None:
-        """The latest version, or the one valid at `as_of`; None if absent or deleted."""
+        """Return the latest version, or the one valid at `as_of`; None if absent or deleted."""
         self._metrics.gets += 1
         plain = self._plain and type(key) is bytes
         data: bytes = key if plain else self._codec.key(key)  # type: ignore[assignment]  # K is bytes
@@ -125,7 +128,7 @@ class TransactionalVersionedStore(TransactionalStore, VersionedReader[K, V]):
         return _new(VersionedRecord, (value, begins - BIAS, None))
 
     def metrics(self) -> dict[str, float]:
-        """Those of every store, and the writes dropped for being older than the history."""
+        """Return the metrics of every store, and the number of writes older than the history."""
         return super().metrics() | {"dropped-records-total": float(self._metrics.late)}
 
     def reader(
@@ -133,7 +136,10 @@ class TransactionalVersionedStore(TransactionalStore, VersionedReader[K, V]):
         isolation_level: IsolationLevel | str | None = None,
         position_bound: PositionBound | None = None,
     ) -> "VersionedReader[K, V]":
-        """A reader for any thread; its level defaults to the store's setting (SEMANTICS S9)."""
+        """Return a reader for any thread.
+
+        Its level defaults to the store's setting (SEMANTICS S9).
+        """
         level = self.level_of(isolation_level)
         source, table = LiveSource(self.staged, level, position_bound), self.table
         pending: PendingLayer = NothingPending(lambda: table.time.committed)
@@ -142,7 +148,7 @@ class TransactionalVersionedStore(TransactionalStore, VersionedReader[K, V]):
         return VersionedReader([SourceVersions(source, table.interval_ms, pending)], self.spec)
 
     def _as_of(self, key: bytes, time: int) -> VersionedRecord[V] | None:
-        """The version valid at a time."""
+        """Return the version valid at a time."""
         found = self.table.valid_at(key, time)
         if found is None:
             self._gone.tell(time, self.table.time.bound)
@@ -150,7 +156,7 @@ class TransactionalVersionedStore(TransactionalStore, VersionedReader[K, V]):
         return None if is_tombstone(found.row) else self._record(found)
 
     def _times_of(self, times: list[Time]) -> list[int]:
-        """Milliseconds; Misuse if one is no time."""
+        """Return milliseconds; Misuse if one is no time."""
         items: list[Any] = times
         plain = set(map(type, items)) == {int} and min(items) >= TIME_MIN and max(items) <= TIME_MAX
         return items if plain else [self.time_of(time) for time in items]

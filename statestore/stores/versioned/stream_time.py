@@ -20,15 +20,16 @@ class StreamTime(NamedTuple):
 
     @classmethod
     def never(cls) -> Self:
-        """Before the first put."""
+        """Return the one before the first put."""
         return cls(NEVER, NEVER)
 
 
 class ObservedTime:
-    """`now` and `bound` with what is pending; `committed` without.
+    """`now` and `bound` with what is pending, and `committed` without.
 
-    The bound is stream time less the retention, and never goes back: a longer retention does not
-    bring history back (V5). The owner sets `now`, and never back; other threads may read all three.
+    The bound is stream time less the retention and never goes back, as a longer retention does not
+    bring history back (V5). Only the owner sets `now`, and never back; other threads may read all
+    three.
     """
 
     __slots__ = ("_bound_before", "_retention_ms", "committed", "now")
@@ -42,16 +43,16 @@ class ObservedTime:
 
     @property
     def bound(self) -> int:
-        """The time before which history is gone."""
+        """Return the time before which history is gone."""
         now = self.now
         return NEVER if now == NEVER else self.bound_at(now)
 
     def bound_at(self, time: int) -> int:
-        """The bound there would be had `time` been observed as the last."""
+        """Return the bound there would be if `time` had been observed last."""
         return max(self._bound_before, time - self._retention_ms, TIME_MIN)
 
     def mark(self) -> int:
-        """The stream time now."""
+        """Return the stream time now."""
         return self.now
 
     def go_back(self, mark: int) -> None:
@@ -59,10 +60,10 @@ class ObservedTime:
         self.now = mark
 
     def forget_marks(self) -> None:
-        """Nothing is kept for them."""
+        """Do nothing, as nothing is kept for marks."""
 
     def commit(self) -> None:
-        """What is pending has become committed."""
+        """Take what is pending as committed."""
         self.committed = self.observed()
 
     def rollback(self) -> None:
@@ -70,12 +71,15 @@ class ObservedTime:
         self.now = self.committed.now
 
     def observed(self) -> StreamTime:
-        """With what is pending."""
+        """Return the stream time and the bound, with what is pending."""
         return StreamTime(self.now, self.bound)
 
 
 def read_stream_time(history: Table, where: str) -> StreamTime | None:
-    """That of the last commit; None before the first put. `history`: the table that has it."""
+    """Return that of the last commit; None before the first put.
+
+    `history` is the table that has it.
+    """
     row = history.get(layout.CLOCK_KEY)
     if row is None:
         return None

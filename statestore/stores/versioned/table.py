@@ -1,9 +1,9 @@
-"""A versioned store as its owner sees it: pending writes over committed rows, in bytes.
+"""A versioned store as its owner sees it, in bytes: pending writes over committed rows.
 
-What operators work on, in batches. Owner thread only. A put in order only notes the version; many
-of them are settled together, before anybody looks at history: each becomes a row, and the version
-it ends moves to the segment of that time. A late one also looks for the version it cuts short.
-Expiry is a range delete in the commit that crosses a segment's end.
+Operators work on it in batches. Only the owner's thread uses it. A put in order only notes the
+version. Many of them are settled together, before anybody looks at history: each becomes a row, and
+the version that it ends moves to the segment of that time. A late version also looks for the one it
+cuts short. Expiry is a range delete in the commit that crosses the end of a segment.
 """
 
 import logging
@@ -62,7 +62,7 @@ _SWEEP_MAX: Final = 10_000
 
 
 class VersionedTable:
-    """Reads and writes of the versions in a StagedEngine."""
+    """Reads and writes of the versions in a StagedEngine; the `reads.VersionRows` of its owner."""
 
     def __init__(self, staged: StagedEngine, retention_ms: int) -> None:
         assert staged.segment_interval_ms is not None
@@ -107,7 +107,7 @@ class VersionedTable:
     # Writes.
 
     def put(self, key: bytes, value: bytes | None, time: int) -> PutResult:
-        """Stage one version; None is a tombstone. Older than the retention: not accepted."""
+        """Stage one version; None is a tombstone. One older than the retention is not accepted."""
         self._check_open()
         clock = self.time
         if time < clock.now or value is None:
@@ -127,10 +127,9 @@ class VersionedTable:
     def put_all(
         self, keys: list[bytes], values: list[bytes | None], times: list[int]
     ) -> list[int] | None:
-        """Stage many versions, as `put` in this order would.
+        """Stage many versions, as `put` in this order would, with at most one look-up for all keys.
 
-        One look-up for all keys, at most. Returns the places of those refused, None if there are
-        none.
+        It returns the places of those it refused, or None.
         """
         self.staged.check_open()
         if not keys:
@@ -150,7 +149,7 @@ class VersionedTable:
         return late
 
     def in_order(self, times: list[int]) -> bool:
-        """Whether versions of these times, put now, would each be the latest of its key."""
+        """Tell whether versions of these times, put now, would each be the latest of its key."""
         return times[0] >= self.time.now and not any(map(gt, times, times[1:]))
 
     def restore(
@@ -160,7 +159,7 @@ class VersionedTable:
         times: list[int],
         offsets: Mapping[TopicPartition, int],
     ) -> None:
-        """Changelog records, none refused, with the offsets they reach, in one batch (V8)."""
+        """Write changelog records, all of them, with the offsets they reach, in one batch (V8)."""
         if keys:
             # What has expired is judged when all is there: by the first commit, and by reads.
             self._put_accepted(keys, values, times, bound=NEVER)
@@ -172,7 +171,7 @@ class VersionedTable:
     # Reads.
 
     def view(self) -> View:
-        """What the owner sees, for questions answered at once."""
+        """Return what the owner sees, for questions answered at once."""
         self._settle(self.time.bound)
         return View(
             self.time.bound,
@@ -183,12 +182,12 @@ class VersionedTable:
         )
 
     def latest_rows(self, keys: list[bytes]) -> list[bytes | None]:
-        """Per key the row of its latest version, None if it never had one."""
+        """Return the row of each key's latest version, None if it never had one."""
         self._settle(self.time.bound)
         return self._latest.get_many(keys)
 
     def get_many_as_of(self, keys: list[bytes], times: list[int]) -> list[bytes | None]:
-        """Per key and time the value valid then; None: none, or history is gone."""
+        """Return the value of each key valid at its time; None: none, or history is gone."""
         view = self.view()
         found = valid_at(view, keys, times)
         if times and min(times) < view.bound:
@@ -198,7 +197,7 @@ class VersionedTable:
         return [None if one is None else layout.read_version(one.row).value for one in found]
 
     def later(self, keys: list[bytes], times: list[int]) -> list[int]:
-        """Per key the later of its latest version's time and this one."""
+        """Return the later of the time of each key's latest version and this one."""
         if not times or min(times) >= self.time.now:
             return times
         rows = self.latest_rows(keys)
@@ -210,19 +209,19 @@ class VersionedTable:
     # As `reads.VersionRows` has it.
 
     def observed(self) -> StreamTime:
-        """The stream time and the bound of history, with what is pending."""
+        """Return the stream time and the bound of history, with what is pending."""
         return self.time.observed()
 
     def get(self, key: bytes) -> bytes | None:
-        """The row of the latest version."""
+        """Return the row of the latest version."""
         return self.latest_rows([key])[0]
 
     def valid_at(self, key: bytes, time: int) -> Valid | None:
-        """The version valid at a time, a tombstone too; None: none, or history is gone."""
+        """Return the version valid at a time, a tombstone too; None: none, or history is gone."""
         return valid_at(self.view(), [key], [time])[0]
 
     def overlapping(self, key: bytes, span: Interval) -> list[Valid]:
-        """The versions valid at some time of the span, latest first."""
+        """Return the versions valid at some time of the interval, latest first."""
         self._check_open()
         self.staged.metrics.ranges += 1
         return versions_of(self.view(), key, span)
@@ -230,7 +229,7 @@ class VersionedTable:
     def each_valid_at(
         self, lo: bytes | None, hi: bytes | None, time: int, *, reverse: bool = False
     ) -> RowScan[tuple[bytes, Valid | None]]:
-        """Per key in the range the version valid at a time, on a snapshot."""
+        """Return the version valid at a time of each key in the range, on a snapshot."""
         self._check_open()
         self._settle(self.time.bound)
         rows = self._latest.scan(lo, hi, reverse=reverse)
@@ -244,7 +243,7 @@ class VersionedTable:
         return walk(self.staged, rows, seek, seeker.close, at)
 
     def each_version(self) -> RowScan[tuple[bytes, Valid]]:
-        """Every version that has not expired, on a snapshot."""
+        """Return every version that has not expired, on a snapshot."""
         self._check_open()
         self._settle(self.time.bound)
         return all_versions(self._latest.scan(), self.history.scan(), self.time.bound)
@@ -252,7 +251,7 @@ class VersionedTable:
     # For readers on other threads.
 
     def pending_now(self) -> PendingNow:
-        """For any thread that holds the turn of the store."""
+        """Return a copy of what is pending, for any thread that holds the turn of the store."""
         settled, keys, rows, latest, history = list(map(call, self._copies))
         time = self.time
         # Not `time.now`, which a put raises before its version is there.
@@ -264,7 +263,7 @@ class VersionedTable:
     def commit(
         self, offsets: Mapping[TopicPartition, int | None], position: Position | None = None
     ) -> None:
-        """All that is pending, with the stream time; segments that have expired go."""
+        """Commit all that is pending, with the stream time, and delete expired segments."""
         bound = self.time.bound
         ranges = None
         below = layout.expired_below(bound, self.interval_ms)
@@ -281,10 +280,10 @@ class VersionedTable:
         self._expired_below = below
 
     def changes(self) -> Changes:
-        """What the next commit logs: each version once, the latest of each key last of its key.
+        """Return what the next commit logs: each version once, the latest of a key as its last.
 
         Compaction keeps the last record of a key. So where only older versions were written, the
-        latest is logged once more.
+        latest one is logged once more.
         """
         # Now, as a read that fails should do so before anything is logged.
         ahead = self._rows_ahead(self.time.bound).latest
@@ -304,7 +303,7 @@ class VersionedTable:
             yield from rows
 
     def _late(self, times: list[int]) -> list[int] | None:
-        """The places of those older than the bound was when their turn came."""
+        """Return the places of versions older than the bound was when their turn came."""
         clock = self.time
         newest = max(times)
         if min(times) >= clock.bound_at(max(clock.now, newest)):
@@ -341,7 +340,7 @@ class VersionedTable:
         return self._put_late(key, value, time, clock.bound)
 
     def _put_late(self, key: bytes, value: bytes | None, time: int, bound: int) -> PutResult:
-        """Stage one version from before the observed stream time, as `_put_all_late` does many."""
+        """Stage one version from before the stream time, as `_put_all_late` does for many."""
         if key in self._ahead:
             self._settle(bound)
         old = self._latest.get(key)
@@ -368,7 +367,7 @@ class VersionedTable:
         *,
         bound: int | None = None,
     ) -> None:
-        """Stage versions; those that end at `bound` need not be kept, None: that of history."""
+        """Stage versions; those that end at `bound` (None: that of history) need not be kept."""
         if self.in_order(times):
             self._put_ahead(keys, values, times)
             return
@@ -383,7 +382,7 @@ class VersionedTable:
             self._put_ahead(*_taken(keys, values, times, sorted(part, key=times.__getitem__)))
 
     def _put_ahead(self, keys: list[bytes], values: list[bytes | None], times: list[int]) -> None:
-        """Note versions that begin, in order, when all there are had: nothing is looked up."""
+        """Note versions that begin, in order, at or after all there are; nothing is looked up."""
         rows = layout.version_rows(values, times)
         self.time.now = times[-1]
         self.journal.put_ahead(keys, rows, layout.tombstones_in(values))
@@ -391,7 +390,7 @@ class VersionedTable:
     def _put_all_late(
         self, keys: list[bytes], values: list[bytes | None], times: list[int], bound: int
     ) -> None:
-        """Stage versions from before the stream time: some may not be the latest."""
+        """Stage versions from before the stream time, some of which may not be the latest."""
         if not self._ahead.keys().isdisjoint(keys):
             self._settle(bound)
         unique = list(dict.fromkeys(keys))
@@ -415,13 +414,13 @@ class VersionedTable:
         self._latest_rows.put_all(made.latest)
 
     def _settle(self, bound: int) -> None:
-        """Stage the rows of what has been put ahead; what ended at `bound` or before is gone."""
+        """Stage the rows of what was put ahead, but not what ended at `bound` or before."""
         if self.journal.ahead:
             self._stage(self._rows_ahead(bound))
             self.journal.settle()
 
     def _rows_ahead(self, bound: int) -> MadeRows:
-        """The rows that versions put ahead make, with those of what they have ended."""
+        """Return the rows that versions put ahead make, with those of what they have ended."""
         journal = self.journal
         known = journal.prepared
         if known is not None and known.versions == len(journal.rows):
@@ -440,7 +439,7 @@ class VersionedTable:
         return made
 
     def _insert(self, late: Sequence[Change], latest_from: Sequence[int]) -> list[int]:
-        """Put versions before the latest of their keys, one of each key; returns when they end."""
+        """Put versions before the latest of their keys, one of each key; return when they end."""
         asked = [
             Asked(one.key, one.time, begins) for one, begins in zip(late, latest_from, strict=True)
         ]
@@ -490,7 +489,7 @@ class VersionedTable:
 
 
 class PendingVersions:
-    """`reads.Pending` of a table, for readers that see uncommitted versions."""
+    """The `reads.PendingLayer` of a table, for readers that see uncommitted versions."""
 
     uncommitted = True
 
@@ -501,11 +500,11 @@ class PendingVersions:
         self._entries = table.staged.overlay(LATEST).entries
 
     def observed(self) -> StreamTime:
-        """The stream time with what is pending."""
+        """Return the stream time with what is pending."""
         return self._time.observed()
 
     def latest(self, key: bytes) -> bytes | Missing | None:
-        """The row of the latest version of a key, if that is pending."""
+        """Return the row of the latest version of a key, if it is pending."""
         # In this order, as what is settled meanwhile goes from the one to the other.
         return self._ahead.get(key) or self._entries.get(key, MISSING)
 
@@ -513,5 +512,5 @@ class PendingVersions:
 def _taken(
     keys: list[bytes], values: list[bytes | None], times: list[int], places: list[int]
 ) -> tuple[list[bytes], list[bytes | None], list[int]]:
-    """Those at `places`, in that order."""
+    """Return those at `places`, in that order."""
     return [keys[i] for i in places], [values[i] for i in places], [times[i] for i in places]
