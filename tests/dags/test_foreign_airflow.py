@@ -12,7 +12,7 @@ from tests.wheel_rig import ROOT, built_wheel, installed
 
 pytestmark = pytest.mark.airflow
 
-LOAD_S = 120
+LOAD_S = 300
 DAGS = sorted(path.stem for path in (ROOT / "dags").glob("*.py"))
 
 LOAD = """
