@@ -37,8 +37,8 @@ class Application:
         where = f"[applications.{application_id}]"
         section = dict(_table(applications[application_id], path, where))
         settings = _table(section.pop("settings", {}), path, where.replace("]", ".settings]"))
-        # Only the DAGs read the alerts.
-        _table(section.pop("alerts", {}), path, where.replace("]", ".alerts]"))
+        for name in ("alerts", "input"):  # only the DAGs read these tables
+            _table(section.pop(name, {}), path, where.replace("]", f".{name}]"))
         allowed = ("bootstrap_servers", "state_dir", "processing_guarantee", "pipeline", "schedule")
         for name, value in section.items():
             if name not in allowed:

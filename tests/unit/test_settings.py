@@ -398,3 +398,9 @@ def test_the_error_of_a_wrong_file_shows_no_secret(tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting, match="sasl_password") as caught:
         Settings.load(applications_file(tmp_path, text), "shop")
     assert "hunter2" not in str(caught.value)
+
+
+def test_jobs_read_the_file_of_the_sample_with_the_tables_of_its_dags() -> None:
+    path = Path(__file__).resolve().parents[2] / "statestore.toml"
+    assert "[applications.flights.input]" in path.read_text(encoding="utf-8")
+    assert Application.load(path, "flights").pipeline == "jobs.pipelines.flights:topology"
