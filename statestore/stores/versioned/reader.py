@@ -11,9 +11,18 @@ from statestore.stores.reads import Entry, Reader
 from statestore.stores.scan import RowScan, joined
 from statestore.stores.specs import VersionedSpec
 from statestore.stores.versioned import layout
-from statestore.stores.versioned.layout import NEVER, TIME_MAX, TIME_MIN
+from statestore.stores.versioned.layout import (
+    BIAS,
+    NEVER,
+    PAYLOAD,
+    TIME_MAX,
+    TIME_MIN,
+    unpack_head,
+)
 from statestore.stores.versioned.reads import VersionRows
 from statestore.stores.versioned.search import GoneHistory, Interval, Valid
+
+_new = tuple.__new__
 
 
 class VersionedReader(Reader[VersionRows], Generic[K, V]):
@@ -50,9 +59,11 @@ class VersionedReader(Reader[VersionRows], Generic[K, V]):
                 row, ends = (None, None) if found is None else found
             if row is not None:
                 is_known = True
-                begins, value = layout.read_version(row)
-                if value is not None:
-                    return VersionedRecord(self._codec.read_value(value), begins, ends)
+                kind, begins = unpack_head(row)
+                if kind:  # no tombstone
+                    value = self._codec.read_value(row[PAYLOAD])
+                    # As VersionedRecord(…) makes it, in half the time.
+                    return _new(VersionedRecord, (value, begins - BIAS, ends))
         if time is not None and not is_known:
             self._tell_gone(time)
         return None
