@@ -13,7 +13,7 @@ from statestore.errors import InvalidSetting, UnknownApplication
 
 
 @dataclass(frozen=True)
-class Application:
+class ConfiguredApplication:
     """One `[applications.<id>]` section of an applications file."""
 
     application_id: str
@@ -22,7 +22,7 @@ class Application:
     settings: Mapping[str, object] = field(repr=False)
 
     @classmethod
-    def load(cls, path: str | Path, application_id: str) -> "Application":
+    def load(cls, path: str | Path, application_id: str) -> "ConfiguredApplication":
         """Read one application; InvalidSetting names the file, application or field at fault."""
         try:
             document = tomllib.loads(Path(path).read_text(encoding="utf-8"))

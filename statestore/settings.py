@@ -17,7 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from statestore.applications import Application, nearest
+from statestore.applications import ConfiguredApplication, nearest
 from statestore.errors import InvalidSetting
 from statestore.model.modes import IsolationLevel, OnError, ProcessingGuarantee
 
@@ -308,7 +308,7 @@ class Settings:
     @classmethod
     def load(cls, path: str | Path, application_id: str) -> "Settings":
         """Read `[applications.<id>]` and its `.settings` from an applications file."""
-        return cls.from_mapping(Application.load(path, application_id).mapping())
+        return cls.from_mapping(ConfiguredApplication.load(path, application_id).mapping())
 
     @classmethod
     def of(cls, settings: "Settings | Mapping[str, object] | None") -> "Settings":

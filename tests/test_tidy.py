@@ -321,3 +321,12 @@ def test_every_exception_stands_in_errors_or_is_named_there() -> None:
     assert len(raised) > 5
     missing = sorted(place for place in raised if not re.search(rf"\b{place[1]}\b", drawn))
     assert not missing, f"draw these in statestore/errors.py: {missing}"
+
+
+def test_a_class_of_the_library_has_one_home() -> None:
+    homes: dict[str, list[str]] = {}
+    for name, tree in modules("statestore").items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(name)
+    assert {name: found for name, found in homes.items() if len(found) > 1} == {}

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from statestore.applications import Application
+from statestore.applications import ConfiguredApplication
 from statestore.errors import Misuse, UnknownApplication
 from statestore.model.modes import Time
 from statestore.runtime import portable_target
@@ -295,7 +295,7 @@ def _option(flag: str, **details: Any) -> Callable[[F], F]:
 def _deployment(
     flags: Mapping[str, Any],
 ) -> tuple[str, str | None, dict[str, str], str | None]:
-    """Application id, applications file, overrides and pipeline."""
+    """ConfiguredApplication id, applications file, overrides and pipeline."""
     application_id, config = _application(flags)
     overrides: dict[str, str] = {}
     for flag in ("bootstrap_servers", "state_dir", "processing_guarantee"):
@@ -305,7 +305,7 @@ def _deployment(
     overrides |= _pairs(flags["pairs"]) | {"application.id": application_id}
     pipeline = flags["pipeline"]
     if pipeline is None and config is not None:
-        pipeline = Application.load(config, application_id).pipeline
+        pipeline = ConfiguredApplication.load(config, application_id).pipeline
     return application_id, config, overrides, pipeline
 
 
@@ -320,7 +320,7 @@ def _application(flags: Mapping[str, Any]) -> tuple[str, str | None]:
 
 
 def _section(config: str | None, application_id: str) -> dict[str, object]:
-    return {} if config is None else Application.load(config, application_id).mapping()
+    return {} if config is None else ConfiguredApplication.load(config, application_id).mapping()
 
 
 def _known_in(config: str | None, application_id: str) -> bool:
@@ -328,7 +328,7 @@ def _known_in(config: str | None, application_id: str) -> bool:
     if config is None:
         return False
     try:
-        Application.load(config, application_id)
+        ConfiguredApplication.load(config, application_id)
     except UnknownApplication:
         return False
     return True

@@ -105,7 +105,7 @@ class StartingPoint:
     # Inputs.
 
     def _check_inputs(self, group: Mapping[TopicPartition, GroupOffset]) -> None:
-        """RecordFailed if an input that was read is truncated, made anew or forgotten."""
+        """RecordFailed if an input that was read is truncated, created again or forgotten."""
         inputs = {tp: task.task_id for task in self._tasks for tp in task.inputs}
         checkpointed = input_checkpoint.read_all(map(self._layout.task_dir, self._layout.tasks()))
         for tp, task_id in inputs.items():
@@ -122,7 +122,7 @@ class StartingPoint:
     def _check_missing(
         self, existing: Collection[str], group: Mapping[TopicPartition, GroupOffset]
     ) -> None:
-        """Misuse if the changelog of a store that had committed anything is gone or made anew."""
+        """Misuse if the changelog of a store with commits is gone or was created again."""
         ids = self._cluster.topic_ids(sorted(existing))
         gone: dict[str, str] = {}
         for store in self._logged():
@@ -132,7 +132,7 @@ class StartingPoint:
             if topic not in existing and (made is not None or not self._previous.fingerprint):
                 gone[topic] = f"as topic {topic} does not exist"
             elif topic in existing and made is not None and made != ids[topic]:
-                gone[topic] = f"or was: topic {topic} was deleted and made anew"
+                gone[topic] = f"or was: topic {topic} was deleted and created again"
         for task in self._tasks:
             committed = self._committed_of(task, group)
             for tp in task.changelogs:

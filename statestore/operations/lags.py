@@ -19,7 +19,7 @@ from statestore.tasks.commit import CommitStamp
 _INTERNAL = "-repartition"
 
 
-class Lag(NamedTuple):
+class InputLag(NamedTuple):
     """Records and seconds of event time between the last processed record and the newest one."""
 
     records: int | None = None
@@ -37,11 +37,11 @@ class Facts(NamedTuple):
     logs: Mapping[TopicPartition, Bounds] = {}
     tasks: Mapping[TaskId, Sequence[TopicPartition] | None] = {}
 
-    def lag(self, task: TaskId) -> Lag:
+    def lag(self, task: TaskId) -> InputLag:
         """The lag of one stream task."""
         tps = self.tasks.get(task)
         if tps is None:
-            return Lag()
+            return InputLag()
         return _lag([self.inputs.get(tp) for tp in tps])
 
 
@@ -124,15 +124,15 @@ def _inputs_of_tasks(
         widths = [counts.get(topic, 0) for topic in topics]
         for p in range(max([part.tasks or 0, *widths])):
             read = [TopicPartition(topic, p) for topic in topics if p < counts.get(topic, 0)]
-            # Without any, its topic was made anew with fewer partitions since it was deployed.
+            # Without any, its topic was created again with fewer partitions since it was deployed.
             found[TaskId(part.ordinal, p)] = read if read and all(widths) else None
     return found
 
 
-def _lag(inputs: Sequence[InputFacts | None]) -> Lag:
+def _lag(inputs: Sequence[InputFacts | None]) -> InputLag:
     known = [one for one in inputs if one is not None]
     if len(known) < len(inputs):
-        return Lag()
+        return InputLag()
     behind = [one for one in known if one.next_ms is not None]
     records = sum(
         max(
@@ -142,14 +142,14 @@ def _lag(inputs: Sequence[InputFacts | None]) -> Lag:
         for one in behind
     )
     if not behind:
-        return Lag(0, 0.0)
+        return InputLag(0, 0.0)
     newest = [one.newest_ms for one in behind if one.newest_ms is not None]
     if len(newest) < len(behind):
-        return Lag(records)
+        return InputLag(records)
     stamp = CommitStamp.latest(
         {TopicPartition("", i): one.committed for i, one in enumerate(known) if one.committed}
     )
     since = [one.next_ms for one in behind if one.next_ms is not None]
     if stamp.stream_time_ms is not None:
         since.append(stamp.stream_time_ms)
-    return Lag(records, max(0, max(newest) - min(since)) / 1000)
+    return InputLag(records, max(0, max(newest) - min(since)) / 1000)

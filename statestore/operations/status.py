@@ -24,7 +24,7 @@ from statestore.operations.deployed import Deployed, describe_deployment, read_d
 from statestore.operations.environment import Environment
 from statestore.operations.exports.catalog import Exports
 from statestore.operations.exports.manifest import made_after
-from statestore.operations.lags import Facts, Lag, ask, to_restore, total_of, worst_of
+from statestore.operations.lags import Facts, InputLag, ask, to_restore, total_of, worst_of
 from statestore.operations.pipelines import load_pipeline
 from statestore.operations.relocation.disk import read_journal
 from statestore.tasks.progress import TaskProgress, read_progress
@@ -227,7 +227,7 @@ class StatusReader:
         owner = problems.told(lambda: owners.read_owner(folder), None)
         if len(problems) == before:
             state = state_of(owner, noted, now_ms)
-        lag, records = Lag(), None
+        lag, records = InputLag(), None
         if facts.problem is None:
             lag = facts.lag(task)
             records = 0

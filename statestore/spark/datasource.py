@@ -85,7 +85,7 @@ class Plan(NamedTuple):
             fields += [("window_start", _TIME), ("window_end", _TIME)]
         return pa.schema([*fields, ("value", value.type)])
 
-    def sides(self) -> tuple["Side", "Side"]:
+    def sides(self) -> tuple["ColumnDecoder", "ColumnDecoder"]:
         """How keys and how values become a column."""
         shape = self.shape
         key_serde = shape.key_serde
@@ -146,7 +146,7 @@ class StoreReader(DataSourceReader):
                     yield _batch(schema, task, partition.partition, convert(rows))
 
 
-class Side(NamedTuple):
+class ColumnDecoder(NamedTuple):
     """The type of a column, and the function that makes its entries from bytes."""
 
     type: pa.DataType
@@ -189,9 +189,9 @@ def _is_set(options: dict[str, str], name: str) -> bool:
     return text == "true"
 
 
-def _side(store: str, serde_name: str | None) -> Side:
+def _side(store: str, serde_name: str | None) -> ColumnDecoder:
     if serde_name is None or serde_name == serdes.BYTES.name:
-        return Side(pa.binary(), None)
+        return ColumnDecoder(pa.binary(), None)
     try:
         serde: Serde[Any] = serdes.by_name(serde_name)
     except Misuse as error:
@@ -202,16 +202,18 @@ def _side(store: str, serde_name: str | None) -> Side:
         serdes.FLOAT64.name: pa.float64(),
     }
     if serde_name in known:
-        return Side(known[serde_name], serde.deserialize)
+        return ColumnDecoder(known[serde_name], serde.deserialize)
     read = serde.deserialize
-    return Side(pa.string(), lambda data: msgspec.json.encode(read(data), enc_hook=str).decode())
+    return ColumnDecoder(
+        pa.string(), lambda data: msgspec.json.encode(read(data), enc_hook=str).decode()
+    )
 
 
 def _converter(plan: Plan) -> Callable[[Columns], list[pa.Array]]:
     """Make the function from rows to the columns from `key` on."""
     key, value = plan.sides()
 
-    def column(side: Side, data: list[Any]) -> pa.Array:
+    def column(side: ColumnDecoder, data: list[Any]) -> pa.Array:
         read = side.read
         return pa.array(data if read is None else list(map(read, data)), side.type)
 

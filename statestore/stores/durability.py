@@ -35,7 +35,7 @@ class LagLimits:
     max_ms: int
 
 
-class Lag:
+class FlushLag:
     """What one store has committed since it was last durable."""
 
     def __init__(self, limits: LagLimits, clock: Clock) -> None:

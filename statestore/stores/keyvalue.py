@@ -22,7 +22,7 @@ from statestore.stores.scan import RowScan, joined
 from statestore.stores.specs import KeyValueSpec
 from statestore.stores.staged_table import StagedTable
 from statestore.stores.transaction import StagedEngine
-from statestore.stores.transactional import TransactionalStore
+from statestore.stores.transactional import TransactionalBase
 
 KIND = "keyvalue"
 TABLE = "data"
@@ -140,7 +140,7 @@ class KeyValueReader(Reader[Rows], Generic[K, V]):
         return self._codec.pairs(joined(scans, reverse=reverse), exclude)
 
 
-class TransactionalKeyValueStore(TransactionalStore, KeyValueReader[K, V]):
+class TransactionalKeyValueStore(TransactionalBase, KeyValueReader[K, V]):
     """The built-in KeyValueStore, persistent or in memory.
 
     See `contracts.KeyValueStore` for the promises.
@@ -161,7 +161,7 @@ class TransactionalKeyValueStore(TransactionalStore, KeyValueReader[K, V]):
             staged.keep_sized(times)
         self.table = StagedTable(staged, TABLE, times)
         KeyValueReader.__init__(self, [self.table], spec)
-        TransactionalStore.__init__(
+        TransactionalBase.__init__(
             self,
             staged,
             self.table.commit,

@@ -12,7 +12,7 @@ from statestore.ports import Clock, Engine
 from statestore.stores import keyvalue, offsets
 from statestore.stores.durability import LagLimits
 from statestore.stores.keyvalue import KeyValueReader, TransactionalKeyValueStore
-from statestore.stores.reads import Source, SourceRows
+from statestore.stores.reads import RowSource, SourceRows
 from statestore.stores.specs import BuiltInSpec, VersionedSpec, WindowSpec
 from statestore.stores.transaction import StagedEngine
 from statestore.stores.versioned import layout
@@ -79,7 +79,7 @@ def tables_of(spec: BuiltInSpec) -> tuple[str, ...]:
 
 def reader_over(
     spec: BuiltInSpec | WindowSpec[Any, Any],
-    sources: Sequence[Source],
+    sources: Sequence[RowSource],
     where: str,
     release: Callable[[], None],
 ) -> AnyReader:
@@ -103,5 +103,5 @@ def reader_over(
     return KeyValueReader(_rows_of(sources), spec, release)
 
 
-def _rows_of(sources: Sequence[Source]) -> list[SourceRows]:
+def _rows_of(sources: Sequence[RowSource]) -> list[SourceRows]:
     return [SourceRows(source, keyvalue.TABLE) for source in sources]

@@ -81,7 +81,7 @@ class Guard(Protocol):
         """What to raise for an engine's error. Other errors come back as they are."""
 
 
-class Source(Guard, Protocol):
+class RowSource(Guard, Protocol):
     """A store of one stream task that is read by anybody but its owner."""
 
     @property
@@ -134,7 +134,7 @@ class LiveSource:
 class SourceRows:
     """The Rows of one table of a source, with pending ones over the committed ones if given."""
 
-    def __init__(self, source: Source, table: str, pending: Entries | None = None) -> None:
+    def __init__(self, source: RowSource, table: str, pending: Entries | None = None) -> None:
         """`pending`: the owner's own dict, for a reader that sees uncommitted writes."""
         self._source = source
         self._counts = source.counts
@@ -224,7 +224,7 @@ class SourceMoment:
     """The Moment of a source. It raises StoreClosed after its own close and its store's."""
 
     def __init__(
-        self, source: Source, seeker: Seeker, pending: Entries, scan: RowScan[Pair]
+        self, source: RowSource, seeker: Seeker, pending: Entries, scan: RowScan[Pair]
     ) -> None:
         self._source = source
         self._seeker = seeker

@@ -19,7 +19,7 @@ from statestore.metrics import StoreMetrics
 from statestore.model.ids import Position, TopicPartition
 from statestore.ports import Clock, Engine, Table, Writes
 from statestore.stores import offsets as rows
-from statestore.stores.durability import Lag, LagLimits
+from statestore.stores.durability import FlushLag, LagLimits
 from statestore.stores.pending import ENTRY_COST, CountedWrites, Overlay, Pending, SizedPending
 
 _COMPLETE_KEPT_MS = 86_400_000
@@ -73,7 +73,7 @@ class StagedEngine:
         self._savepoints: list[list[Any]] = []  # of each open one, a mark for each part
         self._counted: CountedWrites | None = None
         self._open = True
-        self._lag = Lag(limits, clock)
+        self._lag = FlushLag(limits, clock)
         self._has_all = False
         self._flush_soon = flush_soon or StagedEngine.catch_up
         # Held while what is committed and what is durable are told apart: `maintain` and `catch_up`

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 CommitStore = Callable[[Mapping[TopicPartition, int | None], Position | None], None]
 
 
-class TransactionalStore:
+class TransactionalBase:
     """The part of `contracts.StateStore` that does not depend on the kind of store."""
 
     def __init__(

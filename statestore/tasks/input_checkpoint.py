@@ -147,7 +147,7 @@ def committed_inputs(
     """Where the inputs go on: at the group's offsets, or at the start of a new input.
 
     `stores`: those whose positions the group's offsets cannot be behind. `checkpoint`: what the
-    input checkpoint says. RecordFailed: an input was truncated, made anew or forgotten.
+    input checkpoint says. RecordFailed: an input was truncated, created again or forgotten.
     """
     committed = cluster.group_offsets(plan.inputs)
     fresh = [tp for tp in plan.inputs if tp not in committed]
@@ -177,7 +177,8 @@ def truncated(tp: TopicPartition, *, end: int, committed: int) -> RecordFailed:
     """The refusal of an input whose log ends before the group's offset."""
     return RecordFailed(
         f"input {tp} ends at offset {end}, the last commit ended at {committed}: the topic was "
-        "truncated or made anew, so input is lost: reset the group's offsets to go on without it"
+        "truncated or created again, so input is lost: reset the group's offsets to go on without "
+        "it"
     )
 
 
@@ -185,7 +186,7 @@ def forgotten(tp: TopicPartition, task: TaskId, last: int) -> RecordFailed:
     """The refusal of an input that was processed up to `last`, of which the group has no offset."""
     return RecordFailed(
         f"the group has no offset of input {tp}, but task {task} has processed it up to {last}: "
-        "the topic was made anew, or the offset expired on the broker "
+        "the topic was created again, or the offset expired on the broker "
         f"(offsets.retention.minutes): set the group's offset, to {last + 1} to go on (further if "
         "the last run was killed), or to the topic's start to process it from there"
     )

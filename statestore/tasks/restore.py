@@ -179,7 +179,7 @@ def _start(opened: OwnedStore, bounds: Bounds) -> int:
             name,
             "offset-beyond-log",
             f"{where} stands at {offset} of {tp}, whose log ends at {bounds.end}: "
-            "the topic was truncated or made anew",
+            "the topic was truncated or created again",
         )
     if offset < bounds.start:
         raise StoreCorrupted(

@@ -19,8 +19,8 @@ from statestore.errors import HostFailure, Locked, Misuse
 from statestore.testing.kafka_jars import kafka_libs, scratch_dir
 from statestore.testing.kafka_node import (
     HOST,
+    KafkaNode,
     Lifetime,
-    Node,
     await_ready,
     end,
     is_free,
@@ -146,7 +146,7 @@ def _start(home: Path, port: int, data_dir: Path) -> RunningBroker:
         )
     kafka_libs()
     with reserved_ports(1, scratch_dir() / "ports") as (controller_port,):
-        node = Node(
+        node = KafkaNode(
             node_id=0, port=port, controller_port=controller_port, folder=home, data=data_dir
         )
         node.log.unlink(missing_ok=True)

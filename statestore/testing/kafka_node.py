@@ -88,7 +88,7 @@ class Sasl:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class KafkaNode:
     """Where one broker listens and keeps its files: `server.properties`, `broker.log`, `data`."""
 
     node_id: int
@@ -162,7 +162,9 @@ def reserved_ports(count: int, locks_dir: Path) -> Iterator[tuple[int, ...]]:
         yield tuple(ports)
 
 
-def prepare(node: Node, cluster: Sequence[Node], config: BrokerConfig, cluster_id: str) -> None:
+def prepare(
+    node: KafkaNode, cluster: Sequence[KafkaNode], config: BrokerConfig, cluster_id: str
+) -> None:
     """Write the properties file, and format the data folder unless it is formatted already."""
     node.folder.mkdir(parents=True, exist_ok=True)
     node.data.mkdir(parents=True, exist_ok=True)
@@ -193,7 +195,7 @@ def prepare(node: Node, cluster: Sequence[Node], config: BrokerConfig, cluster_i
         raise Unavailable(f"Kafka could not format {node.data}; the end of {node.log}:\n{tail}")
 
 
-def launch(node: Node, lifetime: Lifetime) -> "subprocess.Popen[bytes]":
+def launch(node: KafkaNode, lifetime: Lifetime) -> "subprocess.Popen[bytes]":
     """Start a prepared node, which is not ready yet when this returns.
 
     `Lifetime.PARENT` uses `setpriv --pdeathsig KILL` where that exists (on Linux): the kernel kills
@@ -219,7 +221,7 @@ def launch(node: Node, lifetime: Lifetime) -> "subprocess.Popen[bytes]":
 
 
 def await_ready(
-    node: Node, process: "subprocess.Popen[bytes]", *, timeout_ms: int
+    node: KafkaNode, process: "subprocess.Popen[bytes]", *, timeout_ms: int
 ) -> ClusterDescription:
     """Wait until the node answers as a member; `Unavailable` shows the end of its log."""
 
@@ -268,7 +270,9 @@ def _java_command(main_class: str, *arguments: str) -> list[str]:
     return [java(), *_JAVA_OPTIONS, "-cp", f"{kafka_libs()}/*", main_class, *arguments]
 
 
-def _properties(node: Node, cluster: Sequence[Node], config: BrokerConfig) -> dict[str, str]:
+def _properties(
+    node: KafkaNode, cluster: Sequence[KafkaNode], config: BrokerConfig
+) -> dict[str, str]:
     if taken := sorted(_OWNED & config.keys()):
         raise InvalidSetting(
             f"the local broker decides '{taken[0]}' itself: leave it out of the broker config"

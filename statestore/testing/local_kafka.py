@@ -26,8 +26,8 @@ from statestore.testing.kafka_node import (
     HOST,
     BrokerConfig,
     Detour,
+    KafkaNode,
     Lifetime,
-    Node,
     Sasl,
     await_ready,
     end,
@@ -77,7 +77,7 @@ class LocalKafka:
         self._config = dict(config or {})
         self._data_dir = None if data_dir is None else Path(data_dir).resolve()
         self._ready_timeout_ms = ready_timeout_ms
-        self._nodes: tuple[Node, ...] = ()
+        self._nodes: tuple[KafkaNode, ...] = ()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._cleanup = ExitStack()
 
@@ -166,7 +166,7 @@ class LocalKafka:
         detour = None if self._proxy_port is None else Detour(ports[-1], self._proxy_port)
         data_dir = self._data_dir or run_dir
         self._nodes = tuple(
-            Node(
+            KafkaNode(
                 node_id=index,
                 port=ports[2 * index],
                 controller_port=ports[2 * index + 1],
@@ -209,7 +209,7 @@ class LocalKafka:
         if not self._nodes:
             raise Misuse("the cluster runs only inside `with LocalKafka() as kafka:`")
 
-    def _node(self, index: int) -> Node:
+    def _node(self, index: int) -> KafkaNode:
         self._check_entered()
         if not 0 <= index < self._count:
             raise Misuse(

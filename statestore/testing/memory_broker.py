@@ -35,7 +35,7 @@ from statestore.ports import (
 )
 from statestore.settings import Settings
 from statestore.tasks.plan import TaskPlan, transactional_ids
-from statestore.testing.memory_log import MESSAGE_BYTES_MAX, BrokerState, Entry
+from statestore.testing.memory_log import MESSAGE_BYTES_MAX, BrokerState, LogEntry
 from statestore.testing.memory_outbox import MemoryOutbox, MemoryPlainOutbox
 
 _STRETCH_RECORDS = 50_000
@@ -89,7 +89,7 @@ class MemoryBroker:
 
     def produce(self, tp: TopicPartition, record: Record[bytes | None, bytes | None]) -> int:
         """Append one record as any other producer would, and return its offset."""
-        entry = Entry(-1, record.key, record.value, record.timestamp_ms, record.headers)
+        entry = LogEntry(-1, record.key, record.value, record.timestamp_ms, record.headers)
         return self.state.append(tp, entry)
 
     def records(self, topic: str) -> list[Record[bytes | None, bytes | None]]:
@@ -216,14 +216,14 @@ class MemorySource:
         """Closing twice is harmless."""
         self._positions = {}
 
-    def _read(self, tp: TopicPartition, room: int) -> list[Entry]:
+    def _read(self, tp: TopicPartition, room: int) -> list[LogEntry]:
         log, position = self._state.log(tp), self._positions[tp]
         if not log.holds(position):
             raise RecordFailed(
                 f"input {tp} holds no record at offset {position}: the log goes from {log.start} "
                 f"to {log.end}"
             )
-        entries: list[Entry] = []
+        entries: list[LogEntry] = []
         for entry in log.read(position, log.last_stable):
             if entry.is_visible:
                 if len(entries) == room:
@@ -320,7 +320,7 @@ class MemoryCluster:
         return {topic: {**_DEFAULTS, **self._state.configs[topic]} for topic in topics}
 
     def topic_ids(self, topics: Sequence[str]) -> dict[str, str]:
-        """The id of each topic that exists; a topic that is made anew gets another id."""
+        """The id of each topic that exists; a topic that is created again gets another id."""
         self._state.require_up()
         return {topic: self._state.ids[topic] for topic in topics if topic in self._state.topics}
 
@@ -435,7 +435,7 @@ def _bounds(state: BrokerState, tps: Sequence[TopicPartition]) -> dict[TopicPart
     return {tp: Bounds(log.start, log.last_stable) for tp, log in logs.items()}
 
 
-def _batch(tp: TopicPartition, entries: Sequence[Entry]) -> Batch:
+def _batch(tp: TopicPartition, entries: Sequence[LogEntry]) -> Batch:
     return Batch(
         keys=Column(raw=[entry.key for entry in entries]),
         values=Column(raw=[entry.value for entry in entries]),

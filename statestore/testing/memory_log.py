@@ -20,7 +20,7 @@ from statestore.ports import GroupOffset
 MESSAGE_BYTES_MAX = 1_048_588
 
 
-class Outcome(StrEnum):
+class TransactionOutcome(StrEnum):
     """The state of a transaction."""
 
     OPEN = "open"
@@ -32,12 +32,12 @@ class Outcome(StrEnum):
 class Transaction:
     """One transaction: its first offset in each partition, and the group offsets it will commit."""
 
-    outcome: Outcome = Outcome.OPEN
+    outcome: TransactionOutcome = TransactionOutcome.OPEN
     first_offsets: dict[TopicPartition, int] = field(default_factory=dict)
     group_offsets: dict[tuple[str, TopicPartition], GroupOffset] = field(default_factory=dict)
 
 
-class Entry(NamedTuple):
+class LogEntry(NamedTuple):
     """One offset of a log: a record, or the control record that ends a transaction."""
 
     offset: int
@@ -51,8 +51,8 @@ class Entry(NamedTuple):
     @property
     def is_visible(self) -> bool:
         """Whether a reader of committed records sees the entry."""
-        outcome = self.transaction.outcome if self.transaction else Outcome.COMMITTED
-        return outcome is Outcome.COMMITTED and not self.is_control
+        outcome = self.transaction.outcome if self.transaction else TransactionOutcome.COMMITTED
+        return outcome is TransactionOutcome.COMMITTED and not self.is_control
 
 
 _offset = attrgetter("offset")
@@ -64,7 +64,7 @@ class Log:
 
     start: int = 0
     end: int = 0
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[LogEntry] = field(default_factory=list)
     open: list[int] = field(default_factory=list)
 
     @property
@@ -72,14 +72,14 @@ class Log:
         """The first offset of the oldest open transaction, else the end."""
         return min(self.open, default=self.end)
 
-    def append(self, entry: Entry) -> int:
+    def append(self, entry: LogEntry) -> int:
         """Give the entry the next offset."""
         offset = self.end
         self.entries.append(entry._replace(offset=offset))
         self.end += 1
         return offset
 
-    def read(self, start: int, end: int) -> Iterator[Entry]:
+    def read(self, start: int, end: int) -> Iterator[LogEntry]:
         """Entries with start <= offset < end, including control records and aborted ones."""
         for index in range(bisect_left(self.entries, start, key=_offset), len(self.entries)):
             entry = self.entries[index]
@@ -164,7 +164,7 @@ class BrokerState:
             return self._keyless % count
         return murmur2_partition(key, count)
 
-    def append(self, tp: TopicPartition, entry: Entry) -> int:
+    def append(self, tp: TopicPartition, entry: LogEntry) -> int:
         """Append a record, of a transaction or of none; RecordFailed if it is too large."""
         log = self.log(tp)
         size = len(entry.key or b"") + len(entry.value or b"")
@@ -185,7 +185,7 @@ class BrokerState:
         self.require_up()
         owner = self._owners.setdefault(transactional_id, _Owner())
         if owner.transaction is not None:
-            self._end(owner, Outcome.ABORTED)
+            self._end(owner, TransactionOutcome.ABORTED)
         owner.epoch += 1
         return owner.epoch
 
@@ -201,7 +201,7 @@ class BrokerState:
         assert owner.transaction is not None, "begin comes first"
         return owner.transaction
 
-    def end(self, transactional_id: str, epoch: int, outcome: Outcome) -> None:
+    def end(self, transactional_id: str, epoch: int, outcome: TransactionOutcome) -> None:
         """Commit or abort: all its records and offsets at once."""
         owner = self._owner(transactional_id, epoch)
         assert owner.transaction is not None, "begin comes first"
@@ -224,7 +224,7 @@ class BrokerState:
             )
         return owner
 
-    def _end(self, owner: _Owner, outcome: Outcome) -> None:
+    def _end(self, owner: _Owner, outcome: TransactionOutcome) -> None:
         transaction, owner.transaction = owner.transaction, None
         assert transaction is not None
         transaction.outcome = outcome
@@ -232,6 +232,6 @@ class BrokerState:
             log = self.log(tp)
             log.open.remove(first)
             latest = log.entries[-1].timestamp_ms if log.entries else 0
-            log.append(Entry(-1, None, None, latest, transaction=transaction, is_control=True))
-        if outcome is Outcome.COMMITTED:
+            log.append(LogEntry(-1, None, None, latest, transaction=transaction, is_control=True))
+        if outcome is TransactionOutcome.COMMITTED:
             self.groups.update(transaction.group_offsets)

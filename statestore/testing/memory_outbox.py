@@ -6,7 +6,7 @@ from itertools import repeat
 from statestore.errors import CommitUnknown, Fenced, RecordFailed, Unavailable
 from statestore.model.ids import TopicPartition
 from statestore.ports import GroupOffset, Records
-from statestore.testing.memory_log import BrokerState, Entry, Outcome, Transaction
+from statestore.testing.memory_log import BrokerState, LogEntry, Transaction, TransactionOutcome
 
 
 class MemoryOutbox:
@@ -60,17 +60,17 @@ class MemoryOutbox:
             self._unanswered = self._lost_answers.pop(self._id, None)
             if self._unanswered is not None:
                 if self._unanswered:
-                    self._state.end(self._id, self._epoch, Outcome.COMMITTED)
+                    self._state.end(self._id, self._epoch, TransactionOutcome.COMMITTED)
                 raise CommitUnknown(f"the commit of {self._id} was not answered: commit again")
         happened, self._unanswered = self._unanswered, None
         if not happened:
-            self._state.end(self._id, self._epoch, Outcome.COMMITTED)
+            self._state.end(self._id, self._epoch, TransactionOutcome.COMMITTED)
         self._is_open = False
 
     def abort(self) -> None:
         """Drop what was sent since begin; do nothing without an open transaction."""
         if self._is_open:
-            self._state.end(self._id, self._epoch, Outcome.ABORTED)
+            self._state.end(self._id, self._epoch, TransactionOutcome.ABORTED)
             self._is_open = False
 
     def ends(self) -> dict[TopicPartition, int]:
@@ -145,7 +145,7 @@ class _Writer:
         for i, ((key, value, time_ms), tail) in enumerate(rows):
             partition = self._state.partition_for(topic, placing[i]) if fixed is None else fixed
             tp = TopicPartition(topic, partition)
-            entry = Entry(-1, key, value, time_ms, tuple(tail), transaction)
+            entry = LogEntry(-1, key, value, time_ms, tuple(tail), transaction)
             try:
                 offset = self._state.append(tp, entry)
             except RecordFailed as error:

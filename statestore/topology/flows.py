@@ -119,7 +119,7 @@ class Flow:
 
     def tabled(
         self, materialized: Materialized[Any, Any] | str | None, name: str | None
-    ) -> "Table":
+    ) -> "TableFlow":
         """Add the table of the latest value per key."""
         wanted = wished(materialized) or Materialized(self.builder.store_name("KSTREAM-TOTABLE"))
         explicit = name is not None or materialized is not None
@@ -135,14 +135,14 @@ class Flow:
             return tables.latest(node, spec, old_values=old_values)
 
         node = source.add("KSTREAM-TOTABLE", name, make, (spec.name,), keeps=True)
-        table = Table.stored(self.builder, node, spec, old_values)
+        table = TableFlow.stored(self.builder, node, spec, old_values)
         if isinstance(spec, VersionedSpec):
             table = replace(table, history=tables.history_of(spec, node, waiters))
         return table
 
 
 @dataclass(frozen=True)
-class Table:
+class TableFlow:
     """A table as far as it is written: `node` makes its updates, and `look` reads its rows.
 
     `stamp` reads the times of its rows. `stores` are the stores that a look-up reads. `store` is
@@ -168,7 +168,7 @@ class Table:
         node: str,
         spec: Spec | VersionedSpec[Any, Any],
         old_values: SendOldValues,
-    ) -> "Table":
+    ) -> "TableFlow":
         """Return a table with a store of its own."""
         return cls(
             builder,
@@ -184,7 +184,7 @@ class Table:
             spec.name,
         )
 
-    def kept_in(self, spec: KeyValueSpec[Any, Any]) -> "Table":
+    def kept_in(self, spec: KeyValueSpec[Any, Any]) -> "TableFlow":
         """Return this table as it is looked up in the store that keeps it."""
         return replace(
             self,

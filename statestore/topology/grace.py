@@ -65,7 +65,7 @@ class Waiting(msgspec.Struct, array_like=True):
         return None if topic is None else (TopicPartition(topic, self.partition), self.offset)
 
 
-class Side(NamedTuple):
+class WaitingPlace(NamedTuple):
     """Where records wait: the node that joins them, their store, the grace and their serdes."""
 
     join: str
@@ -86,10 +86,10 @@ class Waiter(NamedTuple):
     """
 
     node: str
-    side: Side
+    side: WaitingPlace
 
 
-def waiting(node: str, side: Side, join: Join, *, table_side: bool) -> Build:
+def waiting(node: str, side: WaitingPlace, join: Join, *, table_side: bool) -> Build:
     """Build a node that adds the stream's records to those that wait, and joins all that are due.
 
     `table_side`: the batches are the table's updates, which move stream time, too.
@@ -152,7 +152,7 @@ class Gate:
 class _Room:
     """The records that wait for one join, in their store."""
 
-    def __init__(self, context: NodeContext, side: Side) -> None:
+    def __init__(self, context: NodeContext, side: WaitingPlace) -> None:
         self._context = context
         self._table = context.table(side.store)
         self._side = side

@@ -9,7 +9,7 @@ from statestore.model.records import Serde
 from statestore.stores import serdes
 from statestore.stores.specs import WindowSpec
 from statestore.topology.aggregates import Spec, aggregated, counted
-from statestore.topology.flows import Flow, Table
+from statestore.topology.flows import Flow, TableFlow
 from statestore.topology.materialized import Materialized
 from statestore.topology.nodes import Build, SendOldValues
 from statestore.topology.windows import TumblingWindows, in_windows
@@ -32,7 +32,9 @@ class Grouping:
         """Return the same records grouped by window, too."""
         return Grouping(self.flow, self.name, (windows, emit), self.through)
 
-    def count(self, materialized: Materialized[Any, Any] | str | None, name: str | None) -> Table:
+    def count(
+        self, materialized: Materialized[Any, Any] | str | None, name: str | None
+    ) -> TableFlow:
         """Add a node that counts."""
         if isinstance(materialized, Materialized):
             materialized = materialized.of_counts()
@@ -43,7 +45,7 @@ class Grouping:
         function: Callable[[Any, Any], Any],
         materialized: Materialized[Any, Any] | str | None,
         name: str | None,
-    ) -> Table:
+    ) -> TableFlow:
         """Add a node that folds function(old, new) over values."""
 
         def fold(node: str, spec: Spec, **how: Any) -> Build:
@@ -59,7 +61,7 @@ class Grouping:
         function: Callable[[Any, Any, Any], Any],
         materialized: Materialized[Any, Any] | str | None,
         name: str | None,
-    ) -> Table:
+    ) -> TableFlow:
         """Add a node that folds function(key, value, aggregate) over records from initial() on."""
 
         def fold(node: str, spec: Spec, **how: Any) -> Build:
@@ -73,7 +75,7 @@ class Grouping:
         value_serde: Serde[Any],
         name: str | None,
         fold: Callable[..., Build],
-    ) -> Table:
+    ) -> TableFlow:
         flow, old_values, windows = self.flow, SendOldValues(), self.windows
         plain, every = flow.spec(materialized, "KSTREAM-AGGREGATE", value_serde)
         spec: Spec = plain if windows is None else windows[0].spec(plain, windows[1])
@@ -95,7 +97,7 @@ class Grouping:
             )
 
         node = source.add("KSTREAM-AGGREGATE", name, make, (spec.name,))
-        return Table.stored(flow.builder, node, spec, old_values)
+        return TableFlow.stored(flow.builder, node, spec, old_values)
 
     def _source(self, store: str, *, explicit: bool) -> Flow:
         """Return the stream that the aggregate reads; only a grouping's name is the user's."""

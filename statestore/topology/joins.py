@@ -17,7 +17,7 @@ from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec
 from statestore.topology import grace
 from statestore.topology.failures import Stage, decoded, encoded, failed, processing
-from statestore.topology.flows import Flow, Look, Stamp, Table
+from statestore.topology.flows import Flow, Look, Stamp, TableFlow
 from statestore.topology.materialized import Materialized
 from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
 from statestore.topology.operators import passed
@@ -38,7 +38,7 @@ class Side(Enum):
 
 def stream_with_table(
     flow: Flow,
-    table: Table,
+    table: TableFlow,
     function: Joiner,
     *,
     left: bool,
@@ -72,14 +72,14 @@ def stream_with_table(
 
 
 def table_with_table(
-    this: Table,
-    other: Table,
+    this: TableFlow,
+    other: TableFlow,
     function: Joiner,
     *,
     left: bool,
     materialized: Materialized[Any, Any] | str | None,
     name: str | None,
-) -> Table:
+) -> TableFlow:
     """Add the join of two tables: a node for the updates of each side, and one that merges both.
 
     SerdeMismatch if the keys of both tables cannot meet in one partition.
@@ -127,7 +127,7 @@ def table_with_table(
     if left:
         this.send_old_values()
     value_serde = builder.value_serde if kept is None else kept.value_serde
-    made = Table(
+    made = TableFlow(
         builder,
         node,
         this.key_serde,
@@ -140,7 +140,7 @@ def table_with_table(
     return made if kept is None else made.kept_in(kept)
 
 
-def _check_grace(verb: str, table: Table, grace_ms: int) -> None:
+def _check_grace(verb: str, table: TableFlow, grace_ms: int) -> None:
     """Raise Misuse unless the table's history covers the grace (SEMANTICS V10)."""
     if grace_ms < 0:
         raise Misuse(f"{verb}: grace_ms is {grace_ms}, but it must be 0 or more")
@@ -158,7 +158,7 @@ def _check_grace(verb: str, table: Table, grace_ms: int) -> None:
 
 def _with_grace(
     flow: Flow,
-    table: Table,
+    table: TableFlow,
     function: Joiner,
     grace_ms: int,
     name: str,
@@ -177,7 +177,7 @@ def _with_grace(
     builder.keep(store)
     if not explicit:
         builder.note_unnamed(store.name)
-    side = grace.Side(name, store.name, grace_ms, flow.key_serde, flow.value_serde)
+    side = grace.WaitingPlace(name, store.name, grace_ms, flow.key_serde, flow.value_serde)
     join = _joining(name, table, function, left=left)
 
     def add(parent: str, chosen: str, *, table_side: bool) -> str:
@@ -201,7 +201,7 @@ def _with_grace(
     return builder.node("", f"{name}-joined", nodes, lambda _: passed())
 
 
-def _stream_table(node: str, table: Table, function: Joiner, *, left: bool) -> Build:
+def _stream_table(node: str, table: TableFlow, function: Joiner, *, left: bool) -> Build:
     """Build a node that joins each stream record with the table's row as it is then.
 
     With a table that has a history, it is the row as of the record's own time.
@@ -223,7 +223,7 @@ def _stream_table(node: str, table: Table, function: Joiner, *, left: bool) -> B
 
 
 def _joining(
-    node: str, table: Table, function: Joiner, *, left: bool
+    node: str, table: TableFlow, function: Joiner, *, left: bool
 ) -> Callable[[NodeContext], Callable[[Batch], Batch]]:
     """Return, for a context, the function from a batch of the stream to the joined batch."""
 
@@ -258,12 +258,12 @@ def _joining(
     return made_for
 
 
-def _as_of(table: Table, context: NodeContext) -> LookAsOf:
+def _as_of(table: TableFlow, context: NodeContext) -> LookAsOf:
     assert table.history is not None
     return table.history.look(context)
 
 
-def _as_it_is(table: Table, context: NodeContext) -> LookAsOf:
+def _as_it_is(table: TableFlow, context: NodeContext) -> LookAsOf:
     look = table.look(context)
 
     return lambda keys, _times: _rows_of(look, keys)
@@ -300,7 +300,7 @@ def _may_change(rows: Iterable[Any]) -> bool:
 
 
 def _table_half(
-    node: str, other: Table, function: Joiner, side: Side, old_values: SendOldValues
+    node: str, other: TableFlow, function: Joiner, side: Side, old_values: SendOldValues
 ) -> Build:
     """Build a node that joins the updates of one side with the rows of the other side.
 
@@ -360,7 +360,7 @@ def _later(
     return raised
 
 
-def _stamp_joined(this: Table, other: Table) -> Callable[[NodeContext], Stamp]:
+def _stamp_joined(this: TableFlow, other: TableFlow) -> Callable[[NodeContext], Stamp]:
     """Return the look-up of the times of joined rows, which are those of the later side."""
 
     def make(context: NodeContext) -> Stamp:
@@ -377,7 +377,9 @@ def _stamp_joined(this: Table, other: Table) -> Callable[[NodeContext], Stamp]:
     return make
 
 
-def _look_joined(this: Table, other: Table, function: Joiner, *, left: bool) -> Callable[..., Look]:
+def _look_joined(
+    this: TableFlow, other: TableFlow, function: Joiner, *, left: bool
+) -> Callable[..., Look]:
     """Return the look-up of joined rows for a join without a store of its own."""
 
     def make(context: NodeContext) -> Look:

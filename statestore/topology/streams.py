@@ -23,7 +23,7 @@ from statestore.stores.specs import StoreSpec
 from statestore.topology import joins, views
 from statestore.topology import operators as ops
 from statestore.topology.callbacks import check_arity, check_factory
-from statestore.topology.flows import Flow, Table
+from statestore.topology.flows import Flow, TableFlow
 from statestore.topology.grouping import Grouping
 from statestore.topology.materialized import Materialized
 from statestore.topology.nodes import Build
@@ -333,7 +333,7 @@ class KTable(Generic[K_co, V_co]):
     Otherwise their functions are called again whenever a row is looked up.
     """
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: TableFlow) -> None:
         self._table = table
 
     @property
@@ -491,7 +491,7 @@ class KGroupedStream(_Grouped[K_co, K_co, V_co]):
         return TimeWindowedKStream(self._grouping.windowed(windows, EmitStrategy(emit)))
 
 
-def _table_of(verb: str, table: KTable[Any, Any], ours: Flow | Table) -> Table:
+def _table_of(verb: str, table: KTable[Any, Any], ours: Flow | TableFlow) -> TableFlow:
     given: object = table
     if not isinstance(given, KTable):
         raise Misuse(

@@ -12,7 +12,7 @@ from typing import Any
 from statestore.model.batch import Batch, Column
 from statestore.stores.specs import KeyValueSpec
 from statestore.topology.failures import decoded, encoded, processing
-from statestore.topology.flows import Look, Table
+from statestore.topology.flows import Look, TableFlow
 from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
 
 Keep = Callable[[Batch], None]
@@ -21,12 +21,12 @@ Kept = KeyValueSpec[Any, Any] | None
 
 
 def filter_table(
-    table: Table,
+    table: TableFlow,
     predicate: Callable[[Any, Any], object],
     *,
     kept: Kept,
     name: str | None,
-) -> Table:
+) -> TableFlow:
     """Add a filter of a table."""
     old_values = SendOldValues()
     table.send_old_values()
@@ -46,12 +46,12 @@ def filter_table(
 
 
 def map_table(
-    table: Table,
+    table: TableFlow,
     function: Callable[[Any], Any],
     *,
     kept: Kept,
     name: str | None,
-) -> Table:
+) -> TableFlow:
     """Add a map of a table's values."""
     old_values = SendOldValues()
 
@@ -87,7 +87,7 @@ def updates(batch: Batch, places: list[int], new: list[Any], old: list[Any] | No
     )
 
 
-def _computed(table: Table, function: Callable[[bytes, Any], Any]) -> Table:
+def _computed(table: TableFlow, function: Callable[[bytes, Any], Any]) -> TableFlow:
     """Return a table whose rows are function(key's bytes, value) of those of another table.
 
     If the other table has a history, so has this one, with each version computed in the same way.

@@ -22,7 +22,7 @@ from statestore.settings import Settings
 from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.stores.kinds import BuiltIn
 from statestore.stores.specs import BuiltInSpec
-from statestore.stores.transactional import TransactionalStore
+from statestore.stores.transactional import TransactionalBase
 from statestore.tasks.memory_share import MemoryShare
 from statestore.tasks.plan import TaskEdges, TaskPlan
 from statestore.tasks.task import StreamTask
@@ -180,7 +180,7 @@ class TaskRig:
 def release(task: StreamTask) -> None:
     """Let go of files in this process that a dead one would not hold."""
     for opened in task._stores.opened.values():
-        if isinstance(opened.store, TransactionalStore):
+        if isinstance(opened.store, TransactionalBase):
             try:
                 opened.store.staged.close()
             except StateStoreError:

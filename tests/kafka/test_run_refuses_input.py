@@ -1,4 +1,4 @@
-"""Input a run refuses: gone, made anew, not decodable, not processable."""
+"""Input a run refuses: gone, created again, not decodable, not processable."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def test_an_input_that_ends_before_the_last_commit_is_refused(app: App, how: lis
     app.drained()
     app.commit_offset(0, 1000)
     before = app.stored()
-    says = (f"{app.name}-in-0", "1000", "truncated or made anew", "reset the group's offsets")
+    says = (f"{app.name}-in-0", "1000", "truncated or created again", "reset the group's offsets")
     assert_refused(app.run(*how), 5, "RecordFailed", *says)
     assert app.stored() == before
 
@@ -26,7 +26,7 @@ def test_an_input_made_anew_is_not_counted_into_the_old_state(app: App) -> None:
     app.delete_topic(f"{app.name}-in")
     app.kafka.create_topic(f"{app.name}-in", 2, {"retention.ms": -1})
     app.produce(range(20))
-    says = (f"no offset of input {app.name}-in-0", "made anew", "set the group's offset")
+    says = (f"no offset of input {app.name}-in-0", "created again", "set the group's offset")
     assert_refused(app.run(pipeline="counts_by_key"), 5, "RecordFailed", *says)
     assert app.stored(ordinal=0) == {f"k{n}": 1 for n in range(20)}
 

@@ -1,4 +1,4 @@
-"""State a run refuses to go on from: logs of others, logs made anew, logs that forget.
+"""State a run refuses to go on from: logs of others, logs created again, logs that forget.
 
 `topology check` refuses the same with the same words, and nothing has moved or been written.
 
@@ -102,11 +102,11 @@ def test_a_first_run_killed_again_and_again_before_it_committed_is_not_refused(a
     assert app.stored(ordinal=0) == {f"k{n}": 1 for n in range(20)}
 
 
-# A changelog deleted, or made anew, while the group has commits.
+# A changelog deleted, or created again, while the group has commits.
 
 
 @pytest.mark.parametrize("pipeline", ["counts_in_memory", "counts"])
-@pytest.mark.parametrize("anew", [False, True], ids=["deleted", "made anew"])
+@pytest.mark.parametrize("anew", [False, True], ids=["deleted", "created again"])
 def test_a_changelog_deleted_or_made_anew_is_refused_on_the_same_volume(
     app: App, pipeline: str, anew: bool
 ) -> None:

@@ -62,7 +62,7 @@ def test_an_offset_past_an_earlier_planned_end_is_no_loss() -> None:
 
 def test_an_offset_past_the_end_of_the_log_is_refused() -> None:
     broker = broker_with(10, committed=11)
-    with pytest.raises(RecordFailed, match=r"old-0 ends at offset 10, .* at 11: .* made anew"):
+    with pytest.raises(RecordFailed, match=r"old-0 ends at offset 10, .* at 11: .* created again"):
         asked(broker, end=10)
 
 

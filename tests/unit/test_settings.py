@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from statestore.applications import Application
+from statestore.applications import ConfiguredApplication
 from statestore.errors import InvalidSetting
 from statestore.model.modes import IsolationLevel, OnError, ProcessingGuarantee
 from statestore.settings import Optimization, Settings, describe_settings, expand, is_secret
@@ -232,7 +232,7 @@ def test_secrets_are_in_no_repr_and_no_error() -> None:
     settings = Settings.from_mapping({"application.id": "shop"} | SECRETS)
     assert settings.client_config("consumer")["sasl.password"] == "hunter2"
     assert "hunter2" not in f"{settings!r} {settings} {dataclasses.replace(settings)!r}"
-    application = Application("shop", None, {"state_dir": "/s"}, SECRETS)
+    application = ConfiguredApplication("shop", None, {"state_dir": "/s"}, SECRETS)
     assert "hunter2" not in f"{application!r} {application}"
     with pytest.raises(InvalidSetting) as caught:
         Settings.from_mapping({"sasl_password": "hunter2"})
@@ -361,8 +361,8 @@ def test_settings_load_from_an_applications_file(tmp_path: Path) -> None:
 
 def test_an_application_knows_its_pipeline_and_may_name_nothing(tmp_path: Path) -> None:
     path = applications_file(tmp_path)
-    assert Application.load(path, "shop").pipeline == "shop.orders:topology"
-    assert Application.load(path, "bare").pipeline is None
+    assert ConfiguredApplication.load(path, "shop").pipeline == "shop.orders:topology"
+    assert ConfiguredApplication.load(path, "bare").pipeline is None
     assert Settings.load(path, "bare") == Settings(application_id="bare")
 
 
@@ -403,4 +403,4 @@ def test_the_error_of_a_wrong_file_shows_no_secret(tmp_path: Path) -> None:
 def test_jobs_read_the_file_of_the_sample_with_the_tables_of_its_dags() -> None:
     path = Path(__file__).resolve().parents[2] / "statestore.toml"
     assert "[applications.flights.input]" in path.read_text(encoding="utf-8")
-    assert Application.load(path, "flights").pipeline == "jobs.pipelines.flights:topology"
+    assert ConfiguredApplication.load(path, "flights").pipeline == "jobs.pipelines.flights:topology"

@@ -349,7 +349,7 @@ class Restore:
         if offset > bounds.end:
             raise Misuse(
                 f"export {export_id} has store {at.name!r} of task {at.task} at offset {offset} of "
-                f"{tp}, whose log ends at {bounds.end}: the topic was truncated or made anew: "
+                f"{tp}, whose log ends at {bounds.end}: the topic was truncated or created again: "
                 "restore from the changelog alone, with --full"
             )
         return offset

@@ -15,7 +15,7 @@ from statestore.errors import TaskCorrupted
 from statestore.ports import Seeker
 from statestore.stores import offsets
 from statestore.stores.pending import MISSING, Entries, Missing, slice_of
-from statestore.stores.reads import Answering, Guard, Source, scan_of
+from statestore.stores.reads import Answering, Guard, RowSource, scan_of
 from statestore.stores.scan import Pair, RowScan, overlaid
 from statestore.stores.staged_table import first_of
 from statestore.stores.versioned import layout
@@ -112,7 +112,7 @@ class NothingPending:
 class SourceVersions:
     """The VersionRows of a source."""
 
-    def __init__(self, source: Source, interval_ms: int, pending: PendingLayer) -> None:
+    def __init__(self, source: RowSource, interval_ms: int, pending: PendingLayer) -> None:
         self._source = source
         self._counts = source.counts
         self._latest = source.table(LATEST)
@@ -235,7 +235,7 @@ class SourceVersions:
         )
 
 
-def committed_versions(source: Source, where: str) -> SourceVersions:
+def committed_versions(source: RowSource, where: str) -> SourceVersions:
     """Return the versions in files that nobody writes; TaskCorrupted if they are no whole store."""
     known = offsets.check_format(source.table(offsets.TABLE), layout.KIND, where)
     if known is None or known.segment_interval_ms is None:

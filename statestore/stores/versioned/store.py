@@ -14,7 +14,7 @@ from statestore.model.records import K, PutResult, V, VersionedRecord
 from statestore.stores.reads import LiveSource
 from statestore.stores.specs import VersionedSpec
 from statestore.stores.transaction import StagedEngine
-from statestore.stores.transactional import TransactionalStore
+from statestore.stores.transactional import TransactionalBase
 from statestore.stores.versioned.layout import (
     BIAS,
     LATEST,
@@ -31,7 +31,7 @@ from statestore.stores.versioned.table import PendingVersions, VersionedTable
 _new = tuple.__new__
 
 
-class TransactionalVersionedStore(TransactionalStore, VersionedReader[K, V]):
+class TransactionalVersionedStore(TransactionalBase, VersionedReader[K, V]):
     """The built-in VersionedKeyValueStore, persistent or in memory.
 
     See `contracts.VersionedKeyValueStore` for the promises.
@@ -48,7 +48,7 @@ class TransactionalVersionedStore(TransactionalStore, VersionedReader[K, V]):
         """`owned_by_task`: commit, rollback and close are left to the stream task."""
         self.table = VersionedTable(staged, spec.history_retention_ms)
         VersionedReader.__init__(self, [self.table], spec)
-        TransactionalStore.__init__(
+        TransactionalBase.__init__(
             self,
             staged,
             self.table.commit,

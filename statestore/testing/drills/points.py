@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from statestore.faults import CrashPoint
-from statestore.testing.drills.scratch import MODULE, Ended, Scratch
+from statestore.testing.drills.scratch import MODULE, ChildEnd, Scratch
 
 _LATER: Final = 4
 """The visit at which to die at a point of the commit, so that the run has committed before."""
@@ -33,7 +33,7 @@ class Met(NamedTuple):
 
     killed: bool
     happened: str
-    recovery: Ended | None
+    recovery: ChildEnd | None
     findings: list[str]
 
 
@@ -42,7 +42,7 @@ class _Tried(NamedTuple):
 
     died: bool
     at: str
-    end: Ended
+    end: ChildEnd
 
     @property
     def happened(self) -> str:
@@ -190,7 +190,7 @@ def _imported(scratch: Scratch, crash_at: str) -> Met:
 
 
 def _cloned(scratch: Scratch, crash_at: str) -> Met:
-    """Kill the making of a clone, which is then made anew; the original does not change."""
+    """Kill the making of a clone, which is then created again; the original does not change."""
     flags = [*scratch.deployment(), _target(scratch)]
     clone_id = f"{scratch.application_id}-clone-{scratch.ledger.produced}"
     scratch.run(*flags, command=("exports", "create", "--for-clone"))

@@ -72,7 +72,7 @@ class Tools(Protocol):
         """What an audit finds wrong, or why the audit proves nothing."""
 
 
-class Ended(NamedTuple):
+class ChildEnd(NamedTuple):
     """A child that has ended. `summary` is None if it printed none, `code` if it was killed."""
 
     code: int | None
@@ -95,14 +95,14 @@ class Child:
     log: Path
     began_s: float = field(default_factory=time.monotonic)
 
-    def ended(self, within_s: float = DEADLINE_S) -> Ended:
+    def ended(self, within_s: float = DEADLINE_S) -> ChildEnd:
         """Wait for its end, then force it."""
         try:
             code: int | None = self.process.wait(within_s)
         except subprocess.TimeoutExpired:
             self.end()
             code = None
-        return Ended(code, time.monotonic() - self.began_s, _last_line(self.out), self.log)
+        return ChildEnd(code, time.monotonic() - self.began_s, _last_line(self.out), self.log)
 
     def alive(self) -> bool:
         return self.process.poll() is None
@@ -218,7 +218,7 @@ class Scratch:
         self._children.append(Child(process, out, log))
         return self._children[-1]
 
-    def run(self, *more: str, crash_at: str = "", command: Sequence[str] = ()) -> Ended:
+    def run(self, *more: str, crash_at: str = "", command: Sequence[str] = ()) -> ChildEnd:
         """Start a child and wait for its end."""
         return self.start(*more, crash_at=crash_at, command=command).ended()
 

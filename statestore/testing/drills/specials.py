@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from statestore.errors import Fenced, HostFailure, Locked, Misuse
 from statestore.testing.drills.plan import Special
 from statestore.testing.drills.points import NO_LOCKS, Met, back, damage
-from statestore.testing.drills.scratch import LOT, Ended, Scratch
+from statestore.testing.drills.scratch import LOT, ChildEnd, Scratch
 
 _CONTINUE: Final = "--set=processing.exception.handler=continue"
 _SMALL: Final = "48m"
@@ -204,7 +204,7 @@ def _fill(path: Path) -> None:
             return
 
 
-def _unless_done(end: Ended, who: str) -> list[str]:
+def _unless_done(end: ChildEnd, who: str) -> list[str]:
     return [] if end.code == 0 else [f"{who} ends with {end.code}: {end.tail()}"]
 
 
