@@ -85,7 +85,11 @@ class _Journal(msgspec.Struct, frozen=True):
 
 def require_no_reset(layout: StateLayout) -> None:
     """Raise Misuse if a reset was begun and not finished: state and offsets do not match then."""
-    if (layout.application_dir / _NAME).exists():
+    try:
+        begun = (layout.application_dir / _NAME).exists()
+    except OSError:
+        return  # Whoever reads or writes there reports what is wrong with the folder.
+    if begun:
         raise Misuse(
             f"a reset of {layout.application_id} was begun and not finished: repeat "
             "`statestore reset`, which finishes it"

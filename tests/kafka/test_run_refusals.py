@@ -99,9 +99,9 @@ def run_here(
 
 PIPELINES = "tests.kafka.run_pipelines"
 WRONG = {
-    "no-colon": ("counts.topology", "PipelineNotFound", "want module:function"),
-    "no-module": (":topology", "PipelineNotFound", "want module:function"),
-    "no-function": (f"{PIPELINES}:", "PipelineNotFound", "want module:function"),
+    "no-colon": ("counts.topology", "PipelineNotFound", "pass module:function"),
+    "no-module": (":topology", "PipelineNotFound", "pass module:function"),
+    "no-function": (f"{PIPELINES}:", "PipelineNotFound", "pass module:function"),
     "relative": (".pipelines:topology", "PipelineNotFound", ".pipelines"),
     "unknown-module": ("no.such:topology", "PipelineNotFound", "'no.such'", "PYTHONPATH"),
     "unknown-library": ("imports:f", "PipelineNotFound", "no_such_library", "PYTHONPATH"),
@@ -174,7 +174,7 @@ FLAGS: dict[str, tuple[list[str], str, *tuple[str, ...]]] = {
     "fixed setting": (
         ["--set=consumer.isolation.level=read_uncommitted"],
         "InvalidSetting",
-        "drop the setting",
+        "remove the setting",
     ),
     "secret": (
         [f"--set=sasl.password={SECRET}"],
