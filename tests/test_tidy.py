@@ -330,3 +330,17 @@ def test_a_class_of_the_library_has_one_home() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(name)
     assert {name: found for name, found in homes.items() if len(found) > 1} == {}
+
+
+@pytest.mark.parametrize("folder", ["statestore", "tests"])
+def test_every_invariant_is_cited_by_what_keeps_it_and_by_a_test_that_shows_it(folder: str) -> None:
+    page = (ROOT / "docs" / "invariants.md").read_text(encoding="utf-8")
+    said = re.findall(r"^- \*\*(I\d+)\*\*", page, re.MULTILINE)
+    cited = {
+        rule
+        for name, text in texts().items()
+        if name.startswith(f"{folder}/") and name.endswith(".py")
+        for rule in re.findall(r"(?<![\w*])I\d{1,2}(?![\w*])", text)
+    }
+    assert len(said) > 30
+    assert [rule for rule in said if rule not in cited] == []

@@ -10,6 +10,8 @@ other is opened again in the background.
 An owner that was replaced without noticing may also open an id again. This does no harm:
 transaction n always uses id n mod 2, and after an id was opened for transaction n, the group's
 offsets show whether n or a later one is already committed, in which case Fenced is raised.
+
+Keeps I31.
 """
 
 import threading

@@ -4,6 +4,8 @@ Anybody who can write there could name a store `../../x`, list another applicati
 clone's, or count zero slots. Therefore every such file is read here, and nowhere else, into a
 Struct made of the types below. A value that becomes a folder, a file or a topic must be a valid
 name, a count must not be negative, and a `Text` is only compared or shown.
+
+Keeps I32.
 """
 
 import functools

@@ -1,4 +1,7 @@
-"""Atomic writing of files, and offset files in Kafka Streams' format."""
+"""Atomic writing of files, and offset files in Kafka Streams' format.
+
+Keeps I10.
+"""
 
 import os
 from pathlib import Path

@@ -11,6 +11,8 @@ The process that holds a folder's `.lock` owns the folder (owners.py). A store t
 trusted is renamed into quarantine and removed some days after the store restored in its place has
 committed (SEMANTICS S16); this module never deletes anything else. `.checkpoint` and `.position`
 have Kafka Streams' format.
+
+Keeps I7.
 """
 
 import errno

@@ -4,6 +4,8 @@
 (`statestore.volume.locks=false`), the last process to write `owner.json` is the owner. A former
 owner may go on for a while, until `still_ours` tells it, so the new owner must not use the files
 that it has open (`Owner.in_place`). See SEMANTICS E10.
+
+Keeps I5.
 """
 
 import errno

@@ -5,6 +5,8 @@
                          snapshot.json     the manifest: offsets, time, what is missing
                          lease.json        how long to keep it; then any process removes it
 <task id>/snapshots/.<id>/                 an unfinished snapshot, also leased
+
+Keeps I14.
 """
 
 import os

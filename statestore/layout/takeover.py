@@ -8,6 +8,8 @@
 A zombie then writes to a folder that nobody reads. That folder is removed once its last owner is
 known to be dead, or once the retention time of quarantine has passed. A store that was not copied
 is moved to quarantine.
+
+Keeps I13.
 """
 
 import errno

@@ -1,6 +1,8 @@
 """`topology.json`: what was deployed last, for the next start and for every command.
 
 It is written as the last step of a deployment, so it always describes tasks that may have run.
+
+Keeps I33.
 """
 
 from collections.abc import Collection, Mapping

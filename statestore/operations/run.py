@@ -3,6 +3,8 @@
 The driver holds the application's lock from enter to exit. It plans only the offsets at which a
 wave ends, just before the wave begins; every stream task finds its own start (SEMANTICS E3).
 Nothing is written anywhere before all checks have passed.
+
+Keeps I9.
 """
 
 import logging

@@ -5,6 +5,8 @@ joined, so a run in progress notices nothing. There is always an answer: whateve
 say, or a file that cannot be read would have said, is None, the reason is among the problems, and
 everything else is told. Estimates are called estimates: the time left goes by the rates of each
 task's last run.
+
+Keeps I21.
 """
 
 import shutil

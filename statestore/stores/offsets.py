@@ -11,6 +11,8 @@ what it lacks was logged later.
 
 They share the engine batch of the data they speak of and no table with it, so no scan of data ever
 meets them.
+
+Keeps I8.
 """
 
 import struct

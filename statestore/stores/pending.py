@@ -2,6 +2,8 @@
 
 The owner's thread alone writes them. Other threads may read and copy `entries`: a look-up in a dict
 and a copy of a dict are atomic under the interpreter's lock, so they see each write whole.
+
+Keeps I3.
 """
 
 from collections.abc import Iterator, Mapping

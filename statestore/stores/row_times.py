@@ -10,6 +10,8 @@ older version wrote is not known.
 
 Only the owner's thread uses this module. Times are noted with writes, go into the batch of their
 commit, and are undone with them.
+
+Keeps I30.
 """
 
 import struct

@@ -11,6 +11,8 @@ A table whose log is its source topic adds nothing in 1, and its offset in 4 is 
 Under at_least_once (E6) step 3 is a flush of the producer, and the input offsets follow the stores.
 There the outputs are flushed before step 1 as well. A restore takes what is logged for done, so an
 item that waited in a store would be lost if the log refused the output with which it left.
+
+Keeps I4, I6 and I34.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

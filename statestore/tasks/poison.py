@@ -10,6 +10,8 @@ record let stream time pass, and a punctuation. All three go the same way:
 
 In between the task goes back to its last commit, so that nothing of what failed stays in any store
 or topic. A verdict that a crash takes away is found again.
+
+Keeps I12 and I23.
 """
 
 import logging

@@ -4,6 +4,8 @@ Batches go straight into the engine together with the offset they reach, so a re
 goes on where it stopped. Nothing is processed before all stores are restored. A store that cannot
 go on from where it stands is refused by name: one whose offset its log does not know, and one from
 whose offset on the log may have forgotten deletes (I29).
+
+Keeps I2.
 """
 
 import logging

@@ -4,6 +4,8 @@ There are two kinds (docs/adr/0015). An `OwnChangelog` is written by the commits
 and a restore reads it up to its last stable offset. A `SourceTopic` is the input topic that a table
 is made of: a commit adds nothing, as the records are there already, and a restore stops at the
 input offset that the group has committed, because the task processes what follows again.
+
+Keeps I16.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence

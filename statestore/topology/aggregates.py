@@ -4,6 +4,8 @@ A node makes one get_many and one put_all per batch. An update stands at the pla
 record in the batch. As in Kafka Streams, it is stamped with the latest time of everything that it
 comes from; the time of the stored row is looked up only where a record is earlier than some that
 came before it. A `Keying` decides what a row of the store is: a key, or a key in a window.
+
+Keeps I24.
 """
 
 import struct

@@ -10,6 +10,8 @@ from then on. The rows of the store are:
 
 Times are offset by 2^63, so that bytes sort as the times do. Numbers distinguish records of one
 time.
+
+Keeps I25.
 """
 
 import struct

@@ -3,6 +3,8 @@
 These functions do no I/O. Either this process compares the rows (`StoreAudit.examine`), or Spark
 joins both sides and calls `judge` for rows that differ. `AuditCheck` names what must hold. An
 audit passes only if something was compared, nothing failed, and few rows were superseded.
+
+Keeps I22.
 """
 
 from collections import Counter

@@ -4,6 +4,8 @@
 
 A clone reads the topics that the original reads and writes none of those that the original writes.
 Those topics get names of their own in this file, not in settings that somebody might forget.
+
+Keeps I19.
 """
 
 from collections.abc import Mapping

@@ -6,6 +6,8 @@
 
 An export exists as long as its manifest does. Contents are removed after the manifests that name
 them, so that a death leaves only what the next prune removes.
+
+Keeps I17.
 """
 
 import hashlib

@@ -9,6 +9,8 @@
 
 A store that exists is left alone unless it is to be replaced. A restore that is repeated after a
 death at any point goes on with what is missing.
+
+Keeps I18.
 """
 
 import shutil

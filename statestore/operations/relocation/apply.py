@@ -13,6 +13,8 @@
 
 Nothing has moved before the journal is written. From then on the next start does the rest, whatever
 the settings say (SEMANTICS R2). The caller of `apply` holds the application's lock (R4).
+
+Keeps I15.
 """
 
 import logging

@@ -3,6 +3,8 @@
 `passed` gets the topic, partition and offset of each input record. `counts` gets every single
 update, so its output per key must read 1, 2, 3 …. Two sub-topologies, a repartition topic and a
 store take part. The variable `PREFIX_VARIABLE` says how the names of the topics begin.
+
+Keeps I20.
 """
 
 import json
