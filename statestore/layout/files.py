@@ -4,6 +4,7 @@ Keeps I10.
 """
 
 import os
+import shutil
 from pathlib import Path
 
 from statestore.errors import HostFailure
@@ -77,6 +78,23 @@ def folders_in(folder: Path) -> list[str]:
         raise HostFailure(
             f"cannot list {folder}: {error.strerror}; "
             "make it readable and writable or pass another --state-dir"
+        ) from error
+
+
+def remove(path: Path, then: str) -> None:
+    """Remove a file or a folder; of a link, as to another volume, also what it leads to.
+
+    HostFailure if it cannot be removed; `then` says what to do once that is possible.
+    """
+    try:
+        there = path.resolve()
+        if there.is_dir():
+            shutil.rmtree(there)
+        if path.is_symlink() or path.is_file():
+            path.unlink()
+    except OSError as error:
+        raise HostFailure(
+            f"cannot remove {path}: {error.strerror}; make it writable, then {then}"
         ) from error
 
 

@@ -13,17 +13,16 @@ What `kafka-streams-application-reset` and `KafkaStreams.cleanUp` do together, a
 Audits, reports and quarantine stay.
 """
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from statestore.errors import HostFailure, Misuse
+from statestore.errors import Misuse
 from statestore.faults import CrashPoint, reach
 from statestore.layout import documents
 from statestore.layout.documents import Count, Topic
-from statestore.layout.files import folders_in, publish
+from statestore.layout.files import folders_in, publish, remove
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.at_rest import existing_application
@@ -203,15 +202,8 @@ class _Reset:
 
     def _remove_folders(self) -> None:
         for path in sorted(self.layout.application_dir.iterdir()):
-            if path.name in _KEPT:
-                continue
-            try:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-            except OSError as error:
-                raise HostFailure(
-                    f"cannot remove {path}: {error.strerror}; make it writable, then repeat the "
-                    "reset"
-                ) from error
+            if path.name not in _KEPT:
+                remove(path, "repeat the reset")
 
 
 def _topics(shape: Deployed, application_id: str) -> tuple[list[str], set[str]]:

@@ -120,6 +120,18 @@ def test_internal_topics_and_state_are_gone_and_nothing_else(world: World) -> No
     assert left == {".lock", "owner.json", "audits"}
 
 
+def test_a_folder_on_another_volume_is_removed_with_the_link_to_it(
+    world: World, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    volume = tmp_path_factory.mktemp("volume") / "1_0"
+    here = world.layout.task_dir(TaskId(1, 0))
+    here.rename(volume)
+    here.symlink_to(volume)
+    world.reset(EARLIEST)
+    assert not here.is_symlink()
+    assert not volume.exists()
+
+
 def test_a_plan_changes_nothing(world: World) -> None:
     plan = world.reset(EARLIEST, dry_run=True)
     assert not plan.applied

@@ -15,17 +15,15 @@ touched. If a process dies while it makes a clone, the next one drops the half-m
 anew.
 """
 
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 
-from statestore.errors import HostFailure, Misuse, Unavailable
+from statestore.errors import Misuse, Unavailable
 from statestore.faults import CrashPoint, reach
-from statestore.layout.files import sync_folder
+from statestore.layout.files import remove, sync_folder
 from statestore.model.ids import Position, TaskId, TopicPartition
 from statestore.operations.clones.log import copy, seed
 from statestore.operations.clones.record import (
@@ -48,6 +46,7 @@ from statestore.topology.logs import log_of, logs
 from statestore.topology.nodes import TopicName
 
 _SINK = {"retention.ms": "-1", **ANY_TIME}
+_AGAIN = "drop the clone again"
 
 
 class CloneReport(msgspec.Struct, frozen=True):
@@ -103,8 +102,8 @@ def drop_clone(environment: Environment) -> Sequence[str]:
         # The file that names the topics goes last, so that a removal can be repeated after a death.
         for path in sorted(folder.iterdir(), key=lambda path: path.name == "clone.json"):
             if path.name not in {".lock", "owner.json"}:
-                _remove(path)
-    _remove(folder)
+                remove(path, _AGAIN)
+    remove(folder, _AGAIN)
     return topics
 
 
@@ -353,17 +352,3 @@ class Clone:
             by_text.setdefault(at.metadata, {})[own] = offset
         for text, found in by_text.items():
             self._outbox.send_offsets(found, text)
-
-
-def _remove(path: Path) -> None:
-    """Remove a file or a folder; of a link, as to another volume, also what it leads to."""
-    try:
-        there = path.resolve()
-        if there.is_dir():
-            shutil.rmtree(there)
-        if path.is_symlink() or path.is_file():
-            path.unlink()
-    except OSError as error:
-        raise HostFailure(
-            f"cannot remove {path}: {error.strerror}; make it writable, then drop the clone again"
-        ) from error
