@@ -84,7 +84,7 @@ def test_a_clone_goes_on_from_where_the_original_was_and_writes_topics_of_its_ow
     drop_clone(Runtime(settings_of(clone)))
     assert app.topics() == before
     assert not (clone.state_dir / clone.name).exists()
-    with pytest.raises(Misuse, match="is no clone"):
+    with pytest.raises(Misuse, match="is not a clone"):
         drop_clone(Runtime(settings_of(app)))
 
 
