@@ -8,7 +8,7 @@ from contextlib import suppress
 from time import monotonic
 
 import pytest
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaException, Producer
 
 from statestore.kafka.clients import Trouble
 from statestore.kafka.sender import Sender
@@ -67,6 +67,13 @@ def closers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "close client"]
 
 
+def _serve(client: Producer, time_s: float) -> None:
+    until_s = monotonic() + time_s
+    while monotonic() < until_s:
+        with suppress(KafkaException):
+            client.poll(0.05)
+
+
 def test_an_outbox_is_closed_while_a_partition_waits_for_its_answer(
     app: App, proxy: FaultProxy
 ) -> None:
@@ -105,11 +112,10 @@ def test_a_client_that_was_let_go_of_asks_for_no_partition_again(
         sender.client.poll(0.01)
     client = sender.client  # or it would be gone, and with it what it may do
     sender.close()
-    until_s = monotonic() + 3 * REPEATED_S
-    while monotonic() < until_s:
-        with suppress(KafkaException):
-            client.poll(0.05)
-    assert len(asked) == 1
+    _serve(client, 2 * REPEATED_S)  # a request sent before it was closed arrives meanwhile
+    before = len(asked)
+    _serve(client, 4 * REPEATED_S)
+    assert len(asked) == before
 
 
 def test_a_thread_closes_the_client_that_waits_for_an_answer(app: App, proxy: FaultProxy) -> None:
