@@ -3,14 +3,14 @@
 What `kafka-streams-application-reset` and `KafkaStreams.cleanUp` do together, as one operation:
 
     claim          the application and every stream task: nobody runs, nobody starts
+    abort          what the last owners' transactional ids left open, so that offsets are final
     reset.json     says what is to be done; a start refuses while it is there
-    abort          what the last owners' transactional ids left open
     topics         the changelogs and repartition topics are deleted
     offsets        the group's offsets are removed, and the new ones committed
     folders        stream tasks, stores and `topology.json` are removed
-    reset.json     is removed last: whoever finds it repeats all of the above
+    reset.json     is removed last: the next reset that finds it repeats the steps after it
 
-Audits, reports and quarantine stay.
+Everything else stays: audits, reports, quarantine, and the record of a clone.
 """
 
 from collections.abc import Sequence
@@ -24,15 +24,15 @@ from statestore.layout import documents
 from statestore.layout.documents import Count, Topic
 from statestore.layout.files import folders_in, publish, remove
 from statestore.layout.folders import StateLayout
-from statestore.model.ids import TaskId, TopicPartition
+from statestore.model.ids import TopicPartition
 from statestore.operations.at_rest import existing_application
 from statestore.operations.deployed import Deployed, read_deployed
 from statestore.operations.environment import Environment
+from statestore.operations.relocation.disk import journal_file
 from statestore.ports import Bounds
 from statestore.tasks.plan import transactional_ids
 
 _NAME = "reset.json"
-_KEPT = frozenset({".lock", "owner.json", "audits", "quarantine", _NAME})
 _WAY_OUT = "look whose state dir this is; `statestore reset` writes the file again"
 
 
@@ -130,10 +130,12 @@ class _Reset:
         """Take the steps above."""
         clock, locks = self.environment.clock, self.environment.settings.volume_locks
         with self.layout.alone(wait_ms=0, clock=clock, locks=locks):
-            found = self.plan(to)
-            publish(self._file, msgspec.json.encode(_Journal(found.offsets, found.topics)))
+            found = self.plan(to)  # refuses what cannot be done before anything is changed
+            if self._journal() is None:
+                self._abort(read_deployed(self.layout))
+                found = self.plan(to)
+                publish(self._file, msgspec.json.encode(_Journal(found.offsets, found.topics)))
             reach(CrashPoint.RESET_BEGUN)
-            self._abort([TaskId.parse(task) for task in found.stream_tasks])
             self.cluster.remove(found.topics, self.layout.application_id)
             reach(CrashPoint.RESET_TOPICS_REMOVED)
             self._commit(found.offsets)
@@ -175,9 +177,13 @@ class _Reset:
         return found
 
     def _refuse_those_of_others(self, owned: Sequence[str]) -> None:
-        """`x` with a store `y-z` and `x-y` with a store `z` name one changelog."""
+        """`x` with a store `y-z` and `x-y` with a store `z` name one changelog.
+
+        Only applications of which one id continues the other can have a topic in common.
+        """
+        own = self.layout.application_id
         for other in folders_in(self.layout.state_dir):
-            if other == self.layout.application_id:
+            if not (other.startswith(f"{own}-") or own.startswith(f"{other}-")):
                 continue
             theirs = StateLayout(self.layout.state_dir, other)
             shared = {*owned} & _topics(read_deployed(theirs), other)[1]
@@ -187,12 +193,16 @@ class _Reset:
                     "that application's records; give one of them another application.id first"
                 )
 
-    def _abort(self, tasks: Sequence[TaskId]) -> None:
+    def _abort(self, shape: Deployed) -> None:
+        """Abort what any stream task left open, those whose folders were lost included."""
         application = self.layout.application_id
+        tasks = sorted({*self.layout.tasks(), *(shape.tasks() or ())})
         ids = [name for task in tasks for name in transactional_ids(application, task)]
         self.cluster.abort_open_transactions(ids)
 
     def _commit(self, offsets: Sequence[Moved]) -> None:
+        if not offsets:
+            return  # The input topics are gone.
         outbox = self.environment.outbox
         outbox.open()
         outbox.begin()
@@ -201,9 +211,11 @@ class _Reset:
         )
 
     def _remove_folders(self) -> None:
-        for path in sorted(self.layout.application_dir.iterdir()):
-            if path.name not in _KEPT:
-                remove(path, "repeat the reset")
+        layout = self.layout
+        files = [journal_file(layout), layout.nonce_file, layout.topology_file]
+        folders = [layout.task_dir(task) for task in layout.tasks()]
+        for path in [*folders, *files]:
+            remove(path, "repeat the reset")
 
 
 def _topics(shape: Deployed, application_id: str) -> tuple[list[str], set[str]]:

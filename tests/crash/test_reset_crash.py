@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from statestore.faults import VARIABLE, CrashPoint
 from statestore.testing.local_kafka import LocalKafka
@@ -98,3 +99,18 @@ def test_a_reset_moves_back_by_some_records_or_to_a_time_and_asks_before_it_does
     assert sum(rig.committed().values()) == sum(ends.values()) - 200
     rig.run()
     assert sum(rig.store_rows().values()) == 200
+
+
+def test_an_application_whose_input_is_gone_is_reset_all_the_same(
+    kafka: LocalKafka, tmp_path: Path
+) -> None:
+    rig = Rig(kafka, tmp_path / "state", application_id="no-input", topic_prefix="no-input")
+    rig.create_topics()
+    rig.produce(100)
+    rig.run()
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    for future in admin.delete_topics(["no-input-in"], operation_timeout=30).values():
+        future.result(timeout=30)
+    done = reset(rig)
+    assert done["offsets"] == []
+    assert rig.store_rows() == {}

@@ -1,5 +1,6 @@
 """A reset: where inputs begin again, what it removes and spares, and how a death is finished."""
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from statestore import faults
-from statestore.errors import Locked, Misuse, Unavailable
+from statestore.errors import HostFailure, Locked, Misuse, Unavailable
 from statestore.faults import CrashPoint
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.records import Record
+from statestore.operations.clones.record import CloneRecord, publish_record, read_record
 from statestore.operations.deployed import (
     Deployed,
     DeployedPart,
@@ -19,8 +21,9 @@ from statestore.operations.deployed import (
     publish_deployed,
 )
 from statestore.operations.reset import ResetReport, ResetTo, require_no_reset, reset
-from statestore.ports import TopicSpec
+from statestore.ports import Records, TopicSpec
 from statestore.runtime import Runtime
+from statestore.tasks.plan import transactional_ids
 from statestore.testing.memory_broker import MemoryBroker
 from tests.builders import ManualClock
 
@@ -169,6 +172,60 @@ def test_a_topic_that_another_application_has_too_is_spared(world: World) -> Non
     with pytest.raises(Misuse, match="app-counts-x-changelog is also application app-counts's"):
         world.reset(EARLIEST)
     assert world.committed()[INPUT] == 3
+
+
+def test_folders_beside_the_application_that_share_no_topic_do_not_matter(world: World) -> None:
+    for name in ("lost+found", "zapp", "ap"):
+        folder = world.state_dir / name
+        world.layout.create(folder)
+        (folder / "topology.json").write_bytes(b"damaged")
+    assert world.reset(EARLIEST).applied
+
+
+def test_an_unreadable_application_that_may_share_a_topic_is_not_passed_over(world: World) -> None:
+    folder = world.state_dir / f"{APPLICATION}-counts"
+    world.layout.create(folder)
+    (folder / "topology.json").write_bytes(b"damaged")
+    with pytest.raises(HostFailure, match=r"topology\.json"):
+        world.reset(EARLIEST)
+    assert LOG in world.broker.state.topics
+
+
+def test_files_that_no_start_has_written_stay_and_a_clone_stays_a_clone(world: World) -> None:
+    clone = CloneRecord(
+        "original", "20260101T000000000Z-0123abcd", {"out": f"{APPLICATION}-out"}, finished=True
+    )
+    publish_record(world.layout, clone)
+    (world.layout.application_dir / "notes.txt").write_text("mine")
+    world.reset(EARLIEST)
+    assert read_record(world.layout) == clone
+    assert (world.layout.application_dir / "notes.txt").read_text() == "mine"
+
+
+def test_an_application_whose_input_is_gone_is_reset(world: World) -> None:
+    world.broker.state.topics.pop("in")
+    done = world.reset(EARLIEST)
+    assert done.applied
+    assert done.offsets == []
+    assert list(world.layout.tasks()) == []
+
+
+@pytest.mark.parametrize("has_folder", [True, False])
+def test_what_an_owner_left_open_is_aborted_before_offsets_are_read(
+    world: World, *, has_folder: bool
+) -> None:
+    """The transaction hides what comes after it: the end of the input is known once it ended."""
+    if not has_folder:
+        shutil.rmtree(world.layout.task_dir(TaskId(1, 0)))
+    outbox = world.broker.outbox(transactional_ids(APPLICATION, TaskId(1, 0))[1], APPLICATION)
+    outbox.open()
+    outbox.begin()
+    outbox.send(Records("in", [b"k"], [b"v"], [600], partition=0))
+    world.broker.produce(INPUT, Record(b"k", b"v", 700))
+    done = world.reset(ResetTo(latest=True))
+    [moved] = [at for at in done.offsets if at.partition == 0]
+    assert moved.after > 5
+    assert world.committed()[INPUT] == moved.after
 
 
 def test_nothing_deployed_is_nothing_to_reset(world: World) -> None:
