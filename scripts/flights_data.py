@@ -25,8 +25,8 @@ from jobs.pipelines.flights import FLIGHTS_TOPIC, STATS_TOPIC
 from statestore.cli import exit_code_of
 from statestore.errors import HostFailure, Misuse
 from statestore.kafka.changelog import KafkaChangelog
+from statestore.kafka.cluster import KafkaCluster
 from statestore.kafka.outbox import TransactionalOutbox
-from statestore.kafka.topics import KafkaCluster
 from statestore.model.ids import TopicPartition
 from statestore.model.modes import ProcessingGuarantee
 from statestore.ports import Records, TopicSpec

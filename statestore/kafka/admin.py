@@ -1,164 +1,186 @@
-"""Administration of a cluster as a whole: wait for it, describe it, create topics.
+"""The connection on which requests about topics, offsets and logs go to a cluster."""
 
-Every failure is raised as one of `statestore.errors`: `Misuse` if the same request would fail
-again, `Unavailable` if it may succeed later.
-"""
+# ruff: noqa: SLF001 - librdkafka's local codes are public, underscored by convention
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import tenacity
-from confluent_kafka import KafkaException
+from confluent_kafka import (
+    OFFSET_INVALID,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+)
+from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.admin._listoffsets import OffsetSpec
+from confluent_kafka.admin._topic import TopicDescription
 
-from statestore.errors import Unavailable
-from statestore.kafka.errors import translated
+from statestore.errors import (
+    StateStoreError,
+    TopicMissing,
+    Unavailable,
+)
+from statestore.kafka.clients import Trouble, admin_client, connect, unanswered
+from statestore.kafka.errors import is_transient, is_unanswered, kafka_error, translated
+from statestore.kafka.groups import last_result
+from statestore.model.ids import TopicPartition
+from statestore.ports import Bounds
+from statestore.settings import Settings
 
+K = TypeVar("K")
 T = TypeVar("T")
+Answers = dict[K, "Future[Any]"]
 
-ClientConfig = Mapping[str, str | int | float | bool]
-
-# The timeout of one request while waiting; between two requests other conditions are checked.
-_PROBE_MS = 500
-_PAUSE_S = 0.03
-
-# While a broker starts, refused connections are expected. The client tries often and logs nothing,
-# because the waiting function reports what went wrong.
-_IMPATIENT: ClientConfig = {
-    "reconnect.backoff.ms": 20,
-    "reconnect.backoff.max.ms": 100,
-    "socket.connection.setup.timeout.ms": 2000,
-    "log_level": 0,
-}
+PAUSE_S = 0.03
+LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # library gap
+_EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # library gap
 
 
-class Broker(NamedTuple):
-    """A live broker as the cluster advertises it."""
+class Admin:
+    """An admin client that connects on first use; requests wait and raise StateStoreErrors."""
 
-    node_id: int
-    host: str
-    port: int
+    def __init__(self, settings: Settings, *, timeout_ms: int | None = None) -> None:
+        self._settings = settings
+        self._trouble = Trouble()
+        self._client: AdminClient | None = None
+        self.timeout_s = (timeout_ms or settings.request_timeout_ms) / 1000
 
+    @property
+    def client(self) -> AdminClient:
+        """The client, created and connected on first use."""
+        if self._client is None:
+            made = admin_client(self._settings, self._trouble)
+            self._client = made
+            self.connect()
+        return self._client
 
-class ClusterDescription(NamedTuple):
-    """A cluster as one of its brokers sees it; `brokers` has the live brokers, by node id."""
-
-    cluster_id: str
-    brokers: tuple[Broker, ...]
-
-
-class TopicPlan(NamedTuple):
-    """A topic to create; with `replication` None the broker's default applies."""
-
-    name: str
-    partitions: int
-    replication: int | None = None
-    config: Mapping[str, str] = {}
-
-
-def admin(bootstrap_servers: str, config: ClientConfig | None = None) -> AdminClient:
-    """Create an admin client; it connects on first use, so a wrong address is not an error yet."""
-    try:
-        return AdminClient({**(config or {}), "bootstrap.servers": bootstrap_servers})
-    except KafkaException as failure:
-        raise translated(failure, f"create an admin client for {bootstrap_servers}") from failure
-
-
-def describe_cluster(client: AdminClient, *, timeout_ms: int) -> ClusterDescription:
-    """Fetch the cluster id and the live brokers."""
-    pending = client.describe_cluster(request_timeout=timeout_ms / 1000)
-    answer = _result(pending, "describe the cluster")
-    brokers = sorted(Broker(node.id, node.host, node.port) for node in answer.nodes)
-    return ClusterDescription(answer.cluster_id or "", tuple(brokers))
-
-
-def wait_until_ready(
-    bootstrap_servers: str,
-    *,
-    timeout_ms: int,
-    node_ids: Collection[int] = (),
-    give_up: Callable[[], None] = lambda: None,
-) -> ClusterDescription:
-    """Wait until at least one broker and all brokers in `node_ids` are live.
-
-    `Unavailable` if this takes longer than `timeout_ms`. `give_up` is called between requests and
-    ends the wait by raising an error.
-    """
-    client = admin(bootstrap_servers, _IMPATIENT)
-
-    def probe() -> ClusterDescription | None:
-        give_up()
+    def connect(self) -> list[int]:
+        """Wait for a connection and for metadata of the cluster; return its brokers' ids."""
         try:
-            cluster = describe_cluster(client, timeout_ms=min(_PROBE_MS, timeout_ms))
-        except Unavailable:
-            return None
-        live = {broker.node_id for broker in cluster.brokers}
-        return cluster if live and live.issuperset(node_ids) else None
+            return connect(self.client, self.timeout_s)
+        except KafkaException as failure:
+            raise self._error(failure, "reach the cluster") from failure
 
-    return _poll(probe, f"{bootstrap_servers} is not ready", timeout_ms=timeout_ms)
+    def answer(self, pending: "Future[T]", doing: str) -> T:
+        """Return the result of a request, or raise its error as a StateStoreError."""
+        try:
+            return pending.result()
+        except (KafkaException, ValueError) as failure:
+            raise self._error(failure, doing) from failure
 
+    def offsets(
+        self, tps: Sequence[TopicPartition], spec: OffsetSpec, doing: str
+    ) -> dict[TopicPartition, int]:
+        """Return the offset that `spec` describes among committed records; -1 if there is none."""
+        if not tps:
+            return {}
+        asked = {KafkaPartition(*tp): spec for tp in tps}
 
-def create_topics(client: AdminClient, topics: Sequence[TopicPlan], *, timeout_ms: int) -> None:
-    """Create topics and wait until every partition has a leader; `Misuse` if a topic exists."""
-    if not topics:
-        return
-    new = [
-        NewTopic(
-            topic.name,
-            num_partitions=topic.partitions,
-            replication_factor=-1 if topic.replication is None else topic.replication,
-            config=dict(topic.config),
+        def request() -> Answers[KafkaPartition]:
+            return self.client.list_offsets(
+                asked,
+                isolation_level=IsolationLevel.READ_COMMITTED,
+                request_timeout=self.timeout_s,
+            )
+
+        def should_retry(pending: Answers[KafkaPartition]) -> bool:
+            return self._leaders_move(pending) or any(map(_is_lost, pending.values()))
+
+        found: dict[TopicPartition, int] = {}
+        for tp, future in self.settled(request, should_retry).items():
+            if failed_with(future, KafkaError._NOENT):
+                raise self._leaderless(tps, doing)
+            answer = self.answer(future, f"{doing} of {tp.topic}-{tp.partition}")
+            if _is_lost(future):
+                raise unanswered(self._settings, self._trouble, doing, timeout_s=self.timeout_s)
+            found[TopicPartition(tp.topic, tp.partition)] = answer.offset
+        return found
+
+    def partitions(self, topics: Sequence[str]) -> dict[str, int]:
+        """Return the partition counts of the topics that exist."""
+        return {name: len(found.partitions) for name, found in self.described(topics).items()}
+
+    def described(self, topics: Sequence[str]) -> dict[str, TopicDescription]:
+        """Return the descriptions of the topics that exist."""
+        if not topics:
+            return {}
+        pending = self.client.describe_topics(
+            TopicCollection(list(topics)), request_timeout=self.timeout_s
         )
-        for topic in topics
-    ]
-    try:
-        pending = client.create_topics(new, request_timeout=timeout_ms / 1000)
-    except (KafkaException, ValueError) as failure:
-        names = ", ".join(topic.name for topic in topics)
-        raise translated(failure, f"create the topics {names}") from failure
-    for name, future in pending.items():
-        _result(future, f"create the topic '{name}'")
-    for topic in topics:
-        _wait_for_leaders(client, topic, timeout_ms=timeout_ms)
+        found = {}
+        for name, future in pending.items():
+            if not failed_with(future, KafkaError.UNKNOWN_TOPIC_OR_PART):
+                found[name] = self.answer(future, f"describe topic {name}")
+        return found
+
+    def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
+        """Return the log start and the last stable offset of each partition, in two requests."""
+        starts = self.offsets(tps, _EARLIEST, "read the log start")
+        ends = self.offsets(tps, LATEST, "read the last stable offset")
+        return {tp: Bounds(starts[tp], ends[tp]) for tp in tps}
+
+    def settled(
+        self,
+        request: Callable[[], Answers[K]],
+        should_retry: Callable[[Answers[K]], bool],
+    ) -> Answers[K]:
+        """Return the answers; repeat the request while some have failed temporarily."""
+        return tenacity.Retrying(
+            stop=tenacity.stop_after_delay(self.timeout_s),
+            wait=tenacity.wait_fixed(PAUSE_S),
+            retry=tenacity.retry_if_result(should_retry),
+            retry_error_callback=last_result,
+        )(request)
+
+    def _leaders_move(self, pending: Answers[KafkaPartition]) -> bool:
+        if any(is_transient(future.exception()) for future in pending.values()):
+            return True
+        # New topics have no leader for a moment; topics that do not exist never have one.
+        leaderless = any(failed_with(future, KafkaError._NOENT) for future in pending.values())
+        topics = {tp.topic for tp in pending}
+        return leaderless and len(self.partitions(sorted(topics))) == len(topics)
+
+    def _error(self, failure: Exception, doing: str) -> StateStoreError:
+        if not is_unanswered(failure):
+            return translated(failure, doing)
+        self.client.poll(0)
+        return unanswered(self._settings, self._trouble, doing, timeout_s=self.timeout_s)
+
+    def _leaderless(self, tps: Sequence[TopicPartition], doing: str) -> StateStoreError:
+        """Return TopicMissing if a topic does not exist, else Unavailable.
+
+        The client reports the same error for both: that it found no leaders.
+        """
+        topics = sorted({tp.topic for tp in tps})
+        missing = [topic for topic in topics if topic not in self.partitions(topics)]
+        if missing:
+            return TopicMissing(
+                f"could not {doing}: there is no topic {', '.join(missing)}: create it"
+            )
+        return Unavailable(
+            f"could not {doing} of {', '.join(topics)}: partitions have no leader: "
+            "are all brokers up?"
+        )
+
+    def close(self) -> None:
+        """Close the client; the next request creates another."""
+        self._client = None
 
 
-def _result(pending: "Future[T]", doing: str) -> T:
-    try:
-        return pending.result()
-    except (KafkaException, ValueError) as failure:
-        raise translated(failure, doing) from failure
+def failed_with(pending: "Future[Any]", code: int) -> bool:
+    """Return whether the request failed with this error code."""
+    failure = pending.exception()
+    error = kafka_error(failure) if isinstance(failure, Exception) else None
+    return error is not None and error.code() == code
 
 
-def _wait_for_leaders(client: AdminClient, topic: TopicPlan, *, timeout_ms: int) -> None:
-    """Wait until the brokers' metadata has the topic, which happens a moment after the answer."""
-
-    def probe() -> bool | None:
-        try:
-            metadata = client.list_topics(topic.name, timeout=_PROBE_MS / 1000)
-        except KafkaException:
-            return None
-        partitions = metadata.topics[topic.name].partitions.values()
-        led = sum(partition.leader >= 0 for partition in partitions)
-        return True if led == topic.partitions else None
-
-    _poll(
-        probe,
-        f"the new topic '{topic.name}' has partitions without a leader",
-        timeout_ms=timeout_ms,
-    )
-
-
-def _poll(probe: Callable[[], T | None], complaint: str, *, timeout_ms: int) -> T:
-    """Return the first answer of `probe` that is not None; its exceptions end the wait."""
-    try:
-        found = tenacity.Retrying(
-            stop=tenacity.stop_after_delay(timeout_ms / 1000),
-            wait=tenacity.wait_fixed(_PAUSE_S),
-            retry=tenacity.retry_if_result(lambda answer: answer is None),
-        )(probe)
-    except tenacity.RetryError as failure:
-        raise Unavailable(f"{complaint} after {timeout_ms / 1000:g} s") from failure
-    assert found is not None
-    return found
+def _is_lost(future: "Future[Any]") -> bool:
+    """Return whether a leader's answer was lost, which the client does not report as an error."""
+    if future.exception() is not None:
+        return False
+    lost: bool = future.result().offset == OFFSET_INVALID
+    return lost

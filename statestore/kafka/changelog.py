@@ -6,8 +6,8 @@ from contextlib import closing
 from time import monotonic
 
 from statestore.errors import RecordFailed, TaskCorrupted, Unavailable
+from statestore.kafka.admin import Admin
 from statestore.kafka.source import KafkaSource
-from statestore.kafka.topics import Admin
 from statestore.model.batch import Batch, Column
 from statestore.model.ids import TopicPartition
 from statestore.ports import Bounds, Replayed

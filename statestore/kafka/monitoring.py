@@ -8,10 +8,10 @@ from contextlib import closing
 from dataclasses import replace
 from time import monotonic
 
+from statestore.kafka.admin import Admin
 from statestore.kafka.errors import error_for
 from statestore.kafka.groups import read_group
 from statestore.kafka.source import KafkaSource
-from statestore.kafka.topics import Admin
 from statestore.model.ids import TopicPartition
 from statestore.ports import Bounds, GroupOffset, InputFacts
 from statestore.settings import Settings

@@ -7,6 +7,7 @@ transaction. An outbox is used by one thread.
 # ruff: noqa: SLF001 - librdkafka's local codes are public, underscored by convention
 
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
@@ -16,7 +17,6 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from statestore.errors import CommitUnknown, Fenced, Misuse, StateStoreError, Unavailable
-from statestore.kafka.bounded import Overdue, bounded
 from statestore.kafka.clients import TRANSACTION_LOG, Properties, Trouble, consumer, unanswered
 from statestore.kafka.epochs import Epochs, Turn
 from statestore.kafka.errors import error_for, kafka_error, translated
@@ -34,6 +34,7 @@ _CHECK_S = 0.2
 
 NumberOf = Callable[[str], int]
 """Returns the commit number in the metadata of a committed input offset; 0 if it has none."""
+_GRACE_S = 2.0
 
 
 def no_number(_metadata: str) -> int:
@@ -145,7 +146,7 @@ class TransactionalOutbox:
         try:
             # After Overdue the caller has to call `open`, which creates new clients. Whatever the
             # old client still does is then fenced and commits nothing.
-            bounded(
+            _bounded(
                 lambda: client.send_offsets_to_transaction(joining, member, timeout_s),
                 timeout_s,
                 when_overdue_ends=current.sender.close,
@@ -423,3 +424,42 @@ class PlainOutbox:
 
 def _with_metadata(offsets: Mapping[TopicPartition, int], metadata: str) -> list[KafkaPartition]:
     return [KafkaPartition(*tp, at, metadata) for tp, at in offsets.items()]
+
+
+class Overdue(Exception):
+    """The call is still running, in a separate thread that nothing waits for."""
+
+
+def _bounded(
+    call: Callable[[], object], timeout_s: float, *, when_overdue_ends: Callable[[], object]
+) -> None:
+    """Run `call`, which may exceed its own timeout, and raise its error if it fails.
+
+    librdkafka 2.16's send_offsets_to_transaction waits for a lost group coordinator as long as the
+    outage lasts, whatever its timeout: if there is no answer, or if a look-up fails repeatedly.
+    Overdue if it is still running shortly after `timeout_s`, which it should observe itself. Then
+    its thread runs `when_overdue_ends` once the call has ended.
+    """
+    failures: list[BaseException] = []
+    turn = threading.Lock()
+    has_ended, is_overdue = threading.Event(), threading.Event()
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as failure:  # noqa: BLE001 - raised again in the calling thread
+            failures.append(failure)
+        with turn:
+            has_ended.set()
+        if is_overdue.is_set():
+            when_overdue_ends()
+
+    # The end of the process does not wait for a daemon thread either.
+    threading.Thread(target=run, name="bounded client call", daemon=True).start()
+    has_ended.wait(timeout_s + _GRACE_S)
+    with turn:
+        if not has_ended.is_set():
+            is_overdue.set()
+            raise Overdue
+    if failures:
+        raise failures[0]

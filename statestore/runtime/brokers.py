@@ -2,13 +2,14 @@
 
 from functools import cached_property
 
+from statestore.kafka.admin import Admin
 from statestore.kafka.audit_log_reader import KafkaAuditLogReader
 from statestore.kafka.changelog import KafkaChangelog
 from statestore.kafka.clients import Trouble, consumer, producer
+from statestore.kafka.cluster import KafkaCluster
 from statestore.kafka.monitoring import KafkaMonitoringClient
 from statestore.kafka.outbox import PlainOutbox, TransactionalOutbox
 from statestore.kafka.source import KafkaSource
-from statestore.kafka.topics import Admin, KafkaCluster
 from statestore.ports import (
     AuditLogReader,
     Changelog,

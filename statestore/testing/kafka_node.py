@@ -20,7 +20,7 @@ import filelock
 import psutil
 
 from statestore.errors import HostFailure, InvalidSetting, Unavailable
-from statestore.kafka.admin import ClusterDescription, wait_until_ready
+from statestore.kafka.testing import ClusterDescription, wait_until_ready
 from statestore.testing.kafka_jars import INSTALL, java, kafka_libs
 
 HOST = "127.0.0.1"

@@ -20,7 +20,7 @@ import filelock
 import psutil
 
 from statestore.errors import Misuse, Unavailable
-from statestore.kafka.admin import TopicPlan, admin, create_topics
+from statestore.kafka.testing import TopicPlan, admin, create_topics
 from statestore.testing.kafka_jars import kafka_libs, scratch_dir
 from statestore.testing.kafka_node import (
     HOST,

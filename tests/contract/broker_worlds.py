@@ -22,10 +22,10 @@ from confluent_kafka.admin._listoffsets import OffsetSpec
 
 from statestore.kafka.audit_log_reader import KafkaAuditLogReader
 from statestore.kafka.changelog import KafkaChangelog
+from statestore.kafka.cluster import KafkaCluster
 from statestore.kafka.monitoring import KafkaMonitoringClient
 from statestore.kafka.outbox import NumberOf, PlainOutbox, TransactionalOutbox, no_number
 from statestore.kafka.source import KafkaSource
-from statestore.kafka.topics import KafkaCluster
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Header, Record
 from statestore.ports import (

@@ -9,7 +9,7 @@ import pytest
 
 from statestore.errors import Fenced, InvalidSetting, RecordFailed, StateStoreError, Unavailable
 from statestore.kafka import source as kafka_source
-from statestore.kafka.open_transactions import abort_open_transactions
+from statestore.kafka.epochs import abort_open_transactions
 from statestore.kafka.outbox import TransactionalOutbox
 from statestore.model.ids import TopicPartition
 from statestore.ports import Outbox, Records

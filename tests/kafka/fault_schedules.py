@@ -28,7 +28,7 @@ import statestore as ss
 from statestore import serdes
 from statestore.errors import Action as Advice
 from statestore.errors import StateStoreError
-from statestore.kafka.admin import TopicPlan, admin, create_topics
+from statestore.kafka.testing import TopicPlan, admin, create_topics
 from statestore.model.ids import TopicPartition
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import ROOT

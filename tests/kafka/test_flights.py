@@ -26,7 +26,7 @@ from jobs.pipelines.flights import CARRIER_DAY, add_carrier_days, topology
 from scripts import flights_data
 from statestore import serdes
 from statestore.errors import Misuse
-from statestore.kafka.topics import KafkaCluster
+from statestore.kafka.cluster import KafkaCluster
 from statestore.operations.run import RunSummary
 from statestore.operations.topics import internal_topics
 from statestore.testing.local_kafka import LocalKafka

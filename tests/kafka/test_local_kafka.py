@@ -17,7 +17,7 @@ import pytest
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
 from statestore.errors import HostFailure, InvalidSetting, Misuse, Unavailable
-from statestore.kafka.admin import admin, describe_cluster, wait_until_ready
+from statestore.kafka.testing import admin, describe_cluster, wait_until_ready
 from statestore.testing.kafka_jars import java, kafka_libs, scratch_dir
 from statestore.testing.kafka_node import is_free
 from statestore.testing.local_kafka import LocalKafka

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import statestore as ss
+from statestore.kafka.cluster import KafkaCluster
 from statestore.kafka.outbox import TransactionalOutbox
-from statestore.kafka.topics import KafkaCluster
 from statestore.layout.files import read_checkpoint
 from statestore.layout.owners import read_owner
 from statestore.model.ids import TopicPartition

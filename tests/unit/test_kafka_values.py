@@ -16,6 +16,7 @@ from statestore.errors import (
     Unavailable,
 )
 from statestore.kafka.clients import Trouble, admin_client, consumer, producer
+from statestore.kafka.cluster import judge_protocol
 from statestore.kafka.errors import translated
 from statestore.kafka.partitioner import (
     crc32_partition,
@@ -24,7 +25,6 @@ from statestore.kafka.partitioner import (
     murmur2_partition,
     murmur2_partitions,
 )
-from statestore.kafka.topics import judge_protocol
 from statestore.settings import Settings
 
 # Digests of Java Kafka's Utils.murmur2, as signed 32-bit numbers.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from statestore.errors import Misuse
-from statestore.kafka.scratch import delete, truncate
+from statestore.kafka.testing import delete, truncate
 from statestore.model.ids import TopicPartition
 from statestore.operations.at_rest import StoresAtRest
 from statestore.operations.audits.audit import failure_line

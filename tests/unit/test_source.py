@@ -3,7 +3,7 @@
 import pytest
 from confluent_kafka import Message
 
-from statestore.kafka.arrivals import Arrivals
+from statestore.kafka.source import Arrivals
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Record
 

@@ -1,191 +1,58 @@
 """The requests of a run's driver to a cluster: check it, read offsets, create and purge topics."""
 
-# ruff: noqa: SLF001 - librdkafka's local codes are public, underscored by convention
-
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
 
 import tenacity
 from confluent_kafka import (
-    OFFSET_INVALID,
-    IsolationLevel,
     KafkaError,
     KafkaException,
-    TopicCollection,
 )
 from confluent_kafka import TopicPartition as KafkaPartition
-from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.admin._resource import ResourceType
-from confluent_kafka.admin._topic import TopicDescription
 from confluent_kafka.cimpl import NewTopic
 
 from statestore.errors import (
     BrokerTooOld,
     InvalidSetting,
     NotCopartitioned,
-    StateStoreError,
-    TopicMissing,
     Unavailable,
 )
-from statestore.kafka.clients import Trouble, admin_client, connect, unanswered
+from statestore.kafka.admin import LATEST, PAUSE_S, Admin, Answers, failed_with
+from statestore.kafka.epochs import abort_open_transactions
 from statestore.kafka.errors import error_for, is_transient, is_unanswered, kafka_error, translated
-from statestore.kafka.groups import last_result, read_group
-from statestore.kafka.keys import first_key_hashes
-from statestore.kafka.open_transactions import abort_open_transactions
+from statestore.kafka.groups import read_group
+from statestore.kafka.partitioner import key_hashes
+from statestore.kafka.source import KafkaSource
 from statestore.model.ids import TopicPartition
 from statestore.ports import Bounds, GroupOffset, KeyHashes, TopicSpec
 from statestore.settings import Settings
 
 _log = logging.getLogger(__name__)
 
-K = TypeVar("K")
-T = TypeVar("T")
-Answers = dict[K, "Future[Any]"]
-
 # A running cluster answers at once, so a wrong address need not cost the whole timeout.
 _CHECK_MS = 10_000
-_PAUSE_S = 0.03
 _CONTROLLER_S = 5.0
-_EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # library gap
-_LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # library gap
 _DROPPED_IN_4_0 = "inter.broker.protocol.version"
 _GONE = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.GROUP_ID_NOT_FOUND})
 _LONGEST_TRANSACTION = "transaction.max.timeout.ms"
-
-
-class Admin:
-    """An admin client that connects on first use; requests wait and raise StateStoreErrors."""
-
-    def __init__(self, settings: Settings, *, timeout_ms: int | None = None) -> None:
-        self._settings = settings
-        self._trouble = Trouble()
-        self._client: AdminClient | None = None
-        self.timeout_s = (timeout_ms or settings.request_timeout_ms) / 1000
-
-    @property
-    def client(self) -> AdminClient:
-        """The client, created and connected on first use."""
-        if self._client is None:
-            made = admin_client(self._settings, self._trouble)
-            self._client = made
-            self.connect()
-        return self._client
-
-    def connect(self) -> list[int]:
-        """Wait for a connection and for metadata of the cluster; return its brokers' ids."""
-        try:
-            return connect(self.client, self.timeout_s)
-        except KafkaException as failure:
-            raise self._error(failure, "reach the cluster") from failure
-
-    def answer(self, pending: "Future[T]", doing: str) -> T:
-        """Return the result of a request, or raise its error as a StateStoreError."""
-        try:
-            return pending.result()
-        except (KafkaException, ValueError) as failure:
-            raise self._error(failure, doing) from failure
-
-    def offsets(
-        self, tps: Sequence[TopicPartition], spec: OffsetSpec, doing: str
-    ) -> dict[TopicPartition, int]:
-        """Return the offset that `spec` describes among committed records; -1 if there is none."""
-        if not tps:
-            return {}
-        asked = {KafkaPartition(*tp): spec for tp in tps}
-
-        def request() -> Answers[KafkaPartition]:
-            return self.client.list_offsets(
-                asked,
-                isolation_level=IsolationLevel.READ_COMMITTED,
-                request_timeout=self.timeout_s,
-            )
-
-        def should_retry(pending: Answers[KafkaPartition]) -> bool:
-            return self._leaders_move(pending) or any(map(_is_lost, pending.values()))
-
-        found: dict[TopicPartition, int] = {}
-        for tp, future in self.settled(request, should_retry).items():
-            if _failed_with(future, KafkaError._NOENT):
-                raise self._leaderless(tps, doing)
-            answer = self.answer(future, f"{doing} of {tp.topic}-{tp.partition}")
-            if _is_lost(future):
-                raise unanswered(self._settings, self._trouble, doing, timeout_s=self.timeout_s)
-            found[TopicPartition(tp.topic, tp.partition)] = answer.offset
-        return found
-
-    def partitions(self, topics: Sequence[str]) -> dict[str, int]:
-        """Return the partition counts of the topics that exist."""
-        return {name: len(found.partitions) for name, found in self.described(topics).items()}
-
-    def described(self, topics: Sequence[str]) -> dict[str, TopicDescription]:
-        """Return the descriptions of the topics that exist."""
-        if not topics:
-            return {}
-        pending = self.client.describe_topics(
-            TopicCollection(list(topics)), request_timeout=self.timeout_s
-        )
-        found = {}
-        for name, future in pending.items():
-            if not _failed_with(future, KafkaError.UNKNOWN_TOPIC_OR_PART):
-                found[name] = self.answer(future, f"describe topic {name}")
-        return found
-
-    def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
-        """Return the log start and the last stable offset of each partition, in two requests."""
-        starts = self.offsets(tps, _EARLIEST, "read the log start")
-        ends = self.offsets(tps, _LATEST, "read the last stable offset")
-        return {tp: Bounds(starts[tp], ends[tp]) for tp in tps}
-
-    def settled(
-        self,
-        request: Callable[[], Answers[K]],
-        should_retry: Callable[[Answers[K]], bool],
-    ) -> Answers[K]:
-        """Return the answers; repeat the request while some have failed temporarily."""
-        return tenacity.Retrying(
-            stop=tenacity.stop_after_delay(self.timeout_s),
-            wait=tenacity.wait_fixed(_PAUSE_S),
-            retry=tenacity.retry_if_result(should_retry),
-            retry_error_callback=last_result,
-        )(request)
-
-    def _leaders_move(self, pending: Answers[KafkaPartition]) -> bool:
-        if any(is_transient(future.exception()) for future in pending.values()):
-            return True
-        # New topics have no leader for a moment; topics that do not exist never have one.
-        leaderless = any(_failed_with(future, KafkaError._NOENT) for future in pending.values())
-        topics = {tp.topic for tp in pending}
-        return leaderless and len(self.partitions(sorted(topics))) == len(topics)
-
-    def _error(self, failure: Exception, doing: str) -> StateStoreError:
-        if not is_unanswered(failure):
-            return translated(failure, doing)
-        self.client.poll(0)
-        return unanswered(self._settings, self._trouble, doing, timeout_s=self.timeout_s)
-
-    def _leaderless(self, tps: Sequence[TopicPartition], doing: str) -> StateStoreError:
-        """Return TopicMissing if a topic does not exist, else Unavailable.
-
-        The client reports the same error for both: that it found no leaders.
-        """
-        topics = sorted({tp.topic for tp in tps})
-        missing = [topic for topic in topics if topic not in self.partitions(topics)]
-        if missing:
-            return TopicMissing(
-                f"could not {doing}: there is no topic {', '.join(missing)}: create it"
-            )
-        return Unavailable(
-            f"could not {doing} of {', '.join(topics)}: partitions have no leader: "
-            "are all brokers up?"
-        )
-
-    def close(self) -> None:
-        """Close the client; the next request creates another."""
-        self._client = None
+# A hash is judged by this many keys of a topic.
+_KEYS = 100
+# The limit for a topic with few or no keys.
+_RECORDS_MAX = 10_000
+_WAIT_MS = 500
+# Records that are fetched ahead are discarded.
+_LITTLE = {
+    "consumer.queued.min.messages": "1000",
+    "consumer.queued.max.messages.kbytes": "1024",
+    "consumer.max.partition.fetch.bytes": "65536",
+}
 
 
 class KafkaCluster:
@@ -265,7 +132,7 @@ class KafkaCluster:
         # Times below zero have special meanings in the request.
         spec = OffsetSpec.for_timestamp(max(time_ms, 0))
         found = self._admin.offsets(tps, spec, "find an offset by time")
-        ends = self._admin.offsets(tps, _LATEST, "read the last stable offset")
+        ends = self._admin.offsets(tps, LATEST, "read the last stable offset")
         return {tp: end if found[tp] < 0 else min(found[tp], end) for tp, end in ends.items()}
 
     def group_offsets(
@@ -365,7 +232,7 @@ class KafkaCluster:
             raise translated(failure, f"create topics {names}") from failure
         for name, future in pending.items():
             # Another driver may have created it; its partition count is compared like any other.
-            if not _failed_with(future, KafkaError.TOPIC_ALREADY_EXISTS):
+            if not failed_with(future, KafkaError.TOPIC_ALREADY_EXISTS):
                 self._admin.answer(future, f"create topic {name}")
 
     def _await_partitions(self, topics: Sequence[TopicSpec]) -> dict[str, int]:
@@ -374,7 +241,7 @@ class KafkaCluster:
         try:
             return tenacity.Retrying(
                 stop=tenacity.stop_after_delay(self._admin.timeout_s),
-                wait=tenacity.wait_fixed(_PAUSE_S),
+                wait=tenacity.wait_fixed(PAUSE_S),
                 retry=tenacity.retry_if_result(lambda found: len(found) < len(names)),
             )(self.partitions, names)
         except tenacity.RetryError as late:
@@ -416,7 +283,7 @@ def judge_timeout(timeout_ms: int, broker_settings: Mapping[str, str | None]) ->
 def _broker_settings(admin: Admin, node_id: int) -> Mapping[str, str | None] | None:
     resource = ConfigResource(ResourceType.BROKER, str(node_id))
     (pending,) = admin.client.describe_configs([resource], request_timeout=admin.timeout_s).values()
-    if _failed_with(pending, KafkaError.CLUSTER_AUTHORIZATION_FAILED):
+    if failed_with(pending, KafkaError.CLUSTER_AUTHORIZATION_FAILED):
         return None
     entries = admin.answer(pending, f"read the settings of broker {node_id}")
     return {name: entry.value for name, entry in entries.items()}
@@ -431,15 +298,41 @@ def _await_removal(pending: "Future[Any]", doing: str) -> None:
             raise translated(failure, doing) from failure
 
 
-def _is_lost(future: "Future[Any]") -> bool:
-    """Return whether a leader's answer was lost, which the client does not report as an error."""
-    if future.exception() is not None:
-        return False
-    lost: bool = future.result().offset == OFFSET_INVALID
-    return lost
+def first_key_hashes(
+    settings: Settings,
+    topics: Mapping[str, int],
+    bounds: Mapping[TopicPartition, Bounds],
+    windowed: Collection[str],
+) -> dict[str, KeyHashes]:
+    """Check which hash fits the first keys of each topic.
+
+    `topics` maps names to partition counts; `windowed` names the topics with windowed keys.
+    """
+    unread = {tp: bound for tp, bound in bounds.items() if bound.end > bound.start}
+    rows: dict[str, list[tuple[int, bytes | None]]] = {topic: [] for topic in topics}
+    if unread:
+        little = replace(settings, clients={**settings.clients, **_LITTLE})
+        with closing(KafkaSource(little, group_id=settings.application_id)) as source:
+            source.start({tp: bound.start for tp, bound in unread.items()})
+            while unread:
+                for batch in source.poll(_KEYS * len(topics), _WAIT_MS):
+                    assert batch.topic is not None
+                    assert batch.partition is not None
+                    rows[batch.topic] += [(batch.partition, key) for key in batch.keys.objects]
+                enough = {topic for topic, found in rows.items() if _is_enough(found)}
+                done = [
+                    tp
+                    for tp, bound in unread.items()
+                    if tp.topic in enough or source.position(tp) >= bound.end
+                ]
+                source.pause(done)
+                for tp in done:
+                    del unread[tp]
+    return {
+        topic: key_hashes(found, topics[topic], _KEYS, windowed=topic in windowed)
+        for topic, found in rows.items()
+    }
 
 
-def _failed_with(pending: "Future[Any]", code: int) -> bool:
-    failure = pending.exception()
-    error = kafka_error(failure) if isinstance(failure, Exception) else None
-    return error is not None and error.code() == code
+def _is_enough(rows: list[tuple[int, bytes | None]]) -> bool:
+    return len(rows) >= _RECORDS_MAX or sum(1 for _, key in rows if key) >= _KEYS
