@@ -40,6 +40,8 @@ START_MS = 1_700_000_000_000
 USERS = 7
 DEADLINE_S = 60.0
 ANY_PARTITION = -1
+# Of brokers that ask for a password.
+USER, PASSWORD = "shop", "correct horse"
 _EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # library gap
 _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # library gap
 

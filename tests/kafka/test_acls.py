@@ -1,7 +1,6 @@
 """What an application must be allowed to do on brokers that allow nothing by themselves."""
 
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import pytest
@@ -10,11 +9,18 @@ from confluent_kafka.admin._acl import AclBinding, AclOperation, AclPermissionTy
 from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 
 from statestore.testing.local_kafka import LocalKafka
-from tests.kafka.run_rig import App, Ended, assert_refused, counted, name_of, updates_in_order
+from tests.kafka.run_rig import (
+    PASSWORD,
+    USER,
+    App,
+    Ended,
+    assert_refused,
+    counted,
+    updates_in_order,
+)
 
 pytestmark = pytest.mark.kafka
 
-USER, PASSWORD = "shop", "correct horse"
 CONFIG = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "super.users": "User:ANONYMOUS",
@@ -69,24 +75,8 @@ def kafka() -> Iterator[LocalKafka]:
 
 
 @pytest.fixture
-def app(
-    kafka: LocalKafka,
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[App]:
-    monkeypatch.setenv("BROKER_PASSWORD", PASSWORD)
-    settings = {
-        "security.protocol": "SASL_PLAINTEXT",
-        "sasl.mechanism": "PLAIN",
-        "sasl.username": USER,
-        "sasl.password": "${BROKER_PASSWORD}",
-        "default.api.timeout.ms": 30_000,
-    }
-    made = App(kafka, name_of(request.node.name), tmp_path / "state", settings=settings)
-    made.create_topics().produce(range(20))
-    yield made
-    made.end_children()
+def app_settings(user_settings: Mapping[str, object]) -> Mapping[str, object]:
+    return user_settings
 
 
 def application_id(app: App) -> str:

@@ -1,16 +1,13 @@
 """Brokers that ask for a password, by SASL's PLAIN."""
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 
 import pytest
 
 from statestore.testing.local_kafka import LocalKafka
-from tests.kafka.run_rig import App, assert_refused, counted, name_of, updates_in_order
+from tests.kafka.run_rig import PASSWORD, USER, App, assert_refused, counted, updates_in_order
 
 pytestmark = pytest.mark.kafka
-
-USER, PASSWORD = "shop", "correct horse"
 
 
 @pytest.fixture(scope="module")
@@ -20,25 +17,8 @@ def kafka() -> Iterator[LocalKafka]:
 
 
 @pytest.fixture
-def app(
-    kafka: LocalKafka,
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[App]:
-    """An application whose clients name a user; the password is in the environment."""
-    monkeypatch.setenv("BROKER_PASSWORD", PASSWORD)
-    settings = {
-        "security.protocol": "SASL_PLAINTEXT",
-        "sasl.mechanism": "PLAIN",
-        "sasl.username": USER,
-        "sasl.password": "${BROKER_PASSWORD}",
-        "default.api.timeout.ms": 20_000,
-    }
-    made = App(kafka, name_of(request.node.name), tmp_path / "state", settings=settings)
-    made.create_topics().produce(range(20))
-    yield made
-    made.end_children()
+def app_settings(user_settings: Mapping[str, object]) -> Mapping[str, object]:
+    return user_settings
 
 
 def test_a_user_with_the_right_password_is_let_in(app: App) -> None:
