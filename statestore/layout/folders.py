@@ -4,13 +4,15 @@
                                  <task id>/.lock owner.json inputs.json .checkpoint rocksdb/<store>/
                                  <task id>/progress.json         for status only
                                  <task id>/rocksdb.<epoch>/<store>/     instead (takeover.py)
+                                 <task id>/rocksdb/<store>/.from-export.json
                                  <task id>/<store>.position     left by Kafka Streams
                                  quarantine/<store>-<time>-<reason>/.quarantined.json
 
 The process that holds a folder's `.lock` owns the folder (owners.py). A store that cannot be
 trusted is renamed into quarantine and removed some days after the store restored in its place has
-committed (SEMANTICS S16); this module never deletes anything else. `.checkpoint` and `.position`
-have Kafka Streams' format.
+committed (SEMANTICS S16); this module deletes no other store. A store that was restored from an
+export has a note until it has all that its changelog had at that time. `.checkpoint` and
+`.position` have Kafka Streams' format.
 
 Keeps I7.
 """
@@ -29,7 +31,7 @@ from statestore import metrics
 from statestore.errors import HostFailure, Misuse
 from statestore.faults import CrashPoint, reach
 from statestore.layout import documents, owners
-from statestore.layout.documents import Number, StoreName, TaskName, Text, TimeMs
+from statestore.layout.documents import Count, Number, StoreName, TaskName, Text, TimeMs
 from statestore.layout.files import folders_in, publish, sync_folder
 from statestore.layout.owners import STORES, Claim
 from statestore.model.ids import TaskId
@@ -37,6 +39,7 @@ from statestore.ports import Clock
 
 QUARANTINE_RECORD = ".quarantined.json"
 _EPOCH = re.compile(rf"{STORES}(?:\.([1-9][0-9]{{0,17}}))?")
+_EXPORT_ORIGIN = ".from-export.json"
 
 
 class Quarantined(msgspec.Struct, frozen=True):
@@ -234,3 +237,35 @@ def check_store_name(name: str) -> str:
             f"store name {name!r}: use 1 to 200 of A-Z a-z 0-9 . _ -, not beginning with a dot"
         )
     return name
+
+
+class ExportOrigin(msgspec.Struct, frozen=True):
+    """What a store from an export needs from its changelog, and until when.
+
+    A changelog drops tombstones after a while. If a run started too late on a restored store,
+    deleted keys would come back. From `deadline_ms` on the changelog may have dropped tombstones;
+    `end` is its end at the restore.
+    """
+
+    deadline_ms: Count
+    end: Count
+
+
+def write_export_origin(folder: Path, origin: ExportOrigin) -> None:
+    """Write the note into a store's folder, before the folder is moved into its place."""
+    publish(folder / _EXPORT_ORIGIN, msgspec.json.encode(origin))
+
+
+def read_export_origin(folder: Path) -> ExportOrigin | None:
+    """Read the note; None if the store has none. An unreadable note counts as overdue."""
+    try:
+        return documents.read(
+            folder / _EXPORT_ORIGIN, ExportOrigin, way_out="restore the export again"
+        )
+    except HostFailure:
+        return ExportOrigin(0, 2**63 - 1)
+
+
+def remove_export_origin(folder: Path) -> None:
+    """Remove the note: the store has all that it lacked."""
+    (folder / _EXPORT_ORIGIN).unlink(missing_ok=True)

@@ -9,8 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from statestore.errors import FormatTooNew, Misuse, TaskCorrupted
-from statestore.layout import export_origin
-from statestore.layout.folders import Quarantined, StateLayout
+from statestore.layout.folders import (
+    Quarantined,
+    StateLayout,
+    read_export_origin,
+    remove_export_origin,
+)
 from statestore.model.ids import Position, TopicPartition
 from statestore.settings import Settings
 from statestore.stores.specs import (
@@ -185,11 +189,11 @@ class TaskStores:
 
     def _check_export_origin(self, opened: OwnedStore, path: Path) -> None:
         """Replace a store that came from an export, if the start comes too late for it (I18)."""
-        origin = export_origin.read(path)
+        origin = read_export_origin(path)
         if origin is None:
             return
         if (opened.offset() or 0) >= origin.end:
-            export_origin.remove(path)
+            remove_export_origin(path)
         elif self._edges.clock.now_ms() >= origin.deadline_ms:
             what = "came from an export whose changelog may have forgotten deletes since"
             self._replace(StoreCorrupted(opened.name, "export-too-old", f"{path} {what}"))

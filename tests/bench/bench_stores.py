@@ -19,7 +19,7 @@ import click
 from rocksdict import Rdict
 
 import statestore as ss
-from statestore.engines.rocks_tuning import RocksMemory, RocksTuning, options, write_options
+from statestore.engines.rocks import RocksMemory, RocksTuning, options, write_options
 from statestore.settings import Settings
 from statestore.stores.keyvalue import TransactionalKeyValueStore
 from tests.bench.harness import Bench, scratch

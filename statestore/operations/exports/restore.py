@@ -25,9 +25,8 @@ import msgspec
 
 from statestore.errors import ExportTooOld, HostFailure, Misuse, StateStoreError
 from statestore.faults import CrashPoint, reach
-from statestore.layout import export_origin
-from statestore.layout.export_origin import ExportOrigin
 from statestore.layout.files import sync_folder
+from statestore.layout.folders import ExportOrigin, write_export_origin
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.deployed import publish_deployed, read_deployed
 from statestore.operations.environment import Environment
@@ -248,7 +247,7 @@ class Restore:
                 shutil.rmtree(making, ignore_errors=True)
                 raise
             if step.origin is not None:
-                export_origin.write(making, step.origin)
+                write_export_origin(making, step.origin)
             sync_folder(making)
             reach(CrashPoint.IMPORT_FETCHED)
         if step.replaces is not None:
