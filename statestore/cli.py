@@ -21,6 +21,7 @@ from statestore.commands.running import run_command
 from statestore.commands.state import relocate_command, upgrade_command
 from statestore.commands.status import status_command
 from statestore.commands.stores import offsets_command, stores
+from statestore.commands.topics import topics_group
 from statestore.commands.topologies import topology_group
 from statestore.errors import HostFailure, Misuse, StateStoreError
 from statestore.faults import arm_from_environment
@@ -62,6 +63,7 @@ for command in (
     run_command,
     status_command,
     topology_group,
+    topics_group,
     stores,
     offsets_command,
     relocate_command,

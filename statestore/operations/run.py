@@ -19,7 +19,6 @@ import msgspec
 from statestore.errors import (
     HostFailure,
     InvalidTopology,
-    NotCopartitioned,
     StateDirNotShared,
     TopicMissing,
     TopologyMismatch,
@@ -38,6 +37,7 @@ from statestore.operations.topics import (
     dead_letter_topics,
     internal_topics,
     largest_batches,
+    missing_topics,
     written_topics,
 )
 from statestore.ports import Cluster, TopicSpec
@@ -326,7 +326,8 @@ class Run:
         missing = sorted((read | written) - existing.keys())
         if missing:
             raise TopicMissing(
-                f"topics that do not exist: {', '.join(missing)}; create them, then start again"
+                f"topics that do not exist: {', '.join(missing)}; create them, for example with "
+                "`statestore topics create`, then start again"
             )
         self._counts = self.topology.partition_counts(existing)
         self._missing_internal_topics()
@@ -345,18 +346,7 @@ class Run:
         )
 
     def _missing_internal_topics(self) -> list[TopicSpec]:
-        """The internal topics to create; NotCopartitioned if one exists with other partitions."""
-        specs = self._internal_topics()
-        existing = self._cluster.partitions([spec.name for spec in specs])
-        for spec in specs:
-            found = existing.get(spec.name, spec.partitions)
-            if found != spec.partitions:
-                raise NotCopartitioned(
-                    f"internal topic {spec.name} has {found} partitions, the topology needs "
-                    f"{spec.partitions}: the input's partition count changed; bring the old "
-                    "count back, or start under another application id"
-                )
-        return [spec for spec in specs if spec.name not in existing]
+        return missing_topics(self._cluster, self._internal_topics())
 
     def _purge_repartitions(self) -> None:
         """Delete the records of repartition topics below the committed offsets.

@@ -1,16 +1,16 @@
 """The topics that an application needs beside its inputs: their names and settings."""
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from statestore.errors import InvalidSetting, Misuse
+from statestore.errors import InvalidSetting, Misuse, NotCopartitioned
 from statestore.ports import Cluster, TopicSpec
 from statestore.settings import Settings
 from statestore.stores.specs import StoreSpec, VersionedSpec
 from statestore.topology.graph import Topology
 from statestore.topology.logs import log_of
-from statestore.topology.nodes import TopicName
+from statestore.topology.nodes import Node, OperatorNode, SourceNode, TopicName
 from statestore.topology.sub_topologies import SubTopology
 
 _log = logging.getLogger(__name__)
@@ -18,6 +18,7 @@ _log = logging.getLogger(__name__)
 _DAY_MS = 86_400_000
 _WEEK_MS = 7 * _DAY_MS
 _ANY_LIMIT = 2**63 - 1
+_LAG = "min.compaction.lag.ms"
 ANY_TIME: Final = {
     "message.timestamp.type": "CreateTime",
     "message.timestamp.before.max.ms": str(_ANY_LIMIT),
@@ -74,6 +75,42 @@ def internal_topics(
     return specs
 
 
+def missing_topics(cluster: Cluster, specs: Sequence[TopicSpec]) -> list[TopicSpec]:
+    """The internal topics to create; NotCopartitioned if one exists with other partitions."""
+    existing = cluster.partitions([spec.name for spec in specs])
+    for spec in specs:
+        found = existing.get(spec.name, spec.partitions)
+        if found != spec.partitions:
+            raise NotCopartitioned(
+                f"internal topic {spec.name} has {found} partitions, the topology needs "
+                f"{spec.partitions}: the input's partition count changed; bring the old "
+                "count back, or start under another application id"
+            )
+    return [spec for spec in specs if spec.name not in existing]
+
+
+def table_topics(topology: Topology) -> dict[str, dict[str, str]]:
+    """By input that is read only as a table: the settings with which it keeps the last of each key.
+
+    The topic of a table with history keeps older records for as long as its changelog does.
+    """
+    by_name, children = {node.name: node for node in topology.nodes}, topology.children()
+    readers: dict[str, list[Node]] = {}
+    for source in topology.nodes:
+        if isinstance(source, SourceNode):
+            below = [by_name[name] for name in children.get(source.name, ())]
+            for topic in source.topics:
+                readers.setdefault(topic.name, []).extend(() if topic.internal else below)
+    found: dict[str, dict[str, str]] = {}
+    for name, nodes in readers.items():
+        if nodes and all(isinstance(node, OperatorNode) and node.keeps for node in nodes):
+            found[name] = {"cleanup.policy": "compact"}
+            for spec in (topology.stores[store] for node in nodes for store in node.stores):
+                lag_ms = max(found[name].get(_LAG, "0"), _spared(spec).get(_LAG, "0"), key=int)
+                found[name] |= {_LAG: lag_ms} if int(lag_ms) else {}
+    return found
+
+
 def written_topics(
     part: SubTopology, settings: Settings, dead_letters: set[str], logs: Mapping[str, str]
 ) -> set[str]:
@@ -101,7 +138,7 @@ def _spared(spec: StoreSpec) -> dict[str, str]:
     """Settings that protect versions that history still shows from the cleaner (KIP-889)."""
     if not isinstance(spec, VersionedSpec):
         return {}
-    return {"min.compaction.lag.ms": str(compaction_lag_ms(spec.history_retention_ms))}
+    return {_LAG: str(compaction_lag_ms(spec.history_retention_ms))}
 
 
 def compaction_lag_ms(retention_ms: int) -> int:

@@ -1,0 +1,92 @@
+"""`statestore topics create`: what a pipeline needs on the brokers before its first start."""
+
+from typing import Any
+
+import click
+import msgspec
+
+from statestore.commands.arguments import check_options, parse_run
+from statestore.commands.printing import print_rows
+from statestore.errors import Misuse
+from statestore.operations.create_topics import Partitions, create_topics
+from statestore.operations.pipelines import load_pipeline
+from statestore.operations.serving import run_request
+from statestore.runtime import Runtime
+
+
+@click.group("topics")
+def topics_group() -> None:
+    """Create the topics of a pipeline."""
+
+
+@topics_group.command("create")
+@click.option(
+    "--partitions",
+    multiple=True,
+    metavar="[TOPIC=]N",
+    help="Partitions of the inputs and outputs that are missing, or of one of them.",
+)
+@click.option(
+    "--replication-factor",
+    type=click.IntRange(1, 32767),
+    help="Replicas of each new topic. [default: replication.factor, else the brokers' default]",
+)
+@click.option("--dry-run", is_flag=True, help="Show what would be created and change nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line per topic.")
+@check_options
+def create_command(
+    *,
+    partitions: tuple[str, ...],
+    replication_factor: int | None,
+    dry_run: bool,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Create the inputs, outputs and internal topics of a pipeline that are missing.
+
+    Existing topics are never altered. Inputs that are joined get equal partition counts, and an
+    input that is only read as a table is compacted. The command refuses what a start would refuse,
+    such as joined topics that differ, or a changelog that was lost. It can be repeated.
+    """
+    asked = _partitions(partitions)
+    arguments = parse_run(flags)
+    if replication_factor is not None:
+        overrides = arguments.overrides | {"replication.factor": str(replication_factor)}
+        arguments = msgspec.structs.replace(arguments, overrides=overrides)
+    request = run_request(
+        accept_new_topology=arguments.accept_new_topology,
+        accept_empty_changelog=arguments.accept_empty_changelog,
+        accept_forgotten_offsets=arguments.accept_forgotten_offsets,
+        accept_new_serdes=arguments.accept_new_serdes,
+    )
+    topology = load_pipeline(arguments.pipeline)
+    with Runtime(arguments.settings()) as runtime:
+        needed = create_topics(runtime, topology, asked, request, dry_run=dry_run)
+    did = "would be created" if dry_run else "created"
+    rows = (
+        {
+            "topic": one.topic,
+            "role": one.role,
+            "partitions": one.partitions,
+            "status": "was there" if one.exists else did,
+            "config": None if one.exists else one.config,
+        }
+        for one in needed
+    )
+    print_rows(rows, as_json=as_json)
+
+
+def _partitions(given: tuple[str, ...]) -> Partitions:
+    every: int | None = None
+    single: dict[str, int] = {}
+    for text in given:
+        topic, _, count = text.rpartition("=")
+        if not (count.isascii() and count.isdigit() and 0 < int(count[:9]) < 1_000_000):
+            raise Misuse(f"--partitions {text}: pass a number above 0, or TOPIC=N")
+        if topic:
+            single[topic] = int(count)
+        elif every is not None and every != int(count):
+            raise Misuse(f"--partitions {every} and {count} contradict each other: pass one")
+        else:
+            every = int(count)
+    return Partitions(every, single)
