@@ -27,11 +27,10 @@ from statestore.runtime import Runtime
 from statestore.stores import serdes
 from statestore.stores.codec import after_prefix
 from statestore.stores.kinds import AnyReader
-from statestore.stores.reads import Entry
-from statestore.stores.scan import RowScan
+from statestore.stores.reads import Entry, RowScan
 from statestore.stores.specs import BuiltInSpec, KeyValueSpec, WindowSpec
 from statestore.stores.versioned import layout as versioned_layout
-from statestore.stores.versioned.reader import VersionedReader
+from statestore.stores.versioned.store import VersionedReader
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON lines.")
 _raw_option = click.option("--raw", is_flag=True, help=r"Show bytes, as text with \xNN.")

@@ -36,7 +36,7 @@ class _Uncounted:
 
 
 class FileSource:
-    """The `reads.Source` of the files of one store of one stream task."""
+    """The `reads.RowSource` of the files of one store of one stream task."""
 
     def __init__(self, name: str, engine: Engine, renew: Callable[[], None]) -> None:
         """Take over the engine. `renew` keeps the lease of the files up."""

@@ -17,8 +17,7 @@ from statestore.operations.exports.catalog import Exports, FetchedStore, find_ex
 from statestore.operations.readers import open_reader
 from statestore.stores import keyvalue, serdes, windows
 from statestore.stores.kinds import AnyReader
-from statestore.stores.reads import Entry
-from statestore.stores.scan import RowScan
+from statestore.stores.reads import Entry, RowScan
 from statestore.stores.specs import BuiltInSpec, WindowSpec, spec_in_bytes
 from statestore.stores.versioned import layout as versioned_layout
 

@@ -7,7 +7,7 @@ from typing import Any, Final, Generic
 from statestore.errors import Misuse
 from statestore.model.records import K, Serde, V
 from statestore.stores import serdes
-from statestore.stores.scan import Pair, RowScan
+from statestore.stores.reads import Pair, RowScan
 from statestore.stores.specs import KeyValueSpec, VersionedSpec
 
 _BYTES: Final = {bytes}

@@ -16,9 +16,8 @@ from statestore.model.modes import IsolationLevel
 from statestore.model.records import K, V
 from statestore.stores import offsets
 from statestore.stores.codec import Codec
-from statestore.stores.reads import Entry, LiveSource, Reader, Rows, SourceRows
+from statestore.stores.reads import Entry, LiveSource, Reader, Rows, RowScan, SourceRows, joined
 from statestore.stores.row_times import RowTimes
-from statestore.stores.scan import RowScan, joined
 from statestore.stores.specs import KeyValueSpec
 from statestore.stores.staged_table import StagedTable
 from statestore.stores.transaction import StagedEngine

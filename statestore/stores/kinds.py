@@ -16,9 +16,8 @@ from statestore.stores.reads import RowSource, SourceRows
 from statestore.stores.specs import BuiltInSpec, VersionedSpec, WindowSpec
 from statestore.stores.transaction import StagedEngine
 from statestore.stores.versioned import layout
-from statestore.stores.versioned.reader import VersionedReader
 from statestore.stores.versioned.reads import committed_versions
-from statestore.stores.versioned.store import TransactionalVersionedStore
+from statestore.stores.versioned.store import TransactionalVersionedStore, VersionedReader
 from statestore.stores.windows import WindowReader
 
 KEY_VALUE_TABLES: Final = (keyvalue.TABLE, offsets.TABLE)

@@ -13,9 +13,8 @@ from statestore.model.ids import Position, TopicPartition
 from statestore.ports import Writes
 from statestore.stores import offsets as rows
 from statestore.stores.pending import MISSING, Missing
-from statestore.stores.reads import scan_of
+from statestore.stores.reads import Pair, RowScan, scan_of
 from statestore.stores.row_times import NO_ROW_MS, RowTimes, WriteTime
-from statestore.stores.scan import Pair, RowScan
 from statestore.stores.transaction import StagedEngine
 
 

@@ -19,8 +19,7 @@ from statestore.model.ids import Position, PositionBound
 from statestore.model.modes import IsolationLevel, Time, to_ms
 from statestore.model.records import K, V, Windowed
 from statestore.stores.keyvalue import TransactionalKeyValueStore, live_rows
-from statestore.stores.reads import Entry, LiveSource, Moment, Reader, Rows
-from statestore.stores.scan import Pair, RowScan, joined
+from statestore.stores.reads import Entry, LiveSource, Moment, Pair, Reader, Rows, RowScan, joined
 from statestore.stores.specs import WindowSpec
 
 TIME_ROW = b"t"

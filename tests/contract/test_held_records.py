@@ -13,7 +13,7 @@ from statestore.model.ids import TopicPartition
 from statestore.model.records import Record
 from statestore.operations.run import RunSummary
 from statestore.operations.status import read_status
-from statestore.stores.scan import Pair, RowScan
+from statestore.stores.reads import Pair, RowScan
 from statestore.stores.staged_table import StagedTable
 from statestore.tasks.plan import TaskReport
 from statestore.tasks.progress import ProgressFile, read_progress

@@ -20,7 +20,7 @@ from statestore.operations.at_rest import StoresAtRest
 from statestore.operations.pipelines import load_pipeline
 from statestore.runtime import Runtime, SystemClock
 from statestore.settings import Settings
-from statestore.stores.versioned.reader import VersionedReader
+from statestore.stores.versioned.store import VersionedReader
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import DEADLINE_S, eventually
 from tests.kafka.run_pipelines import PREFIX_VARIABLE

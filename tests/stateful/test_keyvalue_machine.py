@@ -21,7 +21,7 @@ from statestore.model.modes import IsolationLevel
 from statestore.runtime.public import open_store
 from statestore.stores.keyvalue import KeyValueReader, TransactionalKeyValueStore
 from statestore.stores.pending import ENTRY_COST
-from statestore.stores.scan import RowScan
+from statestore.stores.reads import RowScan
 from statestore.stores.specs import in_memory_key_value_store, persistent_key_value_store
 
 # The long profile takes minutes.

@@ -23,8 +23,7 @@ from statestore.model.records import PutResult, VersionedRecord
 from statestore.runtime.public import open_store
 from statestore.stores import serdes
 from statestore.stores.specs import VersionedSpec
-from statestore.stores.versioned.reader import VersionedReader
-from statestore.stores.versioned.store import TransactionalVersionedStore
+from statestore.stores.versioned.store import TransactionalVersionedStore, VersionedReader
 
 # The long profile takes minutes.
 pytestmark = pytest.mark.timeout(1800)

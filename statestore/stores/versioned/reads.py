@@ -1,26 +1,26 @@
 """How the versions of a store are read in bytes: one protocol, `VersionRows`, for every reader.
 
-They are the owner's (`table.VersionedTable`), or those of a `reads.Source`: an open store beside
+They are the owner's (`table.VersionedTable`), or those of a `reads.RowSource`: an open store beside
 its owner, or files that nobody writes. Every answer is of one moment (I26): it comes from snapshots
 of both tables and a copy of what is pending, taken together.
 """
 
+import struct
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import compress
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, Self, TypeVar
 
 from statestore.errors import TaskCorrupted
-from statestore.ports import Seeker
+from statestore.ports import Seeker, Table
 from statestore.stores import offsets
 from statestore.stores.pending import MISSING, Entries, Missing, slice_of
-from statestore.stores.reads import Answering, Guard, RowSource, scan_of
-from statestore.stores.scan import Pair, RowScan, overlaid
+from statestore.stores.reads import Answering, Guard, Pair, RowScan, RowSource, overlaid, scan_of
 from statestore.stores.staged_table import first_of
 from statestore.stores.versioned import layout
 from statestore.stores.versioned.journal import Ended, history_rows, note
-from statestore.stores.versioned.layout import HISTORY, LATEST, NOT_VERSIONS
+from statestore.stores.versioned.layout import HISTORY, LATEST, NEVER, NOT_VERSIONS, TIME_MIN
 from statestore.stores.versioned.search import (
     Interval,
     Seek,
@@ -30,9 +30,88 @@ from statestore.stores.versioned.search import (
     valid_at,
     versions_of,
 )
-from statestore.stores.versioned.stream_time import StreamTime, read_stream_time
 
 T = TypeVar("T")
+
+
+class StreamTime(NamedTuple):
+    """A stream time, and the time before which history is gone; both NEVER before the first put."""
+
+    now: int
+    bound: int
+
+    @classmethod
+    def never(cls) -> Self:
+        """Return the one before the first put."""
+        return cls(NEVER, NEVER)
+
+
+class ObservedTime:
+    """The stream time that an owner observed: `now` with what is pending, `committed` without.
+
+    It goes back with a rollback or an undone savepoint, and becomes durable in the commit's own
+    batch (SEMANTICS V4).
+
+    The bound is stream time less the retention and never goes back, as a longer retention does not
+    bring history back (V5). Only the owner sets `now`, and never back; other threads may read all
+    three.
+    """
+
+    __slots__ = ("_bound_before", "_retention_ms", "committed", "now")
+
+    def __init__(self, committed: StreamTime | None, retention_ms: int) -> None:
+        self._retention_ms = retention_ms
+        self.committed = committed or StreamTime.never()
+        self.now = self.committed.now
+        self._bound_before = self.committed.bound
+        self.committed = self.observed()
+
+    @property
+    def bound(self) -> int:
+        """Return the time before which history is gone."""
+        now = self.now
+        return NEVER if now == NEVER else self.bound_at(now)
+
+    def bound_at(self, time: int) -> int:
+        """Return the bound there would be if `time` had been observed last."""
+        return max(self._bound_before, time - self._retention_ms, TIME_MIN)
+
+    def mark(self) -> int:
+        """Return the stream time now."""
+        return self.now
+
+    def go_back(self, mark: int) -> None:
+        """Forget what was observed since `mark`."""
+        self.now = mark
+
+    def forget_marks(self) -> None:
+        """Do nothing, as nothing is kept for marks."""
+
+    def commit(self) -> None:
+        """Take what is pending as committed."""
+        self.committed = self.observed()
+
+    def rollback(self) -> None:
+        """Go back to the last commit."""
+        self.now = self.committed.now
+
+    def observed(self) -> StreamTime:
+        """Return the stream time and the bound, with what is pending."""
+        return StreamTime(self.now, self.bound)
+
+
+def read_stream_time(history: Table, where: str) -> StreamTime | None:
+    """Return that of the last commit; None before the first put.
+
+    `history` is the table that has it.
+    """
+    row = history.get(layout.CLOCK_KEY)
+    if row is None:
+        return None
+    try:
+        return StreamTime(*layout.read_clock(row))
+    except struct.error as error:
+        raise TaskCorrupted(f"{where}: its stream time is not readable") from error
 
 
 class VersionRows(Answering, Protocol):

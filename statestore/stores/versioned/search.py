@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final, NamedTuple
 
-from statestore.stores.scan import Pair
+from statestore.stores.reads import Pair
 from statestore.stores.versioned import layout
 
 _log = logging.getLogger(__name__)

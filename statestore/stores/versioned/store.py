@@ -1,34 +1,194 @@
-"""The owner's versioned store (KIP-889): transactional, persistent or in memory.
+"""Versioned stores (KIP-889, KIP-960, KIP-968): the store of an owner, and its readers.
 
-The owner's thread writes; any thread may read through `reader()`. A version is valid from its
-timestamp to that of the next one. Readers of committed versions never copy what is pending.
+The store is transactional, persistent or in memory. The owner's thread writes, and any thread may
+read through `reader()`. A version is valid from its timestamp to that of the next one. Readers of
+committed versions never copy what is pending.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, ClassVar, Final, Generic
 
+from statestore.errors import Misuse
 from statestore.model.ids import PositionBound
-from statestore.model.modes import IsolationLevel, Time
+from statestore.model.modes import IsolationLevel, Time, to_ms
 from statestore.model.records import K, PutResult, V, VersionedRecord
-from statestore.stores.reads import LiveSource
+from statestore.stores.codec import Codec
+from statestore.stores.reads import Entry, LiveSource, Reader, RowScan, joined
 from statestore.stores.specs import VersionedSpec
 from statestore.stores.transaction import StagedEngine
 from statestore.stores.transactional import TransactionalBase
+from statestore.stores.versioned import layout
 from statestore.stores.versioned.layout import (
     BIAS,
     LATEST,
+    NEVER,
     PAYLOAD,
     TIME_MAX,
     TIME_MIN,
     is_tombstone,
     unpack_head,
 )
-from statestore.stores.versioned.reader import VersionedReader
-from statestore.stores.versioned.reads import NothingPending, PendingLayer, SourceVersions
+from statestore.stores.versioned.reads import (
+    NothingPending,
+    PendingLayer,
+    SourceVersions,
+    VersionRows,
+)
+from statestore.stores.versioned.search import GoneHistory, Interval, Valid
 from statestore.stores.versioned.table import PendingVersions, VersionedTable
 
 _new = tuple.__new__
+
+
+class VersionedReader(Reader[VersionRows], Generic[K, V]):
+    """Reads of a versioned store over any VersionRows.
+
+    See `contracts.ReadOnlyVersionedKeyValueStore`. Over several partitions a key is looked for in
+    each, and ranges are merged in key order.
+    """
+
+    span_names: ClassVar[tuple[str, ...]] = ("timestamp_ms", "valid_to_ms")
+
+    def __init__(
+        self,
+        parts: Sequence[VersionRows],
+        spec: VersionedSpec[K, V],
+        release: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(spec.name, parts, release)
+        self._codec: Final = Codec(spec)
+        self._gone: Final = GoneHistory(spec.name)
+
+    def get(self, key: K, *, as_of: Time | None = None) -> VersionedRecord[V] | None:
+        """Return the latest version, or the one valid at `as_of`; None if absent or deleted."""
+        if not self._open:
+            raise self._closed()
+        data, is_known = self._codec.key(key), False
+        time = None if as_of is None else self.time_of(as_of)
+        for rows in self._parts:
+            ends = None
+            if time is None:
+                row = rows.get(data)
+            else:
+                found = rows.valid_at(data, time)
+                row, ends = (None, None) if found is None else found
+            if row is not None:
+                is_known = True
+                kind, begins = unpack_head(row)
+                if kind:  # no tombstone
+                    value = self._codec.read_value(row[PAYLOAD])
+                    # As VersionedRecord(…) makes it, in half the time.
+                    return _new(VersionedRecord, (value, begins - BIAS, ends))
+        if time is not None and not is_known:
+            self._tell_gone(time)
+        return None
+
+    def history(
+        self,
+        key: K,
+        *,
+        from_time: Time | None = None,
+        to_time: Time | None = None,
+        descending: bool = True,
+    ) -> RowScan[VersionedRecord[V]]:
+        """Return the versions valid at some time between both times, inclusive."""
+        parts, data, span = self._opened(), self._codec.key(key), self._span(from_time, to_time)
+        found = [one for rows in parts for one in rows.overlapping(data, span)]
+        return RowScan(map(self._record, found if descending else found[::-1]), self._check_parts)
+
+    def range_as_of(
+        self, lo: K | None, hi: K | None, as_of: Time
+    ) -> RowScan[tuple[K, VersionedRecord[V]]]:
+        """Return the version valid at `as_of` of each key from `lo` to `hi`, on a snapshot."""
+        return self._range(lo, hi, self.time_of(as_of), reverse=False).through(self._records)
+
+    def observed_stream_time(self) -> int | None:
+        """Return the largest timestamp put, as far as this reader sees; None before the first."""
+        now = max(rows.observed().now for rows in self._opened())
+        return None if now == NEVER else now
+
+    # For tools that do not know the kind of the store.
+
+    def find(self, key: K, as_of_ms: int | None = None) -> Entry | None:
+        """Return the latest version of a key, or the one valid at a time."""
+        found = self.get(key, as_of=as_of_ms)
+        return None if found is None else Entry(key, *found)
+
+    def entries(
+        self,
+        lo: K | None = None,
+        hi: K | None = None,
+        *,
+        as_of_ms: int | None = None,
+        reverse: bool = False,
+    ) -> RowScan[Entry]:
+        """Return the latest version of each key in the range, or the one valid at a time."""
+        time = TIME_MAX if as_of_ms is None else as_of_ms
+        return self._range(lo, hi, time, reverse=reverse).through(self._entries)
+
+    def everything(self) -> RowScan[Entry]:
+        """Return every version that has not expired, partition by partition."""
+        scans = [rows.each_version() for rows in self._opened()]
+        # Versions are in no order, so there is no key to merge by.
+        return joined(scans, key=lambda _: 0).through(self._entries)
+
+    # How it is done.
+
+    def time_of(self, time: Time) -> int:
+        """Return milliseconds; Misuse if that is no time."""
+        ms: object = to_ms(time)
+        if type(ms) is int and TIME_MIN <= ms <= TIME_MAX:
+            return ms
+        raise Misuse(
+            f"store {self.name!r}: {time!r} is no time: want milliseconds since the epoch "
+            "(64 bits) or an aware datetime"
+        )
+
+    def _span(self, from_time: Time | None, to_time: Time | None) -> Interval:
+        """The closed interval asked for; Misuse if it ends before it begins."""
+        first = TIME_MIN if from_time is None else self.time_of(from_time)
+        last = TIME_MAX if to_time is None else self.time_of(to_time)
+        if first > last:
+            raise Misuse(f"store {self.name!r}: history from {first} to {last}: swap them")
+        return Interval(first, last)
+
+    def _range(
+        self, lo: K | None, hi: K | None, time: int, *, reverse: bool
+    ) -> RowScan[tuple[bytes, Valid]]:
+        """Return the versions valid at a time, without tombstones."""
+        low, high = self._codec.optional_key(lo), self._codec.optional_key(hi)
+        scans = [rows.each_valid_at(low, high, time, reverse=reverse) for rows in self._opened()]
+
+        def valid(found: Iterator[tuple[bytes, Valid | None]]) -> Iterator[tuple[bytes, Valid]]:
+            for key, one in found:
+                if one is None:
+                    self._tell_gone(time)
+                elif not layout.is_tombstone(one.row):
+                    yield key, one
+
+        return joined(scans, reverse=reverse).through(valid)
+
+    def _tell_gone(self, time: int) -> None:
+        self._gone.tell(time, max(rows.observed().bound for rows in self._parts))
+
+    def _record(self, one: Valid) -> VersionedRecord[V]:
+        """A version as users see it."""
+        begins, value = layout.read_version(one.row)
+        assert value is not None, "tombstones are left out"
+        return VersionedRecord(self._codec.read_value(value), begins, one.valid_to)
+
+    def _records(
+        self, found: Iterator[tuple[bytes, Valid]]
+    ) -> Iterator[tuple[K, VersionedRecord[V]]]:
+        read_key = self._codec.read_key
+        for key, one in found:
+            yield read_key(key), self._record(one)
+
+    def _entries(self, found: Iterator[tuple[bytes, Valid]]) -> Iterator[Entry]:
+        for key, one in found:
+            value, begins, ends = self._record(one)
+            yield Entry(self._codec.read_key(key), value, begins, ends)
 
 
 class TransactionalVersionedStore(TransactionalBase, VersionedReader[K, V]):

@@ -16,7 +16,7 @@ from typing import Any, Final
 from statestore.model.ids import Position, TopicPartition
 from statestore.model.records import PutResult
 from statestore.stores.pending import MISSING, Entries, Missing
-from statestore.stores.scan import Pair, RowScan
+from statestore.stores.reads import Pair, RowScan
 from statestore.stores.staged_table import Changes, StagedTable
 from statestore.stores.transaction import StagedEngine
 from statestore.stores.versioned import layout
@@ -38,7 +38,15 @@ from statestore.stores.versioned.layout import (
     VALUE,
     pack_head,
 )
-from statestore.stores.versioned.reads import HistoryCopy, PendingNow, all_versions, walk
+from statestore.stores.versioned.reads import (
+    HistoryCopy,
+    ObservedTime,
+    PendingNow,
+    StreamTime,
+    all_versions,
+    read_stream_time,
+    walk,
+)
 from statestore.stores.versioned.search import (
     Asked,
     Found,
@@ -50,7 +58,6 @@ from statestore.stores.versioned.search import (
     valid_at,
     versions_of,
 )
-from statestore.stores.versioned.stream_time import ObservedTime, StreamTime, read_stream_time
 
 _log = logging.getLogger(__name__)
 
