@@ -2,7 +2,9 @@
 
 Everything that going back to the last commit resets lies here and exists from the beginning: the
 processors, the records that wait, what was processed and is not committed yet. When something
-fails, the attempt is over, and the task begins a new one from its last commit (task.py).
+fails, the attempt is over, and the task begins a new one from its last commit (task.py). Two things
+outlive an attempt, because they learn from how attempts end: how often the task may try again, and
+how many records it takes at once.
 
     poll       records of the inputs                       intake.py decides on their order
     process    them, within the slot's share of memory     poison.py leaves out what cannot be taken
@@ -10,18 +12,30 @@ fails, the attempt is over, and the task begins a new one from its last commit (
     commit     if a commit is due                          commit.py has the steps
 """
 
+import logging
 from typing import Final
 
+from statestore.errors import CommitUnknown, Fenced, StateStoreError, Unavailable
+from statestore.model.ids import TaskId
 from statestore.ports import Clock, Source
+from statestore.settings import Settings
 from statestore.tasks.committer import Committer
 from statestore.tasks.context import TaskContext
 from statestore.tasks.intake import InputBatch, Intake
 from statestore.tasks.memory_share import TaskMemory, Usage
 from statestore.tasks.plan import Standing, TaskReport
 from statestore.tasks.poison import Poison, Rehearsed
-from statestore.tasks.retry import RetryBudget
+
+_log = logging.getLogger(__name__)
 
 _NOTHING: Final = Usage(0, 0)
+_IN_A_ROW = 3
+_STEP_S = 2.0
+# About what a commit takes whatever is in it: a small batch's time says little about its records.
+_COMMIT_S = 0.1
+_FIRST_RECORDS = 40_000
+_LEAST_RECORDS = 1_000
+_MOST_GROWTH = 16
 
 
 class Attempt:
@@ -36,7 +50,7 @@ class Attempt:
         *,
         memory: TaskMemory,
         poison: Poison,
-        retry: RetryBudget,
+        retry: "RetryBudget",
         report: TaskReport,
         clock: Clock,
     ) -> None:
@@ -201,3 +215,94 @@ class Attempt:
     def _inputs_moved(self) -> bool:
         """Whether an input is to be committed at another offset than it was."""
         return any(self._intake.reached(tp) != at for tp, at in self._committer.offsets.items())
+
+
+class RetryBudget:
+    """Counts how often a task goes back to its last commit before it gives up (SEMANTICS E5).
+
+    It goes back three times in a row. The next failure ends the run, and a later run may succeed. A
+    lost transaction also halves the batches.
+    """
+
+    def __init__(self, task: TaskId, settings: Settings, clock: Clock) -> None:
+        self.batch_size = AdaptiveBatchSize(settings.batch_max_records)
+        self._task = task
+        self._quiet_s = settings.request_timeout_ms / 1000
+        self._clock = clock
+        self._failures = 0
+        self._failed_s = 0.0
+
+    def failed(self, error: StateStoreError) -> None:
+        """Count a failure; the fourth in a row is raised, as an error of which a run is retried."""
+        self._failures += 1
+        self._failed_s = self._clock.monotonic()
+        if self._failures > _IN_A_ROW:
+            if not isinstance(error, Fenced):
+                raise error
+            raise Unavailable(
+                f"task {self._task}: {self._failures} transactions in a row expired, the last with "
+                f"batches of {self.batch_size.cap} records: raise transaction.timeout.ms, or "
+                "lower statestore.batch.max.records or commit.interval.ms"
+            ) from error
+        if isinstance(error, Fenced | CommitUnknown):
+            self.batch_size.halve()
+        _log.warning(
+            "task %s: %s; going back to the last commit (%d of %d)",
+            self._task,
+            error,
+            self._failures,
+            _IN_A_ROW,
+        )
+
+    def committed(self) -> None:
+        """A commit went through: failures before it count no more."""
+        self._failures = 0
+        self.batch_size.committed()
+
+    def idle(self) -> None:
+        """There is nothing to commit: a failure long ago is not in a row with the next."""
+        if self._clock.monotonic() - self._failed_s > self._quiet_s:
+            self._failures = 0
+
+
+class AdaptiveBatchSize:
+    """The size of the next batch: about as many records as the task can process in two seconds.
+
+    The more records it takes at once, the less work each record is: a key that comes again costs
+    nothing more in the store, the changelog and the output of an aggregate. But a batch lies in
+    memory and is committed as a whole.
+
+    A transaction that was lost may have been too long for transaction.timeout.ms, so it halves the
+    size; each commit gives some of that back.
+    """
+
+    def __init__(self, most: int) -> None:
+        """`most`: never more records than that."""
+        self._most = most
+        self._in_time = min(most, _FIRST_RECORDS)
+        self.cap = most
+        """What lost transactions have left of `most`."""
+
+    @property
+    def records(self) -> int:
+        """How many records to take now."""
+        return min(self.cap, self._in_time)
+
+    def took(self, records: int, seconds: float) -> None:
+        """So many records were processed, and committed if a commit was due, in that time."""
+        # Of few, it is not the records that take the time.
+        if 2 * records < self._in_time:
+            return
+        spent_s = seconds - _COMMIT_S
+        in_time = _MOST_GROWTH * records
+        if spent_s > 0:
+            in_time = min(in_time, int(records * (_STEP_S - _COMMIT_S) / spent_s))
+        self._in_time = min(self._most, max(_LEAST_RECORDS, in_time))
+
+    def halve(self) -> None:
+        """A transaction was lost."""
+        self.cap = max(1, self.records // 2)
+
+    def committed(self) -> None:
+        """A transaction went through."""
+        self.cap = min(self.cap + self.cap // 16 + 1, self._most)

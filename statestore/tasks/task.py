@@ -30,14 +30,13 @@ from statestore.errors import (
 from statestore.faults import CrashPoint, reach
 from statestore.layout.folders import StateLayout
 from statestore.settings import Settings
-from statestore.tasks.attempt import Attempt
+from statestore.tasks.attempt import Attempt, RetryBudget
 from statestore.tasks.committer import Committer
 from statestore.tasks.context import TaskContext
 from statestore.tasks.memory_share import MemoryLimits, MemoryShare, TaskMemory
 from statestore.tasks.ownership import Ownership
 from statestore.tasks.plan import Standing, TaskEdges, TaskPlan, TaskReport
 from statestore.tasks.poison import Poison, Rehearsed
-from statestore.tasks.retry import RetryBudget
 from statestore.tasks.snapshot_responder import SnapshotResponder
 from statestore.tasks.stores import TaskStores
 from statestore.topology.failures import NodeFailed

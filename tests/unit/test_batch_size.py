@@ -2,7 +2,7 @@
 
 import pytest
 
-from statestore.tasks.batch_size import AdaptiveBatchSize
+from statestore.tasks.attempt import AdaptiveBatchSize
 from tests.builders import table_rows
 
 # Of at most 500 000: what the batches before took, and how many come next.
