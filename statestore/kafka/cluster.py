@@ -26,7 +26,7 @@ from statestore.errors import (
 )
 from statestore.kafka.admin import LATEST, PAUSE_S, Admin, Answers, failed_with
 from statestore.kafka.epochs import abort_open_transactions
-from statestore.kafka.errors import error_for, is_transient, is_unanswered, kafka_error, translated
+from statestore.kafka.errors import is_transient, is_unanswered, kafka_error, translated
 from statestore.kafka.groups import read_group
 from statestore.kafka.partitioner import key_hashes
 from statestore.kafka.source import KafkaSource
@@ -139,17 +139,7 @@ class KafkaCluster:
         self, tps: Sequence[TopicPartition], *, stable: bool = True
     ) -> dict[TopicPartition, GroupOffset]:
         """Return the group's committed offsets; Unavailable if a transaction is open too long."""
-        if not tps:
-            return {}
-        committed = {}
-        group = read_group(self._settings, self._settings.application_id, tps, stable=stable)
-        for tp in group:
-            if tp.error is not None:
-                raise error_for(tp.error, f"read the committed offset of {tp.topic}-{tp.partition}")
-            if tp.offset >= 0:
-                at = TopicPartition(tp.topic, tp.partition)
-                committed[at] = GroupOffset(tp.offset, tp.metadata or "")
-        return committed
+        return read_group(self._settings, tps, stable=stable)
 
     def key_hashes(
         self, topics: Mapping[str, int], windowed: Collection[str] = ()

@@ -13,6 +13,7 @@ from statestore.errors import Unavailable
 from statestore.kafka.clients import Trouble, consumer, unanswered
 from statestore.kafka.errors import error_for, is_transient, is_unanswered, translated
 from statestore.model.ids import TopicPartition
+from statestore.ports import GroupOffset
 from statestore.settings import Settings
 
 _PAUSE_S = 0.03
@@ -88,11 +89,21 @@ class GroupClient:
 
 
 def read_group(
-    settings: Settings, group_id: str, tps: Sequence[TopicPartition], *, stable: bool = True
-) -> list[KafkaPartition]:
-    """Read the committed offsets once; see `GroupClient`."""
-    with closing(GroupClient(settings, group_id, stable=stable)) as client:
-        return client.committed(tps)
+    settings: Settings, tps: Sequence[TopicPartition], *, stable: bool = True
+) -> dict[TopicPartition, GroupOffset]:
+    """Read the offsets that the application's group has committed; see `GroupClient`."""
+    if not tps:
+        return {}
+    with closing(GroupClient(settings, settings.application_id, stable=stable)) as client:
+        group = client.committed(tps)
+    committed = {}
+    for tp in group:
+        if tp.error is not None:
+            raise error_for(tp.error, f"read the committed offset of {tp.topic}-{tp.partition}")
+        if tp.offset >= 0:
+            at = TopicPartition(tp.topic, tp.partition)
+            committed[at] = GroupOffset(tp.offset, tp.metadata or "")
+    return committed
 
 
 def last_result(state: tenacity.RetryCallState) -> Any:

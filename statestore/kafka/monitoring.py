@@ -9,11 +9,10 @@ from dataclasses import replace
 from time import monotonic
 
 from statestore.kafka.admin import Admin
-from statestore.kafka.errors import error_for
 from statestore.kafka.groups import read_group
 from statestore.kafka.source import KafkaSource
 from statestore.model.ids import TopicPartition
-from statestore.ports import Bounds, GroupOffset, InputFacts
+from statestore.ports import Bounds, InputFacts
 from statestore.settings import Settings
 
 _PATIENCE_MS = 10_000
@@ -50,7 +49,7 @@ class KafkaMonitoringClient:
         """Return the facts of each input partition; see `ports.MonitoringClient`."""
         if not tps:
             return {}
-        bounds, committed = self.bounds(tps), self._committed(tps)
+        bounds, committed = self.bounds(tps), read_group(self._settings, tps, stable=False)
         unread = {
             tp: Bounds(max(bound.start, committed[tp].offset if tp in committed else 0), bound.end)
             for tp, bound in bounds.items()
@@ -75,17 +74,6 @@ class KafkaMonitoringClient:
     def close(self) -> None:
         """Close the connections."""
         self._admin.close()
-
-    def _committed(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, GroupOffset]:
-        group = read_group(self._settings, self._settings.application_id, tps, stable=False)
-        found = {}
-        for tp in group:
-            if tp.error is not None:
-                raise error_for(tp.error, f"read the committed offset of {tp.topic}-{tp.partition}")
-            if tp.offset >= 0:
-                at = TopicPartition(tp.topic, tp.partition)
-                found[at] = GroupOffset(tp.offset, tp.metadata or "")
-        return found
 
     def _times(
         self, spans: Mapping[TopicPartition, Bounds], pick: "_Pick"
