@@ -1,24 +1,33 @@
 """Topology: a pipeline as data, and what follows from it without opening anything."""
 
-from collections.abc import Iterable, Mapping
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
-from statestore.errors import InvalidTopology
+from statestore.errors import InvalidTopology, NotCopartitioned, TopicMissing
 from statestore.model.ids import TaskId
 from statestore.stores.specs import StoreSpec
-from statestore.topology import describe, partition_counts
 from statestore.topology.nodes import (
     Node,
+    OperatorNode,
     Repartition,
+    SinkNode,
     SourceNode,
     TimestampExtractor,
     TopicName,
     children_of,
 )
-from statestore.topology.partition_counts import Joined, PartitionCounts
 from statestore.topology.sub_topologies import SubTopology, connected
+
+
+class Joined(NamedTuple):
+    """A node that joins, and the topics whose keys meet in it: their partition counts are equal."""
+
+    node: str
+    topics: tuple[TopicName, ...]
 
 
 @dataclass(frozen=True)
@@ -106,7 +115,7 @@ class Topology:
     @cached_property
     def joined(self) -> tuple[Joined, ...]:
         """The nodes that join, each with the topics whose keys meet in it."""
-        return partition_counts.joined(self.nodes)
+        return _joined(self.nodes)
 
     def topics(self) -> tuple[set[str], set[str]]:
         """Return the user's topics that are read, and those that are written."""
@@ -121,7 +130,7 @@ class Topology:
 
     def topics_above(self, names: Iterable[str]) -> tuple[TopicName, ...]:
         """Return the source topics whose records reach the named nodes."""
-        return partition_counts.topics_above(self.nodes, names)
+        return _topics_above(self.nodes, names)
 
     def partition_counts(self, existing: Mapping[str, int]) -> dict[TopicName, int]:
         """Return the partition count of every source topic, given those of the user's topics.
@@ -130,7 +139,7 @@ class Topology:
         user's is not in `existing`; NotCopartitioned if joined inputs differ (SEMANTICS T2).
         """
         parts = [self.sub_topologies[o] for wave in self.waves for o in wave.ordinals]
-        return PartitionCounts(parts, self.joined, self.repartitions, existing).counts()
+        return _PartitionCounts(parts, self.joined, self.repartitions, existing).counts()
 
     def tasks(self, counts: Mapping[TopicName, int]) -> dict[int, list[TaskId]]:
         """Return the stream tasks of each sub-topology, by ordinal."""
@@ -148,12 +157,171 @@ class Topology:
 
     def describe(self) -> str:
         """Return sub-topologies, nodes, stores and topics as text in Kafka Streams' layout."""
-        return describe.description(self.sub_topologies)
+        return _description(self.sub_topologies)
 
     def fingerprint(self) -> str:
         """Return a hash of the description and of the serdes and terms of all stores."""
-        return describe.fingerprint(self.sub_topologies, self.stores)
+        return _fingerprint(self.sub_topologies, self.stores)
 
     def deployed(self) -> dict[str, Any]:
         """Return what is written beside the state: where stores live and how to decode them."""
-        return describe.deployed(self.sub_topologies, self.stores)
+        return _deployed(self.sub_topologies, self.stores)
+
+
+@dataclass(frozen=True)
+class _PartitionCounts:
+    """Works out the counts of internal topics from those of the user's topics (SEMANTICS T2).
+
+    `parts` are in the order in which they feed each other. `existing` are the user's topics.
+    """
+
+    parts: Sequence[SubTopology]
+    joined: Sequence[Joined]
+    repartitions: Mapping[str, Repartition]
+    existing: Mapping[str, int]
+
+    def counts(self) -> dict[TopicName, int]:
+        """Return the partition count of every source topic.
+
+        TopicMissing if a topic of the user's is not there; NotCopartitioned if joined inputs
+        differ.
+        """
+        counts: dict[TopicName, int] = {}
+        previous: dict[TopicName, int] | None = None
+        fixed = self._fixed()
+        # Repeated until nothing changes: in a cycle, writers may come after their readers.
+        while counts != previous:
+            previous = dict(counts)
+            for part in self.parts:
+                self._count_part(part, fixed, counts)
+            for _, topics in self.joined:
+                widest = max(counts.get(topic, 0) for topic in topics)
+                counts |= {t: widest for t in topics if t.internal and t not in fixed}
+        self._check_copartitioned(counts)
+        return counts
+
+    def _fixed(self) -> dict[TopicName, int]:
+        """Return the internal topics whose count is declared, or that of what they join with."""
+        declared = {name: made.partitions for name, made in self.repartitions.items()}
+        fixed = {TopicName(n, internal=True): count for n, count in declared.items() if count}
+        for _, topics in self.joined:
+            known = [
+                fixed[t] if t.internal else self.existing.get(t.name, 0)
+                for t in topics
+                if not t.internal or t in fixed
+            ]
+            if known:
+                fixed |= {t: max(known) for t in topics if t.internal and t not in fixed}
+        return fixed
+
+    def _count_part(
+        self, part: SubTopology, fixed: Mapping[TopicName, int], counts: dict[TopicName, int]
+    ) -> None:
+        for topic in part.source_topics:
+            if topic.internal:
+                if topic in fixed:
+                    counts[topic] = fixed[topic]
+            elif topic.name not in self.existing:
+                raise TopicMissing(
+                    f"topic {topic.name!r} does not exist: create it, then start again"
+                )
+            else:
+                counts[topic] = self.existing[topic.name]
+        tasks = max((counts[t] for t in part.source_topics if t in counts), default=0)
+        for sink in part.sinks:
+            if sink.topic.internal and sink.topic not in fixed:
+                counts[sink.topic] = max(tasks, counts.get(sink.topic, 0))
+
+    def _check_copartitioned(self, counts: Mapping[TopicName, int]) -> None:
+        for node, topics in self.joined:
+            found = {topic.without_application(): counts[topic] for topic in topics}
+            if len(set(found.values())) > 1:
+                listed = ", ".join(f"{name}: {count}" for name, count in found.items())
+                raise NotCopartitioned(
+                    f"{node} joins topics with different partition counts ({listed}): "
+                    "repartition() one side or recreate the topic"
+                )
+
+
+def _topics_above(nodes: Sequence[Node], names: Iterable[str]) -> tuple[TopicName, ...]:
+    """Return the source topics whose records reach the named nodes."""
+    parents = {node.name: node.parents for node in nodes}
+    left, above = list(names), set()
+    while left:
+        above.add(name := left.pop())
+        left += set(parents[name]) - above
+    sources = [n for n in nodes if isinstance(n, SourceNode) and n.name in above]
+    return tuple(dict.fromkeys(topic for source in sources for topic in source.topics))
+
+
+def _joined(nodes: Sequence[Node]) -> tuple[Joined, ...]:
+    """Return the nodes that join, each with the topics whose keys meet in it."""
+    found = []
+    for node in nodes:
+        if isinstance(node, OperatorNode) and node.copartitioned:
+            shared = set(node.stores)
+            left = [n.name for n in nodes if n is node or shared.intersection(n.stores)]
+            found.append(Joined(node.name, _topics_above(nodes, left)))
+    return tuple(found)
+
+
+def _description(parts: Sequence[SubTopology]) -> str:
+    """Return sub-topologies, nodes, stores and topics as text in Kafka Streams' layout."""
+    lines = ["Topologies:"]
+    for part in parts:
+        children = children_of(part.nodes)
+        lines.append(f"   Sub-topology: {part.ordinal}")
+        for node in part.nodes:
+            lines.append(f"    {_headline(node)}")
+            if not isinstance(node, SinkNode):
+                lines.append(f"      --> {', '.join(children.get(node.name, ())) or 'none'}")
+            if node.parents:
+                lines.append(f"      <-- {', '.join(node.parents)}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _fingerprint(parts: Sequence[SubTopology], stores: Mapping[str, StoreSpec]) -> str:
+    """Return a hash of the description and of the serdes and terms of all stores."""
+    told = {n: (s.key_serde.name, s.value_serde.name, *s.terms) for n, s in stores.items()}
+    text = _description(parts) + json.dumps(told, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _deployed(parts: Sequence[SubTopology], stores: Mapping[str, StoreSpec]) -> dict[str, Any]:
+    """Return what is written beside the state: where each store lives and how to decode it."""
+    where = {store: part.ordinal for part in parts for store in part.stores}
+    return {
+        "version": 1,
+        "fingerprint": _fingerprint(parts, stores),
+        "sub_topologies": [
+            {
+                "ordinal": part.ordinal,
+                "source_topics": [t.without_application() for t in part.source_topics],
+                "internal": [t.without_application() for t in part.source_topics if t.internal],
+            }
+            for part in parts
+        ],
+        "stores": {
+            name: {
+                "kind": spec.kind,
+                "sub_topology": where[name],
+                "key_serde": spec.key_serde.name,
+                "value_serde": spec.value_serde.name,
+                "persistent": spec.persistent,
+            }
+            for name, spec in stores.items()
+            if name in where
+        },
+    }
+
+
+def _headline(node: Node) -> str:
+    match node:
+        case SourceNode():
+            topics = ", ".join(topic.without_application() for topic in node.topics)
+            return f"Source: {node.name} (topics: [{topics}])"
+        case OperatorNode():
+            return f"Processor: {node.name} (stores: [{', '.join(node.stores)}])"
+        case SinkNode():
+            return f"Sink: {node.name} (topic: {node.topic.without_application()})"
