@@ -16,6 +16,7 @@ import click
 from statestore import __version__
 from statestore.commands.audit import audit_command
 from statestore.commands.exports import export_command, exports, restore_short_command
+from statestore.commands.init import init_command
 from statestore.commands.reset import reset_command
 from statestore.commands.running import run_command
 from statestore.commands.state import relocate_command, upgrade_command
@@ -60,6 +61,7 @@ def cli(verbose: bool) -> None:
 
 
 for command in (
+    init_command,
     run_command,
     status_command,
     topology_group,

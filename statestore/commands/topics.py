@@ -69,8 +69,8 @@ def create_command(
             "role": one.role,
             "partitions": one.partitions,
             "status": "was there" if one.exists else did,
-            "config": None if one.exists else one.config,
         }
+        | ({"config": one.config} if as_json else {})
         for one in needed
     )
     print_rows(rows, as_json=as_json)

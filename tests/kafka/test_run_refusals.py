@@ -28,6 +28,7 @@ from statestore.testing.local_kafka import LocalKafka
 from tests.builders import ROOT, ManualClock
 from tests.kafka.run_pipelines import PREFIX_VARIABLE
 from tests.kafka.run_rig import (
+    NO_PRIVILEGE,
     STATESTORE,
     App,
     Ended,
@@ -43,8 +44,6 @@ pytestmark = pytest.mark.kafka
 CHECK, TASKS = ("topology", "check"), ("topology", "tasks")
 NOBODY_THERE = "127.0.0.1:1"
 SECRET = "hunter2-of-tests"
-# Root may write anywhere; without these capabilities it is stopped by file modes like others.
-NO_PRIVILEGE = ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
 
 
 @pytest.fixture(scope="module")
