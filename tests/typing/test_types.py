@@ -2,6 +2,7 @@
 
 import ast
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import jedi
 import pytest
 
 import statestore as ss
+from tests.wheel_rig import built_wheel, installed
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "tests" / "typing" / "samples"
@@ -28,34 +30,39 @@ class Found(NamedTuple):
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, list[Found]]]:
-    """By checker and file, what one run of each says about all samples."""
-    return {"mypy": by_mypy(), "pyright": by_pyright(tmp_path_factory.mktemp("pyright"))}
+    """By checker and file, what one run of each says about all samples.
+
+    They are a user's: the samples lie in a folder of their own, beside an environment that has the
+    wheel and what it requires.
+    """
+    home = tmp_path_factory.mktemp("environment")
+    wheel = built_wheel(tmp_path_factory.mktemp("wheel"))
+    python = installed(wheel, home, extras=["testing"]) / "python"
+    folder = tmp_path_factory.mktemp("project")
+    for sample in (PIPELINE, MISTAKES):
+        shutil.copy(sample, folder)
+    return {"mypy": by_mypy(folder, python), "pyright": by_pyright(folder, python)}
 
 
-def by_mypy() -> dict[str, list[Found]]:
-    """As `make check` runs it: strict, and with its cache."""
-    output = run(sys.executable, "-m", "mypy", "--output=json", str(PIPELINE), str(MISTAKES))
+def by_mypy(folder: Path, python: Path) -> dict[str, list[Found]]:
+    """In strict mode."""
+    asked = ["--strict", "--config-file=", "--output=json", f"--python-executable={python}"]
+    output = run(folder, sys.executable, "-m", "mypy", *asked, PIPELINE.name, MISTAKES.name)
     told = [json.loads(line) for line in output.splitlines()]
     return by_file([(t["file"], t["line"], t["message"]) for t in told if t["severity"] == "error"])
 
 
-def by_pyright(folder: Path) -> dict[str, list[Found]]:
+def by_pyright(folder: Path, python: Path) -> dict[str, list[Found]]:
     """Basedpyright, which is pyright as a wheel with its Node.js, in pyright's own strict mode."""
-    config = {
-        "include": [str(SAMPLES)],
-        "extraPaths": [str(ROOT)],
-        "typeCheckingMode": "strict",
-        "pythonVersion": f"{sys.version_info.major}.{sys.version_info.minor}",
-    }
-    (folder / "pyrightconfig.json").write_text(json.dumps(config))
+    (folder / "pyrightconfig.json").write_text(json.dumps({"typeCheckingMode": "strict"}))
     command = [str(Path(sys.executable).with_name("basedpyright")), "--outputjson"]
-    output = run(*command, "--pythonpath", sys.executable, "--project", str(folder))
+    output = run(folder, *command, "--pythonpath", str(python), "--project", str(folder))
     told = json.loads(output)["generalDiagnostics"]
     return by_file([(t["file"], t["range"]["start"]["line"] + 1, t["message"]) for t in told])
 
 
-def run(*command: str) -> str:
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+def run(folder: Path, *command: str) -> str:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     # 1: it found something, as it must.
     assert done.returncode == 1, done.stdout + done.stderr
     return done.stdout
