@@ -4,6 +4,7 @@ Each makes a `Runtime` of its own. The names are those of `import statestore as 
 """
 
 import dataclasses
+import importlib
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
@@ -40,13 +41,24 @@ def run(
     until: Literal["latest"] | Time = LATEST,
     run_for: Span | None = None,
     stop: threading.Event | None = None,
+    spark: Any = None,
 ) -> RunSummary:
-    """Process what the input topics hold, in this process, exactly as a Spark run would.
+    """Process what the input topics hold: in this process, or on the workers of a SparkSession.
 
     `until`: stop at the end that each log has when its wave starts, or at the first record of that
-    time or later. `run_for`: continue for that span instead. Raises the errors of errors.py; an
-    error leaves nothing half done.
+    time or later. `run_for`: continue for that span instead. `stop`: an event that ends the run
+    after a commit. `spark`: a session, also one of Spark Connect; functions of a notebook or a
+    script travel to its workers. Raises the errors of errors.py; an error leaves nothing half done.
     """
+    if spark is not None:
+        if stop is not None:
+            raise Misuse("stop= does not reach Spark's workers: leave it out, or pass run_for=")
+        # By its name, as the extra `spark` may not be there, and nothing here imports it.
+        on_spark: Any = importlib.import_module("statestore.spark.running")
+        summary: RunSummary = on_spark.run(
+            topology, Settings.of(settings), spark, until=until, run_for=run_for
+        )
+        return summary
     request = run_request(until=until, run_for=run_for)
     with Runtime(settings) as runtime, start_run(runtime, topology, request) as started:
         return serve_here(started, stop or threading.Event())

@@ -3,10 +3,13 @@
 import logging
 import sys
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import msgspec
 from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkAttributeError
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import spark_partition_id
 
 from statestore import errors
 
@@ -18,18 +21,14 @@ _LOCAL_DEFAULTS = {"spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false"
 
 
 def spark_session(name: str) -> SparkSession:
-    """Make a session whose workers run this interpreter; spark-submit decides everything else.
-
-    Speculation is off: two attempts at one stream task would fight for one transactional id.
-    """
+    """Make a session whose workers run this interpreter; spark-submit decides everything else."""
     # py4j logs every connection that it closes, even after the streams are gone.
     logging.getLogger("py4j").setLevel(logging.WARNING)
     builder = SparkSession.builder.appName(name)
     for key, value in _defaults().items():
         builder = builder.config(key, value)
     return (
-        builder.config("spark.speculation", "false")
-        .config("spark.python.worker.reuse", "true")
+        builder.config("spark.python.worker.reuse", "true")
         .config("spark.pyspark.python", sys.executable)
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.execution.arrow.maxRecordsPerBatch", "1000")
@@ -49,10 +48,50 @@ def _defaults() -> dict[str, str]:
     }
 
 
-def slots_per_host(spark: SparkSession) -> int:
-    """How many Spark tasks share one executor host's memory."""
-    cores = spark.conf.get("spark.executor.cores", None)
-    return int(cores) if cores else max(1, spark.sparkContext.defaultParallelism)
+class Slots(NamedTuple):
+    """What Spark gives to Spark tasks: how many run at once, and how many of them on one host.
+
+    `max_failures`: how often it tries one. `twins`: it may begin another attempt at one that runs.
+    """
+
+    everywhere: int
+    per_host: int
+    max_failures: int
+    twins: bool
+
+    @classmethod
+    def of(cls, spark: SparkSession) -> "Slots":
+        """Those of a session, which may be one of Spark Connect."""
+        everywhere = _parallelism(spark)
+        cores, cpus = spark.conf.get("spark.executor.cores", None), _number(spark, "task.cpus", 1)
+        return cls(
+            everywhere,
+            max(1, int(cores) // cpus) if cores else max(1, everywhere),
+            _max_failures(spark),
+            (spark.conf.get("spark.speculation", None) or "").lower() == "true",
+        )
+
+
+def _parallelism(spark: SparkSession) -> int:
+    try:
+        return spark.sparkContext.defaultParallelism
+    except PySparkAttributeError:
+        # A client of Spark Connect has no context. A range is cut into as many parts.
+        parts = spark.range(0, 100_000).select(spark_partition_id()).distinct()
+        return parts.count()
+
+
+def _max_failures(spark: SparkSession) -> int:
+    """How often Spark tries a task; a local master says so itself, as in `local[*,4]`."""
+    master = spark.conf.get("spark.master", None) or "local"
+    if master.startswith("local") and not master.startswith("local-cluster"):
+        return int(master.rstrip("]").split(",")[1]) if "," in master else 1
+    return _number(spark, "task.maxFailures", 4)
+
+
+def _number(spark: SparkSession, key: str, default: int) -> int:
+    # Without a default, asking for a key that is not set is an error.
+    return int(spark.conf.get(f"spark.{key}", None) or default)
 
 
 def raise_first_error(texts: Iterable[str | None]) -> None:

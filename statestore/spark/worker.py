@@ -3,9 +3,15 @@
 This module runs in a Python worker. It raises a failure that another attempt may mend, so that
 Spark tries the task again from the committed offsets. Any other failure comes back as a row, and
 ends the run with its own exit code.
+
+Spark may have two attempts at one task at the same time: with speculation, while an executor is
+decommissioned, and when it lost one that is still alive. The attempt that holds the stream tasks
+processes; another one waits until they are released, or until Spark ends it.
 """
 
 import gc
+import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -14,14 +20,19 @@ import msgspec
 import pyarrow as pa
 from pyspark import TaskContext
 
+from statestore import __version__
 from statestore.commands.arguments import RunArguments
-from statestore.errors import Action, StateStoreError, failure_fields
+from statestore.errors import Action, Locked, Misuse, StateStoreError, failure_fields
 from statestore.faults import arm
 from statestore.operations.pipelines import load_pipeline
-from statestore.operations.run import PlannedTask
+from statestore.operations.run import PlannedTask, RunRequest
 from statestore.operations.serving import run_request, serve_planned
 from statestore.runtime import Runtime
+from statestore.spark.shipping import unpacked
 from statestore.tasks.plan import TaskReport
+from statestore.topology.graph import Topology
+
+_log = logging.getLogger("statestore")
 
 REPORT_SCHEMA = pa.schema(
     [
@@ -52,59 +63,93 @@ REPORT_SCHEMA = pa.schema(
 
 
 class PlanRow(msgspec.Struct, frozen=True):
-    """What one slot has to serve. It says where the settings are found, and carries no secret."""
+    """What one slot has to serve. It says where the settings are found, and carries no secret.
+
+    `max_failures`: how often Spark tries a Spark task. `twins`: Spark may have several attempts at
+    one at the same time, also before any has failed. `version`: of the driver's statestore.
+    """
 
     arguments: RunArguments
     tasks: list[PlannedTask]
     slots: int
+    max_failures: int
+    twins: bool
+    version: str = __version__
     crash_at: str | None = None
 
 
 def serving(
-    plans: list[str],
+    plans: list[str], topology: bytes | None
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Make the function for mapInArrow over a column `id`: it serves the plan of each number."""
+    """Make the function for mapInArrow over a column `id`: it serves the plan of each number.
+
+    `topology`: packed, see `shipping`; None: the pipeline that the plan names.
+    """
 
     def serve_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column("id").to_pylist():
-                yield _rows(_serve(msgspec.json.decode(plans[number], type=PlanRow)))
+                yield _rows(_serve(msgspec.json.decode(plans[number], type=PlanRow), topology))
 
     return serve_partition
 
 
-def _serve(row: PlanRow) -> list[tuple[TaskReport, str | None]]:
+def _serve(row: PlanRow, packed: bytes | None) -> list[tuple[TaskReport, str | None]]:
     arm(row.crash_at)
     arguments = row.arguments
-    request = run_request(
-        until=arguments.until_time(),  # type: ignore[arg-type]  # "latest" or a time
-        run_for=arguments.run_for_ms,
-        accept_new_topology=arguments.accept_new_topology,
-        accept_empty_changelog=arguments.accept_empty_changelog,
-    )
     try:
-        topology = load_pipeline(arguments.pipeline)
+        _check_version(row)
+        request = run_request(
+            until=arguments.until_time(),  # type: ignore[arg-type]  # "latest" or a time
+            run_for=arguments.run_for_ms,
+            accept_new_topology=arguments.accept_new_topology,
+            accept_empty_changelog=arguments.accept_empty_changelog,
+        )
+        topology = load_pipeline(arguments.pipeline) if packed is None else unpacked(packed)
         # Spark's daemon collects garbage after every task, which takes a tenth of a second if it
         # looks through all modules. It has just done so, and none of what is left is garbage.
         gc.freeze()
         with Runtime(arguments.settings()) as runtime:
-            reports = serve_planned(
-                runtime, topology, row.tasks, request, slots=row.slots, stop=threading.Event()
-            )
+            reports = _served(runtime, topology, row, request)
     except StateStoreError as error:
-        if error.action is Action.RETRY and not _last_attempt():
+        if error.action is Action.RETRY and _attempt() + 1 < row.max_failures:
             raise
         text = msgspec.json.encode(failure_fields(error)).decode()
         return [(TaskReport(task.task), text) for task in row.tasks]
     return [(report, None) for report in reports]
 
 
-def _last_attempt() -> bool:
+def _check_version(row: PlanRow) -> None:
+    if row.version != __version__:
+        raise Misuse(
+            f"the driver has statestore {row.version}, and a Spark worker has {__version__} "
+            f"({sys.executable}): give both the same one"
+        )
+
+
+def _served(
+    runtime: Runtime, topology: Topology, row: PlanRow, request: RunRequest
+) -> list[TaskReport]:
+    """Serve the tasks, after another attempt at the same Spark task if that has them.
+
+    The driver holds the application, so no other run has them. To say that they are locked would
+    end the run, as Spark takes the first answer of any attempt.
+    """
+    stop = threading.Event()
+    while True:
+        try:
+            return serve_planned(runtime, topology, row.tasks, request, slots=row.slots, stop=stop)
+        except Locked as locked:
+            if not row.twins and not _attempt():
+                raise
+            _log.warning(
+                "another attempt at this Spark task is at work: waiting for it: %s", locked
+            )
+
+
+def _attempt() -> int:
     context = TaskContext.get()
-    if context is None:
-        return True
-    allowed = int(context.getLocalProperty("statestore.task.maxFailures") or "1")
-    return context.attemptNumber() + 1 >= allowed
+    return 0 if context is None else context.attemptNumber()
 
 
 def _rows(reports: list[tuple[TaskReport, str | None]]) -> pa.RecordBatch:

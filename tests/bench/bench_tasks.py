@@ -23,8 +23,8 @@ from pyspark.sql import SparkSession
 from statestore.commands.arguments import RunArguments
 from statestore.commands.running import report_run
 from statestore.operations.run import Run, RunSummary
-from statestore.spark.process import commit_reports
-from statestore.spark.session import slots_per_host, spark_session
+from statestore.spark.session import Slots, spark_session
+from statestore.spark.waves import commit_reports
 from statestore.testing.local_kafka import LocalKafka
 from tests.bench.harness import Bench, scratch
 from tests.bench.pipelines import INPUT_VARIABLE, JSON_VARIABLE, OUTPUT_VARIABLE, TABLE_VARIABLE
@@ -72,7 +72,7 @@ class Rig:
 
         def work(arguments: RunArguments, started: Run) -> RunSummary:
             summary = RunSummary(arguments.application_id)
-            slots = slots_per_host(self.spark)
+            slots = Slots.of(self.spark)
             for planned in started.waves():
                 frame = commit_reports(self.spark, arguments.for_workers(), planned, slots)
                 found.extend(row.asDict() for row in frame.collect())

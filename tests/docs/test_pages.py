@@ -13,9 +13,13 @@ PAGES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 BLOCK = re.compile(r"^```(?P<language>[a-z]+)[^\n]*\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 KNOWN = {"python", "pycon", "console", "toml", "text"}
+# What the blocks of a page start.
+STARTS = {"spark": [pytest.mark.kafka, pytest.mark.spark]}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, id=page.stem, marks=STARTS.get(page.stem, [])) for page in PAGES]
+)
 def test_the_blocks_of_a_page_run_one_after_another(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

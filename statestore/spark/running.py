@@ -1,0 +1,60 @@
+"""`ss.run(…, spark=session)`: a run in a Spark session of the caller's."""
+
+from typing import Any, Literal
+
+from statestore.commands.arguments import RunArguments
+from statestore.errors import InvalidSetting, Misuse
+from statestore.model.modes import Span, Time, span_ms, to_ms
+from statestore.operations.run import RunSummary
+from statestore.operations.serving import run_request, start_run
+from statestore.runtime import Runtime
+from statestore.settings import Settings, is_secret
+from statestore.spark.shipping import packed
+from statestore.spark.waves import run_waves
+from statestore.topology.graph import Topology
+
+
+def run(
+    topology: Topology,
+    settings: Settings,
+    spark: Any,
+    *,
+    until: Literal["latest"] | Time,
+    run_for: Span | None,
+) -> RunSummary:
+    """Run a topology on the workers of a session; see `ss.run`."""
+    if not _is_session(spark):
+        raise Misuse(
+            f"spark={spark!r}: pass a SparkSession, as SparkSession.builder.getOrCreate() gives it"
+        )
+    request = run_request(until=until, run_for=run_for)
+    arguments = RunArguments(
+        application_id=settings.application_id,
+        pipeline="",
+        overrides=_without_secrets(settings),
+        until="latest" if isinstance(until, str) else str(to_ms(until)),
+        run_for_ms=None if run_for is None else span_ms(run_for),
+    )
+    shipped = packed(topology)
+    with Runtime(settings) as runtime, start_run(runtime, topology, request) as started:
+        return run_waves(spark, arguments, started, shipped)
+
+
+def _is_session(spark: object) -> bool:
+    # To import the class of Spark Connect takes packages that others do not have.
+    return any(
+        kind.__name__ == "SparkSession" and kind.__module__.startswith("pyspark.")
+        for kind in type(spark).__mro__
+    )
+
+
+def _without_secrets(settings: Settings) -> dict[str, str]:
+    told = settings.to_mapping()
+    for key, value in told.items():
+        if is_secret(key) and not value.startswith("${"):
+            raise InvalidSetting(
+                f"{key} would be sent to Spark's workers as it is: pass '${{VARIABLE}}', and set "
+                "that variable for the driver and, as with spark.executorEnv.VARIABLE, for the "
+                "executors"
+            )
+    return told

@@ -1,0 +1,208 @@
+"""Ships a topology from the driver to Spark's workers, with functions of a notebook or a script.
+
+Functions and classes that workers cannot import travel by value, as those of Spark's own UDFs do.
+A value that a module of statestore holds under a name travels as that name: operators recognize the
+built-in serdes and some marks by identity.
+"""
+
+import dataclasses
+import importlib
+import io
+import pickle
+import sys
+from collections.abc import Iterator, Mapping
+from functools import partial
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+from pyspark.cloudpickle import CloudPickler
+
+from statestore.errors import InvalidTopology, PipelineNotFound
+from statestore.topology.graph import Topology
+
+_OURS = "statestore"
+# All that a topology is made of.
+_MODULES = ("statestore.model.", "statestore.stores.", "statestore.topology.")
+# They travel by themselves: functions and classes by name, and these by value.
+_BY_THEMSELVES = (type, ModuleType, FunctionType, BuiltinFunctionType)
+_PLAIN = (str, bytes, int, float, bool, type(None), tuple, frozenset)
+
+
+def packed(topology: Topology) -> bytes:
+    """Return the topology as bytes; InvalidTopology names what cannot travel, and who uses it."""
+    try:
+        return _dumped(topology, _named_values())
+    except Exception as error:
+        raise InvalidTopology(_what_stays(topology, error)) from error
+
+
+def unpacked(data: bytes) -> Topology:
+    """Return the topology in a worker; PipelineNotFound says what this worker does not have."""
+    try:
+        topology = _Unpickler(io.BytesIO(data)).load()
+    except Exception as error:
+        raise PipelineNotFound(
+            f"a Spark worker cannot make the pipeline ({type(error).__name__}: {error}): give it "
+            'the modules and packages of the driver, as with spark.addArtifacts("shop.py", '
+            "pyfile=True), --py-files or --archives"
+        ) from error
+    assert isinstance(topology, Topology)
+    return topology
+
+
+class _Place(NamedTuple):
+    """Where a module holds a value."""
+
+    module: str
+    name: str
+
+
+def _named_values() -> dict[int, _Place]:
+    """Where modules of statestore hold values under names, by the values' identity."""
+    return {
+        id(value): _Place(module, name)
+        for module, loaded in list(sys.modules.items())
+        if module.startswith(_MODULES)
+        for name, value in list(vars(loaded).items())
+        if not name.startswith("__") and not isinstance(value, (*_BY_THEMSELVES, *_PLAIN))
+    }
+
+
+class _Pickler(CloudPickler):
+    def __init__(self, file: io.BytesIO, places: dict[int, _Place]) -> None:
+        super().__init__(file)  # type: ignore[no-untyped-call]  # the library has no types
+        self._places = places
+
+    def persistent_id(self, value: object) -> tuple[str, str] | None:
+        place = self._places.get(id(value))
+        return None if place is None else (place.module, place.name)
+
+
+class _Unpickler(pickle.Unpickler):
+    def persistent_load(self, place: Any) -> Any:
+        module, name = place
+        return getattr(importlib.import_module(module), name)
+
+
+def _dumped(value: object, places: dict[int, _Place]) -> bytes:
+    file = io.BytesIO()
+    _Pickler(file, places).dump(value)  # type: ignore[no-untyped-call]  # the library has no types
+    return file.getvalue()
+
+
+# What cannot travel is looked for only after that was found out.
+
+
+def _what_stays(topology: Topology, error: Exception) -> str:
+    places = _named_values()
+    for node in topology.nodes:
+        way = _way_to_culprit(node, places)
+        if way:
+            return _told(f"node {node.name!r}", way)
+    for name, spec in topology.stores.items():
+        way = _way_to_culprit(spec, places)
+        if way:
+            return _told(f"store {name!r}", way)
+    return f"the pipeline cannot travel to Spark's workers: {type(error).__name__}: {error}"
+
+
+class _Step(NamedTuple):
+    """A value on the way to the culprit: what it is called by what uses it."""
+
+    name: str
+    value: Any
+    why: str
+
+
+def _way_to_culprit(value: object, places: dict[int, _Place]) -> list[_Step]:
+    """Return the values, each a part of the one before, that cannot travel; none: it travels."""
+    way: list[_Step] = []
+    seen: set[int] = set()
+    why = _why_not(value, places)
+    name = ""
+    while why is not None:
+        way.append(_Step(name, value, why))
+        seen.add(id(value))
+        why = None
+        for part_name, part in _parts(value):
+            if id(part) not in seen and (why := _why_not(part, places)) is not None:
+                name, value = part_name, part
+                break
+    return way
+
+
+def _why_not(value: object, places: dict[int, _Place]) -> str | None:
+    try:
+        _dumped(value, places)
+    except Exception as error:  # noqa: BLE001  # a class may raise anything when it is pickled
+        return str(error)
+    return None
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a value is made of, by name, as far as pickling it would pickle that."""
+    match value:
+        case FunctionType():
+            cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+            for name, cell in cells:
+                try:
+                    yield name, cell.cell_contents
+                except ValueError:  # It was deleted, or is not yet set.
+                    continue
+            for name in sorted(_names(value.__code__) & value.__globals__.keys()):
+                yield name, value.__globals__[name]
+            yield from ((f"a default of {value.__name__}", it) for it in value.__defaults__ or ())
+        case MethodType() | BuiltinFunctionType():
+            yield "self", value.__self__
+        case partial():
+            yield "func", value.func
+            yield from ((f"argument {i}", it) for i, it in enumerate(value.args))
+            yield from value.keywords.items()
+        case Mapping():
+            yield from ((f"[{key!r}]", it) for key, it in value.items())
+        case list() | tuple() | set() | frozenset():
+            yield from ((f"[{i}]", it) for i, it in enumerate(value))
+        case type():
+            yield from vars(value).items()
+        case _ if dataclasses.is_dataclass(value):
+            yield from ((it.name, getattr(value, it.name)) for it in dataclasses.fields(value))
+        case _:
+            yield type(value).__name__, type(value)
+            yield from getattr(value, "__dict__", {}).items()
+
+
+def _names(code: CodeType) -> set[str]:
+    """The global names that a function, and the functions in it, may use."""
+    inner = (_names(it) for it in code.co_consts if isinstance(it, CodeType))
+    return set(code.co_names).union(*inner)
+
+
+def _told(where: str, way: list[_Step]) -> str:
+    """What cannot travel, and which function or class of the user's has it."""
+    culprit = way[-1]
+    what = f"a {type(culprit.value).__module__}.{type(culprit.value).__qualname__}"
+    users = [number for number, step in enumerate(way[:-1]) if _is_users(step.value)]
+    if not users:
+        path = ".".join(step.name for step in way if step.name and not step.name.startswith("["))
+        found = f"{path or 'it'} is {what}, which"
+    elif users[-1] + 2 == len(way):
+        found = f"{_named(way[users[-1]].value)} uses {culprit.name!r}, {what}, which"
+    else:
+        used = way[users[-1] + 1].name
+        found = f"{_named(way[users[-1]].value)} uses {used!r}, which has {what} in it, which"
+    return (
+        f"{where}: {found} cannot travel to Spark's workers ({culprit.why}): make it there, in the "
+        "function or in the processor's __init__"
+    )
+
+
+def _is_users(value: object) -> bool:
+    if not isinstance(value, FunctionType | type):
+        return False
+    return (value.__module__ or "").partition(".")[0] != _OURS
+
+
+def _named(value: Any) -> str:
+    code = getattr(value, "__code__", None)
+    line = "" if code is None else f" ({code.co_filename}, line {code.co_firstlineno})"
+    return f"{value.__qualname__.rpartition('<locals>.')[2]}{line}"

@@ -1,0 +1,103 @@
+"""Runs the waves of a run as Spark stages: the driver's side, in a session of anybody's.
+
+It uses DataFrames and the session's configuration only, so a session of Spark Connect will do.
+"""
+
+import logging
+import os
+import re
+
+import msgspec
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from statestore.commands.arguments import RunArguments
+from statestore.errors import InvalidSetting, Misuse
+from statestore.faults import VARIABLE
+from statestore.operations.run import PlannedTask, Run, RunSummary
+from statestore.spark.session import Slots, raise_first_error
+from statestore.spark.worker import REPORT_SCHEMA, PlanRow, serving
+from statestore.tasks.plan import TaskReport
+
+_log = logging.getLogger("statestore.process")
+_NOT_THERE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
+_OTHER_PYTHON = re.compile(r"\[PYTHON_VERSION_MISMATCH\][^\n]*")
+
+
+def run_waves(
+    spark: SparkSession, arguments: RunArguments, started: Run, topology: bytes | None = None
+) -> RunSummary:
+    """Run every wave as one Spark stage, and sum up the commit reports.
+
+    `topology`: what the workers run, packed; None: the pipeline that the arguments name.
+    """
+    summary = RunSummary(started.environment.settings.application_id)
+    slots = Slots.of(spark)
+    if slots.twins and not started.environment.settings.volume_locks:
+        raise InvalidSetting(
+            "spark.speculation is on, and statestore.volume.locks is false: without locks a second "
+            "attempt at a Spark task would take the stream tasks from the first: set "
+            "spark.speculation=false, or use a volume with locks"
+        )
+    fields = TaskReport.__dataclass_fields__
+    for number, planned in enumerate(started.waves()):
+        _log.info("wave %d: %d stream tasks on %d slots", number, len(planned), slots.everywhere)
+        stage = commit_reports(spark, arguments.for_workers(), planned, slots, topology)
+        try:
+            reports = stage.collect()
+        except PySparkException as error:
+            raise _explained(error) from error
+        for report in reports:
+            _log.info("%s", report.asDict())
+        raise_first_error([report.error for report in reports])
+        summary.add([TaskReport(**{name: report[name] for name in fields}) for report in reports])
+    return summary
+
+
+def commit_reports(
+    spark: SparkSession,
+    arguments: RunArguments,
+    planned: list[PlannedTask],
+    slots: Slots,
+    topology: bytes | None = None,
+) -> DataFrame:
+    """One row per stream task, computed by its Spark task.
+
+    It is one stage, with a Spark partition for each share of the stream tasks.
+    """
+    if arguments.run_for_ms is None:
+        shares = [[task] for task in planned]
+    else:
+        width = min(len(planned), slots.everywhere)
+        shares = [planned[i::width] for i in range(width)]
+    plans = [
+        msgspec.json.encode(
+            PlanRow(
+                arguments,
+                share,
+                slots.per_host,
+                slots.max_failures,
+                slots.twins,
+                crash_at=os.environ.get(VARIABLE),
+            )
+        ).decode()
+        for share in shares
+    ]
+    # The JVM makes numbered rows: a DataFrame of the plans would cost a second Python stage.
+    frame = spark.range(0, len(plans), 1, len(plans))
+    return frame.mapInArrow(serving(plans, topology), from_arrow_schema(REPORT_SCHEMA))
+
+
+def _explained(error: PySparkException) -> Exception:
+    """The same failure in words of ours where the workers' environment is at fault."""
+    text = str(error)
+    if (found := _NOT_THERE.search(text)) is not None:
+        return Misuse(
+            f"Spark's workers have no module {found[1]!r}: give them the driver's packages, by "
+            "--archives, --py-files or their image, and name their Python in PYSPARK_PYTHON or "
+            "spark.pyspark.python"
+        )
+    if (found := _OTHER_PYTHON.search(text)) is not None:
+        return Misuse(f"{found[0]}: name the workers' Python in PYSPARK_PYTHON")
+    return error
