@@ -7,6 +7,7 @@ delete.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from operator import length_hint
 from typing import Any
@@ -28,12 +29,22 @@ Joiner = Callable[[Any, Any], Any]
 _FIXED = frozenset({type(None), str, bytes, int, float, bool})
 
 
-class Side(Enum):
-    """Which side's updates a half of a table-table join takes, and of which kind of join."""
+class JoinKind(Enum):
+    """Which of two joined sides may be missing; the value is the verb of the operator."""
 
-    INNER = "either side of an inner join"
-    LEFT = "the left side of a left join"
-    RIGHT = "the right side of a left join"
+    INNER = "join"
+    LEFT = "left_join"
+    OUTER = "outer_join"
+
+    @property
+    def left_may_lack(self) -> bool:
+        """Whether there is a result without a left side."""
+        return self is JoinKind.OUTER
+
+    @property
+    def right_may_lack(self) -> bool:
+        """Whether there is a result without a right side."""
+        return self is not JoinKind.INNER
 
 
 def stream_with_table(
@@ -75,8 +86,8 @@ def table_with_table(
     this: TableFlow,
     other: TableFlow,
     function: Joiner,
+    kind: JoinKind,
     *,
-    left: bool,
     materialized: Materialized[Any, Any] | str | None,
     name: str | None,
 ) -> TableFlow:
@@ -84,11 +95,11 @@ def table_with_table(
 
     SerdeMismatch if the keys of both tables cannot meet in one partition.
     """
-    other.check_keys("left_join" if left else "join", name, this.key_serde, "the first table")
+    other.check_keys(kind.value, name, this.key_serde, "the first table")
     kept = this.keep(materialized, this.builder.value_serde)
     builder, old_values = this.builder, SendOldValues()
-    mine = Side.LEFT if left else Side.INNER
-    theirs = Side.RIGHT if left else Side.INNER
+    mine = _Half(kind.left_may_lack, kind.right_may_lack, old_values)
+    theirs = _Half(kind.right_may_lack, kind.left_may_lack, old_values)
 
     def reversed_function(value: Any, row: Any) -> Any:
         return function(row, value)
@@ -98,7 +109,7 @@ def table_with_table(
             "KTABLE-JOINTHIS",
             name and f"{name}-join-this",
             (this.node,),
-            lambda node: _table_half(node, other, function, mine, old_values),
+            lambda node: mine.build(node, other, function),
             other.stores,
             copartitioned=True,
         ),
@@ -106,7 +117,7 @@ def table_with_table(
             "KTABLE-JOINOTHER",
             name and f"{name}-join-other",
             (other.node,),
-            lambda node: _table_half(node, this, reversed_function, theirs, old_values),
+            lambda node: theirs.build(node, this, reversed_function),
             this.stores,
             copartitioned=True,
         ),
@@ -124,8 +135,10 @@ def table_with_table(
         this.send_old_values()
         other.send_old_values()
 
-    if left:
+    if kind.right_may_lack:
         this.send_old_values()
+    if kind.left_may_lack:
+        other.send_old_values()
     value_serde = builder.value_serde if kept is None else kept.value_serde
     made = TableFlow(
         builder,
@@ -133,8 +146,8 @@ def table_with_table(
         this.key_serde,
         value_serde,
         tuple(dict.fromkeys((*this.stores, *other.stores))),
-        _look_joined(this, other, function, left=left),
-        _stamp_joined(this, other),
+        _look_joined(this, other, function, kind),
+        _stamp_joined(this, other, kind),
         send_old_values,
     )
     return made if kept is None else made.kept_in(kept)
@@ -299,51 +312,66 @@ def _may_change(rows: Iterable[Any]) -> bool:
     return not _FIXED.issuperset(map(type, rows))
 
 
-def _table_half(
-    node: str, other: TableFlow, function: Joiner, side: Side, old_values: SendOldValues
-) -> Build:
-    """Build a node that joins the updates of one side with the rows of the other side.
+@dataclass(frozen=True)
+class _Half:
+    """One side of a join of tables, whose updates are joined with the rows of the other side.
 
-    The updates of a left side carry old values; those of both sides do if `old_values` is enabled.
+    `may_lack`: there are results without this side's value; `other_may_lack`: without the other's.
+    In the latter case, the updates carry old values; they also do if `old_values` is enabled.
     """
 
-    def build(context: NodeContext, forward: Forward) -> Push:
-        look, stamp = other.look(context), other.stamp(context)
+    may_lack: bool
+    other_may_lack: bool
+    old_values: SendOldValues
 
-        def joined(batch: Batch) -> Batch:
-            keys = encoded(node, batch, "key", other.key_serde)
-            theirs = _rows_of(look, keys)
-            new = decoded(node, batch, "value")
-            old = [None] * len(new) if batch.old_values is None else batch.old_values.objects
-            if side is Side.LEFT:
-                triples = zip(new, old, theirs, strict=True)
-                places = [i for i, t in enumerate(triples) if any(x is not None for x in t)]
-            else:
-                places = [i for i, row in enumerate(theirs) if row is not None]
+    def build(self, node: str, other: TableFlow, function: Joiner) -> Build:
+        """Build the node; `function` takes this side's value first."""
 
-            def made(value: Any, row: Any) -> Any:
-                gone = value is None and side is not Side.RIGHT
-                return None if gone else function(value, row)
+        def build(context: NodeContext, forward: Forward) -> Push:
+            look, stamp = other.look(context), other.stamp(context)
 
-            met = [theirs[i] is not None for i in places]
-            after = [made(new[i], theirs[i]) for i in places]
-            replaced = None
-            if old_values.enabled:
-                again = _rows_of(look, keys) if _may_change(theirs) else theirs
-                replaced = [made(old[i], again[i]) for i in places]
-            told = updates(batch, places, after, replaced)
-            times = _later(stamp, [keys[i] for i in places], told.timestamps, met)
-            return told.with_columns(old_values=told.old_values, timestamps=times)
+            def push(batch: Batch) -> None:
+                with processing(node, batch):
+                    done = self._joined(node, batch, other, function, look, stamp)
+                if len(done):
+                    forward(done, None)
 
-        def push(batch: Batch) -> None:
-            with processing(node, batch):
-                done = joined(batch)
-            if len(done):
-                forward(done, None)
+            return push
 
-        return push
+        return build
 
-    return build
+    def _joined(
+        self,
+        node: str,
+        batch: Batch,
+        other: TableFlow,
+        function: Joiner,
+        look: Look,
+        stamp: Stamp,
+    ) -> Batch:
+        keys = encoded(node, batch, "key", other.key_serde)
+        theirs = _rows_of(look, keys)
+        new = decoded(node, batch, "value")
+        old = [None] * len(new) if batch.old_values is None else batch.old_values.objects
+        if self.other_may_lack:
+            triples = zip(new, old, theirs, strict=True)
+            places = [i for i, t in enumerate(triples) if any(x is not None for x in t)]
+        else:
+            places = [i for i, row in enumerate(theirs) if row is not None]
+
+        def made(value: Any, row: Any) -> Any:
+            gone = value is None and (row is None or not self.may_lack)
+            return None if gone else function(value, row)
+
+        met = [theirs[i] is not None for i in places]
+        after = [made(new[i], theirs[i]) for i in places]
+        replaced = None
+        if self.old_values.enabled:
+            again = _rows_of(look, keys) if _may_change(theirs) else theirs
+            replaced = [made(old[i], again[i]) for i in places]
+        told = updates(batch, places, after, replaced)
+        times = _later(stamp, [keys[i] for i in places], told.timestamps, met)
+        return told.with_columns(old_values=told.old_values, timestamps=times)
 
 
 def _later(
@@ -360,17 +388,24 @@ def _later(
     return raised
 
 
-def _stamp_joined(this: TableFlow, other: TableFlow) -> Callable[[NodeContext], Stamp]:
+def _stamp_joined(
+    this: TableFlow, other: TableFlow, kind: JoinKind
+) -> Callable[[NodeContext], Stamp]:
     """Return the look-up of the times of joined rows, which are those of the later side."""
 
     def make(context: NodeContext) -> Stamp:
         mine, theirs = this.stamp(context), other.stamp(context)
-        look = other.look(context)
+        look_mine, look_theirs = this.look(context), other.look(context)
 
         def stamp(keys: list[bytes], times: list[int]) -> list[int]:
-            raised = mine(keys, times)
-            # Only a left join has rows for which the other side has no row.
-            return _later(theirs, keys, raised, [row is not None for row in look(keys)])
+            if kind.left_may_lack:
+                times = _later(mine, keys, times, [row is not None for row in look_mine(keys)])
+            else:
+                times = mine(keys, times)
+            # Each key has a joined row, so that in an inner join both sides have one.
+            if kind.right_may_lack:
+                return _later(theirs, keys, times, [row is not None for row in look_theirs(keys)])
+            return theirs(keys, times)
 
         return stamp
 
@@ -378,18 +413,20 @@ def _stamp_joined(this: TableFlow, other: TableFlow) -> Callable[[NodeContext], 
 
 
 def _look_joined(
-    this: TableFlow, other: TableFlow, function: Joiner, *, left: bool
+    this: TableFlow, other: TableFlow, function: Joiner, kind: JoinKind
 ) -> Callable[..., Look]:
     """Return the look-up of joined rows for a join without a store of its own."""
+
+    def joined(left: Any, right: Any) -> Any:
+        if left is None and (right is None or not kind.left_may_lack):
+            return None
+        return None if right is None and not kind.right_may_lack else function(left, right)
 
     def make(context: NodeContext) -> Look:
         mine, theirs = this.look(context), other.look(context)
 
         def look(keys: list[bytes]) -> list[Any]:
-            return [
-                function(a, b) if a is not None and (left or b is not None) else None
-                for a, b in zip(mine(keys), theirs(keys), strict=True)
-            ]
+            return [joined(a, b) for a, b in zip(mine(keys), theirs(keys), strict=True)]
 
         return look
 

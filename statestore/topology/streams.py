@@ -379,7 +379,7 @@ class KTable(Generic[K_co, V_co]):
         SerdeMismatch if the keys of both have different serdes; InvalidTopology if the other table
         has another builder.
         """
-        return self._joined("join", table, function, materialized, name)
+        return self._joined(joins.JoinKind.INNER, table, function, materialized, name)
 
     def left_join(
         self,
@@ -390,7 +390,21 @@ class KTable(Generic[K_co, V_co]):
         name: str | None = None,
     ) -> "KTable[K_co, R]":
         """Do as `join`, but return function(left, None) where the other table lacks the key."""
-        return self._joined("left_join", table, function, materialized, name)
+        return self._joined(joins.JoinKind.LEFT, table, function, materialized, name)
+
+    def outer_join(
+        self,
+        table: "KTable[K_co, V2]",
+        function: Callable[[V_co | None, V2 | None], R],
+        materialized: Materialized[K_co, R] | str | None = None,
+        *,
+        name: str | None = None,
+    ) -> "KTable[K_co, R]":
+        """Do as `join`, but return function(left, right) for every key that either table has.
+
+        The side that lacks the key is None.
+        """
+        return self._joined(joins.JoinKind.OUTER, table, function, materialized, name)
 
     def to_stream(self, *, name: str | None = None) -> KStream[K_co, V_co]:
         """Return the table's updates as a stream; a deleted row has a null value there."""
@@ -400,18 +414,18 @@ class KTable(Generic[K_co, V_co]):
 
     def _joined(
         self,
-        verb: str,
+        kind: joins.JoinKind,
         table: "KTable[Any, Any]",
         function: Callable[[Any, Any], Any],
         materialized: Materialized[Any, Any] | str | None,
         name: str | None,
     ) -> "KTable[K_co, Any]":
-        check_arity(verb, function, 2, name)
+        check_arity(kind.value, function, 2, name)
         made = joins.table_with_table(
             self._table,
-            _table_of(verb, table, self._table),
+            _table_of(kind.value, table, self._table),
             function,
-            left=verb == "left_join",
+            kind,
             materialized=materialized,
             name=name,
         )

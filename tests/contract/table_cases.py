@@ -189,6 +189,58 @@ def table_left_join_of_late_updates(of: Case) -> None:
 
 
 @case("""
+    | in          | out           |
+    | right:a 9 0 | a [null,9] 0  |
+    | a 1 1       | a [1,9] 1     |
+    | b 2 2       | b [2,null] 2  |
+    | right:a - 3 | a [1,null] 3  |
+    | a - 4       | a - 4         |
+    | c - 5       |               |
+    | right:c - 5 |               |
+    | right:b 8 6 | b [2,8] 6     |
+    | b - 7       | b [null,8] 7  |
+    | right:b 7 8 | b [null,7] 8  |
+    | right:b - 9 | b - 9         |
+    | - 1 10      |               |
+""")
+def table_outer_join(of: Case) -> None:
+    of.out(of.table("in").outer_join(of.table("right"), lambda a, b: [a, b]).to_stream())
+
+
+@case("""
+    | in           | out            |
+    | right:a 1 9  | a [null,1] 9   |
+    | a 8 5        | a [8,1] 9      |
+    | a - 4        | a [null,1] 9   |
+    | a 7 11       | a [7,1] 11     |
+    | right:a 2 3  | a [7,2] 11     |
+    | right:a - 4  | a [7,null] 11  |
+    | right:a 3 12 | a [7,3] 12     |
+    | a - 1        | a [null,3] 12  |
+    | right:a - 2  | a - 2          |
+""")
+def table_outer_join_of_late_updates(of: Case) -> None:
+    left, right = of.table("in"), of.table("right")
+    of.out(left.outer_join(right, lambda a, b: [a, b], of.kept()).to_stream())
+
+
+@case("""
+    | in           | out           |
+    | right:a 1 9  |               |
+    | a 5 4        | a 6 9         |
+    | last:a 2 3   | a 8 9         |
+    | right:a - 5  | a 7 5         |
+    | a - 6        | a - 6         |
+    | last:a - 7   |               |
+    | right:a 9 8  | a 9 8         |
+""")
+def table_outer_joins_of_joins_filtered(of: Case) -> None:
+    both = of.table("in").outer_join(of.table("right"), lambda a, b: (a or 0) + (b or 0))
+    more = both.outer_join(of.table("last"), lambda a, b: (a or 0) + (b or 0))
+    of.out(more.filter(lambda _key, n: n > 2).to_stream())
+
+
+@case("""
     | in            | out           |
     | right:a 1 10  |               |
     | a 1 15        |               |

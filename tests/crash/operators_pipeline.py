@@ -2,7 +2,7 @@
 
 Two sub-topologies: `in` is filtered, mapped, counted in windows that close, and rekeyed; what is
 rekeyed is joined with the table of users, counted in windows and in all, and that count joined with
-the users again and filtered.
+the users again, once filtered and once with users who have no count.
 """
 
 import os
@@ -45,6 +45,8 @@ def topology() -> ss.Topology:
     rich = totals.join(users, lambda total, user: [total, user], name="rich")
     even = rich.filter(lambda _user, value: value[0] % 2 == 0)
     even.to_stream().to(f"{prefix}-rich")
+    either = totals.outer_join(users, lambda total, user: [total, user], name="either")
+    either.to_stream().to(f"{prefix}-either")
     return b.build()
 
 

@@ -29,7 +29,7 @@ POINTS = (
     CrashPoint.STORE_FLUSH,
 )
 START_MS = 1_700_000_000_000
-OUTPUTS = ("passed", "closed", "joined", "windows", "rich")
+OUTPUTS = ("passed", "closed", "joined", "windows", "rich", "either")
 STORES = ("users", "closing", "windows", "totals")
 CLOSING_MS, OPEN_MS = 1000, 4000
 
@@ -88,6 +88,7 @@ class OperatorsRig(Rig):
             "closed": Counter(closed.items()),
             "windows": {w: list(range(1, n + 1)) for w, n in windows.items()},
             "rich": {user: _evens(n) for user, n in totals.items() if n > 1},
+            "either": {user: [None, *range(1, n + 1)] for user, n in totals.items()},
             "store totals": dict(totals),
             "store windows": dict(windows),
             "store closing": closing,
@@ -109,11 +110,11 @@ class OperatorsRig(Rig):
             "joined": Counter(json.loads(value or b"")[0] for _, _, value in rows["joined"]),
             "closed": Counter((_window(key), _int(value)) for _, key, value in rows["closed"]),
             "windows": _sequences((_window(key), _int(value)) for _, key, value in rows["windows"]),
-            "rich": _sequences(
-                ((key or b"").decode(), value and json.loads(value))
-                for _, key, value in rows["rich"]
-            ),
         }
+        for name in ("rich", "either"):
+            found[name] = _sequences(
+                ((key or b"").decode(), value and json.loads(value)) for _, key, value in rows[name]
+            )
         for store in STORES[1:]:
             read_key = (lambda key: key.decode()) if store == "totals" else _window
             found[f"fold of {store}"] = {

@@ -192,8 +192,7 @@ class Writing:
             elif step == "map_values":
                 table = table.map_values(self._mapping(number), store, name=named)
             elif meet(self._program, made):
-                join = table.left_join if step == "left_join" else table.join
-                table = join(self._right, functions.both, store, name=named)
+                table = getattr(table, step)(self._right, functions.both, store, name=named)
         return table
 
     def _filtering(self, number: int) -> Callable[[Any, Any], bool]:

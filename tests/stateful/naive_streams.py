@@ -232,8 +232,8 @@ class Naive:
             elif name == "map_values":
                 table = View(table, self._mapping(number), quiet=False)
             elif meet(self._program, made):
-                outer = name == "left_join"
-                table = Joined(table, self._right, functions.both, outer=outer)
+                may_lack = {"join": "", "left_join": "r", "outer_join": "lr"}[name]
+                table = Joined(table, self._right, functions.both, may_lack=may_lack)
             if kept:
                 table = Copy(table)
         return table

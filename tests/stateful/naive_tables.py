@@ -197,42 +197,40 @@ class View(Table):
 class Joined(Table):
     """Two tables, joined."""
 
-    def __init__(self, left: Table, right: Table, join: Joiner, *, outer: bool) -> None:
-        """`outer`: the right side may be missing."""
+    def __init__(self, left: Table, right: Table, join: Joiner, *, may_lack: str) -> None:
+        """`may_lack`: which sides may be missing, a letter for each: l, r."""
         super().__init__()
-        self._left, self._right, self._join, self._outer = left, right, join, outer
+        self._left, self._right, self._join = left, right, join
+        self._no_left, self._no_right = "l" in may_lack, "r" in may_lack
         left.tell(self._of_left)
         right.tell(self._of_right)
 
     def row(self, key: Key) -> Row | None:
         left, right = self._left.row(key), self._right.row(key)
-        if left is None or (right is None and not self._outer):
-            return None
+        value = self._made(value_of(left), value_of(right))
         times = [row.time for row in (left, right) if row is not None]
-        return Row(self._made(left.value, value_of(right)), max(times))
+        return None if value is None else Row(value, max(times))
 
     def _of_left(self, update: Fact) -> None:
         row = self._right.row(update.key)
-        if row is None and not (self._outer and (update.value, update.old) != (None, None)):
+        if row is None and not (self._no_right and (update.value, update.old) != (None, None)):
             return
         time = update.time if row is None else max(update.time, row.time)
-        new, old = (
-            None if value is None else self._made(value, value_of(row))
-            for value in (update.value, update.old)
-        )
+        new, old = (self._made(value, value_of(row)) for value in (update.value, update.old))
         self.updated(Fact(update.key, new, time, old))
 
     def _of_right(self, update: Fact) -> None:
         row = self._left.row(update.key)
-        if row is None:
+        if row is None and not (self._no_left and (update.value, update.old) != (None, None)):
             return
-        new, old = (
-            None if value is None and not self._outer else self._made(row.value, value)
-            for value in (update.value, update.old)
-        )
-        self.updated(Fact(update.key, new, max(update.time, row.time), old))
+        time = update.time if row is None else max(update.time, row.time)
+        new, old = (self._made(value_of(row), value) for value in (update.value, update.old))
+        self.updated(Fact(update.key, new, time, old))
 
     def _made(self, left: Any, right: Any) -> Any:
+        lacks = (left is None and not self._no_left) or (right is None and not self._no_right)
+        if lacks or (left, right) == (None, None):
+            return None
         return self._join(copy.deepcopy(left), copy.deepcopy(right))
 
 

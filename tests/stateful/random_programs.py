@@ -249,16 +249,22 @@ def program_of(chance: random.Random, *, values: str = "", windowed: bool | None
         made = None
         if name == "table":
             of = chance.choice([*BY_KEY, *BY_WINDOW, *(BY_WINDOW if of_windows else BY_KEY)])
-            made = Made(of, number, _table_steps(chance, "fmjl", 3))
+            made = Made(of, number, _table_steps(chance, "fmjlo", 5))
         steps.append(Step(name, number, made))
     return in_order(Program(kind, of_windows, right, tuple(steps)))
 
 
 def _table_steps(chance: random.Random, letters: str, most: int) -> tuple[TableStep, ...]:
-    names = {"f": "filter", "m": "map_values", "j": "join", "l": "left_join"}
+    names = {
+        "f": "filter",
+        "m": "map_values",
+        "j": "join",
+        "l": "left_join",
+        "o": "outer_join",
+    }
     return tuple(
-        TableStep(names[chance.choice(letters)], chance.randint(2, 4), chance.random() < 0.4)
-        for _ in range(chance.choice([0, 1, most, most]))
+        TableStep(names[letter], chance.randint(2, 4), chance.random() < 0.4)
+        for letter in chance.sample(letters, min(chance.choice([0, 1, most, most]), len(letters)))
     )
 
 

@@ -56,6 +56,7 @@ OPERATORS: dict[str, Callable[[KStream[Any, Any], Any], object]] = {
     "table map_values": lambda s, f: s.to_table("t").map_values(f),
     "table join": lambda s, f: s.to_table("t").join(right(s), f),
     "table left_join": lambda s, f: s.to_table("t").left_join(right(s), f),
+    "table outer_join": lambda s, f: s.to_table("t").outer_join(right(s), f),
     "process": lambda s, f: s.process(f),
     "process_batch": lambda s, f: s.process_batch(f),
     "reduce": lambda s, f: s.group_by_key().reduce(f, "c"),

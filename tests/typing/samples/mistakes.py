@@ -71,6 +71,7 @@ lengths.group_by_key().reduce(lambda old, new: str(new))  # mistake: another typ
 lengths.group_by_key().aggregate(lambda: "", lambda key, n, a: a + n)  # mistake: accumulator
 lengths.group_by_key().aggregate(str, lambda key, n, a: n)  # mistake: returns another type
 lengths.left_join(texts, lambda n, text: text.upper())  # mistake: there may be no text
+lengths.to_table("n").outer_join(texts, lambda n, text: n + 1)  # mistake: there may be no number
 
 # Keys that cannot meet, streams that do not fit.
 lengths.join(numbered, lambda n, text: n)  # mistake: key type of a table

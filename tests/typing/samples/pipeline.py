@@ -164,6 +164,7 @@ def joins(builder: ss.StreamsBuilder[str, bytes], orders: ss.KStream[str, Order]
         rates.join(texts, lambda rate, text: (rate, text)), ss.KTable[str, tuple[float, str]]
     )
     assert_type(rates.left_join(texts, lambda rate, text: text), ss.KTable[str, str | None])
+    assert_type(rates.outer_join(texts, lambda rate, text: rate), ss.KTable[str, float | None])
     assert_type(texts.to_stream(), ss.KStream[str, str])
     unchanged = ss.Materialized(TOTALS, value_serde=serdes.FLOAT64)
     assert_type(unchanged, ss.Materialized[str, float])
