@@ -9,12 +9,11 @@ import msgspec
 
 from statestore.errors import Misuse, UnknownStore
 from statestore.model.ids import TaskId, TopicPartition
-from statestore.operations.at_rest import StoresAtRest, windows_kept_ms
+from statestore.operations.at_rest import StoresAtRest, open_reader, windows_kept_ms
 from statestore.operations.audits.perform import log_side
 from statestore.operations.audits.rows import AuditRows, Subject
 from statestore.operations.environment import Environment
 from statestore.operations.exports.catalog import Exports, FetchedStore, find_exported
-from statestore.operations.readers import open_reader
 from statestore.stores import keyvalue, serdes, windows
 from statestore.stores.kinds import AnyReader
 from statestore.stores.reads import Entry, RowScan

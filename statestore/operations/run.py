@@ -30,10 +30,10 @@ from statestore.layout.snapshots import TaskSnapshots
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.changelogs import Accepted, StartingPoint, check_source_topics
 from statestore.operations.environment import Environment
-from statestore.operations.hashing import check_hashes
 from statestore.operations.relocation.apply import Relocation, RelocationReport
 from statestore.operations.relocation.plan import RelocationPlan
 from statestore.operations.topics import (
+    check_hashes,
     dead_letter_topics,
     internal_topics,
     largest_batches,

@@ -14,9 +14,8 @@ from typing import Any, Literal, TypeVar, overload
 from statestore.errors import Misuse
 from statestore.model.modes import IsolationLevel, Span, Time
 from statestore.model.records import Serde
-from statestore.operations.at_rest import StoresAtRest, spec_of
+from statestore.operations.at_rest import HeldFiles, StoresAtRest, open_reader, spec_of
 from statestore.operations.exports.catalog import Exports, FetchedStore, find_exported
-from statestore.operations.readers import HeldFiles, open_reader
 from statestore.operations.run import RunSummary
 from statestore.operations.serving import LATEST, run_request, serve_here, start_run
 from statestore.operations.snapshots import Snapshots
