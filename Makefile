@@ -6,7 +6,7 @@ CHECKS := check-types check-layers check-format check-lint check-spelling check-
 # Hundreds of short processes import the same modules: they compile them once, whatever the caller's
 # environment says.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help setup run up down fmt check $(CHECKS) test test-fast test-all drill bench lock clean
+.PHONY: help setup run up down fmt check $(CHECKS) test test-fast test-all docs drill bench lock clean
 
 BIN := .venv/bin
 CODE := $(wildcard statestore jobs dags scripts tests)
@@ -60,6 +60,9 @@ check-spelling:
 check-tidy:
 	@$(BIN)/python -m pytest --quiet --no-header --durations=0 tests/test_tidy.py
 
+docs: setup ## build the documentation site; open .scratch/site/index.html
+	@NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --quiet
+
 bench: setup ## measure stores and tasks; figures go to .scratch/bench
 	@$(BIN)/python -m tests.bench.bench_stores
 	@$(BIN)/python -m tests.bench.bench_defaults
@@ -73,7 +76,7 @@ bench: setup ## measure stores and tasks; figures go to .scratch/bench
 
 lock: setup ## resolve requirements/lock.txt again from pyproject.toml
 	@$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-header --all-extras \
-	  --group demo --group test --group dev pyproject.toml -o requirements/lock.txt
+	  --group demo --group test --group docs --group dev pyproject.toml -o requirements/lock.txt
 
 clean: down ## remove caches and scratch files; .venv stays
 	@rm -rf .scratch .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \

@@ -89,7 +89,8 @@ def open_store(
     """Open a store on its own, in `<directory>/<name>`.
 
     The store has no changelog, so RocksDB's write-ahead log is on. Raises Locked while another
-    process has the store open, TaskCorrupted if its files are not a whole store.
+    process has the store open, TaskCorrupted if its files are not a whole store, Misuse if a
+    persistent store is given no directory.
     """
     known = Settings.of(settings)
     level = known.effective_isolation_level if isolation_level is None else isolation_level

@@ -40,12 +40,14 @@ class StateStore(Protocol):
     """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The store's name, by which relocation and every command find it."""
 
     def persistent(self) -> bool:
         """Tell whether committed writes outlive the process."""
 
-    def is_open(self) -> bool: ...
+    def is_open(self) -> bool:
+        """Tell whether it can be used: no until it is opened, and no again after `close`."""
 
     def close(self) -> None:
         """Roll back what is pending, flush and release.
@@ -77,11 +79,20 @@ class StateStore(Protocol):
     def durable_offset(self, tp: TopicPartition) -> int | None:
         """Return a lower bound of what `committed_offset` would be after a crash now."""
 
-    def position(self) -> Position: ...
-    def metrics(self) -> dict[str, float]: ...
-    def approximate_num_uncommitted_bytes(self) -> int: ...
-    def approximate_num_uncommitted_entries(self) -> int: ...
-    def manages_offsets(self) -> bool: ...
+    def position(self) -> Position:
+        """Return the last processed offsets of the input, as committed with the rows (S14)."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return figures by Kafka Streams' names, counted per commit or batch (S11)."""
+
+    def approximate_num_uncommitted_bytes(self) -> int:
+        """Return the size of pending keys and values, with a fixed cost for each (S6)."""
+
+    def approximate_num_uncommitted_entries(self) -> int:
+        """Return the number of keys with pending writes."""
+
+    def manages_offsets(self) -> bool:
+        """Tell whether changelog offsets are in the store; else they are in `.checkpoint` (S5)."""
 
     def flush(self) -> None:
         """Do nothing, with a deprecation warning: the store itself sees to durability (S7)."""
@@ -114,21 +125,39 @@ class ReadOnlyKeyValueStore(Protocol, Generic[K, V]):
     def get(self, key: K, default: V | None = None) -> V | None:
         """Return the value of the key, or `default` if there is none."""
 
-    def get_many(self, keys: Iterable[K]) -> list[V | None]: ...
+    def get_many(self, keys: Iterable[K]) -> list[V | None]:
+        """Return the value of each key, in their order; None for a key that is absent."""
+
     def __contains__(self, key: K) -> bool: ...
     def range(
         self, lo: K | None = None, hi: K | None = None, reverse: bool = False
-    ) -> Scan[tuple[K, V]]: ...
-    def prefix_scan(self, prefix: K, reverse: bool = False) -> Scan[tuple[K, V]]: ...
-    def all(self, reverse: bool = False) -> Scan[tuple[K, V]]: ...
-    def approximate_num_entries(self) -> int: ...
+    ) -> Scan[tuple[K, V]]:
+        """Return the rows from `lo` to `hi`, both included; None is an open end.
+
+        A range whose end is before its start is empty.
+        """
+
+    def prefix_scan(self, prefix: K, reverse: bool = False) -> Scan[tuple[K, V]]:
+        """Return the rows whose serialized keys begin with the serialized prefix.
+
+        Misuse if the bytes of the key serde do not sort in the order of the keys.
+        """
+
+    def all(self, reverse: bool = False) -> Scan[tuple[K, V]]:
+        """Return every row."""
+
+    def approximate_num_entries(self) -> int:
+        """Return about how many rows there are; RocksDB estimates it and reads none."""
 
 
 class KeyValueStore(StateStore, ReadOnlyKeyValueStore[K, V], Protocol):
     """A writable key-value store. None is a delete; an empty value is a value."""
 
-    def put(self, key: K, value: V | None) -> None: ...
-    def put_all(self, pairs: Iterable[tuple[K, V | None]]) -> None: ...
+    def put(self, key: K, value: V | None) -> None:
+        """Write the value of the key; None deletes the row. SerdeMismatch if one does not fit."""
+
+    def put_all(self, pairs: Iterable[tuple[K, V | None]]) -> None:
+        """Write many rows, as `put` does; of two for one key the later one counts."""
 
     def put_if_absent(self, key: K, value: V) -> V | None:
         """Return the value that is there, or write this one and return None."""
@@ -139,20 +168,29 @@ class KeyValueStore(StateStore, ReadOnlyKeyValueStore[K, V], Protocol):
     def discard(self, key: K) -> None:
         """Delete the row without reading it."""
 
-    def delete_range(self, lo: K | None, hi: K | None) -> None: ...
-    def delete_prefix(self, prefix: K) -> None: ...
+    def delete_range(self, lo: K | None, hi: K | None) -> None:
+        """Delete the rows of `range(lo, hi)`, one by one (S13)."""
+
+    def delete_prefix(self, prefix: K) -> None:
+        """Delete the rows of `prefix_scan(prefix)`, one by one."""
+
     def reader(
         self,
         isolation_level: IsolationLevel | str | None = None,
         position_bound: PositionBound | None = None,
-    ) -> ReadOnlyKeyValueStore[K, V]: ...
+    ) -> ReadOnlyKeyValueStore[K, V]:
+        """Return a view for other threads, by default of the store's isolation level.
+
+        NotUpToBound while the store is behind `position_bound` (S14).
+        """
 
 
 class WindowStore(Protocol, Generic[K, V_co]):
     """Reads of the store of a windowed aggregate, without expired windows (SEMANTICS section 6)."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The store's name."""
 
     def get(self, key: K, start: Time) -> V_co | None:
         """Return the value of the key in the window that starts at that time."""
@@ -213,4 +251,8 @@ class VersionedKeyValueStore(StateStore, ReadOnlyVersionedKeyValueStore[K, V], P
         self,
         isolation_level: IsolationLevel | str | None = None,
         position_bound: PositionBound | None = None,
-    ) -> ReadOnlyVersionedKeyValueStore[K, V]: ...
+    ) -> ReadOnlyVersionedKeyValueStore[K, V]:
+        """Return a view for other threads, by default of the store's isolation level.
+
+        NotUpToBound while the store is behind `position_bound` (S14).
+        """

@@ -344,7 +344,8 @@ def in_memory_versioned_key_value_store(
 ) -> VersionedSpec[Any, Any]:
     """Describe a versioned store in memory, restored from its changelog at every start (V12).
 
-    Parameters and errors are those of `persistent_versioned_key_value_store`.
+    Parameters (milliseconds or a timedelta) and errors are those of
+    `persistent_versioned_key_value_store`.
     """
     return VersionedSpec(
         name,

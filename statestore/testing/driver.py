@@ -105,7 +105,11 @@ class TopologyTestDriver:
         *,
         headers: Sequence[Header] = (),
     ) -> None:
-        """Process one record to the end and commit it; its time defaults to the wall clock."""
+        """Process one record to the end and commit it.
+
+        `timestamp_ms` is in milliseconds or an aware datetime; the driver's wall clock gives one
+        that is missing.
+        """
         time_ms = self._clock.now_ms() if timestamp_ms is None else to_ms(timestamp_ms)
         record = Record(key, value, time_ms, tuple(headers), partition=partition)
         self.pipe_all(topic, [record])
@@ -165,7 +169,10 @@ class TopologyTestDriver:
         )
 
     def advance_wall_clock(self, ms: Span) -> None:
-        """Let time pass at once: a punctuation that is due several times fires once."""
+        """Let time (milliseconds or a timedelta) pass at once.
+
+        A punctuation that is due several times fires once.
+        """
         self._clock.advance(span_ms(ms))
         self._drain()
 

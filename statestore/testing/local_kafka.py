@@ -129,7 +129,10 @@ class LocalKafka:
         create_topics(admin(self.bootstrap_servers), [plan], timeout_ms=_TOPIC_MS)
 
     def stop_broker(self, index: int) -> None:
-        """Stop one broker in order, so that it hands over its leaderships and closes its logs."""
+        """Stop one broker in order, so that it hands over its leaderships and closes its logs.
+
+        Unavailable if it does not stop in time, and is killed.
+        """
         if not end([self._running(index)], grace_s=_STOP_S):
             raise Unavailable(
                 f"broker {index} did not stop within {_STOP_S:g} s and was killed; "
@@ -145,7 +148,8 @@ class LocalKafka:
     def start_broker(self, index: int) -> None:
         """Start a stopped or killed broker on its old port and data, and wait until it is ready.
 
-        After a kill this takes 3 s at least, as the old session has to expire first.
+        After a kill this takes 3 s at least, as the old session has to expire first. Misuse if it
+        runs already.
         """
         node = self._node(index)
         process = self._processes.get(index)
