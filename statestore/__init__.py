@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from statestore.topology.materialized import Materialized
     from statestore.topology.processors import BatchProcessor, Processor, ProcessorContext
     from statestore.topology.streams import KGroupedStream, KStream, KTable, TimeWindowedKStream
-    from statestore.topology.windows import TumblingWindows
+    from statestore.topology.windows import HoppingWindows, TumblingWindows
 else:
     import importlib
 
@@ -102,7 +102,7 @@ else:
             "KTable",
             "TimeWindowedKStream",
         ),
-        "statestore.topology.windows": ("TumblingWindows",),
+        "statestore.topology.windows": ("HoppingWindows", "TumblingWindows"),
     }
     _MODULES = {"errors": "statestore.errors", "serdes": "statestore.stores.serdes"}
     _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -121,6 +121,7 @@ else:
 __all__ = [
     "BatchProcessor",
     "EmitStrategy",
+    "HoppingWindows",
     "IsolationLevel",
     "KGroupedStream",
     "KStream",

@@ -219,7 +219,8 @@ def spec_of(
     if known.kind == WindowSpec.kind and windows is not None:
         size_ms, inner = windows
         keys = serde(key_serde, inner, "key_serde")
-        return WindowSpec(store, keys, values, size_ms, windows_kept_ms(known))
+        kept_ms = windows_kept_ms(known)
+        return WindowSpec(store, keys, values, size_ms, kept_ms, advance_ms=known.advance_ms)
     keys = serde(key_serde, known.key_serde, "key_serde")
     if known.kind == VersionedSpec.kind:
         return VersionedSpec(store, known.retention_ms or 0, keys, values)

@@ -29,7 +29,8 @@ TASKS_MAX = 1_000_000
 class DeployedStore(msgspec.Struct, frozen=True):
     """What the last deployed topology says of a store.
 
-    `retention_ms`: of a versioned or window store. `source_topic`: the topic that the table is made
+    `retention_ms`: of a versioned or window store. `advance_ms`: how far apart hopping windows
+    start. `source_topic`: the topic that the table is made
     of, if that is its log; None: it has a changelog. `changelog_id`: what the cluster calls that
     changelog; None: not known yet.
     """
@@ -42,6 +43,7 @@ class DeployedStore(msgspec.Struct, frozen=True):
     source_topic: Topic | None = None
     retention_ms: Count | None = None
     changelog_id: Word | None = None
+    advance_ms: Count | None = None
 
 
 class DeployedPart(msgspec.Struct, frozen=True):
@@ -138,6 +140,7 @@ def describe_deployment(
             store,
             source_topic=(logs or {}).get(name),
             retention_ms=_retention_ms(topology.stores[name]),
+            advance_ms=_advance_ms(topology.stores[name]),
             changelog_id=(changelog_ids or {}).get(name),
         )
         for name, store in said.stores.items()
@@ -163,3 +166,7 @@ def _retention_ms(spec: StoreSpec) -> int | None:
     if isinstance(spec, VersionedSpec):
         return spec.history_retention_ms
     return spec.retention_ms if isinstance(spec, WindowSpec) else None
+
+
+def _advance_ms(spec: StoreSpec) -> int | None:
+    return spec.advance_ms if isinstance(spec, WindowSpec) else None

@@ -129,7 +129,8 @@ class WindowRows(KeyValueSpec[bytes, bytes]):
 class WindowSpec(Generic[K, V]):
     """A window store: values by key and by window of `size_ms` (SEMANTICS section 6).
 
-    A window expires once stream time has passed its start by `retention_ms`.
+    A window starts every `advance_ms`; None: every `size_ms`. It expires once stream time has
+    passed its start by `retention_ms`.
     """
 
     kind: ClassVar[str] = "window"
@@ -143,9 +144,15 @@ class WindowSpec(Generic[K, V]):
     changelog_config: dict[str, str] = field(default_factory=dict, hash=False)
     terms: tuple[str, ...] = ()
     """What else decides about its rows, for the fingerprint of a topology."""
+    advance_ms: int | None = None
 
     def __post_init__(self) -> None:
         check_store_name(self.name)
+
+    @property
+    def step_ms(self) -> int:
+        """Return how far apart windows start."""
+        return self.size_ms if self.advance_ms is None else self.advance_ms
 
     @property
     def key_serde(self) -> Serde[Windowed[K]]:

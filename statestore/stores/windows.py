@@ -103,15 +103,22 @@ class WindowReader(Reader[Rows], Generic[K, V]):
     # For tools that do not know the kind of the store.
 
     def find(self, key: K, as_of_ms: int | None = None) -> Entry | None:
-        """Return what the key has in the window that contains a time. Misuse without a time."""
+        """Return what the key has in the last window that contains a time. Misuse without a time.
+
+        The last one is the one that starts last; only hopping windows have others.
+        """
         if as_of_ms is None:
             raise Misuse(
                 f"store {self.name!r} has windows: pass --as-of (as_of), a time in the one you want"
             )
-        size = self._spec.size_ms
-        start = as_of_ms - as_of_ms % size
-        value = self.get(key, start)
-        return None if value is None else Entry(key, value, start, start + size)
+        size, step = self._spec.size_ms, self._spec.step_ms
+        first = max(((as_of_ms - size) // step + 1) * step, 0)
+        with self.fetch(key, from_time=first, to_time=as_of_ms) as windows:
+            found = list(windows)
+        if not found:
+            return None
+        window, value = found[-1]
+        return Entry(key, value, window.start_ms, window.end_ms)
 
     def entries(
         self,
@@ -161,13 +168,13 @@ class WindowReader(Reader[Rows], Generic[K, V]):
         self, rows: Rows, key: K, data: bytes, first: int, last: int | None
     ) -> RowScan[tuple[Windowed[K], V]]:
         """Return the windows of one key in one partition."""
-        spec, size = self._spec, self._spec.size_ms
+        spec, size, step = self._spec, self._spec.size_ms, self._spec.step_ms
         seen = rows.moment(*_span(first, last))
         (time,) = seen.get_many([TIME_ROW])
         low = max(self._expired_ms(time) + 1, first)
         now = -1 if time is None else start_of(time)
         high = now if last is None else min(now, last)
-        starts = range(-(-low // size) * size, high + 1, size)
+        starts = range(-(-low // step) * step, high + 1, step)
         if len(starts) > _ASKED_MAX:
 
             def shown(pairs: Iterator[Pair]) -> Iterator[Pair]:

@@ -3,7 +3,8 @@
 A node makes one get_many and one put_all per batch. An update stands at the place of its key's last
 record in the batch. As in Kafka Streams, it is stamped with the latest time of everything that it
 comes from; the time of the stored row is looked up only where a record is earlier than some that
-came before it. A `Keying` decides what a row of the store is: a key, or a key in a window.
+came before it. A `Keying` decides what a row of the store is, a key or a key in a window, and in
+how many rows a record counts.
 
 Keeps I24.
 """
@@ -46,11 +47,26 @@ _NO_COUNT = _COUNT.pack(0)
 _COUNTS, _COUNT_BYTES = np.dtype(">i8"), np.dtype("V8")
 
 
+class Placed(NamedTuple):
+    """The rows in which the records of a batch count, in the order of the records.
+
+    `rows` has None for a record that counts in none. `places` has the index of each row's record;
+    None: each record has one entry, in its place.
+    """
+
+    rows: list[bytes | None]
+    places: list[int] | None = None
+
+    def over(self, batch: Batch) -> Batch:
+        """Return the batch with one record for each entry."""
+        return batch if self.places is None else batch.take(self.places)
+
+
 class Keying(Protocol):
     """Translates between the records of a batch and the rows of a store."""
 
-    def rows(self, batch: Batch) -> list[bytes | None]:
-        """Return the row in which each record counts; None: in none."""
+    def place(self, batch: Batch) -> Placed:
+        """Return the rows in which each record counts."""
 
     def column(self, rows: list[bytes]) -> Column:
         """Return the keys of the updates of these rows."""
@@ -76,8 +92,8 @@ class ByKey:
         self._node = node
         self._serde: Serde[Any] = spec.key_serde
 
-    def rows(self, batch: Batch) -> list[bytes | None]:
-        return encoded(self._node, batch, "key", self._serde)
+    def place(self, batch: Batch) -> Placed:
+        return Placed(self._rows(batch))
 
     def column(self, rows: list[bytes]) -> Column:
         return Column(raw=rows, serde=self._serde)  # type: ignore[arg-type]  # read, not written
@@ -87,11 +103,14 @@ class ByKey:
         return {row: read(row) for row in rows}
 
     def nulls(self, batch: Batch) -> list[int]:
-        return [i for i, key in enumerate(self.rows(batch)) if key is None]
+        return [i for i, key in enumerate(self._rows(batch)) if key is None]
 
     def check(self, batch: Batch) -> None:
-        keys = Column(raw=self.rows(batch), serde=self._serde)
+        keys = Column(raw=self._rows(batch), serde=self._serde)
         decoded(self._node, batch.with_columns(keys=keys), "key")
+
+    def _rows(self, batch: Batch) -> list[bytes | None]:
+        return encoded(self._node, batch, "key", self._serde)
 
 
 class Updates(NamedTuple):
@@ -133,7 +152,8 @@ def counted(
         key = keying(node, spec, context)
 
         def push(batch: Batch) -> None:
-            rows = key.rows(batch)
+            placed = key.place(batch)
+            batch, rows = placed.over(batch), placed.rows
             valueless = batch.values.nulls() if drops_nulls else []
             if valueless:
                 _drop(
@@ -324,7 +344,10 @@ def aggregated(
         key = keying(node, spec, context)
 
         def push(batch: Batch) -> None:
-            found = _rows_and_values(context, node, batch, key, drops_nulls=drops_nulls)
+            placed = key.place(batch)
+            decoded(node, batch, "value")  # Each value once, however many rows it counts in.
+            batch = placed.over(batch)
+            found = _with_values(context, node, batch, key, placed.rows, drops_nulls=drops_nulls)
             with processing(node, batch):
                 after, times, updates = fold.run(table, key, batch, found)
             if after:
@@ -417,14 +440,19 @@ class _Fold:
             raise mismatch("value", value, serde, error) from error
 
 
-def _rows_and_values(
-    context: NodeContext, node: str, batch: Batch, key: Keying, *, drops_nulls: bool
+def _with_values(
+    context: NodeContext,
+    node: str,
+    batch: Batch,
+    key: Keying,
+    rows: list[bytes | None],
+    *,
+    drops_nulls: bool,
 ) -> list[tuple[int, bytes, Any]]:
     """Return (index, row, value) of the records that have a row; the others are dropped.
 
     With `drops_nulls`, records without a value are dropped, too.
     """
-    rows = key.rows(batch)
     found = [
         (i, row, value)
         for i, (row, value) in enumerate(zip(rows, decoded(node, batch, "value"), strict=True))

@@ -12,7 +12,7 @@ from statestore.topology.aggregates import Spec, aggregated, counted
 from statestore.topology.flows import Flow, TableFlow
 from statestore.topology.materialized import Materialized
 from statestore.topology.nodes import Build, SendOldValues
-from statestore.topology.windows import TumblingWindows, in_windows
+from statestore.topology.windows import TimeWindows, in_windows, window_spec
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ class Grouping:
 
     flow: Flow
     name: str | None
-    windows: tuple[TumblingWindows, EmitStrategy] | None = None
+    windows: tuple[TimeWindows, EmitStrategy] | None = None
     through: list[Flow] = field(default_factory=list)
 
-    def windowed(self, windows: TumblingWindows, emit: EmitStrategy) -> "Grouping":
+    def windowed(self, windows: TimeWindows, emit: EmitStrategy) -> "Grouping":
         """Return the same records grouped by window, too."""
         return Grouping(self.flow, self.name, (windows, emit), self.through)
 
@@ -78,7 +78,7 @@ class Grouping:
     ) -> TableFlow:
         flow, old_values, windows = self.flow, SendOldValues(), self.windows
         plain, every = flow.spec(materialized, "KSTREAM-AGGREGATE", value_serde)
-        spec: Spec = plain if windows is None else windows[0].spec(plain, windows[1])
+        spec: Spec = plain if windows is None else window_spec(windows[0], plain, windows[1])
         flow.builder.keep(spec)
         source = self._source(spec.name, explicit=materialized is not None)
 

@@ -33,7 +33,7 @@ from statestore.topology.processors import (
     ProcessorContext,
     processed,
 )
-from statestore.topology.windows import TumblingWindows
+from statestore.topology.windows import TimeWindows
 
 R = TypeVar("R")
 A = TypeVar("A")
@@ -495,7 +495,7 @@ class KGroupedStream(_Grouped[K_co, K_co, V_co]):
     """Records grouped by key, to be aggregated."""
 
     def windowed_by(
-        self, windows: TumblingWindows, *, emit: EmitStrategy | str = EmitStrategy.ON_UPDATE
+        self, windows: TimeWindows, *, emit: EmitStrategy | str = EmitStrategy.ON_UPDATE
     ) -> TimeWindowedKStream[K_co, V_co]:
         """Group by window, too.
 

@@ -1,7 +1,8 @@
-"""Tumbling windows (SEMANTICS section 6), for the same aggregates as without windows.
+"""Tumbling and hopping windows (SEMANTICS section 6), for the same aggregates as without windows.
 
-A record counts in the window that holds its timestamp, unless stream time has passed the end of the
-window by the grace: then the record is late, and it is dropped and counted as dropped. Stream time
+A record counts in each window that holds its timestamp, unless stream time has passed the end of
+the window by the grace: for that window the record is late. A record that is late for all its
+windows is dropped and counted as dropped. Stream time
 here is the largest timestamp of records with a key, and it is a row of the store. Expired windows
 are deleted whole, some with each batch, so that no batch has to delete a great many. Reads leave
 them out meanwhile.
@@ -10,21 +11,23 @@ them out meanwhile.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import add
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from statestore.errors import Misuse
 from statestore.model.batch import Batch, Column
 from statestore.model.modes import EmitStrategy, Span, span_ms
 from statestore.stores.specs import KeyValueSpec, WindowSpec
 from statestore.stores.windows import START, TIME_ROW, keys_of, start_of
-from statestore.topology.aggregates import KeyingOf
+from statestore.topology.aggregates import KeyingOf, Placed
 from statestore.topology.failures import decoded, encoded
 from statestore.topology.nodes import Build, Forward, Held, NodeContext, Push, SendOldValues
 
 _EMITTED_AT_ONCE = 10_000
 _EXPIRED_AT_ONCE = 1000
+_PLACED_AT_ONCE = 200_000
 _STARTS, _START_BYTES = np.dtype(">i8"), np.dtype("V8")
 
 
@@ -44,40 +47,97 @@ class TumblingWindows:
     def __init__(
         self, size_ms: Span, *, grace_ms: Span = 0, retention_ms: Span | None = None
     ) -> None:
-        size, grace = span_ms(size_ms), span_ms(grace_ms)
-        retention = size + grace if retention_ms is None else span_ms(retention_ms)
-        if size <= 0 or grace < 0:
-            raise Misuse(
-                f"windows of {size} ms with {grace} ms of grace: the size must be positive, "
-                "and the grace must not be negative"
-            )
-        if retention < size + grace:
-            raise Misuse(
-                f"retention_ms {retention}: a window of {size} ms with {grace} ms of grace must be "
-                f"kept for at least {size + grace}"
-            )
+        size, grace, retention = _spans(size_ms, grace_ms, retention_ms)
         for name, value in (("size_ms", size), ("grace_ms", grace), ("retention_ms", retention)):
             object.__setattr__(self, name, value)
 
-    def spec(self, plain: KeyValueSpec[Any, Any], emit: EmitStrategy) -> WindowSpec[Any, Any]:
-        """Return the window store to use in place of a plain one."""
-        terms = (f"grace {self.grace_ms}", f"retention {self.retention_ms}", f"emit {emit}")
-        return WindowSpec(
-            plain.name,
-            plain.key_serde,
-            plain.value_serde,
-            self.size_ms,
-            self.retention_ms,
-            plain.persistent,
-            plain.changelog_config,
-            terms,
+    @property
+    def advance_ms(self) -> int:
+        """How far apart windows start: as far as they are long."""
+        return self.size_ms
+
+
+@dataclass(frozen=True, init=False)
+class HoppingWindows:
+    """Windows of `size_ms`, one starting every `advance_ms` since the epoch, so they overlap.
+
+    They are Kafka Streams' TimeWindows.ofSizeAndGrace(size, grace).advanceBy(advance). Like
+    TumblingWindows they are named as its documentation names these windows, so that the name tells
+    the two apart and not a second call. A record counts in every window that contains its time.
+
+    Grace and retention are those of TumblingWindows, and all four are milliseconds or timedeltas.
+    Misuse as there, or if the advance is not positive or is longer than the size.
+    """
+
+    size_ms: int
+    advance_ms: int
+    grace_ms: int
+    retention_ms: int
+
+    def __init__(
+        self,
+        size_ms: Span,
+        advance_ms: Span,
+        *,
+        grace_ms: Span = 0,
+        retention_ms: Span | None = None,
+    ) -> None:
+        size, grace, retention = _spans(size_ms, grace_ms, retention_ms)
+        advance = span_ms(advance_ms)
+        if not 0 < advance <= size:
+            raise Misuse(
+                f"advance_ms {advance}: windows of {size} ms must start between 1 and {size} ms "
+                "apart, or records between two windows would count in none"
+            )
+        object.__setattr__(self, "size_ms", size)
+        object.__setattr__(self, "advance_ms", advance)
+        object.__setattr__(self, "grace_ms", grace)
+        object.__setattr__(self, "retention_ms", retention)
+
+
+TimeWindows = TumblingWindows | HoppingWindows
+
+
+def _spans(size_ms: Span, grace_ms: Span, retention_ms: Span | None) -> tuple[int, int, int]:
+    """Return size, grace and retention of windows in ms; Misuse if such windows cannot be."""
+    size, grace = span_ms(size_ms), span_ms(grace_ms)
+    retention = size + grace if retention_ms is None else span_ms(retention_ms)
+    if size <= 0 or grace < 0:
+        raise Misuse(
+            f"windows of {size} ms with {grace} ms of grace: the size must be positive, "
+            "and the grace must not be negative"
         )
+    if retention < size + grace:
+        raise Misuse(
+            f"retention_ms {retention}: a window of {size} ms with {grace} ms of grace must be "
+            f"kept for at least {size + grace}"
+        )
+    return size, grace, retention
+
+
+def window_spec(
+    windows: TimeWindows, plain: KeyValueSpec[Any, Any], emit: EmitStrategy
+) -> WindowSpec[Any, Any]:
+    """Return the window store to use in place of a plain one."""
+    terms = (f"grace {windows.grace_ms}", f"retention {windows.retention_ms}", f"emit {emit}")
+    advance = None if windows.advance_ms == windows.size_ms else windows.advance_ms
+    return WindowSpec(
+        plain.name,
+        plain.key_serde,
+        plain.value_serde,
+        windows.size_ms,
+        windows.retention_ms,
+        plain.persistent,
+        plain.changelog_config,
+        terms if advance is None else (f"advance {advance}", *terms),
+        advance,
+    )
 
 
 def in_windows(
     node: str,
     spec: WindowSpec[Any, Any],
-    windows: TumblingWindows,
+    windows: TimeWindows,
     emit: EmitStrategy,
     fold: Callable[[KeyingOf], Build],
     old_values: SendOldValues,
@@ -92,13 +152,20 @@ def in_windows(
         open_windows = _OpenWindows(node, spec, windows, context, old_values, final=final)
         push_rows = fold(lambda *_: open_windows)(context, _silent if final else forward)
 
-        def push(batch: Batch) -> None:
+        windows_each = -(-windows.size_ms // windows.advance_ms)
+        records_at_once = max(_PLACED_AT_ONCE // windows_each, 1)
+
+        def push_some(batch: Batch) -> None:
             push_rows(batch)
             if final:
                 open_windows.emit_closed(batch, forward)
-            open_windows.expire(2 * len(batch) + _EXPIRED_AT_ONCE)
+            open_windows.expire(2 * len(batch) * windows_each + _EXPIRED_AT_ONCE)
 
-        return push
+        def push(batch: Batch) -> None:
+            for start in range(0, len(batch), records_at_once):
+                push_some(batch.slice(start, start + records_at_once))
+
+        return push_some if windows_each == 1 else push
 
     return build
 
@@ -114,7 +181,7 @@ class _OpenWindows:
         self,
         node: str,
         spec: WindowSpec[Any, Any],
-        windows: TumblingWindows,
+        windows: TimeWindows,
         context: NodeContext,
         old_values: SendOldValues,
         *,
@@ -149,31 +216,52 @@ class _OpenWindows:
 
     # What a Keying does.
 
-    def rows(self, batch: Batch) -> list[bytes | None]:
+    def place(self, batch: Batch) -> Placed:
         keys = encoded(self._node, batch, "key", self._spec.inner)
         times = np.array(batch.timestamps, np.int64)
         known = np.array([key is not None for key in keys]) if None in keys else None
         seen = times if known is None else np.where(known, times, -1)
         now = np.maximum(np.maximum.accumulate(seen), self._now_ms)
-        starts = times - times % self._windows.size_ms
         had_last = self._emitted_ms if self._final_only else -1
         closed = np.maximum(now - self._windows.grace_ms, had_last)
-        late = (starts + self._windows.size_ms <= closed) | (times < 0)
-        if known is not None:
-            late &= known
         self._seen = now
         self._advance(int(now[-1]))
-        prefixes: list[bytes] = starts.astype(_STARTS).view(_START_BYTES).tolist()
-        if known is None and not late.any():
-            return list(map(add, prefixes, keys))
-        dropped = np.flatnonzero(late).tolist()
-        if dropped:
-            self._table.count_late(len(dropped))
-            self._context.drop(self._node, batch, dropped, "late")
-        return [
-            None if key is None or is_late else prefix + key
-            for prefix, key, is_late in zip(prefixes, keys, late.tolist(), strict=True)
+        size, step = self._windows.size_ms, self._windows.advance_ms
+        last = times - times % step
+        first = np.maximum((times - size) // step * step + step, 0)
+        still_open = np.maximum((closed - size) // step * step + step, first)
+        counts = ((last - still_open) // step + 1).clip(min=0)
+        missed = np.maximum((last - first) // step + 1, 1) - counts
+        if known is not None:
+            missed, counts = np.where(known, missed, 0), np.where(known, counts, 0)
+        if missed.any():
+            self._table.count_late(int(missed.sum()))
+            dropped = np.flatnonzero((counts == 0) & (missed > 0)).tolist()
+            if dropped:
+                self._context.drop(self._node, batch, dropped, "late")
+        return self._rows(keys, still_open, counts)
+
+    def _rows(
+        self, keys: list[bytes | None], first: NDArray[np.int64], counts: NDArray[np.int64]
+    ) -> Placed:
+        """Return the rows of keys in so many windows each, from the one that starts at `first`."""
+        step, places = self._windows.advance_ms, None
+        if (counts > 1).any():
+            # A record that counts in no window has one entry, without a row.
+            entries = np.maximum(counts, 1)
+            indices = np.repeat(np.arange(len(keys)), entries)
+            nth = np.arange(len(indices)) - np.repeat(np.cumsum(entries) - entries, entries)
+            first, counts = first[indices] + nth * step, counts[indices]
+            places = indices.tolist()
+            keys = list(map(keys.__getitem__, places))
+        prefixes: list[bytes] = first.astype(_STARTS).view(_START_BYTES).tolist()
+        if counts.all():
+            return Placed(list(map(add, prefixes, cast("list[bytes]", keys))), places)
+        rows = [
+            prefix + key if count and key is not None else None
+            for prefix, key, count in zip(prefixes, keys, counts.tolist(), strict=True)
         ]
+        return Placed(rows, places)
 
     def column(self, rows: list[bytes]) -> Column:
         return Column(raw=keys_of(rows), serde=self._spec.key_serde)
@@ -252,8 +340,8 @@ class _OpenWindows:
 
     def expire(self, limit: int) -> None:
         """Delete up to `limit` rows of expired windows, the oldest first."""
-        size = self._windows.size_ms
-        last = (self._now_ms - self._windows.retention_ms) // size * size
+        step = self._windows.advance_ms
+        last = (self._now_ms - self._windows.retention_ms) // step * step
         if last < 0 or last <= self._expired_ms:
             return
         gone: dict[bytes, bytes | None] = {}

@@ -105,6 +105,7 @@ GOALS = {
     "joining": KAFKA_STREAMS,
     "json_values": KAFKA_STREAMS,
     "windows": KAFKA_STREAMS,
+    "hops": "",
 }
 
 
@@ -119,7 +120,7 @@ def bench_rates(bench: Bench, rig: Rig, repeats: int) -> None:
 def bench_operators(bench: Bench, rig: Rig, repeats: int) -> None:
     """Operators of the DSL beside counting and bare reading of the same run."""
     fill(rig.kafka.bootstrap_servers, os.environ[JSON_VARIABLE], rig.records, as_json=True)
-    _rates(bench, rig, repeats, ("counting", "joining", "json_values", "windows"))
+    _rates(bench, rig, repeats, ("counting", "joining", "json_values", "windows", "hops"))
 
 
 def _rates(bench: Bench, rig: Rig, repeats: int, pipelines: tuple[str, ...]) -> None:
@@ -132,11 +133,14 @@ def _rates(bench: Bench, rig: Rig, repeats: int, pipelines: tuple[str, ...]) -> 
                 bare.append(bare_rate(rig.kafka.bootstrap_servers, rig.input, rig.records))
             found[name].append(rig.on_spark(name))
     bench.add("two bare consumers", "rec/s", bare)
+    counting = [rate(reports) for reports in found["counting"]]
     for name in pipelines:
         rates = [rate(reports) for reports in found[name]]
         bench.add(name, "rec/s", rates, GOALS.get(name, ""))
         if name == "counting":
             bench.ratios("counting / bare", rates, bare, ">= 0.35")
+        else:
+            bench.ratios(f"{name} / counting", rates, counting, "")
         for phase in PHASES:
             spent = [sum(r[f"{phase}_seconds"] for r in reports) for reports in found[name]]
             bench.add(f"{name}, seconds of all tasks in phase: {phase}", "s", spent)

@@ -114,11 +114,20 @@ def json_values() -> ss.Topology:
 
 def windows() -> ss.Topology:
     """Count by key in windows of a second, every updated count to the output topic."""
+    return _counting_in(ss.TumblingWindows(1000, grace_ms=60_000))
+
+
+def hops() -> ss.Topology:
+    """The same in windows that overlap: each record counts in four."""
+    return _counting_in(ss.HoppingWindows(1000, 250, grace_ms=60_000))
+
+
+def _counting_in(windows: ss.TumblingWindows | ss.HoppingWindows) -> ss.Topology:
     builder = ss.StreamsBuilder()
     (
         builder.stream(os.environ[INPUT_VARIABLE], name="records")
         .group_by_key(name="by-key")
-        .windowed_by(ss.TumblingWindows(1000, grace_ms=60_000))
+        .windowed_by(windows)
         .count("windows", name="count")
         .to_stream(name="updates")
         .to(os.environ[OUTPUT_VARIABLE], name="windows-out")

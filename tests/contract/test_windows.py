@@ -72,6 +72,24 @@ def test_windows_that_cannot_be_are_refused(size: int, told: dict[str, int], mes
         ss.TumblingWindows(size, **told)
 
 
+@pytest.mark.parametrize(
+    ("size", "advance", "told", "message"),
+    [
+        (0, 1, {}, "must be positive"),
+        (10, 0, {}, "between 1 and 10 ms apart"),
+        (10, -5, {}, "between 1 and 10 ms apart"),
+        (10, 11, {}, "records between two windows would count in none"),
+        (10, 5, {"grace_ms": -1}, "not be negative"),
+        (10, 5, {"grace_ms": 5, "retention_ms": 14}, "at least 15"),
+    ],
+)
+def test_hopping_windows_that_cannot_be_are_refused(
+    size: int, advance: int, told: dict[str, int], message: str
+) -> None:
+    with pytest.raises(Misuse, match=message):
+        ss.HoppingWindows(size, advance, **told)
+
+
 def test_windows_take_spans_and_are_kept_for_size_and_grace_unless_told() -> None:
     windows = ss.TumblingWindows(timedelta(minutes=1), grace_ms=timedelta(seconds=5))
     assert (windows.size_ms, windows.grace_ms, windows.retention_ms) == (60_000, 5000, 65_000)
@@ -141,6 +159,47 @@ def test_windows_are_read_by_key_and_start_by_key_and_time_and_all(
     assert shown(store.fetch("nobody")) == []
     assert shown(store.all()) == ["a@0-10=1", "b@0-10=1", "a@10-20=2", "b@20-30=1"]
     assert store.observed_stream_time() == 25
+
+
+def test_hopping_windows_are_read_by_key_and_start_and_expire_one_after_another() -> None:
+    hops = ss.HoppingWindows(10, 4, retention_ms=30)
+    with TopologyTestDriver(counting(hops)) as driver:
+        pipe(driver, "a9 b9 a11")
+        store = driver.store("counts")  # No window starts before the epoch.
+        assert [store.get("a", start) for start in (0, 4, 8, 10, 12)] == [1, 2, 2, None, None]
+        assert shown(store.fetch("a")) == ["a@0-10=1", "a@4-14=2", "a@8-18=2"]
+        assert shown(store.fetch("a", from_time=1, to_time=7)) == ["a@4-14=2"]
+        assert [store.find("a", time)[1:] for time in (9, 11)] == [(2, 8, 18), (2, 8, 18)]
+        assert [store.find("a", time) for time in (18, 100)] == [None, None]
+        assert store.find("b", 0) == ("b", 1, 0, 10)
+        pipe(driver, "c34")
+        assert shown(store.fetch("a")) == ["a@8-18=2"]
+        pipe(driver, "c38")
+        assert [row[8:] for row in rows(driver) if row != TIME_ROW] == [b"c"] * 3
+
+
+def test_a_record_is_late_for_each_window_it_misses_and_dropped_if_it_counts_in_none() -> None:
+    hops = ss.HoppingWindows(10, 4)
+    with TopologyTestDriver(counting(hops)) as driver:
+        pipe(driver, "a15 a9 a2 a8")
+        (task,) = driver._tasks.values()
+        # Of 9: 0-10 and 4-14. Of 2: 0-10, which is all. Of 8: 0-10 and 4-14.
+        assert driver.store("counts").metrics()["late-record-drop-total"] == 5
+        assert task.report.dropped_records == 1
+        driver.pipe("in", "a", 0, -3)
+        assert driver.store("counts").metrics()["late-record-drop-total"] == 6
+        assert task.report.dropped_records == 2
+
+
+def test_a_batch_in_many_windows_is_the_same_as_its_records_one_by_one() -> None:
+    """More keys in windows than are taken at once."""
+    hops = ss.HoppingWindows(5000, 1, grace_ms=100)
+    records = [Record("ab"[i % 2], 0, i * 97 % 1000) for i in range(90)]
+    with TopologyTestDriver(counting(hops)) as at_once, TopologyTestDriver(counting(hops)) as alone:
+        at_once.pipe_all("in", records)
+        for record in records:
+            alone.pipe_all("in", [record])
+        assert shown(at_once.store("counts").all()) == shown(alone.store("counts").all())
 
 
 def test_keys_that_begin_alike_keep_their_windows_apart() -> None:

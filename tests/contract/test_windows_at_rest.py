@@ -17,6 +17,7 @@ from statestore.model.records import Windowed
 from statestore.operations.deployed import describe_deployment
 from statestore.stores.specs import WindowSpec
 from statestore.stores.windows import START, TIME_ROW
+from statestore.topology.windows import TimeWindows
 from tests.contract.test_stores_at_rest import Shop
 
 WINDOWS = ss.TumblingWindows(10, grace_ms=5, retention_ms=30)
@@ -27,7 +28,7 @@ ROWS = (
 TIMES = (29, 45)
 
 
-def pipeline(windows: ss.TumblingWindows = WINDOWS) -> ss.Topology:
+def pipeline(windows: TimeWindows = WINDOWS) -> ss.Topology:
     builder = ss.StreamsBuilder(key_serde=serdes.STRING)
     builder.stream("in").group_by_key().windowed_by(windows).count("counts")
     return builder.build()
@@ -38,9 +39,9 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Shop:
     return shop_in(tmp_path_factory.mktemp("state"))
 
 
-def shop_in(state_dir: Path) -> Shop:
+def shop_in(state_dir: Path, windows: TimeWindows = WINDOWS) -> Shop:
     layout = StateLayout(state_dir, "shop")
-    spec = pipeline().stores["counts"]
+    spec = pipeline(windows).stores["counts"]
     assert isinstance(spec, WindowSpec)
     for partition, rows in enumerate(ROWS):
         folder = layout.task_dir(TaskId(0, partition)) / "rocksdb"
@@ -49,7 +50,7 @@ def shop_in(state_dir: Path) -> Shop:
                 store.put(START.pack(start) + key.encode(), serdes.INT64.serialize(count))
             store.put(TIME_ROW, START.pack(TIMES[partition]))
             store.commit({TopicPartition("shop-counts-changelog", partition): 7})
-    said = describe_deployment(pipeline(), ProcessingGuarantee.EXACTLY_ONCE)
+    said = describe_deployment(pipeline(windows), ProcessingGuarantee.EXACTLY_ONCE)
     layout.topology_file.write_bytes(msgspec.json.encode(said))
     return Shop(layout)
 
@@ -80,6 +81,14 @@ def test_get_finds_the_window_a_time_lies_in(shop: Shop) -> None:
     assert "pass --as-of" in shop.refused("stores", "get", "counts", "b")
     assert "no history" in shop.refused("stores", "range", "counts", "--as-of", "1")
     assert "is a window one" in shop.refused("stores", "history", "counts", "b")
+
+
+def test_get_finds_the_last_hopping_window_a_time_lies_in(tmp_path: Path) -> None:
+    shop = shop_in(tmp_path, ss.HoppingWindows(20, 10, retention_ms=30))
+    assert shop.said("stores", "get", "counts", "a", "--as-of", "19") == [["2"]]
+    assert shop.said("stores", "get", "counts", "b", "--as-of", "39") == [["4"]]
+    with ss.open_snapshot(shop.layout.state_dir, "shop", "counts") as counts:
+        assert list(counts.fetch("a")) == [(Windowed("a", 0, 20), 1), (Windowed("a", 10, 30), 2)]
 
 
 def test_offsets_tell_where_a_window_store_stands(shop: Shop) -> None:

@@ -1,6 +1,7 @@
 """A pipeline of most operators for the kill tests: its output is known record by record.
 
-Two sub-topologies: `in` is filtered, mapped, counted in windows that close, and rekeyed; what is
+Two sub-topologies: `in` is filtered, mapped, counted in windows that close and in windows that
+overlap, and rekeyed; what is
 rekeyed is joined with the table of users, counted in windows and in all, and that count joined with
 the users again, once filtered and once with users who have no count.
 """
@@ -13,6 +14,7 @@ from tests.crash.pipeline import PREFIX_VARIABLE
 
 USERS = 17
 CLOSING = ss.TumblingWindows(1000)
+HOPS = ss.HoppingWindows(1000, 400, retention_ms=10**9)
 # Records of two partitions meet in one: no order holds between them, and none must be late.
 OPEN = ss.TumblingWindows(4000, grace_ms=10**9)
 
@@ -35,6 +37,8 @@ def topology() -> ss.Topology:
         .to_stream()
         .to(f"{prefix}-closed")
     )
+    hops = source.group_by_key().windowed_by(HOPS).count(every("hops"))
+    hops.to_stream().to(f"{prefix}-hops")
     joined = source.select_key(lambda _key, number: f"user-{number % USERS}").join(
         users, lambda number, user: [number, user], name="joined"
     )

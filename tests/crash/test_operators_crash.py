@@ -29,9 +29,10 @@ POINTS = (
     CrashPoint.STORE_FLUSH,
 )
 START_MS = 1_700_000_000_000
-OUTPUTS = ("passed", "closed", "joined", "windows", "rich", "either")
-STORES = ("users", "closing", "windows", "totals")
+OUTPUTS = ("passed", "closed", "hops", "joined", "windows", "rich", "either")
+STORES = ("users", "closing", "hops", "windows", "totals")
 CLOSING_MS, OPEN_MS = 1000, 4000
+HOP_MS, HOPPING_MS = 400, 1000
 
 
 @dataclass
@@ -81,17 +82,24 @@ class OperatorsRig(Rig):
             (f"user-{number % USERS}", (START_MS + number) // OPEN_MS * OPEN_MS)
             for number in range(self.produced)
         )
+        hops = Counter(
+            (f"k{number % 5}", start)
+            for number in range(self.produced)
+            for start in _hops(START_MS + number)
+        )
         closing, closed = self._closing()
         wanted: dict[str, Any] = {
             "passed": Counter(n for n in range(self.produced) if n % 3),
             "joined": Counter(range(self.produced)),
             "closed": Counter(closed.items()),
             "windows": {w: list(range(1, n + 1)) for w, n in windows.items()},
+            "hops": {w: list(range(1, n + 1)) for w, n in hops.items()},
             "rich": {user: _evens(n) for user, n in totals.items() if n > 1},
             "either": {user: [None, *range(1, n + 1)] for user, n in totals.items()},
             "store totals": dict(totals),
             "store windows": dict(windows),
             "store closing": closing,
+            "store hops": dict(hops),
         }
         wanted |= {f"fold of {store}": wanted[f"store {store}"] for store in STORES[1:]}
         found = self._found()
@@ -110,6 +118,7 @@ class OperatorsRig(Rig):
             "joined": Counter(json.loads(value or b"")[0] for _, _, value in rows["joined"]),
             "closed": Counter((_window(key), _int(value)) for _, key, value in rows["closed"]),
             "windows": _sequences((_window(key), _int(value)) for _, key, value in rows["windows"]),
+            "hops": _sequences((_window(key), _int(value)) for _, key, value in rows["hops"]),
         }
         for name in ("rich", "either"):
             found[name] = _sequences(
@@ -191,6 +200,12 @@ def _sequences(pairs: Any) -> dict[Any, list[Any]]:
 def _window(key: bytes | None) -> tuple[str, int]:
     assert key is not None
     return key[:-8].decode(), _int(key[-8:])
+
+
+def _hops(time_ms: int) -> range:
+    """Where the hopping windows start that contain a time."""
+    first = (time_ms - HOPPING_MS) // HOP_MS * HOP_MS + HOP_MS
+    return range(first, time_ms + 1, HOP_MS)
 
 
 def _int(data: bytes | None) -> int:

@@ -16,13 +16,13 @@ from tests.stateful.random_programs import (
     Functions,
     Made,
     Program,
+    hop_of,
     in_windows,
     meet,
     name_of,
     renamed,
 )
 
-WINDOWS = ss.TumblingWindows(SIZE, grace_ms=GRACE)
 KEYS_IN_WINDOWS = serdes.windowed(serdes.STRING, SIZE)
 
 
@@ -170,7 +170,7 @@ class Writing:
             return stream.to_table(history, name=f"{name}-by")
         by_key = stream.group_by_key(name=f"{name}-by")
         when = "on_window_close" if emit == "closed" else "on_update"
-        grouped = by_key.windowed_by(WINDOWS, emit=when) if emit else by_key
+        grouped = by_key.windowed_by(_windows_of(made), emit=when) if emit else by_key
         if fold == "count":
             return grouped.count(self._kept_in(name))
         functions, number = self._functions, made.number
@@ -206,3 +206,10 @@ class Writing:
 
     def _kept_in(self, store: str) -> ss.Materialized:
         return ss.Materialized(store, caching=self._caching)
+
+
+def _windows_of(made: Made) -> ss.TumblingWindows | ss.HoppingWindows:
+    hop = hop_of(made)
+    if hop == SIZE:
+        return ss.TumblingWindows(SIZE, grace_ms=GRACE)
+    return ss.HoppingWindows(SIZE, hop, grace_ms=GRACE)

@@ -29,6 +29,7 @@ from tests.stateful.random_programs import (
     Functions,
     Made,
     Program,
+    hop_of,
     in_windows,
     meet,
     meeting_right,
@@ -213,7 +214,9 @@ class Naive:
         if name == "history":
             return History(RETENTION)
         fold = self._fold(name, made.number)
-        return Windows(SIZE, GRACE, fold, final=emit == "closed") if emit else Folded(fold)
+        if not emit:
+            return Folded(fold)
+        return Windows(SIZE, hop_of(made), GRACE, fold, final=emit == "closed")
 
     def _fold(self, name: str, number: int) -> Callable[[Any, Any], Any]:
         functions = self._functions

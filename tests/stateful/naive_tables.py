@@ -134,10 +134,11 @@ class Windows(Kept):
     """An aggregate by key and window; null values reach the function too. `final`: on close."""
 
     def __init__(
-        self, size: int, grace: int, fold: Callable[[Any, Any], Any], *, final: bool
+        self, size: int, hop: int, grace: int, fold: Callable[[Any, Any], Any], *, final: bool
     ) -> None:
+        """`hop`: how far apart windows start."""
         super().__init__()
-        self._size, self._grace, self._fold, self._final = size, grace, fold, final
+        self._size, self._hop, self._grace, self._fold, self._final = size, hop, grace, fold, final
         self._now = -1
         self._told = -1
 
@@ -145,9 +146,10 @@ class Windows(Kept):
         if fact.key is None:
             return
         self._now = max(self._now, fact.time)
-        start = fact.time // self._size * self._size
-        if fact.time >= 0 and start + self._size > self._now - self._grace:
-            self._count(Windowed(fact.key, start, start + self._size), fact)
+        for start in range(max(fact.time - self._size, -1) + 1, fact.time + 1):
+            open_still = start + self._size > self._now - self._grace
+            if start % self._hop == 0 and open_still:
+                self._count(Windowed(fact.key, start, start + self._size), fact)
         if self._final:
             self._close()
         for window in [w for w in self.rows if w.end_ms <= self._now - self._grace]:

@@ -134,6 +134,11 @@ def in_windows(made: Made) -> bool:
     return made.kind in BY_WINDOW
 
 
+def hop_of(made: Made) -> int:
+    """How far apart its windows start: side by side, overlapping in pairs, or unevenly."""
+    return {3: SIZE // 2, 4: 4}.get(made.number, SIZE)
+
+
 def has_history(made: Made) -> bool:
     """Whether a stream joins the version as of its own time."""
     return made.kind == "history" and not any(step.kept for step in made.steps)

@@ -19,7 +19,7 @@ from statestore.operations.relocation.plan import (
 )
 from statestore.topology.builder import StreamsBuilder
 from statestore.topology.graph import Topology
-from statestore.topology.windows import TumblingWindows
+from statestore.topology.windows import HoppingWindows, TimeWindows, TumblingWindows
 from tests.builders import table_rows
 from tests.relocation_rig import places_of, topology_of
 
@@ -261,9 +261,7 @@ def test_the_tasks_of_a_run_with_transactions_are_settled_before_one_without(
 
 def test_windows_of_another_size_are_refused_and_other_terms_are_not() -> None:
     def windows(size: int, **told: int) -> Topology:
-        builder = StreamsBuilder()
-        builder.stream("in").group_by_key().windowed_by(TumblingWindows(size, **told)).count("n")
-        return builder.build()
+        return counted(TumblingWindows(size, **told))
 
     before = describe_deployment(windows(10), ProcessingGuarantee.EXACTLY_ONCE)
     with pytest.raises(TopologyMismatch, match=r"windows of 10 ms, .* 20 ms: .* another name"):
@@ -271,6 +269,35 @@ def test_windows_of_another_size_are_refused_and_other_terms_are_not() -> None:
     longer = placement(windows(10, grace_ms=5, retention_ms=90))
     assert longer.fingerprint != before.fingerprint
     assert not plan_relocation(longer, on_disk("n@0_0"), before, own_changelog).touches_disk
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        (TumblingWindows(10), HoppingWindows(10, 5), "of 10 ms, .* 10 ms every 5 ms: .* name"),
+        (HoppingWindows(10, 5), TumblingWindows(10), "of 10 ms every 5 ms, .* 10 ms: .* name"),
+        (HoppingWindows(10, 5), HoppingWindows(10, 2), "every 5 ms, .* 10 ms every 2 ms: .* name"),
+    ],
+    ids=["overlapping now", "side by side now", "closer together"],
+)
+def test_windows_that_start_elsewhere_are_refused(
+    before: TimeWindows, after: TimeWindows, message: str
+) -> None:
+    deployed = describe_deployment(counted(before), ProcessingGuarantee.EXACTLY_ONCE)
+    with pytest.raises(TopologyMismatch, match=message):
+        plan_relocation(placement(counted(after)), on_disk("n@0_0"), deployed, own_changelog)
+    plan_relocation(placement(counted(before)), on_disk("n@0_0"), deployed, own_changelog)
+
+
+def test_hopping_windows_as_far_apart_as_they_are_long_are_tumbling_ones() -> None:
+    same = counted(HoppingWindows(10, 10, grace_ms=1)), counted(TumblingWindows(10, grace_ms=1))
+    assert same[0].fingerprint() == same[1].fingerprint()
+
+
+def counted(windows: TimeWindows) -> Topology:
+    builder = StreamsBuilder()
+    builder.stream("in").group_by_key().windowed_by(windows).count("n")
+    return builder.build()
 
 
 # In general.

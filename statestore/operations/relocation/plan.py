@@ -32,13 +32,13 @@ OTHER_COPY = "other-copy"
 class Placement:
     """Where a topology looks for its persistent stores, by sub-topology, and its stores in memory.
 
-    `windows`: the length of the windows of each window store, in ms.
+    `windows`: of each window store, how long its windows are and how far apart they start, in ms.
     """
 
     fingerprint: str
     places: Mapping[str, int]
     in_memory: frozenset[str] = frozenset()
-    windows: Mapping[str, int] = field(default_factory=dict)
+    windows: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,9 @@ def placement(topology: Topology) -> Placement:
     kept = {name: o for name, o in where.items() if topology.stores[name].persistent}
     in_memory = frozenset(where.keys() - kept.keys())
     specs = topology.stores.items()
-    windows = {name: spec.size_ms for name, spec in specs if isinstance(spec, WindowSpec)}
+    windows = {
+        name: (spec.size_ms, spec.step_ms) for name, spec in specs if isinstance(spec, WindowSpec)
+    }
     return Placement(topology.fingerprint(), kept, in_memory, windows)
 
 
@@ -269,15 +271,23 @@ def _check_renames(
 
 
 def _check_windows(wanted: Placement, previous: Deployed) -> None:
-    for name, size_ms in wanted.windows.items():
+    for name, now in wanted.windows.items():
         known = previous.stores.get(name)
-        before = None if known is None else serdes.of_windowed(known.key_serde)
-        if before is not None and before[0] != size_ms:
+        windowed = None if known is None else serdes.of_windowed(known.key_serde)
+        if known is None or windowed is None:
+            continue
+        size_ms, _ = windowed
+        before = size_ms, known.advance_ms or size_ms
+        if before != now:
             raise TopologyMismatch(
-                f"store {name}: it and its changelog have windows of {before[0]} ms, the pipeline "
-                f"makes windows of {size_ms} ms: give the aggregate's store another name, so that "
-                "it begins anew"
+                f"store {name}: it and its changelog have windows of {_windows_text(*before)}, the "
+                f"pipeline makes windows of {_windows_text(*now)}: give the aggregate's store "
+                "another name, so that it begins anew"
             )
+
+
+def _windows_text(size_ms: int, step_ms: int) -> str:
+    return f"{size_ms} ms" if step_ms == size_ms else f"{size_ms} ms every {step_ms} ms"
 
 
 def _to_settle(wanted: Placement, disk: Disk, previous: Deployed, *, anything: bool) -> list[str]:

@@ -147,6 +147,8 @@ def aggregates(orders: ss.KStream[str, Order]) -> None:
     windows = by_cents.windowed_by(ss.TumblingWindows(timedelta(minutes=1)))
     assert_type(windows, ss.TimeWindowedKStream[int, Order])
     assert_type(windows.count("per-minute"), ss.KTable[ss.Windowed[int], int])
+    hops = by_cents.windowed_by(ss.HoppingWindows(timedelta(minutes=5), timedelta(minutes=1)))
+    assert_type(hops, ss.TimeWindowedKStream[int, Order])
 
 
 def joins(builder: ss.StreamsBuilder[str, bytes], orders: ss.KStream[str, Order]) -> None:
