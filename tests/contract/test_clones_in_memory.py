@@ -15,8 +15,7 @@ from statestore import faults
 from statestore.errors import Misuse, Unavailable
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
-from statestore.operations.clones.clone import CloneReport, clone_export, drop_clone
-from statestore.operations.clones.log import logged, seed
+from statestore.operations.clones.clone import CloneReport, clone_export, drop_clone, logged, seed
 from statestore.operations.clones.record import as_deployed, read_record
 from statestore.operations.exports.create import create_export_for_clones
 from statestore.ports import TopicSpec

@@ -16,16 +16,19 @@ death leaves files that no manifest names.
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
-from statestore.errors import Misuse, TaskCorrupted, Unavailable
+from statestore.errors import HostFailure, Misuse, TaskCorrupted, Unavailable
 from statestore.faults import CrashPoint, reach
-from statestore.layout import owners
+from statestore.layout import documents, owners
+from statestore.layout.documents import Count, FileName, Sha256, Text
+from statestore.layout.files import publish
 from statestore.layout.snapshots import Manifest, StoreOffsets
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.at_rest import existing_application
@@ -38,7 +41,6 @@ from statestore.operations.exports.catalog import (
     TransferProgress,
     sha256_of,
 )
-from statestore.operations.exports.checksums import Checksums, Known, identity_of
 from statestore.operations.exports.cut import behind, take_cut
 from statestore.operations.exports.leases import Upload
 from statestore.operations.exports.manifest import (
@@ -56,7 +58,9 @@ from statestore.topology.graph import Topology
 _TASKS_AT_ONCE = 4
 _NOT_THERE = "it was not there: its changelog has it"
 _NOT_DATA = re.compile(r"LOG|LOCK|IDENTITY|\.")
-"""How the names of files begin that a database makes anew, or that are not part of it."""
+"""How the names of files begin that a database makes again, or that are not part of it."""
+_CHECKSUMS = "exported.json"
+_DATA = (".sst", ".blob")
 
 
 class ExportReport(msgspec.Struct, frozen=True):
@@ -229,15 +233,15 @@ class Export:
             as_of_ms = self._as_of_ms(task, said)
             exported = ExportedTask(str(task), as_of_ms, said.commit_number, stores, left_out)
             part = Part(exported)
-            checksums = Checksums(self.layout.task_dir(task))
-            found: dict[Known, str] = {}
+            checksums = _Checksums(self.layout.task_dir(task))
+            found: dict[_Known, str] = {}
             for store, offsets in said.stores.items():
                 known = deployed.stores.get(store)
                 if known is None or known.sub_topology != task.sub_topology:
                     left_out[store] = "the topology deployed last does not have it here"
                     continue
                 files = _Files(self, f"{folder}/{task}-{store}", contents, checksums, found, part)
-                identity = identity_of(self.layout.store_dir(task, store))
+                identity = _identity_of(self.layout.store_dir(task, store))
                 stored = files.store(snapshot, store, identity)
                 stores[store] = ExportedStore(known.kind, offsets, stored)
         for store in _persistent(deployed, task) - said.stores.keys():
@@ -327,6 +331,49 @@ def _persistent(deployed: Deployed, task: TaskId) -> set[str]:
     }
 
 
+class _Known(NamedTuple):
+    """One data file: the identity of its database, its number, its size and its time."""
+
+    identity: Text
+    name: FileName
+    size_bytes: Count
+    changed_ns: Count
+
+    @classmethod
+    def of(cls, identity: str, path: Path) -> "_Known | None":
+        """Identify a file; None if its content may change under its name."""
+        if path.suffix not in _DATA:
+            return None
+        found = path.stat()
+        return cls(identity, path.name, found.st_size, found.st_mtime_ns)
+
+
+class _Checksums:
+    """The checksums of data files from earlier exports, so that none is read a second time.
+
+    RocksDB never changes a data file, and never uses its number again within one database. A
+    database that was restored from an export may reuse a number, so a file is identified by its
+    time as well. Each stream task has one small file, `<task id>/exported.json`; without it all
+    data files are read again.
+    """
+
+    def __init__(self, task_dir: Path) -> None:
+        self._path = task_dir / _CHECKSUMS
+        self._known: dict[_Known, str] = {}
+        with suppress(HostFailure):
+            rows = documents.read(self._path, list[tuple[_Known, Sha256]], way_out="remove it")
+            self._known = dict(rows or ())
+
+    def get(self, known: _Known | None) -> str | None:
+        """The SHA-256 of a file, if it is known."""
+        return None if known is None else self._known.get(known)
+
+    def keep(self, found: Mapping[_Known, str]) -> None:
+        """Remember these checksums and forget all others, whose files are gone."""
+        if dict(found) != self._known:
+            publish(self._path, msgspec.json.encode(list(found.items())))
+
+
 @dataclass(frozen=True)
 class _Files:
     """Stores the files of one task at the target, each content once."""
@@ -334,8 +381,8 @@ class _Files:
     export: Export
     temporary: str
     contents: dict[str, int]
-    checksums: Checksums
-    found: dict[Known, str]
+    checksums: _Checksums
+    found: dict[_Known, str]
     part: Part
 
     def store(self, snapshot: Snapshot, store: str, identity: str) -> list[ExportedFile]:
@@ -347,7 +394,7 @@ class _Files:
         files = []
         for nth, (path, size) in enumerate(sizes.items()):
             snapshot.renew()
-            known = Known.of(identity, path)
+            known = _Known.of(identity, path)
             sha256 = self.checksums.get(known)
             if sha256 is None or self.contents.get(sha256) != size:
                 sha256 = self._add(path, size, f"{self.temporary}-{nth}")
@@ -374,3 +421,10 @@ class _Files:
         self.part.bytes_uploaded += size
         reach(CrashPoint.EXPORT_FILE_STORED)
         return sha256
+
+
+def _identity_of(store_dir: Path) -> str:
+    """The identity that RocksDB gives a database; empty if it has none."""
+    with suppress(OSError):
+        return (store_dir / "IDENTITY").read_text(encoding="utf-8").strip()
+    return ""
