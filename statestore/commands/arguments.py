@@ -19,8 +19,10 @@ import msgspec
 from statestore.applications import ConfiguredApplication
 from statestore.errors import Misuse, UnknownApplication
 from statestore.model.modes import Time
+from statestore.operations.serving import FOREVER
 from statestore.runtime import portable_target
 from statestore.settings import Settings, expand, is_secret
+from statestore.tasks.slot import FOREVER_MS
 
 F = TypeVar("F", bound=Callable[..., Any])
 _SPAN_UNITS = {"ms": 1, "": 1000, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -86,7 +88,7 @@ def run_options(command: F) -> F:
         _option(
             "--until", default="latest", show_default=True, help="Where to stop: latest, or a time."
         ),
-        _option("--run-for", help="Run for this span instead: 300, 300s, 5m."),
+        _option("--run-for", help="Run for this span instead: 300, 300s, 5m, forever."),
         _option("--summary-file", help="Also write the JSON line here, on failure too."),
         *_accept_options(),
     )
@@ -159,7 +161,7 @@ def parse_run(flags: Mapping[str, Any]) -> RunArguments:
         config=config,
         overrides=overrides,
         until=flags.get("until", "latest"),
-        run_for_ms=parse_span(run_for) if run_for else None,
+        run_for_ms=_run_for_ms(run_for) if run_for else None,
         accept_new_topology=flags.get("accept_new_topology", False),
         accept_empty_changelog=flags.get("accept_empty_changelog", False),
         accept_forgotten_offsets=flags.get("accept_forgotten_offsets", False),
@@ -218,6 +220,10 @@ def parse_span(text: str) -> int:
             f"span {text[:40]}: longer than any clock runs: pass a shorter one, such as 5m"
         )
     return span_ms
+
+
+def _run_for_ms(text: str) -> int:
+    return FOREVER_MS if text.strip() == FOREVER else parse_span(text)
 
 
 def parse_time(text: str) -> Time:

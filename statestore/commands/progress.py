@@ -1,4 +1,4 @@
-"""Shows the progress of long work, and of a continuous run, on stderr: stdout is for results.
+"""Shows the progress of long work, and of a run, on stderr: stdout is for results.
 
 On a terminal there is a bar or a live line, elsewhere a plain line in the log now and then. A
 thread shows a run, so that people also see that a run stands still: its rate falls, and its last
@@ -9,8 +9,8 @@ import logging
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -25,7 +25,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from statestore.commands.printing import held_text, span_text
+from statestore.commands.printing import held_text, span_text, time_text
 from statestore.operations.lags import total_of
 from statestore.ports import Clock
 from statestore.tasks.plan import Standing
@@ -35,6 +35,7 @@ _log = logging.getLogger("statestore")
 _EVERY_S = 5.0
 _RUN_EVERY_S = 10.0
 _RATE_OVER_S = 10.0
+_TOGETHER_S = 0.5
 
 
 class Bar:
@@ -106,25 +107,33 @@ def shown_progress(what: str) -> Iterator[Bar | Lines]:
 class RunProgress:
     """What the stream tasks of a run told last, in one line. Any thread may ask for it."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, bounded: bool = False) -> None:
+        """`bounded`: stream tasks begin one after the other, so the whole lag is not known."""
         self._clock = clock
-        self._told: Sequence[Standing] = ()
+        self._bounded = bounded
+        self._told: dict[str, Standing] = {}
+        self._total = 0
         self._records: deque[tuple[float, int]] = deque()
         self._lock = threading.Lock()
 
-    def note(self, standings: Sequence[Standing]) -> None:
-        """Note where the stream tasks are now."""
-        now_s, records = self._clock.monotonic(), sum(one.records for one in standings)
+    def note(self, standing: Standing) -> None:
+        """Note where a stream task is now."""
+        now_s, task = self._clock.monotonic(), standing.stream_task
         with self._lock:
-            self._told = standings
+            before = self._told.get(task)
+            self._told[task] = standing
+            self._total += standing.records - (0 if before is None else before.records)
             while self._records and self._records[0][0] < now_s - _RATE_OVER_S:
                 self._records.popleft()
-            self._records.append((now_s, records))
+            # Stream tasks tell at about the same time, and the rate is that of all together.
+            if self._records and now_s - self._records[-1][0] < _TOGETHER_S:
+                now_s, _ = self._records.pop()
+            self._records.append((now_s, self._total))
 
     def line(self) -> str:
         """The line for people; it says what is not known."""
         with self._lock:
-            told, noted = self._told, list(self._records)
+            told, noted = list(self._told.values()), list(self._records)
         if not told:
             return "opening and restoring stores"
         now_s = self._clock.monotonic()
@@ -133,16 +142,17 @@ class RunProgress:
         rate = max(0, last - first) / max(now_s - first_s, 1e-9)
         if now_s - last_s > _RATE_OVER_S:
             rate = 0.0
-        lag = total_of(one.lag_records for one in told)
         parts = [
             f"{rate:,.0f} records/s",
-            "lag not known" if lag is None else f"{lag:,} records behind",
+            f"{last:,} records so far" if self._bounded else _lag_text(told),
+            *_event_time(told),
             self._commit_text(told),
+            *_held(told),
+            *_dropped(told),
         ]
-        held = sum(one.held_records for one in told)
-        return ", ".join([*parts, *([held_text(held)] if held else [])])
+        return ", ".join(parts)
 
-    def _commit_text(self, told: Sequence[Standing]) -> str:
+    def _commit_text(self, told: list[Standing]) -> str:
         """The age of the latest commit of all: a stream task without input commits nothing."""
         times = [one.last_commit_ms for one in told if one.last_commit_ms is not None]
         if not times:
@@ -151,10 +161,32 @@ class RunProgress:
         return f"last commit {span_text(age_s)} ago"
 
 
+def _lag_text(told: list[Standing]) -> str:
+    lag = total_of(one.lag_records for one in told)
+    return "lag not known" if lag is None else f"{lag:,} records behind"
+
+
+def _event_time(told: list[Standing]) -> list[str]:
+    """The latest of all: an input without new records has an old one."""
+    times = [one.stream_time_ms for one in told if one.stream_time_ms is not None]
+    return [f"event time {time_text(max(times))}"] if times else []
+
+
+def _held(told: list[Standing]) -> list[str]:
+    held = sum(one.held_records for one in told)
+    return [held_text(held)] if held else []
+
+
+def _dropped(told: list[Standing]) -> list[str]:
+    reasons = sum((Counter(one.dropped) for one in told), Counter[str]())
+    each = [f"{count:,} {reason.replace('_', ' ')}" for reason, count in reasons.most_common()]
+    return [f"dropped: {', '.join(each)}"] if each else []
+
+
 @contextmanager
-def shown_run(clock: Clock) -> Iterator[Tell]:
-    """Show a continuous run; the stream tasks tell the function that this gives."""
-    console, progress = Console(file=sys.stderr), RunProgress(clock)
+def shown_run(clock: Clock, *, bounded: bool) -> Iterator[Tell]:
+    """Show how a run gets on; the stream tasks tell the function that this gives."""
+    console, progress = Console(file=sys.stderr), RunProgress(clock, bounded=bounded)
     if console.is_terminal:
         with Live(
             console=console,

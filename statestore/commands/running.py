@@ -1,7 +1,8 @@
-"""`statestore run`, and what a Spark job shares with it: the summary, its file, SIGTERM."""
+"""`statestore run`, and what a Spark job shares with it: the summary and its file."""
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,22 +22,45 @@ from statestore.operations.pipelines import load_pipeline
 from statestore.operations.run import Run, RunSummary
 from statestore.operations.serving import run_request, serve_here, start_run
 from statestore.runtime import Runtime
+from statestore.runtime.workers import serve_by_workers
+
+# A handler of signals may not wait for a lock, so these go past sys.stderr.
+_AFTER_COMMIT = b"\nstatestore: it ends after the next commit; Ctrl-C again ends it at once\n"
+_AT_ONCE = b"\nstatestore: ended at once; the next run goes on from the last commit\n"
+_SHOW_CURSOR = b"\x1b[?25h"
 
 
 @click.command("run")
 @run_options
+@click.option(
+    "--workers",
+    envvar="STATESTORE_WORKERS",
+    type=click.IntRange(1, 1000),
+    default=1,
+    show_default=True,
+    help="How many processes to spread the stream tasks over.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line, on failure too.")
-def run_command(as_json: bool, **flags: Any) -> None:
-    """Process what the input topics hold in this process: the code of one Spark slot."""
-    stop = stop_on_sigterm()
+def run_command(*, workers: int, as_json: bool, **flags: Any) -> None:
+    """Process what the input topics hold, without Spark, in one process or several.
+
+    Ctrl-C and SIGTERM end a run after its next commit; a second Ctrl-C ends it at once.
+    """
+    stop = _Signals()
 
     def work(arguments: RunArguments, started: Run) -> RunSummary:
-        if arguments.run_for_ms is None:
-            return serve_here(started, stop)
-        with shown_run(started.environment.clock) as tell:
-            return serve_here(started, stop, tell)
+        stop.gently()
+        bounded = arguments.run_for_ms is None
+        with shown_run(started.environment.clock, bounded=bounded) as tell:
+            if workers > 1:
+                return serve_by_workers(started, arguments.pipeline, workers, stop.asked, tell)
+            return serve_here(started, stop.asked, tell)
 
-    summary = report_run(flags, work, click.echo if as_json else lambda _line: None)
+    try:
+        summary = report_run(flags, work, click.echo if as_json else lambda _line: None)
+    except KeyboardInterrupt:
+        os.write(2, _AT_ONCE)
+        sys.exit(128 + stop.number)
     if as_json:
         click.echo(summary_line(summary))
     else:
@@ -111,11 +135,37 @@ def check_summary_file(path: str | None) -> None:
         raise _unwritable(path, "its folder is not there or not writable")
 
 
-def stop_on_sigterm() -> threading.Event:
-    """Make an event that SIGTERM sets: finish the commit, release, exit with 0."""
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    return stop
+class _Signals:
+    """What Ctrl-C and SIGTERM mean to a run.
+
+    Before it serves its first stream task, as while it waits for the lock, they interrupt it. Later
+    they ask it to commit, release, sum up and exit with 0, and another Ctrl-C ends the process at
+    once, as a kill does: nothing is committed, and the workers of the run end with it.
+    """
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.number = 0
+        self._gently = False
+        signal.signal(signal.SIGTERM, self._heard)
+        signal.signal(signal.SIGINT, self._heard)
+
+    def gently(self) -> None:
+        """From now on there is something to commit."""
+        self._gently = True
+
+    def _heard(self, number: int, _frame: object) -> None:
+        self.number = number
+        if not self._gently:
+            raise KeyboardInterrupt
+        if number == signal.SIGINT and self.asked.is_set():
+            if sys.stderr.isatty():
+                os.write(2, _SHOW_CURSOR)
+            os.write(2, _AT_ONCE)
+            os._exit(128 + number)
+        if not self.asked.is_set():
+            os.write(2, _AFTER_COMMIT)
+        self.asked.set()
 
 
 def _unwritable(path: str, reason: str | None) -> HostFailure:

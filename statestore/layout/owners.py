@@ -10,6 +10,7 @@ Keeps I5.
 
 import errno
 import functools
+import logging
 import os
 import socket
 from collections.abc import Iterator
@@ -27,7 +28,10 @@ from statestore.layout.documents import Count, Number, Text, TimeMs
 from statestore.layout.files import publish
 from statestore.ports import Clock
 
+_log = logging.getLogger(__name__)
 STORES = "rocksdb"
+_TELL_FROM_MS = 1000
+"""Whoever waits for longer than this for a lock is told so."""
 _NEVER = -1
 # The errors of a volume without file locks; some network volumes report that none is available.
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP})
@@ -182,12 +186,15 @@ def _lock(folder: Path, what: str, wait_ms: int) -> filelock.BaseFileLock:
         fallback_to_soft=False,
     )
     try:
-        lock.acquire(poll_interval=min(0.05, max(wait_ms / 1000, 0.001)))
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            if wait_ms >= _TELL_FROM_MS:
+                _log.info("%s is owned by %s: waiting up to %d ms", what, _who(folder), wait_ms)
+            lock.acquire(poll_interval=min(0.05, max(wait_ms / 1000, 0.001)))
     except filelock.Timeout as error:
-        owner = read_owner(folder)
-        who = "another process" if owner is None else owner.describe()
         raise Locked(
-            f"{what} ({folder}) is owned by {who}; waited {wait_ms} ms: "
+            f"{what} ({folder}) is owned by {_who(folder)}; waited {wait_ms} ms: "
             "let it finish or stop it, then start again"
         ) from error
     except OSError as error:
@@ -200,6 +207,11 @@ def _lock(folder: Path, what: str, wait_ms: int) -> filelock.BaseFileLock:
             f"{what}: cannot lock {folder / '.lock'}: {error.strerror}; make the folder writable"
         ) from error
     return lock
+
+
+def _who(folder: Path) -> str:
+    owner = read_owner(folder)
+    return "another process" if owner is None else owner.describe()
 
 
 def read_owner(folder: Path) -> Owner | None:

@@ -6,7 +6,7 @@ both in one process, with the same lock and the same guarantees.
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
@@ -24,20 +24,25 @@ from statestore.operations.run import (
     check_shared,
 )
 from statestore.tasks.memory_share import MemoryLimits, MemoryShare
-from statestore.tasks.plan import TaskPlan, TaskReport
+from statestore.tasks.plan import Standing, TaskPlan, TaskReport
 from statestore.tasks.progress import ProgressFile
-from statestore.tasks.slot import Served, Tell, serve
+from statestore.tasks.slot import FOREVER_MS, Served, Tell, serve
 from statestore.tasks.task import StreamTask
 from statestore.topology.graph import Topology
 
 LATEST: Literal["latest"] = "latest"
+FOREVER: Literal["forever"] = "forever"
 _log = logging.getLogger("statestore")
+
+
+def untold(_standing: Standing) -> None:
+    """Tell nobody."""
 
 
 def run_request(
     *,
     until: Literal["latest"] | Time = LATEST,
-    run_for: Span | None = None,
+    run_for: Literal["forever"] | Span | None = None,
     accept_new_topology: bool = False,
     accept_empty_changelog: bool = False,
     accept_forgotten_offsets: bool = False,
@@ -46,13 +51,18 @@ def run_request(
     """Make the request of a run from public types."""
     if until != LATEST and run_for is not None:
         raise Misuse("until and run_for exclude each other: a continuous run has no planned end")
-    if run_for is not None and span_ms(run_for) <= 0:
-        raise Misuse(f"a run for {span_ms(run_for)} ms does nothing: pass a span above 0")
+    if isinstance(run_for, str) and run_for != FOREVER:
+        raise Misuse(f"run_for {run_for!r}: pass a span, or {FOREVER!r}")
+    run_for_ms = None
+    if run_for is not None:
+        run_for_ms = FOREVER_MS if isinstance(run_for, str) else span_ms(run_for)
+    if run_for_ms is not None and run_for_ms <= 0:
+        raise Misuse(f"a run for {run_for_ms} ms does nothing: pass a span above 0")
     if not isinstance(until, str) and to_ms(until) < 0:
         raise Misuse(f"until {until}: no record is older than 1970: pass a later time, or latest")
     return RunRequest(
         until_ms=None if isinstance(until, str) else to_ms(until),
-        run_for_ms=None if run_for is None else span_ms(run_for),
+        run_for_ms=run_for_ms,
         accept_new_topology=accept_new_topology,
         accept_empty_changelog=accept_empty_changelog,
         accept_forgotten_offsets=accept_forgotten_offsets,
@@ -72,28 +82,44 @@ def check_run(environment: Environment, topology: Topology, request: RunRequest)
     return _prepared(environment, topology, request).check()
 
 
-def serve_here(started: Run, stop: threading.Event, tell: Tell | None = None) -> RunSummary:
-    """Run both sides in this process: the waves of a run, one after the other.
+def serve_here(started: Run, stop: threading.Event, tell: Tell = untold) -> RunSummary:
+    """Run both sides in this process: the waves of a run, one after the other."""
 
-    `tell` is called about once a second during a continuous run.
-    """
+    def serve_wave(wave: Sequence[PlannedTask]) -> list[TaskReport]:
+        environment, topology, request = started.environment, started.topology, started.request
+        return serve_planned(environment, topology, wave, request, slots=1, stop=stop, tell=tell)
+
+    return serve_waves(started, stop, serve_wave)
+
+
+def serve_waves(
+    started: Run,
+    stop: threading.Event,
+    serve_wave: Callable[[Sequence[PlannedTask]], list[TaskReport]],
+) -> RunSummary:
+    """Have the waves of a run served, one after the other, and sum up the reports."""
     summary = RunSummary(started.environment.settings.application_id)
     for wave in started.waves():
         if stop.is_set():
             summary.caught_up = False
             break
-        reports = serve_planned(
-            started.environment,
-            started.topology,
-            wave,
-            started.request,
-            slots=1,
-            stop=stop,
-            tell=tell,
-        )
+        reports = serve_wave(wave)
         summary.add(reports)
         _log.info("%d stream tasks done, %d records so far", len(reports), summary.records_in)
     return summary
+
+
+def shares_of(planned: Sequence[PlannedTask], workers: int) -> list[Sequence[PlannedTask]]:
+    """Divide the stream tasks of a wave among so many workers.
+
+    In a bounded run each task is a share, and a worker that is done takes the next one. In a
+    continuous run each worker has one share for good, and the tasks of each sub-topology are spread
+    over all of them.
+    """
+    if all(task.bounded for task in planned):
+        return [[task] for task in planned]
+    width = min(len(planned), workers)
+    return [planned[i::width] for i in range(width)]
 
 
 def serve_planned(
@@ -104,7 +130,7 @@ def serve_planned(
     *,
     slots: int,
     stop: threading.Event,
-    tell: Tell | None = None,
+    tell: Tell = untold,
 ) -> list[TaskReport]:
     """Run these stream tasks in this process: the worker's side of a run.
 

@@ -18,9 +18,11 @@ from statestore.operations.at_rest import HeldFiles, StoresAtRest, open_reader, 
 from statestore.operations.exports.catalog import Exports, FetchedStore, find_exported
 from statestore.operations.run import RunSummary
 from statestore.operations.serving import LATEST, run_request, serve_here, start_run
+from statestore.operations.shipping import packed
 from statestore.operations.snapshots import Snapshots
 from statestore.runtime import Runtime, SystemClock
 from statestore.runtime.databases import open_built_in
+from statestore.runtime.workers import check_workers, serve_by_workers
 from statestore.settings import Settings
 from statestore.stores import durability
 from statestore.stores.keyvalue import TransactionalKeyValueStore
@@ -38,29 +40,38 @@ def run(
     settings: Settings | Mapping[str, object],
     *,
     until: Literal["latest"] | Time = LATEST,
-    run_for: Span | None = None,
+    run_for: Literal["forever"] | Span | None = None,
     stop: threading.Event | None = None,
+    workers: int = 1,
     spark: Any = None,
 ) -> RunSummary:
-    """Process what the input topics hold: in this process, or on the workers of a SparkSession.
+    """Process what the input topics hold: in this process, in others, or in Spark's.
 
     `until`: stop at the end that each log has when its wave starts, or at the first record of that
-    time or later. `run_for`: continue for that span instead. `stop`: an event that ends the run
-    after a commit. `spark`: a session, also one of Spark Connect; functions of a notebook or a
-    script travel to its workers. Raises the errors of errors.py; an error leaves nothing half done.
+    time or later. `run_for`: continue for that span instead, or "forever". `stop`: an event that
+    ends the run after a commit. `workers`: over how many processes of this machine to spread the
+    stream tasks; 1 stands for this process. `spark`: a session, also one of Spark Connect.
+    Functions of a notebook or a script travel to workers of either kind. Raises the errors of
+    errors.py, Misuse for arguments that exclude each other; an error leaves nothing half done.
     """
+    check_workers(workers)
     if spark is not None:
         if stop is not None:
             raise Misuse("stop= does not reach Spark's workers: leave it out, or pass run_for=")
+        if workers > 1:
+            raise Misuse("workers= and spark= exclude each other: Spark has workers of its own")
         # By its name, as the extra `spark` may not be there, and nothing here imports it.
         on_spark: Any = importlib.import_module("statestore.spark.running")
         summary: RunSummary = on_spark.run(
             topology, Settings.of(settings), spark, until=until, run_for=run_for
         )
         return summary
-    request = run_request(until=until, run_for=run_for)
+    request, ending = run_request(until=until, run_for=run_for), stop or threading.Event()
+    pipeline = packed(topology) if workers > 1 else b""
     with Runtime(settings) as runtime, start_run(runtime, topology, request) as started:
-        return serve_here(started, stop or threading.Event())
+        if pipeline:
+            return serve_by_workers(started, pipeline, workers, ending)
+        return serve_here(started, ending)
 
 
 @overload

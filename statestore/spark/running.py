@@ -4,12 +4,12 @@ from typing import Any, Literal
 
 from statestore.commands.arguments import RunArguments
 from statestore.errors import InvalidSetting, Misuse
-from statestore.model.modes import Span, Time, span_ms, to_ms
+from statestore.model.modes import Span, Time, to_ms
 from statestore.operations.run import RunSummary
 from statestore.operations.serving import run_request, start_run
+from statestore.operations.shipping import packed
 from statestore.runtime import Runtime
 from statestore.settings import Settings, is_secret
-from statestore.spark.shipping import packed
 from statestore.spark.waves import run_waves
 from statestore.topology.graph import Topology
 
@@ -20,7 +20,7 @@ def run(
     spark: Any,
     *,
     until: Literal["latest"] | Time,
-    run_for: Span | None,
+    run_for: Literal["forever"] | Span | None,
 ) -> RunSummary:
     """Run a topology on the workers of a session; see `ss.run`."""
     if not _is_session(spark):
@@ -33,7 +33,7 @@ def run(
         pipeline="",
         overrides=_without_secrets(settings),
         until="latest" if isinstance(until, str) else str(to_ms(until)),
-        run_for_ms=None if run_for is None else span_ms(run_for),
+        run_for_ms=request.run_for_ms,
     )
     shipped = packed(topology)
     with Runtime(settings) as runtime, start_run(runtime, topology, request) as started:

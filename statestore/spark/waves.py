@@ -16,6 +16,7 @@ from statestore.commands.arguments import RunArguments
 from statestore.errors import InvalidSetting, Misuse
 from statestore.faults import VARIABLE
 from statestore.operations.run import PlannedTask, Run, RunSummary
+from statestore.operations.serving import shares_of
 from statestore.spark.session import Slots, raise_first_error
 from statestore.spark.worker import REPORT_SCHEMA, PlanRow, serving
 from statestore.tasks.plan import TaskReport
@@ -66,23 +67,18 @@ def commit_reports(
 
     It is one stage, with a Spark partition for each share of the stream tasks.
     """
-    if arguments.run_for_ms is None:
-        shares = [[task] for task in planned]
-    else:
-        width = min(len(planned), slots.everywhere)
-        shares = [planned[i::width] for i in range(width)]
     plans = [
         msgspec.json.encode(
             PlanRow(
                 arguments,
-                share,
+                list(share),
                 slots.per_host,
                 slots.max_failures,
                 slots.twins,
                 crash_at=os.environ.get(VARIABLE),
             )
         ).decode()
-        for share in shares
+        for share in shares_of(planned, slots.everywhere)
     ]
     # The JVM makes numbered rows: a DataFrame of the plans would cost a second Python stage.
     frame = spark.range(0, len(plans), 1, len(plans))

@@ -27,8 +27,8 @@ from statestore.faults import arm
 from statestore.operations.pipelines import load_pipeline
 from statestore.operations.run import PlannedTask, RunRequest
 from statestore.operations.serving import run_request, serve_planned
+from statestore.operations.shipping import unpacked
 from statestore.runtime import Runtime
-from statestore.spark.shipping import unpacked
 from statestore.tasks.plan import TaskReport
 from statestore.topology.graph import Topology
 

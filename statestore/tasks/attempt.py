@@ -143,12 +143,15 @@ class Attempt:
 
     def standing(self) -> Standing:
         """Where it is now, by what others said last."""
-        report = self._report
+        report, context = self._report, self._context
         return Standing(
+            report.stream_task,
             report.records_in + self._records_in,
             self._intake.lag(self._source),
             report.last_commit_ms,
             report.held_records,
+            context.stream_time_ms,
+            context.dropped.by_reason(),
         )
 
     def close(self) -> None:

@@ -60,12 +60,13 @@ class TaskContext:
         clock: Clock,
         poison: Poison,
         held_back: HeldBack,
+        dropped: "DroppedRecords",
     ) -> None:
         self.task_id = task_id
         self.stream_time_ms = stream_time_ms
         self.commit_requested = False
         self.records_out = 0
-        self.dropped = DroppedRecords(task_id)
+        self.dropped = dropped
         self.punctuations = Punctuations(partial(poison.fire, counters=self))
         self.held_back = held_back
         self._stores = stores
@@ -174,11 +175,15 @@ class TaskContext:
 
 
 class DroppedRecords:
-    """How many records an attempt has dropped since the last commit, by reason."""
+    """How many records a stream task has dropped, by reason.
+
+    There is one per stream task, and it outlives the task's rewinds.
+    """
 
     def __init__(self, task_id: TaskId) -> None:
         self._task_id = task_id
         self._counts: Counter[str] = Counter()
+        self._committed: Counter[str] = Counter()
         self._told: set[tuple[str, str]] = set()
 
     def add(self, reason: str, count: int) -> None:
@@ -186,13 +191,22 @@ class DroppedRecords:
         self._counts[reason] += count
 
     def total(self) -> int:
-        """How many there are."""
+        """How many there are since the last commit."""
         return self._counts.total()
+
+    def by_reason(self) -> dict[str, int]:
+        """How many were dropped for good, by reason."""
+        return dict(self._committed)
+
+    def went_back(self) -> None:
+        """What was counted since the last commit is not dropped."""
+        self._counts.clear()
 
     def committed(self) -> None:
         """They are dropped for good: tell the metrics."""
         for reason, count in self._counts.items():
             count_dropped(str(self._task_id), reason, count)
+        self._committed += self._counts
         self._counts.clear()
 
     def tell(self, node: str, batch: Batch, indices: Sequence[int], reason: str) -> None:

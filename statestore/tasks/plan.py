@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -69,13 +70,18 @@ class Standing(NamedTuple):
     """How far a stream task at work has come, for people.
 
     `records`: processed in this run, committed or not. `lag_records`: offsets up to the ends of its
-    inputs as last heard of, so never fewer than records; None: not known.
+    inputs as last heard of, so never fewer than records; None: not known. `stream_time_ms`: the
+    event time that it has reached; None: no record yet. `dropped`: by reason, what was committed
+    since this process has the task.
     """
 
-    records: int
-    lag_records: int | None
-    last_commit_ms: int | None
-    held_records: int
+    stream_task: str
+    records: int = 0
+    lag_records: int | None = None
+    last_commit_ms: int | None = None
+    held_records: int = 0
+    stream_time_ms: int | None = None
+    dropped: Mapping[str, int] = MappingProxyType({})
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):

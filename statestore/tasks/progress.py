@@ -55,10 +55,15 @@ class ProgressFile:
         self._slots = slots
         self._written_s = float("-inf")
 
-    def note(self, report: TaskReport) -> None:
-        """The task has made a step: write its progress if the file is a second old."""
-        if self._clock.monotonic() - self._written_s >= _EVERY_S:
-            self.write(report)
+    def note(self, report: TaskReport) -> bool:
+        """The task has made a step: write its progress if the file is a second old.
+
+        Returns whether it was, so that others are told at the same time.
+        """
+        if self._clock.monotonic() - self._written_s < _EVERY_S:
+            return False
+        self.write(report)
+        return True
 
     def write(self, report: TaskReport) -> None:
         """Write its progress now, as at the end of a run."""

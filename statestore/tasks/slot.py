@@ -9,7 +9,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from statestore.errors import Misuse
 from statestore.ports import Clock
@@ -21,9 +21,10 @@ _POLL_MS = 200
 _STEPS_PER_COLLECTION = 200
 
 
-_TOLD_EVERY_S = 1.0
-Tell = Callable[[Sequence[Standing]], None]
-"""Is told about once a second how far the tasks are that a slot serves in turn."""
+FOREVER_MS: Final = 253_402_300_799_999
+"""The longest that a slot serves its tasks in turn: longer than any clock runs."""
+Tell = Callable[[Standing], None]
+"""Is told about once a second how far each stream task is that a slot serves."""
 
 
 class Served(NamedTuple):
@@ -39,7 +40,7 @@ def serve(
     run_for_ms: int | None,
     stop: threading.Event,
     clock: Clock,
-    tell: Tell | None = None,
+    tell: Tell,
 ) -> list[TaskReport]:
     """Run the tasks, in turn for `run_for_ms`, or each to its planned ends (None).
 
@@ -49,25 +50,27 @@ def serve(
     with _collector_off(), _staying():
         if run_for_ms is None:
             for served in tasks:
-                _to_its_end(served, stop)
+                if not stop.is_set():
+                    _to_its_end(served, stop, tell)
         else:
             _in_turn(tasks, run_for_ms, stop, clock, tell)
     return [served.task.report for served in tasks]
 
 
-def _to_its_end(served: Served, stop: threading.Event) -> None:
+def _to_its_end(served: Served, stop: threading.Event, tell: Tell) -> None:
     task, progress = served
     with task:
-        progress.write(task.report)
+        _write(served, tell)
         steps = 0
         while not task.finished() and not stop.is_set():
             task.step(_POLL_MS)
-            progress.note(task.report)
+            if progress.note(task.report):
+                tell(task.standing())
             steps += 1
             if steps % _STEPS_PER_COLLECTION == 0:
                 gc.collect()
         task.finish()
-        progress.write(task.report)
+        _write(served, tell)
 
 
 def _in_turn(
@@ -75,29 +78,34 @@ def _in_turn(
     run_for_ms: int,
     stop: threading.Event,
     clock: Clock,
-    tell: Tell | None,
+    tell: Tell,
 ) -> None:
     deadline_s = clock.monotonic() + run_for_ms / 1000
     with ExitStack() as open_tasks:
-        for task, progress in tasks:
-            open_tasks.enter_context(task)
-            progress.write(task.report)
+        for served in tasks:
+            if stop.is_set():
+                return
+            open_tasks.enter_context(served.task)
+            _write(served, tell)
         # Busy neighbours must not wait for an idle one: share the poll time.
         poll_ms = max(5, _POLL_MS // (4 * len(tasks)))
-        steps, told_s = 0, float("-inf")
+        steps = 0
         while clock.monotonic() < deadline_s and not stop.is_set():
             for task, progress in tasks:
                 task.step(poll_ms)
-                progress.note(task.report)
-            if tell is not None and clock.monotonic() - told_s >= _TOLD_EVERY_S:
-                told_s = clock.monotonic()
-                tell([task.standing() for task, _ in tasks])
+                if progress.note(task.report):
+                    tell(task.standing())
             steps += 1
             if steps % _STEPS_PER_COLLECTION == 0:
                 gc.collect()
-        for task, progress in tasks:
-            task.finish()
-            progress.write(task.report)
+        for served in tasks:
+            served.task.finish()
+            _write(served, tell)
+
+
+def _write(served: Served, tell: Tell) -> None:
+    served.progress.write(served.task.report)
+    tell(served.task.standing())
 
 
 @contextmanager

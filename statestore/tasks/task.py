@@ -32,7 +32,7 @@ from statestore.layout.folders import StateLayout
 from statestore.settings import Settings
 from statestore.tasks.attempt import Attempt, RetryBudget
 from statestore.tasks.committer import Committer
-from statestore.tasks.context import TaskContext
+from statestore.tasks.context import DroppedRecords, TaskContext
 from statestore.tasks.memory_share import MemoryLimits, MemoryShare, TaskMemory
 from statestore.tasks.ownership import Ownership
 from statestore.tasks.plan import Standing, TaskEdges, TaskPlan, TaskReport
@@ -73,6 +73,7 @@ class StreamTask:
         self._memory = TaskMemory(str(plan.task_id), share, self._stores.usage)
         self._responder = SnapshotResponder(plan.task_id, layout, edges.clock, self.report)
         self._held_back = HeldBack()
+        self._dropped = DroppedRecords(plan.task_id)
         self._attempt: Attempt | None = None
         """The present one; None: the task was not started."""
 
@@ -196,6 +197,7 @@ class StreamTask:
         if self._attempt is not None:
             self._attempt.close()
         self._held_back.went_back()
+        self._dropped.went_back()
         context = TaskContext(
             plan.task_id,
             plan.part,
@@ -206,6 +208,7 @@ class StreamTask:
             clock=edges.clock,
             poison=self._poison,
             held_back=self._held_back,
+            dropped=self._dropped,
         )
         self.report.held_records = self._held_back.total()
         self._poison.went_back()

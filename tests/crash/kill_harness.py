@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,7 @@ class Rig:
     application_id: str = "kill"
     topic_prefix: str = "kill"
     pipeline: str = "tests.crash.pipeline:topology"
+    options: Sequence[str] = ()
     settings: Mapping[str, object] = field(default_factory=dict)
     is_poison: Callable[[int], bool] = lambda _number: False
     produced: int = 0
@@ -141,7 +142,7 @@ class Rig:
         environment["PYTHONPATH"] = str(root)
         environment[PREFIX_VARIABLE] = self.topic_prefix
         return subprocess.Popen(
-            [str(STATESTORE), "run", "--json", *self.command()],
+            [str(STATESTORE), "run", "--json", *self.options, *self.command()],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -68,7 +68,7 @@ def begun(app: App, *flags: str, stderr: int) -> Iterator[Begun]:
 
 
 HELD = f"{ORDERS} records held back until later input"
-LINE = rf"records/s, 0 records behind, last commit [^,]+ ago, {HELD}"
+LINE = rf"records/s, 0 records behind, event time [^,]+, last commit [^,]+ ago, {HELD}"
 
 
 def test_on_a_terminal_one_line_lives_and_stdout_has_the_summary_alone(app: App) -> None:

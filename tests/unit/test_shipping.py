@@ -1,4 +1,4 @@
-"""What travels to Spark's workers: every operator, and functions of a notebook; what cannot."""
+"""What travels to workers: every operator, and functions of a notebook; what cannot."""
 
 import functools
 import importlib
@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
-from pyspark import cloudpickle
 
 import statestore as ss
 from statestore.errors import InvalidTopology, PipelineNotFound
-from statestore.spark.shipping import packed, unpacked
+from statestore.operations.shipping import packed, unpacked
 from statestore.stores import serdes
 from statestore.testing.driver import TopologyTestDriver
 from statestore.topology.nodes import SourceNode
@@ -32,10 +32,10 @@ def _by_value() -> Iterator[None]:
     """The functions of the cases travel as if they were of a notebook."""
     modules = (stream_cases, table_cases, window_cases)
     for module in modules:
-        cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]  # library gap
+        cloudpickle.register_pickle_by_value(module)
     yield
     for module in modules:
-        cloudpickle.unregister_pickle_by_value(module)  # type: ignore[no-untyped-call]  # library gap
+        cloudpickle.unregister_pickle_by_value(module)
 
 
 @pytest.mark.usefixtures("_by_value")
@@ -111,7 +111,7 @@ def test_what_cannot_travel_is_named_with_its_node_and_the_function_that_uses_it
         (over(functools.partial(dict, opened=lock)), rf"{where}.*opened is a _thread.lock"),
         (
             over(Holder(Fickle()).change),
-            r"what is a .*Fickle, which cannot travel to Spark's workers \(not in this state\)",
+            r"what is a .*Fickle, which cannot travel to the workers \(not in this state\)",
         ),
         (over(str, value_serde=mine), r"value_serde.serialize.self is a _struct.Struct"),
     ]

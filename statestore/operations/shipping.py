@@ -1,4 +1,4 @@
-"""Ships a topology from the driver to Spark's workers, with functions of a notebook or a script.
+"""Ships a topology to workers, local ones and Spark's, with functions of a notebook or a script.
 
 Functions and classes that workers cannot import travel by value, as those of Spark's own UDFs do.
 A value that a module of statestore holds under a name travels as that name: operators recognize the
@@ -15,7 +15,7 @@ from functools import partial
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
-from pyspark.cloudpickle import CloudPickler
+from cloudpickle import Pickler
 
 from statestore.errors import InvalidTopology, PipelineNotFound
 from statestore.topology.graph import Topology
@@ -42,8 +42,8 @@ def unpacked(data: bytes) -> Topology:
         topology = _Unpickler(io.BytesIO(data)).load()
     except Exception as error:
         raise PipelineNotFound(
-            f"a Spark worker cannot make the pipeline ({type(error).__name__}: {error}): give it "
-            'the modules and packages of the driver, as with spark.addArtifacts("shop.py", '
+            f"a worker cannot make the pipeline ({type(error).__name__}: {error}): give it the "
+            'modules and packages of the driver, on Spark as with spark.addArtifacts("shop.py", '
             "pyfile=True), --py-files or --archives"
         ) from error
     assert isinstance(topology, Topology)
@@ -68,9 +68,9 @@ def _named_values() -> dict[int, _Place]:
     }
 
 
-class _Pickler(CloudPickler):
+class _Pickler(Pickler):  # type: ignore[misc]  # the library has no types
     def __init__(self, file: io.BytesIO, places: dict[int, _Place]) -> None:
-        super().__init__(file)  # type: ignore[no-untyped-call]  # the library has no types
+        super().__init__(file)
         self._places = places
 
     def persistent_id(self, value: object) -> tuple[str, str] | None:
@@ -86,7 +86,7 @@ class _Unpickler(pickle.Unpickler):
 
 def _dumped(value: object, places: dict[int, _Place]) -> bytes:
     file = io.BytesIO()
-    _Pickler(file, places).dump(value)  # type: ignore[no-untyped-call]  # the library has no types
+    _Pickler(file, places).dump(value)
     return file.getvalue()
 
 
@@ -103,7 +103,7 @@ def _what_stays(topology: Topology, error: Exception) -> str:
         way = _way_to_culprit(spec, places)
         if way:
             return _told(f"store {name!r}", way)
-    return f"the pipeline cannot travel to Spark's workers: {type(error).__name__}: {error}"
+    return f"the pipeline cannot travel to the workers: {type(error).__name__}: {error}"
 
 
 class _Step(NamedTuple):
@@ -191,7 +191,7 @@ def _told(where: str, way: list[_Step]) -> str:
         used = way[users[-1] + 1].name
         found = f"{_named(way[users[-1]].value)} uses {used!r}, which has {what} in it, which"
     return (
-        f"{where}: {found} cannot travel to Spark's workers ({culprit.why}): make it there, in the "
+        f"{where}: {found} cannot travel to the workers ({culprit.why}): make it there, in the "
         "function or in the processor's __init__"
     )
 

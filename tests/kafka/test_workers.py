@@ -1,0 +1,324 @@
+"""A run with several worker processes, as a user without Spark starts it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+import statestore as ss
+from statestore.errors import Misuse
+from statestore.layout.owners import read_owner
+from statestore.testing.local_kafka import LocalKafka
+from tests.builders import ROOT, eventually
+from tests.kafka import run_pipelines as pipelines
+from tests.kafka.run_rig import (
+    DEADLINE_S,
+    STATESTORE,
+    App,
+    assert_refused,
+    counted,
+    end_of,
+    name_of,
+    running,
+    updates_in_order,
+)
+
+pytestmark = pytest.mark.kafka
+PARTITIONS = 2
+FOREVER = "--run-for=forever"
+
+
+@pytest.fixture
+def app(
+    kafka: LocalKafka,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[App]:
+    settings = {"statestore.lock.wait.ms": 20_000, "commit.interval.ms": 50}
+    made = App(kafka, name_of(request.node.name), tmp_path / "state", settings=settings)
+    made.create_topics(partitions=PARTITIONS)
+    monkeypatch.setenv(pipelines.PREFIX_VARIABLE, made.name)
+    yield made
+    made.end_children()
+
+
+def assert_exact(app: App, numbers: range) -> None:
+    """Output, store and oracle agree: every record counted once."""
+    assert updates_in_order(app.read()) == counted(numbers) == app.stored()
+
+
+def workers_of(process: "subprocess.Popen[str]") -> list[psutil.Process]:
+    return psutil.Process(process.pid).children()
+
+
+def owners_of(app: App) -> dict[str, int]:
+    """The process that each stream task was claimed by last."""
+    found = {}
+    for folder in sorted((app.state_dir / app.name).glob("?_?")):
+        owner = read_owner(folder)
+        assert owner is not None
+        found[folder.name] = owner.pid
+    return found
+
+
+def assert_gone(processes: Sequence[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, DEADLINE_S)
+    assert alive == []
+
+
+def drained_in_the_end(app: App, numbers: range) -> Callable[[], bool]:
+    """Whether all of these were counted; asks the group, not the run."""
+
+    def holds() -> bool:
+        repartitioned = f"{app.name}-by-user-repartition"
+        if sum(app.committed().values()) < len(numbers) or repartitioned not in app.topics():
+            return False
+        return len(app.read()) == len(numbers)
+
+    return holds
+
+
+# What is processed.
+
+
+def test_the_stream_tasks_of_all_waves_are_spread_over_the_workers(app: App) -> None:
+    app.produce(range(80))
+    summary = app.drained("--workers=2")
+    assert (summary["stream_tasks"], summary["records_in"], summary["records_out"]) == (4, 160, 160)
+    assert (summary["caught_up"], summary["error"]) == (True, None)
+    assert_exact(app, range(80))
+    assert len(set(owners_of(app).values())) == 2
+    again = app.drained("--workers=100")
+    assert len(set(owners_of(app).values())) <= PARTITIONS, "more are of no use"
+    assert (again["stream_tasks"], again["records_in"], again["commits"]) == (4, 0, 0)
+    app.produce(range(80, 100))
+    assert app.drained()["records_in"] == 40, "the number of workers is of one run"
+    assert_exact(app, range(100))
+
+
+def test_each_sub_topology_is_shared_status_names_the_workers_and_a_second_run_is_refused(
+    app: App,
+) -> None:
+    app.produce(range(40))
+    process = app.start(FOREVER, "--workers=2")
+    running(app, process, drained_in_the_end(app, range(40)))
+    owners = owners_of(app)
+    workers = workers_of(process)
+    assert {owners["0_0"], owners["0_1"]} == {worker.pid for worker in workers}
+    assert (owners["0_0"], owners["0_1"]) == (owners["1_0"], owners["1_1"])
+    status = subprocess.run(
+        [STATESTORE, "status", *app.flags()], capture_output=True, text=True, check=True
+    ).stdout
+    assert f"running (process {process.pid} on " in " ".join(status.split())
+    for worker in workers:
+        (line,) = [line for line in status.splitlines() if line.startswith(f"process {worker.pid}")]
+        assert line.endswith(" ".join(t for t, pid in owners.items() if pid == worker.pid))
+    refused = replace(app, settings={"statestore.lock.wait.ms": 100}).run("--workers=2")
+    assert_refused(refused, 6, "Locked", f"owned by process {process.pid} on ")
+    process.terminate()
+    ended = end_of(process, 0)
+    assert ended.code == 0, ended.err[-4000:]
+    assert (ended.summary["stream_tasks"], ended.summary["records_in"]) == (4, 80)
+    assert_gone(workers)
+    assert_exact(app, range(40))
+
+
+# What is lived through.
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ctrl_c_ends_a_run_with_a_commit_and_a_summary(app: App, workers: int) -> None:
+    app.produce(range(40))
+    process = app.start(FOREVER, f"--workers={workers}", through=["setsid"])
+    running(app, process, drained_in_the_end(app, range(40)))
+    app.produce(range(40, 60))
+    running(app, process, drained_in_the_end(app, range(60)))
+    # As a terminal does: to all processes of the run.
+    os.killpg(process.pid, signal.SIGINT)
+    ended = end_of(process, 0)
+    assert ended.code == 0, ended.err[-4000:]
+    assert (ended.summary["records_in"], ended.summary["error"]) == (120, None)
+    assert "it ends after the next commit" in ended.err
+    assert "Traceback" not in ended.err
+    assert_exact(app, range(60))
+
+
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_a_second_ctrl_c_ends_a_run_at_once(app: App, workers: int) -> None:
+    (app.state_dir.parent / "stuck.py").write_text(STUCK)
+    app.produce(range(4))
+    process = app.start(FOREVER, f"--workers={workers}", pipeline="stuck:topology")
+    stuck = app.state_dir.parent / "stuck"
+    eventually(stuck.exists, "a function of the pipeline hangs", DEADLINE_S)
+    children = workers_of(process)
+    process.send_signal(signal.SIGINT)
+    until_told(process, "again ends it at once")
+    process.send_signal(signal.SIGINT)
+    assert end_of(process, 0).code == 128 + signal.SIGINT
+    assert_gone(children)
+    stuck.with_name("go").touch()
+    assert app.drained(pipeline="stuck:topology")["records_in"] == 4
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_waits_for_the_lock_ends_at_a_signal(app: App, number: signal.Signals) -> None:
+    app.produce(range(4))
+    owner = app.start(FOREVER)
+    running(app, owner, lambda: bool(app.committed()))
+    with app.unchanged_topics():
+        waiting = app.start(FOREVER, "--workers=2", "--set=statestore.lock.wait.ms=600000")
+        told = until_told(waiting, "waiting up to 600000 ms")
+        waiting.send_signal(number)
+        ended = end_of(waiting, 0)
+    assert f"is owned by process {owner.pid} on " in told
+    assert ended.code == 128 + number
+    assert "Traceback" not in ended.err
+    owner.terminate()
+    assert end_of(owner, 0).code == 0
+
+
+def until_told(process: "subprocess.Popen[str]", text: str) -> str:
+    """The line on stderr that has the text; the tests' own time limit ends a wait in vain."""
+    assert process.stderr is not None
+    return next(line for line in process.stderr if text in line)
+
+
+STUCK = """
+from pathlib import Path
+from threading import Event
+
+from tests.kafka.run_pipelines import builder, prefix
+
+
+def wait(_key, _value):
+    Path("stuck").touch()
+    while not Path("go").exists():
+        Event().wait(0.01)
+
+
+def topology():
+    b = builder()
+    b.stream(f"{prefix()}-in").peek(wait).to(f"{prefix()}-out")
+    return b.build()
+"""
+
+
+def test_a_killed_worker_is_replaced_and_the_workers_of_a_killed_run_end(app: App) -> None:
+    app.produce(range(40))
+    process = app.start(FOREVER, "--workers=2")
+    running(app, process, drained_in_the_end(app, range(40)))
+    first, second = workers_of(process)
+    first.kill()
+    app.produce(range(40, 80))
+    running(app, process, drained_in_the_end(app, range(80)))
+    left = workers_of(process)
+    assert len(left) == 2
+    assert second in left
+    assert first not in left
+    process.kill()
+    assert_gone(left)
+    _, told = process.communicate()
+    assert "was killed by SIGKILL: another one takes over its stream tasks: 0_" in told
+    app.produce(range(80, 100))
+    app.drained("--workers=2")
+    assert_exact(app, range(100))
+
+
+def test_the_error_of_a_worker_ends_the_run_as_it_does_in_one_process(app: App) -> None:
+    app.produce(range(40))
+    ended = app.run("--workers=2", pipeline="failing_processor")
+    assert_refused(ended, 5, "RecordFailed", f"{app.name}-in", "offset")
+
+
+@pytest.mark.slow
+def test_workers_that_die_again_and_again_end_the_run_with_an_error_to_retry(app: App) -> None:
+    (app.state_dir.parent / "deadly.py").write_text(DEADLY)
+    app.produce(range(4))
+    ended = app.run("--workers=2", pipeline="deadly:topology")
+    assert_refused(ended, 8, "HostFailure", "exited with 3, as did the 3 before it")
+
+
+DEADLY = """
+import os
+
+from tests.kafka.run_pipelines import builder, prefix
+
+
+def topology():
+    b = builder()
+    b.stream(f"{prefix()}-in").filter(lambda _key, _value: os._exit(3)).to(f"{prefix()}-out")
+    return b.build()
+"""
+
+
+# In Python.
+
+
+def test_a_script_without_a_main_guard_sends_its_own_functions_to_the_workers(app: App) -> None:
+    app.produce(range(40))
+    script = app.state_dir.parent / "script.py"
+    script.write_text(SCRIPT)
+    ended = subprocess.run(
+        [sys.executable, str(script), json.dumps(app.run_settings())],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLINE_S,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "80 records by 2 workers\n"
+    assert_exact(app, range(40))
+
+
+SCRIPT = """
+import json
+import os
+import sys
+
+import statestore as ss
+from statestore import serdes
+
+
+class User(str):
+    pass
+
+
+def user(_key, value):
+    assert os.getpid() != here
+    return User(value["user"])
+
+
+here = os.getpid()
+settings = json.loads(sys.argv[1])
+name = settings["application.id"]
+b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
+each = ss.Materialized("counts", caching=False)
+counts = b.stream(f"{name}-in").group_by(user, name="by-user").count(each)
+counts.to_stream().filter(lambda _key, count: count > 0).to(f"{name}-out")
+workers = 2
+summary = ss.run(b.build(), settings, workers=workers)
+print(summary.records_in, "records by", workers, "workers")
+"""
+
+
+def test_a_topology_that_cannot_be_sent_is_refused_before_anything_starts(app: App) -> None:
+    app.produce(range(4))
+    log = (app.state_dir.parent / "log").open("w")
+    b = pipelines.builder()
+    b.stream(f"{app.name}-in").peek(lambda key, _value: print(key, file=log)).to(f"{app.name}-out")
+    with app.unchanged(), pytest.raises(Misuse, match="cannot travel to the workers"):
+        ss.run(b.build(), app.run_settings(), workers=2)
+    assert ss.run(b.build(), app.run_settings(), workers=1).records_in == 4
+    for wrong in (0, -1, True, "2", 1.5):
+        with pytest.raises(Misuse, match="workers="):
+            ss.run(b.build(), app.run_settings(), workers=wrong)  # type: ignore[arg-type]
+    log.close()
