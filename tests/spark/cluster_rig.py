@@ -1,0 +1,170 @@
+"""A standalone Spark on this machine: master and workers as processes, and jobs submitted to it.
+
+Master and workers come from pyspark's own package; no Spark installation is needed. All of them
+listen on loopback only, at ports of the system's choice.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+import psutil
+import pyspark
+
+from tests.builders import ROOT, eventually
+
+SPARK_HOME = Path(pyspark.__file__).parent
+SPARK_SUBMIT = Path(sys.executable).with_name("spark-submit")
+HOST = "127.0.0.1"
+READY_S = 90.0
+END_S = 20.0
+RUN_S = 240.0
+# Also of a checkout: what the daemons have, the executors inherit.
+CHECKOUT = {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
+_OF_THIS_PROCESS = ("PYTHONPATH", "VIRTUAL_ENV", "PYSPARK_", "SPARK_", "STATESTORE_")
+
+
+class Daemon:
+    """A Spark daemon in a child process, its log in a file."""
+
+    def __init__(
+        self, folder: Path, name: str, variables: Mapping[str, str], *arguments: str
+    ) -> None:
+        self.log = folder / f"{name}.log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [str(SPARK_HOME / "bin" / "spark-class"), *arguments],
+                cwd=folder,
+                env=environment(variables) | {"SPARK_HOME": str(SPARK_HOME)},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def await_line(self, pattern: str) -> str:
+        """What the first group of the pattern finds in the log, once it is there."""
+        found: list[str] = []
+
+        def there() -> bool:
+            text = self.log.read_text(errors="replace")
+            assert self.process.poll() is None, text[-2000:]
+            found[:] = re.findall(pattern, text)
+            return bool(found)
+
+        eventually(there, f"{pattern} in {self.log}", READY_S)
+        return found[0]
+
+    def tree(self) -> list[psutil.Process]:
+        """It and what it started."""
+        root = psutil.Process(self.process.pid)
+        return [root, *root.children(recursive=True)]
+
+    def kill(self) -> None:
+        """SIGKILL to it and to all that it started, executors and their Python workers too."""
+        tree = self.tree()
+        for one in tree:
+            with suppress(psutil.NoSuchProcess):  # its parent's end may have been its own
+                one.kill()
+        self.process.wait(END_S)
+        psutil.wait_procs(tree, END_S)
+
+    def end(self) -> None:
+        """It and what it started."""
+        with self.process:
+            if self.process.poll() is None:
+                tree = self.tree()
+                self.process.terminate()
+                _, left = psutil.wait_procs(tree, END_S)
+                for one in left:
+                    one.kill()
+
+
+class Cluster:
+    """The address of the master, and the workers with their folders of work."""
+
+    def __init__(self, folder: Path, master: Daemon, workers: list[Daemon]) -> None:
+        self.folder = folder
+        self.address = master.await_line(r"Starting Spark master at (spark://\S+)")
+        self.workers = workers
+
+    def work_dir(self, number: int) -> Path:
+        """Where the executors of a worker run and write what they say."""
+        return self.folder / f"w{number}"
+
+    def said(self, number: int) -> str:
+        """What the executors of a worker, and their Python workers, wrote on stderr."""
+        files = self.work_dir(number).glob("app-*/*/stderr")
+        return "\n".join(path.read_text(errors="replace") for path in sorted(files))
+
+    def took_part(self) -> set[int]:
+        """The workers that had an executor."""
+        numbers = range(len(self.workers))
+        return {number for number in numbers if any(self.work_dir(number).glob("app-*/*"))}
+
+    def executors(self, number: int) -> list[psutil.Process]:
+        """The JVMs of the executors of a worker that are alive."""
+        return psutil.Process(self.workers[number].process.pid).children()
+
+
+@contextmanager
+def standalone(
+    folder: Path, *, workers: int = 2, variables: Mapping[str, str] = CHECKOUT
+) -> Iterator[Cluster]:
+    """A master and its workers, of one core each; `variables` are all they have of ours.
+
+    Each worker has a host of its own, as Spark takes no second attempt at a task to the same one.
+    """
+    where = ("--port", "0", "--webui-port", "0", "--host")
+    with ExitStack() as stack:
+        lead = Daemon(
+            folder, "master", variables, "org.apache.spark.deploy.master.Master", *where, HOST
+        )
+        stack.callback(lead.end)
+        cluster = Cluster(folder, lead, [])
+        for number in range(workers):
+            host = f"127.0.0.{2 + number}"
+            worker = Daemon(
+                folder,
+                f"worker-{number}",
+                {**variables, "SPARK_LOCAL_IP": host},
+                *("org.apache.spark.deploy.worker.Worker", *where, host, "--cores", "1"),
+                *("--memory", "1g", "--work-dir", str(cluster.work_dir(number))),
+                cluster.address,
+            )
+            stack.callback(worker.end)
+            cluster.workers.append(worker)
+            worker.await_line(r"(Successfully registered with master)")
+        yield cluster
+
+
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a stranger's process, with these variables."""
+    rest = {name: it for name, it in os.environ.items() if not name.startswith(_OF_THIS_PROCESS)}
+    spark = {"SPARK_NO_DAEMONIZE": "1", "SPARK_LOCAL_IP": HOST}
+    return {**rest, **spark, **variables}
+
+
+def submit(
+    master: str,
+    job: Path,
+    *arguments: str,
+    cwd: Path,
+    log: IO[bytes],
+    conf: Mapping[str, object] | None = None,
+    variables: Mapping[str, str] = CHECKOUT,
+) -> "subprocess.Popen[bytes]":
+    """A job on the way, with executors of one core."""
+    fixed = ["--executor-cores", "1", "--executor-memory", "512m"]
+    for key, value in {"spark.ui.enabled": "false", **(conf or {})}.items():
+        fixed += ["--conf", f"{key}={value}"]
+    return subprocess.Popen(
+        [str(SPARK_SUBMIT), "--master", master, *fixed, str(job), *arguments],
+        cwd=cwd,
+        env=environment(variables),
+        stdout=log,
+        stderr=log,
+    )
