@@ -153,7 +153,6 @@ class Run:
         self._settings = environment.settings
         self._layout = environment.layout
         self._clock = environment.clock
-        self._application_id = environment.settings.application_id
         self._nonce = secrets.token_hex(16)
         self._plans = 0
         self._counts: dict[TopicName, int] = {}
@@ -169,7 +168,7 @@ class Run:
         """What a start would do first; raises what a start would refuse. Nothing is written."""
         relocation = self._checked()
         return StartPreview(
-            application_id=self._application_id,
+            application_id=self._settings.application_id,
             stream_tasks=sum(map(len, self.topology.tasks(self._counts).values())),
             creates=[spec.name for spec in self._missing_internal_topics()],
             relocation=relocation.report(),
@@ -228,9 +227,9 @@ class Run:
 
     def _make_topics(self) -> Mapping[str, str]:
         """Create the internal topics that are missing; by store, what its changelog is called."""
-        # Asked anew: another driver may have created them before it let go.
+        # They are looked for again, because another driver may have created them meanwhile.
         self._cluster.create(self._missing_internal_topics())
-        application_id, reused = self._application_id, self._logs.topics()
+        application_id, reused = self._settings.application_id, self._logs.topics()
         changelogs = {
             log_of(application_id, store, {}): store
             for part in self.topology.sub_topologies
@@ -305,7 +304,7 @@ class Run:
 
     def _ends(self, part: SubTopology) -> dict[TopicPartition, int]:
         inputs = [
-            TopicPartition(topic.full(self._application_id), p)
+            TopicPartition(topic.full(self._settings.application_id), p)
             for topic in part.source_topics
             for p in range(self._counts[topic])
         ]
@@ -313,7 +312,9 @@ class Run:
         ends = {tp: bounds[tp].end for tp in inputs}
         until_ms = self.request.until_ms
         if until_ms is not None:
-            internal = {t.full(self._application_id) for t in part.source_topics if t.internal}
+            internal = {
+                t.full(self._settings.application_id) for t in part.source_topics if t.internal
+            }
             timed = [tp for tp in inputs if tp.topic not in internal]
             found = self._cluster.offsets_at(timed, until_ms) if timed else {}
             ends |= {tp: min(offset, ends[tp]) for tp, offset in found.items()}
@@ -342,7 +343,7 @@ class Run:
 
     def _internal_topics(self) -> list[TopicSpec]:
         return internal_topics(
-            self.topology, self._counts, self._application_id, self._logs.topics()
+            self.topology, self._counts, self._settings.application_id, self._logs.topics()
         )
 
     def _missing_internal_topics(self) -> list[TopicSpec]:
@@ -354,7 +355,7 @@ class Run:
         The topics keep nothing else (SEMANTICS T3).
         """
         tps = [
-            TopicPartition(topic.full(self._application_id), p)
+            TopicPartition(topic.full(self._settings.application_id), p)
             for topic, count in self._counts.items()
             if topic.internal
             for p in range(count)
@@ -372,8 +373,8 @@ def _tell_of_stays(made: RelocationPlan) -> None:
     for (store, why), tasks in stays.items():
         _log.warning(
             "store %s of stream tasks %s stays where it is, %s: if it was renamed, the new name "
-            "begins anew, and the old one back in the pipeline goes on with it; if it is of no "
-            "more use, remove its folders",
+            "starts empty, and the old name, once it is back in the pipeline, goes on with this "
+            "store; if the store is no longer needed, remove its folders",
             store,
             ", ".join(tasks),
             why,

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 _NOTHING: Final = Usage(0, 0)
 _IN_A_ROW = 3
 _STEP_S = 2.0
-# About what a commit takes whatever is in it: a small batch's time says little about its records.
+# A commit takes about this long even if it is empty, so a small batch's time says little.
 _COMMIT_S = 0.1
 _FIRST_RECORDS = 40_000
 _LEAST_RECORDS = 1_000
@@ -67,7 +67,7 @@ class Attempt:
         self._dirty = False
 
     def step(self, timeout_ms: int) -> int:
-        """Poll for up to `timeout_ms`, process, commit if due; returns the records processed."""
+        """Poll for up to `timeout_ms`, process, commit if due; return the number of records."""
         clock, intake, batch_size = self._clock, self._intake, self._retry.batch_size
         began_ms, started = clock.now_ms(), clock.monotonic()
         if self._memory.take_request() and self._dirty:
@@ -92,7 +92,7 @@ class Attempt:
         return processed
 
     def commit(self) -> None:
-        """Commit everything processed since the last commit; Rehearsed in a trial, instead."""
+        """Commit everything processed since the last commit; raise Rehearsed in a trial."""
         context, report, clock = self._context, self._report, self._clock
         started = clock.monotonic()
         offsets = self._intake.all_reached()
@@ -117,11 +117,11 @@ class Attempt:
         self._dirty = False
 
     def needs_commit(self) -> bool:
-        """Whether there is anything to commit, if only that idle inputs are still in use."""
+        """Return whether there is anything to commit, if only the old offsets of idle inputs."""
         return self._dirty or self._inputs_moved() or self._committer.is_stale()
 
     def finished(self) -> bool:
-        """Whether every input was processed and committed up to its planned end."""
+        """Return whether every input was processed and committed up to its planned end."""
         return (
             self._intake.finished()
             and not self._inputs_moved()
@@ -130,19 +130,19 @@ class Attempt:
         )
 
     def caught_up(self) -> bool:
-        """Whether every input was processed up to its planned end."""
+        """Return whether every input was processed up to its planned end."""
         return self._intake.finished()
 
     def is_idle(self) -> bool:
-        """Whether there is nothing to commit, and no input has more as far as is known."""
+        """Return whether nothing is to be committed and no input is known to have more."""
         return not self._dirty and self._intake.at_ends_of_logs(self._source)
 
     def has_punctuated(self) -> bool:
-        """Whether a punctuation was fired since the last commit."""
+        """Return whether a punctuation was fired since the last commit."""
         return self._context.punctuations.has_fired
 
     def standing(self) -> Standing:
-        """Where it is now, by what others said last."""
+        """Return how far the task has come, without asking a broker."""
         report, context = self._report, self._context
         return Standing(
             report.stream_task,
@@ -155,11 +155,11 @@ class Attempt:
         )
 
     def close(self) -> None:
-        """Close the processors. What is not committed is the task's to drop."""
+        """Close the processors. The task drops what is not committed."""
         self._context.close()
 
     def _process_within_share(self, batch: InputBatch) -> int | None:
-        """The records processed; None: not before another task of the slot has committed."""
+        """Return the number of records; None: another task of the slot must commit first."""
         intake, memory = self._intake, self._memory
         portion = self._poison.portion(batch)
         if portion.alone and self._dirty:
@@ -194,7 +194,7 @@ class Attempt:
         self._records_in += len(batch)
 
     def _punctuate(self) -> None:
-        """Fire what is due by the wall clock; what it wrote is committed like records' writes."""
+        """Fire what is due by the wall clock; its writes are committed like those of records."""
         context, memory, now_ms = self._context, self._memory, self._clock.now_ms()
         if context.punctuations.wall_clock_due(now_ms):
             self._committer.begin()
@@ -205,7 +205,10 @@ class Attempt:
                 self.commit()
 
     def _commit_is_due(self) -> bool:
-        """After the interval, when asked for, at the planned end; of idle inputs once a day."""
+        """A commit is due after the interval, on request and at the planned end.
+
+        If there is nothing else to commit, one is due once a day for idle inputs.
+        """
         if not self._dirty:
             at_end = self._intake.finished() and self._inputs_moved()
             return at_end or self._committer.is_stale()
@@ -216,7 +219,7 @@ class Attempt:
         )
 
     def _inputs_moved(self) -> bool:
-        """Whether an input is to be committed at another offset than it was."""
+        """Return whether the offset to commit of any input differs from the committed one."""
         return any(self._intake.reached(tp) != at for tp, at in self._committer.offsets.items())
 
 
@@ -236,7 +239,7 @@ class RetryBudget:
         self._failed_s = 0.0
 
     def failed(self, error: StateStoreError) -> None:
-        """Count a failure; the fourth in a row is raised, as an error of which a run is retried."""
+        """Count a failure; raise the fourth in a row, as an error after which a run is retried."""
         self._failures += 1
         self._failed_s = self._clock.monotonic()
         if self._failures > _IN_A_ROW:
@@ -258,12 +261,12 @@ class RetryBudget:
         )
 
     def committed(self) -> None:
-        """A commit went through: failures before it count no more."""
+        """Note a commit: failures before it no longer count."""
         self._failures = 0
         self.batch_size.committed()
 
     def idle(self) -> None:
-        """There is nothing to commit: a failure long ago is not in a row with the next."""
+        """Note that there is nothing to commit: a failure long ago does not count with the next."""
         if self._clock.monotonic() - self._failed_s > self._quiet_s:
             self._failures = 0
 
@@ -280,20 +283,20 @@ class AdaptiveBatchSize:
     """
 
     def __init__(self, most: int) -> None:
-        """`most`: never more records than that."""
+        """`most`: the largest size, in records."""
         self._most = most
         self._in_time = min(most, _FIRST_RECORDS)
         self.cap = most
-        """What lost transactions have left of `most`."""
+        """The largest size after lost transactions."""
 
     @property
     def records(self) -> int:
-        """How many records to take now."""
+        """The number of records to take now."""
         return min(self.cap, self._in_time)
 
     def took(self, records: int, seconds: float) -> None:
-        """So many records were processed, and committed if a commit was due, in that time."""
-        # Of few, it is not the records that take the time.
+        """Note how long it took to process these records, and to commit them if that was due."""
+        # With few records, most of the time is not spent on the records.
         if 2 * records < self._in_time:
             return
         spent_s = seconds - _COMMIT_S
@@ -303,9 +306,9 @@ class AdaptiveBatchSize:
         self._in_time = min(self._most, max(_LEAST_RECORDS, in_time))
 
     def halve(self) -> None:
-        """A transaction was lost."""
+        """Note that a transaction was lost."""
         self.cap = max(1, self.records // 2)
 
     def committed(self) -> None:
-        """A transaction went through."""
+        """Note that a transaction was committed."""
         self.cap = min(self.cap + self.cap // 16 + 1, self._most)

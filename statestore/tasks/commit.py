@@ -51,7 +51,9 @@ class CommitStamp(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def latest(cls, committed: Mapping[TopicPartition, GroupOffset]) -> "CommitStamp":
-        """The number and tally of the last commit, 0 if there was none, and the latest stream time.
+        """Return the number and tally of the last commit, and the latest stream time.
+
+        The number is 0 if there was no commit.
 
         A topology change may give a task the inputs of several: the one that committed most often
         need not be the one that had come furthest in time (SEMANTICS E4b).
@@ -68,7 +70,7 @@ class CommitStamp(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def number_in(cls, metadata: str) -> int:
-        """The commit number a committed input offset carries; 0 if it is none of ours."""
+        """Return the commit number that a committed input offset carries; 0 if it carries none."""
         try:
             return msgspec.json.decode(metadata, type=cls).number
         except msgspec.DecodeError:
@@ -76,7 +78,7 @@ class CommitStamp(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 Settle = Callable[["TaskCommit"], Mapping[TopicPartition, int] | None]
-"""Asks the log about an unanswered commit: the ends of the changelogs, if it went through."""
+"""Asks the log about an unanswered commit; returns the changelogs' ends if it succeeded."""
 
 
 @dataclass(frozen=True)
@@ -87,21 +89,21 @@ class TaskCommit:
     stamp: CommitStamp
 
     def position(self) -> Position:
-        """The offsets processed last."""
+        """Return the offsets processed last."""
         return position_at(self.offsets)
 
 
 def position_at(offsets: Mapping[TopicPartition, int]) -> Position:
-    """What was processed last, when these offsets are NEXT to read."""
+    """Return what was processed last if these offsets are NEXT to read."""
     return Position.of({tp: offset - 1 for tp, offset in offsets.items() if offset > 0})
 
 
 def settled(
     commit: TaskCommit, stores: Sequence[OwnedStore], cluster: Cluster, changelog: Changelog
 ) -> Mapping[TopicPartition, int] | None:
-    """The changelogs' ends if the log holds this very commit, None if it does not.
+    """Return the changelogs' ends if the log holds this very commit, None if it does not.
 
-    Ask only after the transactional id was opened anew: then the commit cannot happen any more.
+    Ask only after the transactional id was opened again: then the commit cannot happen any more.
     """
     text = commit.stamp.text()
     wanted = {tp: GroupOffset(offset, text) for tp, offset in commit.offsets.items()}
@@ -171,7 +173,7 @@ def _log_changes(opened: OwnedStore, outbox: Outbox, stamp: CommitStamp) -> None
 
 @contextmanager
 def _producing(what: str) -> Iterator[None]:
-    """NodeFailed where the log refuses a record, which any record since the last commit made."""
+    """Raise NodeFailed if the log refuses a record, whichever record made it since the commit."""
     try:
         yield
     except RecordFailed as error:
@@ -179,7 +181,7 @@ def _producing(what: str) -> Iterator[None]:
 
 
 def _commit_log(outbox: Outbox, commit: TaskCommit, settle: Settle) -> Mapping[TopicPartition, int]:
-    """Commit the log; the ends of the changelogs written. CommitUnknown: it did not happen."""
+    """Commit the log and return the changelogs' ends; CommitUnknown if it did not commit."""
     for _ in range(_ANSWER_ATTEMPTS):
         try:
             with _producing("commit"):

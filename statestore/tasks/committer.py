@@ -52,7 +52,7 @@ class Committer:
         self._committed_s = edges.clock.monotonic()
 
     def fence(self) -> None:
-        """End what the last owner of the transactional id left open, for good.
+        """Abort what the last owner of the transactional id left open, and fence that owner.
 
         Fenced, before anything is done, if a newer owner has the task.
         """
@@ -61,8 +61,8 @@ class Committer:
         self._edges.outbox.open()
 
     def read_committed(self) -> None:
-        """Ask the log where the inputs stand; `offsets`, `stamp` and `tally` say so from now on."""
-        # At least once, a store commits before the group does, so its position says nothing.
+        """Ask the log how far the inputs are committed, and set `offsets`, `stamp` and `tally`."""
+        # Under at_least_once a store commits before the group does, so its position says nothing.
         opened = self._stores.opened.values() if self._settings.exactly_once else ()
         self.offsets, self.stamp, group = committed_inputs(
             self._plan, self._edges.cluster, [one.store for one in opened], self._checkpoint.read()
@@ -85,7 +85,7 @@ class Committer:
     ) -> None:
         """Commit all that was written, with the offsets of the inputs NEXT to read (E2).
 
-        `tally`: what there was, and this commit.
+        `tally` includes this commit.
         """
         told = tally if tally.serving else None
         stamp = CommitStamp(self.stamp.number + 1, stream_time_ms, told)
@@ -109,7 +109,7 @@ class Committer:
         self._checkpoint.committed(offsets)
 
     def rehearse(self, stream_time_ms: int | None) -> None:
-        """Have the log take all that a commit would write, without committing (E8a)."""
+        """Send to the log all that a commit would write, without committing it (E8a)."""
         self.begin()
         rehearse(
             list(self._stores.opened.values()),
@@ -119,12 +119,12 @@ class Committer:
         )
 
     def interval_has_passed(self) -> bool:
-        """Whether the last commit is as long ago as the commit interval."""
+        """Return whether the commit interval has passed since the last commit."""
         interval_s = self._settings.effective_commit_interval_ms / 1000
         return self._edges.clock.monotonic() - self._committed_s >= interval_s
 
     def is_stale(self) -> bool:
-        """Whether the last commit is so long ago that the broker may forget the group's offsets."""
+        """Return whether the broker may soon forget the group's offsets, as the commit is old."""
         return self._checkpoint.is_old()
 
     def write_checkpoint(self) -> None:
@@ -135,7 +135,7 @@ class Committer:
         """Drop everything since the last commit."""
         if self._settings.exactly_once:
             # The transaction may be open, expired, or committed without an answer. A new epoch
-            # ends it for good; after that the log tells which it was.
+            # ends it for good; after that the log shows which it was.
             self.fence()
         else:
             self.abort()
@@ -148,7 +148,7 @@ class Committer:
             self._edges.outbox.abort()
 
     def _settle(self, commit: TaskCommit) -> Mapping[TopicPartition, int] | None:
-        """The changelogs' ends if the log holds an unanswered commit (SEMANTICS E4)."""
+        """Return the changelogs' ends if the log holds an unanswered commit (SEMANTICS E4)."""
         # A new epoch comes first: after it, nothing of the old one can arrive any more.
         self.fence()
         stores, edges = list(self._stores.opened.values()), self._edges

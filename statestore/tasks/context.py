@@ -120,16 +120,16 @@ class TaskContext:
         self._closers.append(action)
 
     def close(self) -> None:
-        """Close the processors, the last made first; nothing is fired any more.
+        """Close the processors in reverse order; nothing is fired any more.
 
-        All of them are closed, also if one raises.
+        All of them are closed, even if one raises an error.
         """
         self.punctuations.clear()
         while self._closers:
             action = self._closers.pop()
             try:
                 action()
-            except Exception:  # noqa: BLE001 - of a user's class: stores and claim must be let go
+            except Exception:  # noqa: BLE001 - a user's class raised it; stores and claim must be released
                 _log.warning("task %s: a processor's close", self.task_id, exc_info=True)
 
     def process(self, batch: InputBatch) -> None:
@@ -151,7 +151,7 @@ class TaskContext:
             start = stop
 
     def committed(self) -> None:
-        """What was counted since the last commit is final; count anew."""
+        """Take what was counted since the last commit as final, and start counting again."""
         self.dropped.committed()
         self.held_back.committed()
         self.records_out = 0
@@ -161,7 +161,7 @@ class TaskContext:
         return self._open(store).log.check
 
     def has_written(self) -> bool:
-        """Whether records went out or a commit was asked for since the last commit."""
+        """Return whether records went out or a commit was requested since the last commit."""
         return self.records_out > 0 or self.commit_requested
 
     def _open(self, name: str) -> OwnedStore:
@@ -191,26 +191,26 @@ class DroppedRecords:
         self._counts[reason] += count
 
     def total(self) -> int:
-        """How many there are since the last commit."""
+        """Return how many records were dropped since the last commit."""
         return self._counts.total()
 
     def by_reason(self) -> dict[str, int]:
-        """How many were dropped for good, by reason."""
+        """Return how many records were dropped for good, by reason."""
         return dict(self._committed)
 
     def went_back(self) -> None:
-        """What was counted since the last commit is not dropped."""
+        """Forget what was counted since the last commit, as it is not dropped."""
         self._counts.clear()
 
     def committed(self) -> None:
-        """They are dropped for good: tell the metrics."""
+        """Report them to the metrics, as they are dropped for good."""
         for reason, count in self._counts.items():
             count_dropped(str(self._task_id), reason, count)
         self._committed += self._counts
         self._counts.clear()
 
     def tell(self, node: str, batch: Batch, indices: Sequence[int], reason: str) -> None:
-        """Log what a node drops; a warning the first time, for debugging later."""
+        """Log what a node drops: as a warning the first time, later for debugging."""
         level = logging.DEBUG if (node, reason) in self._told else logging.WARNING
         self._told.add((node, reason))
         offsets = batch.offsets
@@ -232,7 +232,7 @@ class DroppedRecords:
 def _wire(
     part: SubTopology, context: TaskContext, outbox: Outbox, application_id: str
 ) -> dict[str, Push]:
-    """Where to push the batches of each source topic, by its full name."""
+    """Connect the nodes; return by full topic name where to push the batches of each source."""
     pushes: dict[str, Push] = {}
     children: dict[str, list[str]] = {}
     for node in part.nodes:
@@ -249,7 +249,7 @@ def _wire(
                 pushes[node.name] = _sink(node, context, outbox, application_id)
             case OperatorNode():
                 push = node.build(context, forward)
-                # Taken one by one too: it may choose among its children.
+                # It also takes them one by one, because it may choose among its children.
                 pushes[node.name] = _pushing_each(push) if node.name in alone.nodes else push
             case SourceNode():
                 push = _source(node, forward, _checks(part, node, context))
@@ -263,7 +263,7 @@ def _wire(
 
 
 def _checks(part: SubTopology, source: SourceNode, context: TaskContext) -> list[Push]:
-    """What the logs of tables made of a source's records check of these."""
+    """Return the checks that the logs of tables run on a source's records."""
     return [
         context.check_of(node.stores[0])
         for node in part.nodes
@@ -273,7 +273,7 @@ def _checks(part: SubTopology, source: SourceNode, context: TaskContext) -> list
 
 def _sink(node: SinkNode, context: TaskContext, outbox: Outbox, application_id: str) -> Push:
     topic = node.topic.full(application_id)
-    # An internal topic's serdes are told to what made it, or before that.
+    # The serdes of an internal topic are set at the operator that made it, or before.
     taker = f"a repartition() before {node.topic.name!r}" if node.topic.internal else ""
 
     def push(batch: Batch) -> None:
@@ -284,7 +284,7 @@ def _sink(node: SinkNode, context: TaskContext, outbox: Outbox, application_id: 
             records = Records(topic, keys, values, batch.timestamps, None, batch.headers, placing)
             outbox.send(records)
         except Exception as error:
-            # The client's own too: times and headers come from a user's code.
+            # The client's own errors count too: times and headers come from a user's code.
             at = error.at if isinstance(error, RecordFailed) else None
             found = [] if at is None else [(at, error)]
             raise failed(

@@ -1,9 +1,9 @@
-"""What the exception handlers make of something that failed, and the dead letters that tell of it.
+"""Applies the exception handlers to what failed, and sends dead letters.
 
 A record, something that waited in an operator, or a punctuation fails at a stage; the handler of
-that stage decides (SEMANTICS E9). With `fail` the run ends. With `continue` it is passed over, and
-with `dead_letter` a record on the dead letter topic says so, with the headers of KIP-1034, in the
-same transaction that passes it over.
+that stage decides (SEMANTICS E9). With `fail` the run ends. With `continue` it is passed over. With
+`dead_letter` it is passed over too, and the same transaction writes a record to the dead letter
+topic, with the headers of KIP-1034.
 """
 
 import logging
@@ -26,7 +26,8 @@ _TEXT_MAX = 8_000
 class HandlerVerdict(NamedTuple):
     """Why something is passed over.
 
-    `headers`: those of its dead letter; None: it gets none. `time_ms`: when a punctuation failed.
+    `headers`: the headers of its dead letter; None: it gets no dead letter. `time_ms`: the time of
+    a failed punctuation.
     """
 
     reason: str
@@ -44,7 +45,7 @@ class DeadLetter(NamedTuple):
 
 
 class DeadLetters:
-    """The handlers of one stream task, and its way to the dead letter topic."""
+    """The handlers of one stream task, and its access to the dead letter topic."""
 
     def __init__(self, task_id: TaskId, settings: Settings, outbox: Outbox) -> None:
         self._task_id = task_id
@@ -59,7 +60,7 @@ class DeadLetters:
     def verdict(
         self, what: str, place: Mapping[str, str], failed: NodeFailed, cause: Exception
     ) -> HandlerVerdict:
-        """The handler's verdict on `what`, met at `place`; if it is `fail`, the end of the run."""
+        """Return the handler's verdict on `what`, which failed at `place`; `fail` raises it."""
         error = failed.error(what, cause)
         handler = self._handlers[failed.stage]
         if handler is OnError.FAIL:
@@ -71,7 +72,7 @@ class DeadLetters:
         return HandlerVerdict(failed.stage, error_headers(cause, place) if is_sent else None)
 
     def send(self, what: str, letters: Sequence[DeadLetter]) -> None:
-        """Add dead letters to the open transaction; an error of the topic says of `what` they are.
+        """Add dead letters to the open transaction; an error of the topic names `what` failed.
 
         Kafka's client takes the time 0 for "now".
         """
@@ -83,7 +84,7 @@ class DeadLetters:
 
 
 def error_headers(error: Exception, place: Mapping[str, str]) -> tuple[Header, ...]:
-    """The error, and the place where it was met, as headers `__streams.errors.<name>`."""
+    """Return the error and the place where it occurred as headers `__streams.errors.<name>`."""
     kind = type(error)
     module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
     told = {

@@ -1,4 +1,4 @@
-"""Where the inputs of a stream task go on, and what its folder remembers of them.
+"""Where the inputs of a stream task continue, and what its folder remembers of them.
 
 The broker forgets a group's offset together with its topic, and a week after its last commit
 (offsets.retention.minutes). A task that took such an input for a new one would read it again. So
@@ -56,7 +56,10 @@ class InputCheckpoint:
         self._unwritten = False
 
     def read(self) -> dict[TopicPartition, int]:
-        """Per input ever committed beyond its start: the offset NEXT to read, or an earlier one."""
+        """Return the offset NEXT to read, or an earlier one, of each input that was ever committed.
+
+        An input that was only committed at its start is left out.
+        """
         found = _read(self._path)
         if found is not None:
             self._committed_ms = found.committed_ms
@@ -64,28 +67,28 @@ class InputCheckpoint:
         return dict(self._offsets)
 
     def seen(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """The group has these offsets; it does not say since when."""
+        """Note these offsets of the group, which does not say since when it has them."""
         self._take(offsets)
 
     def committed(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """These offsets were committed just now; inputs not yet known are written down at once."""
+        """Note offsets that were committed just now; write them at once if an input is new."""
         self._committed_ms = self._clock.now_ms()
         self._unwritten = True
         self._take(offsets)
 
     def is_old(self) -> bool:
-        """Whether the last commit is so long ago that the broker may forget it."""
+        """Return whether the last commit is so long ago that the broker may forget it."""
         age_ms = self._clock.now_ms() - self._committed_ms
         return bool(self._offsets) and not 0 <= age_ms < REFRESH_MS
 
     def write(self) -> None:
-        """Write down what is not written yet, at the end of the task's life."""
+        """Write what is not yet written, at the end of the task's life."""
         if self._unwritten and self._offsets:
             _write(self._path, self._committed_ms, self._offsets)
             self._unwritten = False
 
     def _take(self, offsets: Mapping[TopicPartition, int]) -> None:
-        # At 0 nothing was read: to begin there again is right.
+        # At offset 0 nothing was read, so it is right to start there again.
         begun = {tp: offset for tp, offset in offsets.items() if offset > 0}
         unknown = begun.keys() - self._offsets.keys()
         self._offsets |= begun
@@ -95,7 +98,7 @@ class InputCheckpoint:
 
 
 def read_all(folders: Iterable[Path]) -> dict[TopicPartition, int]:
-    """What the checkpoints of several tasks say together: per input the furthest offset."""
+    """Return what the checkpoints of several tasks say together: the furthest offset per input."""
     found: dict[TopicPartition, int] = {}
     for folder in folders:
         written = _read(folder / _NAME)
@@ -107,7 +110,7 @@ def read_all(folders: Iterable[Path]) -> dict[TopicPartition, int]:
 def carry(
     folders: Iterable[Path], home: Callable[[TopicPartition], Path | None], clock: Clock
 ) -> None:
-    """After a topology change, tell the task that reads an input what any task remembers of it.
+    """Give the task that reads an input, after a topology change, what any task remembers of it.
 
     This only adds, so repeating it is harmless. `home`: the folder of the task that reads an input,
     None if there is none. HostFailure, before anything is written, if a checkpoint is unreadable.
@@ -144,7 +147,7 @@ def committed_inputs(
     stores: Iterable[object],
     checkpoint: Mapping[TopicPartition, int],
 ) -> CommittedInputs:
-    """Where the inputs go on: at the group's offsets, or at the start of a new input.
+    """Return where the inputs continue: at the group's offsets, or at the start of a new input.
 
     `stores`: those whose positions the group's offsets cannot be behind. `checkpoint`: what the
     input checkpoint says. RecordFailed: an input was truncated, created again or forgotten.
@@ -152,7 +155,7 @@ def committed_inputs(
     committed = cluster.group_offsets(plan.inputs)
     fresh = [tp for tp in plan.inputs if tp not in committed]
     ends = plan.ends or {}
-    # Past its planned end: an earlier one was asked for, or the log is shorter than it was.
+    # The offset is past the planned end: an earlier end was requested, or the log got shorter.
     beyond = [tp for tp, at in committed.items() if at.offset > ends.get(tp, at.offset)]
     bounds = cluster.bounds(fresh + beyond) if fresh or beyond else {}
     for tp in beyond:
@@ -174,7 +177,7 @@ def committed_inputs(
 
 
 def truncated(tp: TopicPartition, *, end: int, committed: int) -> RecordFailed:
-    """The refusal of an input whose log ends before the group's offset."""
+    """Return the error for an input whose log ends before the group's offset."""
     return RecordFailed(
         f"input {tp} ends at offset {end}, the last commit ended at {committed}: the topic was "
         "truncated or created again, so input is lost: reset the group's offsets to go on without "
@@ -183,7 +186,7 @@ def truncated(tp: TopicPartition, *, end: int, committed: int) -> RecordFailed:
 
 
 def forgotten(tp: TopicPartition, task: TaskId, last: int) -> RecordFailed:
-    """The refusal of an input that was processed up to `last`, of which the group has no offset."""
+    """Return the error for an input that was processed up to `last` but has no group offset."""
     return RecordFailed(
         f"the group has no offset of input {tp}, but task {task} has processed it up to {last}: "
         "the topic was created again, or the offset expired on the broker "

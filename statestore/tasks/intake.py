@@ -23,7 +23,7 @@ from statestore.topology.nodes import SourceNode, TimestampExtractor
 
 @dataclass(frozen=True, slots=True)
 class InputBatch:
-    """Records of one input partition, in the order of their offsets."""
+    """Records of one input partition, in offset order."""
 
     tp: TopicPartition
     records: Batch
@@ -31,7 +31,7 @@ class InputBatch:
 
     @classmethod
     def of(cls, records: Batch) -> "InputBatch":
-        """A batch as a source gives it: with topic, partition and offsets."""
+        """Wrap a batch as a source returns it: with topic, partition and offsets."""
         topic, partition, offsets = records.topic, records.partition, records.offsets
         if topic is None or partition is None or offsets is None:
             raise TypeError("the records of an input have a topic, a partition and offsets")
@@ -41,11 +41,11 @@ class InputBatch:
         return len(self.records)
 
     def slice(self, start: int, stop: int) -> "InputBatch":
-        """The records from `start` to `stop`, exclusive."""
+        """Return the records from `start` to `stop`, exclusive."""
         return InputBatch.of(self.records.slice(start, stop))
 
     def take(self, indices: Sequence[int]) -> "InputBatch":
-        """The records at `indices`, in that order."""
+        """Return the records at `indices`, in that order."""
         return InputBatch.of(self.records.take(indices))
 
 
@@ -83,7 +83,7 @@ class Intake:
         self._cut: set[TopicPartition] = set()
 
     def poll(self, source: Source, limit: int, timeout_ms: int) -> None:
-        """Take what the source has, but for inputs with `limit` records waiting."""
+        """Take what the source has, except from inputs with `limit` records waiting."""
         paused = self.paused(limit)
         if len(paused) < len(self._waiting):
             source.pause(sorted(paused))
@@ -110,19 +110,19 @@ class Intake:
             self._waiting[tp].append(batch)
 
     def at(self, tp: TopicPartition, position: int, *, more: bool = False) -> None:
-        """The source stands at `position` without new records (end of log, control records).
+        """Note that the source is at `position` without new records (end of log, control records).
 
-        `more`: as far as it knows, that is not yet the end of the log.
+        `more`: the source knows of no end of the log there.
         """
         self._read[tp] = max(position, self._read.get(tp, 0))
         (self._more.add if more else self._more.discard)(tp)
 
     def waiting(self) -> int:
-        """Records buffered."""
+        """Return the number of records buffered."""
         return sum(len(batch) for queue in self._waiting.values() for batch in queue)
 
     def paused(self, limit: int) -> set[TopicPartition]:
-        """Inputs not to be polled: read to their end, or with `limit` records buffered."""
+        """Return the inputs not to poll: at their end, or with `limit` records buffered."""
         return {
             tp
             for tp, queue in self._waiting.items()
@@ -130,15 +130,15 @@ class Intake:
         }
 
     def finished(self) -> bool:
-        """Whether every input was read to its planned end and nothing is buffered."""
+        """Return whether every input was read to its planned end and nothing is buffered."""
         return self._ends is not None and all(
             self._at_end(tp) and not queue for tp, queue in self._waiting.items()
         )
 
     def reached(self, tp: TopicPartition) -> int | None:
-        """The input offset to commit once everything handed on is processed; None before any news.
+        """Return the offset to commit once everything handed on is processed; None: not yet known.
 
-        Past control records, but never past a record that was not handed on.
+        It is past control records, but never past a record that was not handed on.
         """
         queue = self._waiting[tp]
         if queue:
@@ -148,12 +148,12 @@ class Intake:
         return self._read.get(tp)
 
     def all_reached(self) -> dict[TopicPartition, int]:
-        """By input, the offset to commit, as far as there is any news."""
+        """Return the offset to commit of each input for which it is known."""
         reached = ((tp, self.reached(tp)) for tp in self._waiting)
         return {tp: offset for tp, offset in reached if offset is not None}
 
     def lag(self, source: Source) -> int | None:
-        """Offsets left up to the ends of the logs, as the source last heard of them; or None."""
+        """Return how many offsets are left up to the known ends of the logs; None: not known."""
         lag = 0
         for tp in self._waiting:
             end, reached = source.log_end(tp), self.reached(tp)
@@ -163,13 +163,13 @@ class Intake:
         return lag
 
     def at_ends_of_logs(self, source: Source) -> bool:
-        """Whether the source stands at the end of every input's log."""
+        """Return whether the source is at the end of every input's log."""
         return all(map(source.at_end, self._waiting))
 
     def next_batch(self, now_s: float = 0.0) -> InputBatch | None:
-        """The next records in order; None when an input must be waited for or nothing is left.
+        """Return the next records in order; None if an input must be waited for or none are left.
 
-        `now_s`: seconds that never go back.
+        `now_s` is a monotonic time.
         """
         heads = {tp: queue[0].records for tp, queue in self._waiting.items() if queue}
         if not heads:
@@ -191,7 +191,7 @@ class Intake:
         return self.front(self._waiting[first].popleft(), stop)
 
     def front(self, batch: InputBatch, take: int) -> InputBatch:
-        """The first `take` records of a batch; the rest goes back."""
+        """Return the first `take` records of a batch, and put the rest back."""
         count = len(batch)
         if take == count:
             return batch
@@ -203,7 +203,7 @@ class Intake:
         self._waiting[batch.tp].appendleft(batch)
 
     def _must_wait(self, silent: Sequence[TopicPartition], now_s: float) -> bool:
-        """Whether one of the inputs without records may yet bring the one that comes first."""
+        """Return whether an input without records may still bring the record that comes first."""
         if self._ends is not None:
             return not all(map(self._at_end, silent))
         if self._idle_s < 0:
@@ -212,7 +212,7 @@ class Intake:
             return True
         if not self._idle_s:
             return False
-        # Whoever has a record again is waited for anew, the next time it has none.
+        # Once an input has a record again, its waiting time starts again.
         self._silent_since = {tp: self._silent_since.get(tp, now_s) for tp in silent}
         return any(now_s - since < self._idle_s for since in self._silent_since.values())
 
@@ -224,7 +224,7 @@ class Intake:
 def _extracted(
     source: SourceNode, extract: TimestampExtractor, batch: InputBatch, judge: Judge
 ) -> list[int]:
-    """What the source's extractor makes of each record, decoded."""
+    """Return the times that the source's extractor returns for the decoded records."""
     tp, records = batch.tp, batch.records
     readable = records.with_columns(
         keys=records.keys.with_serde(source.key_serde),
@@ -251,7 +251,7 @@ def _extracted(
 
 
 def _decodable(node: str, batch: InputBatch, judge: Judge) -> list[int]:
-    """Indices of the records whose key and value can be decoded; the others are judged."""
+    """Return the indices of the records that can be decoded; the others are judged."""
     bad: set[int] = set()
     for side in ("key", "value"):
         try:

@@ -14,7 +14,7 @@ _GUESS = (1024.0, 1.0)
 
 
 class Usage(NamedTuple):
-    """Pending writes: of a store, of a stream task, of all that a slot serves."""
+    """Pending writes of a store, of a stream task, or of all tasks that a slot serves."""
 
     size_bytes: int
     records: int
@@ -24,19 +24,19 @@ _NOTHING = Usage(0, 0)
 
 
 class MemoryLimits(NamedTuple):
-    """How much one slot may hold pending; -1: no limit."""
+    """How much one slot may hold pending; -1 means no limit."""
 
     max_bytes: int
     max_records: int
 
     @classmethod
     def of(cls, settings: Settings, slots: int) -> "MemoryLimits":
-        """The part of the settings' limits that is one slot's."""
+        """Return one slot's part of the limits in the settings."""
         return cls.of_slot(settings.uncommitted_max_bytes, settings.uncommitted_max_records, slots)
 
     @classmethod
     def of_slot(cls, max_bytes: int, max_records: int, slots: int) -> "MemoryLimits":
-        """A host's limits divided among its slots."""
+        """Divide a host's limits among its slots."""
 
         def part(limit: int) -> int:
             return NO_LIMIT if limit == NO_LIMIT else max(1, limit // slots)
@@ -47,8 +47,8 @@ class MemoryLimits(NamedTuple):
 class MemoryShare:
     """The memory of one slot, and how much of it each stream task that it serves holds.
 
-    For one thread. A task says what it holds; one that finds no room asks the task that holds most
-    to commit.
+    One thread uses it. Each task reports what it holds, and a task that finds no room asks the task
+    that holds most to commit.
     """
 
     def __init__(self, limits: MemoryLimits) -> None:
@@ -58,7 +58,7 @@ class MemoryShare:
         self._sum = Usage(0, 0)
 
     def hold(self, task: str, usage: Usage) -> Usage:
-        """Note what `task` holds now; returns what all hold together."""
+        """Note what `task` holds now, and return what all tasks hold together."""
         before = self._held.get(task, Usage(0, 0))
         self._held[task] = usage
         self._sum = Usage(
@@ -68,7 +68,7 @@ class MemoryShare:
         return self._sum
 
     def make_room(self, task: str) -> bool:
-        """Whether `task` holds most and is to commit now; else the one that does is asked to."""
+        """Return whether `task` holds most and must commit; otherwise ask the task that does."""
         fullest = max(self._held, key=lambda name: self._held[name], default=task)
         if self._held.get(task) == self._held.get(fullest):
             return True
@@ -76,7 +76,7 @@ class MemoryShare:
         return False
 
     def take_request(self, task: str) -> bool:
-        """Whether `task` was asked to commit since the last call."""
+        """Return whether `task` was asked to commit since the last call."""
         if task not in self._asked:
             return False
         self._asked.remove(task)
@@ -93,10 +93,11 @@ class Step(NamedTuple):
 def plan_step(
     pending: Usage, per_record: tuple[float, float] | None, waiting: int, limits: MemoryLimits
 ) -> Step:
-    """The next step when each input record is expected to add `per_record` (bytes, records).
+    """Return the next step if each input record adds `per_record` (bytes, records).
 
-    Commits first when all waiting records would cross the share and something is pending; takes at
-    least one record, at most what the share can hold. `per_record` None, nothing measured yet: few.
+    The step commits first if the waiting records would exceed the share and something is pending.
+    It takes at least one record, and at most as many as the share can hold. If `per_record` is
+    None, nothing was measured yet, and the step takes few records.
     """
     if per_record is None:
         if limits == MemoryLimits(NO_LIMIT, NO_LIMIT):
@@ -120,17 +121,17 @@ def plan_step(
 
 
 def reached(pending: Usage, limits: MemoryLimits) -> bool:
-    """Whether the share is used up, so that a commit is due."""
+    """Return whether the share is used up, so that a commit is due."""
     return (limits.max_bytes != NO_LIMIT and pending.size_bytes >= limits.max_bytes) or (
         limits.max_records != NO_LIMIT and pending.records >= limits.max_records
     )
 
 
 class TaskMemory:
-    """What one stream task holds of its slot's share."""
+    """The part of its slot's share that one stream task holds."""
 
     def __init__(self, task: str, share: MemoryShare, usage: Callable[[], Usage]) -> None:
-        """`usage`: what the stores of the task have pending."""
+        """`usage` returns what the stores of the task have pending."""
         self._task = task
         self._share = share
         self.usage = usage
@@ -138,13 +139,13 @@ class TaskMemory:
         self._per_record: tuple[float, float] | None = None
 
     def plan_step(self, waiting: int) -> Step:
-        """How many of the records that wait to take now."""
+        """Return how many of the waiting records to take now."""
         self._before = self.usage()
         held = self._share.hold(self._task, self._before)
         return plan_step(held, self._per_record, waiting, self._share.limits)
 
     def grew(self, records: int) -> None:
-        """So many records were processed since the step was planned."""
+        """Note that `records` were processed since the step was planned."""
         before, after = self._before, self.usage()
         self._per_record = (
             (after.size_bytes - before.size_bytes) / records,
@@ -152,18 +153,18 @@ class TaskMemory:
         )
 
     def is_full(self) -> bool:
-        """Whether the share is used up, by this task or others."""
+        """Return whether this task and others have used up the share."""
         held = self._share.hold(self._task, self.usage())
         return reached(held, self._share.limits)
 
     def make_room(self) -> bool:
-        """Whether this task is to commit now; else the one that holds most is asked to."""
+        """Return whether this task must commit now; otherwise ask the task that holds most."""
         return self._share.make_room(self._task)
 
     def take_request(self) -> bool:
-        """Whether another task asked for a commit since the last call."""
+        """Return whether another task asked for a commit since the last call."""
         return self._share.take_request(self._task)
 
     def free(self) -> None:
-        """Nothing is pending any more."""
+        """Note that nothing is pending any more."""
         self._share.hold(self._task, _NOTHING)

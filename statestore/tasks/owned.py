@@ -1,4 +1,4 @@
-"""One store as the stream task that owns it sees it: a built-in one, or one of a user's own class.
+"""One store as its stream task sees it: a built-in store, or one of a user's own class.
 
 The task commits, restores and rolls back; processors only read and write (docs/adr/0006).
 """
@@ -29,7 +29,7 @@ IN_MEMORY = "it is in memory"
 
 
 class OwnedStore(Protocol):
-    """A store of a task, and the log that mirrors it."""
+    """A store of a task and the log that mirrors it."""
 
     @property
     def name(self) -> str: ...
@@ -37,7 +37,7 @@ class OwnedStore(Protocol):
     def spec(self) -> StoreSpec: ...
     @property
     def store(self) -> Any:
-        """What processors are given."""
+        """What processors get."""
 
     @property
     def log(self) -> StoreLog:
@@ -48,44 +48,44 @@ class OwnedStore(Protocol):
         """Its folder, for messages."""
 
     def table(self) -> StagedTable:
-        """Its bytes, for built-in operators; Misuse if it is no built-in key-value store."""
+        """Return its rows in bytes, for built-in operators; Misuse if it is of another kind."""
 
     def versions(self) -> VersionedTable:
-        """Its versions in bytes, for built-in operators; Misuse if it is no versioned store."""
+        """Return its versions in bytes, for built-in operators; Misuse if it is of another kind."""
 
     def persistent(self) -> bool: ...
     def manages_offsets(self) -> bool: ...
 
     def offset(self) -> int | None:
-        """The offset of its log that it stands at, NEXT to read; None if it does not say."""
+        """Return the offset of its log NEXT to read; None if the store has none."""
 
     def occupied(self) -> bool:
-        """Whether it may hold rows that were there when it was opened."""
+        """Return whether it may hold rows from before it was opened."""
 
     def adopt(self, offset: int | None, position: Position) -> None:
-        """Take over what files beside it said, durably."""
+        """Take over, durably, what files beside it say."""
 
     def restore(self, batch: Batch, offset_next: int) -> None:
-        """Rows of its log, and the offset they reach."""
+        """Write rows of its log, together with the offset that they reach."""
 
     def complete_ms(self) -> int | None:
-        """When it last had all that its log held; None: it does not say."""
+        """Return when it last had all that its log held; None: not known."""
 
     def caught_up(self, position: Position) -> None:
-        """It has all that its log holds, and so has processed input up to this position (I1)."""
+        """Note that it has all that its log holds, and so all input up to this position (I1)."""
 
     def changes(self, otherwise_ms: int) -> Changes:
-        """What the next commit logs: the last value of each key, or every version.
+        """Return what the next commit logs: the last value of each key, or every version.
 
-        `otherwise_ms`: the time of changes that no record made.
+        `otherwise_ms`: the time of changes that were not caused by a record.
         """
 
     @property
     def clock(self) -> WriteTime | None:
-        """What is told the time of each record processed; None: its writes say their own time."""
+        """What is told the time of each record processed; None: writes have their own times."""
 
     def commit(self, offset: int | None, position: Position) -> None:
-        """Make what is pending committed; `offset` None: the commit added nothing to its log."""
+        """Commit what is pending; `offset` is None if the commit added nothing to its log."""
 
     def rollback(self) -> None:
         """Drop what is pending; TaskCorrupted if it cannot."""
@@ -96,13 +96,13 @@ class OwnedStore(Protocol):
         """Keep its durable lag bounded while it is idle (SEMANTICS S10)."""
 
     def checkpoint(self, target: Path) -> StoreOffsets | None:
-        """Put its files as of the last commit into the new folder `target`; None: it cannot."""
+        """Put its files as of the last commit into a new folder; return None if it cannot."""
 
     @property
     def why_no_snapshot(self) -> str: ...
 
     def close(self) -> bool:
-        """Drop what is pending, flush, release; whether it ended clean."""
+        """Drop what is pending, flush and release; return whether that succeeded."""
 
 
 class OpenStore:
@@ -115,7 +115,7 @@ class OpenStore:
         windows: WindowSpec[Any, Any] | None = None,
         inputs: Collection[TopicPartition] | None = None,
     ) -> None:
-        """`windows`: `store` holds the rows of that window store. `inputs`: what its task reads."""
+        """`windows`: `store` has the rows of that window store. `inputs`: what its task reads."""
         self.store: Any = store
         if windows is not None:
             assert isinstance(store, TransactionalKeyValueStore)
@@ -133,7 +133,7 @@ class OpenStore:
         if isinstance(self._table, StagedTable):
             return self._table
         raise Misuse(
-            f"store {self.name!r} is a versioned one: this operator keeps one value per key"
+            f"store {self.name!r} is a versioned store: this operator keeps one value per key"
         )
 
     def versions(self) -> VersionedTable:
@@ -148,7 +148,7 @@ class OpenStore:
         return True
 
     def offset(self) -> int | None:
-        # Also of an in-memory store, which itself answers None (SEMANTICS S15).
+        # An in-memory store has an offset here too, though it returns None itself (SEMANTICS S15).
         return self._staged.committed_offsets().get(self.log.tp)
 
     def occupied(self) -> bool:
@@ -167,7 +167,7 @@ class OpenStore:
     def complete_ms(self) -> int | None:
         if self._staged.complete_ms is not None or not self.persistent():
             return self._staged.complete_ms
-        # An older version kept no such time, but the files say when they were last flushed.
+        # An older version kept no such time, but the files show when they were last flushed.
         flushed = [path.stat().st_mtime_ns // 1_000_000 for path in Path(self.where).glob("*.sst")]
         return max(flushed, default=None)
 
@@ -222,7 +222,7 @@ class OpenStore:
 
 
 class SuppliedStore:
-    """A store of a user's own class. The changes that it logs wait here for the commit."""
+    """A store of a user's own class. The changes that it logs are kept here until the commit."""
 
     def __init__(
         self,
@@ -233,11 +233,10 @@ class SuppliedStore:
         before_write: Callable[[], None],
     ) -> None:
         """`before_write` is called before each change is logged."""
-        self.spec: StoreSpec = spec
+        self.spec = spec
         self.name = spec.name
         self.log = log
         self.where = str(folder)
-        self._supplier = spec
         self._before_write = before_write
         self._logged = Overlay()
         self._times: dict[bytes, int] = {}
@@ -259,7 +258,7 @@ class SuppliedStore:
         raise self._own_class()
 
     def persistent(self) -> bool:
-        return self._supplier.persistent
+        return self.spec.persistent
 
     def manages_offsets(self) -> bool:
         return self.store.manages_offsets()
@@ -285,11 +284,11 @@ class SuppliedStore:
         self._before_write()
         self._restored = True
         rows = dict(zip(batch.keys.objects, batch.values.objects, strict=True))
-        self._supplier.restore(self.store, rows)
+        self.spec.restore(self.store, rows)
         self._committed(offset_next, Position())
 
     def complete_ms(self) -> int | None:
-        """Only its class could tell when it was last complete, and is not asked."""
+        """Return None, because only its class could know when it was last complete."""
 
     def caught_up(self, position: Position) -> None:
         if self._restored:
@@ -325,10 +324,10 @@ class SuppliedStore:
         )
 
     def maintain(self) -> None:
-        """Its class decides on its own when it is durable."""
+        """Do nothing, because its class decides when it is durable."""
 
     def checkpoint(self, target: Path) -> StoreOffsets | None:
-        """Only its class knows how to read its files, so there is no snapshot."""
+        """Return None, because only its class can read its files."""
 
     @property
     def why_no_snapshot(self) -> str:
@@ -339,7 +338,7 @@ class SuppliedStore:
         for step in (self.rollback, self.store.close):
             try:
                 step()
-            except Exception:  # noqa: BLE001 - whatever a user's class raises
+            except Exception:  # noqa: BLE001 - a user's class may raise anything
                 _log.warning("store %r: while closing", self.name, exc_info=True)
                 clean = False
         return clean

@@ -1,4 +1,4 @@
-"""The ownership of one stream task: claimed, checked, released (SEMANTICS E10).
+"""Claims, checks and releases the ownership of one stream task (SEMANTICS E10).
 
 A fenced task is one whose folder a newer owner has claimed. `check` tells it so, by the epoch in
 the folder: before it opens its producer, after each failure, about once a second, and under
@@ -23,7 +23,7 @@ _GLANCE_EVERY_S = 1.0
 
 
 class Ownership:
-    """The claim of one task. Another owner's files are left alone, as it may still be alive."""
+    """The claim of one task. Files of another owner, which may be alive, are left alone."""
 
     def __init__(
         self, plan: TaskPlan, edges: TaskEdges, settings: Settings, layout: StateLayout
@@ -36,9 +36,9 @@ class Ownership:
         self._glance_s = 0.0
 
     def take(self) -> Path:
-        """Claim the task; returns the folder to open its stores in.
+        """Claim the task and return the folder to open its stores in.
 
-        That is the last owner's folder if the last owner is known to be gone, else a new one.
+        That is the last owner's folder if the last owner is known to be gone, else a new folder.
         """
         plan, edges, settings = self._plan, self._edges, self._settings
         folder = self._layout.task_dir(plan.task_id)
@@ -62,7 +62,7 @@ class Ownership:
             raise
 
     def check(self, cause: StateStoreError | None = None) -> None:
-        """Fenced if a newer owner has claimed the folder. Epochs tell, Kafka does not (E5)."""
+        """Raise Fenced if a newer owner has claimed the folder; its epoch shows that (E5)."""
         if not self.holds():
             raise Fenced(
                 f"task {self._plan.task_id}: a newer owner took over; what was not committed is "
@@ -70,18 +70,18 @@ class Ownership:
             ) from cause
 
     def glance(self) -> None:
-        """Check once a second, as Kafka tells nothing to an owner that has nothing to commit."""
+        """Check once a second, because Kafka does not fence an owner that commits nothing."""
         now_s = self._edges.clock.monotonic()
         if now_s >= self._glance_s:
             self._glance_s = now_s + _GLANCE_EVERY_S
             self.check()
 
     def holds(self) -> bool:
-        """Whether this owner still has the task."""
+        """Return whether this owner still has the task."""
         return self.claim is not None and self.claim.still_ours()
 
     def sweep(self) -> None:
-        """Remove what former owners left behind, once the stores are up to their logs."""
+        """Remove what former owners left behind; call it once the stores are up to their logs."""
         retention_ms = self._settings.quarantine_retention_ms
         task = self._plan.task_id
         try:

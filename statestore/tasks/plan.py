@@ -22,7 +22,7 @@ OpenStoreAt = Callable[[BuiltInSpec, Path], BuiltIn]
 
 @dataclass(frozen=True)
 class TaskEdges:
-    """What one stream task reaches the world by."""
+    """The ports through which one stream task reaches the outside world."""
 
     source: Source
     outbox: Outbox
@@ -35,7 +35,7 @@ class TaskEdges:
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """Which stream task, on which part of the topology, up to which offsets (None: without end)."""
+    """A stream task, its part of the topology, and its planned ends (None: it has none)."""
 
     task_id: TaskId
     part: SubTopology
@@ -45,10 +45,10 @@ class TaskPlan:
     slots: int = 1
     accept_empty_changelog: bool = False
     serving: str = ""
-    """Names this run's service of the task, whichever worker attempts it; empty: not known."""
+    """Names this serving of the task, whichever worker attempts it; empty: not known."""
 
     def intake(self, settings: Settings, judge: Judge) -> Intake:
-        """An empty buffer for the inputs, up to the planned ends."""
+        """Return an empty buffer for the inputs, up to the planned ends."""
         extracted = {
             topic.full(settings.application_id): node
             for node in self.part.sources
@@ -59,7 +59,7 @@ class TaskPlan:
 
 
 def transactional_ids(application_id: str, task: TaskId | str) -> tuple[str, str]:
-    """The ids of a task's producers, which never change: opening both fences the last owner.
+    """Return the ids of a task's producers, which never change; opening both fences the last owner.
 
     The commits of a task use them in turn, by their number (docs/adr/0013).
     """
@@ -67,7 +67,7 @@ def transactional_ids(application_id: str, task: TaskId | str) -> tuple[str, str
 
 
 class Standing(NamedTuple):
-    """How far a stream task at work has come, for people.
+    """How far a running stream task has come, to be shown to people.
 
     `records`: processed in this run, committed or not. `lag_records`: offsets up to the ends of its
     inputs as last heard of, so never fewer than records; None: not known. `stream_time_ms`: the
@@ -85,7 +85,7 @@ class Standing(NamedTuple):
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):
-    """What the commits of one serving of a task have done together, by whichever workers."""
+    """What all commits of one serving of a task have done, whichever workers made them."""
 
     serving: str = ""
     commits: Count = 0
@@ -94,7 +94,7 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
     dropped_records: Count = 0
 
     def after(self, *, records_in: int, records_out: int, dropped_records: int) -> "Tally":
-        """The tally after one more commit."""
+        """Return the tally after one more commit."""
         return Tally(
             serving=self.serving,
             commits=self.commits + 1,

@@ -3,7 +3,7 @@
 Three kinds of things fail: a record of the input, an item that waited in an operator until a later
 record let stream time pass, and a punctuation. All three go the same way:
 
-    judge      the attempt failed: what failed is condemned, as its handler says, or searched for
+    judge      the attempt failed: its handler condemns what failed, or a search for it begins
     portion    the next attempt stops after what it is about to pass over, and commits there
     pass over  it is left out; its dead letter goes into the transaction that leaves it out
     committed  the verdict is carried out for good
@@ -50,16 +50,16 @@ class InputRecord(NamedTuple):
 
 
 Condemned = InputRecord | HeldItem | Firing
-"""What is passed over."""
+"""What can be passed over."""
 
 
 class HeldFailed(NodeFailed):
-    """Something that waited cannot be handed on; `items` are those known, none: it may be any."""
+    """An item that waited cannot be handed on; `items` is empty if it may be any of them."""
 
     def __init__(
         self, failed: NodeFailed, items: list[tuple[HeldItem, Exception]], handed_on: int
     ) -> None:
-        """`handed_on`: how many had been handed on before the first suspect."""
+        """`handed_on`: the number of items handed on before the first suspect."""
         self.items = items
         self.handed_on = handed_on
         super().__init__(
@@ -82,7 +82,7 @@ class Rehearsed(Exception):
 
 
 class Counters(Protocol):
-    """What an attempt is told of what it passes over."""
+    """Where an attempt counts what it passes over."""
 
     def count_dropped(self, reason: str) -> None: ...
     def request_commit(self) -> None: ...
@@ -100,7 +100,7 @@ class Portion(NamedTuple):
 
 
 class Poison:
-    """What one stream task passes over, and what it searches for, through all its attempts."""
+    """What one stream task passes over, and what it searches for, in all its attempts."""
 
     def __init__(
         self, task_id: TaskId, part: SubTopology, settings: Settings, outbox: Outbox
@@ -120,20 +120,20 @@ class Poison:
 
     @property
     def on_trial(self) -> bool:
-        """Whether what is being done is not to be committed."""
+        """Whether a trial is running, which is not committed."""
         return self._trials.is_on
 
     # Records of the input.
 
     def portion(self, batch: InputBatch) -> Portion:
-        """How many records of a batch to take at once."""
+        """Return how many records of a batch to take at once."""
         tp, offsets = batch.tp, batch.offsets
         take, alone = self._suspects.cut(tp, offsets)
         if not self._verdicts:
             return Portion(take, alone, commit=alone)
         known = self._condemned_among(tp, offsets[:take])
         if known:
-            # A later failure is not to bring them back.
+            # A later failure must not bring them back.
             take = known[-1] + 1
         fires = self._first_firing_among(tp, offsets[:take])
         if fires is not None:
@@ -141,7 +141,7 @@ class Poison:
         return Portion(take, alone, commit=alone or bool(known) or fires is not None)
 
     def pass_over(self, batch: InputBatch, counters: Counters) -> InputBatch:
-        """The records to process; dead letters of the others go into the open transaction."""
+        """Return the records to process; send dead letters of the others in the transaction."""
         tp, offsets = batch.tp, batch.offsets
         before = self._taken.get(tp)
         first = offsets[0] if before is None else before.first
@@ -156,11 +156,11 @@ class Poison:
         return batch
 
     def passed(self) -> None:
-        """The records last given out went through every node."""
+        """Note that the records returned last went through every node."""
         self._working = None
 
     def condemn(self, tp: TopicPartition, failed: NodeFailed) -> None:
-        """Pass over every culprit from now on, or raise for the first, as the handler says."""
+        """Pass over every culprit from now on, or raise for the first, as the handler decides."""
         for offset, cause in failed.culprits:
             self._condemn_record(InputRecord(tp, offset), failed, cause)
 
@@ -175,7 +175,7 @@ class Poison:
     # What waited in an operator.
 
     def release(self, node: str, held: Held, hand_on: Push, counters: Counters) -> None:
-        """Hand on what waited, without what is passed over; HeldFailed if it cannot be."""
+        """Hand on what waited, except what is passed over; HeldFailed if an item fails."""
         places = self._admitted(held, counters)
         batch = held.batch if places is None else held.batch.take(places)
         if not len(batch):
@@ -201,7 +201,7 @@ class Poison:
     # Punctuations.
 
     def fire(self, firing: Firing, function: Fire, time_ms: int, counters: Counters) -> bool:
-        """Call the function; False: this firing is passed over. PunctuationFailed if it fails."""
+        """Call the function, or return False to pass over it. PunctuationFailed if it fails."""
         verdict = self._take_verdict(firing, counters)
         if verdict is not None:
             if verdict.headers is not None:
@@ -220,10 +220,10 @@ class Poison:
     # What became of the attempt.
 
     def judge(self, failed: NodeFailed, *, punctuated: bool) -> None:
-        """Condemn what failed, or have it searched for, so that the next attempt gets further.
+        """Condemn what failed, or search for it, so that the next attempt gets further.
 
-        Raises what ends the run. `punctuated`: what a punctuation wrote since the last commit may
-        be to blame as well.
+        An error that is raised here ends the run. `punctuated`: writes of a punctuation since the
+        last commit may be the cause as well.
         """
         if isinstance(failed, HeldFailed) and failed.items:
             self._trials.stop()
@@ -243,11 +243,11 @@ class Poison:
         self._search(failed, is_tried=is_tried, punctuated=punctuated)
 
     def rehearsed(self) -> None:
-        """A trial went through up to its commit."""
+        """Note that a trial went through up to its commit."""
         self._trial_ended(None)
 
     def committed(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """The inputs are committed up to these offsets, exclusive."""
+        """Note that the inputs are committed up to these offsets, exclusive."""
         for what, verdicts in list(self._verdicts.items()):
             left = [] if _is_behind(what, offsets) else verdicts[self._passed[what] :]
             if left:
@@ -258,7 +258,7 @@ class Poison:
         self.went_back()
 
     def went_back(self) -> None:
-        """The task stands at its last commit: nothing has been processed since."""
+        """Note that the task is back at its last commit: nothing has been processed since."""
         self._passed.clear()
         self._taken.clear()
         self._working = None
@@ -268,10 +268,10 @@ class Poison:
     def _search(self, failed: NodeFailed, *, is_tried: bool, punctuated: bool) -> None:
         """Narrow down which record or item failed; a record that failed alone is condemned.
 
-        `is_tried`: trials have shown that no item which waited is to blame.
+        `is_tried`: trials have shown that no waiting item is the cause.
         """
         work = self._working
-        # What the log refuses may have been sent long before it says so.
+        # The log may refuse a record long after it was sent.
         anywhere = work is None or (failed.stage is Stage.PRODUCTION and not failed.culprits)
         lots = list(self._taken.values()) if anywhere or work is None else [work]
         if sum(lot.records for lot in lots) > 1:
@@ -294,7 +294,7 @@ class Poison:
         self._condemn_record(record, failed, failed.cause)
 
     def _trial_ended(self, failed: NodeFailed | None) -> bool:
-        """Whether the next attempt gets further: another trial follows, or an item is condemned."""
+        """Return whether the next attempt tries on or passes over an item that was condemned."""
         found = self._trials.ended(failed)
         if found is None:
             return True
@@ -337,7 +337,7 @@ class Poison:
         self._verdicts[firing] = [verdict._replace(reason=_PUNCTUATION, time_ms=time_ms)]
 
     def _take_verdict(self, what: HeldItem | Firing, counters: Counters) -> HandlerVerdict | None:
-        """The verdict to carry out now, so that a commit follows; None: it is not passed over."""
+        """Return the verdict to carry out now, and request a commit; None: do not pass over it."""
         verdicts, done = self._verdicts.get(what, ()), self._passed[what]
         if done >= len(verdicts):
             return None
@@ -347,14 +347,14 @@ class Poison:
         return verdicts[done]
 
     def _condemned_among(self, tp: TopicPartition, offsets: Sequence[int]) -> list[int]:
-        """The places of condemned records among records with these offsets."""
+        """Return the indices of condemned records among records with these offsets."""
         known = sorted(
             w.offset for w in self._verdicts if isinstance(w, InputRecord) and w.tp == tp
         )
         return _places(known, offsets)
 
     def _first_firing_among(self, tp: TopicPartition, offsets: Sequence[int]) -> int | None:
-        """The place of the first record after which a firing is passed over."""
+        """Return the index of the first record after which a firing is passed over."""
         after = [w.after for w in self._verdicts if isinstance(w, Firing) and w.after is not None]
         found = _places(sorted(offset for at, offset in after if at == tp), offsets)
         return found[0] if found else None
@@ -377,7 +377,7 @@ class Poison:
             self._letters.send(what, letters)
 
     def _admitted(self, held: Held, counters: Counters) -> list[int] | None:
-        """The places of the items to hand on; None: all."""
+        """Return the indices of the items to hand on; None: all."""
         if not self._verdicts and not self._trials.is_on:
             return None
         places = []
@@ -397,13 +397,13 @@ class Poison:
 
 
 def _places(known: Sequence[int], offsets: Sequence[int]) -> list[int]:
-    """Where these offsets are found among others; both rise."""
+    """Return the indices of known offsets among others; both are sorted."""
     found = [(bisect_left(offsets, offset), offset) for offset in known]
     return [i for i, offset in found if i < len(offsets) and offsets[i] == offset]
 
 
 def _is_behind(what: Condemned, offsets: Mapping[TopicPartition, int]) -> bool:
-    """Whether the input is committed past it."""
+    """Return whether the input is committed past it."""
     match what:
         case InputRecord(tp, offset):
             return offset < offsets.get(tp, 0)
@@ -431,7 +431,7 @@ def _stored(column: Column) -> list[bytes | None]:
 
 
 def _independent(part: SubTopology) -> frozenset[str]:
-    """The nodes to which a record comes the same, whatever came before it: no store in between."""
+    """Return the nodes whose input does not depend on earlier records: no store is above them."""
     found: set[str] = set()
     stateless: set[str] = set()
     for node in part.nodes:
@@ -443,7 +443,7 @@ def _independent(part: SubTopology) -> frozenset[str]:
 
 
 def _independent_below(part: SubTopology, node: str) -> frozenset[str]:
-    """`node` and those below it to which each item comes the same, whatever came before it."""
+    """Return `node` and those below it whose input does not depend on earlier items."""
     found, stateless = {node}, {node}
     for below in part.nodes:
         if not stateless.isdisjoint(below.parents):

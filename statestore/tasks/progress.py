@@ -1,4 +1,4 @@
-"""What a stream task tells people about its work: the file `progress.json`.
+"""The file `progress.json`, in which a stream task reports its work to people.
 
 No task depends on it: it is not synced to disk, may be missing, and is up to a second old.
 `statestore status` reads it together with `owner.json`, which says whether its writer is alive. The
@@ -23,15 +23,15 @@ NAME = "progress.json"
 Slots = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 _EVERY_S = 1.0
 _ENOUGH = 1000
-"""How many records make a rate."""
+"""The smallest number of records from which a rate is computed."""
 
 
 class TaskProgress(msgspec.Struct, frozen=True):
-    """The content of the file. Rates are records a second; None: not known.
+    """The content of the file. Rates are records per second; None: not known.
 
-    `slots`: those of its host. `held_records`: wait in operators, as of the last commit; None: an
-    older version wrote the file. If `pid` is not that of the folder's owner, the owner has not
-    begun to process yet.
+    `slots`: the slots of its host. `held_records`: the records that waited in operators at the last
+    commit; None: an older version wrote the file. If `pid` is not that of the folder's owner, the
+    owner has not begun to process yet.
     """
 
     pid: Count = 0
@@ -56,9 +56,9 @@ class ProgressFile:
         self._written_s = float("-inf")
 
     def note(self, report: TaskReport) -> bool:
-        """The task has made a step: write its progress if the file is a second old.
+        """Write the progress after a step of the task, if the file is a second old.
 
-        Returns whether it was, so that others are told at the same time.
+        Return whether it was, so that others are told at the same time.
         """
         if self._clock.monotonic() - self._written_s < _EVERY_S:
             return False
@@ -66,7 +66,7 @@ class ProgressFile:
         return True
 
     def write(self, report: TaskReport) -> None:
-        """Write its progress now, as at the end of a run."""
+        """Write the progress now, as at the end of a run."""
         self._written_s = self._clock.monotonic()
         before, busy_s = self._before, report.process_seconds + report.commit_seconds
         own = report.records_in - report.records_before
@@ -82,7 +82,7 @@ class ProgressFile:
             report.held_records,
         )
         temporary = self._path.with_name(f".{NAME}.tmp")
-        # Where the folder cannot be written, the task itself will say so.
+        # If the folder cannot be written, the task itself will report it.
         with suppress(OSError):
             temporary.write_bytes(msgspec.json.encode(progress))
             temporary.replace(self._path)
@@ -90,7 +90,7 @@ class ProgressFile:
 
 
 def read_progress(folder: Path) -> TaskProgress:
-    """The progress written last; that of no process if there is none that can be read."""
+    """Return the progress written last; an empty one if there is no readable file."""
     with suppress(HostFailure):
         return documents.read(folder / NAME, TaskProgress, way_out="remove it") or TaskProgress()
     return TaskProgress()

@@ -1,9 +1,9 @@
-"""Bring a task's stores up to their logs, from their own offsets on (SEMANTICS E8).
+"""Brings a task's stores up to the ends of their logs, from their own offsets (SEMANTICS E8).
 
 Batches go straight into the engine together with the offset they reach, so a restore that is killed
-goes on where it stopped. Nothing is processed before all stores are restored. A store that cannot
-go on from where it stands is refused by name: one whose offset its log does not know, and one from
-whose offset on the log may have forgotten deletes (I29).
+continues where it stopped. Nothing is processed before all stores are restored. A store that
+cannot continue from its offset is refused by name: its log does not have the offset, or may have
+forgotten deletes after it (I29).
 
 Keeps I2.
 """
@@ -23,12 +23,12 @@ _log = logging.getLogger(__name__)
 _REPORT_EVERY_S = 5.0
 _NO_LOG = Bounds(0, 0)
 UNCLEAN = "unclean"
-"""The reason of a store that does not manage its offsets and was not closed."""
+"""The reason if a store does not manage its offsets and was not closed."""
 
 
 @dataclass(frozen=True)
 class Restored:
-    """What a restore did; `dropped`: records it passed over, as they have no key."""
+    """What a restore did; `dropped` counts records without a key, which it passed over."""
 
     records: int
     seconds: float
@@ -36,7 +36,7 @@ class Restored:
 
 
 class StoreCorrupted(TaskCorrupted):
-    """One store of the task cannot be trusted: that one goes to quarantine."""
+    """One store of the task cannot be trusted; it goes to quarantine."""
 
     def __init__(self, store: str, reason: str, message: str) -> None:
         super().__init__(message)
@@ -60,10 +60,10 @@ class Restorer:
         committed: Mapping[TopicPartition, int],
         position: Position,
     ) -> Restored:
-        """Restore all stores; StoreCorrupted names one that cannot go on from where it stands.
+        """Restore all stores; StoreCorrupted names one that cannot continue from its offset.
 
-        `committed`: of each input of the task, the offset NEXT to process. `position`: what the
-        group has committed, whose effect the restored stores have.
+        `committed`: the offset NEXT to process of each input. `position`: what the group has
+        committed, which the restored stores contain.
         """
         started = self.clock.monotonic()
         logs = dict.fromkeys(opened.log.tp for opened in stores if opened.log.exists)
@@ -131,12 +131,12 @@ class Restorer:
         )
 
     def _why_too_old(self, opened: OwnedStore, start: int, end: int) -> str | None:
-        """Why the log from `start` to `end` may lack deletes; None: it has them all (I29).
+        """Return why the log from `start` to `end` may lack deletes; None: it has them all (I29).
 
         A changelog forgets a delete `delete.retention.ms` after a cleaner first met it. A store
-        that stands before such a delete and has the row would keep the row for good: after a crash,
-        if its tail waited too long, or when an old copy of a volume is put back. A store says when
-        it last had all that its log held, so every delete that it lacks was logged after that.
+        that is before such a delete and has the row would keep the row for good. This happens after
+        a crash if the restart is too late, or with an old copy of a volume. A store records when it
+        last had all that its log held, so every delete that it lacks was logged after that.
         """
         if opened.log.is_complete(start, end):
             return None
@@ -154,7 +154,7 @@ class Restorer:
         )
 
     def _delete_retention_ms(self, topic: str) -> int | None:
-        """None: the topic forgets no delete before its record, or its settings are not known."""
+        """Return None if the topic is not compacted, or if its settings are not known."""
         try:
             told = self.cluster.topic_settings([topic]).get(topic, {})
         except Misuse as error:

@@ -1,4 +1,4 @@
-"""What one slot does: it serves stream tasks, each to its end or all in turn for a while.
+"""Serves the stream tasks of one slot: each to its end, or all in turn for some time.
 
 A slot is one Spark task, or the whole process under `statestore run`. The garbage collector is off
 while records move: batches make no cycles, and its pauses grow with the number of live records.
@@ -19,16 +19,15 @@ from statestore.tasks.task import StreamTask
 
 _POLL_MS = 200
 _STEPS_PER_COLLECTION = 200
-
-
 FOREVER_MS: Final = 253_402_300_799_999
 """The longest that a slot serves its tasks in turn: longer than any clock runs."""
+
 Tell = Callable[[Standing], None]
-"""Is told about once a second how far each stream task is that a slot serves."""
+"""Receives about once a second the standing of each stream task that a slot serves."""
 
 
 class Served(NamedTuple):
-    """A stream task, and the file that tells of its progress."""
+    """A stream task and its progress file."""
 
     task: StreamTask
     progress: ProgressFile
@@ -42,10 +41,10 @@ def serve(
     clock: Clock,
     tell: Tell,
 ) -> list[TaskReport]:
-    """Run the tasks, in turn for `run_for_ms`, or each to its planned ends (None).
+    """Run the tasks in turn for `run_for_ms`; if that is None, run each to its planned ends.
 
-    `stop`: commit, release, return. Misuse if a function of the pipeline calls sys.exit, which
-    would let the run end as if all had been done.
+    Once `stop` is set, they commit and release, and the call returns. Misuse if a function of the
+    pipeline calls sys.exit, which would end the run as if everything had been done.
     """
     with _collector_off(), _staying():
         if run_for_ms is None:
@@ -87,7 +86,7 @@ def _in_turn(
                 return
             open_tasks.enter_context(served.task)
             _write(served, tell)
-        # Busy neighbours must not wait for an idle one: share the poll time.
+        # Tasks with input must not wait for an idle one, so they share the poll time.
         poll_ms = max(5, _POLL_MS // (4 * len(tasks)))
         steps = 0
         while clock.monotonic() < deadline_s and not stop.is_set():

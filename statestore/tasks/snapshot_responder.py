@@ -1,4 +1,4 @@
-"""How the owner of a stream task answers requests for snapshots of its stores, made in files.
+"""Answers, in the owner of a stream task, requests in files for snapshots of its stores.
 
 answer()  the stores as of the last commit     snapshot.linked
           published by rename                  snapshot.published
@@ -37,7 +37,7 @@ class SnapshotResponder:
     def serve(self, stores: Mapping[str, OwnedStore], commit_number: int) -> None:
         """Answer requests and remove what has expired, if it is time to look.
 
-        Call it outside of commits. What is pending is not in the files, so any such moment will do.
+        Call it at any moment outside of commits, because pending writes are not in the files.
         """
         now_s = self._clock.monotonic()
         if now_s >= self._look_s:
@@ -58,7 +58,7 @@ class SnapshotResponder:
             try:
                 self._take(snapshot_id, request, stores, commit_number)
             except HostFailure as error:
-                # Whoever asked sees that the request is gone; the task fails at its next flush.
+                # The requester sees that the request is gone; the task fails at its next flush.
                 _log.warning("task %s: no snapshot: %s", self._task_id, error)
                 self._snapshots.drop(snapshot_id)
         self._snapshots.withdraw(snapshot_id)

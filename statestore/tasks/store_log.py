@@ -2,8 +2,8 @@
 
 There are two kinds (docs/adr/0015). An `OwnChangelog` is written by the commits of the task alone,
 and a restore reads it up to its last stable offset. A `SourceTopic` is the input topic that a table
-is made of: a commit adds nothing, as the records are there already, and a restore stops at the
-input offset that the group has committed, because the task processes what follows again.
+is made of: a commit adds nothing, because the topic already has the records, and a restore stops
+at the input offset that the group has committed, because the task processes what follows again.
 
 Keeps I16.
 """
@@ -28,39 +28,39 @@ LogOffsets = Mapping[TopicPartition, int]
 
 
 class LoggedRows(NamedTuple):
-    """Replayed records that are rows of a store, and how many others are of an unknown producer."""
+    """Replayed records that are rows of a store, and the number of those that are not."""
 
     batch: Batch
     foreign: int
 
 
 class StoreLog(Protocol):
-    """What commits, restores and checks of a store ask of its log."""
+    """What commits, restores and checks of a store need of its log."""
 
     @property
     def tp(self) -> TopicPartition: ...
 
     @property
     def exists(self) -> bool:
-        """Whether the partition is there."""
+        """Whether the partition exists."""
 
     def append(self, changes: Callable[[], Changes], outbox: Outbox) -> None:
         """Add the pending changes of the store to the open transaction."""
 
     def offset_after(self, ends: LogOffsets, inputs: LogOffsets, /) -> int | None:
-        """The offset for the store's batch; None: the commit added nothing.
+        """Return the offset for the store's batch; None: the commit added nothing.
 
         `ends`: where the changelogs written by the commit end. `inputs`: the offsets it committed.
         """
 
     def end(self, bounds: Bounds, inputs: LogOffsets, /) -> int:
-        """Where a restore stops, when the group has committed `inputs`."""
+        """Return where a restore stops if the group has committed `inputs`."""
 
     def is_complete(self, start: int, end: int) -> bool:
-        """Whether a store at `start` lacks no record before `end`."""
+        """Return whether a store at `start` has every record before `end`."""
 
     def rows(self, batch: Batch) -> LoggedRows:
-        """The rows among replayed records, with their true times."""
+        """Return the rows among replayed records, with their true times."""
 
     def check(self, batch: Batch) -> None:
         """NodeFailed if a batch of the source holds records that a replay would leave out."""
@@ -68,7 +68,7 @@ class StoreLog(Protocol):
 
 @dataclass(frozen=True)
 class OwnChangelog:
-    """The changelog of one store, which nobody else writes."""
+    """The changelog of one store, to which nothing else writes."""
 
     tp: TopicPartition
     exactly_once: bool
@@ -100,28 +100,28 @@ class OwnChangelog:
         return LoggedRows(_without(batch, gone), len(gone))
 
     def check(self, batch: Batch) -> None:
-        """The table logs whatever it takes."""
+        """Accept every batch, because the table logs everything that it takes."""
 
 
 @dataclass(frozen=True)
 class SourceTopic:
     """The input topic that one table is made of.
 
-    The table takes the records that have a key and can be decoded, whoever decodes them and
-    whatever the handler does about the others. So the same records make the same table again.
+    The table takes the records that have a key and can be decoded, whatever the handler does about
+    the others. So the same records make the same table again.
     """
 
     tp: TopicPartition
     node: SourceNode
     inputs: Collection[TopicPartition]
-    """What the task reads: of a topic with fewer partitions than another it may read none."""
+    """What the task reads. If another topic has more partitions, it may not read this one."""
 
     @property
     def exists(self) -> bool:
         return self.tp in self.inputs
 
     def append(self, changes: Callable[[], Changes], outbox: Outbox) -> None:
-        """The records are there already."""
+        """Do nothing, because the topic already has the records."""
 
     def offset_after(self, _ends: LogOffsets, inputs: LogOffsets, /) -> int | None:
         return inputs.get(self.tp)
@@ -157,7 +157,7 @@ class SourceTopic:
 
 
 def sendable(times: list[int]) -> tuple[list[int], list[tuple[Header, ...]] | None]:
-    """The times to stamp changelog records with, and their headers if any record needs one."""
+    """Return the timestamps of changelog records, and their headers if any record needs one."""
     if min(times, default=_STAMP + 1) > _STAMP:
         return times, None
     headers: list[tuple[Header, ...]] = [
@@ -167,7 +167,7 @@ def sendable(times: list[int]) -> tuple[list[int], list[tuple[Header, ...]] | No
 
 
 def true_times(batch: Batch) -> list[int]:
-    """The times of the changes that changelog records were written for."""
+    """Return the true times of the changes in changelog records."""
     if _STAMP not in batch.timestamps or batch.headers is None:
         return batch.timestamps
     return [

@@ -1,4 +1,4 @@
-"""The stores of one stream task together: opened, restored, rolled back, closed.
+"""Opens, restores, rolls back and closes the stores of one stream task together.
 
 A store that cannot be trusted is renamed into quarantine, and a new one in its place is restored
 from its log (SEMANTICS E5, S16); the other stores of the task are not touched.
@@ -56,11 +56,11 @@ class TaskStores:
         self._unmarked: list[tuple[Path, Quarantined]] = []
 
     def live_in(self, folder: Path) -> None:
-        """Open stores in this folder from now on: each owner may have its own (E10)."""
+        """Open stores in this folder from now on; each owner may have its own folder (E10)."""
         self._folder = folder
 
     def open(self, spec: StoreSpec) -> None:
-        """Open a store; if it is not readable, open a new one in its place."""
+        """Open a store; if it cannot be read, open a new one in its place."""
         path = self._folder / spec.name
         try:
             opened = self._opened(spec, path)
@@ -82,11 +82,11 @@ class TaskStores:
         *,
         nothing_committed: bool = False,
     ) -> Restored:
-        """Bring all up to their logs, replacing those that cannot go on from where they stand.
+        """Bring all stores up to their logs; replace those that cannot continue from their offsets.
 
-        `committed`: where the inputs go on. `position`: what the group has committed.
-        `nothing_committed`: the application never committed, so an empty changelog is no loss to a
-        store whose writes were never committed either.
+        `committed`: where the inputs continue. `position`: what the group has committed.
+        `nothing_committed`: the application never committed, so a store whose writes were never
+        committed either loses nothing by an empty changelog.
         """
         done: Restored | None = None
         while done is None:
@@ -107,18 +107,18 @@ class TaskStores:
         return done
 
     def replace(self, error: TaskCorrupted) -> None:
-        """Put a new store in place of an unreadable one in use; raise `error` if that was new."""
+        """Replace a store that became unreadable; raise `error` if it was already replaced."""
         if error.store not in self.opened or error.store in self.quarantined:
             raise error
         self._replace(StoreCorrupted(error.store, "unreadable", str(error)))
 
     def usage(self) -> Usage:
-        """The pending writes of all stores."""
+        """Return the pending writes of all stores."""
         used = [opened.usage() for opened in self.opened.values()]
         return Usage(sum(u.size_bytes for u in used), sum(u.records for u in used))
 
     def before_write(self) -> None:
-        """The stores are about to change: take back what `.checkpoint` says of them (S5)."""
+        """Remove entries of `.checkpoint` that the coming change makes untrue (S5)."""
         self._checkpoint.before_write()
 
     def write_checkpoint(self) -> None:
@@ -134,7 +134,7 @@ class TaskStores:
     def rollback(self) -> bool:
         """Drop what is pending in all stores.
 
-        Returns whether one could not do so and was replaced; then a restore must follow.
+        Return whether one could not roll back and was replaced; then a restore must follow.
         """
         replaced = False
         for opened in list(self.opened.values()):
@@ -151,11 +151,11 @@ class TaskStores:
             opened.maintain()
 
     def close(self) -> None:
-        """Close all stores; what is pending is dropped."""
+        """Close all stores; pending writes are dropped."""
         for opened in self.opened.values():
             try:
                 offset = opened.offset()
-            except Exception:  # noqa: BLE001 - of a user's class: the others must close
+            except Exception:  # noqa: BLE001 - a user's class raised it; the others must close
                 _log.warning("store %r: while closing", opened.name, exc_info=True)
                 offset = None
             self._checkpoint.closed(opened, offset, clean=opened.close())
@@ -240,7 +240,7 @@ class CheckpointFile:
         *,
         exactly_once: bool,
     ) -> None:
-        """`stores`: those that are open, at any time."""
+        """`stores` always has the stores that are open."""
         self._task_id = task_id
         self._layout = layout
         self._stores = stores
@@ -250,7 +250,7 @@ class CheckpointFile:
         self._changed = False
 
     def adopt(self, opened: OwnedStore) -> None:
-        """Have a store take over what files say of it, this one and `.position`.
+        """Have a store take over what this file and `.position` say of it.
 
         A store without rows takes over nothing: if it lost its files, it needs its whole log.
         """
@@ -274,33 +274,33 @@ class CheckpointFile:
             path.unlink(missing_ok=True)
 
     def forget(self, tp: TopicPartition) -> None:
-        """The store of this log is gone."""
+        """Drop the entry of a log whose store is gone."""
         self._read_entries().pop(tp, None)
 
     def before_write(self) -> None:
-        """Take back what the file says of stores that are about to change."""
+        """Remove entries of stores that are about to change and do not manage their offsets."""
         if not self._changed:
             self._changed = True
             if self._exactly_once and self._has_unmanaged():
                 self.write()
 
     def restored(self) -> None:
-        """All stores are up to their logs, and nothing has changed since."""
+        """Note that all stores are up to their logs, and that nothing has changed since."""
         self._changed = False
 
     def committed(self) -> None:
-        """Write the file, where a store's offset lies nowhere else."""
+        """Write the file if a store's offset is stored nowhere else."""
         if not self._exactly_once and self._has_unmanaged():
             self.write()
 
     def closed(self, opened: OwnedStore, offset: int | None, *, clean: bool) -> None:
-        """A store was closed, at this offset."""
+        """Note that a store was closed at this offset."""
         if offset is not None and self._entries is not None:
             self._entries[opened.log.tp] = offset
         self._clean[opened.name] = clean and offset is not None
 
     def write(self) -> None:
-        """Write the file, if any store is open or was."""
+        """Write the file if any store was opened."""
         if not self._stores:
             return
         offsets = dict(self._entries or {})
@@ -326,7 +326,7 @@ class CheckpointFile:
         return self._entries
 
     def _read(self, path: Path) -> dict[TopicPartition, int]:
-        """The offsets in a file, without negative ones, by which Kafka Streams says: none."""
+        """Return the offsets in a file; Kafka Streams writes negative ones where it knows none."""
         try:
             read = files.read_offsets(path)
         except HostFailure as error:

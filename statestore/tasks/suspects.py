@@ -1,9 +1,9 @@
 """The search for what failed, where the failure itself does not say (docs/adr/0009).
 
-Of input records, the suspects are tried again in lots, each in a transaction of its own; a lot that
-fails is tried in smaller ones, until one record fails alone. Of what waited in an operator, the
-task hands on the first few and leaves out the rest, in transactions that it never commits; the last
-of the fewest that fail is the one.
+Input records that are suspects are tried again in lots, each in a transaction of its own. A lot
+that fails is tried again in smaller lots, until one record fails alone. Of the items that waited in
+an operator, the task hands on only the first few, in transactions that it never commits. The last
+item of the smallest number that fails is the one.
 """
 
 import logging
@@ -32,7 +32,7 @@ class Lot(NamedTuple):
 
 
 class Suspects:
-    """The input records of one stream task of which one is known to have failed."""
+    """The input records of one stream task among which one is known to have failed."""
 
     def __init__(self, task_id: TaskId) -> None:
         self._task_id = task_id
@@ -40,7 +40,7 @@ class Suspects:
         self._bounds: dict[TopicPartition, list[int]] = {}
 
     def cut(self, tp: TopicPartition, offsets: Sequence[int]) -> tuple[int, bool]:
-        """How many of these records to try at once; whether in a transaction of their own."""
+        """Return how many of these records to try at once, and whether to commit them alone."""
         bounds = self._bounds.get(tp)
         if bounds is None or offsets[0] >= bounds[-1]:
             return len(offsets), False
@@ -48,7 +48,7 @@ class Suspects:
         return take, offsets[0] >= bounds[0]
 
     def divide(self, lot: Lot, failed: NodeFailed) -> None:
-        """Try a lot that failed again, in smaller ones."""
+        """Try a lot that failed again, in smaller lots."""
         tp, first, after = lot.tp, lot.first, lot.last + 1
         tried = self._bounds.get(tp)
         if failed.culprits and (tried is None or not tried[0] <= first < tried[-1]):
@@ -72,7 +72,7 @@ class Suspects:
         self._bounds[lot.tp] = [lot.first, lot.last + 1]
 
     def committed(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """The inputs are committed up to these offsets, exclusive."""
+        """Note that the inputs are committed up to these offsets, exclusive."""
         for tp, offset in offsets.items():
             bounds = self._bounds.get(tp)
             if bounds is not None and bounds[-1] <= offset:
@@ -80,7 +80,7 @@ class Suspects:
 
 
 class HeldItem(NamedTuple):
-    """Something that waited in `store`; equal ones are interchangeable."""
+    """An item that waited in `store`; equal items are interchangeable."""
 
     store: str
     key: bytes | None
@@ -98,14 +98,14 @@ class HeldItem(NamedTuple):
 
 
 class TrialResult(NamedTuple):
-    """What trials have shown: which item failed; None: it fails without any of them."""
+    """What trials have shown: which item failed; None: the failure needs none of them."""
 
     item: HeldItem | None
     failed: NodeFailed
 
 
 class _Trial:
-    """The first `passing` items go through, the first `failing` do not; `limit` are tried now."""
+    """The first `passing` items succeed, the first `failing` fail; `limit` items are tried now."""
 
     def __init__(self, failed: NodeFailed, failing: int, hint: int) -> None:
         self.failed = failed
@@ -125,31 +125,31 @@ class _Trial:
 
 
 class HeldTrials:
-    """What waited in one stream task, as far as this transaction has handed it on."""
+    """The items that waited in one stream task and that this transaction has handed on."""
 
     def __init__(self, task_id: TaskId) -> None:
         self._task_id = task_id
         self._trial: _Trial | None = None
         self._tried: list[HeldItem] = []
         self.handed_on = 0
-        """How many items were handed on since the last commit."""
+        """The number of items handed on since the last commit."""
 
     @property
     def is_on(self) -> bool:
-        """Whether what is being done is a trial, which is not to be committed."""
+        """Whether a trial is running, which is not committed."""
         return self._trial is not None
 
     def admits(self, item: HeldItem) -> bool:
-        """Whether to hand on the next item; all of them outside a trial."""
+        """Return whether to hand on the next item; outside a trial, every item is."""
         if self._trial is None:
             return True
         self._tried.append(item)
         return len(self._tried) <= self._trial.limit
 
     def begin(self, failed: NodeFailed, hint: int | None) -> bool:
-        """Try the items handed on in this transaction; False: there are none.
+        """Begin to try the items handed on in this transaction; return False if there are none.
 
-        `hint`: how many had been handed on before the one that seems to be at fault.
+        `hint`: the number of items handed on before the one that seems to have failed.
         """
         if not self.handed_on:
             return False
@@ -163,7 +163,7 @@ class HeldTrials:
         return True
 
     def ended(self, failed: NodeFailed | None) -> TrialResult | None:
-        """A trial failed, or went through up to its commit (None); None: another trial follows."""
+        """Note how a trial failed, None if it succeeded; return None if another trial follows."""
         trial = self._trial
         if trial is None:
             return None
@@ -179,15 +179,15 @@ class HeldTrials:
             return None
         self._trial = None
         if trial.passing >= len(self._tried):
-            where = "what waited, but not twice alike"
+            where = "what waited, but not in the same way when it was tried again"
             raise trial.failed.error(where, trial.failed.cause) from trial.failed.cause
         return TrialResult(self._tried[trial.passing], trial.failed)
 
     def stop(self) -> None:
-        """It is known what failed."""
+        """End the trials, because it is known what failed."""
         self._trial = None
 
     def went_back(self) -> None:
-        """Nothing since the last commit happened."""
+        """Forget what was handed on since the last commit."""
         self._tried = []
         self.handed_on = 0

@@ -57,7 +57,7 @@ class StreamTask:
         layout: StateLayout,
         share: MemoryShare | None = None,
     ) -> None:
-        """`share`: the memory of all tasks that one thread serves; None: of this one alone."""
+        """`share`: the memory of all tasks that one thread serves; None: this task has its own."""
         self.report = TaskReport(str(plan.task_id))
         self._plan = plan
         self._edges = edges
@@ -75,10 +75,10 @@ class StreamTask:
         self._held_back = HeldBack()
         self._dropped = DroppedRecords(plan.task_id)
         self._attempt: Attempt | None = None
-        """The present one; None: the task was not started."""
+        """The present attempt; None: the task was not started."""
 
     def start(self) -> None:
-        """Claim, fence, restore. Locked, Unavailable, HostFailure leave everything as it was."""
+        """Claim, fence, restore. After Locked, Unavailable or HostFailure nothing has changed."""
         plan, edges = self._plan, self._edges
         began = edges.clock.monotonic()
         self._stores.live_in(self._ownership.take())
@@ -97,38 +97,38 @@ class StreamTask:
         self.report.start_seconds += edges.clock.monotonic() - began
 
     def step(self, timeout_ms: int) -> int:
-        """Poll for up to `timeout_ms`, process, commit if due; returns the records processed."""
+        """Poll for up to `timeout_ms`, process, commit if due; return the number of records."""
         return self._recovering(lambda: self._step(timeout_ms))
 
     def finished(self) -> bool:
-        """Whether every input was processed and committed up to its planned end."""
+        """Return whether every input was processed and committed up to its planned end."""
         return self._present().finished()
 
     def finish(self) -> None:
-        """Commit what was processed; the clean end of a bounded run or of a stop."""
+        """Commit what was processed, at the clean end of a bounded run or of a stop."""
         if self._present().needs_commit():
             self.step_commit()
         self._ownership.check()
         self.report.caught_up = self._present().caught_up()
 
     def step_commit(self) -> None:
-        """Commit now; after a failure that can be mended, the records are processed again."""
+        """Commit now; after a failure that can be repaired, the records are processed again."""
         self._recovering(lambda: self._present().commit())
 
     def standing(self) -> Standing:
-        """Where it is now, by what others said last."""
+        """Return how far the task has come, without asking a broker."""
         return self._present().standing()
 
     def store(self, name: str) -> object:
-        """A store as the task's processors see it."""
+        """Return a store as the task's processors see it."""
         return self._stores.opened[name].store
 
     def abandon(self) -> None:
-        """Let go of the folder as a dead process would: no rollback, no abort, no checkpoint."""
+        """Release the folder as a dead process would: no rollback, no abort, no checkpoint."""
         self._ownership.abandon()
 
     def close(self) -> None:
-        """Drop what is pending, close the stores, release; hides no earlier error."""
+        """Drop what is pending, close the stores and release; never hide an earlier error."""
         steps: list[Callable[[], None]] = [self._edges.source.close]
         if self._attempt is not None:
             steps.append(self._attempt.close)
@@ -176,7 +176,7 @@ class StreamTask:
     # An attempt begins.
 
     def _read_committed(self) -> None:
-        # Also what an earlier attempt at this serving committed, or this one without an answer.
+        # This includes commits of an earlier worker in this serving, and unanswered ones of ours.
         before = self._committer.tally
         self._committer.read_committed()
         self.report.count(before, self._committer.tally)
@@ -192,7 +192,7 @@ class StreamTask:
         self.report.quarantined = list(self._stores.quarantined)
 
     def _begin_attempt(self) -> None:
-        """Begin at the last commit, with new processors and empty buffers."""
+        """Begin an attempt at the last commit, with new processors and empty buffers."""
         plan, edges, settings, committer = self._plan, self._edges, self._settings, self._committer
         if self._attempt is not None:
             self._attempt.close()
@@ -231,7 +231,7 @@ class StreamTask:
     # An attempt fails.
 
     def _recovering(self, action: Callable[[], int | None]) -> int:
-        """What it returns; 0 after a failure that costs no more than to go back."""
+        """Return what the action returns; 0 after a failure from which the task goes back."""
         try:
             done = self._judging(action)
         except StateStoreError as error:
@@ -240,15 +240,15 @@ class StreamTask:
                 raise
             self._go_back(error)
             return 0
-        # An input without records that may have more is not quiet: the next failure may be near.
+        # While an input may have more records, the next failure may still follow soon.
         if not done and self._present().is_idle():
             self._retry.idle()
         return done
 
     def _judging(self, action: Callable[[], int | None]) -> int:
-        """What it returns; 0 after something failed that is passed over or searched for now on.
+        """Return what the action returns; 0 if what failed is passed over or searched for.
 
-        A trial that went through is undone likewise.
+        The task then goes back to its last commit, as it does after a trial that succeeded.
         """
         try:
             return action() or 0
@@ -262,38 +262,39 @@ class StreamTask:
         return 0
 
     def _undo(self) -> None:
-        """Go back to the last commit, which is known and what the stores were opened with."""
+        """Go back to the last commit, which is known and which the stores have."""
         self.report.rewinds += 1
         self._memory.free()
         self._committer.abort()
-        # Of an aborted transaction nothing is left to restore; of no transaction, all (E6).
+        # An aborted transaction leaves nothing to restore; at_least_once leaves everything (E6).
         if self._stores.rollback() or not self._settings.exactly_once:
             if self._settings.exactly_once:
-                # What the last commit logged can be read once its id could be opened anew.
+                # What the last commit logged can be read once its id was opened again.
                 self._committer.fence()
             self._restore()
         self._begin_attempt()
 
     def _go_back(self, error: StateStoreError) -> None:
-        """Go back to the last commit that the log knows; a failure of that counts as one more."""
+        """Go back to the last commit in the log; if that fails too, count another failure."""
         cause: StateStoreError | None = error
         while cause is not None:
             self._retry.failed(cause)
             self.report.rewinds += 1
             try:
-                self._begin_anew(cause)
+                self._begin_again(cause)
                 cause = None
             except (Unavailable, CommitUnknown, Fenced) as another:
                 self._ownership.check(another)
                 cause = another
 
-    def _begin_anew(self, cause: StateStoreError) -> None:
+    def _begin_again(self, cause: StateStoreError) -> None:
         self._memory.free()
         self._committer.drop()
         if isinstance(cause, TaskCorrupted):
             self._stores.replace(cause)
         self._read_committed()
-        # The changelog may hold more than the stores: the commit that got no answer, those of an
-        # owner that was late to notice (E10), and at least once all that was dropped here (E6).
+        # The changelog may have more than the stores: a commit without an answer, commits of an
+        # owner that noticed its fencing late (E10), and, under at_least_once, all that was dropped
+        # here (E6).
         self._restore()
         self._begin_attempt()
