@@ -2,4 +2,4 @@
 
 from statestore.airflow import consistency_check
 
-dag = consistency_check()
+dag = consistency_check(pool="statestore_slots")

@@ -2,4 +2,4 @@
 
 from statestore.airflow import crash_drill
 
-dag = crash_drill()
+dag = crash_drill(pool="statestore_slots")

@@ -2,4 +2,4 @@
 
 from statestore.airflow import load_applications, micro_batches
 
-dags = [micro_batches(application) for application in load_applications()]
+dags = [micro_batches(one, pool="statestore_slots") for one in load_applications()]

@@ -22,6 +22,8 @@ from statestore.errors import InvalidSetting
 from statestore.model.modes import IsolationLevel, OnError, ProcessingGuarantee
 
 NO_LIMIT = -1
+CONNECTION_VARIABLE = "STATESTORE_CONNECTION_"
+"""How the variables begin in which a scheduler hands settings of a connection to jobs."""
 
 
 class Optimization(StrEnum):

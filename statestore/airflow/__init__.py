@@ -3,10 +3,10 @@
     from statestore.airflow import micro_batches
     dag = micro_batches("orders")
 
-A factory makes one DAG: `micro_batches` and `when_input` for one application, the others for all
-applications of the applications file, among which the form of the DAG lets people choose. Jobs and
-commands run in processes of their own, so nothing here imports Spark, RocksDB or a Kafka client,
-and DAG files are quick to parse.
+A factory makes one DAG: `micro_batches` and `when_input` for one application, the others for those
+that are named or for all of the applications file, among which the form of the DAG lets people
+choose. All take the arguments of `DagOptions`. Jobs and commands run in processes of their own, so
+nothing here imports Spark, RocksDB or a Kafka client, and DAG files are quick to parse.
 """
 
 from statestore.airflow.applications import Application, load_applications
@@ -18,15 +18,19 @@ from statestore.airflow.factories.micro_batches import micro_batches
 from statestore.airflow.factories.state_relocation import state_relocation
 from statestore.airflow.factories.watch import watch
 from statestore.airflow.factories.when_input import when_input
+from statestore.airflow.hook import StateStoreHook
 from statestore.airflow.input_trigger import InputSensor, InputTrigger
 from statestore.airflow.operator import StateStoreJobOperator
+from statestore.airflow.options import DagOptions
 from statestore.airflow.watching import StatusOperator
 
 __all__ = [
     "Application",
+    "DagOptions",
     "InputSensor",
     "InputTrigger",
     "StateStoreCommandOperator",
+    "StateStoreHook",
     "StateStoreJobOperator",
     "StatusOperator",
     "checkpoint_export",

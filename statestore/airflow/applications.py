@@ -1,44 +1,73 @@
-"""The applications file as DAGs see it: names, schedules, export targets and alerts.
+"""Applications as DAGs see them: from the applications file, or from arguments of a DAG file.
 
-The job reads the settings from the file by itself (`--application-id`, `--config`), so no secret
-passes through Airflow.
+Jobs and commands read the settings from the file by themselves (`--application-id`, `--config`),
+so no secret of the file passes through Airflow.
 """
 
 import importlib
+import inspect
 import os
+import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
+from airflow.providers.common.compat.sdk import conf
 from airflow.sdk import Asset
-from airflow.sdk.configuration import conf
+
+from statestore.settings import is_secret
 
 FILE_NAME = "statestore.toml"
-SAMPLE_ID = "flights"
 EXPORT_TARGET = "statestore.export.target"
 SPAN = r"^[1-9][0-9]*(ms|s|m|h|d)?(?![\s\S])"
 """A time span; a number without a unit is in seconds."""
+_OURS = Path(__file__).parent
+_ID = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,200}")
 
 
-class Application(NamedTuple):
-    """One `[applications.<id>]`: what a DAG has to know about it."""
+@dataclass(frozen=True, kw_only=True)
+class Application:
+    """One `[applications.<id>]` of an applications file, or an application without such a file.
+
+    Without a file, `pipeline` names the function that returns the topology, as "module:function";
+    the module may lie beside the DAG file. `settings` take precedence over those of the file. A
+    value may be `${NAME}`, which the job replaces by that environment variable.
+    """
 
     application_id: str
-    pipeline: str
-    schedule: str | None
-    config: Path
+    pipeline: str | None = None
+    schedule: str | None = None
+    config: Path | None = None
+    """The applications file that names this application; None if there is none."""
+    settings: Mapping[str, object] = field(default_factory=dict)
     exports: bool = False
     """Whether the application names a target for its exports."""
-    alerts: Mapping[str, Any] = MappingProxyType({})
+    alerts: Mapping[str, Any] = field(default_factory=dict)
     """The table `[applications.<id>.alerts]`, unchanged."""
     input: Mapping[str, Any] | None = None
     """The table `[applications.<id>.input]`, unchanged; None if there is none."""
 
+    def __post_init__(self) -> None:
+        if not _ID.fullmatch(self.application_id):
+            raise ValueError(
+                f"{self.application_id!r} is no application id: use up to 200 letters, digits, "
+                "dots, dashes and underscores, and no dot at the start"
+            )
+        for key, value in self.settings.items():
+            if is_secret(key) and not str(value).startswith("${"):
+                raise ValueError(
+                    f"{self.application_id}: the setting {key} is a secret, and a DAG file is no "
+                    "place for one: put it into a connection of Airflow (connection=), into the "
+                    "applications file, or pass '${VARIABLE}'"
+                )
+        if self.settings.get(EXPORT_TARGET):
+            object.__setattr__(self, "exports", True)
+
     def dag_id(self, verb: str) -> str:
-        """`micro_batches` for the sample application, `micro_batches__<id>` for any other."""
-        return verb if self.application_id == SAMPLE_ID else f"{verb}__{self.application_id}"
+        """The id of a DAG of this application, such as `orders__micro_batches`."""
+        return f"{self.application_id}__{verb}"
 
     @property
     def asset(self) -> Asset:
@@ -54,34 +83,42 @@ class Application(NamedTuple):
 def applications_file(config: Path | str | None = None) -> Path:
     """Find the applications file.
 
-    `config` comes first, then the variable STATESTORE_CONFIG, then a `statestore.toml` in Airflow's
-    folder of DAGs, then one in the folder above it. ValueError names the places without a file.
+    `config` comes first, then the variable STATESTORE_CONFIG, then a `statestore.toml` in the
+    folder of the DAG file, in Airflow's folder of DAGs, and in the folder above either. ValueError
+    names the places without a file.
     """
+    found = find_applications_file(config)
+    if found is not None:
+        return found
+    searched = " nor ".join(str(folder / FILE_NAME) for folder in _folders())
+    raise ValueError(
+        f"there is no applications file: neither {searched} exists; set STATESTORE_CONFIG to its "
+        "path, pass config=, or describe the application by pipeline= and settings="
+    )
+
+
+def find_applications_file(config: Path | str | None = None) -> Path | None:
+    """Return the path that `applications_file` finds, or None."""
     named = config or os.environ.get("STATESTORE_CONFIG")
     if named:
         return Path(named).resolve()
-    dags = Path(conf.get("core", "dags_folder")).resolve()
-    places = [dags / FILE_NAME, dags.parent / FILE_NAME]
-    for place in places:
-        if place.is_file():
-            return place
-    raise ValueError(
-        f"there is no applications file: neither {places[0]} nor {places[1]} exists; set "
-        "STATESTORE_CONFIG to its path, or pass config="
-    )
+    places = (folder / FILE_NAME for folder in _folders())
+    return next((place for place in places if place.is_file()), None)
 
 
 def load_applications(config: Path | str | None = None) -> tuple[Application, ...]:
     """Read every application of the file, in its order; ValueError names the file and the field."""
     path = applications_file(config)
     sections = _document(path).get("applications", {})
+    if not isinstance(sections, dict) or not all(isinstance(s, dict) for s in sections.values()):
+        raise ValueError(f"{path}: [applications] must have a table [applications.<id>] for each")
     return tuple(
         Application(
             application_id=application_id,
-            pipeline=_text(section, "pipeline", application_id, path) or "given by the job's flags",
+            pipeline=_text(section, "pipeline", application_id, path),
             schedule=_text(section, "schedule", application_id, path),
             config=path,
-            exports=bool(_table(section, "settings", application_id, path).get(EXPORT_TARGET)),
+            exports=bool(_flat(_table(section, "settings", application_id, path), EXPORT_TARGET)),
             alerts=_table(section, "alerts", application_id, path),
             input=(_table(section, "input", application_id, path) if "input" in section else None),
         )
@@ -89,23 +126,35 @@ def load_applications(config: Path | str | None = None) -> tuple[Application, ..
     )
 
 
-def find_application(application_id: str, config: Path | str | None = None) -> Application:
-    """Read one application of the file; ValueError names the ones it has."""
-    applications = load_applications(config)
-    for application in applications:
-        if application.application_id == application_id:
-            return application
-    known = ", ".join(one.application_id for one in applications) or "none"
-    raise ValueError(
-        f"{applications_file(config)}: there is no [applications.{application_id}]; "
-        f"the file has: {known}"
+def find_application(
+    application: str | Application,
+    *,
+    config: Path | str | None = None,
+    pipeline: str | None = None,
+    settings: Mapping[str, object] | None = None,
+    connected: bool = False,
+) -> Application:
+    """Find one application by its id, and add what the DAG file says about it.
+
+    It may be missing in the file if its `pipeline` is given, or if no file was named and its
+    settings come from elsewhere (`connected`). ValueError names the applications of the file.
+    """
+    if not isinstance(application, Application):
+        application = _named(application, config, known_otherwise=bool(pipeline) or connected)
+    elif config is not None:
+        raise ValueError(
+            f"{application.application_id}: pass config= to the application, not to the DAG of it"
+        )
+    return replace(
+        application,
+        pipeline=pipeline or application.pipeline,
+        settings={**application.settings, **(settings or {})},
     )
 
 
-def failure_callback(config: Path | str | None = None) -> Callable[..., Any] | None:
+def failure_callback(config: Path | None) -> Callable[..., Any] | None:
     """Import what `on_failure` of `[alerts]` names as "module:name": a notifier or a function."""
-    path = applications_file(config)
-    named = _document(path).get("alerts", {}).get("on_failure")
+    named = None if config is None else _document(config).get("alerts", {}).get("on_failure")
     if named is None:
         return None
     try:
@@ -113,16 +162,56 @@ def failure_callback(config: Path | str | None = None) -> Callable[..., Any] | N
         callback = getattr(importlib.import_module(module), name)
     except (AttributeError, ImportError, ValueError) as error:
         raise ValueError(
-            f"{path}: on_failure = {named!r} of [alerts] cannot be imported: {error}; name a "
+            f"{config}: on_failure = {named!r} of [alerts] cannot be imported: {error}; name a "
             'notifier or a function as "module:name", importable by Airflow'
         ) from error
     return cast("Callable[..., Any]", callback)
 
 
+def _named(application_id: str, config: Path | str | None, *, known_otherwise: bool) -> Application:
+    path = find_applications_file(config)
+    if path is None and known_otherwise:
+        return Application(application_id=application_id)
+    applications = load_applications(applications_file(config))
+    for application in applications:
+        if application.application_id == application_id:
+            return application
+    if known_otherwise and config is None:
+        return Application(application_id=application_id)
+    known = ", ".join(one.application_id for one in applications) or "none"
+    raise ValueError(
+        f"{path}: there is no [applications.{application_id}]; the file has: {known}; name one of "
+        "these, or describe the application by pipeline= and settings="
+    )
+
+
+def _folders() -> list[Path]:
+    """Where an applications file is looked for, without repetitions."""
+    beside = _calling_folder()
+    dags = Path(conf.get("core", "dags_folder")).resolve()
+    folders = [beside, beside.parent] if beside else []
+    return list(dict.fromkeys([*folders, dags, dags.parent]))
+
+
+def _calling_folder() -> Path | None:
+    """The folder of the DAG file that called one of our functions."""
+    for file in _frames():
+        if not file.is_relative_to(_OURS):
+            return file.parent if file.is_file() else None
+    return None
+
+
+def _frames() -> Iterator[Path]:
+    frame = inspect.currentframe()
+    while frame is not None:
+        yield Path(frame.f_code.co_filename).resolve()
+        frame = frame.f_back
+
+
 def _document(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ValueError(
             f"cannot read applications file {path}: {error}; set STATESTORE_CONFIG to another"
         ) from error
@@ -135,8 +224,23 @@ def _table(section: dict[str, Any], name: str, application_id: str, path: Path) 
     raise ValueError(f"{path}: [applications.{application_id}.{name}] must be a table")
 
 
-def _text(section: dict[str, object], field: str, application_id: str, path: Path) -> str | None:
-    value = section.get(field)
+def _flat(table: Mapping[str, Any], key: str) -> object:
+    """The value of a dotted key; TOML parses it into nested tables unless it is quoted."""
+    if key in table:
+        return table[key]
+    for name, value in table.items():
+        if isinstance(value, Mapping) and key.startswith(f"{name}."):
+            return _flat(value, key.removeprefix(f"{name}."))
+    return None
+
+
+def _text(section: dict[str, object], name: str, application_id: str, path: Path) -> str | None:
+    value = section.get(name)
     if value is None or isinstance(value, str):
         return value
-    raise ValueError(f"{path}: {field} of [applications.{application_id}] must be text")
+    raise ValueError(f"{path}: {name} of [applications.{application_id}] must be text")
+
+
+def ids_of(applications: Iterable[Application]) -> list[str]:
+    """The ids of applications, in their order."""
+    return [application.application_id for application in applications]

@@ -11,13 +11,12 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from airflow.sdk import BaseOperator, Context, RetryPolicy
+from airflow.sdk import BaseOperator, Context
 
-from statestore.airflow.applications import applications_file
 from statestore.airflow.jobs import (
     KILL_GRACE_S,
     STATESTORE,
@@ -26,13 +25,24 @@ from statestore.airflow.jobs import (
     require_job,
 )
 from statestore.airflow.reports import REPORT, publish_report
-from statestore.airflow.retries import RETRY_POLICY, raise_from_code, raise_from_error
+from statestore.airflow.retries import (
+    RETRY_POLICY,
+    raise_from_code,
+    raise_from_error,
+    split_flags,
+    with_retry_policy,
+)
+from statestore.airflow.sources import SettingsSource
 
 RESULT_KEY = "result"
 
 
 class StateStoreCommandOperator(BaseOperator):
     """`statestore <command> --json` for one application; `flags` are split as a shell splits them.
+
+    The settings come from the applications file `config` (found as `applications_file` finds it),
+    from the connection `statestore_conn_id`, and from `settings`, the later ones taking precedence;
+    if there is a `pipeline` or there are `settings`, there need not be a file.
 
     `job`, unless it is empty, is a job that takes the same flags and runs in place of the command:
     one of statestore.spark by its name, or a script by its path. The operator returns the JSON
@@ -51,32 +61,36 @@ class StateStoreCommandOperator(BaseOperator):
         flags: str = "",
         job: str = "",
         config: str | None = None,
-        retry_policy: RetryPolicy = RETRY_POLICY,
+        pipeline: str | None = None,
+        settings: Mapping[str, object] | None = None,
+        statestore_conn_id: str | None = None,
+        retry_policy: Any = RETRY_POLICY,
         **kwargs: Any,
     ) -> None:
         # It is a parameter of ours, as a mapped task only gets what partial() was given.
-        super().__init__(retry_policy=retry_policy, **kwargs)
+        super().__init__(**with_retry_policy(retry_policy), **kwargs)
         self.command = command
         self.application_id = application_id
         self.flags = flags
         self.job = job
-        self.config_file = str(applications_file(config))
+        self.source = SettingsSource.given(config, pipeline, settings, statestore_conn_id)
         self.links: dict[str, str] = {}
         self._process: subprocess.Popen[str] | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Run the command to its end; its log becomes the task's log."""
-        config = Path(self.config_file)
-        program = [*STATESTORE, *shlex.split(self.command)]
+        folder = self.source.folder(context)
+        program = [*STATESTORE, *split_flags(self.command, self.application_id)]
         if self.job:
-            path = job_path(self.job, config)
+            path = job_path(self.job, folder)
             require_job(path)
             program = [sys.executable, str(path)]
-        arguments = [*program, *shlex.split(self.flags)]
-        arguments += ["--application-id", self.application_id, "--config", str(config), "--json"]
+        connected = self.source.connected()
+        arguments = [*program, *split_flags(self.flags, self.application_id)]
+        arguments += [*self.source.flags(self.application_id, connected), "--json"]
         self.log.info("%s", shlex.join(arguments))
         with tempfile.TemporaryFile("w+", encoding="utf-8") as out:
-            code = self._run(arguments, config, out)
+            code = self._run(arguments, folder, self.source.variables(connected), out)
             out.seek(0)
             result = _last_object(out.read())
         if result is None:
@@ -100,11 +114,13 @@ class StateStoreCommandOperator(BaseOperator):
             except subprocess.TimeoutExpired:
                 self._process.kill()
 
-    def _run(self, arguments: list[str], config: Path, out: IO[str]) -> int:
+    def _run(
+        self, arguments: list[str], folder: Path, variables: Mapping[str, str], out: IO[str]
+    ) -> int:
         self._process = subprocess.Popen(
             arguments,
-            cwd=config.parent,  # relative paths of the applications file start at its folder
-            env={**os.environ, **job_environment(config)},
+            cwd=folder,
+            env={**os.environ, **job_environment(folder), **variables},
             stdout=out,
             stderr=subprocess.PIPE,
             text=True,

@@ -4,6 +4,8 @@
 """
 
 import logging
+import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,18 +14,43 @@ from statestore.commands.arguments import StateArguments
 from statestore.errors import Action, StateStoreError
 from statestore.operations.waiting_input import Threshold, waiting_input
 from statestore.runtime import Runtime
-from statestore.settings import expand
+from statestore.settings import Settings, expand
 
 _log = logging.getLogger(__name__)
+
+
+def probe(settings: Mapping[str, str]) -> str:
+    """Ask the brokers of a connection who they are; StateStoreError if they do not answer."""
+    # The client asks for offsets of this group; none is joined and nothing is written.
+    named = {"application.id": "statestore-connection-test", "state.dir": os.devnull, **settings}
+    runtime = Runtime(Settings.from_mapping(named))
+    try:
+        runtime.settings.require("bootstrap.servers")
+        runtime.monitoring_client.partitions(["statestore-connection-test"])
+    finally:
+        runtime.close()
+    return f"the brokers {runtime.settings.bootstrap_servers} answer"
 
 
 class InputWatch:
     """One application, asked again and again over one connection. Not for two threads at once."""
 
-    def __init__(self, application_id: str, config: str, records: int, age_s: float | None) -> None:
+    def __init__(
+        self,
+        application_id: str,
+        config: str | None,
+        *,
+        overrides: Mapping[str, str],
+        folder: str | None,
+        records: int,
+        age_s: float | None,
+    ) -> None:
         age_ms = None if age_s is None else int(age_s * 1000)
         self._application_id = application_id
         self._config = config
+        self._overrides = dict(overrides)
+        # Relative paths start at the folder of the applications file or of the DAG file.
+        self._folder = Path(config).parent if config else Path(folder or ".")
         self._threshold = Threshold(records, age_ms)
         self._runtime: Runtime | None = None
         self._trouble = ""
@@ -52,10 +79,9 @@ class InputWatch:
             settings = StateArguments(
                 application_id=self._application_id,
                 config=self._config,
-                overrides={"application.id": self._application_id},
+                overrides=self._overrides | {"application.id": self._application_id},
             ).settings()
-            # Relative paths of the applications file start at its folder.
-            state_dir = Path(self._config).parent / expand(settings.state_dir, "state.dir")
+            state_dir = self._folder / expand(settings.state_dir, "state.dir")
             self._runtime = Runtime(replace(settings, state_dir=str(state_dir)))
         return self._runtime
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.providers.common.compat.sdk import AirflowFailException
 
 STATESTORE = (sys.executable, "-m", "statestore")
 KILL_GRACE_S = 3.0
@@ -25,15 +25,14 @@ _NAME = re.compile(r"[a-z]+")
 _LOCAL = re.compile(r"local(\[(?P<cores>\*|\d+)(?P<failures>,\d+)?\])?")
 
 
-def job_path(job: str, config: Path) -> Path:
+def job_path(job: str, folder: Path) -> Path:
     """The file of a job: one of statestore.spark by its name, such as "process", or a script.
 
-    A script is named by its path, which starts at the folder of the applications file if it is
-    relative.
+    A script is named by its path, which starts at `folder` if it is relative.
     """
     if _NAME.fullmatch(job):
         return Path(str(files("statestore"))) / "spark" / f"{job}.py"
-    return config.parent / job
+    return folder / job
 
 
 def require_job(path: Path) -> None:
@@ -41,22 +40,19 @@ def require_job(path: Path) -> None:
     if not path.is_file():
         raise AirflowFailException(
             f"there is no job {path}: name process, export, audit or drill, or a script by its "
-            "path, which starts at the folder of the applications file if it is relative"
+            "path, which starts at the folder of the applications file or of the DAG file"
         )
 
 
-def job_environment(config: Path) -> dict[str, Any]:
-    """Variables of a job: driver and workers run this interpreter, and find the pipeline.
-
-    The pipeline may lie beside the applications file that names it.
-    """
-    folder = str(config.parent)
+def job_environment(folder: Path) -> dict[str, Any]:
+    """Variables of a job: all its parts run this interpreter, and find the pipeline in `folder`."""
+    beside = str(folder)
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    rest = [entry for entry in inherited if entry and entry != folder]
+    rest = [entry for entry in inherited if entry and entry != beside]
     return {
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "PYTHONPATH": os.pathsep.join([folder, *rest]),
+        "PYTHONPATH": os.pathsep.join([beside, *rest]),
     }
 
 

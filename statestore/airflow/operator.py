@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import re
-import shlex
 import sys
 import tempfile
 import uuid
@@ -23,10 +22,15 @@ from typing import Any, NoReturn
 
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from airflow.sdk import Context, RetryPolicy
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.providers.common.compat.sdk import (
+    AirflowException,
+    AirflowFailException,
+    AirflowNotFoundException,
+    BaseHook,
+)
+from airflow.sdk import Context
 
-from statestore.airflow.applications import Application, applications_file
+from statestore.airflow.applications import Application
 from statestore.airflow.jobs import (
     KILL_GRACE_S,
     MARK,
@@ -36,7 +40,7 @@ from statestore.airflow.jobs import (
     job_path,
     require_job,
 )
-from statestore.airflow.policy import job_slots
+from statestore.airflow.options import job_slots
 from statestore.airflow.reports import (
     DATA_DOCS,
     REPORT,
@@ -45,7 +49,14 @@ from statestore.airflow.reports import (
     publish_report,
     publish_spark_ui,
 )
-from statestore.airflow.retries import RETRY_POLICY, JobFailed, raise_from_error
+from statestore.airflow.retries import (
+    RETRY_POLICY,
+    JobFailed,
+    raise_from_error,
+    split_flags,
+    with_retry_policy,
+)
+from statestore.airflow.sources import SettingsSource, environment
 
 SUMMARY_KEY = "summary"
 _RUN_TIME = re.compile(r"\{\{\s*(data_interval_start|data_interval_end|logical_date)\s*\}\}")
@@ -53,6 +64,10 @@ _RUN_TIME = re.compile(r"\{\{\s*(data_interval_start|data_interval_end|logical_d
 # A run's JVM only hands rows on: compiling that at all tiers would take a tenth of two cores.
 _JVM = "SPARK_SUBMIT_OPTS"
 LITTLE_COMPILED = "-XX:TieredStopAtLevel=1"
+
+SPARK_CONNECTION = "spark_default"
+WITHOUT_CONNECTION = "local[*,4]"
+"""The master if nobody has made the connection `spark_default`: all cores, and four attempts."""
 
 
 class StateStoreJobOperator(SparkSubmitOperator):
@@ -63,8 +78,10 @@ class StateStoreJobOperator(SparkSubmitOperator):
     a shell would split them, in place of a `target`.
 
     `job` names a job of statestore.spark (process, export, audit), or a script by its path.
-    `config` is the applications file of a job without a `target`. `conf` is added to the settings
-    of Spark.
+    `config`, `pipeline` and `settings` are for a job without a `target`; see
+    StateStoreCommandOperator, also for `statestore_conn_id`. `conn_id` is the connection to Spark;
+    if there is no connection `spark_default`, Spark runs on the worker. `conf` is added to the
+    settings of Spark.
 
     The summary goes to XCom (key "summary") after success and failure, and into the asset's event
     after success of a run. If STATESTORE_SUMMARY_FILE is set, the summary also stays in that file.
@@ -92,32 +109,38 @@ class StateStoreJobOperator(SparkSubmitOperator):
         flags: str = "",
         job: str = "process",
         config: str | None = None,
+        pipeline: str | None = None,
+        settings: Mapping[str, object] | None = None,
+        statestore_conn_id: str | None = None,
+        conn_id: str = SPARK_CONNECTION,
         conf: Mapping[str, str] | None = None,
-        retry_policy: RetryPolicy = RETRY_POLICY,
+        retry_policy: Any = RETRY_POLICY,
         **kwargs: Any,
     ) -> None:
         name = application_id if target is None else target.application_id
-        found = applications_file(config) if target is None else target.config
         self._asset = target and target.asset
         kwargs.setdefault("spark_binary", str(Path(sys.executable).with_name("spark-submit")))
         kwargs.setdefault("name", f"statestore-{name}")
         if self._asset:
             kwargs["outlets"] = [self._asset]
-        settings = {"spark.executorEnv.PYTHONPATH": str(found.parent)}
         self._cores = job_slots()
-        if self._cores is not None:
-            settings["spark.cores.max"] = str(self._cores)
+        source = (
+            SettingsSource.given(config, pipeline, settings, statestore_conn_id)
+            if target is None
+            else SettingsSource.of(target, statestore_conn_id)
+        )
         super().__init__(
-            application=str(job_path(job, found)),
-            conf=settings | dict(conf or {}),
+            application=str(job_path(job, source.config.parent if source.config else Path())),
+            conn_id=conn_id,
+            conf=dict(conf or {}),
             # It is a parameter of ours, as a mapped task only gets what partial() was given.
-            retry_policy=retry_policy,
+            **with_retry_policy(retry_policy),
             **kwargs,
         )
+        self.source = source
         self.application_id = name
         self.flags = flags
         self.job = job
-        self.config_file = str(found)
         self.until = until
         self.run_for = run_for
         self.links: dict[str, str] = {}
@@ -125,20 +148,26 @@ class StateStoreJobOperator(SparkSubmitOperator):
 
     def execute(self, context: Context) -> None:
         """Submit the job, then act on its summary as the module's table says."""
+        folder = self.source.folder(context)
+        self.application = str(job_path(self.job, folder))
         require_job(Path(self.application))
+        connected = self.source.connected()
         self._submission = uuid.uuid4().hex
         self.links[SPARK_UI.name] = publish_spark_ui(context)
+        self.conf = self._spark_settings(folder) | dict(self.conf or {})
         quick = {} if self._asset is None or _JVM in os.environ else {_JVM: LITTLE_COMPILED}
         given = self.env_vars or {}
-        environment = job_environment(Path(self.config_file))
-        self.env_vars = environment | quick | given | {MARK: self._submission}
+        self.env_vars = job_environment(folder) | quick | given | {MARK: self._submission}
         failure: Exception | None = None
         with _summary_file() as summary_file:
-            self.application_args = self._arguments(context, summary_file)
+            self.application_args = self._arguments(context, connected, summary_file)
             try:
-                # Relative paths of the applications file start at its folder.
-                with contextlib.chdir(Path(self.config_file).parent):
+                # Not in env_vars: for some masters these become part of the command line. Relative
+                # paths start at the folder.
+                with environment(self.source.variables(connected)), contextlib.chdir(folder):
                     super().execute(context)
+            except AirflowFailException:
+                raise
             except (AirflowException, OSError) as error:
                 failure = error
             summary = _read_summary(summary_file)
@@ -166,17 +195,43 @@ class StateStoreJobOperator(SparkSubmitOperator):
         if self._hook is not None:
             super().on_kill()
 
+    def _spark_settings(self, folder: Path) -> dict[str, str]:
+        found = {"spark.executorEnv.PYTHONPATH": str(folder)}
+        if self._cores is not None:
+            found["spark.cores.max"] = str(self._cores)
+        return found
+
     def _get_hook(self) -> SparkSubmitHook:
         """The provider's hook, whose local master uses no more cores than the task takes slots."""
+        found = self._has_spark_connection()
         hook = super()._get_hook()
+        connection = hook._connection  # noqa: SLF001  # the hook has no other way
+        if not found:
+            connection["master"] = WITHOUT_CONNECTION
+            self.log.info("there is no connection %s: Spark runs on this worker", self._conn_id)
         if self._cores is not None:
-            hook._connection["master"] = bounded_master(hook._connection["master"], self._cores)  # noqa: SLF001  # it has no other way
+            connection["master"] = bounded_master(connection["master"], self._cores)
         return hook
 
-    def _arguments(self, context: Context, summary_file: Path) -> list[str]:
-        arguments = ["--application-id", self.application_id, "--config", self.config_file]
+    def _has_spark_connection(self) -> bool:
+        """Whether the connection exists; AirflowFailException if it was named and does not."""
+        try:
+            BaseHook.get_connection(self._conn_id)
+        except AirflowNotFoundException as error:
+            if self._conn_id == SPARK_CONNECTION:
+                return False
+            raise AirflowFailException(
+                f"{self.application_id}: there is no connection {self._conn_id!r}: make it, with "
+                f"Spark's master as its host, or leave it out to run Spark on the worker"
+            ) from error
+        return True
+
+    def _arguments(
+        self, context: Context, connected: Mapping[str, str], summary_file: Path
+    ) -> list[str]:
+        arguments = self.source.flags(self.application_id, connected)
         if self._asset is None:
-            arguments += shlex.split(self.flags)
+            arguments += split_flags(self.flags, self.application_id)
         elif self.run_for:
             if self.until != "latest":
                 raise AirflowFailException(

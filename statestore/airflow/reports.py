@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
+from airflow.providers.common.compat.sdk import conf
 from airflow.sdk import BaseOperator, BaseOperatorLink, Context
-from airflow.sdk.configuration import conf
 
 REPORT_KEY = "report"
 PAGE_MAX_BYTES = 2_000_000
@@ -20,35 +20,44 @@ PAGE_MAX_BYTES = 2_000_000
 _log = logging.getLogger(__name__)
 
 
-class KeptLink(BaseOperatorLink):
+class _KeptLink(BaseOperatorLink):
     """A button of a task that leads to the address its operator keeps under that name in `links`.
 
     The button cannot be pressed if there is no address.
     """
 
-    def __init__(self, name: str, xcom_key: str) -> None:
-        self._name = name
-        self._xcom_key = xcom_key
-
-    @property
-    def name(self) -> str:
-        """The text of the button."""
-        return self._name
-
     @property
     def xcom_key(self) -> str:
         """Where Airflow keeps the address."""
-        return self._xcom_key
+        return "_link_" + self.name.lower().replace(" ", "_")
 
     def get_link(self, operator: BaseOperator, *, ti_key: Any) -> str:  # noqa: ARG002  # Airflow's
         """The address; Airflow asks for it when the task has ended, in whatever way."""
         links: dict[str, str] = getattr(operator, "links", {})
-        return links.get(self._name, "")
+        return links.get(self.name, "")
 
 
-REPORT = KeptLink("Report", "_link_report")
-DATA_DOCS = KeptLink("Data Docs", "_link_data_docs")
-SPARK_UI = KeptLink("Spark UI", "_link_spark_ui")
+class ReportLink(_KeptLink):
+    """Leads to the page of an audit or a drill, in Airflow itself."""
+
+    name = "Report"
+
+
+class DataDocsLink(_KeptLink):
+    """Leads to Great Expectations' pages of an audit, where somebody serves them."""
+
+    name = "Data Docs"
+
+
+class SparkUILink(_KeptLink):
+    """Leads to the page of the Spark that a job ran on."""
+
+    name = "Spark UI"
+
+
+REPORT = ReportLink()
+DATA_DOCS = DataDocsLink()
+SPARK_UI = SparkUILink()
 
 
 def publish_spark_ui(context: Context) -> str:

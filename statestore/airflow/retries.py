@@ -4,14 +4,18 @@ the error's action     raised                 Airflow
 fail                   AirflowFailException   fails at once
 retry                  JobFailed              retries after the task's own delay
 retry_later            RetryLater             retries after RETRY_LATER_DELAY
+
+Airflow before 3.3 knows no delay of a single retry, so RetryLater has the task's own delay there.
 """
 
+import importlib
+import shlex
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from airflow.sdk import ExceptionRetryPolicy, RetryAction, RetryRule
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException
+from airflow.providers.common.compat.version_compat import AIRFLOW_V_3_3_PLUS
 
 from statestore.errors import Action, StateStoreError
 
@@ -29,17 +33,41 @@ class RetryLater(JobFailed):
     """
 
 
-RETRY_POLICY = ExceptionRetryPolicy(
-    rules=[
-        RetryRule(
-            exception=RetryLater,
-            action=RetryAction.RETRY,
-            retry_delay=RETRY_LATER_DELAY,
-            reason="time helps, a rerun at once does not",
-        ),
-        RetryRule(exception=JobFailed, action=RetryAction.RETRY, reason="a rerun may succeed"),
-    ]
-)
+def retry_later_policy() -> Any:
+    """Return the retry policy of jobs and commands; None where Airflow has no such policies."""
+    if not AIRFLOW_V_3_3_PLUS:
+        return None
+    rules = importlib.import_module("airflow.sdk.definitions.retry_policy")
+    retry = rules.RetryAction.RETRY
+    return rules.ExceptionRetryPolicy(
+        rules=[
+            rules.RetryRule(
+                exception=RetryLater,
+                action=retry,
+                retry_delay=RETRY_LATER_DELAY,
+                reason="time helps, a rerun at once does not",
+            ),
+            rules.RetryRule(exception=JobFailed, action=retry, reason="a rerun may succeed"),
+        ]
+    )
+
+
+RETRY_POLICY = retry_later_policy()
+
+
+def with_retry_policy(policy: Any) -> dict[str, Any]:
+    """Return the argument of an operator for its retry policy, where Airflow has such policies."""
+    return {"retry_policy": policy} if AIRFLOW_V_3_3_PLUS else {}
+
+
+def split_flags(flags: str, application_id: str) -> list[str]:
+    """Split flags as a shell does; AirflowFailException if a quote is not closed."""
+    try:
+        return shlex.split(flags)
+    except ValueError as error:
+        raise AirflowFailException(
+            f"{application_id}: flags={flags!r} cannot be split: {error}; close the quote"
+        ) from error
 
 
 def raise_from_code(log: Any, application_id: str, what: str, code: int) -> NoReturn:

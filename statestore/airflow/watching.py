@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow.sdk import Context
-from airflow.sdk.exceptions import AirflowFailException
 
 from statestore.airflow.applications import SPAN
 from statestore.airflow.command import StateStoreCommandOperator

@@ -1,6 +1,7 @@
 """The SparkSession of the jobs, and how a failure of a Spark task reaches the driver."""
 
 import logging
+import os
 import sys
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.functions import spark_partition_id
 
 from statestore import errors
+from statestore.settings import CONNECTION_VARIABLE
 
 # These hold unless spark-submit says otherwise.
 _DEFAULTS = {"spark.log.level": "WARN"}
@@ -27,13 +29,25 @@ def spark_session(name: str) -> SparkSession:
     builder = SparkSession.builder.appName(name)
     for key, value in _defaults().items():
         builder = builder.config(key, value)
-    return (
+    session = (
         builder.config("spark.python.worker.reuse", "true")
         .config("spark.pyspark.python", sys.executable)
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.execution.arrow.maxRecordsPerBatch", "1000")
         .getOrCreate()
     )
+    pass_on_connection(session.sparkContext)
+    return session
+
+
+def pass_on_connection(context: SparkContext) -> None:
+    """Hand the variables of a scheduler's connection to the Python workers of all executors.
+
+    They travel with the tasks, and neither Spark's page nor its event log shows them.
+    """
+    context.environment |= {
+        name: value for name, value in os.environ.items() if name.startswith(CONNECTION_VARIABLE)
+    }
 
 
 def _defaults() -> dict[str, str]:

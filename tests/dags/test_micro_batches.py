@@ -41,7 +41,7 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DagBag:
 
 def runs_of(bag: DagBag) -> list[DAG]:
     """The DAGs of this kind."""
-    return [dag for dag_id, dag in bag.dags.items() if dag_id.startswith("micro_batches")]
+    return [dag for dag_id, dag in bag.dags.items() if dag_id.endswith("micro_batches")]
 
 
 def process(dag: DAG) -> StateStoreJobOperator:
@@ -51,12 +51,15 @@ def process(dag: DAG) -> StateStoreJobOperator:
 
 
 def test_the_sample_application_has_the_dag_micro_batches(bag: DagBag) -> None:
-    assert bag.dags["micro_batches"].task_ids == ["process"]
+    assert bag.dags["flights__micro_batches"].task_ids == ["process"]
 
 
 def test_every_application_gets_a_dag_of_its_own(two: DagBag) -> None:
     assert two.import_errors == {}
-    assert {dag.dag_id for dag in runs_of(two)} == {"micro_batches", "micro_batches__orders"}
+    assert {dag.dag_id for dag in runs_of(two)} == {
+        "flights__micro_batches",
+        "orders__micro_batches",
+    }
     assert {process(dag).application_id for dag in runs_of(two)} == {"flights", "orders"}
 
 
@@ -65,11 +68,11 @@ def test_one_line_makes_the_dag_of_an_application_and_takes_what_its_operator_ta
 ) -> None:
     config = tmp_path / "statestore.toml"
     config.write_text(TWO_APPLICATIONS, encoding="utf-8")
-    dag = micro_batches("orders", config=config, conn_id="mine", pool="default_pool", retries=1)
-    assert dag.dag_id == "micro_batches__orders"
+    dag = micro_batches("orders", config=config, spark_connection="mine", pool="mine", retries=1)
+    assert dag.dag_id == "orders__micro_batches"
     task = process(dag)
-    assert task.config_file == str(config)
-    assert (task._conn_id, task.pool, task.retries) == ("mine", "default_pool", 1)
+    assert task.source.config == config
+    assert (task._conn_id, task.pool, task.retries) == ("mine", "mine", 1)
 
 
 def test_an_application_that_is_not_in_the_file_is_named_with_those_that_are(
@@ -90,7 +93,7 @@ def test_the_file_is_found_in_the_folder_of_dags_and_one_above(
     (tmp_path / "dags").mkdir()
     monkeypatch.delenv("STATESTORE_CONFIG", raising=False)
     monkeypatch.setenv("AIRFLOW__CORE__DAGS_FOLDER", str(tmp_path / "dags"))
-    with pytest.raises(ValueError, match="set STATESTORE_CONFIG to its path, or pass config="):
+    with pytest.raises(ValueError, match="set STATESTORE_CONFIG to its path, pass config=, or"):
         load_applications()
     (tmp_path / place).write_text(TWO_APPLICATIONS, encoding="utf-8")
     (first, _) = load_applications()
@@ -99,11 +102,11 @@ def test_the_file_is_found_in_the_folder_of_dags_and_one_above(
 
 def test_the_schedule_is_the_one_in_the_applications_file(two: DagBag) -> None:
     schedules: dict[str, object] = {dag.dag_id: dag.schedule for dag in runs_of(two)}
-    assert schedules == {"micro_batches": "*/5 * * * *", "micro_batches__orders": None}
+    assert schedules == {"flights__micro_batches": "*/5 * * * *", "orders__micro_batches": None}
 
 
 def test_the_job_runs_in_the_pool_of_spark_slots(bag: DagBag) -> None:
-    task = process(bag.dags["micro_batches"])
+    task = process(bag.dags["flights__micro_batches"])
     assert task.pool == "statestore_slots"
     assert task.retries == 3
     assert task.retry_delay == timedelta(seconds=30)
@@ -111,7 +114,10 @@ def test_the_job_runs_in_the_pool_of_spark_slots(bag: DagBag) -> None:
 
 
 def test_later_dags_can_be_scheduled_on_the_committed_state(bag: DagBag) -> None:
-    uris = [getattr(outlet, "uri", None) for outlet in process(bag.dags["micro_batches"]).outlets]
+    uris = [
+        getattr(outlet, "uri", None)
+        for outlet in process(bag.dags["flights__micro_batches"]).outlets
+    ]
     assert uris == ["statestore://flights/state"]
 
 
@@ -171,6 +177,6 @@ def test_a_schedule_that_is_no_text_names_file_and_application(
 
 
 def param(bag: DagBag, name: str) -> Param:
-    found = bag.dags["micro_batches"].params.get_param(name)
+    found = bag.dags["flights__micro_batches"].params.get_param(name)
     assert isinstance(found, Param)
     return copy.copy(found)  # resolving a value keeps it

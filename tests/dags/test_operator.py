@@ -113,7 +113,9 @@ def connection(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def target(tmp_path: Path) -> Application:
-    return Application("flights", "m:f", None, tmp_path / "statestore.toml")
+    config = tmp_path / "statestore.toml"
+    config.touch()
+    return Application(application_id="flights", pipeline="m:f", config=config)
 
 
 @pytest.fixture(autouse=True)
@@ -126,6 +128,11 @@ def pipes() -> Iterator[None]:
             hook._submit_sp.stdout.close()
 
 
+def folder_of(target: Application | None) -> Path:
+    """The folder of its applications file, if it has any."""
+    return target.config.parent if target and target.config else Path()
+
+
 def operator(
     target: Application | None,
     program: str = SUBMIT,
@@ -134,7 +141,7 @@ def operator(
     **fields: Any,
 ) -> StateStoreJobOperator:
     """`folder`: where the program goes, if not beside the target's configuration."""
-    folder = folder or (target.config.parent if target else Path())
+    folder = folder or folder_of(target)
     binary = folder / "spark-submit"
     binary.write_text(program.format(python=sys.executable), encoding="utf-8")
     binary.chmod(binary.stat().st_mode | stat.S_IXUSR)
@@ -151,7 +158,7 @@ def run(target: Application) -> Callable[..., Run]:
         times: Mapping[str, datetime] | None = None,
         **fields: Any,
     ) -> Run:
-        folder = target.config.parent
+        folder = folder_of(target)
         text = summary if isinstance(summary, str) else json.dumps(summary)
         told = {"summary": text, "exit_code": exit_code}
         (folder / "told.json").write_text(json.dumps(told), encoding="utf-8")
@@ -181,10 +188,9 @@ def failed(action: str, exit_code: int = 6) -> dict[str, Any]:
 
 def test_a_job_that_is_no_run_gets_its_flags_and_makes_no_asset(target: Application) -> None:
     audit = {"application_id": "flights", "verdict": "right", "link": "file:///docs", "error": None}
-    folder = target.config.parent
+    folder = folder_of(target)
     told = {"summary": json.dumps(audit), "exit_code": 0}
     (folder / "told.json").write_text(json.dumps(told), encoding="utf-8")
-    target.config.touch()
     # As Airflow makes the mapped ones: with outlets, though there are none.
     task = operator(
         None,
@@ -365,7 +371,7 @@ def test_a_time_the_run_does_not_have_fails_with_the_way_out(run: Callable[..., 
 def test_a_job_may_be_a_script_beside_the_applications_file(
     run: Callable[..., Run], target: Application
 ) -> None:
-    script = target.config.parent / "jobs" / "mine.py"
+    script = folder_of(target) / "jobs" / "mine.py"
     missing = run(job="jobs/mine.py")
     assert type(missing.raised) is AirflowFailException
     assert str(script) in str(missing.raised)
@@ -385,10 +391,10 @@ def test_the_job_runs_this_interpreter_and_imports_pipelines_beside_its_applicat
     run: Callable[..., Run], target: Application
 ) -> None:
     given = run().given
-    assert given["cwd"] == str(target.config.parent)
+    assert given["cwd"] == str(folder_of(target))
     assert given["env"]["PYSPARK_PYTHON"] == given["env"]["PYSPARK_DRIVER_PYTHON"] == sys.executable
-    assert given["env"]["PYTHONPATH"].split(os.pathsep)[0] == str(target.config.parent)
-    assert f"spark.executorEnv.PYTHONPATH={target.config.parent}" in given["argv"]
+    assert given["env"]["PYTHONPATH"].split(os.pathsep)[0] == str(folder_of(target))
+    assert f"spark.executorEnv.PYTHONPATH={folder_of(target)}" in given["argv"]
     assert given["argv"][:2] == ["--master", "local[2,4]"]
 
 
@@ -468,7 +474,7 @@ def test_stopping_the_task_ends_every_process_of_the_job(target: Application) ->
 
     thread = threading.Thread(target=execute)
     thread.start()
-    pid_file = target.config.parent / "child.pid"
+    pid_file = folder_of(target) / "child.pid"
     wait_until(pid_file.exists)
     worker = psutil.Process(int(pid_file.read_text(encoding="utf-8")))
     task.on_kill()

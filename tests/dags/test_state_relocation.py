@@ -117,11 +117,11 @@ class TaskInstance:
         self.pushed[key] = value
 
     def get_dr_count(self, dag_id: str, states: list[str]) -> int:
-        assert (dag_id, states) == ("micro_batches", ["running"])
+        assert (dag_id, states) == ("shop__micro_batches", ["running"])
         return self.running
 
     def get_dag(self, dag_id: str) -> "StoredDag":
-        assert dag_id == "micro_batches"
+        assert dag_id == "shop__micro_batches"
         return StoredDag(self.paused)
 
 
@@ -165,13 +165,13 @@ def test_an_error_of_the_command_fails_or_is_retried_by_its_class(rig: Rig) -> N
 
 
 def test_the_sensor_waits_while_a_run_is_on() -> None:
-    sensor = NoRunSensor(task_id="wait", waited_for="micro_batches")
+    sensor = NoRunSensor(task_id="wait", waited_for="shop__micro_batches")
     assert not sensor.poke(cast("Context", {"ti": TaskInstance(running=1)}))
     assert sensor.poke(cast("Context", {"ti": TaskInstance()}))
 
 
 def test_what_is_left_to_start_waits_until_somebody_switches_it_on() -> None:
-    sensor = SwitchedOnSensor(task_id="wait", waited_for="micro_batches")
+    sensor = SwitchedOnSensor(task_id="wait", waited_for="shop__micro_batches")
     assert not sensor.poke(cast("Context", {"ti": TaskInstance(paused=True)}))
     assert sensor.poke(cast("Context", {"ti": TaskInstance()}))
 
@@ -199,7 +199,7 @@ processing_guarantee = "exactly_once"
 "automatic.state.relocation" = false
 """
     project = Project.copied(tmp_path, applications)
-    project.switch_on("micro_batches__moved")
+    project.switch_on("moved__micro_batches")
     asked = {"application": "moved", "approve": True}
     old, new = (app.state_dir / "moved" / f"{n}_0" / "rocksdb" / "counts" for n in (1, 2))
     approved = project.succeed("state_relocation", **asked)

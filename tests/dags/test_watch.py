@@ -164,7 +164,7 @@ def test_a_wrong_limit_in_the_file_is_named_and_stops_no_other_dag(
     bag = DagBag(str(ROOT / "dags"))
     (error,) = bag.import_errors.values()
     assert str(caught.value) in error
-    assert "micro_batches__a" in bag.dags
+    assert "a__micro_batches" in bag.dags
 
 
 # On the command as it is, in folders as they are.

@@ -36,7 +36,7 @@ WAIT_S = 60
 
 @pytest.fixture
 def dag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DAG:
-    return loaded(tmp_path, TWO, monkeypatch).dags["when_input__orders"]
+    return loaded(tmp_path, TWO, monkeypatch).dags["orders__when_input"]
 
 
 # Its shape.
@@ -46,7 +46,7 @@ def test_only_an_application_with_limits_has_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = {name for name in loaded(tmp_path, TWO, monkeypatch).dags if "when_input" in name}
-    assert made == {"when_input__orders"}
+    assert made == {"orders__when_input"}
 
 
 def test_it_waits_then_processes_and_begins_again(dag: DAG) -> None:
@@ -54,7 +54,7 @@ def test_it_waits_then_processes_and_begins_again(dag: DAG) -> None:
         assert dag.get_task(before).downstream_task_ids == {after}
     assert dag.max_active_runs == 1
     process: Any = dag.get_task("process")
-    assert process.trigger_dag_id == "micro_batches__orders"
+    assert process.trigger_dag_id == "orders__micro_batches"
     assert process.deferrable
     assert dag.get_task("rest_after_failure").trigger_rule == "one_failed"
     DagSerialization.to_dict(dag)
@@ -65,7 +65,7 @@ def test_its_limits_are_those_of_the_file_unless_it_is_given_others(
 ) -> None:
     waits: Any = dag.get_task("wait_for_input")
     assert (waits.records, waits.age) == (1000, timedelta(minutes=5))
-    application = load_applications(waits.config_file)[0]
+    application = load_applications(waits.source.config)[0]
     given: Any = when_input(application, records=3, poll=timedelta(seconds=1))
     waits = given.get_task("wait_for_input")
     assert (waits.records, waits.age, waits.poll) == (3, timedelta(minutes=5), timedelta(seconds=1))

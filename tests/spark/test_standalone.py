@@ -26,12 +26,13 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
-def submitted(cluster: Cluster, cwd: Path, job: str, *arguments: str) -> None:
-    """A job that must end well."""
+def submitted(cluster: Cluster, cwd: Path, job: str, *arguments: str, **variables: str) -> None:
+    """A job that must end well; `variables`: what only its driver has."""
     log = cluster.folder / "submit.log"
+    known = {**VARIABLES, **variables}
     with log.open("ab") as file:
         process = submit(
-            cluster.address, ROOT / job, *arguments, cwd=cwd, log=file, variables=VARIABLES
+            cluster.address, ROOT / job, *arguments, cwd=cwd, log=file, variables=known
         )
     assert process.wait(RUN_S) == 0, log.read_text(errors="replace")[-4000:]
 
@@ -55,3 +56,25 @@ def test_a_run_on_a_standalone_master_with_two_workers_is_exact_and_so_is_its_ex
     assert found.stores == 2
     workers = [path for number in range(2) for path in (tmp_path / f"w{number}").rglob("exports")]
     assert workers == []
+
+
+def test_what_a_schedulers_connection_says_reaches_workers_that_do_not_have_it(
+    kafka: LocalKafka, cluster: Cluster, tmp_path: Path
+) -> None:
+    rig = Rig(kafka, tmp_path / "state", application_id="connected", topic_prefix="standalone")
+    rig.create_topics()
+    rig.produce(100)
+    secret = "told-by-a-connection"
+    names = {
+        "producer.client.id": "STATESTORE_CONNECTION_CLIENT_ID",
+        "commit.interval.ms": "STATESTORE_CONNECTION_COMMIT_INTERVAL_MS",
+    }
+    pairs = [f"--set={key}=${{{name}}}" for key, name in names.items()]
+    values = dict(zip(names.values(), (secret, "700"), strict=True))
+    submitted(cluster, ROOT, "jobs/process.py", *rig.command(), *pairs, **values)
+    assert rig.findings() == []
+    kept = [path for path in cluster.folder.rglob("*") if path.suffix in {".log", ""}]
+    logs = {path: path.read_bytes() for path in kept if path.is_file()}
+    assert [path for path, log in logs.items() if b"stream tasks" in log], "the job's log is there"
+    shown = [path for path, log in logs.items() if secret.encode() in log]
+    assert [path for path in shown if not path.is_relative_to(rig.state_dir)] == []

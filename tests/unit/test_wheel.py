@@ -100,7 +100,7 @@ def test_its_metadata_name_the_extras_and_pin_nothing(metadata: Message) -> None
     assert metadata["Version"] == ss.__version__
     assert metadata["License-Expression"] == "Apache-2.0"
     assert set(metadata.get_all("Provides-Extra", [])) == {
-        *("airflow", "gx", "s3", "spark", "testing")
+        *("airflow", "gx", "openlineage", "s3", "spark", "testing")
     }
     required = metadata.get_all("Requires-Dist", [])
     assert [one for one in required if re.search(r"[=]=\s*\d", one)] == []

@@ -1,21 +1,26 @@
 """`checkpoint_export`: the DAG that makes durable copies of the stores and prunes old ones."""
 
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Unpack
 
 from airflow.sdk import DAG, AssetAny, Param, task, task_group
 
-from statestore.airflow.applications import SPAN, Application, applications_file, load_applications
+from statestore.airflow.applications import SPAN, Application, ids_of
 from statestore.airflow.command import StateStoreCommandOperator
-from statestore.airflow.policy import applications_param, policy
+from statestore.airflow.options import (
+    DagOptions,
+    applications_param,
+    choose,
+    open_dag,
+    work_arguments,
+)
 
 _DOC = """
 # Export the stores, verify, prune
 
-Runs after the `micro_batches` of every application that has a `statestore.export.target` in
-statestore.toml, or by hand for those chosen. A run that goes on meanwhile is not disturbed: owners
-take snapshots between two commits.
+Runs after the `micro_batches` of its applications (those with a `statestore.export.target`, unless
+the DAG file names them), or by hand for those chosen. A run that goes on meanwhile is not
+disturbed: owners take snapshots between two commits.
 
 * `export` uploads only files the target does not have; its log tells how far it is. Repeating it
   makes one more export, of next to nothing.
@@ -27,17 +32,24 @@ Restore one with `statestore restore` (docs/runbook.md, "Recover a lost state vo
 """
 
 
-def checkpoint_export(*, config: Path | str | None = None) -> DAG:
-    """Make the DAG that exports, verifies and prunes, for all applications of the file."""
-    file = applications_file(config)
-    applications = load_applications(file)
-    exported = [application for application in applications if application.exports]
-    with DAG(
-        dag_id="checkpoint_export",
+def checkpoint_export(*applications: str | Application, **options: Unpack[DagOptions]) -> DAG:
+    """Make the DAG that exports, verifies and prunes.
+
+    It is for the named applications, or for all of the applications file, of which those are
+    exported by themselves that name a target.
+    """
+    chosen_ones = choose(options, *applications)
+    every = chosen_ones.applications
+    exported = every if chosen_ones.named else [one for one in every if one.exports]
+    with open_dag(
+        "checkpoint_export",
+        chosen_ones,
+        options,
         description="Export stores, verify the export, prune old ones",
         schedule=AssetAny(*(application.asset for application in exported)) if exported else None,
-        **policy(config=file, hours=12, growing=True),
-        params=_params(applications, exported),
+        hours=12,
+        growing=True,
+        params=_params(every, exported),
         doc_md=_DOC,
     ) as dag:
         by_asset = {application.asset.uri: application.application_id for application in exported}
@@ -49,7 +61,9 @@ def checkpoint_export(*, config: Path | str | None = None) -> DAG:
             triggered = [by_asset[asset.uri] for asset in events if asset.uri in by_asset]
             return sorted(triggered) or list(context["params"]["applications"])
 
-        _steps(file).expand(application=chosen())
+        _steps(chosen_ones.source.arguments() | work_arguments(options)).expand(
+            application=chosen()
+        )
     return dag
 
 
@@ -58,8 +72,8 @@ def _params(
 ) -> dict[str, Param]:
     return {
         "applications": applications_param(
-            [application.application_id for application in applications],
-            [application.application_id for application in exported],
+            ids_of(applications),
+            ids_of(exported),
             "Whose stores to export when triggered by hand.",
         ),
         "keep": Param(
@@ -75,13 +89,13 @@ def _params(
     }
 
 
-def _steps(config: Path) -> Any:
+def _steps(arguments: Mapping[str, Any]) -> Any:
     """The group of tasks for one application."""
 
     @task_group
     def exported(application: str) -> None:
         """Export, verify and prune one application."""
-        common: dict[str, Any] = {"application_id": application, "config": str(config)}
+        common: dict[str, Any] = {"application_id": application, **arguments}
         export = StateStoreCommandOperator(
             task_id="export",
             command="exports create",

@@ -1,14 +1,19 @@
 """`consistency_check`: the daily DAG that compares stores with their changelogs."""
 
 import logging
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from airflow.sdk import DAG, Param, TriggerRule, task
 
-from statestore.airflow.applications import applications_file, load_applications
+from statestore.airflow.applications import Application
 from statestore.airflow.operator import SUMMARY_KEY, StateStoreJobOperator
-from statestore.airflow.policy import applications_param, policy, spark_slots
+from statestore.airflow.options import (
+    DagOptions,
+    applications_param,
+    choose,
+    open_dag,
+    spark_arguments,
+)
 
 _log = logging.getLogger(__name__)
 REPORTS_KEY = "reports"
@@ -17,7 +22,7 @@ _STORES = "{% for store in params.stores %} --store {{ store }}{% endfor %}"
 _DOC = """
 # Compare stores with their changelogs
 
-Every day, for every application of statestore.toml, each in a mapped task of its own: a Spark job
+Every day, for every application of the form, each in a mapped task of its own: a Spark job
 takes a snapshot of every stream task, folds each store's changelog up to the very offset of its
 snapshot with a reader of its own, joins both on Spark and lets Great Expectations judge: values,
 missing and extra keys, offsets, partitions, history. The application may run meanwhile; all it does
@@ -33,21 +38,22 @@ is answer one snapshot per stream task.
 
 
 def consistency_check(
-    *, config: Path | str | None = None, job: str = "audit", **operator: Any
+    *applications: str | Application, job: str = "audit", **options: Unpack[DagOptions]
 ) -> DAG:
-    """Make the DAG that audits all applications of the file.
+    """Make the DAG that audits the named applications, or all of the applications file.
 
-    `job` names a script to submit in place of the job "audit". Other arguments are those of
-    StateStoreJobOperator.
+    `job` names a script to submit in place of the job "audit".
     """
-    file = applications_file(config)
-    applications = [application.application_id for application in load_applications(file)]
-    with DAG(
-        dag_id="consistency_check",
+    chosen_ones = choose(options, *applications)
+    ids = chosen_ones.ids
+    with open_dag(
+        "consistency_check",
+        chosen_ones,
+        options,
         description="Compare stores with their changelogs, judged by Great Expectations",
-        schedule="@daily" if applications else None,
-        **policy(config=file, hours=6),
-        params=_params(applications),
+        schedule="@daily" if ids else None,
+        hours=6,
+        params=_params(ids),
         doc_md=_DOC,
     ) as dag:
 
@@ -57,12 +63,14 @@ def consistency_check(
             return list(context["params"]["applications"])
 
         defaults = {
-            **spark_slots(),
             "map_index_template": "{{ task.application_id }}",
             "doc_md": "Both sides read and joined on Spark, judged by Great Expectations.",
         }
         audit = StateStoreJobOperator.partial(
-            task_id="audit", job=job, flags=_STORES, config=str(file), **(defaults | operator)
+            task_id="audit",
+            job=job,
+            flags=_STORES,
+            **(defaults | chosen_ones.source.arguments() | spark_arguments(options)),
         ).expand(application_id=chosen())
 
         @task(trigger_rule=TriggerRule.ALL_DONE)

@@ -1,15 +1,21 @@
 """`crash_drill`: the DAG that kills runs on purpose, and shows that nothing is lost or doubled."""
 
 from datetime import timedelta
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
+from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow.sdk import DAG, Param, task
-from airflow.sdk.exceptions import AirflowFailException
 
-from statestore.airflow.applications import applications_file, load_applications
+from statestore.airflow.applications import Application
 from statestore.airflow.command import StateStoreCommandOperator
-from statestore.airflow.policy import application_param, policy, spark_slots
+from statestore.airflow.options import (
+    DagOptions,
+    application_param,
+    choose,
+    job_slots,
+    open_dag,
+    work_arguments,
+)
 
 _NAMES = r"^[a-z][a-z.-]*(,[a-z][a-z.-]*)*(?![\s\S])"
 _FLAGS = (
@@ -37,15 +43,19 @@ each drill; no topic, group or folder of a real application is written.
 """
 
 
-def crash_drill(*, config: Path | str | None = None) -> DAG:
-    """Make the DAG that drills crashes, for one of the applications of the file."""
-    file = applications_file(config)
-    with DAG(
-        dag_id="crash_drill",
+def crash_drill(*applications: str | Application, **options: Unpack[DagOptions]) -> DAG:
+    """Make the DAG that drills crashes, for one of the named applications or of all in the file."""
+    chosen = choose(options, *applications)
+    with open_dag(
+        "crash_drill",
+        chosen,
+        options,
         description="Kill runs of a scratch application, audit what is left",
         schedule=None,
-        **policy(config=file, hours=3, retries=1, retry_delay=timedelta(minutes=1)),
-        params=_params([application.application_id for application in load_applications(file)]),
+        hours=3,
+        retries=1,
+        retry_delay=timedelta(minutes=1),
+        params=_params(chosen.ids),
         doc_md=_DOC,
     ) as dag:
 
@@ -60,9 +70,10 @@ def crash_drill(*, config: Path | str | None = None) -> DAG:
             job="{{ 'drill' if params.runs_on == 'spark' else '' }}",
             application_id="{{ params.application }}",
             flags=_FLAGS,
-            config=str(file),
-            **spark_slots(most=2),  # runs_on = spark uses two slots, and a process uses one
             doc_md="All drills, one after another; its log names each verdict as it falls.",
+            **chosen.source.arguments(),
+            # runs_on = spark uses two slots, and a process uses one.
+            **work_arguments(options, slots=min(job_slots() or 1, 2)),
         )
 
         confirmed() >> drill

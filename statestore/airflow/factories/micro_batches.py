@@ -1,13 +1,12 @@
 """`micro_batches`: the scheduled DAG that processes one application."""
 
-from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from airflow.sdk import DAG, Param
 
-from statestore.airflow.applications import SPAN, Application, find_application
+from statestore.airflow.applications import SPAN, Application
 from statestore.airflow.operator import StateStoreJobOperator
-from statestore.airflow.policy import policy, spark_slots
+from statestore.airflow.options import DagOptions, choose, open_dag, spark_arguments
 
 _DOC = """
 # Micro-batches of `{application_id}`
@@ -16,9 +15,8 @@ Submits a job to Spark for the pipeline `{pipeline}`. The run reads every input 
 committed offset to the end (or to **Until**), and commits state, changelog, output and offsets as
 one. Repeating a run gives nothing twice; a run after a crash goes on from the last commit.
 
-* **Exclusion** is the application's lock. `max_active_runs=1` and the pool `statestore_slots` only
-  keep Airflow from starting what would wait: a job takes as many slots as it may use cores, all of
-  the pool unless STATESTORE_JOB_SLOTS says less.
+* **Exclusion** is the application's lock. `max_active_runs=1` and a pool, if there is one, only
+  keep Airflow from starting what would wait: a job takes as many slots as it may use cores.
 * **Retries** go by the error's class: a wrong setting, topology or record fails at once; an
   unreachable broker or a full disk is retried; a locked application after five minutes.
 * **Results**: the XCom `summary` of the task, after failures too; the asset `{asset_uri}` carries
@@ -27,39 +25,40 @@ one. Repeating a run gives nothing twice; a run after a crash goes on from the l
 
 
 def micro_batches(
-    application: str | Application,
-    *,
-    config: Path | str | None = None,
-    job: str = "process",
-    **operator: Any,
+    application: str | Application, *, job: str = "process", **options: Unpack[DagOptions]
 ) -> DAG:
-    """Make the DAG of one application of the applications file.
+    """Make the DAG that processes one application.
 
-    Its schedule is the one in the file. `job` names a script to submit in place of the job
-    "process". Other arguments are those of StateStoreJobOperator: `conn_id`, `conf`, `pool` and so
-    on.
+    The application is one of the applications file, or one that `pipeline`, `settings` and
+    `connection` describe. The schedule is the one in the file unless the options name another.
+    `job` names a script to submit in place of the job "process".
     """
-    if isinstance(application, str):
-        application = find_application(application, config)
-    with DAG(
-        dag_id=application.dag_id("micro_batches"),
-        description=f"Process {application.application_id} up to the end of its inputs",
-        schedule=application.schedule,
-        **policy(application.application_id, config=application.config, hours=24, growing=True),
+    chosen = choose(options, application)
+    (target,) = chosen.applications
+    with open_dag(
+        "micro_batches",
+        chosen,
+        options,
+        description=f"Process {target.application_id} up to the end of its inputs",
+        schedule=target.schedule,
+        hours=24,
+        growing=True,
         params={"until": _until(), "run_for": _run_for()},
-        doc_md=_DOC.format(**application._asdict(), asset_uri=application.asset.uri),
+        doc_md=_DOC.format(
+            application_id=target.application_id,
+            pipeline=target.pipeline or "that the job's settings name",
+            asset_uri=target.asset.uri,
+        ),
     ) as dag:
-        defaults = {
-            **spark_slots(),
-            "doc_md": "One Spark application: waves of stream tasks, exactly once.",
-        }
+        defaults = {"doc_md": "One Spark application: waves of stream tasks, exactly once."}
         StateStoreJobOperator(
             task_id="process",
-            target=application,
+            target=target,
+            statestore_conn_id=options.get("connection"),
             until="{{ params.until }}",
             run_for="{{ params.run_for or '' }}",
             job=job,
-            **(defaults | operator),
+            **(defaults | spark_arguments(options)),
         )
     return dag
 

@@ -1,15 +1,21 @@
 """`state_relocation`: the DAG that moves state to where a new topology looks for it."""
 
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Unpack
 
+from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 from airflow.sdk import DAG, Param, task
-from airflow.sdk.exceptions import AirflowFailException
 
-from statestore.airflow.applications import applications_file, load_applications
+from statestore.airflow.applications import Application
 from statestore.airflow.command import StateStoreCommandOperator
-from statestore.airflow.policy import application_param, policy
+from statestore.airflow.options import (
+    DagOptions,
+    application_param,
+    choose,
+    open_dag,
+    work_arguments,
+)
 from statestore.airflow.waiting import NoRunSensor, SwitchedOnSensor
 
 _KEEP = "{% for task in params.keep %} --keep {{ task }}{% endfor %}"
@@ -32,23 +38,35 @@ Trigger it after deploying a pipeline whose sub-topologies changed, where the se
 """
 
 
-def state_relocation(*, config: Path | str | None = None) -> DAG:
-    """Make the DAG that relocates the state of one of the applications of the file."""
-    file = applications_file(config)
+def state_relocation(
+    *applications: str | Application,
+    processed_by: str | None = None,
+    **options: Unpack[DagOptions],
+) -> DAG:
+    """Make the DAG that relocates the state of one of the named applications or of all in the file.
+
+    `processed_by` is the id of the DAG that processes the application, if it is not the one that
+    `micro_batches` gives it.
+    """
+    chosen = choose(options, *applications)
+    if processed_by is not None and len(chosen.ids) != 1:
+        raise ValueError("processed_by= is for a DAG of one application: name that application")
     micro_batches = {
-        application.application_id: application.dag_id("micro_batches")
-        for application in load_applications(file)
+        application.application_id: processed_by or application.dag_id("micro_batches")
+        for application in chosen.applications
     }
-    with DAG(
-        dag_id="state_relocation",
+    with open_dag(
+        "state_relocation",
+        chosen,
+        options,
         description="Move stores whose sub-topology has another number",
         schedule=None,
-        **policy(config=file, hours=1),
-        params=_params(list(micro_batches)),
+        hours=1,
+        params=_params(chosen.ids),
         doc_md=_DOC,
         user_defined_macros={"micro_batches": micro_batches},
     ) as dag:
-        checked = _relocated(file)
+        checked = _relocated(chosen.source.arguments() | work_arguments(options))
         _resumed(checked)
     return dag
 
@@ -72,11 +90,11 @@ def _params(applications: list[str]) -> dict[str, Param]:
     }
 
 
-def _relocated(config: Path) -> Any:
+def _relocated(arguments: Mapping[str, Any]) -> Any:
     """The tasks that move the stores once that is approved; the last one checks the result."""
     common: dict[str, Any] = {
         "application_id": "{{ params.application }}",
-        "config": str(config),
+        **arguments,
     }
     wait_for_runs = NoRunSensor(
         task_id="wait_for_runs",

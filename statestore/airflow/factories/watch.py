@@ -1,12 +1,17 @@
 """`watch`: the DAG that fails where an application is behind, not run or not audited."""
 
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from airflow.sdk import DAG, Param, task
 
-from statestore.airflow.applications import SPAN, applications_file, load_applications
-from statestore.airflow.policy import applications_param, policy
+from statestore.airflow.applications import SPAN, Application
+from statestore.airflow.options import (
+    DagOptions,
+    applications_param,
+    choose,
+    open_dag,
+    work_arguments,
+)
 from statestore.airflow.watching import StatusOperator, limits_of
 
 _AS_CONFIGURED = "Empty: as [applications.<id>.alerts] of statestore.toml says."
@@ -14,7 +19,7 @@ _AS_CONFIGURED = "Empty: as [applications.<id>.alerts] of statestore.toml says."
 _DOC = """
 # Watch the applications
 
-`statestore status` of every application of statestore.toml, each in a mapped task of its own; it
+`statestore status` of every application of the form, each in a mapped task of its own; it
 takes no lock and disturbs no run. The task **fails**, without retries, if an application is further
 behind, was started longer ago or audited longer ago than is allowed, or if its last audit found
 wrong stores; all that is wrong is in the error and in the XCom `findings`. Where no broker answers
@@ -26,17 +31,21 @@ calls when a task has failed for good (docs/runbook.md, "Set up alerts").
 """
 
 
-def watch(*, config: Path | str | None = None) -> DAG:
-    """Make the DAG that looks at all applications of the file."""
-    file = applications_file(config)
-    applications = load_applications(file)
-    ids = [application.application_id for application in applications]
-    limits = {one.application_id: limits_of(one.alerts, one.application_id) for one in applications}
-    with DAG(
-        dag_id="watch",
+def watch(*applications: str | Application, **options: Unpack[DagOptions]) -> DAG:
+    """Make the DAG that looks at the named applications, or at all of the applications file."""
+    chosen_ones = choose(options, *applications)
+    ids = chosen_ones.ids
+    limits = {
+        one.application_id: limits_of(one.alerts, one.application_id)
+        for one in chosen_ones.applications
+    }
+    with open_dag(
+        "watch",
+        chosen_ones,
+        options,
         description="Fail where an application is behind, not run or not audited",
         schedule="*/15 * * * *" if ids else None,
-        **policy(config=file, hours=1),
+        hours=1,
         params=_params(ids),
         doc_md=_DOC,
     ) as dag:
@@ -49,9 +58,10 @@ def watch(*, config: Path | str | None = None) -> DAG:
         StatusOperator.partial(
             task_id="look",
             limits=limits,
-            config=str(file),
             map_index_template="{{ task.application_id }}",
             doc_md="What status says, against what is allowed.",
+            **chosen_ones.source.arguments(),
+            **work_arguments(options),
         ).expand(application_id=chosen())
     return dag
 

@@ -2,17 +2,14 @@
 
 import re
 from datetime import timedelta
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
-from airflow.sdk import DAG, ExceptionRetryPolicy, RetryAction, RetryRule, TriggerRule
-from airflow.sdk.exceptions import AirflowException
+from airflow.sdk import DAG, TriggerRule
 
-from statestore.airflow.applications import SPAN, Application, find_application
+from statestore.airflow.applications import SPAN, Application
 from statestore.airflow.input_trigger import POLL, InputSensor, PauseOperator
-from statestore.airflow.policy import policy
-from statestore.airflow.waiting import SwitchedOnSensor
+from statestore.airflow.options import DagOptions, choose, open_dag
+from statestore.airflow.waiting import OneRunOperator, SwitchedOnSensor
 from statestore.airflow.watching import seconds_of
 
 _DOC = """
@@ -27,17 +24,7 @@ moment, so no input is missed and no run starts without input, whatever died in 
 * After a run that failed it rests for {rest} before it asks again.
 """
 
-_REST = timedelta(minutes=10)
-# A run that failed has had its own retries: the next one comes after a rest.
-_ONE_TRY = ExceptionRetryPolicy(
-    rules=[
-        RetryRule(
-            exception=AirflowException,
-            action=RetryAction.FAIL,
-            reason="the run had retries of its own",
-        )
-    ]
-)
+_DEFAULTS = {"records": 0, "age": None, "poll": POLL, "rest": timedelta(minutes=10)}
 
 
 def when_input(
@@ -47,7 +34,8 @@ def when_input(
     age: timedelta | None = None,
     poll: timedelta | None = None,
     rest: timedelta | None = None,
-    config: Path | str | None = None,
+    processed_by: str | None = None,
+    **options: Unpack[DagOptions],
 ) -> DAG:
     """Make the DAG that starts `micro_batches` of one application by its input.
 
@@ -55,56 +43,55 @@ def when_input(
     record is older than `age` by its own time. The brokers are asked every `poll` (5 s). After a
     run that failed the DAG rests for `rest` (10 min). What is not given here is taken from
     `[applications.<id>.input]` of the applications file, where `age`, `poll` and `rest` are spans
-    such as "30s"; ValueError names what is wrong in it.
+    such as "30s"; ValueError names what is wrong in it. `processed_by` is the id of the DAG to
+    start, if it is not the one that `micro_batches` gives it.
     """
-    if isinstance(application, str):
-        application = find_application(application, config)
-    said = _limits(application)
-    records = said.get("records", 0) if records is None else records
-    age = age or said.get("age")
-    poll = poll or said.get("poll", POLL)
-    rest = rest or said.get("rest", _REST)
-    started = application.dag_id("micro_batches")
-    told = "" if age is None else f", or the oldest is older than {age}"
-    with DAG(
-        dag_id=application.dag_id("when_input"),
+    chosen = choose(options, application)
+    (target,) = chosen.applications
+    given = {"records": records, "age": age, "poll": poll, "rest": rest}
+    limits = {**_DEFAULTS, **_limits(target), **{k: v for k, v in given.items() if v is not None}}
+    started = processed_by or target.dag_id("micro_batches")
+    with open_dag(
+        "when_input",
+        chosen,
+        options,
         description=f"Start {started} whenever input waits for it",
         schedule="@continuous",
-        **policy(application.application_id, config=application.config, hours=24),
+        hours=24,
         doc_md=_DOC.format(
-            application_id=application.application_id,
-            records=records,
-            age=told,
+            application_id=target.application_id,
+            records=limits["records"],
+            age=f", or the oldest is older than {limits['age']}" if limits["age"] else "",
             started=started,
-            rest=rest,
+            rest=limits["rest"],
         ),
     ) as dag:
         waits = InputSensor(
             task_id="wait_for_input",
-            target=application,
-            records=records,
-            age=age,
-            poll=poll,
+            application_id=target.application_id,
+            records=limits["records"],
+            age=limits["age"],
+            poll=limits["poll"],
             doc_md="Asks the brokers until enough input waits.",
+            **chosen.source.arguments(),
         )
         switched_on = SwitchedOnSensor(
             task_id="wait_until_switched_on",
             waited_for=started,
             doc_md=f"Waits while `{started}` is paused.",
         )
-        process = TriggerDagRunOperator(
+        process = OneRunOperator(
             task_id="process",
             trigger_dag_id=started,
             wait_for_completion=True,
             deferrable=True,
             poke_interval=int(POLL.total_seconds()),
             failed_states=["failed"],
-            retry_policy=_ONE_TRY,
             doc_md=f"Runs `{started}` to its end.",
         )
         rests = PauseOperator(
             task_id="rest_after_failure",
-            span=rest,
+            span=limits["rest"],
             trigger_rule=TriggerRule.ONE_FAILED,
             doc_md="Keeps a failure that does not pass from being repeated without a pause.",
         )
