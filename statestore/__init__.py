@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from statestore import errors
     from statestore.model.ids import Position, PositionBound, TaskId, TopicPartition
     from statestore.model.modes import (
+        AutoOffsetReset,
         EmitStrategy,
         IsolationLevel,
         OnError,
@@ -57,6 +58,7 @@ else:
         "statestore.runtime.public": ("open_snapshot", "open_store", "run"),
         "statestore.model.ids": ("Position", "PositionBound", "TaskId", "TopicPartition"),
         "statestore.model.modes": (
+            "AutoOffsetReset",
             "EmitStrategy",
             "IsolationLevel",
             "OnError",
@@ -119,6 +121,7 @@ else:
 
 
 __all__ = [
+    "AutoOffsetReset",
     "BatchProcessor",
     "EmitStrategy",
     "HoppingWindows",

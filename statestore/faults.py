@@ -24,6 +24,7 @@ VARIABLE = "STATESTORE_CRASH_AT"
 class CrashPoint(StrEnum):
     """The points between two steps at which a process may die (SEMANTICS E2, E3, R2, S3, S16)."""
 
+    OFFSETS_BEGUN = "offsets.begun"
     CLAIM_LOCKED = "claim.locked"
     CLAIM_OWNED = "claim.owned"
     TAKEOVER_LINKED = "takeover.linked"

@@ -1,5 +1,6 @@
 """Modes that users choose from, and the types in which they pass times and time spans."""
 
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Self
@@ -72,3 +73,51 @@ def to_ms(time: Time) -> int:
 def span_ms(span: Span) -> int:
     """Convert an int or a timedelta to milliseconds."""
     return span // timedelta(milliseconds=1) if isinstance(span, timedelta) else span
+
+
+@dataclass(frozen=True)
+class AutoOffsetReset:
+    """Where an input begins that an application reads for the first time (KIP-1106).
+
+    Make one with a class method. `place_ms` None: the end of the input; `is_back`: that many
+    milliseconds before the start of the first run, else a time since the epoch.
+    """
+
+    place_ms: int | None
+    is_back: bool = False
+
+    @classmethod
+    def earliest(cls) -> "AutoOffsetReset":
+        """Begin at the start of the input, which is the default."""
+        return cls(0)
+
+    @classmethod
+    def latest(cls) -> "AutoOffsetReset":
+        """Begin at the end that the input has when the first run starts."""
+        return cls(None)
+
+    @classmethod
+    def by_duration(cls, span: Span) -> "AutoOffsetReset":
+        """Begin at the first record that is at most as old as `span` when the first run starts.
+
+        `span` is milliseconds or a timedelta. Misuse if it is negative.
+        """
+        if span_ms(span) < 0:
+            raise Misuse(f"AutoOffsetReset.by_duration({span}): pass 0 or more milliseconds")
+        return cls(span_ms(span), is_back=True)
+
+    @classmethod
+    def at_time(cls, time: Time) -> "AutoOffsetReset":
+        """Begin at the first record with this time or a later one, else at the end.
+
+        `time` is milliseconds since the epoch or an aware datetime. Misuse if it is negative.
+        """
+        if to_ms(time) < 0:
+            raise Misuse(f"AutoOffsetReset.at_time({time}): pass a time since 1970")
+        return cls(to_ms(time))
+
+    def time_ms(self, now_ms: int) -> int | None:
+        """Return the time of the first record wanted; None for the end of the input."""
+        if self.place_ms is None:
+            return None
+        return max(now_ms - self.place_ms, 0) if self.is_back else self.place_ms

@@ -30,6 +30,7 @@ from statestore.layout.snapshots import TaskSnapshots
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.changelogs import Accepted, StartingPoint, check_source_topics
 from statestore.operations.environment import Environment
+from statestore.operations.first_offsets import commit_first_offsets
 from statestore.operations.relocation.apply import Relocation, RelocationReport
 from statestore.operations.relocation.plan import RelocationPlan
 from statestore.operations.topics import (
@@ -197,6 +198,7 @@ class Run:
             locks=self._settings.volume_locks,
         )
         try:
+            commit_first_offsets(self.environment, self.topology, self._counts)
             _tell_of_stays(relocation.apply())
             files.publish(self._layout.nonce_file, self._nonce.encode())
             self._sweep_quarantine()

@@ -6,6 +6,7 @@ from typing import Any, Generic, overload
 from typing_extensions import TypeVar
 
 from statestore.errors import InvalidTopology
+from statestore.model.modes import AutoOffsetReset
 from statestore.model.records import K, Record, Serde, V
 from statestore.stores import serdes
 from statestore.topology.callbacks import check_arity
@@ -51,6 +52,7 @@ class StreamsBuilder(Generic[KB, VB]):
         key_serde: None = None,
         value_serde: None = None,
         timestamp_extractor: Callable[[Record[KB, VB]], int] | None = None,
+        offset_reset: AutoOffsetReset | None = None,
         name: str | None = None,
     ) -> KStream[KB, VB]: ...
     @overload
@@ -61,6 +63,7 @@ class StreamsBuilder(Generic[KB, VB]):
         key_serde: Serde[K],
         value_serde: None = None,
         timestamp_extractor: Callable[[Record[K, VB]], int] | None = None,
+        offset_reset: AutoOffsetReset | None = None,
         name: str | None = None,
     ) -> KStream[K, VB]: ...
     @overload
@@ -71,6 +74,7 @@ class StreamsBuilder(Generic[KB, VB]):
         key_serde: None = None,
         value_serde: Serde[V],
         timestamp_extractor: Callable[[Record[KB, V]], int] | None = None,
+        offset_reset: AutoOffsetReset | None = None,
         name: str | None = None,
     ) -> KStream[KB, V]: ...
     @overload
@@ -81,6 +85,7 @@ class StreamsBuilder(Generic[KB, VB]):
         key_serde: Serde[K],
         value_serde: Serde[V],
         timestamp_extractor: Callable[[Record[K, V]], int] | None = None,
+        offset_reset: AutoOffsetReset | None = None,
         name: str | None = None,
     ) -> KStream[K, V]: ...
     def stream(
@@ -90,13 +95,16 @@ class StreamsBuilder(Generic[KB, VB]):
         key_serde: Serde[Any] | None = None,
         value_serde: Serde[Any] | None = None,
         timestamp_extractor: TimestampExtractor | None = None,
+        offset_reset: AutoOffsetReset | None = None,
         name: str | None = None,
     ) -> KStream[Any, Any]:
         """Return the records of one or more topics.
 
         `timestamp_extractor(record)` returns the time to use for a record, in ms since the epoch;
-        a record for which it returns a negative time is dropped. All sources of a topic need the
-        same one. InvalidTopology if no topic is given.
+        a record for which it returns a negative time is dropped. `offset_reset` says where a topic
+        begins that the application reads for the first time: at its start if None. All sources of
+        a topic need the same extractor and the same beginning. InvalidTopology if no topic is
+        given.
         """
         names = (topics,) if isinstance(topics, str) else tuple(topics)
         if not names:
@@ -109,6 +117,7 @@ class StreamsBuilder(Generic[KB, VB]):
             key_serde or self._nodes.key_serde,
             value_serde or self._nodes.value_serde,
             timestamp_extractor,
+            offset_reset=None if offset_reset == AutoOffsetReset.earliest() else offset_reset,
         )
         self._nodes.add(node)
         return KStream(Flow(self._nodes, node.name, node.key_serde, node.value_serde))

@@ -16,7 +16,6 @@ from statestore.topology.nodes import (
     Repartition,
     SinkNode,
     SourceNode,
-    TimestampExtractor,
     TopicName,
     children_of,
 )
@@ -63,28 +62,33 @@ class Topology:
                 raise InvalidTopology(
                     f"node {node.name!r} has the parent {parent!r}, which does not exist"
                 )
-        self._check_times()
+        self._check_sources()
         used = {store for node in self.nodes for store in node.stores}
         for name in used - self.stores.keys():
             raise InvalidTopology(f"a processor uses store {name!r}, which is not declared")
 
-    def _check_times(self) -> None:
-        """Raise InvalidTopology if two sources give the records of one topic different times.
+    def _check_sources(self) -> None:
+        """Raise InvalidTopology if two sources read one topic in different ways.
 
-        A stream task takes its records in the order of their times, so each can have only one.
+        A stream task reads it once, in the order of its records' times: each has one time, and the
+        topic begins at one place.
         """
-        extractors: dict[TopicName, TimestampExtractor | None] = {}
+        seen: dict[TopicName, SourceNode] = {}
         for node in self.nodes:
             if not isinstance(node, SourceNode):
                 continue
             for topic in node.topics:
-                if extractors.setdefault(topic, node.timestamp_extractor) != (
-                    node.timestamp_extractor
-                ):
+                first = seen.setdefault(topic, node)
+                if first.timestamp_extractor != node.timestamp_extractor:
                     raise InvalidTopology(
                         f"two sources read topic {topic.name!r} with different "
                         "timestamp_extractors: give both the same one, and set other times in a "
                         "process() that forwards record.replace(timestamp_ms=…)"
+                    )
+                if first.offset_reset != node.offset_reset:
+                    raise InvalidTopology(
+                        f"two sources read topic {topic.name!r} with different values of "
+                        "offset_reset: give both the same one (a table begins at the start)"
                     )
 
     @cached_property

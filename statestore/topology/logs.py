@@ -82,6 +82,8 @@ def _why_apart(spec: StoreSpec, parent: Node, writers: list[Node]) -> str | None
         return "a repartition topic is purged once it was read"
     if parent.timestamp_extractor is not None:
         return "its timestamp_extractor may drop records"
+    if parent.offset_reset is not None:
+        return "it may not begin at the topic's start"
     # The very same serde: an equal one might write other bytes than those that were read.
     if spec.key_serde is not parent.key_serde or spec.value_serde is not parent.value_serde:
         return "its serdes are not those of the topic"

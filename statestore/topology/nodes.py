@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from statestore.model.batch import Batch
 from statestore.model.ids import TaskId, TopicPartition
-from statestore.model.modes import PunctuationType, Span
+from statestore.model.modes import AutoOffsetReset, PunctuationType, Span
 from statestore.model.records import Record, Serde
 from statestore.stores.row_times import WriteTime
 from statestore.stores.staged_table import StagedTable
@@ -210,6 +210,7 @@ class SourceNode:
     timestamp_extractor: TimestampExtractor | None = None
     parents: tuple[str, ...] = ()
     stores: tuple[str, ...] = ()
+    offset_reset: AutoOffsetReset | None = None
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ _ELSEWHERE = (
     "clone.",
     "export.",
     "import.",
+    "offsets.",
     "quarantine.",
     "relocate.",
     "reset.",

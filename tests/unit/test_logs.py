@@ -48,6 +48,12 @@ def _two_topics() -> ss.StreamsBuilder:
     return builder
 
 
+def _from_the_end() -> ss.StreamsBuilder:
+    builder = ss.StreamsBuilder()
+    builder.stream("in", offset_reset=ss.AutoOffsetReset.latest()).to_table("table")
+    return builder
+
+
 def _repartitioned() -> ss.StreamsBuilder:
     builder = ss.StreamsBuilder()
     builder.stream("in").repartition("again").to_table("table")
@@ -81,6 +87,7 @@ class _Idle:
             _streams(timestamp_extractor=lambda record: record.timestamp_ms)[0],
             "its timestamp_extractor may drop records",
         ),
+        (_from_the_end(), "it may not begin at the topic's start"),
     ],
     ids=[
         "alone",
@@ -92,6 +99,7 @@ class _Idle:
         "repartitioned",
         "versioned",
         "extractor",
+        "later",
     ],
 )
 def test_a_table_has_its_topic_as_log_only_where_a_replay_makes_the_same(

@@ -10,9 +10,9 @@ import statestore as ss
 from tests.builders import DEADLINE_S, child
 
 PINNED = """
-    BatchProcessor EmitStrategy HoppingWindows IsolationLevel KGroupedStream KStream KTable
-    KeyValueSpec KeyValueStore Materialized OnError Position PositionBound ProcessingGuarantee
-    Processor ProcessorContext PunctuationType PutResult ReadOnlyKeyValueStore
+    AutoOffsetReset BatchProcessor EmitStrategy HoppingWindows IsolationLevel KGroupedStream KStream
+    KTable KeyValueSpec KeyValueStore Materialized OnError Position PositionBound
+    ProcessingGuarantee Processor ProcessorContext PunctuationType PutResult ReadOnlyKeyValueStore
     ReadOnlyVersionedKeyValueStore Record RunSummary Serde Settings StateStore StoreContext
     Span StoreSupplier StreamsBuilder TaskId Time TimeWindowedKStream TopicPartition Topology
     TumblingWindows VersionedKeyValueStore VersionedRecord VersionedSpec WindowStore Windowed

@@ -1,6 +1,7 @@
 """One store name, one store; one topic, one time; what may be shared is (SEMANTICS T1a)."""
 
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -144,6 +145,32 @@ def test_two_sources_of_one_topic_that_disagree_about_its_times_are_refused() ->
     b.table("in", timestamp_extractor=lambda record: int(record.value) + 1)
     with pytest.raises(InvalidTopology, match="timestamp_extractor"):
         b.build()
+
+
+def test_two_sources_of_one_topic_that_begin_at_different_places_are_refused() -> None:
+    b = texts()
+    b.stream("in", offset_reset=ss.AutoOffsetReset.latest())
+    b.table("in")
+    with pytest.raises(InvalidTopology, match=r"topic 'in'.*offset_reset.*the same"):
+        b.build()
+    b = texts()
+    b.stream("in", offset_reset=ss.AutoOffsetReset.earliest())
+    b.table("in")
+    b.build()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ss.AutoOffsetReset.by_duration(-1),
+        lambda: ss.AutoOffsetReset.at_time(-1),
+        lambda: ss.AutoOffsetReset.at_time(datetime(2026, 1, 1)),  # noqa: DTZ001
+    ],
+    ids=["age", "time", "no time zone"],
+)
+def test_a_beginning_that_is_no_time_is_refused(make: Callable[[], object]) -> None:
+    with pytest.raises(ss.errors.Misuse, match=r"pass|time zone"):
+        make()
 
 
 def test_two_sources_of_one_topic_that_agree_about_its_times_are_welcome() -> None:
