@@ -31,7 +31,7 @@ from statestore.ports import Clock
 _log = logging.getLogger(__name__)
 STORES = "rocksdb"
 _TELL_FROM_MS = 1000
-"""Whoever waits for longer than this for a lock is told so."""
+"""A wait for a lock that takes longer than this is logged."""
 _NEVER = -1
 # The errors of a volume without file locks; some network volumes report that none is available.
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP})

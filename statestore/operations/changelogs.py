@@ -192,7 +192,7 @@ class StartingPoint:
             f"{tp} has records, but group {self._application_id} never committed any input of "
             f"{what}: its input would be read from the start over what is there, and counted "
             "twice. If the group's offsets were forgotten (offsets.retention.minutes), set them to "
-            "where the last run ended, or delete the internal topics to begin anew; if the topic "
+            "where the last run ended, or delete the internal topics to start again; if the topic "
             "is another application's, whose id and name of a store make up the same name, give "
             "this application or its store another name; to read input from its start all the "
             "same, pass --accept-forgotten-offsets"

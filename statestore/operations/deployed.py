@@ -152,7 +152,7 @@ def describe_deployment(
 
 def read_deployed(layout: StateLayout) -> Deployed:
     """Read `topology.json`; HostFailure, FormatTooNew if it is not for this version."""
-    way_out = "look whose state dir this is, then remove the file: the next run writes it anew"
+    way_out = "look whose state dir this is, then remove the file: the next run writes it again"
     found = documents.read(layout.topology_file, Deployed, way_out=way_out, version=VERSION)
     return Deployed() if found is None else found
 

@@ -1,7 +1,7 @@
 """What an operation needs of the world: an `Environment`, which tests make in memory.
 
 Production uses `statestore.runtime.Runtime`. Nothing is opened before an operation asks for it, and
-whoever made the environment closes it.
+the maker of the environment closes it.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -94,7 +94,7 @@ class KeptStores:
         if (known.kind, spec.kind) != _UPGRADE:
             raise TopologyMismatch(
                 f"store {name}: it and its changelog were deployed as {known.kind} ones, the "
-                f"pipeline makes it a {spec.kind} one: give it another name, so that it begins anew"
+                f"pipeline makes it a {spec.kind} one: give it another name to start empty"
             )
 
     def _looked(self, task: TaskId, path: Path) -> Format | None:
@@ -123,7 +123,7 @@ class KeptStores:
         if changed and self._has_records(name):
             raise TopologyMismatch(
                 f"store {name}: {' and '.join(changed)}: keep the serde, or give the store another "
-                "name, so that it begins anew; if the new serde reads what the old one wrote, pass "
+                "name, to start it empty; if the new serde reads what the old one wrote, pass "
                 "--accept-new-serdes"
             )
 

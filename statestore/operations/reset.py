@@ -87,7 +87,7 @@ def require_no_reset(layout: StateLayout) -> None:
     try:
         begun = (layout.application_dir / _NAME).exists()
     except OSError:
-        return  # Whoever reads or writes there reports what is wrong with the folder.
+        return  # The next read or write there reports what is wrong with the folder.
     if begun:
         raise Misuse(
             f"a reset of {layout.application_id} was begun and not finished: repeat "

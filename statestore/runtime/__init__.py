@@ -92,7 +92,7 @@ class Runtime:
         try:
             folder.exists()
         except PermissionError:
-            pass  # Whoever writes there reports it.
+            pass  # The next write there reports it.
         except (OSError, ValueError) as error:
             raise Misuse(f"state.dir {str(folder)[:80]!r}: {error}: name another folder") from error
         return StateLayout(folder, self.settings.application_id)

@@ -103,7 +103,7 @@ class Codec(Generic[K, V]):
             writes: dict[bytes, bytes | None] = dict(items)
         except (TypeError, ValueError):
             return None
-        # Where a pair gave way to a later one of its key, that pair is looked at too.
+        # A pair that a later pair of its key replaced is checked too.
         rows = chain(writes, writes.values())
         every = rows if len(writes) == len(items) else chain.from_iterable(items)
         fit = set(map(type, every)) <= _BYTES_OR_NONE and None not in writes

@@ -47,7 +47,7 @@ class StateStore(Protocol):
         """Tell whether committed writes outlive the process."""
 
     def is_open(self) -> bool:
-        """Tell whether it can be used: no until it is opened, and no again after `close`."""
+        """Tell whether the store can be used: it is open, and `close` was not called."""
 
     def close(self) -> None:
         """Roll back what is pending, flush and release.
@@ -95,7 +95,7 @@ class StateStore(Protocol):
         """Tell whether changelog offsets are in the store; else they are in `.checkpoint` (S5)."""
 
     def flush(self) -> None:
-        """Do nothing, with a deprecation warning: the store itself sees to durability (S7)."""
+        """Do nothing but warn that this is deprecated: the store flushes by itself (S7)."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class ReadOnlyKeyValueStore(Protocol, Generic[K, V]):
         """Return every row."""
 
     def approximate_num_entries(self) -> int:
-        """Return about how many rows there are; RocksDB estimates it and reads none."""
+        """Return an estimate of the number of rows, for which RocksDB reads no row."""
 
 
 class KeyValueStore(StateStore, ReadOnlyKeyValueStore[K, V], Protocol):
@@ -157,7 +157,7 @@ class KeyValueStore(StateStore, ReadOnlyKeyValueStore[K, V], Protocol):
         """Write the value of the key; None deletes the row. SerdeMismatch if one does not fit."""
 
     def put_all(self, pairs: Iterable[tuple[K, V | None]]) -> None:
-        """Write many rows, as `put` does; of two for one key the later one counts."""
+        """Write many rows, as `put` does; if a key occurs twice, the later row counts."""
 
     def put_if_absent(self, key: K, value: V) -> V | None:
         """Return the value that is there, or write this one and return None."""
@@ -210,7 +210,7 @@ class ReadOnlyVersionedKeyValueStore(Protocol, Generic[K, V_co]):
     def get(self, key: K, *, as_of: Time | None = None) -> VersionedRecord[V_co] | None:
         """Return the latest version, or the one valid at `as_of`; None if absent or deleted.
 
-        None also where history does not reach back that far; a warning in the log says so.
+        It also returns None if history does not reach back that far, and logs a warning.
         """
 
     def history(
@@ -238,7 +238,7 @@ class VersionedKeyValueStore(StateStore, ReadOnlyVersionedKeyValueStore[K, V], P
     def put(self, key: K, value: V | None, timestamp: Time) -> PutResult:
         """Add a version; None is a tombstone.
 
-        One older than the history is not accepted, but counted.
+        A version older than the history is not accepted; it is counted.
         """
 
     def put_all(self, triples: Iterable[tuple[K, V | None, Time]]) -> None:

@@ -1,7 +1,7 @@
 """How much may be committed but not durable, and the threads that flush it (SEMANTICS S10).
 
-A store is flushed behind a commit that reaches a limit, and while it is idle. Where no stream task
-watches idle stores, one daemon thread of the process does; it begins with the first of them.
+A store is flushed after a commit that reaches a limit, and while it is idle. If no stream task
+watches idle stores, one daemon thread of the process does; it starts with the first such store.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ class LagLimits:
     """How much may be committed but not durable before a flush is forced.
 
     Bytes are those of keys and values, which is what a restore reads. The commit that reaches a
-    limit asks for the flush, and the next one waits for it.
+    limit requests the flush, and the next commit waits for it.
     """
 
     max_bytes: int
@@ -53,27 +53,27 @@ class FlushLag:
             self._since_ms = self._clock.now_ms()
 
     def clear(self) -> None:
-        """Everything is durable."""
+        """Note that everything is durable."""
         self._size_bytes = self._records = 0
         self._since_ms = None
 
     def is_full(self) -> bool:
-        """Whether nothing more may be committed before a flush."""
+        """Return whether nothing more may be committed before a flush."""
         limits = self._limits
         return self._size_bytes >= limits.max_bytes or self._records >= limits.max_records
 
     def is_due(self) -> bool:
-        """Whether a flush is to be made now."""
+        """Return whether the store must be flushed now."""
         return self.is_full() or self.ms_left() <= 0
 
     def ms_left(self) -> int:
-        """The time until the lag is too old; the whole limit if there is no lag."""
+        """Return the time until the lag is too old; the whole limit if there is no lag."""
         limit = self._limits.max_ms
         return limit if self._since_ms is None else self._since_ms + limit - self._clock.now_ms()
 
 
 class Flushed(Protocol):
-    """A store whose lag other threads keep small."""
+    """A store that other threads flush."""
 
     @property
     def name(self) -> str: ...
@@ -82,7 +82,7 @@ class Flushed(Protocol):
         """Flush if a limit has been reached."""
 
     def maintain(self) -> int:
-        """Flush if the lag is too old; the ms until it may be."""
+        """Flush if the lag is too old; return the ms until it may be."""
 
 
 def watch(staged: Flushed) -> None:
@@ -92,7 +92,7 @@ def watch(staged: Flushed) -> None:
 
 def flush_soon(staged: Flushed) -> None:
     """Let another thread flush a store that has reached a limit; its next commit waits for that."""
-    # Where the interpreter is about to end, the next commit or the close flushes.
+    # If the interpreter is about to end, the next commit or the close flushes.
     with contextlib.suppress(RuntimeError):
         _flushers(os.getpid()).submit(_caught_up, staged)
 
@@ -101,7 +101,7 @@ def _caught_up(staged: Flushed) -> None:
     try:
         staged.catch_up()
     except StateStoreError:
-        # The next commit tries again, and raises.
+        # The next commit tries again and raises the error.
         if staged.is_open():
             _log.warning("store %r: could not flush", staged.name, exc_info=True)
 
@@ -126,7 +126,7 @@ class _Watcher:
                 self._stores = weakref.WeakSet(stores)
                 self._fresh = False
             left_ms = min(map(_maintained, stores), default=_AT_MOST_MS)
-            # If they were held on to, they would never be dropped.
+            # A reference kept here would keep the stores alive.
             del stores
             with self._changed:
                 if not self._fresh:

@@ -105,7 +105,7 @@ class KeyValueReader(Reader[Rows], Generic[K, V]):
     # For tools that do not know the kind of the store.
 
     def find(self, key: K, as_of_ms: int | None = None) -> Entry | None:
-        """Return the row of a key. A time is Misuse, as there is no history."""
+        """Return the row of a key. A time is Misuse, because there is no history."""
         self._refuse_time(as_of_ms)
         value = self.get(key)
         return None if value is None else Entry(key, value)
@@ -129,7 +129,7 @@ class KeyValueReader(Reader[Rows], Generic[K, V]):
     def _refuse_time(self, time_ms: int | None) -> None:
         if time_ms is not None:
             raise Misuse(
-                f"store {self.name!r} is a {KIND} one and keeps no history: leave as_of out"
+                f"store {self.name!r} is a {KIND} store and keeps no history: leave as_of out"
             )
 
     def _scan(
@@ -171,7 +171,7 @@ class TransactionalKeyValueStore(TransactionalBase, KeyValueReader[K, V]):
         self._plain = self._codec.plain
         self._metrics = staged.metrics
 
-    # Reads that count, and need not go through the partitions; the others are the reader's.
+    # These reads are counted and skip the partitions; all others are those of the reader.
 
     @overload
     def get(self, key: K, default: None = None) -> V | None: ...
@@ -196,7 +196,7 @@ class TransactionalKeyValueStore(TransactionalBase, KeyValueReader[K, V]):
     def put(self, key: K, value: V | None) -> None:
         """Stage one write; None deletes."""
         if self._plain and type(key) is bytes and type(value) is bytes:
-            # As quick as can be: whoever puts one by one waits for nothing else.
+            # This path is short, because callers that put one by one wait for nothing else.
             self.table.put(key, value)  # type: ignore[arg-type]  # K is bytes under BYTES
         else:
             self.table.put(self._codec.key(key), self._codec.value(value))
@@ -204,7 +204,7 @@ class TransactionalKeyValueStore(TransactionalBase, KeyValueReader[K, V]):
     def put_all(self, pairs: Iterable[tuple[K, V | None]]) -> None:
         """Stage many writes; the last of a key wins.
 
-        None is staged if one does not fit its serde.
+        If one does not fit its serde, none is staged.
         """
         self.table.put_all(self._codec.writes(pairs))
 

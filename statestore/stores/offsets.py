@@ -6,11 +6,11 @@
     f                                     format: kind and version
     t <key>, m                            times of rows of the data (stores/row_times.py)
 
-Integers are big-endian and signed. Complete: at that time the store had all that its log held, so
+Integers are big-endian and signed. At the time in row `c` the store had all that its log held, so
 what it lacks was logged later.
 
-They share the engine batch of the data they speak of and no table with it, so no scan of data ever
-meets them.
+These rows are in the engine batch of the data to which they belong, but in another table, so no
+scan of data ever meets them.
 
 Keeps I8.
 """
@@ -40,7 +40,7 @@ class Format(msgspec.Struct, frozen=True, omit_defaults=True):
     kind: str
     version: int
     segment_interval_ms: int | None = None
-    """Of a versioned store."""
+    """The length of the segments of a versioned store; None for other kinds."""
 
 
 def offset_rows(
@@ -56,7 +56,7 @@ def offset_rows(
 
 
 def check_offsets(offsets: Mapping[TopicPartition, int | None], store: str) -> None:
-    """Raise Misuse if one of them is no offset of a log."""
+    """Raise Misuse if one of them cannot be an offset of a log."""
     for tp, offset in offsets.items():
         try:
             fits = offset is None or 0 <= index(offset) <= _OFFSET_MAX
@@ -65,7 +65,7 @@ def check_offsets(offsets: Mapping[TopicPartition, int | None], store: str) -> N
         if not fits:
             topic, partition = tp
             raise Misuse(
-                f"store {store!r}: commit of {offset!r} for {topic}-{partition}: want the offset "
+                f"store {store!r}: commit of {offset!r} for {topic}-{partition}: pass the offset "
                 "NEXT to read, 0 or more, or None to clear it"
             )
 
@@ -91,7 +91,7 @@ def complete_row(time_ms: int) -> dict[bytes, bytes | None]:
 
 
 def read_complete(table: Table, where: str) -> int | None:
-    """Return that time, None if it was not recorded; TaskCorrupted if the row cannot be read."""
+    """Return the time in row `c`; None if there is none, TaskCorrupted if it cannot be read."""
     data = table.get(_COMPLETE_KEY)
     try:
         return None if data is None else int(_OFFSET.unpack(data)[0])
@@ -139,7 +139,7 @@ def other_kind(where: object, found: str, wanted: str) -> Misuse:
     """Return the error for a store of another kind (SEMANTICS V11)."""
     way_out = "open it as what it is, or move the folder away and restore from the changelog"
     if (found, wanted) == ("keyvalue", "versioned"):
-        way_out = "`statestore upgrade-to-versioned` makes way for a versioned one"
+        way_out = "`statestore upgrade-to-versioned` sets it aside for a versioned store"
     return Misuse(f"{where} holds a {found} store, not a {wanted} one: {way_out}")
 
 

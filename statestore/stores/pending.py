@@ -31,24 +31,24 @@ Entries = dict[bytes, bytes | None]
 class Pending(Protocol):
     """One part of what is pending in a store. All parts are committed and undone together.
 
-    `transaction.StagedEngine` keeps the stack of savepoints; a part only says where it stands, and
-    goes back there.
+    `transaction.StagedEngine` keeps the stack of savepoints; a part only returns marks and goes
+    back to them.
     """
 
     def mark(self) -> Any:
-        """Where the part stands: what `go_back` needs to return. A savepoint is open from now."""
+        """Return a mark for `go_back`. A savepoint is open from now on."""
 
     def go_back(self, mark: Any, /) -> None:
-        """Take back all that was staged since `mark`. Marks made after it count no longer."""
+        """Undo all that was staged since `mark`. Marks made after it are no longer valid."""
 
     def forget_marks(self) -> None:
-        """The outermost savepoint has ended, so there is nothing to go back to."""
+        """Forget all marks, because the outermost savepoint has ended."""
 
     def commit(self) -> None:
-        """What is pending has become committed. All marks are forgotten."""
+        """Note that what was pending is committed, and forget all marks."""
 
     def rollback(self) -> None:
-        """Drop what is pending. All marks are forgotten."""
+        """Drop what is pending, and forget all marks."""
 
 
 class SizedPending(Pending, Protocol):
@@ -59,7 +59,7 @@ class SizedPending(Pending, Protocol):
 
 
 class CountedWrites(SizedPending, Protocol):
-    """What counts as the pending writes of a store, where these are not the rows of its tables."""
+    """What counts as the pending writes of a store whose writes are not rows of its tables."""
 
     def __len__(self) -> int: ...
     @property
@@ -73,8 +73,8 @@ class UndoLog(list[tuple[bytes, T | Missing]]):
     """The entries of a dict as they were before each change, oldest first."""
 
     def taken_back(self, mark: int) -> dict[bytes, T | Missing]:
-        """What each entry was when the log was `mark` long; the log becomes that long again."""
-        # An entry that changed more than once was at first what its first change says.
+        """Cut the log to the length `mark`, and return what each entry was at that length."""
+        # If an entry changed more than once, its first change has the oldest value.
         before = dict(reversed(self[mark:]))
         del self[mark:]
         return before
@@ -100,7 +100,7 @@ class Overlay:
         if value is None or self.deletes or self._undo is not None:
             self._put_any(key, value)
             return
-        # Nothing pending is a delete, so what has no value is not there.
+        # No delete is pending, so a key without a value is not pending.
         entries = self.entries
         old = entries.get(key)
         if old is None:
@@ -138,11 +138,11 @@ class Overlay:
         self.size_bytes = 0
         self.deletes = 0
 
-    # What a commit or a rollback leaves of pending writes: nothing.
+    # Neither a commit nor a rollback leaves any pending write.
     commit = rollback = clear
 
     def at_or_after(self, keys: list[bytes]) -> list[tuple[bytes, bytes | None] | None]:
-        """Per key the first pending write at or after it."""
+        """Return the first pending write at or after each key."""
         self._sort()
         entries, ordered, size = self.entries, self._sorted, len(self._sorted)
         places = map(ordered.bisect_left, keys)
@@ -151,20 +151,20 @@ class Overlay:
     def between(
         self, lo: bytes | None, hi: bytes | None, *, reverse: bool
     ) -> list[tuple[bytes, bytes | None]]:
-        """The pending writes with lo <= key <= hi, in order, as they are now."""
+        """Return the pending writes with lo <= key <= hi, in order, as they are now."""
         self._sort()
         entries = self.entries
         keys: Iterator[bytes] = self._sorted.irange(lo, hi, reverse=reverse)
         return [(key, entries[key]) for key in keys]
 
     def mark(self) -> int:
-        """How many changes the undo log has."""
+        """Return the number of changes in the undo log."""
         if self._undo is None:
             self._undo = UndoLog()
         return len(self._undo)
 
     def go_back(self, mark: int) -> None:
-        """Take back the writes since `mark`."""
+        """Undo the writes since `mark`."""
         if self._undo is None:
             return
         for key, old in self._undo.taken_back(mark).items():
@@ -178,11 +178,11 @@ class Overlay:
                 self.entries[key] = old
                 self.size_bytes += 0 if old is None else len(old)
                 self.deletes += old is None
-        # Keys taken back may have been sorted in, and others may have taken their place.
+        # The sorted list may have keys that are gone, and lack others.
         self._sorted = SortedList()
 
     def forget_marks(self) -> None:
-        """Keep no more undo log."""
+        """Stop keeping an undo log."""
         self._undo = None
 
     def _put_any(self, key: bytes, value: bytes | None) -> None:
@@ -202,7 +202,7 @@ class Overlay:
         self.entries[key] = value
 
     def _sort(self) -> None:
-        # A dict keeps its order: the keys not sorted yet are its last.
+        # A dict keeps its order, so the keys that are not yet sorted are its last.
         fresh = len(self.entries) - len(self._sorted)
         if fresh:
             self._sorted.update(islice(reversed(self.entries), fresh))
@@ -211,7 +211,7 @@ class Overlay:
 def slice_of(
     entries: Mapping[bytes, T], lo: bytes | None, hi: bytes | None, *, reverse: bool
 ) -> list[tuple[bytes, T]]:
-    """The same slice of a copied overlay: for readers on other threads."""
+    """Return the same slice of a copied overlay, for readers on other threads."""
     return sorted(
         (
             (key, value)

@@ -60,10 +60,10 @@ class RowScan(Generic[T]):
         self._open = True
 
     def __iter__(self) -> Iterator[T]:
-        """The items not yet taken.
+        """Return the remaining items.
 
-        Where the items themselves notice a close, a loop runs over them without a call in Python
-        for each, which doubles the rate.
+        If the items notice a close themselves, a loop runs over them without a call in Python for
+        each item, which doubles the rate.
         """
         self.check_open()
         return self._items if self._notices_close else self
@@ -80,7 +80,7 @@ class RowScan(Generic[T]):
         self._check_store()
 
     def through(self, change: Callable[[Iterator[T]], Iterator[S]]) -> "RowScan[S]":
-        """The same scan with its items changed; closing either closes both."""
+        """Return the same scan with its items changed; closing either closes both."""
         return RowScan(
             change(self._items), self.check_open, self.close, notices_close=self._notices_close
         )
@@ -102,7 +102,7 @@ class RowScan(Generic[T]):
 def joined(
     scans: Sequence[RowScan[T]], *, key: Callable[[Any], Any] = _first, reverse: bool = False
 ) -> RowScan[T]:
-    """Several ordered scans as one, ordered by `key`, which is the first column by default."""
+    """Merge ordered scans into one, ordered by `key`, by default the first column."""
     if len(scans) == 1:
         return scans[0]
 
@@ -119,7 +119,7 @@ def joined(
 
 
 def overlaid(committed: Iterable[Pair], pending: Slice, *, reverse: bool) -> Iterator[Pair]:
-    """Both in order. Where both have a key, the pending entry counts; None is a delete."""
+    """Merge both in order. If both have a key, the pending entry counts; None is a delete."""
     before = gt if reverse else lt
     waiting = iter(pending)
     key, value = next(waiting, _END)
@@ -138,7 +138,7 @@ def overlaid(committed: Iterable[Pair], pending: Slice, *, reverse: bool) -> Ite
 
 
 class Answering(Protocol):
-    """The rows of one partition of a store, as far as every reader asks them."""
+    """What every reader asks of the rows of one partition of a store."""
 
     def is_open(self) -> bool: ...
     def check_open(self) -> None:
@@ -149,10 +149,10 @@ class Moment(Protocol):
     """The rows at one moment, for several questions; `with` or close() releases it."""
 
     def get_many(self, keys: list[bytes], /) -> list[bytes | None]:
-        """One value per key, in order."""
+        """Return one value per key, in order."""
 
     def scan(self) -> RowScan[Pair]:
-        """The rows that the moment was opened for, in order. They can be walked over once."""
+        """Return the rows that the moment was opened for, in order; they can be read once."""
 
     def close(self) -> None: ...
 
@@ -162,20 +162,20 @@ class Rows(Answering, Protocol):
 
     def get(self, key: bytes, /) -> bytes | None: ...
     def get_many(self, keys: list[bytes], /) -> list[bytes | None]:
-        """One value per key, in order, all of one moment."""
+        """Return one value per key, in order, all of one moment."""
 
     def scan(
         self, lo: bytes | None = None, hi: bytes | None = None, *, reverse: bool = False
     ) -> RowScan[Pair]:
-        """Pairs with lo <= key <= hi in byte order, as they are now. None is unbounded."""
+        """Return the pairs with lo <= key <= hi in byte order, as of now; None is unbounded."""
 
     def moment(
         self, lo: bytes | None = None, hi: bytes | None = None, *, reverse: bool = False
     ) -> Moment:
-        """The rows as they are now. Those from `lo` to `hi` can be walked over."""
+        """Return the rows as they are now; those from `lo` to `hi` can be scanned."""
 
     def approximate_count(self) -> int:
-        """About how many rows there are."""
+        """Return about how many rows there are."""
 
 
 class ReadCounts(Protocol):
@@ -186,17 +186,17 @@ class ReadCounts(Protocol):
 
 
 class Guard(Protocol):
-    """What knows whether a store is open, and its engine's errors."""
+    """Tells whether a store is open, and translates its engine's errors."""
 
     def check_open(self) -> None:
         """Raise StoreClosed after the close."""
 
     def failure(self, error: Exception, /) -> Exception:
-        """What to raise for an engine's error. Other errors come back as they are."""
+        """Return what to raise for an engine's error; other errors are returned unchanged."""
 
 
 class RowSource(Guard, Protocol):
-    """A store of one stream task that is read by anybody but its owner."""
+    """A store of one stream task, read by others than its owner."""
 
     @property
     def name(self) -> str: ...
@@ -209,7 +209,7 @@ class RowSource(Guard, Protocol):
     def table(self, name: str, /) -> Table: ...
     def is_open(self) -> bool: ...
     def check_ready(self) -> None:
-        """Raise also what else forbids a new question, such as NotUpToBound."""
+        """Raise StoreClosed, or what else forbids a new question, such as NotUpToBound."""
 
 
 class LiveSource:
@@ -246,7 +246,7 @@ class LiveSource:
 
 
 class SourceRows:
-    """The Rows of one table of a source, with pending ones over the committed ones if given."""
+    """The Rows of one table of a source, with pending rows over the committed rows if given."""
 
     def __init__(self, source: RowSource, table: str, pending: Entries | None = None) -> None:
         """`pending`: the owner's own dict, for a reader that sees uncommitted writes."""
@@ -260,7 +260,7 @@ class SourceRows:
         self.check_open = source.check_open
 
     def get(self, key: bytes) -> bytes | None:
-        """The value, or None."""
+        """Return the value, or None."""
         self._check_ready()
         self._counts.gets += 1
         if self._pending:
@@ -273,15 +273,15 @@ class SourceRows:
             raise self._source.failure(error) from error
 
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
-        """One value per key, in order, all of one moment."""
+        """Return one value per key, in order, all of one moment."""
         self._source.check_ready()
         self._counts.gets += len(keys)
         try:
-            # What is no longer pending when this looks has been committed before it reads.
+            # A write that is no longer pending here was committed before the read below.
             if not self._pending:
                 return self._table.get_many_at_once(keys)
             with self._source.turn:
-                # One call in C, so that the owner puts nothing meanwhile.
+                # This is one call in C, so the owner cannot write meanwhile.
                 found = list(map(self._pending.get, keys, repeat(MISSING)))
                 seeker = self._table.seeker()
             try:
@@ -294,7 +294,7 @@ class SourceRows:
     def scan(
         self, lo: bytes | None = None, hi: bytes | None = None, *, reverse: bool = False
     ) -> RowScan[Pair]:
-        """Pairs with lo <= key <= hi in byte order, as they are now."""
+        """Return the pairs with lo <= key <= hi in byte order, as they are now."""
         self._source.check_ready()
         self._counts.ranges += 1
         waiting: Slice = []
@@ -313,7 +313,7 @@ class SourceRows:
     def moment(
         self, lo: bytes | None = None, hi: bytes | None = None, *, reverse: bool = False
     ) -> "SourceMoment":
-        """The rows as they are now. Those from `lo` to `hi` can be walked over."""
+        """Return the rows as they are now; those from `lo` to `hi` can be scanned."""
         source = self._source
         source.check_ready()
         try:
@@ -329,7 +329,7 @@ class SourceRows:
         )
 
     def approximate_count(self) -> int:
-        """About how many committed rows there are."""
+        """Return about how many committed rows there are."""
         self._source.check_ready()
         return self._table.approximate_count()
 
@@ -346,7 +346,7 @@ class SourceMoment:
         self._scan = scan
 
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
-        """One value per key, in order."""
+        """Return one value per key, in order."""
         found = list(map(self._pending.get, keys, repeat(MISSING)))
         try:
             return _filled(found, keys, self._seeker)
@@ -354,7 +354,7 @@ class SourceMoment:
             raise self._source.failure(error) from error
 
     def scan(self) -> RowScan[Pair]:
-        """The rows that the moment was opened for."""
+        """Return the rows that the moment was opened for."""
         return self._scan
 
     def close(self) -> None:
@@ -377,7 +377,7 @@ class Entry(NamedTuple):
 
 
 class Reader(Generic[R]):
-    """What readers of all kinds share: the partitions they run over, and their close."""
+    """What readers of all kinds share: their partitions and their close."""
 
     def __init__(
         self, name: str, parts: Sequence[R], release: Callable[[], None] | None = None
@@ -392,7 +392,7 @@ class Reader(Generic[R]):
         return self._open and all(part.is_open() for part in self._parts)
 
     def close(self) -> None:
-        """Let go of what the reader holds. Closing twice is harmless."""
+        """Release what the reader holds. Closing twice is harmless."""
         self._open = False
         if self._release is not None:
             self._release()
@@ -404,7 +404,7 @@ class Reader(Generic[R]):
         self.close()
 
     def _opened(self) -> Sequence[R]:
-        """The rows of each partition; StoreClosed after the reader's close."""
+        """Return the rows of each partition; StoreClosed after the reader's close."""
         if not self._open:
             raise self._closed()
         return self._parts
@@ -418,7 +418,7 @@ class Reader(Generic[R]):
 
 
 def scan_of(guard: Guard, cursor: Cursor, pending: Slice, *, reverse: bool) -> RowScan[Pair]:
-    """The rows of a cursor with pending ones over them; it takes over the cursor."""
+    """Return the rows of a cursor with pending rows over them; the scan takes over the cursor."""
     rows = _visible(guard, cursor, pending, reverse=reverse)
     return RowScan(rows, guard.check_open, cursor.close, notices_close=True)
 
@@ -433,7 +433,7 @@ def _visible(guard: Guard, cursor: Cursor, pending: Slice, *, reverse: bool) -> 
 def _filled(
     found: list[bytes | Missing | None], keys: list[bytes], seeker: Seeker
 ) -> list[bytes | None]:
-    """What was found pending; where that is MISSING, the committed value."""
+    """Return the pending values, with the committed value where one is MISSING."""
     asked = [key for key, value in zip(keys, found, strict=True) if value is MISSING]
     committed = iter(seeker.get_many(asked) if asked else ())
     return [next(committed) if isinstance(value, Missing) else value for value in found]

@@ -1,9 +1,9 @@
-"""The times of a store's rows: when what made each of them happened.
+"""The times of a store's rows: the time of the record that made each row.
 
-Changelog records carry these times. Where the spec of a store says `row_times`, they are rows as
-well, beside the offsets (stores/offsets.py), so that an aggregate is never stamped before a record
-it counts, nor a join of tables before either of its rows (docs/adr/0014). The time of a row that an
-older version wrote is not known.
+Changelog records carry these times. If the spec of a store has `row_times`, they are also stored as
+rows beside the offsets (stores/offsets.py), so that an aggregate is never stamped before a record
+that it counts, nor a join of tables before either of its rows (docs/adr/0014). The time of a row
+that an older version wrote is not known.
 
     t <key>    time of that row of the data, 8 bytes, signed
     m          the latest of those times
@@ -36,7 +36,7 @@ _COST: Final = 80
 
 
 class WriteTime:
-    """The time of what is being processed, for writes that give none; None: not known."""
+    """The time of the record being processed, for writes without their own; None: not known."""
 
     __slots__ = ("now_ms",)
 
@@ -47,7 +47,7 @@ class WriteTime:
 class RowTimes:
     """The times of one store's rows, kept in step with its pending writes.
 
-    `clock` has the time of writes that give none of their own. No row is later than `latest_ms`.
+    `clock` has the time of writes without a time of their own. No row is later than `latest_ms`.
     """
 
     __slots__ = (
@@ -79,7 +79,7 @@ class RowTimes:
         return _COST * len(self._pending)
 
     def note(self, keys: Collection[bytes], times: list[int] | None = None) -> None:
-        """Note the time of each of these writes and deletes; None: that of `clock` for all."""
+        """Note the time of each of these writes and deletes; None: all have the time of `clock`."""
         if times is None:
             now_ms = self.clock.now_ms
             times = [] if now_ms is None else [now_ms] * len(keys)
@@ -142,7 +142,7 @@ class RowTimes:
     def _saw(self, time_ms: int) -> None:
         self.latest_ms = max(self.latest_ms, time_ms)
 
-    # As `pending.Pending` has it.
+    # The methods of `pending.Pending`.
 
     def mark(self) -> int:
         """Return how many changes the undo log has."""
@@ -151,7 +151,7 @@ class RowTimes:
         return len(self._undo)
 
     def go_back(self, mark: int) -> None:
-        """Take back the times since `mark`; `latest_ms` may stay too late."""
+        """Undo the times since `mark`; `latest_ms` may stay too late."""
         if self._undo is None:
             return
         for key, old in self._undo.taken_back(mark).items():

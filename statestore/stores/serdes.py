@@ -18,7 +18,7 @@ from statestore.model.records import WINDOW_BYTES, Serde, T, Windowed
 _WINDOWED = re.compile(r"WINDOWED\((\d+),(.+)\)")
 _INT64 = struct.Struct(">q")
 _FLOAT64 = struct.Struct(">d")
-# Deterministic: equal values give equal bytes, so a dict may be a key.
+# They are deterministic: equal values give equal bytes, so a dict may be a key.
 _json = msgspec.json.Encoder(order="deterministic")
 _msgpack = msgspec.msgpack.Encoder(order="deterministic")
 
@@ -48,7 +48,7 @@ _UNCHANGED: tuple[tuple[Serde[Any], frozenset[type]], ...] = (
     (STRING, frozenset({str, type(None)})),
     (INT64, frozenset({int, type(None)})),
     (FLOAT64, frozenset({float, type(None)})),
-    # No floats: JSON has no infinity.
+    # Floats are not among them, because JSON has no infinity.
     (JSON, frozenset({str, int, bool, type(None)})),
     (MSGPACK, frozenset({str, bytes, int, float, bool, type(None)})),
 )
@@ -79,7 +79,7 @@ def by_name(name: str) -> Serde[Any]:
 def alike(one: Serde[Any], other: Serde[Any]) -> bool:
     """Tell whether equal keys have equal bytes under both, as under serdes of one name.
 
-    A serde of the user's own that has the name of a built-in one is not like that one.
+    A serde of the user's own with the name of a built-in serde is not like that serde.
     """
     if one is other:
         return True
@@ -94,7 +94,7 @@ def of_windowed(name: str) -> tuple[int, str] | None:
 
 
 def placing(serde: Serde[Any], keys: list[bytes | None]) -> list[bytes | None] | None:
-    """Return the bytes that place keys under `serde`, where these are not the keys themselves.
+    """Return the bytes that place keys under `serde`; None if these are the keys themselves.
 
     A key in a window is placed by the key alone, so that all windows of a key lie where the key
     does, as with Kafka Streams.
@@ -118,7 +118,9 @@ def windowed(key_serde: Serde[T], size_ms: int) -> Serde[Windowed[T]]:
 
     def read(data: bytes) -> Windowed[T]:
         if len(data) < _INT64.size:
-            raise ValueError(f"want a key and {_INT64.size} bytes, not {len(data)} in all")
+            raise ValueError(
+                f"expected a key and {_INT64.size} bytes, found {len(data)} bytes in all"
+            )
         start_ms = _INT64.unpack(data[-_INT64.size :])[0]
         key = key_serde.deserialize(data[: -_INT64.size])
         return Windowed(key, start_ms, start_ms + size_ms)
@@ -127,7 +129,7 @@ def windowed(key_serde: Serde[T], size_ms: int) -> Serde[Windowed[T]]:
 
 
 def unchanged(serde: Serde[Any]) -> frozenset[type]:
-    """Return the types whose values `serde` gives back equal, and that cannot change in place."""
+    """Return the immutable types whose values `serde` reads back as equal values."""
     return next((kinds for one, kinds in _UNCHANGED if one is serde), frozenset({type(None)}))
 
 
@@ -148,9 +150,9 @@ def mismatch(
     cause: Exception,
     taker: str = "",
 ) -> SerdeMismatch:
-    """The error for a value that does not fit (INTERFACE rule 3); `where` "": the caller says.
+    """Return the error for a value that does not fit its serde (INTERFACE rule 3).
 
-    `taker`: what takes the keyword, where that is not plain.
+    `where` is empty if the caller names the place. `taker`: what takes the keyword, if unclear.
     """
     place = f"{where}: " if where else ""
     where_to = f" to {taker}" if taker else ""

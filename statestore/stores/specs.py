@@ -27,7 +27,7 @@ class KeyValueSpec(Generic[K, V]):
     persistent: bool = True
     changelog_config: dict[str, str] = field(default_factory=dict, hash=False)
     terms: tuple[str, ...] = ()
-    """What else decides about its rows, for the fingerprint of a topology."""
+    """What else determines its rows, for the fingerprint of a topology."""
     row_times: bool = field(default=False, compare=False, repr=False)
     """Whether a stream task keeps the time of each row, as it does for tables (docs/adr/0014)."""
 
@@ -63,12 +63,12 @@ class VersionedSpec(Generic[K, V]):
             )
         if interval is not None and not 0 < interval <= layout.TIME_MAX:
             raise Misuse(
-                f"store {self.name!r}: segment interval {interval} ms: want 1 or more, in 64 bits"
+                f"store {self.name!r}: segment interval {interval} ms: pass 1 or more, in 64 bits"
             )
 
     @property
     def terms(self) -> tuple[str, ...]:
-        """Return what else decides about its rows, for the fingerprint of a topology."""
+        """Return what else determines its rows, for the fingerprint of a topology."""
         return (f"history {self.history_retention_ms}",)
 
     def interval_ms(self, stored: int | None) -> int:
@@ -77,7 +77,7 @@ class VersionedSpec(Generic[K, V]):
         if stored is not None and asked is not None and asked != stored:
             raise Misuse(
                 f"store {self.name!r} was made with segments of {stored} ms, not {asked} ms: leave "
-                "segment_interval_ms out, or move its folder away to restore it anew"
+                "segment_interval_ms out, or move its folder away to restore it from its changelog"
             )
         if stored is not None:
             return stored
@@ -109,7 +109,7 @@ class StoreSupplier(Generic[S]):
 
     @property
     def key_serde(self) -> Serde[bytes]:
-        """Return the serde of keys in the changelog: bytes, whatever the users of the store see."""
+        """Return the serde of keys in the changelog: bytes, whatever users of the store see."""
         return serdes.BYTES
 
     @property
@@ -129,8 +129,8 @@ class WindowRows(KeyValueSpec[bytes, bytes]):
 class WindowSpec(Generic[K, V]):
     """A window store: values by key and by window of `size_ms` (SEMANTICS section 6).
 
-    A window starts every `advance_ms`; None: every `size_ms`. It expires once stream time has
-    passed its start by `retention_ms`.
+    A window starts every `advance_ms`; None: every `size_ms`. It expires when stream time is past
+    its start by `retention_ms`.
     """
 
     kind: ClassVar[str] = "window"
@@ -143,7 +143,7 @@ class WindowSpec(Generic[K, V]):
     persistent: bool = True
     changelog_config: dict[str, str] = field(default_factory=dict, hash=False)
     terms: tuple[str, ...] = ()
-    """What else decides about its rows, for the fingerprint of a topology."""
+    """What else determines its rows, for the fingerprint of a topology."""
     advance_ms: int | None = None
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ from statestore.stores.transaction import StagedEngine
 
 
 class Changes(NamedTuple):
-    """What a commit logs, in order, each with the time of what made it."""
+    """What a commit logs, in order, each change with the time of the record that made it."""
 
     keys: list[bytes]
     values: list[bytes | None]
@@ -30,7 +30,7 @@ class StagedTable:
     """Reads and writes of one table of a StagedEngine; the `reads.Rows` of its owner."""
 
     def __init__(self, staged: StagedEngine, name: str, times: RowTimes | None = None) -> None:
-        """`times`: those of its rows; None if no stream task owns the table."""
+        """`times` has the times of its rows; None if no stream task owns the table."""
         self.times: Final = times
         self._clock: Final = WriteTime() if times is None else times.clock
         self._staged: Final = staged
@@ -54,7 +54,7 @@ class StagedTable:
         return default if value is None else value
 
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
-        """Return one value per key, in order, with one call of the engine for all not pending."""
+        """Return one value per key, in order; one call of the engine reads those not pending."""
         entries = self._entries
         self._metrics.gets += len(keys)
         try:
@@ -93,14 +93,14 @@ class StagedTable:
             self.times.note((key,))
 
     def put_all(self, writes: Writes, times: list[int] | None = None) -> None:
-        """Stage many writes; `times` are of what made each, None: of what is being processed."""
+        """Stage many writes with their times; None: the time of what is being processed."""
         self._staged.check_open()
         self._overlay.put_all(writes)
         if self.times is not None:
             self.times.note(writes, times)
 
     def times_of(self, keys: list[bytes]) -> list[int | None]:
-        """Return the time of each row, where it is kept."""
+        """Return the time of each row; None where it is not kept."""
         return [None] * len(keys) if self.times is None else self.times.of(keys)
 
     def all_latest(self, times: list[int]) -> bool:
@@ -147,12 +147,12 @@ class StagedTable:
         self._staged.check_open()
         return self._table.approximate_count() + len(self._entries)
 
-    # The transaction, where the table is all the data of its store.
+    # The transaction, for a store whose data is this table alone.
 
     def commit(
         self, offsets: Mapping[TopicPartition, int | None], position: Position | None = None
     ) -> None:
-        """Make what is pending committed."""
+        """Commit what is pending."""
         times = {} if self.times is None else self.times.rows(self._entries)
         self._staged.commit(offsets, position, more={rows.TABLE: times})
 
@@ -173,7 +173,7 @@ class StagedTable:
     def changes(self, otherwise_ms: int) -> Changes:
         """Return what the next commit logs: the last value of each key.
 
-        `otherwise_ms`: the time of writes that no record made.
+        `otherwise_ms`: the time of writes that were not caused by a record.
         """
         keys = list(self._entries)
         times = [otherwise_ms] * len(keys)
@@ -205,7 +205,7 @@ class OwnerMoment:
 
 
 def first_of(committed: Pair | None, pending: tuple[bytes, bytes | None] | None) -> Pair | None:
-    """Return the row with the smaller key; where both have that key, the pending one."""
+    """Return the row with the smaller key; if both have the same key, the pending row."""
     if pending is None or (committed is not None and committed[0] < pending[0]):
         return committed
     key, value = pending

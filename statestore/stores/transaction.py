@@ -23,7 +23,7 @@ from statestore.stores.durability import FlushLag, LagLimits
 from statestore.stores.pending import ENTRY_COST, CountedWrites, Overlay, Pending, SizedPending
 
 _COMPLETE_KEPT_MS = 86_400_000
-"""How old what a store says of its completeness may get: well below any delete.retention.ms."""
+"""How old the recorded time of completeness may get: well below any delete.retention.ms."""
 Ranges = Mapping[str, Sequence[tuple[bytes, bytes]]]  # spans [from, to) of tables
 
 
@@ -48,14 +48,14 @@ class StagedEngine:
         """Open over `engine`.
 
         Misuse, TaskCorrupted or FormatTooNew if it holds no store of this kind. `made`: the tables
-        that were not there before the engine was opened. `segment_interval` returns that of a
-        versioned store in ms, given the one on disk if any. `flush_soon` has another thread call
-        `catch_up`; without it a commit flushes itself.
+        that did not exist before the engine was opened. `segment_interval` returns the interval of
+        a versioned store in ms, given the one on disk if any. `flush_soon` has another thread call
+        `catch_up`; without it, the commit itself flushes.
         """
         self.name = name
         self.where = where
         self.inputs: Collection[TopicPartition] | None = None
-        """The partitions its stream task reads; None: whoever commits may name any."""
+        """The partitions that its stream task reads; None: a commit may name any partition."""
         self.turn: Final = threading.Lock()
         """Held while a commit, a rollback or the end of a savepoint is under way.
 
@@ -70,7 +70,7 @@ class StagedEngine:
         self._overlays = {table: Overlay() for table in tables}
         self._parts: list[Pending] = list(self._overlays.values())
         self._sized: list[SizedPending] = list(self._overlays.values())
-        self._savepoints: list[list[Any]] = []  # of each open one, a mark for each part
+        self._savepoints: list[list[Any]] = []  # for each open one, a mark of each part
         self._counted: CountedWrites | None = None
         self._open = True
         self._lag = FlushLag(limits, clock)
@@ -85,7 +85,7 @@ class StagedEngine:
             self._offsets: dict[TopicPartition, int] = rows.read_offsets(meta, where)
             self._position = rows.read_position(meta, where)
             self.complete_ms = rows.read_complete(meta, where)
-            """When it had all that its log held; None: it does not say."""
+            """When it had all that its log held; None: not recorded."""
         except Exception as error:
             raise self.failure(error) from error
         self._durable = dict(self._offsets)
@@ -93,20 +93,20 @@ class StagedEngine:
         self.metrics = StoreMetrics(name, clock.monotonic(), self.uncommitted_bytes, task)
 
     def overlay(self, table: str) -> Overlay:
-        """Return the pending writes of one table; it is the same object for ever."""
+        """Return the pending writes of one table; it is always the same object."""
         return self._overlays[table]
 
     def keep_in_step(self, part: Pending) -> None:
-        """Commit, roll back and undo `part` with the pending writes from now on."""
+        """Commit, roll back and undo `part` together with the pending writes from now on."""
         self._parts.append(part)
 
     def keep_sized(self, part: SizedPending) -> None:
-        """Do as `keep_in_step`, and count what the part takes among the pending bytes."""
+        """Do as `keep_in_step`, and count the bytes of the part as pending."""
         self._sized.append(part)
         self.keep_in_step(part)
 
     def keep_counted(self, writes: CountedWrites) -> None:
-        """Do as `keep_sized`; these writes count as the pending ones, whatever rows they take."""
+        """Do as `keep_sized`, and count these writes, not rows, as the pending writes."""
         self._counted = writes
         self.keep_sized(writes)
 
@@ -128,7 +128,7 @@ class StagedEngine:
     def failure(self, error: Exception) -> Exception:
         """Return what to raise for an engine's error, naming the store.
 
-        Other errors come back as they are.
+        Other errors are returned unchanged.
         """
         if not self._open:
             return StoreClosed(f"store {self.name!r} is closed: open it again to use it")
@@ -149,8 +149,8 @@ class StagedEngine:
     ) -> None:
         """Commit everything pending, with these offsets and position, in one engine batch.
 
-        `ranges` are deleted first; `more` has rows that go over the pending ones. Misuse of a
-        number that is no offset is raised before anything is written.
+        `ranges` are deleted first; `more` has rows that replace pending ones. Misuse is raised
+        before anything is written if a number is not a valid offset.
         """
         self.check_open()
         rows.check_offsets(offsets, self.name)
@@ -194,7 +194,7 @@ class StagedEngine:
             self._count_lag(size, len(writes))
 
     def keep(self, table: str, writes: Writes) -> None:
-        """Write rows that stay whatever becomes of what is pending, and make them durable."""
+        """Write rows independently of what is pending, and make them durable."""
         with self._settling:
             self._write({table: writes})
             self.make_durable()
@@ -207,7 +207,7 @@ class StagedEngine:
         if not self._position.covers(position) or (old and self._offsets):
             self.commit({}, position)
             if old:
-                # Else a crash tail of today would pass for one as old as that.
+                # Otherwise today's tail would look as old as that after a crash.
                 self.make_durable()
 
     def rollback(self) -> None:
@@ -216,7 +216,7 @@ class StagedEngine:
         with self.turn:
             for part in self._parts:
                 part.rollback()
-            self._begin_savepoints_anew()
+            self._begin_savepoints_again()
             self._pending_position = self._position
 
     @contextmanager
@@ -324,7 +324,7 @@ class StagedEngine:
             stored = None if found is None else found.segment_interval_ms
             self.segment_interval_ms = self._segment_interval(stored)
         if found is not None:
-            # The format is written when all tables are there, so one that is not has been lost.
+            # The format is written once all tables exist, so a table that is missing was lost.
             for table in self._overlays.keys() & set(made):
                 raise TaskCorrupted(f"{self.where}: offsets without the table {table!r}")
             return
@@ -356,21 +356,21 @@ class StagedEngine:
             self._position = self._pending_position
             self._note(offsets)
             size = self._bytes_to_restore()
-            # Readers on other threads look at the overlay first, then the engine: clear only now.
+            # Readers on other threads look at the overlay first, so it is cleared only now.
             for part in self._parts:
                 part.commit()
-            self._begin_savepoints_anew()
+            self._begin_savepoints_again()
         return size
 
     def _complete(self) -> dict[bytes, bytes | None]:
-        """Return the row of a commit that says the store has all that its log holds."""
+        """Return the row that records that the store has all that its log holds."""
         if not self._has_all:
             return {}
         self.complete_ms = self._clock.now_ms()
         return rows.complete_row(self.complete_ms)
 
     def _begun(self) -> dict[bytes, bytes | None]:
-        """Return that row for a restore from the start of the log, which lacks nothing older."""
+        """Return that row for a restore from the start of the log, which misses nothing older."""
         if self.complete_ms is not None:
             return {}
         self.complete_ms = self._clock.now_ms()
@@ -414,8 +414,8 @@ class StagedEngine:
             for part in self._parts:
                 part.forget_marks()
 
-    def _begin_savepoints_anew(self) -> None:
-        """After a commit or a rollback, open savepoints stay open and go back to here."""
+    def _begin_savepoints_again(self) -> None:
+        """Keep savepoints open after a commit or a rollback; they now go back to this point."""
         self._savepoints = [[part.mark() for part in self._parts] for _ in self._savepoints]
 
     def _count_lag(self, size_bytes: int, records: int) -> None:

@@ -5,8 +5,8 @@
                                           with ON_WINDOW_CLOSE, 8 more: up to when it has emitted
 
 Integers are big-endian, ms. The changelog has the start after the key, as sinks do. Operators write
-rows through the table; users read. Stream time is a row like others: staged, committed, logged and
-restored with the windows it decides about.
+rows through the table; users read. Stream time is a row like others: it is staged, committed,
+logged and restored with the windows whose expiry it determines.
 """
 
 import struct
@@ -24,7 +24,7 @@ from statestore.stores.specs import WindowSpec
 
 TIME_ROW = b"t"
 START = struct.Struct(">q")
-# Beyond that many, the windows of a key are looked for among those of all keys.
+# If there are more windows of a key than this, those of all keys are scanned.
 _ASKED_MAX = 10_000
 _START_MAX = (1 << 63) - 1
 
@@ -103,13 +103,13 @@ class WindowReader(Reader[Rows], Generic[K, V]):
     # For tools that do not know the kind of the store.
 
     def find(self, key: K, as_of_ms: int | None = None) -> Entry | None:
-        """Return what the key has in the last window that contains a time. Misuse without a time.
+        """Return the value in the last window that contains a time. Misuse without a time.
 
-        The last one is the one that starts last; only hopping windows have others.
+        The last window is the one that starts last; only hopping windows have others.
         """
         if as_of_ms is None:
             raise Misuse(
-                f"store {self.name!r} has windows: pass --as-of (as_of), a time in the one you want"
+                f"store {self.name!r} has windows: pass --as-of (as_of), a time in the right one"
             )
         size, step = self._spec.size_ms, self._spec.step_ms
         first = max(((as_of_ms - size) // step + 1) * step, 0)
@@ -213,7 +213,7 @@ class WindowReader(Reader[Rows], Generic[K, V]):
 
 
 class TransactionalWindowStore(WindowReader[K, V]):
-    """The owner's window store, which shows what is pending at once.
+    """The owner's window store, in which pending writes are visible at once.
 
     Its aggregate writes the rows, and the stream task commits them.
     """

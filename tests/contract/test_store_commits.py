@@ -112,7 +112,7 @@ def test_a_commit_with_what_is_no_offset_is_refused_and_leaves_all_pending(
     store = world.holding("a=1")
     store.commit({LOG: 5}, position=Position.of({"in": {0: 1}}))
     store.put(world.key("b"), world.value("2"))
-    with pytest.raises(Misuse, match=r"shop-prices-changelog.*want the offset NEXT to read"):
+    with pytest.raises(Misuse, match=r"shop-prices-changelog.*pass the offset NEXT to read"):
         store.commit({OTHER: 7, LOG: offset}, position=Position.of({"in": {0: 9}}))
     assert world.shown(store.reader("READ_COMMITTED").all()) == "a=1"
     assert store.position() == Position.of({"in": {0: 1}})

@@ -200,8 +200,8 @@ def test_the_interval_on_disk_is_kept_and_another_refused(on_disk: Open) -> None
     ("arguments", "message"),
     [
         (("rates", -1), "negative"),
-        (("rates", 10, 0), "want 1 or more"),
-        (("rates", 10, -5), "want 1 or more"),
+        (("rates", 10, 0), "pass 1 or more"),
+        (("rates", 10, -5), "pass 1 or more"),
         (("", 10), "name"),
         ((None, 10), "name"),
     ],

@@ -140,7 +140,7 @@ def journal_file(layout: StateLayout) -> Path:
 def read_journal(layout: StateLayout) -> RelocationJournal | None:
     """Read the journal of an unfinished relocation; HostFailure or FormatTooNew if that fails."""
     path = journal_file(layout)
-    way_out = "remove it if you know where every store lies: the next start plans anew"
+    way_out = "remove it if you know where every store lies: the next start plans again"
     too_new = "finish the relocation with the statestore that began it"
     found = documents.read(
         path, RelocationJournal, way_out=way_out, version=VERSION, too_new=too_new

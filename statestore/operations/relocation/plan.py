@@ -264,7 +264,7 @@ def _check_renames(
             raise TopologyMismatch(
                 f"{flag}: its log would change from {log_of(old)} to "
                 f"{log_of(new)}, of which the offsets in the store know nothing: keep the "
-                f"name {old} in the pipeline, or leave out --rename and let {new} begin anew"
+                f"name {old} in the pipeline, or leave out --rename and let {new} start empty"
             )
         if sum(target == new for target in renames.values()) > 1:
             raise Misuse(f"{flag}: two stores cannot both become {new}")
@@ -282,7 +282,7 @@ def _check_windows(wanted: Placement, previous: Deployed) -> None:
             raise TopologyMismatch(
                 f"store {name}: it and its changelog have windows of {_windows_text(*before)}, the "
                 f"pipeline makes windows of {_windows_text(*now)}: give the aggregate's store "
-                "another name, so that it begins anew"
+                "another name, so that it starts empty"
             )
 
 

@@ -21,7 +21,7 @@ from statestore.stores.versioned import layout
 from statestore.stores.versioned.layout import NEVER, STAMP
 
 ENTRY_COST: Final = 64
-"""Bytes charged per version: two list slots and its key; the row is charged where it is pending."""
+"""Bytes charged per version for two list slots and its key; the row is charged in the table."""
 
 
 class Ended(NamedTuple):
@@ -82,7 +82,7 @@ _NOTHING: Final = _Mark(0, 0, 0)
 
 
 class Prepared(NamedTuple):
-    """The rows that the first `versions` put ahead make, of those not settled."""
+    """The rows that the first `versions` put ahead make, for those not settled."""
 
     versions: int
     rows: MadeRows
@@ -120,7 +120,7 @@ class VersionJournal:
         self.ahead: Final[dict[bytes, bytes]] = {}
         self.ended: Final = Ended.none()
         self.settled = 0
-        """How many of those put ahead, the first ones, are pending rows of the tables."""
+        """How many of the first versions put ahead are pending rows of the tables."""
         self.late_keys: Final[list[bytes]] = []
         self.late_rows: Final[list[bytes]] = []
         self.deletes = 0
@@ -180,7 +180,8 @@ class VersionJournal:
         """Note that all versions so far have been staged in the tables."""
         self.settled = len(self.rows)
         self._settled_bytes = self.logged_bytes - self._late_bytes
-        # Now, as who looks here first and then at the rows must find a version in one of them.
+        # This is done now, because a reader that looks here first and then at the rows must find
+        # a version in one of them.
         self.ahead.clear()
         self.ended.clear()
         self.prepared = None

@@ -34,7 +34,7 @@ KIND: Final = "versioned"
 TIME_MIN: Final = -(1 << 63)
 TIME_MAX: Final = (1 << 63) - 1
 NEVER: Final = TIME_MIN - 1
-"""Before every time: the stream time of a store that has seen none."""
+"""A time before every other: the stream time of a store before its first put."""
 
 CLOCK_KEY: Final = b"c"
 _TOMBSTONES: Final = b"d"
@@ -42,7 +42,7 @@ _VERSION: Final = b"v"
 _TOMBSTONE: Final = 0
 VALUE: Final = 1
 NOT_VERSIONS: Final = (CLOCK_KEY, _TOMBSTONES)
-"""What the rows of a history begin with that are no versions."""
+"""The prefixes of rows of a history that are not versions."""
 
 BIAS: Final = 1 << 63
 """Added to times and segments, so that bytes sort as the numbers do."""
@@ -55,7 +55,7 @@ STAMP_SIZE: Final = _TIME.size
 STAMP: Final = slice(1, HEAD_SIZE)
 """Where a row has the time it is valid from, as history keys end with: bytes sort as times do."""
 PAYLOAD: Final = slice(HEAD_SIZE, None)
-"""Where it has its value. A slice made once, as hot paths take no time to make it then."""
+"""Where a row has its value. The slice is made once, because hot paths use it."""
 _PLACE_SIZE: Final = _PLACE.size
 PLACE_EXTRA: Final = _PLACE.size + _TIME.size
 """What a history key holds besides the key."""
@@ -69,21 +69,21 @@ _pack_time = _TIME.pack
 
 
 class Version(NamedTuple):
-    """A version without its end; `value` None: a tombstone."""
+    """A version without its end; it is a tombstone if `value` is None."""
 
     valid_from: int
     value: bytes | None
 
 
 def version_row(value: bytes | None, valid_from: int) -> bytes:
-    """The bytes of a version, in either table."""
+    """Return the bytes of a version, in either table."""
     if value is None:
         return pack_head(_TOMBSTONE, valid_from + BIAS)
     return pack_head(VALUE, valid_from + BIAS) + value
 
 
 def version_rows(values: list[bytes | None], times: list[int]) -> list[bytes]:
-    """As `version_row`, of many values, without a call in Python for each."""
+    """Do as `version_row` for many values, without a call in Python for each."""
     if tombstones_in(values):
         return list(map(version_row, values, times))
     heads = map(pack_head, repeat(VALUE), [time + BIAS for time in times])
@@ -91,7 +91,7 @@ def version_rows(values: list[bytes | None], times: list[int]) -> list[bytes]:
 
 
 def tombstones_in(values: list[bytes | None]) -> int:
-    """How many of them are None."""
+    """Return how many of them are None."""
     return 0 if all(values) else values.count(None)
 
 
@@ -109,33 +109,33 @@ def read_versions(rows: Sequence[bytes]) -> tuple[list[bytes | None], list[int]]
 
 
 def valid_from(row: bytes) -> int:
-    """When a version begins."""
+    """Return when a version begins."""
     begins: int = unpack_head(row)[1]
     return begins - BIAS
 
 
 def is_tombstone(row: bytes) -> bool:
-    """Whether a version says that there is no value."""
+    """Return whether a version is a tombstone."""
     return row[0] == _TOMBSTONE
 
 
 def history_key(key: bytes, valid_to: int, interval_ms: int) -> bytes:
-    """Where the version of `key` that ends at `valid_to` lies."""
+    """Return the history key of the version of `key` that ends at `valid_to`."""
     return place_head(valid_to // interval_ms, len(key)) + key + _pack_time(valid_to + BIAS)
 
 
 def stamp_of(time: int) -> bytes:
-    """A time as rows have it."""
+    """Return a time as rows have it."""
     return _pack_time(time + BIAS)
 
 
 def history_prefix(key: bytes, segment: int) -> bytes:
-    """What all versions of `key` in one segment begin with, and nothing else does."""
+    """Return the prefix of all versions of `key` in one segment, and of nothing else."""
     return place_head(segment, len(key)) + key
 
 
 def history_keys(keys: Sequence[bytes], ends: Sequence[bytes], interval_ms: int) -> list[bytes]:
-    """Where the versions of `keys` lie that end at `ends`, times as rows have them."""
+    """Return the history keys of versions of `keys` that end at `ends`, times as in rows."""
     segments = (_times_of(ends) // interval_ms).tolist()
     heads: Iterable[bytes] = map(place_head, segments, map(len, keys))
     if len(set(segments)) == 1 and len(set(map(len, keys))) == 1:  # as of most commits
@@ -149,32 +149,32 @@ def _times_of(stamps: Sequence[bytes]) -> npt.NDArray[np.int64]:
 
 @lru_cache(maxsize=1024)
 def place_head(segment: int, key_length: int) -> bytes:
-    """What stands before the key in a `v` key; writers stay in one segment for long."""
+    """Return the prefix before the key in a `v` key; writers stay in one segment for long."""
     return _pack_place(_VERSION, segment + BIAS, key_length)
 
 
 def valid_to(history_row_key: bytes) -> int:
-    """When the version under this `v` key ends."""
+    """Return when the version under this `v` key ends."""
     return int.from_bytes(history_row_key[-8:], "big") - BIAS
 
 
 def key_of(history_row_key: bytes) -> bytes:
-    """The store's key in a `v` key."""
+    """Return the store's key in a `v` key."""
     return history_row_key[_PLACE_SIZE:-8]
 
 
 def tombstone_key(key: bytes, deleted_at: int, interval_ms: int) -> bytes:
-    """The row that says when the latest version of `key` became a tombstone."""
+    """Return the row that records when the latest version of `key` became a tombstone."""
     return _TOMBSTONES + _pack_time(deleted_at // interval_ms + BIAS) + key
 
 
 def tombstone_of(row_key: bytes) -> tuple[int, bytes]:
-    """Segment and key of a `d` key."""
+    """Return the segment and the key of a `d` key."""
     return int.from_bytes(row_key[1:9], "big") - BIAS, row_key[9:]
 
 
 def tombstones_below(segment: int) -> tuple[bytes, bytes]:
-    """Both ends, inclusive, of a scan for the `d` rows of segments before this one.
+    """Return both ends, inclusive, of a scan for the `d` rows of segments before this one.
 
     It may find one row of this segment: that of the empty key.
     """
@@ -182,12 +182,12 @@ def tombstones_below(segment: int) -> tuple[bytes, bytes]:
 
 
 def versions_below(segment: int) -> tuple[bytes, bytes]:
-    """The span [from, to) of the `v` rows of segments before this one."""
+    """Return the span [from, to) of the `v` rows of segments before this one."""
     return _VERSION, _VERSION + _pack_time(segment + BIAS)
 
 
 def expired_below(bound_ms: int, interval_ms: int) -> int:
-    """The first segment with a version still valid at `bound_ms` or later.
+    """Return the first segment with a version still valid at `bound_ms` or later.
 
     A version is gone when it ends at or before the bound, a segment when all it can hold is.
     """
@@ -195,7 +195,7 @@ def expired_below(bound_ms: int, interval_ms: int) -> int:
 
 
 def clock_row(stream_time: int, bound: int) -> bytes:
-    """Observed stream time and the bound of history."""
+    """Return the row of the observed stream time and the bound of history."""
     return _CLOCK.pack(stream_time + BIAS, bound + BIAS)
 
 
@@ -209,7 +209,7 @@ _INTERVALS: Final = ((60_000, 3, 2_000), (300_000, 5, 20_000), (3_600_000, 12, 6
 
 
 def default_segment_interval_ms(retention_ms: int) -> int:
-    """The segment interval of a store that names none (SEMANTICS V5)."""
+    """Return the segment interval of a store that names none (SEMANTICS V5)."""
     for up_to_ms, parts, at_least_ms in _INTERVALS:
         if retention_ms <= up_to_ms:
             return max(retention_ms // parts, at_least_ms)

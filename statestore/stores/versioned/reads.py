@@ -85,7 +85,7 @@ class ObservedTime:
         self.now = mark
 
     def forget_marks(self) -> None:
-        """Do nothing, as nothing is kept for marks."""
+        """Do nothing, because nothing is kept for marks."""
 
     def commit(self) -> None:
         """Take what is pending as committed."""
@@ -101,7 +101,7 @@ class ObservedTime:
 
 
 def read_stream_time(history: Table, where: str) -> StreamTime | None:
-    """Return that of the last commit; None before the first put.
+    """Return the stream time of the last commit; None before the first put.
 
     `history` is the table that has it.
     """
@@ -315,7 +315,7 @@ class SourceVersions:
 
 
 def committed_versions(source: RowSource, where: str) -> SourceVersions:
-    """Return the versions in files that nobody writes; TaskCorrupted if they are no whole store."""
+    """Return the versions in files that nobody writes; TaskCorrupted if the store is not whole."""
     known = offsets.check_format(source.table(offsets.TABLE), layout.KIND, where)
     if known is None or known.segment_interval_ms is None:
         raise TaskCorrupted(f"{where}: no segment interval: not a whole store")
@@ -328,9 +328,9 @@ class _Seen(NamedTuple):
 
     pending: PendingNow
     committed: Seeker
-    """Of the latest versions."""
+    """The snapshot of the latest versions."""
     superseded: Seeker
-    """Of the history."""
+    """The snapshot of the history."""
 
     def close(self) -> None:
         self.committed.close()
@@ -374,7 +374,7 @@ class HistoryCopy:
         self._keys = sorted(self._rows)
 
     def over(self, committed: list[Pair | None], keys: list[bytes]) -> list[Pair | None]:
-        """Return what a seek gives where these rows lie over the committed ones."""
+        """Return the result of a seek with these rows over the committed rows."""
         names, size = self._keys, len(self._keys)
         if not names:
             return committed

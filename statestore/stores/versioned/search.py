@@ -17,9 +17,9 @@ from statestore.stores.versioned import layout
 _log = logging.getLogger(__name__)
 _CHUNK: Final = 256
 Seek = Callable[[list[bytes]], list[Pair | None]]
-"""Per key the first row at or after it."""
+"""Returns the first row at or after each key."""
 ScanBack = Callable[[bytes, bytes], Iterator[Pair]]
-"""The rows between two keys, both included, last first."""
+"""Returns the rows between two keys, both included, in descending order."""
 
 
 class Asked(NamedTuple):
@@ -42,7 +42,7 @@ class Found(NamedTuple):
 
 
 def find(asked: Sequence[Asked], interval_ms: int, seek: Seek) -> list[Found]:
-    """Answer each question, in order, with as many calls of `seek` as the unluckiest key needs.
+    """Answer all questions, in order, with as many calls of `seek` as the slowest key needs.
 
     It looks first where the version lies if the key was busy then: in the segment of the time
     itself. If that has none, it goes backwards from the latest version, from one segment with rows
@@ -65,7 +65,7 @@ def find(asked: Sequence[Asked], interval_ms: int, seek: Seek) -> list[Found]:
                     answers[i] = Found(pair[1], pair[0], layout.valid_to(pair[0]))
                     continue
                 nexts[i] = begins
-            # What ends where the next one begins, if anything, is valid at the time or after it.
+            # A version that ends where the next one begins is valid at the time or after it.
             before = nexts[i] // interval_ms
             if before == segment or before == (time + 1) // interval_ms:
                 answers[i] = Found(None, layout.history_key(key, nexts[i], interval_ms), nexts[i])

@@ -141,7 +141,7 @@ class VersionedReader(Reader[VersionRows], Generic[K, V]):
         if type(ms) is int and TIME_MIN <= ms <= TIME_MAX:
             return ms
         raise Misuse(
-            f"store {self.name!r}: {time!r} is no time: want milliseconds since the epoch "
+            f"store {self.name!r}: {time!r} is no time: pass milliseconds since the epoch "
             "(64 bits) or an aware datetime"
         )
 
@@ -225,7 +225,7 @@ class TransactionalVersionedStore(TransactionalBase, VersionedReader[K, V]):
     def put(self, key: K, value: V | None, timestamp: Time) -> PutResult:
         """Stage one version; None is a tombstone.
 
-        One older than the history is not accepted, but counted.
+        A version older than the history is not accepted; it is counted.
         """
         if (
             self._plain
@@ -234,13 +234,13 @@ class TransactionalVersionedStore(TransactionalBase, VersionedReader[K, V]):
             and type(timestamp) is int
             and TIME_MIN <= timestamp <= TIME_MAX
         ):
-            # As quick as can be: whoever puts one by one waits for nothing else.
+            # This path is short, because callers that put one by one wait for nothing else.
             return self.table.put(key, value, timestamp)  # type: ignore[arg-type]  # K is bytes under BYTES
         time = self.time_of(timestamp)
         return self.table.put(self._codec.key(key), self._codec.value(value), time)
 
     def put_all(self, triples: Iterable[tuple[K, V | None, Time]]) -> None:
-        """Stage many versions, in this order; none if one does not fit its serde."""
+        """Stage many versions, in this order; if one does not fit its serde, none is staged."""
         rows = list(triples)
         # A column at a time: zip(*rows) takes several times longer.
         keys = [key for key, _value, _time in rows]

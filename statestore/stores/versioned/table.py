@@ -93,7 +93,7 @@ class VersionedTable:
         self._note_ended_key: Final = self.journal.ended.keys.append
         self._note_ended_row: Final = self.journal.ended.rows.append
         self._note_end: Final = self.journal.ended.ends.append
-        # All in C, and so no write of the owner comes between two of them.
+        # These are all in C, so no write of the owner comes between two of them.
         self._copies: Final[tuple[Callable[[], Any], ...]] = (
             partial(attrgetter("settled"), self.journal),
             self.journal.keys.copy,
@@ -104,7 +104,7 @@ class VersionedTable:
         staged.keep_counted(self.journal)
         staged.keep_in_step(self.time)
         if known is not None and known != self.time.committed:
-            # A shorter retention: what it hides stays gone, also if nothing is ever committed.
+            # The retention is shorter: what it hides stays gone, even if nothing is committed.
             staged.keep(HISTORY, {layout.CLOCK_KEY: layout.clock_row(*self.time.committed)})
         self._expired_below = layout.expired_below(self.time.committed.bound, self.interval_ms)
         self._swept_below = self._expired_below
@@ -142,7 +142,7 @@ class VersionedTable:
         if not keys:
             return None
         if self.in_order(times):
-            # None is late: each is at or after all before it.
+            # No version is late: each is at or after all before it.
             self._put_ahead(keys, values, times)
             return None
         late = self._late(times)
@@ -168,7 +168,7 @@ class VersionedTable:
     ) -> None:
         """Write changelog records, all of them, with the offsets they reach, in one batch (V8)."""
         if keys:
-            # What has expired is judged when all is there: by the first commit, and by reads.
+            # The first commit and reads decide what has expired, once all versions are there.
             self._put_accepted(keys, values, times, bound=NEVER)
             self._settle(NEVER)
         self._stage_clock()
@@ -213,7 +213,7 @@ class VersionedTable:
             for time, row in zip(times, rows, strict=True)
         ]
 
-    # As `reads.VersionRows` has it.
+    # The methods of `reads.VersionRows`.
 
     def observed(self) -> StreamTime:
         """Return the stream time and the bound of history, with what is pending."""
@@ -224,7 +224,7 @@ class VersionedTable:
         return self.latest_rows([key])[0]
 
     def valid_at(self, key: bytes, time: int) -> Valid | None:
-        """Return the version valid at a time, a tombstone too; None: none, or history is gone."""
+        """Return the version valid at a time, or a tombstone; None: none, or history is gone."""
         return valid_at(self.view(), [key], [time])[0]
 
     def overlapping(self, key: bytes, span: Interval) -> list[Valid]:
@@ -261,7 +261,7 @@ class VersionedTable:
         """Return a copy of what is pending, for any thread that holds the turn of the store."""
         settled, keys, rows, latest, history = list(map(call, self._copies))
         time = self.time
-        # Not `time.now`, which a put raises before its version is there.
+        # This is not `time.now`, which a put raises before its version is there.
         bound = time.bound_at(layout.valid_from(rows[-1])) if rows else time.committed.bound
         return PendingNow(keys[settled : len(rows)], rows[settled:], latest, history, bound)
 
@@ -279,7 +279,7 @@ class VersionedTable:
         if below > self._swept_below:
             self._sweep(below)
         self._stage_clock()
-        # Rows that nobody has asked for yet need not be staged first.
+        # Rows that were not yet read need not be staged first.
         ahead = self._rows_ahead(bound)
         self.staged.commit(
             offsets, position, ranges=ranges, more={LATEST: ahead.latest, HISTORY: ahead.history}
@@ -292,7 +292,7 @@ class VersionedTable:
         Compaction keeps the last record of a key. So where only older versions were written, the
         latest one is logged once more.
         """
-        # Now, as a read that fails should do so before anything is logged.
+        # This is done now, so that a read that fails does so before anything is logged.
         ahead = self._rows_ahead(self.time.bound).latest
         keys, rows = self.journal.distinct()
         pending = self._latest_rows.entries
@@ -406,7 +406,7 @@ class VersionedTable:
         changes = sorted(map(Change, keys, rows, times), key=attrgetter("time"))
         made, behind = next_versions(changes, latest, bound=bound, interval_ms=self.interval_ms)
         self._stage(made)
-        # Versions of one key see each other, so one of each key at a time.
+        # Versions of one key depend on each other, so one of each key is put at a time.
         while behind:
             turn = {one.key: one for one in reversed(behind)}
             now = self._latest.get_many(list(turn))
@@ -416,7 +416,7 @@ class VersionedTable:
         self.journal.put_late(keys, rows, layout.tombstones_in(values))
 
     def _stage(self, made: MadeRows) -> None:
-        # History before what supersedes it: see the readers of pending writes.
+        # History is staged before what supersedes it, for the readers of pending writes.
         self._history_rows.put_all(made.history)
         self._latest_rows.put_all(made.latest)
 
@@ -457,7 +457,7 @@ class VersionedTable:
 
     def _insert_at(self, one: Change, place: Found) -> None:
         if place.row is not None and layout.valid_from(place.row) < one.time:
-            # First: a reader of pending writes then finds the old version whole or cut, never gone.
+            # This comes first, so that a reader of pending writes never misses the old version.
             cut = layout.history_key(one.key, one.time, self.interval_ms)
             self._history_rows.put(cut, place.row)
         self._history_rows.put(place.at, one.row)
@@ -512,12 +512,12 @@ class PendingVersions:
 
     def latest(self, key: bytes) -> bytes | Missing | None:
         """Return the row of the latest version of a key, if it is pending."""
-        # In this order, as what is settled meanwhile goes from the one to the other.
+        # The order matters, because what is settled meanwhile moves from the first to the second.
         return self._ahead.get(key) or self._entries.get(key, MISSING)
 
 
 def _taken(
     keys: list[bytes], values: list[bytes | None], times: list[int], places: list[int]
 ) -> tuple[list[bytes], list[bytes | None], list[int]]:
-    """Return those at `places`, in that order."""
+    """Return the items at `places`, in that order."""
     return [keys[i] for i in places], [values[i] for i in places], [times[i] for i in places]
