@@ -58,7 +58,8 @@ check-spelling:
 	@git ls-files -z | xargs -0 $(BIN)/codespell
 
 check-tidy:
-	@$(BIN)/python -m pytest --quiet --no-header --durations=0 tests/test_tidy.py
+	@$(BIN)/python -m pytest --quiet --no-header --durations=0 tests/test_tidy.py \
+	  tests/docs/test_coming_from.py tests/docs/test_names_in_pages.py tests/docs/test_reference.py tests/docs/test_site.py
 
 docs: setup ## build the documentation site; open .scratch/site/index.html
 	@NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --quiet

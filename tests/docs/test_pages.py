@@ -9,17 +9,31 @@ import pytest
 
 from tests.builders import ROOT
 
-PAGES = sorted((ROOT / "docs" / "guides").glob("*.md"))
+FOLDERS = ("guides", "coming-from")
+# A page that is typed into a shell has a test of its own.
+TYPED = ("deploying",)
+PAGES = sorted(
+    page
+    for folder in FOLDERS
+    for page in (ROOT / "docs" / folder).glob("*.md")
+    if page.stem not in TYPED
+)
 BLOCK = re.compile(r"^```(?P<language>[a-z]+)[^\n]*\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 KNOWN = {"python", "pycon", "console", "toml", "text"}
 # What the blocks of a page start.
-STARTS = {"spark": [pytest.mark.kafka, pytest.mark.spark]}
+STARTS = {
+    "guides-security": [pytest.mark.kafka],
+    "guides-spark": [pytest.mark.kafka, pytest.mark.spark],
+}
 
 
-@pytest.mark.parametrize(
-    "page", [pytest.param(page, id=page.stem, marks=STARTS.get(page.stem, [])) for page in PAGES]
-)
+def names_of(pages: list[Path]) -> list[Any]:
+    named = [(f"{page.parent.name}-{page.stem}", page) for page in pages]
+    return [pytest.param(page, id=name, marks=STARTS.get(name, [])) for name, page in named]
+
+
+@pytest.mark.parametrize("page", names_of(PAGES))
 def test_the_blocks_of_a_page_run_one_after_another(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,7 +77,8 @@ def test_the_reference_has_every_public_name_once(face: str) -> None:
     assert len(documented) > 50
     wanted = [ELSEWHERE.get(name, name) for name in exported(face)]
     assert wanted
-    assert {name: documented.count(name) for name in wanted if documented.count(name) != 1} == {}
+    wrong = {name: documented.count(name) for name in wanted if documented.count(name) != 1}
+    assert wrong == {}, "give each of these one line `::: NAME` on a page of docs/reference"
 
 
 def test_everything_public_has_a_docstring() -> None:

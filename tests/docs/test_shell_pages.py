@@ -15,7 +15,11 @@ from tests.wheel_rig import built_wheel, installed
 
 pytestmark = pytest.mark.kafka
 
-PAGES = ["tutorial.md"]
+# The path that a reader has: the tutorial makes an environment, guides are for those who have one.
+PAGES = [
+    pytest.param("tutorial.md", id="tutorial"),
+    pytest.param("guides/deploying.md", id="deploying", marks=pytest.mark.slow),
+]
 PORT = "9092"  # what the pages name; a test takes a free one
 STEP_S = 150
 
@@ -46,7 +50,8 @@ def read(page: str, folder: Path, port: str, **env: str) -> list[Done]:
     shop = folder / "shop"
     shop.mkdir(exist_ok=True)
     own = {"HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache"), **env}
-    path = f"{tools}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    programs = "" if page == "tutorial.md" else f"{shop / '.venv' / 'bin'}:"
+    path = f"{programs}{tools}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     try:
         done = []
         for one in type_into_shell(steps(text), shop, {"PATH": path, **own}, timeout_s=STEP_S):
