@@ -260,11 +260,11 @@ class _Stamps:
             known = zip(rows, table.times_of(rows), strict=True)
             self._times = {row: time for row, time in known if time is not None}
 
-    def next(self, row: bytes, time: int, *, anew: bool = False) -> int:
-        """Return the time of a row after a record of this time; `anew`: there was no row before."""
+    def next(self, row: bytes, time: int, *, is_new: bool = False) -> int:
+        """Return the time of a row after a record of this time; `is_new`: it had no row before."""
         times = self._times
         if times is not None:
-            if not anew:
+            if not is_new:
                 time = max(time, times.get(row, time))
             times[row] = time
         return time
@@ -402,7 +402,7 @@ class _Fold:
                 else:
                     start = initial() if old is None and initial is not None else old
                     new = step(names[row], value, start)
-                times[row] = stamps.next(row, batch.timestamps[i], anew=old is None)
+                times[row] = stamps.next(row, batch.timestamps[i], is_new=old is None)
                 if every_update:
                     data = self._encode(new)
                     every.add(i, times[row], row, data, running[row])
