@@ -56,7 +56,7 @@ def main() -> None:
 
 
 @main.command()
-@click.argument("dag_id", default="flights__micro_batches")
+@click.argument("dag_id", default="micro_batches")
 @click.option("--until", default="latest", show_default=True, help="latest, or a time.")
 @click.option("--run-for", default=None, help="Run continuously for this long, such as 5m.")
 @click.option("--conf", default=None, metavar="JSON", help="The Params of another DAG.")

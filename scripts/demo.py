@@ -86,7 +86,7 @@ def up() -> None:
         step("Starting Airflow, which takes up to a minute or two")
         _call([*AIRFLOW, "up"], _environment(servers))
         stack.pop_all()
-    step(f"Kafka is at {servers}; trigger the DAG flights__micro_batches, `make down` stops both")
+    step(f"Kafka is at {servers}; trigger the DAG micro_batches, `make down` stops both")
 
 
 @main.command()
@@ -121,7 +121,7 @@ def show_results() -> None:
         f"State     {shown}/<stream task>/rocksdb/{CARRIER_DAY.name}",
         f"Output    topic {STATS_TOPIC}: the last record of each carrier and day counts",
         "Try next  make run     again: it goes on from the committed offsets",
-        "          make up      Airflow's page: trigger flights__micro_batches with parameters",
+        "          make up      Airflow's page: trigger micro_batches with parameters",
         f"          {bin_dir}/statestore topology describe jobs.pipelines.flights:topology",
     ):
         console.print(line, soft_wrap=True, markup=False)
@@ -185,10 +185,10 @@ def _load(servers: str) -> None:
 
 def _process(servers: str) -> None:
     """Run the DAG; its log goes to a file, and the lines that tell its progress are shown here."""
-    step(f"Running the DAG flights__micro_batches (log: {LOG.relative_to(ROOT)})")
+    step(f"Running the DAG micro_batches (log: {LOG.relative_to(ROOT)})")
     SUMMARY.unlink(missing_ok=True)
     env = _environment(servers) | {"STATESTORE_SUMMARY_FILE": str(SUMMARY)}
-    command = [*AIRFLOW, "run", "flights__micro_batches"]
+    command = [*AIRFLOW, "run", "micro_batches"]
     with (
         LOG.open("w", encoding="utf-8") as log,
         console.status("Airflow and Spark are at work"),
@@ -204,7 +204,7 @@ def _process(servers: str) -> None:
     if code:
         lines = LOG.read_text(encoding="utf-8").splitlines()
         console.print("\n".join(lines[-LOG_TAIL:]), markup=False)
-        _fail(f"the DAG flights__micro_batches failed; the whole log is {LOG}", code)
+        _fail(f"the DAG micro_batches failed; the whole log is {LOG}", code)
     summary = json.loads(SUMMARY.read_text(encoding="utf-8"))
     step(
         f"Processed {summary['records_in']:,} records by {summary['stream_tasks']} stream tasks, "

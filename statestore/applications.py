@@ -11,6 +11,9 @@ from pathlib import Path
 
 from statestore.errors import InvalidSetting, UnknownApplication
 
+_OF_DAGS = ("schedule", "dag_prefix")
+"""What only the DAGs read."""
+
 
 @dataclass(frozen=True)
 class ConfiguredApplication:
@@ -39,7 +42,7 @@ class ConfiguredApplication:
         settings = _table(section.pop("settings", {}), path, where.replace("]", ".settings]"))
         for name in ("alerts", "input"):  # only the DAGs read these tables
             _table(section.pop(name, {}), path, where.replace("]", f".{name}]"))
-        allowed = ("bootstrap_servers", "state_dir", "processing_guarantee", "pipeline", "schedule")
+        allowed = ("bootstrap_servers", "state_dir", "processing_guarantee", "pipeline", *_OF_DAGS)
         for name, value in section.items():
             if name not in allowed:
                 raise InvalidSetting(
@@ -56,7 +59,7 @@ class ConfiguredApplication:
         named = {
             name.replace("_", "."): value
             for name, value in self.fields.items()
-            if name != "schedule"
+            if name not in _OF_DAGS
         }
         return {"application.id": self.application_id} | named | dict(self.settings)
 

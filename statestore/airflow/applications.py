@@ -25,6 +25,7 @@ SPAN = r"^[1-9][0-9]*(ms|s|m|h|d)?(?![\s\S])"
 """A time span; a number without a unit is in seconds."""
 _OURS = Path(__file__).parent
 _ID = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,200}")
+_PREFIX = re.compile(r"[A-Za-z0-9._-]{0,200}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +49,19 @@ class Application:
     """The table `[applications.<id>.alerts]`, unchanged."""
     input: Mapping[str, Any] | None = None
     """The table `[applications.<id>.input]`, unchanged; None if there is none."""
+    dag_prefix: str | None = None
+    """What the ids of its DAGs begin with; None for the application's id and two underscores."""
 
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.application_id):
             raise ValueError(
                 f"{self.application_id!r} is no application id: use up to 200 letters, digits, "
                 "dots, dashes and underscores, and no dot at the start"
+            )
+        if not _PREFIX.fullmatch(self.dag_prefix or ""):
+            raise ValueError(
+                f"{self.application_id}: dag_prefix {self.dag_prefix!r} has other characters than "
+                "letters, digits, dots, dashes and underscores, which ids of DAGs cannot have"
             )
         for key, value in self.settings.items():
             if is_secret(key) and not str(value).startswith("${"):
@@ -67,7 +75,8 @@ class Application:
 
     def dag_id(self, verb: str) -> str:
         """The id of a DAG of this application, such as `orders__micro_batches`."""
-        return f"{self.application_id}__{verb}"
+        prefix = f"{self.application_id}__" if self.dag_prefix is None else self.dag_prefix
+        return prefix + verb
 
     @property
     def asset(self) -> Asset:
@@ -117,6 +126,7 @@ def load_applications(config: Path | str | None = None) -> tuple[Application, ..
             application_id=application_id,
             pipeline=_text(section, "pipeline", application_id, path),
             schedule=_text(section, "schedule", application_id, path),
+            dag_prefix=_text(section, "dag_prefix", application_id, path),
             config=path,
             exports=bool(_flat(_table(section, "settings", application_id, path), EXPORT_TARGET)),
             alerts=_table(section, "alerts", application_id, path),

@@ -150,7 +150,7 @@ def test_run_of_a_failing_job_ends_with_one_line_and_the_jobs_exit_code(project:
     tell(project, LOCKED)
     done = local(project, "run")
     assert done.returncode == 6, done.stdout + done.stderr
-    assert done.stderr.splitlines()[-1] == "flights__micro_batches: Locked: owned by host b"
+    assert done.stderr.splitlines()[-1] == "micro_batches: Locked: owned by host b"
     assert processes(project) == []
 
 
@@ -212,8 +212,8 @@ def test_up_gives_a_healthy_airflow_whose_dag_can_be_triggered_and_down_ends_it_
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
         answer = client.post("/auth/token", json={"username": user, "password": password})
         client.headers["Authorization"] = f"Bearer {answer.json()['access_token']}"
-        wait_until(lambda: client.get("/api/v2/dags/flights__micro_batches").is_success)
-        dag = "/api/v2/dags/flights__micro_batches"
+        wait_until(lambda: client.get("/api/v2/dags/micro_batches").is_success)
+        dag = "/api/v2/dags/micro_batches"
         wrong = client.post(f"{dag}/dagRuns", json={"logical_date": None, "conf": {"until": "x"}})
         assert wrong.is_client_error
         client.patch(dag, json={"is_paused": False}).raise_for_status()

@@ -13,9 +13,7 @@ from tests.wheel_rig import ROOT, built_wheel, installed
 pytestmark = pytest.mark.airflow
 
 LOAD_S = 300
-OF_ONE = {"micro_batches", "when_input"}
-FILES = [path.stem for path in (ROOT / "dags").glob("*.py")]
-DAGS = sorted(f"flights__{name}" if name in OF_ONE else name for name in FILES)
+DAGS = sorted(path.stem for path in (ROOT / "dags").glob("*.py"))
 
 LOAD = """
 import json, os, sys
@@ -24,7 +22,7 @@ import statestore
 from airflow import plugins_manager
 from airflow.dag_processing.dagbag import DagBag
 bag = DagBag(os.environ["AIRFLOW_HOME"] + "/dags")
-process = bag.dags["flights__micro_batches"].get_task("process")
+process = bag.dags["micro_batches"].get_task("process")
 print(json.dumps(dict(
     errors=bag.import_errors,
     dags=sorted(bag.dags),

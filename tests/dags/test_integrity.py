@@ -29,7 +29,6 @@ DAGS = ROOT / "dags"
 FILES = sorted(path.stem for path in DAGS.glob("*.py"))
 # These make a DAG for each application, the others one for all.
 OF_ONE = {"micro_batches", "when_input"}
-DAG_IDS = sorted(f"flights__{name}" if name in OF_ONE else name for name in FILES)
 HEAVY = (
     "jobs",
     "pyspark",
@@ -56,7 +55,7 @@ def bag() -> DagBag:
     return DagBag(str(DAGS))
 
 
-@pytest.fixture(scope="module", params=DAG_IDS)
+@pytest.fixture(scope="module", params=FILES)
 def dag(bag: DagBag, request: pytest.FixtureRequest) -> DAG:
     """A DAG of the sample."""
     return bag.dags[request.param]
@@ -69,7 +68,7 @@ def params(dag: DAG) -> dict[str, Param]:
 def test_every_dag_file_loads_and_makes_the_dags_it_is_named_after(bag: DagBag) -> None:
     assert bag.import_errors == {}
     assert bag.captured_warnings == {}
-    assert sorted(bag.dags) == DAG_IDS
+    assert sorted(bag.dags) == FILES
 
 
 def test_parsing_imports_neither_what_the_library_does_nor_what_it_drives() -> None:
@@ -94,7 +93,7 @@ print(json.dumps([sorted(bag.dags), sorted(roots.intersection({HEAVY!r})), sorte
         env={**os.environ, "PYTHONPATH": ""},
     )
     dags, heavy, ours = json.loads(done.stdout.splitlines()[-1])
-    assert (dags, heavy) == (DAG_IDS, [])
+    assert (dags, heavy) == (FILES, [])
     assert set(ours) <= LIGHT
 
 
@@ -132,7 +131,7 @@ def test_a_form_that_asks_for_one_application_takes_none_for_granted_among_sever
 
 
 def test_airflow_knows_a_dag_by_the_file_that_asks_for_it(dag: DAG) -> None:
-    assert Path(dag.fileloc) == DAGS / f"{dag.dag_id.removeprefix('flights__')}.py"
+    assert Path(dag.fileloc) == DAGS / f"{dag.dag_id}.py"
 
 
 def test_a_dag_file_is_a_few_lines() -> None:
@@ -230,7 +229,7 @@ def test_a_job_takes_the_slots_it_uses(
         if task.pool != "default_pool"
     }
     assert slots == {
-        ("flights__micro_batches", "process"): ("statestore_slots", taken),
+        ("micro_batches", "process"): ("statestore_slots", taken),
         ("consistency_check", "audit"): ("statestore_slots", taken),
         ("crash_drill", "drill"): ("statestore_slots", min(taken, 2)),
     }

@@ -10,7 +10,7 @@ from airflow.sdk import DAG
 from airflow.sdk.definitions.param import Param
 from airflow.sdk.exceptions import ParamValidationError
 
-from statestore.airflow import StateStoreJobOperator, load_applications, micro_batches
+from statestore.airflow import StateStoreJobOperator, load_applications, micro_batches, when_input
 
 pytestmark = pytest.mark.airflow
 
@@ -51,7 +51,19 @@ def process(dag: DAG) -> StateStoreJobOperator:
 
 
 def test_the_sample_application_has_the_dag_micro_batches(bag: DagBag) -> None:
-    assert bag.dags["flights__micro_batches"].task_ids == ["process"]
+    assert bag.dags["micro_batches"].task_ids == ["process"]
+
+
+def test_an_application_may_have_dags_with_another_prefix_but_no_odd_one(
+    tmp_path: Path,
+) -> None:
+    config = tmp_path / "statestore.toml"
+    config.write_text('[applications.orders]\ndag_prefix = "shop-"\n', encoding="utf-8")
+    assert micro_batches("orders", config=config).dag_id == "shop-micro_batches"
+    assert when_input("orders", config=config).dag_id == "shop-when_input"
+    config.write_text('[applications.orders]\ndag_prefix = "our shop"\n', encoding="utf-8")
+    with pytest.raises(ValueError, match="dag_prefix 'our shop' has other characters"):
+        micro_batches("orders", config=config)
 
 
 def test_every_application_gets_a_dag_of_its_own(two: DagBag) -> None:
@@ -106,7 +118,7 @@ def test_the_schedule_is_the_one_in_the_applications_file(two: DagBag) -> None:
 
 
 def test_the_job_runs_in_the_pool_of_spark_slots(bag: DagBag) -> None:
-    task = process(bag.dags["flights__micro_batches"])
+    task = process(bag.dags["micro_batches"])
     assert task.pool == "statestore_slots"
     assert task.retries == 3
     assert task.retry_delay == timedelta(seconds=30)
@@ -114,10 +126,7 @@ def test_the_job_runs_in_the_pool_of_spark_slots(bag: DagBag) -> None:
 
 
 def test_later_dags_can_be_scheduled_on_the_committed_state(bag: DagBag) -> None:
-    uris = [
-        getattr(outlet, "uri", None)
-        for outlet in process(bag.dags["flights__micro_batches"]).outlets
-    ]
+    uris = [getattr(outlet, "uri", None) for outlet in process(bag.dags["micro_batches"]).outlets]
     assert uris == ["statestore://flights/state"]
 
 
@@ -177,6 +186,6 @@ def test_a_schedule_that_is_no_text_names_file_and_application(
 
 
 def param(bag: DagBag, name: str) -> Param:
-    found = bag.dags["flights__micro_batches"].params.get_param(name)
+    found = bag.dags["micro_batches"].params.get_param(name)
     assert isinstance(found, Param)
     return copy.copy(found)  # resolving a value keeps it

@@ -183,13 +183,13 @@ def test_a_run_is_triggered_from_its_form_and_gets_what_was_typed(
 ) -> None:
     export = "/api/v2/dags/checkpoint_export"
     eventually(lambda: airflow.api.patch(export, json={"is_paused": False}).is_success)
-    form = airflow.form("flights__micro_batches")
+    form = airflow.form("micro_batches")
     # The scheduler knows a new DAG's assets a moment after the DAG.
     eventually(lambda: airflow.api.get("/api/v2/assets").json()["total_entries"])
     airflow.fill(form, until="2013-07-01T06:00Z")
     airflow.shoot("micro_batches-form")
     airflow.trigger(form)
-    run = airflow.end_of_run("flights__micro_batches")
+    run = airflow.end_of_run("micro_batches")
     airflow.shoot("micro_batches-run")
     assert run["state"] == "success"
     assert run["conf"]["until"] == "2013-07-01T06:00Z"
