@@ -33,6 +33,8 @@ STORES = "rocksdb"
 _TELL_FROM_MS = 1000
 """A wait for a lock that takes longer than this is logged."""
 _NEVER = -1
+# That of processes in no container (PROC_PID_INIT_INO): owner.json has what older versions wrote.
+_FIRST_NAMESPACE = "pid:[4026531836]"
 # The errors of a volume without file locks; some network volumes report that none is available.
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP})
 
@@ -58,7 +60,10 @@ class Owner(msgspec.Struct, frozen=True):
         return f"process {self.pid} on {self.host}, epoch {self.epoch}"
 
     def is_here(self) -> bool:
-        """Return whether its process runs, or ran, on this host since this boot."""
+        """Return whether its process runs, or ran, on this host since this boot.
+
+        A process in another container is elsewhere: its number says nothing here.
+        """
         return (self.host, self.boot_id) == (socket.gethostname(), _boot_id())
 
     def provably_dead(self) -> bool:
@@ -234,4 +239,10 @@ def _started_ticks(pid: int) -> int | None:
 
 @functools.cache
 def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+    """Return what process ids are told apart by: the boot, and a container's own numbering.
+
+    Containers may have the host's name, as with the host's network, and each counts from 1.
+    """
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+    namespace = str(Path("/proc/self/ns/pid").readlink())
+    return boot if namespace == _FIRST_NAMESPACE else f"{boot} {namespace}"

@@ -20,7 +20,6 @@ from tests.builders import ROOT, eventually
 from tests.kafka import run_pipelines as pipelines
 from tests.kafka.run_rig import (
     DEADLINE_S,
-    STATESTORE,
     App,
     assert_refused,
     counted,
@@ -96,17 +95,27 @@ def test_the_stream_tasks_of_all_waves_are_spread_over_the_workers(app: App) -> 
     assert (summary["caught_up"], summary["error"]) == (True, None)
     assert_exact(app, range(80))
     assert len(set(owners_of(app).values())) == 2
+    app.produce(range(80, 100))
     again = app.drained("--workers=100")
     assert len(set(owners_of(app).values())) <= PARTITIONS, "more are of no use"
-    assert (again["stream_tasks"], again["records_in"], again["commits"]) == (4, 0, 0)
-    app.produce(range(80, 100))
-    assert app.drained()["records_in"] == 40, "the number of workers is of one run"
+    assert (again["stream_tasks"], again["records_in"]) == (4, 40)
     assert_exact(app, range(100))
 
 
-def test_each_sub_topology_is_shared_status_names_the_workers_and_a_second_run_is_refused(
-    app: App,
+HOST = """
+import os
+import socket
+
+socket.gethostname = lambda: os.environ["POD"]
+"""
+
+
+def test_another_host_sees_who_owns_what_is_refused_and_takes_over(
+    app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Python imports it at its start, in the worker processes as well.
+    (app.state_dir.parent / "sitecustomize.py").write_text(HOST)
+    monkeypatch.setenv("POD", "pod-a")
     app.produce(range(40))
     process = app.start(FOREVER, "--workers=2")
     running(app, process, drained_in_the_end(app, range(40)))
@@ -114,21 +123,21 @@ def test_each_sub_topology_is_shared_status_names_the_workers_and_a_second_run_i
     workers = workers_of(process)
     assert {owners["0_0"], owners["0_1"]} == {worker.pid for worker in workers}
     assert (owners["0_0"], owners["0_1"]) == (owners["1_0"], owners["1_1"])
-    status = subprocess.run(
-        [STATESTORE, "status", *app.flags()], capture_output=True, text=True, check=True
-    ).stdout
-    assert f"running (process {process.pid} on " in " ".join(status.split())
-    for worker in workers:
-        (line,) = [line for line in status.splitlines() if line.startswith(f"process {worker.pid}")]
-        assert line.endswith(" ".join(t for t, pid in owners.items() if pid == worker.pid))
+    monkeypatch.setenv("POD", "pod-b")
+    status = app.start(command="status")
+    told = json.loads(status.communicate(timeout=DEADLINE_S)[0])
+    assert (told["state"], told["owner"]) == ("running", f"process {process.pid} on pod-a, epoch 1")
+    assert {task["stream_task"]: task["owner"] for task in told["stream_tasks"]} == {
+        task: f"process {pid} on pod-a, epoch 1" for task, pid in owners.items()
+    }
     refused = replace(app, settings={"statestore.lock.wait.ms": 100}).run("--workers=2")
-    assert_refused(refused, 6, "Locked", f"owned by process {process.pid} on ")
-    process.terminate()
-    ended = end_of(process, 0)
-    assert ended.code == 0, ended.err[-4000:]
-    assert (ended.summary["stream_tasks"], ended.summary["records_in"]) == (4, 80)
+    assert_refused(refused, 6, "Locked", f"owned by process {process.pid} on pod-a, epoch 1")
+    process.kill()
     assert_gone(workers)
-    assert_exact(app, range(40))
+    app.produce(range(40, 60))
+    summary = app.drained("--workers=2")
+    assert (summary["stream_tasks"], summary["caught_up"]) == (4, True)
+    assert updates_in_order(app.read()) == counted(range(60))
 
 
 # What is lived through.
@@ -168,7 +177,9 @@ def test_a_second_ctrl_c_ends_a_run_at_once(app: App, workers: int) -> None:
     assert app.drained(pipeline="stuck:topology")["records_in"] == 4
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_a_run_that_waits_for_the_lock_ends_at_a_signal(app: App, number: signal.Signals) -> None:
     app.produce(range(4))
     owner = app.start(FOREVER)

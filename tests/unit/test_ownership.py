@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from statestore.errors import HostFailure, InvalidSetting, Locked
+from statestore.layout import owners
 from statestore.layout.owners import Claim, claim, read_owner
 from tests.builders import DEADLINE_S, ManualClock, child, eventually
 
@@ -252,6 +253,19 @@ def test_only_release_or_a_gone_process_of_this_host_and_boot_prove_death(
     mine = claimed(tmp_path).owner
     assert (mine.host, mine.pid) == (socket.gethostname(), os.getpid())
     assert msgspec.structs.replace(mine, **changes).provably_dead() is dead
+
+
+def test_a_process_of_another_container_on_this_host_is_not_known_to_be_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = claimed(tmp_path).owner
+    owners._boot_id.cache_clear()
+    monkeypatch.setattr(os, "readlink", lambda _path: "pid:[4026532999]")
+    try:
+        assert not mine.is_here()
+        assert not msgspec.structs.replace(mine, pid=2**22 - 1).provably_dead()
+    finally:
+        owners._boot_id.cache_clear()
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
