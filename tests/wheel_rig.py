@@ -33,11 +33,13 @@ def built_wheel(folder: Path) -> Path:
     return built
 
 
-def installed(wheel: Path, home: Path, *, extras: Iterable[str] | None = ()) -> Path:
+def installed(
+    wheel: Path, home: Path, *, extras: Iterable[str] | None = (), packages_of: Path | None = None
+) -> Path:
     """Install the wheel into a new environment, and return the folder of its programs.
 
     The environment has what the wheel requires with these `extras`, and nothing else; None gives it
-    all packages of ours.
+    all packages of ours, or of the folder `packages_of`.
     """
     venv.create(home, symlinks=True)
     (packages,) = home.glob("lib/python3.*/site-packages")
@@ -46,7 +48,7 @@ def installed(wheel: Path, home: Path, *, extras: Iterable[str] | None = ()) -> 
     ours = Path(sysconfig.get_path("purelib"))
     if extras is None:
         # It comes behind the environment's own packages, and an editable install in it is ignored.
-        (packages / "ours.pth").write_text(str(ours), encoding="utf-8")
+        (packages / "ours.pth").write_text(str(packages_of or ours), encoding="utf-8")
         return home / "bin"
     for name in _top_level_names("statestore", ("", *extras)):
         if (ours / name).exists() and not (packages / name).exists():

@@ -22,7 +22,9 @@ BLOCK = re.compile(r"^```(?P<language>[a-z]+)[^\n]*\n(?P<code>.*?)^```$", re.DOT
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 KNOWN = {"python", "pycon", "console", "toml", "text"}
 # What the blocks of a page start.
+APPLICATIONS = "# statestore.toml\n"
 STARTS = {
+    "guides-airflow": [pytest.mark.airflow],
     "guides-security": [pytest.mark.kafka],
     "guides-spark": [pytest.mark.kafka, pytest.mark.spark],
 }
@@ -46,6 +48,10 @@ def test_the_blocks_of_a_page_run_one_after_another(
             case "python":
                 source = "\n" * line + block["code"]
                 exec(compile(source, str(page), "exec"), names)
+            case "toml" if block["code"].startswith(APPLICATIONS):
+                config = tmp_path / "statestore.toml"
+                config.write_text(block["code"], encoding="utf-8")
+                monkeypatch.setenv("STATESTORE_CONFIG", str(config))
             case "pycon":
                 check(page, block["code"], line, names)
             case language:
