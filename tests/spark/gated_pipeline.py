@@ -1,4 +1,7 @@
-"""The pipeline of the kill tests, in which one partition waits at its first record for a file."""
+"""The pipeline of the kill tests, in which one partition waits at its first record for a file.
+
+It needs nothing of this checkout, and may be sent to workers as a file.
+"""
 
 import os
 import threading
@@ -7,8 +10,9 @@ from typing import Any
 
 import statestore as ss
 from statestore.model.records import Record
-from tests.crash.pipeline import PREFIX_VARIABLE, Pass, over
+from statestore.testing.drills.workload import Pass, over
 
+TOPICS_VARIABLE = "GATED_TOPICS"
 GATE_VARIABLE = "GATE"
 """Names the file that opens the gate; `<file>.reached` says that a task waits at it."""
 HELD_PARTITION = 1
@@ -32,4 +36,4 @@ class GatedPass(Pass):
 
 
 def topology() -> ss.Topology:
-    return over(os.environ[PREFIX_VARIABLE], GatedPass)
+    return over(os.environ[TOPICS_VARIABLE], GatedPass)

@@ -18,9 +18,8 @@ import pytest
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import ROOT, eventually
 from tests.crash.kill_harness import Rig
-from tests.crash.pipeline import PREFIX_VARIABLE
 from tests.spark.cluster_rig import CHECKOUT, END_S, RUN_S, Cluster, standalone, submit
-from tests.spark.gated_pipeline import GATE_VARIABLE
+from tests.spark.gated_pipeline import GATE_VARIABLE, TOPICS_VARIABLE
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow]
 RECORDS = 4000
@@ -99,7 +98,7 @@ def gated(
     rig.create_topics()
     rig.produce(RECORDS)
     gate, log, summary = folder / "gate", folder / "submit.log", folder / "summary.json"
-    variables = {**CHECKOUT, PREFIX_VARIABLE: name, GATE_VARIABLE: str(gate)}
+    variables = {**CHECKOUT, TOPICS_VARIABLE: name, GATE_VARIABLE: str(gate)}
     with standalone(folder, variables=variables) as cluster, log.open("wb") as file:
         process = submit(
             cluster.address,
