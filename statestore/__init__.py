@@ -22,7 +22,14 @@ if TYPE_CHECKING:
         Span,
         Time,
     )
-    from statestore.model.records import PutResult, Record, Serde, VersionedRecord, Windowed
+    from statestore.model.records import (
+        KeyAtTime,
+        PutResult,
+        Record,
+        Serde,
+        VersionedRecord,
+        Windowed,
+    )
     from statestore.operations.run import RunSummary
     from statestore.runtime.public import open_snapshot, open_store, run
     from statestore.settings import Settings
@@ -47,6 +54,7 @@ if TYPE_CHECKING:
     )
     from statestore.topology.builder import StreamsBuilder
     from statestore.topology.graph import Topology
+    from statestore.topology.join_windows import JoinWindows
     from statestore.topology.materialized import Materialized
     from statestore.topology.processors import BatchProcessor, Processor, ProcessorContext
     from statestore.topology.streams import KGroupedStream, KStream, KTable, TimeWindowedKStream
@@ -68,6 +76,7 @@ else:
             "Time",
         ),
         "statestore.model.records": (
+            "KeyAtTime",
             "PutResult",
             "Record",
             "Serde",
@@ -96,6 +105,7 @@ else:
         ),
         "statestore.topology.builder": ("StreamsBuilder",),
         "statestore.topology.graph": ("Topology",),
+        "statestore.topology.join_windows": ("JoinWindows",),
         "statestore.topology.materialized": ("Materialized",),
         "statestore.topology.processors": ("BatchProcessor", "Processor", "ProcessorContext"),
         "statestore.topology.streams": (
@@ -126,9 +136,11 @@ __all__ = [
     "EmitStrategy",
     "HoppingWindows",
     "IsolationLevel",
+    "JoinWindows",
     "KGroupedStream",
     "KStream",
     "KTable",
+    "KeyAtTime",
     "KeyValueSpec",
     "KeyValueStore",
     "Materialized",

@@ -92,6 +92,12 @@ class Table(Protocol):
     def seek_many(self, keys: list[bytes], /) -> list[KeyValue | None]:
         """Do the same as `Seeker.seek_many`, with all rows from one point in time."""
 
+    def scan_many(self, ranges: list[tuple[bytes, bytes]], /) -> list[list[KeyValue]]:
+        """Return for each range the pairs with lo <= key <= hi, all from one point in time.
+
+        The starts of the ranges are in order.
+        """
+
     def approximate_count(self) -> int:
         """Return an inexpensive estimate of the number of keys."""
 

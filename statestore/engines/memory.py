@@ -132,6 +132,13 @@ class MemoryTable:
             self._engine.check_open()
             return _seek(self._rows, keys)
 
+    def scan_many(self, ranges: list[tuple[bytes, bytes]], /) -> list[list[KeyValue]]:
+        """Return for each range the pairs with lo <= key <= hi, all from one point in time."""
+        with self._engine.lock:
+            self._engine.check_open()
+            rows = self._rows
+            return [[(key, rows[key]) for key in rows.irange(lo, hi)] for lo, hi in ranges]
+
     def approximate_count(self) -> int:
         """Return the exact number of keys."""
         with self._engine.lock:

@@ -202,6 +202,14 @@ class RocksTable:
         finally:
             seeker.close()
 
+    def scan_many(self, ranges: list[tuple[bytes, bytes]], /) -> list[list[tuple[bytes, bytes]]]:
+        """Return for each range the pairs with lo <= key <= hi, all from one point in time."""
+        seeker = self.seeker()
+        try:
+            return seeker.scan_many(ranges)
+        finally:
+            seeker.close()
+
     def approximate_count(self) -> int:
         """Return RocksDB's estimate: entries minus deletions."""
         try:

@@ -87,6 +87,10 @@ class RocksSeeker:
             for key, pair in zip(keys, found, strict=True)
         ]
 
+    def scan_many(self, ranges: list[tuple[bytes, bytes]], /) -> list[list[KeyValue]]:
+        """Return for each range the pairs with lo <= key <= hi; their starts are in order."""
+        return self._call(partial(_ranges, ranges=ranges))
+
     def scan_back(self, lo: bytes, hi: bytes, /) -> Iterator[KeyValue]:
         """Yield the pairs with lo <= key <= hi in descending order.
 
@@ -135,6 +139,34 @@ def _seek(iterator: RdictIter, keys: list[bytes]) -> list[KeyValue | None]:
                 found.append((at, value_there()))
     finally:
         del seek, key_there, value_there, iterator
+    return found
+
+
+def _ranges(iterator: RdictIter, ranges: list[tuple[bytes, bytes]]) -> list[list[KeyValue]]:
+    seek, move, key_there, value_there = (
+        iterator.seek,
+        iterator.next,
+        iterator.key,
+        iterator.value,
+    )
+    found: list[list[KeyValue]] = []
+    try:
+        at: bytes | None = b""
+        for place, (lo, hi) in enumerate(ranges):
+            # If it stands at or after the range, no row is between, unless ranges overlap.
+            if place == 0 or lo <= ranges[place - 1][1] or (at is not None and at < lo):
+                seek(lo)
+                at = key_there()
+            rows: list[KeyValue] = []
+            while at is not None and at <= hi:
+                rows.append((at, value_there()))
+                move()
+                at = key_there()
+            found.append(rows)
+        if at is None:
+            iterator.status()  # raises an error if a block is unreadable
+    finally:
+        del seek, move, key_there, value_there, iterator
     return found
 
 

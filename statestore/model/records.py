@@ -83,6 +83,21 @@ class Windowed(NamedTuple, Generic[K_co]):
     end_ms: int
 
 
+class KeyAtTime(NamedTuple, Generic[K_co]):
+    """The key of a record that a join of streams keeps.
+
+    `time_ms` is the record's time. `number` distinguishes the records of one join and rises in the
+    order in which they came.
+    """
+
+    key: K_co
+    time_ms: int
+    number: int
+
+
+AT_TIME_BYTES = 16
+"""The length of time and number in a serialized KeyAtTime: its last bytes."""
+
 WINDOW_BYTES = 8
 """The length of a window in a serialized windowed key: its last bytes.
 

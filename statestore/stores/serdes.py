@@ -12,11 +12,21 @@ from typing import Any
 import msgspec
 
 from statestore.errors import Misuse, SerdeMismatch
+from statestore.model.records import (
+    AT_TIME_BYTES,
+    WINDOW_BYTES,
+    KeyAtTime,
+    Serde,
+    T,
+    Windowed,
+)
 from statestore.model.records import BYTES as PLAIN_BYTES
-from statestore.model.records import WINDOW_BYTES, Serde, T, Windowed
 
+_AT_TIME = re.compile(r"KEY_AT_TIME\((.+)\)")
 _WINDOWED = re.compile(r"WINDOWED\((\d+),(.+)\)")
 _INT64 = struct.Struct(">q")
+_TIME_AND_NUMBER = struct.Struct(">QQ")
+_TIME_BIAS = 1 << 63
 _FLOAT64 = struct.Struct(">d")
 # They are deterministic: equal values give equal bytes, so a dict may be a key.
 _json = msgspec.json.Encoder(order="deterministic")
@@ -69,6 +79,9 @@ def by_name(name: str) -> Serde[Any]:
     of_windows = of_windowed(name)
     if of_windows is not None:
         return windowed(by_name(of_windows[1]), of_windows[0])
+    at_time = _AT_TIME.fullmatch(name)
+    if at_time is not None:
+        return key_at_time(by_name(at_time[1]))
     try:
         return _known[name]
     except KeyError:
@@ -99,9 +112,17 @@ def placing(serde: Serde[Any], keys: list[bytes | None]) -> list[bytes | None] |
     A key in a window is placed by the key alone, so that all windows of a key lie where the key
     does, as with Kafka Streams.
     """
-    if of_windowed(serde.name) is None:
+    beyond = beyond_key(serde.name)
+    if not beyond:
         return None
-    return [None if key is None else key[:-WINDOW_BYTES] for key in keys]
+    return [None if key is None else key[:-beyond] for key in keys]
+
+
+def beyond_key(name: str) -> int:
+    """Return how many bytes follow the key itself under the serde of that name."""
+    if of_windowed(name) is not None:
+        return WINDOW_BYTES
+    return 0 if _AT_TIME.fullmatch(name) is None else AT_TIME_BYTES
 
 
 @functools.cache
@@ -126,6 +147,27 @@ def windowed(key_serde: Serde[T], size_ms: int) -> Serde[Windowed[T]]:
         return Windowed(key, start_ms, start_ms + size_ms)
 
     return Serde(f"WINDOWED({size_ms},{key_serde.name})", write, read)
+
+
+@functools.cache
+def key_at_time(key_serde: Serde[T]) -> Serde[KeyAtTime[T]]:
+    """Return the serde of keys in the stores of a join of streams.
+
+    The key's bytes come first, then the time in ms since the epoch plus 2^63, so that bytes sort as
+    times do, and then the number; both have 8 bytes, big-endian.
+    """
+
+    def write(at: KeyAtTime[T]) -> bytes:
+        key, time_ms, number = at
+        return key_serde.serialize(key) + _TIME_AND_NUMBER.pack(time_ms + _TIME_BIAS, number)
+
+    def read(data: bytes) -> KeyAtTime[T]:
+        if len(data) < AT_TIME_BYTES:
+            raise ValueError(f"want a key and {AT_TIME_BYTES} bytes, not {len(data)} in all")
+        time, number = _TIME_AND_NUMBER.unpack(data[-AT_TIME_BYTES:])
+        return KeyAtTime(key_serde.deserialize(data[:-AT_TIME_BYTES]), time - _TIME_BIAS, number)
+
+    return Serde(f"KEY_AT_TIME({key_serde.name})", write, read)
 
 
 def unchanged(serde: Serde[Any]) -> frozenset[type]:

@@ -56,10 +56,11 @@ class Collector:
         *,
         copartitioned: bool = False,
         keeps: bool = False,
+        writes: bool = False,
     ) -> str:
         """Add an operator under the name given or a generated one; return the name."""
         chosen = name or self.number(kind)
-        self.add(OperatorNode(chosen, parents, make(chosen), stores, copartitioned, keeps))
+        self.add(OperatorNode(chosen, parents, make(chosen), stores, copartitioned, keeps, writes))
         return chosen
 
     def declare(self, spec: StoreSpec) -> None:

@@ -1,4 +1,4 @@
-"""Joins of a stream with a table, and of a table with a table, within one stream task.
+"""Joins of a stream with a table, of two tables, and of two streams, within one stream task.
 
 Keys are compared as bytes under the table's key serde, and each key is looked up once per batch.
 Nulls are treated as in Kafka Streams: a stream record without a value joins nothing; one without a
@@ -12,16 +12,18 @@ from enum import Enum
 from operator import length_hint
 from typing import Any
 
-from statestore.errors import Misuse
+from statestore.errors import InvalidTopology, Misuse, SerdeMismatch
 from statestore.model.batch import Batch, Column
 from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec
 from statestore.topology import grace
 from statestore.topology.failures import Stage, decoded, encoded, failed, processing
 from statestore.topology.flows import Flow, Look, Stamp, TableFlow
+from statestore.topology.join_windows import JoinWindows
 from statestore.topology.materialized import Materialized
 from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
 from statestore.topology.operators import passed
+from statestore.topology.stream_joins import LEFT, RIGHT, Side, StreamJoin
 from statestore.topology.tables import LookAsOf
 from statestore.topology.views import merged, updates
 
@@ -80,6 +82,101 @@ def stream_with_table(
             copartitioned=True,
         )
     return flow.revalued(node)
+
+
+def stream_with_stream(
+    this: Flow,
+    other: Flow,
+    function: Joiner,
+    kind: JoinKind,
+    *,
+    windows: JoinWindows,
+    name: str | None,
+) -> Flow:
+    """Add the join of two streams: a node and a store for each side, and one node that merges both.
+
+    A third store has what both sides share. SerdeMismatch if the keys of both cannot meet in one
+    partition.
+    """
+    builder = this.builder
+    if other.builder is not builder:
+        raise InvalidTopology(
+            f"{kind.value}: the other stream has another builder; a topology has only one"
+        )
+    # Where Kafka Streams has nodes that keep the records; here the nodes that join do.
+    numbered = builder.number("KSTREAM-WINDOWED")
+    builder.number("KSTREAM-WINDOWED")
+    left, right = _co_partitioned(kind.value, this, other, name, numbered)
+    mine = builder.number("KSTREAM-OUTERTHIS" if kind.left_may_lack else "KSTREAM-JOINTHIS")
+    theirs = builder.number("KSTREAM-OUTEROTHER" if kind.right_may_lack else "KSTREAM-JOINOTHER")
+    shared = f"KSTREAM-OUTERSHARED-{mine.rpartition('-')[2]}"
+    if name is not None:
+        mine, theirs = f"{name}-this-join", f"{name}-other-join"
+        shared = f"{name}-shared-join"
+
+    def kept(base: str, flow: Flow) -> KeyValueSpec[Any, Any]:
+        return KeyValueSpec(
+            f"{base}-store",
+            serdes.key_at_time(left.key_serde),
+            flow.value_serde,
+            terms=windows.terms,
+        )
+
+    before, after = windows.before_ms, windows.after_ms
+    join = StreamJoin(
+        Side(LEFT, kept(mine, left), left.key_serde, -before, after, kind.right_may_lack),
+        Side(RIGHT, kept(theirs, right), left.key_serde, -after, before, kind.left_may_lack),
+        KeyValueSpec(f"{shared}-store", serdes.BYTES, serdes.BYTES, terms=windows.terms),
+        windows,
+        function,
+    )
+    specs = (join.left.rows, join.right.rows, join.shared)
+    for spec in specs:
+        builder.keep(spec)
+        if name is None:
+            builder.note_unnamed(spec.name)
+    stores = tuple(spec.name for spec in specs)
+    halves = tuple(
+        builder.node(
+            "",
+            node,
+            (flow.node,),
+            join.node(letter),
+            stores,
+            copartitioned=True,
+            writes=True,
+        )
+        for node, flow, letter in ((mine, left, LEFT), (theirs, right, RIGHT))
+    )
+    merged_name = None if name is None else f"{name}-merge"
+    return left.revalued(builder.node("KSTREAM-MERGE", merged_name, halves, lambda _: passed()))
+
+
+def _co_partitioned(
+    verb: str, this: Flow, other: Flow, name: str | None, numbered: str
+) -> tuple[Flow, Flow]:
+    """Return both streams behind repartition topics, where their keys changed.
+
+    A stream joined with itself goes through one. `numbered` names them if the join has no name.
+    SerdeMismatch if the keys of both have different serdes.
+    """
+    prefix, explicit = name or numbered, name is not None
+    if this == other:
+        both = this.repartitioned(f"{prefix}-left", explicit=explicit)
+        return both, both
+    # Whichever is as its topic has it says which bytes its keys have.
+    said = {flow.key_serde for flow in (this, other) if not flow.rekeyed}
+    serde = said.pop() if len(said) == 1 else None
+    left = this.repartitioned(f"{prefix}-left", explicit=explicit, key_serde=serde)
+    right = other.repartitioned(f"{prefix}-right", explicit=explicit, key_serde=serde)
+    if not serdes.alike(left.key_serde, right.key_serde):
+        raise SerdeMismatch(
+            f"{verb}{f' {name}' if name else ''}: the keys of the stream are "
+            f"{left.key_serde.name}, those of the other stream are {right.key_serde.name}: equal "
+            "keys would have other bytes and lie in other partitions; pass the same key_serde=… to "
+            "both streams, or to a repartition() of one"
+        )
+    return left, right
 
 
 def table_with_table(

@@ -67,7 +67,7 @@ def log_of(application_id: str, store: str, topics: Mapping[str, str]) -> str:
 
 
 def _only_reads(node: Node) -> bool:
-    return isinstance(node, OperatorNode) and node.copartitioned
+    return isinstance(node, OperatorNode) and node.only_reads
 
 
 def _why_apart(spec: StoreSpec, parent: Node, writers: list[Node]) -> str | None:

@@ -218,7 +218,8 @@ class OperatorNode:
     """A node that turns batches into batches.
 
     `copartitioned`: it joins, so the topics of its inputs need equal partition counts, and it only
-    reads its stores. `keeps`: its store has the last record of each key as it came.
+    reads its stores, unless it `writes` them. `keeps`: its store has the last record of each key as
+    it came.
     """
 
     name: str
@@ -227,6 +228,12 @@ class OperatorNode:
     stores: tuple[str, ...] = ()
     copartitioned: bool = False
     keeps: bool = False
+    writes: bool = False
+
+    @property
+    def only_reads(self) -> bool:
+        """Whether it leaves its stores as they are."""
+        return self.copartitioned and not self.writes
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ KStream receive it. Functions given to a KTable never do.
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, overload
 
 from typing_extensions import TypeVar as TypeVarWithDefault
 
@@ -25,6 +25,7 @@ from statestore.topology import operators as ops
 from statestore.topology.callbacks import check_arity, check_factory
 from statestore.topology.flows import Flow, TableFlow
 from statestore.topology.grouping import Grouping
+from statestore.topology.join_windows import JoinWindows
 from statestore.topology.materialized import Materialized
 from statestore.topology.nodes import Build
 from statestore.topology.processors import (
@@ -196,39 +197,99 @@ class KStream(Generic[K_co, V_co]):
         """
         return KTable(self._flow.tabled(materialized, name))
 
+    @overload
     def join(
         self,
-        table: "KTable[K_co, V2]",
+        other: "KTable[K_co, V2]",
         function: Callable[[V_co, V2], R],
         *,
         grace_ms: Span = 0,
         name: str | None = None,
-    ) -> "KStream[K_co, R]":
-        """Return function(left, right) for each record whose key the table has at that time.
+    ) -> "KStream[K_co, R]": ...
+    @overload
+    def join(
+        self,
+        other: "KStream[K_co, V2]",
+        function: Callable[[V_co, V2], R],
+        windows: JoinWindows,
+        *,
+        name: str | None = None,
+    ) -> "KStream[K_co, R]": ...
+    def join(
+        self,
+        other: "KTable[Any, Any] | KStream[Any, Any]",
+        function: Callable[[Any, Any], Any],
+        windows: JoinWindows | None = None,
+        *,
+        grace_ms: Span = 0,
+        name: str | None = None,
+    ) -> "KStream[K_co, Any]":
+        """Join each record with the row of a table, or with the records of another stream.
 
-        Records without a key or value join nothing. If the table keeps versions, a record joins the
-        version valid at its own time, after waiting for `grace_ms` (milliseconds or a timedelta)
-        of stream time (KIP-923). If the stream's keys were changed, it goes through a repartition
-        topic named after `name`.
+        With a table: return function(left, right) for each record whose key the table has at that
+        time. If the table keeps versions, a record joins the version valid at its own time, after
+        waiting for `grace_ms` (milliseconds or a timedelta) of stream time (KIP-923).
 
-        Misuse if the grace is negative or longer than the table's history; SerdeMismatch if the
-        keys of both have different serdes; InvalidTopology if the table has another builder.
+        With a stream: return function(left, right) for each two records of one key whose times lie
+        within `windows`, with the later of both times. Records that are behind stream time by more
+        than the windows and their grace are dropped as late.
+
+        Records without a key or value join nothing. A stream whose keys were changed goes through a
+        repartition topic named after `name`.
+
+        Misuse if the grace is negative or longer than the table's history, or if `windows` are
+        missing or not needed; SerdeMismatch if the keys of both have different serdes;
+        InvalidTopology if the other has another builder.
         """
-        return self._joined("join", table, function, grace_ms, name)
+        return self._joined(joins.JoinKind.INNER, other, function, windows, grace_ms, name)
 
+    @overload
     def left_join(
         self,
-        table: "KTable[K_co, V2]",
+        other: "KTable[K_co, V2]",
         function: Callable[[V_co, V2 | None], R],
         *,
         grace_ms: Span = 0,
         name: str | None = None,
-    ) -> "KStream[K_co, R]":
-        """Do as `join`, but return function(left, None) where the table does not have the key.
+    ) -> "KStream[K_co, R]": ...
+    @overload
+    def left_join(
+        self,
+        other: "KStream[K_co, V2]",
+        function: Callable[[V_co, V2 | None], R],
+        windows: JoinWindows,
+        *,
+        name: str | None = None,
+    ) -> "KStream[K_co, R]": ...
+    def left_join(
+        self,
+        other: "KTable[Any, Any] | KStream[Any, Any]",
+        function: Callable[[Any, Any], Any],
+        windows: JoinWindows | None = None,
+        *,
+        grace_ms: Span = 0,
+        name: str | None = None,
+    ) -> "KStream[K_co, Any]":
+        """Do as `join`, but return function(left, None) where there is nothing to join.
 
-        A record without a key joins None, too.
+        With a stream, that result comes once the record's window and its grace have passed without
+        a match. A record without a key joins None, too.
         """
-        return self._joined("left_join", table, function, grace_ms, name)
+        return self._joined(joins.JoinKind.LEFT, other, function, windows, grace_ms, name)
+
+    def outer_join(
+        self,
+        other: "KStream[K_co, V2]",
+        function: Callable[[V_co | None, V2 | None], R],
+        windows: JoinWindows,
+        *,
+        name: str | None = None,
+    ) -> "KStream[K_co, R]":
+        """Do as `left_join` of streams, but also for records of the other stream without a match.
+
+        Those give function(None, right).
+        """
+        return self._joined(joins.JoinKind.OUTER, other, function, windows, 0, name)
 
     def group_by_key(self, *, name: str | None = None) -> "KGroupedStream[K_co, V_co]":
         """Group by the key; records are repartitioned only if an operator changed their keys.
@@ -302,19 +363,38 @@ class KStream(Generic[K_co, V_co]):
 
     def _joined(
         self,
-        verb: str,
-        table: "KTable[Any, Any]",
+        kind: joins.JoinKind,
+        other: "KTable[Any, Any] | KStream[Any, Any]",
         function: Callable[[Any, Any], Any],
+        windows: JoinWindows | None,
         grace_ms: Span,
         name: str | None,
     ) -> "KStream[K_co, Any]":
+        verb = kind.value
         check_arity(verb, function, 2, name)
-        other = _table_of(verb, table, self._flow)
+        given: object = windows
+        if isinstance(other, KStream):
+            if not isinstance(given, JoinWindows) or grace_ms:
+                raise Misuse(
+                    f"{verb}: two streams meet within windows: pass ss.JoinWindows(before_ms, "
+                    "after_ms, grace_ms=…) and no other grace, or make a table by to_table()"
+                )
+            return KStream(
+                joins.stream_with_stream(
+                    self._flow, other._flow, function, kind, windows=given, name=name
+                )
+            )
+        table = _table_of(verb, other, self._flow)
+        if given is not None or kind.left_may_lack:
+            raise Misuse(
+                f"{verb}: a table has one row of a key at a time, and no windows: use join() or "
+                "left_join(), without windows"
+            )
         flow = joins.stream_with_table(
             self._flow,
-            other,
+            table,
             function,
-            left=verb == "left_join",
+            left=kind.right_may_lack,
             grace_ms=span_ms(grace_ms),
             name=name,
         )

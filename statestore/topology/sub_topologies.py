@@ -84,8 +84,8 @@ class SubTopology:
             if isinstance(node, SinkNode):
                 things.append(f"topic {node.topic}")
             touched.update(things)
-            # A join only reads its stores.
-            if not (isinstance(node, OperatorNode) and node.copartitioned):
+            # Most joins only read their stores.
+            if not (isinstance(node, OperatorNode) and node.only_reads):
                 written.update(things)
         found = {f"node {name}" for name, count in ways.items() if count > 1}
         return found | {thing for thing in written if touched[thing] > 1}

@@ -120,7 +120,21 @@ def bench_rates(bench: Bench, rig: Rig, repeats: int) -> None:
 def bench_operators(bench: Bench, rig: Rig, repeats: int) -> None:
     """Operators of the DSL beside counting and bare reading of the same run."""
     fill(rig.kafka.bootstrap_servers, os.environ[JSON_VARIABLE], rig.records, as_json=True)
-    _rates(bench, rig, repeats, ("counting", "joining", "json_values", "windows", "hops"))
+    _rates(
+        bench,
+        rig,
+        repeats,
+        (
+            "counting",
+            "joining",
+            "json_values",
+            "windows",
+            "hops",
+            "meeting",
+            "missing",
+            "both_tables",
+        ),
+    )
 
 
 def _rates(bench: Bench, rig: Rig, repeats: int, pipelines: tuple[str, ...]) -> None:

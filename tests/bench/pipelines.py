@@ -133,3 +133,38 @@ def _counting_in(windows: ss.TumblingWindows | ss.HoppingWindows) -> ss.Topology
         .to(os.environ[OUTPUT_VARIABLE], name="windows-out")
     )
     return builder.build()
+
+
+def meeting() -> ss.Topology:
+    """Each record with the one record of its key in another stream, to the output topic."""
+    return _streams_joined(ss.JoinWindows(3_600_000), left=False)
+
+
+def missing() -> ss.Topology:
+    """Each record without a match, once its window has closed, to the output topic."""
+    return _streams_joined(ss.JoinWindows(0, grace_ms=100), left=True)
+
+
+def _streams_joined(windows: ss.JoinWindows, *, left: bool) -> ss.Topology:
+    builder = ss.StreamsBuilder()
+    stream = builder.stream(os.environ[INPUT_VARIABLE], name="records")
+    others = builder.stream(os.environ[TABLE_VARIABLE], name="others")
+    if left:
+        joined = stream.left_join(others, lambda one, _other: one, windows, name="pairs")
+    else:
+        joined = stream.join(others, lambda one, other: one + other, windows, name="pairs")
+    joined.to(os.environ[OUTPUT_VARIABLE], name="pairs-out")
+    return builder.build()
+
+
+def both_tables() -> ss.Topology:
+    """Rows of either of two tables, every updated row to the output topic."""
+    builder = ss.StreamsBuilder()
+    rows = builder.table(os.environ[TABLE_VARIABLE], materialized="rows", name="rows-in")
+    (
+        builder.table(os.environ[INPUT_VARIABLE], materialized="records", name="records-in")
+        .outer_join(rows, lambda one, row: (one or b"") + (row or b""), name="either")
+        .to_stream(name="updates")
+        .to(os.environ[OUTPUT_VARIABLE], name="either-out")
+    )
+    return builder.build()

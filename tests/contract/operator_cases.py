@@ -3,10 +3,10 @@
 from statestore import serdes
 from statestore.topology.builder import StreamsBuilder
 from statestore.topology.graph import Topology
-from tests.contract import stream_cases, table_cases, window_cases
+from tests.contract import stream_cases, stream_join_cases, table_cases, window_cases
 from tests.contract.operator_tables import Case
 
-CASES = stream_cases.CASES | table_cases.CASES | window_cases.CASES
+CASES = stream_cases.CASES | table_cases.CASES | window_cases.CASES | stream_join_cases.CASES
 
 
 def topology(*names: str, prefix: str = "") -> Topology:

@@ -119,3 +119,19 @@ def test_many_values_are_read_at_once_while_another_thread_writes(engine: Engine
     reader.join()
     assert wrong == []
     assert table.get_many_at_once([keys[3], b"absent", keys[1]]) == [b"39", None, b"39"]
+
+
+def test_ranges_are_read_in_one_pass_also_where_they_overlap_or_touch(engine: Engine) -> None:
+    chance = random.Random(9)
+    table = engine.table("data")
+    assert table.scan_many([]) == []
+    assert table.scan_many([(b"a", b"z")]) == [[]]
+    rows = {chance.randbytes(chance.randrange(1, 3)): b"v" for _ in range(300)}
+    engine.write({"data": rows})
+    for _ in range(50):
+        ranges = sorted(
+            (chance.randbytes(chance.randrange(3)), chance.randbytes(chance.randrange(3)))
+            for _ in range(chance.randrange(40))
+        )
+        wanted = [[(key, b"v") for key in sorted(rows) if lo <= key <= hi] for lo, hi in ranges]
+        assert table.scan_many(ranges) == wanted

@@ -1,7 +1,7 @@
 """A pipeline of most operators for the kill tests: its output is known record by record.
 
-Two sub-topologies: `in` is filtered, mapped, counted in windows that close and in windows that
-overlap, and rekeyed; what is
+Two sub-topologies: `in` is joined with another stream, filtered, mapped, counted in windows that
+close and in windows that overlap, and rekeyed; what is
 rekeyed is joined with the table of users, counted in windows and in all, and that count joined with
 the users again, once filtered and once with users who have no count.
 """
@@ -13,6 +13,7 @@ from statestore import serdes
 from tests.crash.pipeline import PREFIX_VARIABLE
 
 USERS = 17
+NEAR = ss.JoinWindows(5)
 CLOSING = ss.TumblingWindows(1000)
 HOPS = ss.HoppingWindows(1000, 400, retention_ms=10**9)
 # Records of two partitions meet in one: no order holds between them, and none must be late.
@@ -51,6 +52,9 @@ def topology() -> ss.Topology:
     even.to_stream().to(f"{prefix}-rich")
     either = totals.outer_join(users, lambda total, user: [total, user], name="either")
     either.to_stream().to(f"{prefix}-either")
+    others = b.stream(f"{prefix}-others")
+    met = source.left_join(others, lambda number, other: [number, other], NEAR, name="met")
+    met.to(f"{prefix}-met")
     return b.build()
 
 

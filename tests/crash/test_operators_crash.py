@@ -29,8 +29,11 @@ POINTS = (
     CrashPoint.STORE_FLUSH,
 )
 START_MS = 1_700_000_000_000
-OUTPUTS = ("passed", "closed", "hops", "joined", "windows", "rich", "either")
+OUTPUTS = ("passed", "closed", "hops", "joined", "windows", "rich", "either", "met")
+JOIN_STORES = ("met-this-join-store", "met-other-join-store", "met-shared-join-store")
 STORES = ("users", "closing", "hops", "windows", "totals")
+OTHERS, NEAR_MS = 7, 5
+"""Every how many numbers there is one in the other stream, and how near those that meet are."""
 CLOSING_MS, OPEN_MS = 1000, 4000
 HOP_MS, HOPPING_MS = 400, 1000
 
@@ -42,7 +45,7 @@ class OperatorsRig(Rig):
     pipeline: str = "tests.crash.operators_pipeline:topology"
 
     def create_topics(self) -> None:
-        for name in ("in", "users", *OUTPUTS):
+        for name in ("in", "others", "users", *OUTPUTS):
             self.kafka.create_topic(
                 f"{self.topic_prefix}-{name}",
                 partitions=PARTITIONS,
@@ -67,12 +70,20 @@ class OperatorsRig(Rig):
                 value=str(number),
                 timestamp=START_MS + number,
             )
+            if number % OTHERS == 0:
+                producer.produce(
+                    f"{self.topic_prefix}-others",
+                    key=f"k{number % 5}",
+                    value=str(number),
+                    timestamp=START_MS + number,
+                )
         assert producer.flush(30) == 0
         self.produced += count
 
     def written(self) -> list[str]:
         outputs = [f"{self.topic_prefix}-{name}" for name in OUTPUTS]
-        logs = [f"{self.application_id}-{store}-changelog" for store in STORES]
+        stores = (*STORES, *JOIN_STORES)
+        logs = [f"{self.application_id}-{store}-changelog" for store in stores]
         return [*outputs, *logs, f"{self.application_id}-joined-repartition"]
 
     def findings(self) -> list[str]:
@@ -101,6 +112,8 @@ class OperatorsRig(Rig):
             "store closing": closing,
             "store hops": dict(hops),
         }
+        wanted["met"] = self._met()
+        wanted |= {f"store {store}": self._fold(store) for store in JOIN_STORES}
         wanted |= {f"fold of {store}": wanted[f"store {store}"] for store in STORES[1:]}
         found = self._found()
         unlike = [what for what in wanted if found[what] != wanted[what]]
@@ -116,6 +129,7 @@ class OperatorsRig(Rig):
         found: dict[str, Any] = {
             "passed": Counter(json.loads(value or b"") for _, _, value in rows["passed"]),
             "joined": Counter(json.loads(value or b"")[0] for _, _, value in rows["joined"]),
+            "met": Counter(tuple(json.loads(value or b"")) for _, _, value in rows["met"]),
             "closed": Counter((_window(key), _int(value)) for _, key, value in rows["closed"]),
             "windows": _sequences((_window(key), _int(value)) for _, key, value in rows["windows"]),
             "hops": _sequences((_window(key), _int(value)) for _, key, value in rows["hops"]),
@@ -124,6 +138,8 @@ class OperatorsRig(Rig):
             found[name] = _sequences(
                 ((key or b"").decode(), value and json.loads(value)) for _, key, value in rows[name]
             )
+        for store in JOIN_STORES:
+            found[f"store {store}"] = self._raw_rows(store)
         for store in STORES[1:]:
             read_key = (lambda key: key.decode()) if store == "totals" else _window
             found[f"fold of {store}"] = {
@@ -132,6 +148,25 @@ class OperatorsRig(Rig):
             }
             found[f"store {store}"] = self._rows(store)
         return found
+
+    def _met(self) -> Counter[tuple[int, int | None]]:
+        """Each with the others near it, or once with none, where that window has closed."""
+        last: dict[int, int] = {}
+        numbers: list[tuple[int, int]] = []
+        for name in ("in", "others"):
+            for partition, _, value in self.read(f"{self.topic_prefix}-{name}"):
+                number = int(value or b"")
+                last[partition] = max(number, last.get(partition, 0))
+                if name == "in":
+                    numbers.append((partition, number))
+        met: Counter[tuple[int, int | None]] = Counter()
+        for partition, number in numbers:
+            near = range(max(number - NEAR_MS, 0), min(number + NEAR_MS, self.produced - 1) + 1)
+            others = [n for n in near if n % OTHERS == 0 and n % 5 == number % 5]
+            met.update((number, other) for other in others)
+            if not others and number + NEAR_MS < last[partition]:
+                met[number, None] += 1
+        return met
 
     def _closing(self) -> tuple[dict[Any, int], dict[Any, int]]:
         """Windows of `in` that must still be there, and those that must have been emitted."""
@@ -148,13 +183,13 @@ class OperatorsRig(Rig):
         return {w: n for w, n in counts.items() if w not in closed}, closed
 
     def _fold(self, store: str) -> dict[bytes, bytes]:
-        """A changelog, folded; the row of stream time left out."""
+        """A changelog, folded; the rows of stream time left out."""
         rows: dict[bytes, bytes] = {}
         for _, key, value in self.read(f"{self.application_id}-{store}-changelog"):
             assert key is not None
             if value is None:
                 rows.pop(key, None)
-            elif key != b"t":
+            elif not _of_a_task(key):
                 rows[key] = value
         return rows
 
@@ -173,6 +208,15 @@ class OperatorsRig(Rig):
                         found[_window(row[8:] + row[:8])] = _int(value)
         return found
 
+    def _raw_rows(self, store: str) -> dict[bytes, bytes]:
+        """The rows on disk but those that each stream task has for itself."""
+        found: dict[bytes, bytes] = {}
+        for folder in (self.state_dir / self.application_id).glob(f"*/rocksdb/{store}"):
+            spec = ss.persistent_key_value_store(store)
+            with ss.open_store(spec, folder.parent) as opened, opened.all() as pairs:
+                found |= {row: value for row, value in pairs if not _of_a_task(row)}
+        return found
+
     def _producer(self) -> Producer:
         return Producer(
             {
@@ -183,6 +227,11 @@ class OperatorsRig(Rig):
                 "queue.buffering.max.messages": 1_000_000,
             }
         )
+
+
+def _of_a_task(row: bytes) -> bool:
+    """Whether each stream task has such a row: of its stream time, or of what it swept."""
+    return row == b"t" or (row[:1] == b"s" and len(row) == 2)
 
 
 def _evens(total: int) -> list[Any]:

@@ -11,6 +11,7 @@ from statestore.topology.streams import KStream, KTable
 from tests.stateful.random_programs import (
     FUNCTIONS,
     GRACE,
+    NEAR,
     RETENTION,
     SIZE,
     Functions,
@@ -139,6 +140,35 @@ class Writing:
         return stream.left_join(
             self._right, self._functions.both_in_place, grace_ms=grace, name=name
         )
+
+    def stream_join(self, stream: KStream[Any, Any], number: int, name: str) -> KStream[Any, Any]:
+        return stream.join(*self._met(number), name=name)
+
+    def stream_left_join(
+        self, stream: KStream[Any, Any], number: int, name: str
+    ) -> KStream[Any, Any]:
+        return stream.left_join(*self._met(number), name=name)
+
+    def stream_outer_join(
+        self, stream: KStream[Any, Any], number: int, name: str
+    ) -> KStream[Any, Any]:
+        return stream.outer_join(*self._met(number), name=name)
+
+    def self_join(self, stream: KStream[Any, Any], number: int, name: str) -> KStream[Any, Any]:
+        return stream.join(stream, *self._met(number)[1:], name=name)
+
+    def self_outer_join(
+        self, stream: KStream[Any, Any], number: int, name: str
+    ) -> KStream[Any, Any]:
+        return stream.outer_join(stream, *self._met(number)[1:], name=name)
+
+    def _met(
+        self, number: int
+    ) -> tuple[KStream[Any, Any], Callable[[Any, Any], Any], ss.JoinWindows]:
+        """The other stream, the joiner, and the windows."""
+        before, after, grace = NEAR[number]
+        windows = ss.JoinWindows(before, after, grace_ms=grace)
+        return self._stream("right", serdes.STRING), self._functions.both_in_place, windows
 
     def join_own_count(
         self, stream: KStream[Any, Any], _number: int, name: str

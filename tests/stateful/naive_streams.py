@@ -21,9 +21,11 @@ from tests.stateful.naive_tables import (
     View,
     Windows,
 )
+from tests.stateful.naive_windows_of_joins import StreamsMet
 from tests.stateful.random_programs import (
     FUNCTIONS,
     GRACE,
+    NEAR,
     RETENTION,
     SIZE,
     Functions,
@@ -52,6 +54,7 @@ class Naive:
         self._source = self._table_of(program.right)
         self._right = self._stepped(self._source, program.right)
         self._stages: list[Stage] = []
+        self._met_by_right: list[tuple[int, Stage]] = []
         for place, step in enumerate(program.steps):
             if step.table is not None:
                 stage = self.table(step.table, place)
@@ -69,6 +72,9 @@ class Naive:
             if self._right_segment is not None:
                 self._pass_time(self._right_segment, fact.time)
             self._source.take(fact)
+            for place, met in self._met_by_right:
+                for made in met(fact):
+                    self._push(place + 1, made)
         return self._made
 
     def _push(self, place: int, fact: Fact) -> None:
@@ -156,6 +162,35 @@ class Naive:
 
     def grace_left_join(self, number: int, place: int) -> Stage:
         return self._joined_late(number, place, outer=True)
+
+    def stream_join(self, number: int, place: int) -> Stage:
+        return self._meeting(number, place, "")
+
+    def stream_left_join(self, number: int, place: int) -> Stage:
+        return self._meeting(number, place, "l")
+
+    def stream_outer_join(self, number: int, place: int) -> Stage:
+        return self._meeting(number, place, "lr")
+
+    def self_join(self, number: int, _place: int) -> Stage:
+        return self._met_by_itself(number, "")
+
+    def self_outer_join(self, number: int, _place: int) -> Stage:
+        return self._met_by_itself(number, "lr")
+
+    def _meeting(self, number: int, place: int, waits: str) -> Stage:
+        both = StreamsMet(NEAR[number], waits, self._functions.both_in_place)
+        self._met_by_right.append((place, both.right))
+        return both.left
+
+    def _met_by_itself(self, number: int, waits: str) -> Stage:
+        both = StreamsMet(NEAR[number], waits, self._functions.both_in_place)
+
+        def stage(fact: Fact) -> Iterator[Fact]:
+            yield from both.left(fact)
+            yield from both.right(fact)
+
+        return stage
 
     def join_own_count(self, _number: int, _place: int) -> Stage:
         counts: dict[Key, int] = {}

@@ -13,6 +13,8 @@ SIZE = 10
 """Of the windows in keys, and of those that make tables."""
 GRACE = 5
 RETENTION = 60
+NEAR = {2: (8, 8, 0), 3: (15, 0, 5), 4: (-3, 20, 2)}
+"""Of joins of streams, by number: how much earlier and later matches are, and the grace."""
 YEAR_2099 = 4_070_908_800_000
 
 
@@ -125,7 +127,19 @@ VALUES: dict[str, list[Any]] = {
     "json": [*NUMBERS, -1, float("inf"), float("-inf"), float("nan"), 1.5, "", "é", True, [], [1]],
 }
 JOINS = {"join", "left_join", "grace_join", "grace_left_join"}
-_NEED_KEYS = {"count", "reduce", "windows", "closed_windows", "table", *JOINS}
+STREAM_JOINS = {"stream_join", "stream_left_join", "stream_outer_join"}
+"""With the stream of `right`; `self_join` and `self_outer_join` are with the stream itself."""
+_SELF_JOINS = {"self_join", "self_outer_join"}
+_NEED_KEYS = {
+    "count",
+    "reduce",
+    "windows",
+    "closed_windows",
+    "table",
+    *JOINS,
+    *STREAM_JOINS,
+    *_SELF_JOINS,
+}
 _CHANGE_KEYS = {"select_key", "windows", "closed_windows"}
 
 
@@ -167,7 +181,7 @@ def meeting_right(program: Program) -> set[int]:
     return {
         segment
         for step, segment in zip(program.steps, segments(program), strict=True)
-        if step.name in JOINS
+        if step.name in JOINS | STREAM_JOINS
         or (
             step.table is not None
             and meet(program, step.table)
@@ -188,6 +202,8 @@ def in_order(program: Program) -> Program:
     steps = []
     for step, segment in zip(program.steps, segments(program), strict=True):
         name, made = step.name.removeprefix("grace_"), step.table
+        if segment < max(meeting) and name in STREAM_JOINS:
+            name = "self_join"
         if made is not None and segment < max(meeting):
             kept = tuple(one for one in made.steps if "join" not in one.name)
             made = made._replace(steps=kept)
@@ -220,6 +236,7 @@ BY_KEY = ["plain", "history", "count", "reduce", "aggregate"]
 BY_WINDOW = [
     f"{fold} {emit}" for emit in ("windows", "closed") for fold in ("count", "reduce", "aggregate")
 ]
+STREAM_JOIN_STEPS = [*2 * sorted(STREAM_JOINS), *sorted(_SELF_JOINS)]
 STREAM_STEPS = [
     "filter",
     "map_values",
@@ -233,7 +250,10 @@ STREAM_STEPS = [
     "windows",
     "closed_windows",
     *4 * ["join", "left_join"],
+    *STREAM_JOIN_STEPS,
     *6 * ["table"],
+    "join",
+    "table",
 ]
 AGES = [-20, 0, 1_700_000_000_000, YEAR_2099]
 """Where times begin: before 1970, with it, today, and far ahead."""
@@ -245,11 +265,17 @@ def program_of(chance: random.Random, *, values: str = "", windowed: bool | None
     of_windows = chance.random() < 0.4 if windowed is None else windowed
     rights = BY_WINDOW if of_windows else [*BY_KEY, *2 * ["history"]]
     right = Made(chance.choice(rights), chance.randint(2, 4), _table_steps(chance, "fm", 2))
-    steps = []
+    steps: list[Step] = []
     for _ in range(chance.choice([0, 1, 1, 2, 2, 3, 4])):
         name = chance.choice(STREAM_STEPS)
         if name in JOINS and has_history(right) and chance.random() < 0.5:
             name = f"grace_{name}"
+        if name in STREAM_JOIN_STEPS:
+            # Records multiply; and keys in windows never meet those of `right`.
+            if any(step.name in STREAM_JOIN_STEPS for step in steps):
+                name = "map_values"
+            elif of_windows and name in STREAM_JOINS:
+                name = "self_join"
         number = chance.randint(2, 4)
         made = None
         if name == "table":

@@ -145,7 +145,7 @@ def test_only_a_table_of_the_same_builder_can_be_joined() -> None:
     b = builder()
     stream: Any = b.stream("in")
     with pytest.raises(Misuse, match=r"join needs a KTable, not a KStream: .* to_table\(\)"):
-        stream.join(stream, pair)
+        b.table("other").join(stream, pair)
     with pytest.raises(InvalidTopology, match="left_join: the table has another builder"):
         stream.left_join(builder().table("right"), pair)
     with pytest.raises(InvalidTopology, match="join: the table has another builder"):

@@ -51,6 +51,8 @@ OPERATORS: dict[str, Callable[[KStream[Any, Any], Any], object]] = {
     "branch": lambda s, f: s.branch(f),
     "group_by": lambda s, f: s.group_by(f),
     "stream join": lambda s, f: s.join(right(s), f),
+    "streams join": lambda s, f: s.join(s, f, ss.JoinWindows(1)),
+    "streams outer_join": lambda s, f: s.outer_join(s, f, ss.JoinWindows(1)),
     "stream left_join": lambda s, f: s.left_join(right(s), f),
     "table filter": lambda s, f: s.to_table("t").filter(f),
     "table map_values": lambda s, f: s.to_table("t").map_values(f),

@@ -182,6 +182,9 @@ def placing_keys(keys: list[bytes | None], kind: str, key_serde: str | None) -> 
     """Return the bytes that a producer would hash, for the keys that determine a partition."""
     if kind == WINDOW or (key_serde is not None and serdes.of_windowed(key_serde) is not None):
         return [key[:-8] for key in keys if key is not None and key != windows.TIME_ROW]
+    beyond = 0 if key_serde is None else serdes.beyond_key(key_serde)
+    if beyond:
+        return [key[:-beyond] for key in keys if key is not None]
     return [key for key in keys if key is not None]
 
 

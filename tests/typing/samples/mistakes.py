@@ -9,6 +9,7 @@ builder = ss.StreamsBuilder(key_serde=serdes.STRING)
 lengths = builder.stream("lengths", value_serde=serdes.INT64)
 texts = builder.table("texts", value_serde=serdes.STRING)
 numbered = builder.table("numbered", key_serde=serdes.INT64, value_serde=serdes.STRING)
+NEAR = ss.JoinWindows(1000)
 TOTALS = ss.persistent_key_value_store("totals", key_serde=serdes.STRING, value_serde=serdes.INT64)
 RATES = ss.persistent_versioned_key_value_store("rates", 10, key_serde=serdes.STRING)
 MINUTE = ss.TumblingWindows(60_000)
@@ -76,7 +77,11 @@ lengths.to_table("n").outer_join(texts, lambda n, text: n + 1)  # mistake: there
 # Keys that cannot meet, streams that do not fit.
 lengths.join(numbered, lambda n, text: n)  # mistake: key type of a table
 texts.join(numbered, lambda a, b: a)  # mistake: key type of a table
-lengths.join(lengths, lambda a, b: a)  # mistake: a stream instead of a table
+lengths.join(lengths, lambda a, b: a)  # mistake: a stream needs windows
+lengths.join(texts, lambda a, b: a, NEAR)  # mistake: a table has no windows
+lengths.left_join(lengths, lambda a, b: a + b, NEAR)  # mistake: there may be no match
+lengths.join(lengths, lambda a, b: a, 1000)  # mistake: no windows
+numbered.to_stream().join(lengths, lambda a, b: a, NEAR)  # mistake: key type of a stream
 lengths.merge(lengths.map_values(str))  # mistake: value type of a stream
 lengths.process(OfTexts)  # mistake: value type of a processor
 lengths.process(OfBatches)  # mistake: a processor of batches
