@@ -223,7 +223,7 @@ def parse_span(text: str) -> int:
 
 
 def _run_for_ms(text: str) -> int:
-    return FOREVER_MS if text.strip() == FOREVER else parse_span(text)
+    return FOREVER_MS if text.strip().lower() == FOREVER else parse_span(text)
 
 
 def parse_time(text: str) -> Time:

@@ -148,7 +148,9 @@ class _Signals:
         self.number = 0
         self._gently = False
         signal.signal(signal.SIGTERM, self._heard)
-        signal.signal(signal.SIGINT, self._heard)
+        # A shell starts what runs in its background with Ctrl-C ignored.
+        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+            signal.signal(signal.SIGINT, self._heard)
 
     def gently(self) -> None:
         """From now on there is something to commit."""

@@ -166,7 +166,12 @@ class Workers:
         death = process.join()
         work.deaths += 1
         tasks = ", ".join(task.task for task in work.planned)
-        if work.deaths < _LIVES:
+        if self._stop.is_set() or self._error is not None:
+            line = (
+                "worker %d %s while the run ends: the summary lacks what its stream tasks did: %s"
+            )
+            _log.warning(line, process.number, death, tasks)
+        elif work.deaths < _LIVES:
             line = "worker %d %s: another one takes over its stream tasks: %s"
             _log.warning(line, process.number, death, tasks)
         else:

@@ -4,6 +4,7 @@
 A worker that dies at a crash point is replaced within the same run, which ends well.
 """
 
+import json
 import random
 import signal
 import subprocess
@@ -23,6 +24,7 @@ VISITED = [point for point in CrashPoint if point not in ELSEWHERE]
 # One for each way to go on: stores taken as they are, a tail to replay, a transaction to abort.
 QUICK = [CrashPoint.CLAIM_OWNED, CrashPoint.COMMIT_OFFSETS_SENT, CrashPoint.COMMIT_LOG_DONE]
 SEED = 20261122
+LOT = 6000
 
 
 def rig_on(kafka: LocalKafka, folder: Path, name: str, **fields: object) -> Rig:
@@ -51,11 +53,14 @@ def killed_workers(points: Iterable[CrashPoint], rig: Rig, folder: Path) -> list
     rig.produce(2000)
     rig.run()
     for point in points:
-        rig.produce(6000)
+        rig.produce(LOT)
         died = folder / point
         process = rig.start(f"{point}:{visit(point)}:{died}")
-        _, err = process.communicate(timeout=180)
+        out, err = process.communicate(timeout=180)
         assert process.returncode == 0, f"{point}: {err[-4000:]}"
+        if rig.guarantee == "exactly_once":
+            # By its stream tasks of both sub-topologies, and by the dead worker's as well.
+            assert json.loads(out.splitlines()[-1])["records_in"] == 2 * LOT, point
         assert died.exists(), f"{point} was not reached: it proves nothing"
         assert err.count("was killed by SIGKILL: another one takes over") == 1, err
         print(f"{point}: taken over")
