@@ -175,7 +175,7 @@ class Workers:
             line = "worker %d %s: another one takes over its stream tasks: %s"
             _log.warning(line, process.number, death, tasks)
         else:
-            self._error = self._error or HostFailure(
+            self._error = HostFailure(
                 f"worker {process.number} {death}, as did the {_LIVES - 1} before it, with no "
                 f"commit in between; they served the stream tasks {tasks}: look into the kernel's "
                 "log for a lack of memory, and into the pipeline for what ends a process; the next "

@@ -27,6 +27,7 @@ STARTS = {
     "guides-airflow": [pytest.mark.airflow],
     "guides-security": [pytest.mark.kafka],
     "guides-spark": [pytest.mark.kafka, pytest.mark.spark],
+    "guides-without-spark": [pytest.mark.kafka],
 }
 
 
