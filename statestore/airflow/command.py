@@ -5,6 +5,7 @@ failure.
 """
 
 import contextlib
+import importlib
 import json
 import os
 import shlex
@@ -24,7 +25,7 @@ from statestore.airflow.jobs import (
     job_path,
     require_job,
 )
-from statestore.airflow.reports import REPORT, publish_report
+from statestore.airflow.reports import LINEAGE, REPORT, publish_report
 from statestore.airflow.retries import (
     RETRY_POLICY,
     raise_from_code,
@@ -75,6 +76,7 @@ class StateStoreCommandOperator(BaseOperator):
         self.job = job
         self.source = SettingsSource.given(config, pipeline, settings, statestore_conn_id)
         self.links: dict[str, str] = {}
+        self.result: dict[str, Any] | None = None
         self._process: subprocess.Popen[str] | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
@@ -95,6 +97,7 @@ class StateStoreCommandOperator(BaseOperator):
             result = _last_object(out.read())
         if result is None:
             raise_from_code(self.log, self.application_id, self.command, code)
+        self.result = result
         report = publish_report(context, result.get("report"))
         if report is not None:
             self.links[REPORT.name] = report
@@ -104,6 +107,10 @@ class StateStoreCommandOperator(BaseOperator):
         if code:
             raise_from_code(self.log, self.application_id, self.command, code)
         return result
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:  # noqa: ARG002
+        """Tell OpenLineage what was read and written; only its provider calls this."""
+        return importlib.import_module(LINEAGE).lineage_of(self.result)
 
     def on_kill(self) -> None:
         """Terminate the command, then kill it; the next call finishes what it had begun."""

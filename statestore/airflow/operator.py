@@ -9,6 +9,7 @@ The job's summary file decides what happens next, because spark-submit hides exi
 """
 
 import contextlib
+import importlib
 import json
 import os
 import re
@@ -43,6 +44,7 @@ from statestore.airflow.jobs import (
 from statestore.airflow.options import job_slots
 from statestore.airflow.reports import (
     DATA_DOCS,
+    LINEAGE,
     REPORT,
     SPARK_UI,
     data_docs_address,
@@ -144,6 +146,7 @@ class StateStoreJobOperator(SparkSubmitOperator):
         self.until = until
         self.run_for = run_for
         self.links: dict[str, str] = {}
+        self.result: dict[str, Any] | None = None
         self._submission = ""
 
     def execute(self, context: Context) -> None:
@@ -173,6 +176,7 @@ class StateStoreJobOperator(SparkSubmitOperator):
             summary = _read_summary(summary_file)
         if summary is None:
             self._raise_without_summary(failure)
+        self.result = summary
         report = publish_report(context, summary.get("link"))
         if report is not None:
             self.links[REPORT.name] = summary["report"] = report
@@ -187,6 +191,10 @@ class StateStoreJobOperator(SparkSubmitOperator):
         if self._asset:
             context["outlet_events"][self._asset].extra = {SUMMARY_KEY: summary}
         self.log.info("%s: %s", self.application_id, _figures(summary))
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:  # noqa: ARG002
+        """Tell OpenLineage what was read and written; only its provider calls this."""
+        return importlib.import_module(LINEAGE).lineage_of(self.result)
 
     def on_kill(self) -> None:
         """Terminate driver JVM, Python driver, daemon and workers, then kill what is left."""

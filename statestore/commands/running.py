@@ -23,6 +23,7 @@ from statestore.operations.run import Run, RunSummary
 from statestore.operations.serving import run_request, serve_here, start_run
 from statestore.runtime import Runtime
 from statestore.runtime.workers import serve_by_workers
+from statestore.settings import expand
 
 # A handler of signals may not wait for a lock, so these go past sys.stderr.
 _AFTER_COMMIT = b"\nstatestore: it ends after the next commit; Ctrl-C again ends it at once\n"
@@ -64,7 +65,8 @@ def run_command(*, workers: int, as_json: bool, **flags: Any) -> None:
     if as_json:
         click.echo(summary_line(summary))
     else:
-        _print_table("run", list(summary.fields().items()))
+        shown = [(name, value) for name, value in summary.fields().items() if name != "lineage"]
+        _print_table("run", shown)
         if summary.held_records:
             click.echo(held_text(summary.held_records))
 
@@ -96,6 +98,7 @@ def report_run(
             start_run(runtime, topology, request) as started,
         ):
             summary = work(arguments, started)
+            summary.lineage = lineage_of(started)
         write_line(summary_file, summary_line(summary))
     except Exception as error:
         application_id = flags["application_id"] or ""
@@ -105,6 +108,18 @@ def report_run(
             write_line(summary_file, summary_line(failed))
         raise
     return summary
+
+
+def lineage_of(started: Run) -> dict[str, object]:
+    """Say where the data of a run comes from and goes to, for catalogues of data."""
+    inputs, outputs = started.topology.topics()
+    brokers = expand(started.environment.settings.bootstrap_servers, "bootstrap.servers")
+    return {
+        "brokers": brokers,
+        "inputs": sorted(inputs),
+        "outputs": sorted(outputs),
+        "stores": sorted(started.topology.stores),
+    }
 
 
 def summary_line(summary: RunSummary) -> str:

@@ -107,6 +107,8 @@ class RunSummary:
     restore_seconds: float = 0.0
     held_records: int = 0
     caught_up: bool = True
+    lineage: dict[str, object] | None = None
+    """Where data came from and went to: brokers, inputs, outputs, stores; None after a failure."""
     error: dict[str, object] | None = None
     _held: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from confluent_kafka import Producer
+
 from tests.wheel_rig import built_wheel, installed
 
 CALL_S = 300
@@ -45,6 +47,15 @@ def orders() -> ss.Topology:
 def payments() -> ss.Topology:
     return counted("payments")
 '''
+
+
+ORDERS = """
+[applications.orders]
+pipeline = "shop:orders"
+bootstrap_servers = "{servers}"
+state_dir = "state"
+processing_guarantee = "exactly_once"
+"""
 
 
 @dataclass
@@ -116,6 +127,14 @@ class ForeignAirflow:
         """Return what a command prints as JSON at its end."""
         printed = self.airflow(*arguments, "--output", "json")
         return json.loads(printed[printed.index("[") :]) if "[" in printed else []
+
+
+def produce(servers: str, topic: str, keys: str) -> None:
+    """Write one record for each of these keys."""
+    producer = Producer({"bootstrap.servers": servers})
+    for key in keys:
+        producer.produce(topic, key=key, value="v")
+    assert producer.flush(30) == 0
 
 
 def purelib(python: str) -> Path:

@@ -5,10 +5,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer
 
 from statestore.testing.local_kafka import LocalKafka
-from tests.dags.foreign_rig import PIPELINE, ForeignAirflow
+from tests.dags.foreign_rig import ORDERS, PIPELINE, ForeignAirflow, produce
 from tests.wheel_rig import ROOT
 
 pytestmark = pytest.mark.airflow
@@ -58,13 +58,6 @@ dags += [
     watch("payments", **of_payments),
 ]
 """
-ORDERS = """
-[applications.orders]
-pipeline = "shop:orders"
-bootstrap_servers = "{servers}"
-state_dir = "state"
-processing_guarantee = "exactly_once"
-"""
 OF_ORDERS = ["checkpoint_export", "consistency_check", "crash_drill", "micro_batches"]
 OF_ORDERS += ["state_relocation", "watch", "when_input"]
 EXPECTED = [f"orders__{name}" for name in OF_ORDERS]
@@ -104,13 +97,6 @@ def test_dags_of_two_applications_load_with_nothing_of_the_repository_on_the_pat
 
 
 # For real.
-
-
-def produce(servers: str, topic: str, keys: str) -> None:
-    producer = Producer({"bootstrap.servers": servers})
-    for key in keys:
-        producer.produce(topic, key=key, value="v")
-    assert producer.flush(30) == 0
 
 
 def counted(servers: str, topic: str) -> dict[str, int]:
