@@ -49,7 +49,7 @@ def test_the_navigation_names_every_page(site: Path) -> None:
 def test_the_site_loads_nothing_from_another_host(site: Path) -> None:
     loaded = {
         (path.relative_to(site).as_posix(), address)
-        for path in [*site.rglob("*.html"), *site.rglob("*.css")]
+        for path in [found for kind in ("html", "css", "svg") for found in site.rglob(f"*.{kind}")]
         for found in LOADED.finditer(path.read_text(encoding="utf-8"))
         if (address := found["src"] or found["href"] or found["css"])
     }
