@@ -12,12 +12,15 @@ from tests.builders import ROOT
 FOLDERS = ("guides", "coming-from")
 # A page that is typed into a shell has a test of its own.
 TYPED = ("deploying",)
-PAGES = sorted(
-    page
-    for folder in FOLDERS
-    for page in (ROOT / "docs" / folder).glob("*.md")
-    if page.stem not in TYPED
-)
+PAGES = [
+    ROOT / "docs" / "settings.md",
+    *sorted(
+        page
+        for folder in FOLDERS
+        for page in (ROOT / "docs" / folder).glob("*.md")
+        if page.stem not in TYPED
+    ),
+]
 BLOCK = re.compile(r"^```(?P<language>[a-z]+)[^\n]*\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 KNOWN = {"python", "pycon", "console", "toml", "text"}
