@@ -210,13 +210,17 @@ def table_outer_join(of: Case) -> None:
 @case("""
     | in           | out            |
     | right:a 1 9  | a [null,1] 9   |
+    | b 0 10       | b [0,null] 10  |
     | a 8 5        | a [8,1] 9      |
     | a - 4        | a [null,1] 9   |
     | a 7 11       | a [7,1] 11     |
+    | right:b 0 12 | b [0,0] 12     |
     | right:a 2 3  | a [7,2] 11     |
     | right:a - 4  | a [7,null] 11  |
     | right:a 3 12 | a [7,3] 12     |
+    | b 1 13       | b [1,0] 13     |
     | a - 1        | a [null,3] 12  |
+    | right:b 1 14 | b [1,1] 14     |
     | right:a - 2  | a - 2          |
 """)
 def table_outer_join_of_late_updates(of: Case) -> None:
@@ -226,13 +230,13 @@ def table_outer_join_of_late_updates(of: Case) -> None:
 
 @case("""
     | in           | out           |
-    | right:a 1 9  |               |
-    | a 5 4        | a 6 9         |
-    | last:a 2 3   | a 8 9         |
-    | right:a - 5  | a 7 5         |
-    | a - 6        | a - 6         |
-    | last:a - 7   |               |
-    | right:a 9 8  | a 9 8         |
+    | right:a 1 3  |               |
+    | a 5 4        | a 6 4         |
+    | last:a 2 5   | a 8 5         |
+    | right:a - 6  | a 7 6         |
+    | a - 7        | a - 7         |
+    | last:a - 8   |               |
+    | right:a 9 9  | a 9 9         |
 """)
 def table_outer_joins_of_joins_filtered(of: Case) -> None:
     both = of.table("in").outer_join(of.table("right"), lambda a, b: (a or 0) + (b or 0))
