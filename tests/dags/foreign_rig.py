@@ -5,12 +5,13 @@ import os
 import subprocess
 import sys
 import sysconfig
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer
 
 from tests.wheel_rig import built_wheel, installed
 
@@ -135,6 +136,34 @@ def produce(servers: str, topic: str, keys: str) -> None:
     for key in keys:
         producer.produce(topic, key=key, value="v")
     assert producer.flush(30) == 0
+
+
+def counted(servers: str, topic: str) -> dict[str, int]:
+    """The newest count of each key, of committed records."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": f"read-{uuid.uuid4()}",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+        }
+    )
+    found: dict[str, int] = {}
+    consumer.subscribe([topic])
+    ended = 0
+    while ended < 1:  # one partition
+        message = consumer.poll(30)
+        assert message is not None
+        if message.error():
+            ended += 1
+        else:
+            key, value = message.key(), message.value()
+            assert key is not None
+            assert value is not None
+            found[key.decode()] = int.from_bytes(value, "big")
+    consumer.close()
+    return found
 
 
 def purelib(python: str) -> Path:

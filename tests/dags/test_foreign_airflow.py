@@ -5,10 +5,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer
 
 from statestore.testing.local_kafka import LocalKafka
-from tests.dags.foreign_rig import ORDERS, PIPELINE, ForeignAirflow, produce
+from tests.dags.foreign_rig import ORDERS, PIPELINE, ForeignAirflow, counted, produce
 from tests.wheel_rig import ROOT
 
 pytestmark = pytest.mark.airflow
@@ -97,33 +96,6 @@ def test_dags_of_two_applications_load_with_nothing_of_the_repository_on_the_pat
 
 
 # For real.
-
-
-def counted(servers: str, topic: str) -> dict[str, int]:
-    """The newest count of each key, of committed records."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": servers,
-            "group.id": f"read-{topic}",
-            "auto.offset.reset": "earliest",
-            "enable.partition.eof": True,
-        }
-    )
-    found: dict[str, int] = {}
-    consumer.subscribe([topic])
-    ended = 0
-    while ended < 1:  # one partition
-        message = consumer.poll(30)
-        assert message is not None
-        if message.error():
-            ended += 1
-        else:
-            key, value = message.key(), message.value()
-            assert key is not None
-            assert value is not None
-            found[key.decode()] = int.from_bytes(value, "big")
-    consumer.close()
-    return found
 
 
 @pytest.mark.slow
