@@ -19,7 +19,8 @@ import msgspec
 from statestore.applications import ConfiguredApplication
 from statestore.errors import Misuse, UnknownApplication
 from statestore.model.modes import Time
-from statestore.operations.serving import FOREVER
+from statestore.operations.run import RunRequest
+from statestore.operations.serving import FOREVER, run_request
 from statestore.runtime import portable_target
 from statestore.settings import Settings, expand, is_secret
 from statestore.tasks.slot import FOREVER_MS
@@ -53,6 +54,17 @@ class RunArguments(msgspec.Struct, frozen=True, kw_only=True):
     def until_time(self) -> str | Time:
         """`latest`, or the time in ms or as an aware datetime."""
         return self.until if self.until == "latest" else parse_time(self.until)
+
+    def request(self) -> RunRequest:
+        """What is asked of the run; Misuse if arguments contradict each other."""
+        return run_request(
+            until=self.until_time(),  # type: ignore[arg-type]  # "latest" or a time
+            run_for=self.run_for_ms,
+            accept_new_topology=self.accept_new_topology,
+            accept_empty_changelog=self.accept_empty_changelog,
+            accept_forgotten_offsets=self.accept_forgotten_offsets,
+            accept_new_serdes=self.accept_new_serdes,
+        )
 
     def for_workers(self) -> "RunArguments":
         """The same with absolute paths and expanded addresses, as they mean the same anywhere."""

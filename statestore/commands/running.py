@@ -20,7 +20,7 @@ from statestore.commands.progress import shown_run
 from statestore.errors import HostFailure, failure_fields
 from statestore.operations.pipelines import load_pipeline
 from statestore.operations.run import Run, RunSummary
-from statestore.operations.serving import run_request, serve_here, start_run
+from statestore.operations.serving import serve_here, start_run
 from statestore.runtime import Runtime
 from statestore.runtime.workers import serve_by_workers
 from statestore.settings import expand
@@ -84,14 +84,7 @@ def report_run(
     try:
         check_summary_file(summary_file)
         arguments = parse_run(flags)
-        request = run_request(
-            until=arguments.until_time(),  # type: ignore[arg-type]  # "latest" or a time
-            run_for=arguments.run_for_ms,
-            accept_new_topology=arguments.accept_new_topology,
-            accept_empty_changelog=arguments.accept_empty_changelog,
-            accept_forgotten_offsets=arguments.accept_forgotten_offsets,
-            accept_new_serdes=arguments.accept_new_serdes,
-        )
+        request = arguments.request()
         topology = load_pipeline(arguments.pipeline)
         with (
             Runtime(arguments.settings()) as runtime,

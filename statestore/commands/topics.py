@@ -10,7 +10,6 @@ from statestore.commands.printing import print_rows
 from statestore.errors import Misuse
 from statestore.operations.create_topics import Partitions, create_topics
 from statestore.operations.pipelines import load_pipeline
-from statestore.operations.serving import run_request
 from statestore.runtime import Runtime
 
 
@@ -53,12 +52,7 @@ def create_command(
     if replication_factor is not None:
         overrides = arguments.overrides | {"replication.factor": str(replication_factor)}
         arguments = msgspec.structs.replace(arguments, overrides=overrides)
-    request = run_request(
-        accept_new_topology=arguments.accept_new_topology,
-        accept_empty_changelog=arguments.accept_empty_changelog,
-        accept_forgotten_offsets=arguments.accept_forgotten_offsets,
-        accept_new_serdes=arguments.accept_new_serdes,
-    )
+    request = arguments.request()
     topology = load_pipeline(arguments.pipeline)
     with Runtime(arguments.settings()) as runtime:
         needed = create_topics(runtime, topology, asked, request, dry_run=dry_run)

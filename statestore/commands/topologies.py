@@ -15,7 +15,7 @@ from statestore.commands.printing import print_rows
 from statestore.model.ids import TaskId
 from statestore.operations.pipelines import load_pipeline
 from statestore.operations.run import StartPreview
-from statestore.operations.serving import check_run, run_request
+from statestore.operations.serving import check_run
 from statestore.runtime import Runtime
 
 
@@ -52,12 +52,7 @@ def check_command(*, as_json: bool, **flags: Any) -> None:
     The command prints what a start would do before its first record.
     """
     arguments = parse_run(flags)
-    request = run_request(
-        accept_new_topology=arguments.accept_new_topology,
-        accept_empty_changelog=arguments.accept_empty_changelog,
-        accept_forgotten_offsets=arguments.accept_forgotten_offsets,
-        accept_new_serdes=arguments.accept_new_serdes,
-    )
+    request = arguments.request()
     pipeline = load_pipeline(arguments.pipeline)
     with Runtime(arguments.settings()) as runtime:
         found = check_run(runtime, pipeline, request)

@@ -29,6 +29,7 @@ from statestore.stores.specs import (
     WindowSpec,
     spec_in_bytes,
 )
+from statestore.stores.transaction import named_failure
 
 READABLE = (KeyValueSpec.kind, VersionedSpec.kind, WindowSpec.kind)
 """The kinds of stores whose files can be looked into."""
@@ -306,12 +307,7 @@ class FileSource:
         """Return an engine's error as one of ours that names the store."""
         if not self._open:
             return StoreClosed(f"the reader of {self.name!r} is closed: open a new one")
-        ours = error
-        if not isinstance(error, StateStoreError):
-            ours = self._engine.failure(error) or error
-        if isinstance(ours, TaskCorrupted):
-            ours.store = self.name
-        return ours
+        return named_failure(error, self._engine, self.name)
 
     def close(self) -> None:
         """Close the files. Closing twice is harmless."""

@@ -26,7 +26,7 @@ from statestore.errors import Action, Locked, Misuse, StateStoreError, failure_f
 from statestore.faults import arm
 from statestore.operations.pipelines import load_pipeline
 from statestore.operations.run import PlannedTask, RunRequest
-from statestore.operations.serving import run_request, serve_planned
+from statestore.operations.serving import serve_planned
 from statestore.operations.shipping import unpacked
 from statestore.runtime import Runtime
 from statestore.tasks.plan import TaskReport
@@ -99,12 +99,7 @@ def _serve(row: PlanRow, packed: bytes | None) -> list[tuple[TaskReport, str | N
     arguments = row.arguments
     try:
         _check_version(row)
-        request = run_request(
-            until=arguments.until_time(),  # type: ignore[arg-type]  # "latest" or a time
-            run_for=arguments.run_for_ms,
-            accept_new_topology=arguments.accept_new_topology,
-            accept_empty_changelog=arguments.accept_empty_changelog,
-        )
+        request = arguments.request()
         topology = load_pipeline(arguments.pipeline) if packed is None else unpacked(packed)
         # Spark's daemon collects garbage after every task, which takes a tenth of a second if it
         # looks through all modules. It has just done so, and none of what is left is garbage.

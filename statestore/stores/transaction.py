@@ -132,12 +132,7 @@ class StagedEngine:
         """
         if not self._open:
             return StoreClosed(f"store {self.name!r} is closed: open it again to use it")
-        ours = error
-        if not isinstance(error, StateStoreError):
-            ours = self._engine.failure(error) or error
-        if isinstance(ours, TaskCorrupted):
-            ours.store = self.name
-        return ours
+        return named_failure(error, self._engine, self.name)
 
     def commit(
         self,
@@ -427,3 +422,13 @@ class StagedEngine:
         """Flush a store that has reached a limit before anything more is written to it."""
         if self._lag.is_full():
             self.make_durable()
+
+
+def named_failure(error: Exception, engine: Engine, store: str) -> Exception:
+    """Return an engine's error as one of ours that names the store; others as they are."""
+    ours = error
+    if not isinstance(error, StateStoreError):
+        ours = engine.failure(error) or error
+    if isinstance(ours, TaskCorrupted):
+        ours.store = store
+    return ours
