@@ -1,5 +1,6 @@
 """The pages that are typed into a shell show what a reader gets, from a clean folder on."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -38,14 +39,16 @@ def port() -> Iterator[str]:
 def read(page: str, folder: Path, port: str, **env: str) -> list[Done]:
     """Do what a page says and see what it shows, in a home of its own.
 
-    `python3` is the Python of these tests, and the broker listens on `port`.
+    `python3` is the Python of these tests, or the one that $PYTHON names, and the broker listens on
+    `port`.
     """
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     text = text.replace("kafka start\n", f"kafka start --port {PORT}\n").replace(PORT, port)
     tools = folder / "tools"
     tools.mkdir()
     python = tools / "python3"
-    python.write_text(f'#!/bin/sh\nexec "{sys._base_executable}" "$@"\n')  # type: ignore[attr-defined]
+    ours = sys._base_executable  # type: ignore[attr-defined]  # typeshed leaves it out
+    python.write_text(f'#!/bin/sh\nexec "{os.environ.get("PYTHON", ours)}" "$@"\n')
     python.chmod(0o755)
     shop = folder / "shop"
     shop.mkdir(exist_ok=True)
