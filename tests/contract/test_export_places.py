@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
@@ -18,7 +18,8 @@ from statestore.commands.arguments import (
     parse_state_arguments,
 )
 from statestore.errors import Misuse, StateStoreError, TargetNotShared
-from statestore.operations.exports.catalog import Exports
+from statestore.operations.exports import create
+from statestore.operations.exports.catalog import Exports, NoProgress
 from statestore.operations.exports.create import Export, Part
 from statestore.runtime import Runtime
 from statestore.settings import Settings
@@ -37,7 +38,7 @@ def rig() -> Iterator[ExportRig]:
         yield rig
 
 
-def exporting_to(rig: ExportRig, target: Path) -> Export:
+def exporting_to(rig: ExportRig, target: Path, kind: type[FsspecTarget] = FsspecTarget) -> Export:
     settings = Settings.from_mapping(
         {
             "application.id": APPLICATION,
@@ -45,7 +46,29 @@ def exporting_to(rig: ExportRig, target: Path) -> Export:
             "statestore.export.target": str(target),
         }
     )
-    return Export(Runtime(settings))
+    return Export(Runtime(settings, open_target=kind))
+
+
+def test_two_attempts_at_a_task_upload_under_names_of_their_own(
+    rig: ExportRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Spark makes them: the second one uploads all while the first one is about to."""
+    monkeypatch.setattr(create, "SMALL", 0)
+    named: list[str] = []
+
+    class Interrupted(FsspecTarget):
+        def put(self, source: Path, *, temporary: str, name_of: Callable[[str], str]) -> str:
+            named.append(temporary)
+            if len(named) == 1:
+                exporting_to(rig, rig.target, Interrupted).parts([TASK], begun.upload.folder)
+            return super().put(source, temporary=temporary, name_of=name_of)
+
+    export = exporting_to(rig, rig.target, Interrupted)
+    with export.begin() as begun:
+        export.publish(begun, export.parts([TASK], begun.upload.folder))
+    assert len(named) > 2
+    assert len(set(named)) == len(named)
+    rig.exports.verify(rig.exports.read(), NoProgress())
 
 
 def test_who_does_not_see_the_export_under_way_stores_nothing(rig: ExportRig) -> None:

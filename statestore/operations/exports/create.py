@@ -14,6 +14,7 @@ death leaves files that no manifest names.
 """
 
 import re
+import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -240,7 +241,9 @@ class Export:
                 if known is None or known.sub_topology != task.sub_topology:
                     left_out[store] = "the topology deployed last does not have it here"
                     continue
-                files = _Files(self, f"{folder}/{task}-{store}", contents, checksums, found, part)
+                # Spark may have two attempts at one task, with different files to upload.
+                beside = f"{folder}/{task}-{store}-{secrets.token_hex(4)}"
+                files = _Files(self, beside, contents, checksums, found, part)
                 identity = _identity_of(self.layout.store_dir(task, store))
                 stored = files.store(snapshot, store, identity)
                 stores[store] = ExportedStore(known.kind, offsets, stored)
