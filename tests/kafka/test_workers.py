@@ -246,6 +246,25 @@ def test_a_killed_worker_is_replaced_and_the_workers_of_a_killed_run_end(app: Ap
     assert_exact(app, range(100))
 
 
+@pytest.mark.slow
+def test_a_worker_that_dies_while_the_run_ends_is_not_replaced(app: App) -> None:
+    app.produce(range(40))
+    process = app.start(FOREVER, "--workers=2")
+    running(app, process, drained_in_the_end(app, range(40)))
+    stuck, _ = workers_of(process)
+    stuck.suspend()
+    process.terminate()
+    until_told(process, "again ends it at once")
+    stuck.kill()
+    ended = end_of(process, 0)
+    assert ended.code == 0, ended.err
+    assert "was killed by SIGKILL while the run ends" in ended.err
+    assert not ended.summary["caught_up"]
+    app.produce(range(40, 60))
+    app.drained("--workers=2")
+    assert_exact(app, range(60))
+
+
 def test_the_error_of_a_worker_ends_the_run_as_it_does_in_one_process(app: App) -> None:
     app.produce(range(40))
     ended = app.run("--workers=2", pipeline="failing_processor")

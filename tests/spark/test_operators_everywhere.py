@@ -17,6 +17,7 @@ from statestore.topology.graph import Topology
 from statestore.topology.nodes import SinkNode, SourceNode
 from tests.builders import DEADLINE_S, eventually
 from tests.contract.operator_cases import CASES, on_kafka, on_spark
+from tests.contract.operator_cases import topology as cases
 from tests.contract.operator_tables import Seen, by_key, shown
 
 pytestmark = pytest.mark.kafka
@@ -115,6 +116,23 @@ def expected() -> dict[str, Any]:
     return {
         name: by_key(seen for _, out in case.rows() for seen in out) for name, case in CASES.items()
     }
+
+
+@pytest.mark.slow
+def test_two_workers_write_what_one_process_writes(kafka: LocalKafka, tmp_path: Path) -> None:
+    found = []
+    for workers in (1, 2):
+        prefix = f"workers-{workers}."
+        topology = cases(prefix=prefix)
+        fill(kafka, topology, prefix)
+        settings = SETTINGS | {
+            "application.id": f"workers-{workers}",
+            "bootstrap.servers": kafka.bootstrap_servers,
+            "state.dir": str(tmp_path),
+        }
+        assert ss.run(topology, settings, workers=workers).caught_up
+        found.append(outcome(kafka, topology, prefix))
+    assert found[0] == found[1]
 
 
 def test_every_table_holds_on_a_real_broker(kafka: LocalKafka, tmp_path: Path) -> None:
