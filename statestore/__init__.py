@@ -55,9 +55,10 @@ if TYPE_CHECKING:
     from statestore.topology.builder import StreamsBuilder
     from statestore.topology.graph import Topology
     from statestore.topology.join_windows import JoinWindows
+    from statestore.topology.ktables import KGroupedTable, KTable
     from statestore.topology.materialized import Materialized
     from statestore.topology.processors import BatchProcessor, Processor, ProcessorContext
-    from statestore.topology.streams import KGroupedStream, KStream, KTable, TimeWindowedKStream
+    from statestore.topology.streams import KGroupedStream, KStream, TimeWindowedKStream
     from statestore.topology.windows import HoppingWindows, TumblingWindows
 else:
     import importlib
@@ -106,12 +107,12 @@ else:
         "statestore.topology.builder": ("StreamsBuilder",),
         "statestore.topology.graph": ("Topology",),
         "statestore.topology.join_windows": ("JoinWindows",),
+        "statestore.topology.ktables": ("KGroupedTable", "KTable"),
         "statestore.topology.materialized": ("Materialized",),
         "statestore.topology.processors": ("BatchProcessor", "Processor", "ProcessorContext"),
         "statestore.topology.streams": (
             "KGroupedStream",
             "KStream",
-            "KTable",
             "TimeWindowedKStream",
         ),
         "statestore.topology.windows": ("HoppingWindows", "TumblingWindows"),
@@ -138,6 +139,7 @@ __all__ = [
     "IsolationLevel",
     "JoinWindows",
     "KGroupedStream",
+    "KGroupedTable",
     "KStream",
     "KTable",
     "KeyAtTime",

@@ -42,7 +42,6 @@ from statestore.operations.topics import (
     written_topics,
 )
 from statestore.ports import Cluster, TopicSpec
-from statestore.settings import Settings
 from statestore.tasks.plan import TaskReport
 from statestore.topology.graph import Topology, Wave
 from statestore.topology.logs import log_of, logs
@@ -179,7 +178,11 @@ class Run:
         )
 
     def _checked(self) -> Relocation:
-        check_named(self.topology, self._settings)
+        if self._settings.explicit_naming and self.topology.unnamed:
+            raise InvalidTopology(
+                f"no name of their own: {', '.join(self.topology.unnamed)}; relocation goes by "
+                "name: name them, or set ensure.explicit.internal.resource.naming=false"
+            )
         self._check_topics()
         check_known(self.topology, self._layout, self.request)
         relocation = self._relocation()
@@ -253,13 +256,6 @@ class Run:
         """Remove snapshots whose lease has run out, also of tasks without an owner."""
         for task in self._layout.tasks():
             TaskSnapshots(self._layout.task_dir(task)).sweep(self._clock.now_ms())
-
-    def width(self) -> int:
-        """How many stream tasks may be served at once: those of the widest wave."""
-        tasks = {part: len(found) for part, found in self.topology.tasks(self._counts).items()}
-        if self.request.run_for_ms is not None:
-            return sum(tasks.values())
-        return max(sum(tasks[part] for part in wave.ordinals) for wave in self.topology.waves)
 
     def waves(self) -> Iterator[list[PlannedTask]]:
         """Plan the tasks of each wave when it begins; a cycle repeats until nothing moves."""
@@ -386,15 +382,6 @@ def _tell_of_stays(made: RelocationPlan) -> None:
             store,
             ", ".join(tasks),
             why,
-        )
-
-
-def check_named(topology: Topology, settings: Settings) -> None:
-    """InvalidTopology if a store or repartition topic has a generated name (INTERFACE rule 8)."""
-    if settings.explicit_naming and topology.unnamed:
-        raise InvalidTopology(
-            f"no name of their own: {', '.join(topology.unnamed)}; relocation goes by "
-            "name: name them, or set ensure.explicit.internal.resource.naming=false"
         )
 
 

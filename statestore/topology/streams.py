@@ -1,4 +1,4 @@
-"""KStream, KTable and grouped streams: what a pipeline is written with.
+"""KStream and grouped streams: what a pipeline is written with, with `ktables`.
 
 Nothing runs here. A callable that cannot work is refused with the name of its operator: Misuse if
 it does not take the right number of arguments or if calling it would run nothing. Keys and values
@@ -20,15 +20,20 @@ from statestore.errors import InvalidTopology, Misuse
 from statestore.model.modes import EmitStrategy, Span, span_ms
 from statestore.model.records import K2, V2, K, K_co, Serde, V, V_co, Windowed
 from statestore.stores.specs import StoreSpec
-from statestore.topology import joins, missing_methods, views
+from statestore.topology import joins, ktables
 from statestore.topology import operators as ops
 from statestore.topology.callbacks import check_arity, check_factory
-from statestore.topology.flows import Flow, TableFlow
+from statestore.topology.flows import Flow
 from statestore.topology.grouping import Grouping
 from statestore.topology.join_windows import JoinWindows
 from statestore.topology.materialized import Materialized
 from statestore.topology.nodes import Build
-from statestore.topology.processors import BatchProcessor, Processor, ProcessorContext, processed
+from statestore.topology.processors import (
+    BatchProcessor,
+    Processor,
+    ProcessorContext,
+    processed,
+)
 from statestore.topology.windows import TimeWindows
 
 R = TypeVar("R")
@@ -45,7 +50,6 @@ class Initializer(Protocol[A_co]):
     def __call__(self) -> A_co: ...
 
 
-@missing_methods.explains(missing_methods.OF_STREAMS)
 class KStream(Generic[K_co, V_co]):
     """A stream of records. Every method returns a new stream, and this one stays usable.
 
@@ -166,7 +170,6 @@ class KStream(Generic[K_co, V_co]):
             key_serde=key_serde,
             value_serde=value_serde,
             partitions=partitions,
-            taker=f"repartition({name!r})",
         )
         return KStream(flow)
 
@@ -186,18 +189,18 @@ class KStream(Generic[K_co, V_co]):
         materialized: Materialized[K, V] | str | None = None,
         *,
         name: str | None = None,
-    ) -> "KTable[K, V]":
+    ) -> "ktables.KTable[K, V]":
         """Return the table of the latest value per key.
 
         A null value deletes its key; records with a null key are dropped. If `materialized` sets a
         history retention, the table keeps its versions (KIP-889, KIP-914).
         """
-        return KTable(self._flow.tabled(materialized, name))
+        return ktables.KTable(self._flow.tabled(materialized, name))
 
     @overload
     def join(
         self,
-        other: "KTable[K_co, V2]",
+        other: "ktables.KTable[K_co, V2]",
         function: Callable[[V_co, V2], R],
         *,
         grace_ms: Span = 0,
@@ -214,7 +217,7 @@ class KStream(Generic[K_co, V_co]):
     ) -> "KStream[K_co, R]": ...
     def join(
         self,
-        other: "KTable[Any, Any] | KStream[Any, Any]",
+        other: "ktables.KTable[Any, Any] | KStream[Any, Any]",
         function: Callable[[Any, Any], Any],
         windows: JoinWindows | None = None,
         *,
@@ -243,7 +246,7 @@ class KStream(Generic[K_co, V_co]):
     @overload
     def left_join(
         self,
-        other: "KTable[K_co, V2]",
+        other: "ktables.KTable[K_co, V2]",
         function: Callable[[V_co, V2 | None], R],
         *,
         grace_ms: Span = 0,
@@ -260,7 +263,7 @@ class KStream(Generic[K_co, V_co]):
     ) -> "KStream[K_co, R]": ...
     def left_join(
         self,
-        other: "KTable[Any, Any] | KStream[Any, Any]",
+        other: "ktables.KTable[Any, Any] | KStream[Any, Any]",
         function: Callable[[Any, Any], Any],
         windows: JoinWindows | None = None,
         *,
@@ -312,7 +315,7 @@ class KStream(Generic[K_co, V_co]):
         node = flow.add("KSTREAM-KEY-SELECT", None, lambda n: ops.keyed(n, function))
         keyed = flow.keyed_anew(node, value_serde=value_serde or flow.value_serde)
         return KGroupedStream(
-            Grouping(replace(keyed, key_serde=key_serde or keyed.key_serde), name, "group_by()")
+            Grouping(replace(keyed, key_serde=key_serde or keyed.key_serde), name)
         )
 
     def process(
@@ -361,7 +364,7 @@ class KStream(Generic[K_co, V_co]):
     def _joined(
         self,
         kind: joins.JoinKind,
-        other: "KTable[Any, Any] | KStream[Any, Any]",
+        other: "ktables.KTable[Any, Any] | KStream[Any, Any]",
         function: Callable[[Any, Any], Any],
         windows: JoinWindows | None,
         grace_ms: Span,
@@ -381,7 +384,7 @@ class KStream(Generic[K_co, V_co]):
                     self._flow, other._flow, function, kind, windows=given, name=name
                 )
             )
-        table = _table_of(verb, other, self._flow)
+        table = ktables.table_of(verb, other, self._flow)
         if given is not None or kind.left_may_lack:
             raise Misuse(
                 f"{verb}: a table has one row of a key at a time, and no windows: use join() or "
@@ -403,114 +406,6 @@ class KStream(Generic[K_co, V_co]):
         return KStream(self._flow.same(self._flow.add(kind, name, make)))
 
 
-@missing_methods.explains(missing_methods.OF_TABLES)
-class KTable(Generic[K_co, V_co]):
-    """A table of the latest value per key, in a store of its own or computed from other tables.
-
-    The results of filter, map_values and joins have a store only if `materialized` names one.
-    Otherwise their functions are called again whenever a row is looked up.
-    """
-
-    def __init__(self, table: TableFlow) -> None:
-        self._table = table
-
-    @property
-    def store(self) -> str | None:
-        """The name of the table's own store; None if it is computed from other tables."""
-        return self._table.store
-
-    def filter(
-        self,
-        predicate: Callable[[K_co, V_co], object],
-        materialized: Materialized[K_co, V_co] | str | None = None,
-        *,
-        name: str | None = None,
-    ) -> "KTable[K_co, V_co]":
-        """Return the rows for which predicate(key, value) is true."""
-        check_arity("filter", predicate, 2, name)
-        kept = self._table.keep(materialized, self._table.value_serde)
-        return KTable(views.filter_table(self._table, predicate, kept=kept, name=name))
-
-    def map_values(
-        self,
-        function: Callable[[V_co], V2],
-        materialized: Materialized[K_co, V2] | str | None = None,
-        *,
-        name: str | None = None,
-    ) -> "KTable[K_co, V2]":
-        """Return a table with function(value) for every row."""
-        check_arity("map_values", function, 1, name)
-        kept = self._table.keep(materialized, self._table.builder.value_serde)
-        return KTable(views.map_table(self._table, function, kept=kept, name=name))
-
-    def join(
-        self,
-        table: "KTable[K_co, V2]",
-        function: Callable[[V_co, V2], R],
-        materialized: Materialized[K_co, R] | str | None = None,
-        *,
-        name: str | None = None,
-    ) -> "KTable[K_co, R]":
-        """Return function(left, right) for every key that both tables have.
-
-        A row is updated when either side changes, and has the later of both sides' times.
-        SerdeMismatch if the keys of both have different serdes; InvalidTopology if the other table
-        has another builder.
-        """
-        return self._joined(joins.JoinKind.INNER, table, function, materialized, name)
-
-    def left_join(
-        self,
-        table: "KTable[K_co, V2]",
-        function: Callable[[V_co, V2 | None], R],
-        materialized: Materialized[K_co, R] | str | None = None,
-        *,
-        name: str | None = None,
-    ) -> "KTable[K_co, R]":
-        """Do as `join`, but return function(left, None) where the other table lacks the key."""
-        return self._joined(joins.JoinKind.LEFT, table, function, materialized, name)
-
-    def outer_join(
-        self,
-        table: "KTable[K_co, V2]",
-        function: Callable[[V_co | None, V2 | None], R],
-        materialized: Materialized[K_co, R] | str | None = None,
-        *,
-        name: str | None = None,
-    ) -> "KTable[K_co, R]":
-        """Do as `join`, but return function(left, right) for every key that either table has.
-
-        The side that lacks the key is None.
-        """
-        return self._joined(joins.JoinKind.OUTER, table, function, materialized, name)
-
-    def to_stream(self, *, name: str | None = None) -> KStream[K_co, V_co]:
-        """Return the table's updates as a stream; a deleted row has a null value there."""
-        table = self._table
-        node = table.builder.node("KTABLE-TOSTREAM", name, (table.node,), lambda _: ops.passed())
-        return KStream(Flow(table.builder, node, table.key_serde, table.value_serde))
-
-    def _joined(
-        self,
-        kind: joins.JoinKind,
-        table: "KTable[Any, Any]",
-        function: Callable[[Any, Any], Any],
-        materialized: Materialized[Any, Any] | str | None,
-        name: str | None,
-    ) -> "KTable[K_co, Any]":
-        check_arity(kind.value, function, 2, name)
-        made = joins.table_with_table(
-            self._table,
-            _table_of(kind.value, table, self._table),
-            function,
-            kind,
-            materialized=materialized,
-            name=name,
-        )
-        return KTable(made)
-
-
-@missing_methods.explains(missing_methods.OF_GROUPS)
 class _Grouped(Generic[K_co, KR_co, V_co]):
     """The aggregates of records grouped by K, in tables with keys of KR."""
 
@@ -522,14 +417,14 @@ class _Grouped(Generic[K_co, KR_co, V_co]):
         materialized: Materialized[K_co, int] | Materialized[K_co, bytes] | str | None = None,
         *,
         name: str | None = None,
-    ) -> "KTable[KR_co, int]":
+    ) -> "ktables.KTable[KR_co, int]":
         """Return the number of records per key, as INT64.
 
         Records with a null key are dropped. Those with a null value are dropped, too, except in
         windows, as in Kafka Streams. InvalidTopology if the store's values are not INT64, or if
         another operator keeps its rows in that store.
         """
-        return KTable(self._grouping.count(materialized, name))
+        return ktables.KTable(self._grouping.count(materialized, name))
 
     def reduce(
         self,
@@ -537,7 +432,7 @@ class _Grouped(Generic[K_co, KR_co, V_co]):
         materialized: Materialized[K_co, V_co] | str | None = None,
         *,
         name: str | None = None,
-    ) -> "KTable[KR_co, V_co]":
+    ) -> "ktables.KTable[KR_co, V_co]":
         """Return function(old, new) folded over the values of each key.
 
         The first value stands as it is, and None deletes the key. Null keys and values are treated
@@ -545,7 +440,7 @@ class _Grouped(Generic[K_co, KR_co, V_co]):
         operator keeps its rows in that store.
         """
         check_arity("reduce", function, 2, name)
-        return KTable(self._grouping.reduce(function, materialized, name))
+        return ktables.KTable(self._grouping.reduce(function, materialized, name))
 
     def aggregate(
         self,
@@ -554,7 +449,7 @@ class _Grouped(Generic[K_co, KR_co, V_co]):
         materialized: Materialized[K_co, A] | str | None = None,
         *,
         name: str | None = None,
-    ) -> "KTable[KR_co, A]":
+    ) -> "ktables.KTable[KR_co, A]":
         """Return function(key, value, aggregate) folded over the records of each key.
 
         The first aggregate of a key is initial(), and None deletes the key. Null keys and values
@@ -563,7 +458,7 @@ class _Grouped(Generic[K_co, KR_co, V_co]):
         """
         check_arity("aggregate initial", initial, 0, name)
         check_arity("aggregate", function, 3, name)
-        return KTable(self._grouping.aggregate(initial, function, materialized, name))
+        return ktables.KTable(self._grouping.aggregate(initial, function, materialized, name))
 
 
 class TimeWindowedKStream(_Grouped[K_co, Windowed[K_co], V_co]):
@@ -582,15 +477,3 @@ class KGroupedStream(_Grouped[K_co, K_co, V_co]):
         result per window, when no record of it can follow any more (KIP-825).
         """
         return TimeWindowedKStream(self._grouping.windowed(windows, EmitStrategy(emit)))
-
-
-def _table_of(verb: str, table: KTable[Any, Any], ours: Flow | TableFlow) -> TableFlow:
-    given: object = table
-    if not isinstance(given, KTable):
-        raise Misuse(
-            f"{verb} needs a KTable, not a {type(given).__name__}: "
-            "make a table of a stream by to_table()"
-        )
-    if table._table.builder is not ours.builder:
-        raise InvalidTopology(f"{verb}: the table has another builder; a topology has only one")
-    return table._table

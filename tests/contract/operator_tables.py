@@ -14,7 +14,8 @@ import msgspec
 
 import statestore as ss
 from statestore.topology.builder import StreamsBuilder
-from statestore.topology.streams import KStream, KTable
+from statestore.topology.ktables import KTable
+from statestore.topology.streams import KStream
 from tests.builders import table_rows
 
 

@@ -16,22 +16,22 @@ def pair(left: object, right: object) -> list[object]:
 
 
 @case("""
-    | in            | out                       |
-    | a 1 10        |                           |
-    | right:a 2 15  | a [1,2] 15                |
-    | right:a 3 16  |                           |
-    | a 4 20        | a [4,2] 20 ; a [4,3] 20   |
-    | a 5 26        | a [5,3] 26                |
-    | right:b 6 26  |                           |
-    | right:a 7 20  | a [4,7] 20 ; a [5,7] 26   |
-    | right:a 7 16  | a [4,7] 20 ; a [5,7] 26   |
-    | right:a 8 15  | a [4,8] 20                |
-    | right:a 8 10  |                           |
-    | - 1 26        |                           |
-    | a - 26        |                           |
-    | right:a - 26  |                           |
-    | a 9 10        |                           |
-    | a 9 26        | a [9,3] 26 ; a [9,7] 26 ; a [9,7] 26 |
+    | in            | out                                     |
+    | a 1 10        |                                         |
+    | right:a 2 15  | a [1,2] 15                              |
+    | right:a 3 16  |                                         |
+    | a 4 20        | a [4,2] 20 ; a [4,3] 20                 |
+    | a 5 25        | a [5,2] 25 ; a [5,3] 25                 |
+    | right:b 6 26  |                                         |
+    | right:a 7 20  | a [4,7] 20 ; a [5,7] 25                 |
+    | right:a 7 16  | a [4,7] 20 ; a [5,7] 25                 |
+    | right:a 8 10  |                                         |
+    | right:a - 26  |                                         |
+    | - 1 27        |                                         |
+    | a - 27        |                                         |
+    | a 9 12        | a [9,2] 15 ; a [9,3] 16 ; a [9,7] 16    |
+    | a 9 11        |                                         |
+    | a 9 27        | a [9,7] 27                              |
 """)
 def streams_join(of: Case) -> None:
     of.out(of.stream().join(of.stream("right"), pair, NEAR, name=of.of("pairs")))
@@ -39,14 +39,14 @@ def streams_join(of: Case) -> None:
 
 @case("""
     | in            | out                       |
+    | right:a 2 9   |                           |
     | a 1 10        |                           |
     | a 1 10        |                           |
     | right:a 2 10  | a [1,2] 10 ; a [1,2] 10   |
     | right:a 2 10  | a [1,2] 10 ; a [1,2] 10   |
-    | a 3 10        | a [3,2] 10 ; a [3,2] 10   |
     | a 3 11        |                           |
-    | right:a 4 10  |                           |
     | right:a 4 11  | a [3,4] 11                |
+    | right:a 4 10  |                           |
 """)
 def streams_join_duplicates_at_one_time(of: Case) -> None:
     of.out(of.stream().join(of.stream("right"), pair, AT_ONCE, name=of.of("pairs")))
@@ -60,12 +60,13 @@ def streams_join_duplicates_at_one_time(of: Case) -> None:
     | right:c 4 16  |                                 |
     | right:c 4 17  | b [2,null] 11                   |
     | right:b 5 16  |                                 |
+    | x 0 18        |                                 |
     | a 6 10        | a [6,3] 15                      |
     | z 6 11        | z [6,null] 11                   |
-    | z 6 1         |                                 |
+    | z 6 2         |                                 |
     | - 7 1         | - [7,null] 1                    |
     | - 8 23        | - [8,null] 23                   |
-    | right:- 9 24  |                                 |
+    | right:- 9 24  | x [0,null] 18                   |
     | a - 30        |                                 |
     | d 1 30        |                                 |
     | d 2 30        |                                 |
@@ -81,12 +82,12 @@ def streams_left_join(of: Case) -> None:
     | a 1 10        |                                 |
     | right:b 2 11  |                                 |
     | right:a 3 20  |                                 |
+    | right:a 3 16  |                                 |
     | x 9 21        | a [1,null] 10                   |
-    | right:a 3 15  |                                 |
     | b 4 16        | b [4,2] 16                      |
     | a 5 16        | a [5,3] 16 ; a [5,3] 20         |
-    | x 9 26        |                                 |
-    | x 9 60        | x [9,null] 21 ; x [9,null] 26   |
+    | x 9 31        |                                 |
+    | x 9 60        | x [9,null] 21 ; x [9,null] 31   |
 """)
 def streams_left_join_with_grace(of: Case) -> None:
     of.out(of.stream().left_join(of.stream("right"), pair, PATIENT, name=of.of("pairs")))
@@ -99,13 +100,15 @@ def streams_left_join_with_grace(of: Case) -> None:
     | right:a 3 15  | a [1,3] 15                      |
     | right:a 4 16  |                                 |
     | x 9 22        | b [null,2] 11                   |
-    | right:b 2 12  |                                 |
-    | b 5 17        | b [5,2] 17                      |
-    | x 8 27        | a [null,4] 16                   |
-    | right:- 6 9   | - [null,6] 9                    |
-    | x 7 60        | x [9,null] 22 ; x [8,null] 27   |
+    | b 5 17        |                                 |
+    | right:b 2 23  | b [5,null] 17                   |
+    | right:b 6 16  |                                 |
+    | x 8 27        | a [null,4] 16 ; b [null,6] 16   |
+    | right:- 6 28  | x [9,null] 22 ; - [null,6] 28   |
+    | x 7 60        | x [8,null] 27 ; b [null,2] 23   |
     | a 6 30        |                                 |
-    | right:a 6 49  | a [null,6] 49                   |
+    | right:y 1 61  |                                 |
+    | right:a 6 50  | a [null,6] 50                   |
     | right:x 5 65  | x [7,5] 65                      |
 """)
 def streams_outer_join(of: Case) -> None:

@@ -275,3 +275,74 @@ def table_joins_of_joins_filtered(of: Case) -> None:
     both = of.table("in").join(of.table("right"), lambda a, b: a + b)
     more = both.left_join(of.table("last"), lambda a, b: a + (b or 0), of.kept())
     of.out(more.map_values(lambda n: n + 10).filter(lambda _key, n: n < 20).to_stream())
+
+
+# A table in groups.
+
+
+@case("""
+    | in       | out                 |
+    | a 1 0    | 1 1 0               |
+    | b 1 1    | 1 2 1               |
+    | a 2 2    | 1 1 2 ; 2 1 2       |
+    | b - 3    | 1 0 3               |
+    | a 2 4    | 2 1 4               |
+    | c - 5    |                     |
+    | a - 6    | 2 0 6               |
+""")
+def table_in_groups_counted(of: Case) -> None:
+    groups = of.table("in").group_by(lambda key, value: (str(value), key), name=of.of("by"))
+    of.out(groups.count(of.kept("counts")).to_stream())
+
+
+@case("""
+    | in       | out                 |
+    | a 1 0    | 1 1 0               |
+    | b 3 1    | 1 4 1               |
+    | a 5 2    | 1 8 2               |
+    | b 2 3    | 1 5 3 ; 0 2 3       |
+    | a - 4    | 1 0 4               |
+    | a 7 5    | 1 7 5               |
+    | - 9 6    |                     |
+""")
+def table_in_groups_reduced(of: Case) -> None:
+    groups = of.table("in").group_by(lambda _key, value: (str(value % 2), value))
+    kept = of.kept("sums")
+    of.out(groups.reduce(lambda a, b: a + b, lambda a, b: a - b, kept).to_stream())
+
+
+@case("""
+    | in       | out                 |
+    | a 11 9   | 1 [11] 9            |
+    | b 12 5   | 1 [11,12] 9         |
+    | a 21 7   | 1 [12] 9 ; 2 [21] 7 |
+    | b - 8    | 1 - 9               |
+    | b 13 3   | 1 [13] 3            |
+    | c -1 10  |                     |
+    | c 15 11  | 1 [13,15] 11        |
+    | c -1 12  | 1 [13] 12           |
+""")
+def table_in_groups_aggregated(of: Case) -> None:
+    def add(_group: str, value: int, members: list[int]) -> list[int]:
+        return sorted([*members, value])
+
+    def take(_group: str, value: int, members: list[int]) -> list[int] | None:
+        return [one for one in members if one != value] or None
+
+    big = of.table("in").filter(lambda _key, value: value != 0)
+    groups = big.group_by(lambda _key, v: (str(v // 10) if v > 0 else None, v), name=of.of("by"))
+    of.out(groups.aggregate(list, add, take, of.kept("members")).to_stream())
+
+
+@case("""
+    | in       | out       |
+    | a 1 1    | a 1 1     |
+    | b 1 2    | b 1 2     |
+    | a 1 3    | a 2 3     |
+    | a 1 11   | a 3 11    |
+    | a 1 12   | a 4 12    |
+""")
+def table_of_windows_in_groups(of: Case) -> None:
+    windows = of.stream().group_by_key().windowed_by(ss.TumblingWindows(10)).count(of.kept())
+    groups = windows.group_by(lambda window, n: (window.key, n), name=of.of("by"))
+    of.out(groups.reduce(lambda a, b: a + b, lambda a, b: a - b, of.kept("sums")).to_stream())

@@ -12,7 +12,8 @@ from statestore import serdes
 from statestore.model.records import Record, Serde
 from statestore.testing import TopologyTestDriver
 from statestore.topology.builder import StreamsBuilder
-from statestore.topology.streams import KStream, KTable
+from statestore.topology.ktables import KTable
+from statestore.topology.streams import KStream
 
 Rows = list[tuple[Any, Any, int]]
 

@@ -12,7 +12,7 @@ from statestore.model.records import Record
 from statestore.testing.driver import TopologyTestDriver
 from statestore.topology.builder import StreamsBuilder
 from statestore.topology.graph import Topology
-from statestore.topology.streams import KTable
+from statestore.topology.ktables import KTable
 
 EMITS = ["on_update", "on_window_close"]
 KEPT = ss.TumblingWindows(10, grace_ms=5, retention_ms=10_000)

@@ -1,9 +1,9 @@
 """A pipeline of most operators for the kill tests: its output is known record by record.
 
-Two sub-topologies: `in` is joined with another stream, filtered, mapped, counted in windows that
-close and in windows that overlap, and rekeyed; what is
-rekeyed is joined with the table of users, counted in windows and in all, and that count joined with
-the users again, once filtered and once with users who have no count.
+Three sub-topologies: `in` is joined with another stream, filtered, mapped, counted in windows that
+close and in windows that overlap, and rekeyed; what is rekeyed is joined with the table of users,
+counted in windows and in all, and that count joined with the users again, once filtered and once
+with users who have no count. A third one counts the users whose counts have the same rest.
 """
 
 import os
@@ -13,6 +13,7 @@ from statestore import serdes
 from tests.crash.pipeline import PREFIX_VARIABLE
 
 USERS = 17
+GROUPS = 3
 NEAR = ss.JoinWindows(5)
 CLOSING = ss.TumblingWindows(1000)
 HOPS = ss.HoppingWindows(1000, 400, retention_ms=10**9)
@@ -52,6 +53,8 @@ def topology() -> ss.Topology:
     even.to_stream().to(f"{prefix}-rich")
     either = totals.outer_join(users, lambda total, user: [total, user], name="either")
     either.to_stream().to(f"{prefix}-either")
+    groups = totals.group_by(lambda _user, total: (str(total % GROUPS), total), name="by-rest")
+    groups.count(every("groups")).to_stream().to(f"{prefix}-groups")
     others = b.stream(f"{prefix}-others")
     met = source.left_join(others, lambda number, other: [number, other], NEAR, name="met")
     met.to(f"{prefix}-met")

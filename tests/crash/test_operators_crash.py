@@ -3,6 +3,7 @@
 
 import json
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from statestore.faults import CrashPoint
 from statestore.stores.specs import WindowRows
 from statestore.testing.local_kafka import LocalKafka
 from tests.crash.kill_harness import PARTITIONS, Rig
-from tests.crash.operators_pipeline import USERS
+from tests.crash.operators_pipeline import GROUPS, USERS
 
 pytestmark = pytest.mark.kafka
 POINTS = (
@@ -29,9 +30,9 @@ POINTS = (
     CrashPoint.STORE_FLUSH,
 )
 START_MS = 1_700_000_000_000
-OUTPUTS = ("passed", "closed", "hops", "joined", "windows", "rich", "either", "met")
+OUTPUTS = ("passed", "closed", "hops", "joined", "windows", "rich", "either", "groups", "met")
 JOIN_STORES = ("met-this-join-store", "met-other-join-store", "met-shared-join-store")
-STORES = ("users", "closing", "hops", "windows", "totals")
+STORES = ("users", "closing", "hops", "windows", "totals", "groups")
 OTHERS, NEAR_MS = 7, 5
 """Every how many numbers there is one in the other stream, and how near those that meet are."""
 CLOSING_MS, OPEN_MS = 1000, 4000
@@ -84,7 +85,8 @@ class OperatorsRig(Rig):
         outputs = [f"{self.topic_prefix}-{name}" for name in OUTPUTS]
         stores = (*STORES, *JOIN_STORES)
         logs = [f"{self.application_id}-{store}-changelog" for store in stores]
-        return [*outputs, *logs, f"{self.application_id}-joined-repartition"]
+        topics = [f"{self.application_id}-{name}-repartition" for name in ("joined", "by-rest")]
+        return [*outputs, *logs, *topics]
 
     def findings(self) -> list[str]:
         """Every duplicate, loss and disagreement."""
@@ -107,6 +109,13 @@ class OperatorsRig(Rig):
             "hops": {w: list(range(1, n + 1)) for w, n in hops.items()},
             "rich": {user: _evens(n) for user, n in totals.items() if n > 1},
             "either": {user: [None, *range(1, n + 1)] for user, n in totals.items()},
+            "groups": Counter(
+                str(total % GROUPS)
+                for n in totals.values()
+                for total in [*range(1, n + 1), *range(1, n)]
+            ),
+            "store groups": {str(rest): 0 for rest in range(GROUPS)}
+            | Counter(str(n % GROUPS) for n in totals.values()),
             "store totals": dict(totals),
             "store windows": dict(windows),
             "store closing": closing,
@@ -130,6 +139,7 @@ class OperatorsRig(Rig):
             "passed": Counter(json.loads(value or b"") for _, _, value in rows["passed"]),
             "joined": Counter(json.loads(value or b"")[0] for _, _, value in rows["joined"]),
             "met": Counter(tuple(json.loads(value or b"")) for _, _, value in rows["met"]),
+            "groups": Counter((key or b"").decode() for _, key, _ in rows["groups"]),
             "closed": Counter((_window(key), _int(value)) for _, key, value in rows["closed"]),
             "windows": _sequences((_window(key), _int(value)) for _, key, value in rows["windows"]),
             "hops": _sequences((_window(key), _int(value)) for _, key, value in rows["hops"]),
@@ -141,9 +151,9 @@ class OperatorsRig(Rig):
         for store in JOIN_STORES:
             found[f"store {store}"] = self._raw_rows(store)
         for store in STORES[1:]:
-            read_key = (lambda key: key.decode()) if store == "totals" else _window
+            read_key = _window if store not in BY_KEY else bytes.decode
             found[f"fold of {store}"] = {
-                read_key(key): json.loads(value) if store == "totals" else _int(value)
+                read_key(key): BY_KEY.get(store, _int)(value)
                 for key, value in self._fold(store).items()
             }
             found[f"store {store}"] = self._rows(store)
@@ -198,12 +208,12 @@ class OperatorsRig(Rig):
         found: dict[Any, int] = {}
         for folder in (self.state_dir / self.application_id).glob(f"*/rocksdb/{store}"):
             spec = ss.persistent_key_value_store(store)
-            if store != "totals":
+            if store not in BY_KEY:
                 spec = WindowRows(store, serdes.BYTES, serdes.BYTES)
             with ss.open_store(spec, folder.parent) as opened, opened.all() as pairs:
                 for row, value in pairs:
-                    if store == "totals":
-                        found[row.decode()] = json.loads(value)
+                    if store in BY_KEY:
+                        found[row.decode()] = BY_KEY[store](value)
                     elif row != b"t":
                         found[_window(row[8:] + row[:8])] = _int(value)
         return found
@@ -227,6 +237,15 @@ class OperatorsRig(Rig):
                 "queue.buffering.max.messages": 1_000_000,
             }
         )
+
+
+def _int(data: bytes | None) -> int:
+    assert data is not None
+    return int.from_bytes(data, "big")
+
+
+BY_KEY: dict[str, Callable[[bytes], int]] = {"totals": json.loads, "groups": _int}
+"""The stores that have no windows, and how their values are read."""
 
 
 def _of_a_task(row: bytes) -> bool:
@@ -255,11 +274,6 @@ def _hops(time_ms: int) -> range:
     """Where the hopping windows start that contain a time."""
     first = (time_ms - HOPPING_MS) // HOP_MS * HOP_MS + HOP_MS
     return range(first, time_ms + 1, HOP_MS)
-
-
-def _int(data: bytes | None) -> int:
-    assert data is not None
-    return int.from_bytes(data, "big")
 
 
 def _unlike(found: Any, wanted: Any) -> list[Any]:

@@ -7,7 +7,8 @@ import statestore as ss
 from statestore import serdes
 from statestore.topology.builder import StreamsBuilder
 from statestore.topology.graph import Topology
-from statestore.topology.streams import KStream, KTable
+from statestore.topology.ktables import KTable
+from statestore.topology.streams import KStream
 from tests.stateful.random_programs import (
     FUNCTIONS,
     GRACE,
@@ -140,6 +141,21 @@ class Writing:
         return stream.left_join(
             self._right, self._functions.both_in_place, grace_ms=grace, name=name
         )
+
+    def regroup(self, stream: KStream[Any, Any], number: int, name: str) -> KStream[Any, Any]:
+        functions, program = self._functions, self._program
+        groups = stream.to_table(self._kept_in(f"{name}-rows"), name=f"{name}-table").group_by(
+            lambda _key, value: (program.named(value, number), value),
+            key_serde=self._keys,
+            name=f"{name}-by",
+        )
+        table = groups.aggregate(
+            lambda: functions.fit(0),
+            lambda _key, value, old: functions.total(value, old, number),
+            lambda _key, value, old: functions.less(value, old, number),
+            self._kept_in(name),
+        )
+        return table.to_stream()
 
     def stream_join(self, stream: KStream[Any, Any], number: int, name: str) -> KStream[Any, Any]:
         return stream.join(*self._met(number), name=name)

@@ -12,6 +12,7 @@ from tests.stateful.naive_tables import (
     Copy,
     Fact,
     Folded,
+    Groups,
     History,
     Joined,
     Kept,
@@ -162,6 +163,25 @@ class Naive:
 
     def grace_left_join(self, number: int, place: int) -> Stage:
         return self._joined_late(number, place, outer=True)
+
+    def regroup(self, number: int, place: int) -> Stage:
+        rows = Kept()
+        functions = self._functions
+        groups = Groups(
+            lambda value: self._program.named(value, number),
+            lambda value, old: functions.total(
+                value, functions.fit(0) if old is None else old, number
+            ),
+            lambda value, old: functions.less(value, old, number),
+        )
+
+        def stage(fact: Fact) -> Iterator[Fact]:
+            rows.take(fact)
+            return iter(())
+
+        rows.tell(groups.take)
+        groups.tell(lambda update: self._push(place + 1, update))
+        return stage
 
     def stream_join(self, number: int, place: int) -> Stage:
         return self._meeting(number, place, "")

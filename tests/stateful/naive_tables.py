@@ -236,6 +236,43 @@ class Joined(Table):
         return self._join(copy.deepcopy(left), copy.deepcopy(right))
 
 
+class Groups(Kept):
+    """Aggregates of rows by another key: the old row is taken out, the new one put in."""
+
+    def __init__(
+        self,
+        key_of: Callable[[Any], Key],
+        add: Callable[[Any, Any], Any],
+        subtract: Callable[[Any, Any], Any],
+    ) -> None:
+        """`add(value, aggregate or None)`, `subtract(value, aggregate)`."""
+        super().__init__()
+        self._key_of, self._add, self._subtract = key_of, add, subtract
+
+    def take(self, update: Fact) -> None:
+        """An update of the table that is grouped."""
+        old, new = (
+            None if value is None else self._key_of(value) for value in (update.old, update.value)
+        )
+        if old == new:
+            self._change(old, update, old=update.old, new=update.value)
+        else:
+            self._change(old, update, old=update.old, new=None)
+            self._change(new, update, old=None, new=update.value)
+
+    def _change(self, key: Key, update: Fact, *, old: Any, new: Any) -> None:
+        if key is None:
+            return
+        row = self.row(key)
+        made = value_of(row)
+        if old is not None and made is not None:
+            made = self._subtract(copy.deepcopy(old), made)
+        if new is not None:
+            made = self._add(copy.deepcopy(new), made)
+        time = update.time if row is None else max(update.time, row.time)
+        self.keep(Fact(key, made, time, value_of(self.row(key))))
+
+
 class Copy(Kept):
     """What another tells, kept."""
 

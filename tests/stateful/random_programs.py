@@ -98,6 +98,11 @@ class Functions:
         made = weight(old) + weight(value) if old is not None else weight(value)
         return self.fit(made) if made % number else None
 
+    def less(self, value: Any, old: Any, number: int) -> Any:
+        """What is left of a total without a value: None as for `total`."""
+        made = abs(weight(old) - weight(value))
+        return self.fit(made) if made % number else None
+
     def passes(self, value: Any, number: int) -> bool:
         return value is not None and weight(value) % number != 0
 
@@ -135,6 +140,7 @@ _NEED_KEYS = {
     "reduce",
     "windows",
     "closed_windows",
+    "regroup",
     "table",
     *JOINS,
     *STREAM_JOINS,
@@ -172,6 +178,8 @@ def segments(program: Program) -> list[int]:
         if through or step.name == "join_own_count" or (windows and program.windowed):
             segment, rekeyed = segment + 1, False
         found.append(segment)
+        # The groups of a table lie behind a topic of their own.
+        segment += step.name == "regroup"
         rekeyed |= step.name in _CHANGE_KEYS or (windows and not program.windowed)
     return found
 
@@ -244,6 +252,7 @@ STREAM_STEPS = [
     "flat_map_values",
     "branch_and_merge",
     "merge_with_itself",
+    *2 * ["regroup"],
     "count",
     "reduce",
     "join_own_count",
@@ -255,8 +264,8 @@ STREAM_STEPS = [
     "join",
     "table",
 ]
-AGES = [-1, 0, 1_700_000_000_000, YEAR_2099]
-"""Where times begin: with no time, in 1970, today, and far ahead."""
+AGES = [-20, 0, 1_700_000_000_000, YEAR_2099]
+"""Where times begin: before 1970, with it, today, and far ahead."""
 
 
 def program_of(chance: random.Random, *, values: str = "", windowed: bool | None = None) -> Program:
@@ -323,7 +332,7 @@ def lots_of(chance: random.Random, program: Program, begin: int | None = None) -
         for _ in range(chance.randint(1, most)):
             now = chance.choice(AGES) if jumps and chance.random() < 0.1 else now
             now += chance.randint(0, pace)
-            time = max(now - chance.randint(0, late), -1)  # no broker has any below
+            time = now - chance.randint(0, late)
             name = chance.choice([None, "", "", *4 * ["k0"], *4 * ["k1"], "k2"])
             start = max(now - chance.randint(0, SIZE), 0) // SIZE * SIZE
             key = key_of(name, start, windowed=program.windowed and topic == "in")

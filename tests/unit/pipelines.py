@@ -5,8 +5,9 @@ from typing import Any
 from statestore.stores import serdes
 from statestore.topology.builder import StreamsBuilder
 from statestore.topology.flows import Flow
+from statestore.topology.ktables import KTable
 from statestore.topology.nodes import SourceNode, TopicName
-from statestore.topology.streams import KStream, KTable
+from statestore.topology.streams import KStream
 
 KEY, VALUE = serdes.STRING, serdes.JSON  # the builder's
 OWN_KEY, OWN_VALUE = serdes.INT64, serdes.FLOAT64  # the source's

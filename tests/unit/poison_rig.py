@@ -111,6 +111,12 @@ OPERATORS: dict[str, Callable[[KStream[Any, Any], StreamsBuilder], KStream[Any, 
         .left_join(b.table("prices", materialized="prices"), lambda left, _right: value_of(left))
         .to_stream()
     ),
+    "table group_by": lambda s, _b: (
+        s.to_table("rows")
+        .group_by(pair_of)
+        .reduce(lambda _old, new: new, lambda total, _old: total, "latest")
+        .to_stream()
+    ),
     "windowed aggregate": lambda s, _b: (
         s.group_by_key()
         .windowed_by(TumblingWindows(10))

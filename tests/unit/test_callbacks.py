@@ -42,6 +42,12 @@ LAZY: dict[str, Callable[..., Any]] = {
     "partly given": functools.partial(awaited),
     "an object": Called(),
 }
+
+
+def grouped(stream: KStream[Any, Any]) -> ss.KGroupedTable[Any, Any]:
+    return stream.to_table("t").group_by(lambda key, value: (key, value))
+
+
 OPERATORS: dict[str, Callable[[KStream[Any, Any], Any], object]] = {
     "filter": lambda s, f: s.filter(f),
     "map": lambda s, f: s.map(f),
@@ -59,6 +65,11 @@ OPERATORS: dict[str, Callable[[KStream[Any, Any], Any], object]] = {
     "table join": lambda s, f: s.to_table("t").join(right(s), f),
     "table left_join": lambda s, f: s.to_table("t").left_join(right(s), f),
     "table outer_join": lambda s, f: s.to_table("t").outer_join(right(s), f),
+    "table group_by": lambda s, f: s.to_table("t").group_by(f),
+    "table adder": lambda s, f: grouped(s).reduce(f, max, "c"),
+    "table subtractor": lambda s, f: grouped(s).reduce(max, f, "c"),
+    "table aggregate adder": lambda s, f: grouped(s).aggregate(dict, f, max, "c"),
+    "table aggregate subtractor": lambda s, f: grouped(s).aggregate(dict, max, f, "c"),
     "process": lambda s, f: s.process(f),
     "process_batch": lambda s, f: s.process_batch(f),
     "reduce": lambda s, f: s.group_by_key().reduce(f, "c"),

@@ -11,8 +11,8 @@ from tests.builders import DEADLINE_S, child
 
 PINNED = """
     AutoOffsetReset BatchProcessor EmitStrategy HoppingWindows IsolationLevel JoinWindows
-    KGroupedStream KStream KTable KeyAtTime KeyValueSpec KeyValueStore Materialized OnError
-    Position PositionBound
+    KGroupedStream KGroupedTable KStream KTable KeyAtTime KeyValueSpec KeyValueStore Materialized
+    OnError Position PositionBound
     ProcessingGuarantee Processor ProcessorContext PunctuationType PutResult ReadOnlyKeyValueStore
     ReadOnlyVersionedKeyValueStore Record RunSummary Serde Settings StateStore StoreContext
     Span StoreSupplier StreamsBuilder TaskId Time TimeWindowedKStream TopicPartition Topology

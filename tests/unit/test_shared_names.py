@@ -12,7 +12,8 @@ from statestore.errors import InvalidTopology
 from statestore.model.records import Record
 from statestore.testing import TopologyTestDriver
 from statestore.topology.builder import StreamsBuilder
-from statestore.topology.streams import KStream, KTable
+from statestore.topology.ktables import KTable
+from statestore.topology.streams import KStream
 from tests.unit.poison_rig import texts
 
 

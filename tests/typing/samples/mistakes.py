@@ -85,6 +85,9 @@ numbered.to_stream().join(lengths, lambda a, b: a, NEAR)  # mistake: key type of
 lengths.merge(lengths.map_values(str))  # mistake: value type of a stream
 lengths.process(OfTexts)  # mistake: value type of a processor
 lengths.process(OfBatches)  # mistake: a processor of batches
+lengths.to_table("n").group_by(lambda key, n: key)  # mistake: no pair
+groups = texts.group_by(lambda key, text: (text, 1))
+groups.reduce(lambda a, b: a + b, lambda a, b: "")  # mistake: type of a subtractor
 
 # Serdes and stores.
 lengths.to("out", value_serde=serdes.STRING)  # mistake: value serde

@@ -1,0 +1,220 @@
+"""KTable and grouped tables: what a pipeline is written with, beside the streams.
+
+As in `streams`, nothing runs here. Streams make tables and tables make streams, so that this module
+and that one name each other.
+"""
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from statestore.errors import InvalidTopology, Misuse
+from statestore.model.records import K2, V2, K_co, Serde, V_co
+from statestore.topology import joins, streams, views
+from statestore.topology import operators as ops
+from statestore.topology.callbacks import check_arity
+from statestore.topology.flows import Flow, TableFlow
+from statestore.topology.materialized import Materialized
+from statestore.topology.table_groups import TableGroups, folding, reducing
+
+R = TypeVar("R")
+A = TypeVar("A")
+
+
+class KTable(Generic[K_co, V_co]):
+    """A table of the latest value per key, in a store of its own or computed from other tables.
+
+    The results of filter, map_values and joins have a store only if `materialized` names one.
+    Otherwise their functions are called again whenever a row is looked up.
+    """
+
+    def __init__(self, table: TableFlow) -> None:
+        self._table = table
+
+    @property
+    def store(self) -> str | None:
+        """The name of the table's own store; None if it is computed from other tables."""
+        return self._table.store
+
+    def filter(
+        self,
+        predicate: Callable[[K_co, V_co], object],
+        materialized: Materialized[K_co, V_co] | str | None = None,
+        *,
+        name: str | None = None,
+    ) -> "KTable[K_co, V_co]":
+        """Return the rows for which predicate(key, value) is true."""
+        check_arity("filter", predicate, 2, name)
+        kept = self._table.keep(materialized, self._table.value_serde)
+        return KTable(views.filter_table(self._table, predicate, kept=kept, name=name))
+
+    def map_values(
+        self,
+        function: Callable[[V_co], V2],
+        materialized: Materialized[K_co, V2] | str | None = None,
+        *,
+        name: str | None = None,
+    ) -> "KTable[K_co, V2]":
+        """Return a table with function(value) for every row."""
+        check_arity("map_values", function, 1, name)
+        kept = self._table.keep(materialized, self._table.builder.value_serde)
+        return KTable(views.map_table(self._table, function, kept=kept, name=name))
+
+    def join(
+        self,
+        table: "KTable[K_co, V2]",
+        function: Callable[[V_co, V2], R],
+        materialized: Materialized[K_co, R] | str | None = None,
+        *,
+        name: str | None = None,
+    ) -> "KTable[K_co, R]":
+        """Return function(left, right) for every key that both tables have.
+
+        A row is updated when either side changes, and has the later of both sides' times.
+        SerdeMismatch if the keys of both have different serdes; InvalidTopology if the other table
+        has another builder.
+        """
+        return self._joined(joins.JoinKind.INNER, table, function, materialized, name)
+
+    def left_join(
+        self,
+        table: "KTable[K_co, V2]",
+        function: Callable[[V_co, V2 | None], R],
+        materialized: Materialized[K_co, R] | str | None = None,
+        *,
+        name: str | None = None,
+    ) -> "KTable[K_co, R]":
+        """Do as `join`, but return function(left, None) where the other table lacks the key."""
+        return self._joined(joins.JoinKind.LEFT, table, function, materialized, name)
+
+    def outer_join(
+        self,
+        table: "KTable[K_co, V2]",
+        function: Callable[[V_co | None, V2 | None], R],
+        materialized: Materialized[K_co, R] | str | None = None,
+        *,
+        name: str | None = None,
+    ) -> "KTable[K_co, R]":
+        """Do as `join`, but return function(left, right) for every key that either table has.
+
+        The side that lacks the key is None.
+        """
+        return self._joined(joins.JoinKind.OUTER, table, function, materialized, name)
+
+    def to_stream(self, *, name: str | None = None) -> "streams.KStream[K_co, V_co]":
+        """Return the table's updates as a stream; a deleted row has a null value there."""
+        table = self._table
+        node = table.builder.node("KTABLE-TOSTREAM", name, (table.node,), lambda _: ops.passed())
+        return streams.KStream(Flow(table.builder, node, table.key_serde, table.value_serde))
+
+    def _joined(
+        self,
+        kind: joins.JoinKind,
+        table: "KTable[Any, Any]",
+        function: Callable[[Any, Any], Any],
+        materialized: Materialized[Any, Any] | str | None,
+        name: str | None,
+    ) -> "KTable[K_co, Any]":
+        check_arity(kind.value, function, 2, name)
+        made = joins.table_with_table(
+            self._table,
+            table_of(kind.value, table, self._table),
+            function,
+            kind,
+            materialized=materialized,
+            name=name,
+        )
+        return KTable(made)
+
+    def group_by(
+        self,
+        function: Callable[[K_co, V_co], tuple[K2 | None, V2 | None]],
+        *,
+        key_serde: Serde[K2] | None = None,
+        value_serde: Serde[V2] | None = None,
+        name: str | None = None,
+    ) -> "KGroupedTable[K2, V2]":
+        """Group the rows by the key that function(key, value) gives them, with their new value.
+
+        It returns a pair; with a null in it, the row is in no group. When a row changes, it leaves
+        its old group and enters its new one, through a repartition topic with these serdes that is
+        named after `name`, or else after the aggregate's store.
+        """
+        check_arity("group_by", function, 2, name)
+        groups = TableGroups.of(
+            self._table, function, key_serde=key_serde, value_serde=value_serde, name=name
+        )
+        return KGroupedTable(groups)
+
+
+class KGroupedTable(Generic[K_co, V_co]):
+    """The rows of a table in groups; their aggregates follow the rows as these change."""
+
+    def __init__(self, groups: TableGroups) -> None:
+        self._groups = groups
+
+    def count(
+        self,
+        materialized: Materialized[K_co, int] | Materialized[K_co, bytes] | str | None = None,
+        *,
+        name: str | None = None,
+    ) -> KTable[K_co, int]:
+        """Return the number of rows per group, as INT64; a group that loses all its rows has 0.
+
+        InvalidTopology if the store's values are not INT64, or if another operator keeps its rows
+        in that store.
+        """
+        return KTable(self._groups.count(materialized, name))
+
+    def reduce(
+        self,
+        adder: Callable[[V_co, V_co], V_co | None],
+        subtractor: Callable[[V_co, V_co], V_co | None],
+        materialized: Materialized[K_co, V_co] | str | None = None,
+        *,
+        name: str | None = None,
+    ) -> KTable[K_co, V_co]:
+        """Return adder(aggregate, new) and subtractor(aggregate, old) folded over each group.
+
+        The first value of a group stands as it is, and None deletes the group. A row that changes
+        is subtracted as it was, then added as it is. InvalidTopology if another operator keeps its
+        rows in that store.
+        """
+        check_arity("reduce adder", adder, 2, name)
+        check_arity("reduce subtractor", subtractor, 2, name)
+        step = reducing(adder, subtractor)
+        return KTable(self._groups.aggregate(step, self._groups.value_serde, materialized, name))
+
+    def aggregate(
+        self,
+        initial: "streams.Initializer[A]",
+        adder: Callable[[K_co, V_co, A], A | None],
+        subtractor: Callable[[K_co, V_co, A], A | None],
+        materialized: Materialized[K_co, A] | str | None = None,
+        *,
+        name: str | None = None,
+    ) -> KTable[K_co, A]:
+        """Return adder and subtractor, each of (key, value, aggregate), folded over each group.
+
+        The first aggregate of a group is initial(), and None deletes the group. A row that changes
+        is subtracted as it was, then added as it is. Without a serde in `materialized`, aggregates
+        have the builder's value serde. InvalidTopology if another operator keeps its rows in that
+        store.
+        """
+        check_arity("aggregate initial", initial, 0, name)
+        check_arity("aggregate adder", adder, 3, name)
+        check_arity("aggregate subtractor", subtractor, 3, name)
+        step, serde = folding(initial, adder, subtractor), self._groups.changes.builder.value_serde
+        return KTable(self._groups.aggregate(step, serde, materialized, name))
+
+
+def table_of(verb: str, table: KTable[Any, Any], ours: Flow | TableFlow) -> TableFlow:
+    """Return the table of an operator's argument; Misuse or InvalidTopology if it is none."""
+    given: object = table
+    if not isinstance(given, KTable):
+        raise Misuse(
+            f"{verb} needs a KTable, not a {type(given).__name__}: "
+            "make a table of a stream by to_table()"
+        )
+    if table._table.builder is not ours.builder:
+        raise InvalidTopology(f"{verb}: the table has another builder; a topology has only one")
+    return table._table

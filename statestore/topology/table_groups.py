@@ -1,0 +1,240 @@
+"""Tables grouped by something else, and aggregates that follow their rows as these change.
+
+An update takes the old row out of its group and puts the new one into its own. A repartition topic
+brings both to the task of their group: in one record where the group stays the same, so that no
+result is made in between, else in two. The values of that topic are pairs of the old and the new
+value, as MessagePack of their bytes; null stands for none. As in Kafka Streams, rows for which the
+function gives a null key or value are in no group, and a group whose aggregate is null has no row.
+
+Keeps I24.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from statestore.model.batch import Batch, Column
+from statestore.model.records import Serde
+from statestore.stores import serdes
+from statestore.topology.aggregates import aggregated
+from statestore.topology.failures import Stage, decoded, encoded, failed
+from statestore.topology.flows import Flow, TableFlow
+from statestore.topology.materialized import Materialized, wished
+from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
+
+Selector = Callable[[Any, Any], tuple[Any, Any]]
+Fold = Callable[[Any, Any, Any], Any]
+Step = Callable[[Any, "RowChange", Any], Any]
+_TAKER: Final = "group_by()"
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(tuple[bytes | None, bytes | None]).decode
+
+
+class RowChange(NamedTuple):
+    """What became of a row of a group; None: there was, or is, none."""
+
+    old: Any
+    new: Any
+
+
+@cache
+def changes(value_serde: Serde[Any]) -> Serde[RowChange]:
+    """Return the serde of changes of values."""
+    write_one, read_one = value_serde.serialize, value_serde.deserialize
+
+    def write(change: RowChange) -> bytes:
+        return _pack([None if value is None else write_one(value) for value in change])
+
+    def read(data: bytes) -> RowChange:
+        old, new = _unpack(data)
+        return RowChange(
+            None if old is None else read_one(old), None if new is None else read_one(new)
+        )
+
+    return Serde(f"CHANGE({value_serde.name})", write, read)
+
+
+class _Moved(NamedTuple):
+    """The old or the new rows of a batch that have a group: places in it, keys, and values."""
+
+    places: list[int]
+    keys: list[bytes | None]
+    values: list[bytes | None]
+
+
+def regrouped(
+    node: str, function: Selector, key_serde: Serde[Any], value_serde: Serde[Any]
+) -> Build:
+    """Build a node that turns updates of a table, with old values, into changes of its groups."""
+
+    def moved(batch: Batch, column: Column) -> _Moved:
+        """Return which rows have a group."""
+        keys, values = decoded(node, batch, "key"), column.objects
+        places: list[int] = []
+        made: list[tuple[Any, Any]] = []
+        for i, (key, value) in enumerate(zip(keys, values, strict=True)):
+            if value is None:
+                continue
+            try:
+                new_key, new_value = function(key, value)
+            except Exception as error:
+                found = [(i, error)]
+                raise failed(Stage.PROCESSING, node, batch, error, found=found) from error
+            if new_key is not None and new_value is not None:
+                places.append(i)
+                made.append((new_key, new_value))
+        rows = batch.take(places).with_columns(
+            keys=Column(objects=[key for key, _ in made]),
+            values=Column(objects=[value for _, value in made]),
+        )
+        return _Moved(
+            places,
+            encoded(node, rows, "key", key_serde, taker=_TAKER),
+            encoded(node, rows, "value", value_serde, taker=_TAKER),
+        )
+
+    def build(_context: NodeContext, forward: Forward) -> Push:
+        def push(batch: Batch) -> None:
+            assert batch.old_values is not None
+            decoded(node, batch, "value")
+            new, old = moved(batch, batch.values), moved(batch, batch.old_values)
+            places, keys, values = _changes(len(batch), old, new)
+            if places:
+                made = batch.take(places).with_columns(
+                    keys=Column(raw=keys, serde=key_serde),
+                    values=Column(raw=values, serde=changes(value_serde)),
+                )
+                forward(made, None)
+
+        return push
+
+    return build
+
+
+def _changes(
+    count: int, old: _Moved, new: _Moved
+) -> tuple[list[int], list[bytes | None], list[bytes | None]]:
+    """Return places, keys and values of the changes, a row's old group before its new one."""
+    olds = dict(zip(old.places, zip(old.keys, old.values, strict=True), strict=True))
+    news = dict(zip(new.places, zip(new.keys, new.values, strict=True), strict=True))
+    found: list[tuple[int, bytes | None, bytes]] = []
+    for i in range(count):
+        left, came = olds.get(i), news.get(i)
+        if left is not None and came is not None and left[0] == came[0]:
+            found.append((i, came[0], _pack((left[1], came[1]))))
+            continue
+        if left is not None:
+            found.append((i, left[0], _pack((left[1], None))))
+        if came is not None:
+            found.append((i, came[0], _pack((None, came[1]))))
+    return [i for i, _, _ in found], [key for _, key, _ in found], [row for _, _, row in found]
+
+
+def folding(initial: Callable[[], Any], add: Fold, subtract: Fold) -> Step:
+    """Return the step of an aggregate: what is old is taken out, then what is new put in."""
+
+    def step(key: Any, change: RowChange, aggregate: Any) -> Any:
+        if change.old is not None and aggregate is not None:
+            aggregate = subtract(key, change.old, aggregate)
+        if change.new is not None:
+            aggregate = add(key, change.new, initial() if aggregate is None else aggregate)
+        return aggregate
+
+    return step
+
+
+def reducing(add: Callable[[Any, Any], Any], subtract: Callable[[Any, Any], Any]) -> Step:
+    """Return the step of a reduce, where the first value of a group stands as it is."""
+
+    def step(_key: Any, change: RowChange, aggregate: Any) -> Any:
+        if change.old is not None and aggregate is not None:
+            aggregate = subtract(aggregate, change.old)
+        if change.new is not None:
+            aggregate = change.new if aggregate is None else add(aggregate, change.new)
+        return aggregate
+
+    return step
+
+
+@dataclass(frozen=True)
+class TableGroups:
+    """What stands behind a KGroupedTable.
+
+    `changes` are those of the groups, with values of `value_serde`. The repartition topic is named
+    after `name`, or else after the store. A named one is shared by all aggregates; `through` has
+    the changes behind it, once there are any.
+    """
+
+    changes: Flow
+    value_serde: Serde[Any]
+    name: str | None
+    through: list[Flow] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls,
+        table: TableFlow,
+        function: Selector,
+        *,
+        key_serde: Serde[Any] | None,
+        value_serde: Serde[Any] | None,
+        name: str | None,
+    ) -> "TableGroups":
+        """Add a node that says of each update of a table what it changes in which groups."""
+        builder = table.builder
+        keys, values = key_serde or builder.key_serde, value_serde or builder.value_serde
+        table.send_old_values()
+        node = table.add(
+            "KTABLE-SELECT", None, lambda n: regrouped(n, function, keys, values), None
+        )
+        return cls(Flow(builder, node, keys, changes(values), rekeyed=True), values, name)
+
+    def count(
+        self, materialized: Materialized[Any, Any] | str | None, name: str | None
+    ) -> TableFlow:
+        """Add a node that counts rows."""
+        if isinstance(materialized, Materialized):
+            materialized = materialized.of_counts()
+        step = folding(int, lambda _k, _v, n: n + 1, lambda _k, _v, n: n - 1)
+        return self.aggregate(step, serdes.INT64, materialized, name)
+
+    def aggregate(
+        self,
+        step: Step,
+        value_serde: Serde[Any],
+        materialized: Materialized[Any, Any] | str | None,
+        name: str | None,
+    ) -> TableFlow:
+        """Add a node that folds `step` over changes."""
+        flow, old_values = self.changes, SendOldValues()
+        kind = "KTABLE-AGGREGATE"
+        wanted = wished(materialized) or Materialized(flow.builder.store_name(kind))
+        spec = wanted.spec(flow.key_serde, value_serde)
+        flow.builder.keep(spec)
+        source = self._source(spec.name, explicit=materialized is not None)
+        node = source.add(
+            kind,
+            name,
+            lambda n: aggregated(
+                n,
+                spec,
+                step,
+                # A group without a row begins with the step's own first aggregate.
+                lambda: None,
+                every_update=not wanted.caching,
+                old_values=old_values,
+            ),
+            (spec.name,),
+        )
+        return TableFlow.stored(flow.builder, node, spec, old_values)
+
+    def _source(self, store: str, *, explicit: bool) -> Flow:
+        """Return the changes that the aggregate reads; only a grouping's name is the user's."""
+        if self.name is None:
+            return self.changes.repartitioned(store, explicit=explicit)
+        if not self.through:
+            self.through.append(self.changes.repartitioned(self.name, explicit=True))
+        return self.through[0]
