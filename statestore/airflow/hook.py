@@ -4,6 +4,7 @@ Kafka's own connections, of the type `kafka`, serve as well.
 """
 
 import importlib
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -82,7 +83,7 @@ async def aconnection_settings(conn_id: str) -> dict[str, str]:
 
 def settings_of(connection: Connection) -> dict[str, str]:
     """Turn a connection into settings by key, and have Airflow's logs mask its secrets."""
-    extra = _flat(connection.extra_dejson)
+    extra = _flat(_extra(connection))
     if connection.conn_type == KAFKA_TYPE:
         found = {key: value for key, value in extra.items() if key.startswith(_OF_KAFKA)}
     elif connection.conn_type == CONNECTION_TYPE:
@@ -100,6 +101,17 @@ def settings_of(connection: Connection) -> dict[str, str]:
         if is_secret(key):
             mask_secret(value)
     return found
+
+
+def _extra(connection: Connection) -> Mapping[str, Any]:
+    """The extra; ValueError where Airflow takes what is no JSON for an empty one."""
+    try:
+        found = json.loads(connection.extra or "{}")
+    except ValueError as error:
+        raise ValueError(f"its extra is no JSON: {error}") from error
+    if not isinstance(found, Mapping):
+        raise ValueError("its extra is no JSON object")  # noqa: TRY004  # as above
+    return connection.extra_dejson  # it masks what is secret by its name
 
 
 def _flat(extra: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 import pendulum
+from airflow.providers.common.compat.version_compat import AIRFLOW_V_3_2_PLUS
 from airflow.sdk import DAG, Param
 from airflow.sdk.definitions._internal.contextmanager import DagContext
 
@@ -153,7 +154,8 @@ def open_dag(
         default_args["on_failure_callback"] = callback
     if growing:
         default_args |= {
-            "retry_exponential_backoff": 2.0,
+            # Airflow 3.1 only knows whether the delay is doubled.
+            "retry_exponential_backoff": 2.0 if AIRFLOW_V_3_2_PLUS else True,
             "max_retry_delay": timedelta(minutes=10),
         }
     if "queue" in options:
