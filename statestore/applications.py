@@ -5,7 +5,7 @@ See INTERFACE rule 9. Values are not expanded or converted here; `Settings` does
 
 import difflib
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,10 +64,10 @@ class ConfiguredApplication:
         return {"application.id": self.application_id} | named | dict(self.settings)
 
 
-def nearest(key: str, known: Mapping[str, object] | tuple[str, ...]) -> str:
-    """Return the end of a message about an unknown name: a suggestion, or where to look."""
-    near = difflib.get_close_matches(key, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else "; see docs/settings.md"
+def nearest(name: str, known: Sequence[str]) -> str:
+    """Return the end of a message about an unknown name: what it may have been."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}"
 
 
 def _table(value: object, path: str | Path, where: str) -> Mapping[str, object]:

@@ -19,6 +19,8 @@ from statestore.commands.exports import export_command, exports, restore_short_c
 from statestore.commands.init import init_command
 from statestore.commands.reset import reset_command
 from statestore.commands.running import run_command
+from statestore.commands.settings import settings_command
+from statestore.commands.spark_job import spark_job_command
 from statestore.commands.state import relocate_command, upgrade_command
 from statestore.commands.status import status_command
 from statestore.commands.stores import offsets_command, stores
@@ -71,6 +73,8 @@ for command in (
     relocate_command,
     upgrade_command,
     reset_command,
+    settings_command,
+    spark_job_command,
     audit_command,
     exports,
     export_command,

@@ -13,29 +13,28 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from statestore.applications import ConfiguredApplication, nearest
+from statestore.applications import ConfiguredApplication
 from statestore.errors import InvalidSetting
-from statestore.model.modes import IsolationLevel, OnError, ProcessingGuarantee
+from statestore.model.modes import (
+    IsolationLevel,
+    OnError,
+    Optimization,
+    ProcessingGuarantee,
+    span_ms,
+)
+from statestore.unknown_settings import answer
 
 NO_LIMIT = -1
 CONNECTION_VARIABLE = "STATESTORE_CONNECTION_"
 """How the variables begin in which a scheduler hands settings of a connection to jobs."""
 
-
-class Optimization(StrEnum):
-    """The optimizations of a topology that are allowed."""
-
-    NONE = "none"
-    ALL = "all"
-    REUSE_SOURCE_TOPICS = "reuse.ktable.source.topics"
-
-
 _APPLICATION_ID = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,200}")
 _CLIENT_PREFIXES = ("consumer.", "producer.", "admin.", "sasl.", "ssl.")
+_OFFSET_RESET = "auto.offset.reset"
 _INT_MAX = (1 << 63) - 1
 """The largest number that RocksDB and Kafka accept; they treat it as no limit."""
 _SECRET = re.compile(r"password|secret|jaas|token|\.key(\.pem|string)?$|private", re.IGNORECASE)
@@ -302,9 +301,11 @@ class Settings:
             if key in names:
                 values[names[key]] = value
             elif key.startswith(_CLIENT_PREFIXES) or key == "security.protocol":
-                clients[key] = _text(value)
+                if key.endswith(_OFFSET_RESET):
+                    raise InvalidSetting(f"unknown setting {key!r}{answer(_OFFSET_RESET, ())}")
+                clients[key] = _text(_in_ms(key, value))
             else:
-                raise InvalidSetting(f"unknown setting {key!r}{nearest(key, names)}")
+                raise InvalidSetting(f"unknown setting {key!r}{answer(key, names)}")
         return cls(**values, clients=clients)
 
     @classmethod
@@ -314,10 +315,21 @@ class Settings:
 
     @classmethod
     def of(cls, settings: "Settings | Mapping[str, object] | None") -> "Settings":
-        """Convert what public functions accept as `settings`; None gives the defaults."""
+        """Convert what public functions accept as `settings`; None gives the defaults.
+
+        InvalidSetting if it is no mapping, or if one of its keys or values is not allowed.
+        """
         if settings is None:
             return cls()
-        return settings if isinstance(settings, Settings) else cls.from_mapping(settings)
+        if isinstance(settings, Settings):
+            return settings
+        given: object = settings
+        if not isinstance(given, Mapping):
+            raise InvalidSetting(
+                f"settings are a mapping or ss.Settings, not {given!r:.99}: "
+                "ss.Settings.load(path, application_id) reads them from a file"
+            )
+        return cls.from_mapping(settings)
 
     def to_mapping(self) -> dict[str, str]:
         """Return the settings that differ from their defaults, by key.
@@ -374,7 +386,9 @@ class Settings:
         by_key = {setting.metadata["key"]: setting.name for setting in _described()}
         for key in keys:
             if not getattr(self, by_key[key]):
-                raise InvalidSetting(f"{key} is not set: pass it as a flag or in statestore.toml")
+                raise InvalidSetting(
+                    f"{key} is not set: pass it as a flag, in the settings or in statestore.toml"
+                )
 
     @property
     def writes_dead_letters(self) -> bool:
@@ -426,6 +440,7 @@ def _coerce(setting: "dataclasses.Field[Any]", value: object) -> object:
         return setting.default
     if isinstance(value, str):
         value = expand(value, key)
+    value = _in_ms(key, value)
     kind = type(setting.default)
     try:
         coerced = (_READERS.get(setting.name) or _READERS.get(kind, kind))(value)
@@ -439,6 +454,15 @@ def _coerce(setting: "dataclasses.Field[Any]", value: object) -> object:
     return coerced
 
 
+def _in_ms(key: str, value: object) -> object:
+    """A timedelta in milliseconds if the setting is a span; any other value as it is."""
+    if not isinstance(value, timedelta):
+        return value
+    if not key.endswith(".ms"):
+        raise InvalidSetting(f"{key} = {value!r}: it is no span of time: use what it counts")
+    return span_ms(value)
+
+
 def _bool(value: object) -> bool:
     match value:
         case bool():
@@ -449,7 +473,9 @@ def _bool(value: object) -> bool:
 
 
 def _int(value: object) -> int:
-    if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
+    if isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d+\s*", value):
+        return int(value)
+    if isinstance(value, int) and not isinstance(value, bool):
         return int(value)
     raise ValueError("use a whole number")
 

@@ -61,6 +61,14 @@ class OnError(_Word):
     DEAD_LETTER = "dead_letter"
 
 
+class Optimization(_Word):
+    """The optimizations of a topology that are allowed."""
+
+    NONE = "none"
+    ALL = "all"
+    REUSE_SOURCE_TOPICS = "reuse.ktable.source.topics"
+
+
 def to_ms(time: Time) -> int:
     """Convert an int or an aware datetime to milliseconds since the epoch (INTERFACE rule 5)."""
     if isinstance(time, datetime):

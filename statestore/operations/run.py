@@ -42,6 +42,7 @@ from statestore.operations.topics import (
     written_topics,
 )
 from statestore.ports import Cluster, TopicSpec
+from statestore.settings import Settings
 from statestore.tasks.plan import TaskReport
 from statestore.topology.graph import Topology, Wave
 from statestore.topology.logs import log_of, logs
@@ -178,11 +179,7 @@ class Run:
         )
 
     def _checked(self) -> Relocation:
-        if self._settings.explicit_naming and self.topology.unnamed:
-            raise InvalidTopology(
-                f"no name of their own: {', '.join(self.topology.unnamed)}; relocation goes by "
-                "name: name them, or set ensure.explicit.internal.resource.naming=false"
-            )
+        check_named(self.topology, self._settings)
         self._check_topics()
         check_known(self.topology, self._layout, self.request)
         relocation = self._relocation()
@@ -382,6 +379,15 @@ def _tell_of_stays(made: RelocationPlan) -> None:
             store,
             ", ".join(tasks),
             why,
+        )
+
+
+def check_named(topology: Topology, settings: Settings) -> None:
+    """InvalidTopology if a store or repartition topic has a generated name (INTERFACE rule 8)."""
+    if settings.explicit_naming and topology.unnamed:
+        raise InvalidTopology(
+            f"no name of their own: {', '.join(topology.unnamed)}; relocation goes by "
+            "name: name them, or set ensure.explicit.internal.resource.naming=false"
         )
 
 

@@ -29,7 +29,7 @@ from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.stores.kinds import BuiltIn
 from statestore.stores.specs import BuiltInSpec, KeyValueSpec, VersionedSpec
 from statestore.stores.versioned.store import TransactionalVersionedStore
-from statestore.topology.graph import Topology
+from statestore.topology.graph import Topology, require_topology
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -54,6 +54,7 @@ def run(
     Functions of a notebook or a script travel to workers of either kind. Raises the errors of
     errors.py, Misuse for arguments that exclude each other; an error leaves nothing half done.
     """
+    require_topology("run", topology)
     check_workers(workers)
     if spark is not None:
         if stop is not None:

@@ -273,8 +273,7 @@ def _checks(part: SubTopology, source: SourceNode, context: TaskContext) -> list
 
 def _sink(node: SinkNode, context: TaskContext, outbox: Outbox, application_id: str) -> Push:
     topic = node.topic.full(application_id)
-    # The serdes of an internal topic are set at the operator that made it, or before.
-    taker = f"a repartition() before {node.topic.name!r}" if node.topic.internal else ""
+    taker = node.taker
 
     def push(batch: Batch) -> None:
         keys = encoded(node.name, batch, "key", node.key_serde, Stage.PRODUCTION, taker=taker)

@@ -21,6 +21,7 @@ from statestore.topology.failures import NodeFailed, Stage
 
 _log = logging.getLogger(__name__)
 _TEXT_MAX = 8_000
+_LINES = 10
 
 
 class HandlerVerdict(NamedTuple):
@@ -56,20 +57,36 @@ class DeadLetters:
             Stage.PROCESSING: settings.on_processing_error,
             Stage.PRODUCTION: settings.on_production_error,
         }
+        self._told = 0
+        self._next_line = _LINES
 
     def verdict(
         self, what: str, place: Mapping[str, str], failed: NodeFailed, cause: Exception
     ) -> HandlerVerdict:
         """Return the handler's verdict on `what`, which failed at `place`; `fail` raises it."""
-        error = failed.error(what, cause)
         handler = self._handlers[failed.stage]
         if handler is OnError.FAIL:
-            raise error from cause
+            raise failed.error(what, cause) from cause
         is_sent = handler is OnError.DEAD_LETTER
         done = f"goes to {self._topic}" if is_sent else "is passed over"
-        trace = cause if failed.stage is Stage.PROCESSING else None
-        _log.error("task %s: %s %s: %s", self._task_id, what, done, error, exc_info=trace)
+        self._tell(f"{what} {done}: {failed.place}: {failed.reason(cause)}", cause)
         return HandlerVerdict(failed.stage, error_headers(cause, place) if is_sent else None)
+
+    def _tell(self, told: str, cause: Exception) -> None:
+        """Log one line, unless many were logged: then only the 20th, the 40th, the 80th and so on.
+
+        The traceback is in the dead letter and, for whoever wants it, in the debug log.
+        """
+        self._told += 1
+        if self._told > self._next_line:
+            self._next_line *= 2
+        if self._told <= _LINES or self._told == self._next_line:
+            line = " ".join(told.split())
+            more = ""
+            if self._told >= _LINES:
+                more = f" ({self._told} so far; the next line is the {2 * self._told}th)"
+            _log.error("task %s: %s%s%s", self._task_id, line, _raised_at(cause), more)
+        _log.debug("task %s: %s", self._task_id, told, exc_info=cause)
 
     def send(self, what: str, letters: Sequence[DeadLetter]) -> None:
         """Add dead letters to the open transaction; an error of the topic names `what` failed.
@@ -81,6 +98,12 @@ class DeadLetters:
             self._outbox.send(Records(self._topic, keys, values, times, headers=headers))
         except (RecordFailed, TopicMissing) as error:
             raise type(error)(f"{what}: {error}") from error
+
+
+def _raised_at(cause: Exception) -> str:
+    """Where the exception was raised, if it has been; an explanation points at what it explains."""
+    frames = traceback.extract_tb((cause.__cause__ or cause).__traceback__)
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
 
 
 def error_headers(error: Exception, place: Mapping[str, str]) -> tuple[Header, ...]:

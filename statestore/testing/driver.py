@@ -5,18 +5,19 @@ and checkpoint files need a scratch folder, which is removed at close. The drive
 time stands still until a test moves it.
 """
 
+import logging
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import starmap
 from pathlib import Path
 from typing import Any, Self, overload
 
 from statestore.engines.memory import MemoryEngine
-from statestore.errors import Misuse, UnknownStore
+from statestore.errors import InvalidTopology, Misuse, SerdeMismatch, UnknownStore
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.modes import Span, Time, span_ms, to_ms
 from statestore.model.records import Header, K, Record, Serde, V
+from statestore.operations.run import check_named
 from statestore.operations.topics import dead_letter_topics, internal_topics
 from statestore.ports import TopicSpec
 from statestore.settings import Settings
@@ -36,7 +37,7 @@ from statestore.stores.windows import TIME_ROW
 from statestore.tasks.plan import TaskEdges, TaskPlan
 from statestore.tasks.task import StreamTask
 from statestore.testing.memory_broker import MemoryBroker
-from statestore.topology.graph import Topology
+from statestore.topology.graph import Topology, require_topology
 from statestore.topology.logs import logs
 from statestore.topology.nodes import SinkNode, SourceNode, TopicName
 
@@ -46,6 +47,8 @@ _DEFAULTS = {
     "processing.guarantee": "exactly_once",
     "statestore.lock.wait.ms": 0,
 }
+_log = logging.getLogger(__name__)
+_TIME_MAX_MS = 2**63 - 1
 _NO_FLUSH = LagLimits(max_bytes=1 << 62, max_records=1 << 62, max_ms=1 << 62)
 
 
@@ -76,12 +79,17 @@ class TopologyTestDriver:
         *,
         partitions: int = 1,
     ) -> None:
-        """Every topic of the user's has `partitions` partitions."""
+        """Every topic of the user's has `partitions` partitions.
+
+        Misuse if it is no topology. A store without a name, which a run refuses, is only logged.
+        """
+        require_topology("TopologyTestDriver", topology)
         given = settings.to_mapping() if isinstance(settings, Settings) else (settings or {})
         self._scratch = tempfile.TemporaryDirectory(prefix="topology-test-")
         self._settings = Settings.from_mapping(
             _DEFAULTS | {"state.dir": self._scratch.name} | dict(given)
         )
+        _tell_of_names(topology, self._settings)
         self._topology = topology
         self._layout = StateLayout(Path(self._scratch.name), self._settings.application_id)
         self._broker = MemoryBroker()
@@ -108,24 +116,54 @@ class TopologyTestDriver:
         """Process one record to the end and commit it.
 
         `timestamp_ms` is in milliseconds or an aware datetime; the driver's wall clock gives one
-        that is missing.
+        that is missing. Key and value are encoded by the serdes with which the topology reads the
+        topic: SerdeMismatch if they do not fit. Misuse if no broker would take the record.
         """
         time_ms = self._clock.now_ms() if timestamp_ms is None else to_ms(timestamp_ms)
         record = Record(key, value, time_ms, tuple(headers), partition=partition)
         self.pipe_all(topic, [record])
 
+    def pipe_bytes(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        timestamp_ms: Time | None = None,
+        partition: int = 0,
+        *,
+        headers: Sequence[Header] = (),
+    ) -> None:
+        """Do as `pipe` with bytes that are not encoded, such as those that do not decode.
+
+        Misuse if they are no bytes, or if no broker would take the record.
+        """
+        self._source(topic)
+        for side, given in (("key", key), ("value", value)):
+            if not isinstance(given, bytes | None):
+                raise Misuse(
+                    f"pipe_bytes into topic {topic!r}: the {side} is {type(given).__name__}: pass "
+                    "bytes, or use pipe(), which encodes"
+                )
+        time_ms = self._clock.now_ms() if timestamp_ms is None else to_ms(timestamp_ms)
+        self._produce(topic, Record(key, value, time_ms, tuple(headers), partition=partition))
+        self._drain()
+
     def pipe_all(self, topic: str, records: Iterable[tuple[Any, ...]]) -> None:
         """Process several records in one commit; a record without a `partition` goes to 0.
 
-        A record may be a tuple (key, value, timestamp_ms, …).
+        A record may be a tuple (key, value, timestamp_ms, …). If one of them is refused, none is
+        processed.
         """
         node = self._source(topic)
-        for record in starmap(Record, records):
-            encoded = record.replace(
-                key=_encode(node.key_serde, record.key),
-                value=_encode(node.value_serde, record.value),
-            )
-            self._broker.produce(TopicPartition(topic, record.partition or 0), encoded)
+        encoded = []
+        for given in records:
+            record = _record_of(topic, given)
+            key = _encode(topic, "key", node.key_serde, record.key)
+            value = _encode(topic, "value", node.value_serde, record.value)
+            encoded.append(record.replace(key=key, value=value))
+            self._check(topic, record)
+        for record in encoded:
+            self._produce(topic, record)
         self._drain()
 
     def read(self, topic: str) -> list[Record[Any, Any]]:
@@ -139,7 +177,10 @@ class TopologyTestDriver:
         fresh = rows[self._read.get(topic, 0) :]
         self._read[topic] = len(rows)
         return [
-            row.replace(key=_decode(key_serde, row.key), value=_decode(value_serde, row.value))
+            row.replace(
+                key=_decode(topic, "key", key_serde, row.key),
+                value=_decode(topic, "value", value_serde, row.value),
+            )
             for row in fresh
             if row.key != TIME_ROW or serdes.of_windowed(key_serde.name) is None
         ]
@@ -160,10 +201,17 @@ class TopologyTestDriver:
         The spec gives the store its type; a name gives none. UnknownStore lists the stores of the
         topology.
         """
+        self._check_open()
         name = spec if isinstance(spec, str) else spec.name
         for part in self._topology.sub_topologies:
             if name in part.stores:
-                return self._tasks[TaskId(part.ordinal, partition)].store(name)
+                task = self._tasks.get(TaskId(part.ordinal, partition))
+                if task is None:
+                    raise UnknownStore(
+                        f"store {name!r} has no partition {partition}: its stream tasks are "
+                        f"{', '.join(str(at) for at in self._tasks if at[0] == part.ordinal)}"
+                    )
+                return task.store(name)
         raise UnknownStore(
             f"no store {name!r}; the topology has: {', '.join(self._topology.stores)}"
         )
@@ -171,13 +219,16 @@ class TopologyTestDriver:
     def advance_wall_clock(self, ms: Span) -> None:
         """Let time (milliseconds or a timedelta) pass at once.
 
-        A punctuation that is due several times fires once.
+        A punctuation that is due several times fires once. Misuse if the span is negative.
         """
+        if span_ms(ms) < 0:
+            raise Misuse(f"the wall clock cannot go back by {-span_ms(ms)} ms: pass a span above 0")
         self._clock.advance(span_ms(ms))
         self._drain()
 
     def commit(self) -> None:
         """Commit every stream task now."""
+        self._check_open()
         for task in self._tasks.values():
             task.finish()
 
@@ -262,8 +313,40 @@ class TopologyTestDriver:
             owned_by_task=True,
         )
 
+    def _check_open(self) -> None:
+        if not self._tasks:
+            raise Misuse("this TopologyTestDriver is closed: use it inside its `with`")
+
+    def _check(self, topic: str, record: Record[Any, Any]) -> None:
+        """Misuse if no broker would take the record."""
+        count, partition = self._counts[TopicName(topic)], record.partition or 0
+        where = f"pipe into topic {topic!r}"
+        if partition not in range(count):
+            raise Misuse(
+                f"{where}: there is no partition {partition}, they are 0 to {count - 1}: "
+                f"TopologyTestDriver(topology, partitions=…) says how many there are"
+            )
+        time_ms: object = record.timestamp_ms
+        # Kafka uses -1 for records without a time.
+        if type(time_ms) is not int or not -1 <= time_ms <= _TIME_MAX_MS:
+            raise Misuse(
+                f"{where}: no broker takes a record of the time {time_ms!r:.99}: pass whole "
+                "milliseconds since 1970, or an aware datetime"
+            )
+        for header in record.headers:
+            match header:
+                case (str(), bytes() | None):
+                    continue
+            raise Misuse(f"{where}: {header!r:.99} is no header: pass (name, bytes)")
+
+    def _produce(self, topic: str, record: Record[Any, Any]) -> None:
+        self._check_open()
+        self._check(topic, record)
+        self._broker.produce(TopicPartition(topic, record.partition or 0), record)
+
     def _drain(self) -> None:
         """Step all tasks until none has anything left, in internal topics either."""
+        self._check_open()
         moved = True
         while moved:
             moved = False
@@ -302,9 +385,46 @@ def _nothing_to_link(_source: Path, _target: Path, _owner_dead: bool, /) -> None
     """Do nothing: the stores of a test have no files."""
 
 
-def _encode(serde: Serde[Any], item: Any) -> bytes | None:
-    return None if item is None else serde.serialize(item)
+def _tell_of_names(topology: Topology, settings: Settings) -> None:
+    """Warn of what a run refuses and a test of a part of a pipeline need not care about."""
+    try:
+        check_named(topology, settings)
+    except InvalidTopology as refused:
+        _log.warning("a run would refuse this topology: %s", refused)
 
 
-def _decode(serde: Serde[Any], data: bytes | None) -> Any:
-    return None if data is None else serde.deserialize(data)
+def _record_of(topic: str, given: tuple[Any, ...]) -> Record[Any, Any]:
+    try:
+        record = Record(*given)
+        return record.replace(timestamp_ms=to_ms(record.timestamp_ms))
+    except TypeError as error:
+        raise Misuse(
+            f"pipe_all into topic {topic!r}: {given!r:.99} is no record: pass ss.Record(key, "
+            "value, timestamp_ms), or a tuple that begins with these"
+        ) from error
+
+
+def _encode(topic: str, side: str, serde: Serde[Any], item: Any) -> bytes | None:
+    if item is None:
+        return None
+    try:
+        return serde.serialize(item)
+    except Exception as error:
+        raise SerdeMismatch(
+            f"pipe into topic {topic!r}: the {side} {item!r:.99} is {type(item).__name__}, but the "
+            f"topology reads {side}s as {serde.name} ({error}): pass one that fits, or pass "
+            f"{side}_serde=… where the topology reads the topic; pipe_bytes() takes bytes as they "
+            "are"
+        ) from error
+
+
+def _decode(topic: str, side: str, serde: Serde[Any], data: bytes | None) -> Any:
+    if data is None:
+        return None
+    try:
+        return serde.deserialize(data)
+    except Exception as error:
+        raise SerdeMismatch(
+            f"read of topic {topic!r}: the {side} {serdes.printable(data):.99} is no {serde.name} "
+            f"({error})"
+        ) from error

@@ -1,6 +1,6 @@
 """StreamsBuilder: where a pipeline begins; `build()` returns its Topology."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, overload
 
 from typing_extensions import TypeVar
@@ -15,7 +15,7 @@ from statestore.topology.flows import Flow
 from statestore.topology.graph import Topology
 from statestore.topology.ktables import KTable
 from statestore.topology.materialized import Materialized
-from statestore.topology.nodes import SourceNode, TimestampExtractor, TopicName
+from statestore.topology.nodes import SourceNode, TimestampExtractor, TopicName, check_topic
 from statestore.topology.streams import KStream
 
 # Of the serdes of nodes that name none. A function that takes a builder of any serdes can say so.
@@ -107,9 +107,12 @@ class StreamsBuilder(Generic[KB, VB]):
         a topic need the same extractor and the same beginning. InvalidTopology if no topic is
         given.
         """
-        names = (topics,) if isinstance(topics, str) else tuple(topics)
+        listed: object = (topics,) if isinstance(topics, str) else topics
+        names = tuple(listed) if isinstance(listed, Iterable) else (listed,)
         if not names:
             raise InvalidTopology("stream() needs at least one topic")
+        for topic in names:
+            check_topic("stream()", topic)
         if timestamp_extractor is not None:
             check_arity("timestamp_extractor", timestamp_extractor, 1, name)
         node = SourceNode(

@@ -25,8 +25,11 @@ def check_arity(
     `may_yield`: what it returns is iterated, so it may be a generator function.
     """
     where = verb if name is None else f"{verb} {name!r}"
-    if not callable(function):
-        raise Misuse(f"{where} needs a function of {count} arguments, not {function!r}")
+    given: object = function
+    if not callable(given):
+        arguments = f"{count} argument{'' if count == 1 else 's'}"
+        way_out = "" if count else f": pass lambda: {given!r:.99}"
+        raise Misuse(f"{where} needs a function of {arguments}, not {given!r:.99}{way_out}")
     why = why_idle(function, may_yield=may_yield)
     if why is not None:
         raise Misuse(f"{where}: {_name(function)!r} {why}")
@@ -46,6 +49,14 @@ def check_factory(verb: str, factory: Callable[..., Any], name: str | None) -> N
     If the factory is not the processor's class, only what it makes shows that; see
     `processors.Maker`.
     """
+    given: object = factory
+    if not callable(given) and hasattr(given, verb):
+        where = verb if name is None else f"{verb} {name!r}"
+        kind = type(given).__name__
+        raise Misuse(
+            f"{where} needs what makes a processor for each stream task, not one that is made "
+            f"already: pass the class {kind}, or lambda context: {kind}(…)"
+        )
     check_arity(verb, factory, 1, name)
     if isinstance(factory, type):
         why = why_processor_idle(factory, verb)

@@ -102,8 +102,12 @@ class Collector:
         key_serde: Serde[Any],
         value_serde: Serde[Any],
         partitions: int | None,
+        taker: str,
     ) -> str:
-        """Add a sink and a source with an internal topic between them; return the source's name."""
+        """Add a sink and a source with an internal topic between them; return the source's name.
+
+        `taker`: which call gives the topic its serdes.
+        """
         check_store_name(name)
         if name in self._repartitions:
             raise InvalidTopology(
@@ -113,7 +117,8 @@ class Collector:
             self._unnamed.append(f"repartition topic {name}")
         self._repartitions[name] = Repartition(name, partitions, explicit)
         topic = TopicName(name, internal=True)
-        self.add(SinkNode(self.number("KSTREAM-SINK"), (parent,), topic, key_serde, value_serde))
+        sink = self.number("KSTREAM-SINK")
+        self.add(SinkNode(sink, (parent,), topic, key_serde, value_serde, taker=taker))
         source = SourceNode(self.number("KSTREAM-SOURCE"), (topic,), key_serde, value_serde)
         self.add(source)
         return source.name

@@ -67,15 +67,21 @@ class NodeFailed(Exception):
 
     def error(self, where: str, cause: Exception) -> StateStoreError:
         """Return the error with which a run ends; `where` says which record it was."""
-        place = f"{self.place}, {where}"
+        told = f"{self.place}, {where}: {self.reason(cause)}"
         for kind in _ABOUT_A_RECORD:
             if isinstance(cause, kind):
-                return kind(f"{place}: {cause}")
-        doing = "cannot decode: " if self.stage is Stage.DESERIALIZATION else ""
+                return kind(told)
         return RecordFailed(
-            f"{place}: {doing}{type(cause).__name__}: {cause}; correct the record or the pipeline, "
-            f"then start again, or let {self.stage}.exception.handler pass over such records"
+            f"{told}; correct the record or the pipeline, then start again, or let "
+            f"{self.stage}.exception.handler pass over such records"
         )
+
+    def reason(self, cause: Exception) -> str:
+        """What happened, without place or way out."""
+        if isinstance(cause, _ABOUT_A_RECORD):
+            return str(cause)
+        doing = "cannot decode: " if self.stage is Stage.DESERIALIZATION else ""
+        return f"{doing}{type(cause).__name__}: {cause}"
 
 
 def failed(

@@ -18,7 +18,14 @@ from statestore.topology.aggregates import Spec
 from statestore.topology.collector import Collector
 from statestore.topology.grace import Waiter
 from statestore.topology.materialized import Materialized, wished
-from statestore.topology.nodes import Build, NodeContext, SendOldValues, SinkNode, TopicName
+from statestore.topology.nodes import (
+    Build,
+    NodeContext,
+    SendOldValues,
+    SinkNode,
+    TopicName,
+    check_topic,
+)
 from statestore.topology.tables import History
 
 Look = Callable[[list[bytes]], list[Any]]
@@ -76,8 +83,12 @@ class Flow:
         key_serde: Serde[Any] | None = None,
         value_serde: Serde[Any] | None = None,
         partitions: int | None = None,
+        taker: str | None = None,
     ) -> "Flow":
-        """Return the stream behind a repartition topic if keys changed or `forced`, else itself."""
+        """Return the stream behind a repartition topic if keys changed or `forced`, else itself.
+
+        `taker`: which call gives the topic its serdes; None: none does, a repartition() could.
+        """
         if not (self.rekeyed or forced):
             return self
         key, value = key_serde or self.key_serde, value_serde or self.value_serde
@@ -88,6 +99,7 @@ class Flow:
             key_serde=key,
             value_serde=value,
             partitions=partitions,
+            taker=taker or f"a repartition() before {name!r}",
         )
         return Flow(self.builder, source, key, value)
 
@@ -100,6 +112,7 @@ class Flow:
         name: str | None,
     ) -> None:
         """Add a sink that writes this stream to a topic of the user's."""
+        check_topic("to()", topic)
         self.builder.add(
             SinkNode(
                 name or self.builder.number("KSTREAM-SINK"),
@@ -107,6 +120,7 @@ class Flow:
                 TopicName(topic),
                 key_serde or self.key_serde,
                 value_serde or self.value_serde,
+                taker=f"`to({topic!r})`",
             )
         )
 

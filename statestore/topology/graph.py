@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from statestore.errors import InvalidTopology, NotCopartitioned, TopicMissing
+from statestore.errors import InvalidTopology, Misuse, NotCopartitioned, TopicMissing
 from statestore.model.ids import TaskId
 from statestore.stores.specs import StoreSpec
 from statestore.topology.nodes import (
@@ -329,3 +329,20 @@ def _headline(node: Node) -> str:
             return f"Processor: {node.name} (stores: [{', '.join(node.stores)}])"
         case SinkNode():
             return f"Sink: {node.name} (topic: {node.topic.without_application()})"
+
+
+def require_topology(verb: str, given: object) -> Topology:
+    """Return what was given; Misuse with the way out if it is no Topology."""
+    if isinstance(given, Topology):
+        return given
+    if given is None:
+        way_out = "a function that builds one ends with `return b.build()`"
+    elif isinstance(given, str):
+        way_out = "the command `statestore run --pipeline` takes a path; import the function here"
+    elif hasattr(given, "build"):
+        way_out = "call its build()"
+    elif callable(given):
+        way_out = f"call it: {getattr(given, '__name__', 'topology')}()"
+    else:
+        way_out = "StreamsBuilder.build() returns one"
+    raise Misuse(f"{verb} needs a Topology, not {given!r:.99}: {way_out}")

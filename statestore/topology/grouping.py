@@ -20,17 +20,19 @@ class Grouping:
     """What stands behind a KGroupedStream and a TimeWindowedKStream.
 
     The repartition topic is named after `name`, or else after the store. A named one is shared by
-    all aggregates of the grouping; `through` has the stream behind it, once there is one.
+    all aggregates of the grouping; `through` has the stream behind it, once there is one. `taker`
+    is the call that was given the serdes, None if none was.
     """
 
     flow: Flow
     name: str | None
+    taker: str | None = None
     windows: tuple[TimeWindows, EmitStrategy] | None = None
     through: list[Flow] = field(default_factory=list)
 
     def windowed(self, windows: TimeWindows, emit: EmitStrategy) -> "Grouping":
         """Return the same records grouped by window, too."""
-        return Grouping(self.flow, self.name, (windows, emit), self.through)
+        return Grouping(self.flow, self.name, self.taker, (windows, emit), self.through)
 
     def count(
         self, materialized: Materialized[Any, Any] | str | None, name: str | None
@@ -102,7 +104,8 @@ class Grouping:
     def _source(self, store: str, *, explicit: bool) -> Flow:
         """Return the stream that the aggregate reads; only a grouping's name is the user's."""
         if self.name is None:
-            return self.flow.repartitioned(store, explicit=explicit)
+            return self.flow.repartitioned(store, explicit=explicit, taker=self.taker)
         if not self.through:
-            self.through.append(self.flow.repartitioned(self.name, explicit=True))
+            flow = self.flow.repartitioned(self.name, explicit=True, taker=self.taker)
+            self.through.append(flow)
         return self.through[0]

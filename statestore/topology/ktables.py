@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from statestore.errors import InvalidTopology, Misuse
 from statestore.model.records import K2, V2, K_co, Serde, V_co
-from statestore.topology import joins, streams, views
+from statestore.topology import joins, missing_methods, streams, views
 from statestore.topology import operators as ops
 from statestore.topology.callbacks import check_arity
 from statestore.topology.flows import Flow, TableFlow
@@ -20,6 +20,7 @@ R = TypeVar("R")
 A = TypeVar("A")
 
 
+@missing_methods.explains(missing_methods.OF_TABLES)
 class KTable(Generic[K_co, V_co]):
     """A table of the latest value per key, in a store of its own or computed from other tables.
 

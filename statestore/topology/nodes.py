@@ -11,6 +11,7 @@ from itertools import accumulate
 from operator import gt
 from typing import Any, NamedTuple, Protocol
 
+from statestore.errors import Misuse
 from statestore.model.batch import Batch
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.modes import AutoOffsetReset, PunctuationType, Span
@@ -199,6 +200,22 @@ class TopicName:
         return f"{self.name}-repartition" if self.internal else self.name
 
 
+def check_topic(verb: str, topic: object) -> None:
+    """Raise Misuse unless a topic is named by a text that is not empty."""
+    if not isinstance(topic, str) or not topic:
+        raise Misuse(f"{verb} takes the name of a topic, not {topic!r:.99}: pass its name as str")
+
+
+def check_serdes(where: str, key_serde: object, value_serde: object) -> None:
+    """Raise Misuse unless both are serdes, and not the types or names of what they encode."""
+    for side, given in (("key", key_serde), ("value", value_serde)):
+        if not isinstance(given, Serde):
+            raise Misuse(
+                f"{where}: {given!r:.99} is no {side}_serde: pass one of statestore.serdes, such "
+                "as serdes.STRING or serdes.JSON, or ss.Serde(name, serialize, deserialize)"
+            )
+
+
 @dataclass(frozen=True)
 class SourceNode:
     """A node that reads topics."""
@@ -211,6 +228,9 @@ class SourceNode:
     parents: tuple[str, ...] = ()
     stores: tuple[str, ...] = ()
     offset_reset: AutoOffsetReset | None = None
+
+    def __post_init__(self) -> None:
+        check_serdes(f"node {self.name}", self.key_serde, self.value_serde)
 
 
 @dataclass(frozen=True)
@@ -238,7 +258,7 @@ class OperatorNode:
 
 @dataclass(frozen=True)
 class SinkNode:
-    """A node that writes a topic."""
+    """A node that writes a topic; `taker` is the call that was given its serdes, for messages."""
 
     name: str
     parents: tuple[str, ...]
@@ -246,6 +266,10 @@ class SinkNode:
     key_serde: Serde[Any]
     value_serde: Serde[Any]
     stores: tuple[str, ...] = ()
+    taker: str = ""
+
+    def __post_init__(self) -> None:
+        check_serdes(f"node {self.name}", self.key_serde, self.value_serde)
 
 
 Node = SourceNode | OperatorNode | SinkNode

@@ -4,6 +4,7 @@ A node works on a whole batch in one pass. Keys and values are decoded only wher
 function needs them (INTERFACE rule 6).
 """
 
+import reprlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import length_hint
 from typing import Any
@@ -13,6 +14,9 @@ from statestore.model.records import T
 from statestore.topology.failures import Stage, decoded, failed
 from statestore.topology.nodes import Build, Forward, NodeContext, Push
 
+_TEXTS = frozenset({str, bytes})
+_SEVERAL_PAIRS = "pairs: return a list of (key, value), or yield them; an empty list for none"
+_SEVERAL_VALUES = "values: return a list of them, or yield them; an empty list for none"
 Transform = Callable[[Batch, Iterator[Any]], T]
 
 
@@ -39,13 +43,16 @@ def mapped(node: str, function: Callable[[Any, Any], tuple[Any, Any]]) -> Build:
     """Build a node that gives each record a new key and value."""
 
     def transform(batch: Batch, rows: Iterator[Any]) -> Batch:
-        pairs = [(key, value) for k, v in rows for key, value in (function(k, v),)]
+        pairs = [
+            made if type(made := function(k, v)) is tuple and len(made) == 2 else _pair(made)
+            for k, v in rows
+        ]
         return batch.with_columns(
             keys=Column(objects=[key for key, _ in pairs]),
             values=Column(objects=[value for _, value in pairs]),
         )
 
-    return _guarded(node, transform, "key", "value")
+    return _guarded(node, transform, "key", "value", wanted="a pair: return (key, value)")
 
 
 def keyed(node: str, function: Callable[[Any, Any], Any]) -> Build:
@@ -67,18 +74,23 @@ def flattened(node: str, function: Callable[[Any, Any], Iterable[tuple[Any, Any]
             values=Column(objects=[value for _, _, value in made]),
         )
 
-    return _guarded(node, transform, "key", "value")
+    return _guarded(node, transform, "key", "value", wanted=_SEVERAL_PAIRS)
 
 
 def flattened_values(node: str, function: Callable[[Any], Iterable[Any]]) -> Build:
     """Build a node that makes any number of records from each record, with the same key."""
 
     def transform(batch: Batch, rows: Iterator[Any]) -> Batch:
-        made = [(i, new) for i, old in enumerate(rows) for new in function(old)]
+        made = [
+            (i, new)
+            for i, old in enumerate(rows)
+            for found in (function(old),)
+            for new in (found if type(found) not in _TEXTS else _values(found))
+        ]
         spread = batch.take([i for i, _ in made])
         return spread.with_columns(values=Column(objects=[value for _, value in made]))
 
-    return _guarded(node, transform, "value")
+    return _guarded(node, transform, "value", wanted=_SEVERAL_VALUES)
 
 
 def peeked(node: str, function: Callable[[Any, Any], object]) -> Build:
@@ -121,12 +133,15 @@ def branched(
     return build
 
 
-def _guarded(node: str, transform: Transform[Batch], *sides: str) -> Build:
-    """Build a node whose `transform` gets the batch and its rows, decoded on these `sides`."""
+def _guarded(node: str, transform: Transform[Batch], *sides: str, wanted: str = "") -> Build:
+    """Build a node whose `transform` gets the batch and its rows, decoded on these `sides`.
+
+    `wanted`: what the user's function must return, if anything else is an error.
+    """
 
     def build(_context: NodeContext, forward: Forward) -> Push:
         def push(batch: Batch) -> None:
-            out = _transformed(node, batch, transform, sides)
+            out = _transformed(node, batch, transform, sides, wanted)
             if len(out):
                 forward(out, None)
 
@@ -135,19 +150,52 @@ def _guarded(node: str, transform: Transform[Batch], *sides: str) -> Build:
     return build
 
 
-def _transformed(node: str, batch: Batch, transform: Transform[T], sides: Sequence[str]) -> T:
+def _transformed(
+    node: str, batch: Batch, transform: Transform[T], sides: Sequence[str], wanted: str = ""
+) -> T:
     first, *others = (decoded(node, batch, side) for side in sides)
     # A list's iterator knows how many rows are left, which tells for which row a function raised.
     ahead = iter(first)
     try:
         return transform(batch, zip(ahead, *others, strict=True) if others else ahead)
     except Exception as error:
-        found = [(len(batch) - length_hint(ahead) - 1, error)]
+        found = [(len(batch) - length_hint(ahead) - 1, _explained(error, wanted))]
         # Earlier rows are not tried again, because a function may have changed what it was given.
         for i in range(found[0][0] + 1, len(batch)):
             row = tuple(column[i] for column in (first, *others))
             try:
                 transform(batch.slice(i, i + 1), iter([row if others else row[0]]))
             except Exception as another:  # noqa: BLE001  # any exception is a finding
-                found.append((i, another))
+                found.append((i, _explained(another, wanted)))
         raise failed(Stage.PROCESSING, node, batch, error, found=found, certain=True) from error
+
+
+def _explained(error: Exception, wanted: str) -> Exception:
+    """The error, or what was wanted if not the user's function raised but what it returned."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if not wanted or trace is None or trace.tb_frame.f_code.co_filename != __file__:
+        return error
+    told = TypeError(f"the function did not return {wanted} ({error})")
+    told.__cause__ = error
+    return told
+
+
+def _pair(made: Any) -> tuple[Any, Any]:
+    """A pair that is no plain tuple; TypeError if it is none at all."""
+    if not isinstance(made, list | tuple):
+        raise TypeError(f"it returned {_shown(made)}")
+    if len(made) != 2:
+        raise TypeError(f"it returned a {type(made).__name__} of {len(made)} items")
+    key, value = made
+    return key, value
+
+
+def _values(made: Any) -> Iterable[Any]:
+    """TypeError for a text, which would be taken apart character by character."""
+    raise TypeError(f"it returned {_shown(made)}")
+
+
+def _shown(made: Any) -> str:
+    return "None" if made is None else f"{reprlib.repr(made)}, which is {type(made).__name__}"

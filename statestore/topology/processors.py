@@ -147,7 +147,10 @@ class ProcessorContext(Generic[KF_contra, VF_contra]):
             times = [time for _, _, time in made[start:stop] if time is not None]
             complete = times if len(times) == stop - start else None
             records = [record for record, _, _ in made[start:stop]]
-            runs.append((Batch.of(records, stream_times=complete), child))
+            try:
+                runs.append((Batch.of(records, stream_times=complete), child))
+            except AttributeError as error:
+                raise _no_record(records) from error
             start = stop
         return runs
 
@@ -200,7 +203,7 @@ def processed(
             try:
                 run(node, batch, processor, outward, stream_times(context, batch))
                 runs = outward.take_forwarded()
-            except AttributeError as error:  # What it forwarded was not a record.
+            except TypeError as error:  # What it forwarded was not a record.
                 raise failed(Stage.PROCESSING, node, batch, error) from error
             finally:
                 outward.done()
@@ -244,6 +247,15 @@ def _per_batch(
         processor.process_batch(list(batch.records()))
     except Exception as error:
         raise failed(Stage.PROCESSING, node, batch, error) from error
+
+
+def _no_record(forwarded: Sequence[object]) -> TypeError:
+    """The error for the first thing forwarded that is no Record."""
+    wrong = next((it for it in forwarded if not isinstance(it, Record)), None)
+    return TypeError(
+        f"forward() takes a Record, not {type(wrong).__name__}: forward record.replace(key=…, "
+        "value=…), or ss.Record(key, value, timestamp_ms)"
+    )
 
 
 def _made(node: str, maker: "Maker", context: ProcessorContext[Any, Any]) -> Any:

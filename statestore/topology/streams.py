@@ -20,7 +20,7 @@ from statestore.errors import InvalidTopology, Misuse
 from statestore.model.modes import EmitStrategy, Span, span_ms
 from statestore.model.records import K2, V2, K, K_co, Serde, V, V_co, Windowed
 from statestore.stores.specs import StoreSpec
-from statestore.topology import joins, ktables
+from statestore.topology import joins, ktables, missing_methods
 from statestore.topology import operators as ops
 from statestore.topology.callbacks import check_arity, check_factory
 from statestore.topology.flows import Flow
@@ -28,12 +28,7 @@ from statestore.topology.grouping import Grouping
 from statestore.topology.join_windows import JoinWindows
 from statestore.topology.materialized import Materialized
 from statestore.topology.nodes import Build
-from statestore.topology.processors import (
-    BatchProcessor,
-    Processor,
-    ProcessorContext,
-    processed,
-)
+from statestore.topology.processors import BatchProcessor, Processor, ProcessorContext, processed
 from statestore.topology.windows import TimeWindows
 
 R = TypeVar("R")
@@ -50,6 +45,7 @@ class Initializer(Protocol[A_co]):
     def __call__(self) -> A_co: ...
 
 
+@missing_methods.explains(missing_methods.OF_STREAMS)
 class KStream(Generic[K_co, V_co]):
     """A stream of records. Every method returns a new stream, and this one stays usable.
 
@@ -170,6 +166,7 @@ class KStream(Generic[K_co, V_co]):
             key_serde=key_serde,
             value_serde=value_serde,
             partitions=partitions,
+            taker=f"repartition({name!r})",
         )
         return KStream(flow)
 
@@ -315,7 +312,7 @@ class KStream(Generic[K_co, V_co]):
         node = flow.add("KSTREAM-KEY-SELECT", None, lambda n: ops.keyed(n, function))
         keyed = flow.keyed_anew(node, value_serde=value_serde or flow.value_serde)
         return KGroupedStream(
-            Grouping(replace(keyed, key_serde=key_serde or keyed.key_serde), name)
+            Grouping(replace(keyed, key_serde=key_serde or keyed.key_serde), name, "group_by()")
         )
 
     def process(
@@ -406,6 +403,7 @@ class KStream(Generic[K_co, V_co]):
         return KStream(self._flow.same(self._flow.add(kind, name, make)))
 
 
+@missing_methods.explains(missing_methods.OF_GROUPS)
 class _Grouped(Generic[K_co, KR_co, V_co]):
     """The aggregates of records grouped by K, in tables with keys of KR."""
 

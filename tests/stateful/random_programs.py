@@ -264,8 +264,8 @@ STREAM_STEPS = [
     "join",
     "table",
 ]
-AGES = [-20, 0, 1_700_000_000_000, YEAR_2099]
-"""Where times begin: before 1970, with it, today, and far ahead."""
+AGES = [-1, 0, 1_700_000_000_000, YEAR_2099]
+"""Where times begin: with no time, in 1970, today, and far ahead."""
 
 
 def program_of(chance: random.Random, *, values: str = "", windowed: bool | None = None) -> Program:
@@ -332,7 +332,7 @@ def lots_of(chance: random.Random, program: Program, begin: int | None = None) -
         for _ in range(chance.randint(1, most)):
             now = chance.choice(AGES) if jumps and chance.random() < 0.1 else now
             now += chance.randint(0, pace)
-            time = now - chance.randint(0, late)
+            time = max(now - chance.randint(0, late), -1)  # no broker has any below
             name = chance.choice([None, "", "", *4 * ["k0"], *4 * ["k1"], "k2"])
             start = max(now - chance.randint(0, SIZE), 0) // SIZE * SIZE
             key = key_of(name, start, windowed=program.windowed and topic == "in")

@@ -168,7 +168,7 @@ def arrivals_of(chance: random.Random, late: int, pace: int) -> list[Arrival]:
         now += chance.choice([0, 1, 2, pace])
         topic = "table" if (i // chance.randint(1, 9)) % 2 else "stream"
         value = chance.choice([f"v{i}", f"v{i}", f"v{i}", "hidden", None])
-        time = now - chance.randrange(late)
+        time = max(now - chance.randrange(late), 0)
         found.append(Arrival(topic, chance.choice("abcdefg"), value, time))
     return [*found, Arrival("stream", "z", "end", now + 10_000)]
 

@@ -122,7 +122,7 @@ def test_a_function_of_the_wrong_arity_is_refused_naming_the_operator(
     for wrong in (takes_four, takes_one if count != 1 else takes_three):
         with pytest.raises(Misuse, match=rf"^{operator}.* {count} arguments"):
             call(typed(builder()), wrong)
-    with pytest.raises(Misuse, match=rf"^{operator}.*needs a function of {count} arguments"):
+    with pytest.raises(Misuse, match=rf"^{operator}.*needs a function of {count} argument"):
         call(typed(builder()), "not callable")  # type: ignore[arg-type]  # the point of the test
 
 

@@ -88,7 +88,7 @@ def test_flat_map_makes_any_number_with_the_time_and_offset_of_the_record_they_c
 
 
 def test_flat_map_values_keeps_the_key() -> None:
-    assert pushed(ops.flattened_values("f", lambda value: (value or "") * 2)) == [
+    assert pushed(ops.flattened_values("f", lambda value: list(value or "") * 2)) == [
         ("a", "1", 10),
         ("a", "1", 10),
         (None, "2", 20),

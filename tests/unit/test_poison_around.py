@@ -179,7 +179,7 @@ def test_what_a_processor_forwards_amiss_is_its_records_failure() -> None:
     with TopologyTestDriver(b.build(), settings("dead_letter")) as driver:
         poisonous(driver)
         ((_, _, headers),) = letters(driver).values()
-        assert headers["__streams.errors.exception"] == b"AttributeError"
+        assert headers["__streams.errors.exception"] == b"TypeError"
         assert [r.value for r in driver.read("out")] == ["1", "2"]
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from statestore.applications import ConfiguredApplication
 from statestore.errors import InvalidSetting
-from statestore.model.modes import IsolationLevel, OnError, ProcessingGuarantee
-from statestore.settings import Optimization, Settings, describe_settings, expand, is_secret
+from statestore.model.modes import IsolationLevel, OnError, Optimization, ProcessingGuarantee
+from statestore.settings import Settings, describe_settings, expand, is_secret
 
 AT_LEAST_ONCE, EXACTLY_ONCE = ProcessingGuarantee.AT_LEAST_ONCE, ProcessingGuarantee.EXACTLY_ONCE
 NOT_NUMBERS = ("soon", "", "1.5", 1.5, True, [1])
@@ -155,8 +155,8 @@ def test_an_unknown_key_is_an_error_that_names_the_nearest(given: str, nearest: 
         Settings.from_mapping({given: "1"})
 
 
-def test_an_unknown_key_near_none_points_to_the_documentation() -> None:
-    with pytest.raises(InvalidSetting, match=r"'zzz'; see docs/settings\.md"):
+def test_an_unknown_key_near_none_points_to_the_command_that_lists_all() -> None:
+    with pytest.raises(InvalidSetting, match=r"'zzz'; `statestore settings` lists all"):
         Settings.from_mapping({"zzz": 1})
 
 

@@ -78,11 +78,11 @@ def test_falsy_values_of_the_table_are_joined(value: Any) -> None:
 
 def test_an_update_out_of_order_changes_history_and_hands_nothing_on() -> None:
     with TopologyTestDriver(joined()) as driver:
-        play(driver, "T k5@50 T k1@10 T k9@50 T k-@60 T k7@55 T k3@-80 T j1@10")
+        play(driver, "T k5@150 T k1@110 T k9@150 T k-@160 T k7@155 T k3@20 T j1@110")
         updates = [(r.key, r.value, r.timestamp_ms) for r in driver.read("updates")]
-        assert updates == [("k", "5", 50), ("k", "9", 50), ("k", None, 60), ("j", "1", 10)]
+        assert updates == [("k", "5", 150), ("k", "9", 150), ("k", None, 160), ("j", "1", 110)]
         history = driver.store("rates").history("k", descending=False)
-        assert [(v.value, v.timestamp_ms) for v in history] == [("1", 10), ("9", 50), ("7", 55)]
+        assert [(v.value, v.timestamp_ms) for v in history] == [("1", 110), ("9", 150), ("7", 155)]
 
 
 GRACE = """
@@ -227,13 +227,13 @@ def test_a_late_version_is_not_logged() -> None:
 
 def test_times_that_kafkas_client_cannot_send_come_back_from_the_changelog() -> None:
     with TopologyTestDriver(joined()) as driver:
-        play(driver, "T k1@-5 T k2@0 T k3@1 T k4@2")
+        play(driver, "T k1@-1 T k2@0 T k3@1 T k4@2")
         stamps = [r.timestamp_ms for r in driver.read("topology-test-rates-changelog")]
         assert stamps == [1, 1, 1, 2]
         driver.crash()
         history = driver.store("rates").history("k", descending=False)
         assert [(v.value, v.timestamp_ms) for v in history] == [
-            ("1", -5),
+            ("1", -1),
             ("2", 0),
             ("3", 1),
             ("4", 2),
