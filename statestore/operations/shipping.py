@@ -15,6 +15,7 @@ from functools import partial
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
+import msgspec
 from cloudpickle import Pickler
 
 from statestore.errors import InvalidTopology, PipelineNotFound
@@ -25,6 +26,7 @@ _OURS = "statestore"
 _MODULES = ("statestore.model.", "statestore.stores.", "statestore.topology.")
 # They travel by themselves: functions and classes by name, and these by value.
 _BY_THEMSELVES = (type, ModuleType, FunctionType, BuiltinFunctionType)
+_STRUCT = type(msgspec.Struct)
 _PLAIN = (str, bytes, int, float, bool, type(None), tuple, frozenset)
 
 
@@ -76,6 +78,21 @@ class _Pickler(Pickler):  # type: ignore[misc]  # the library has no types
     def persistent_id(self, value: object) -> tuple[str, str] | None:
         place = self._places.get(id(value))
         return None if place is None else (place.module, place.name)
+
+    def reducer_override(self, value: object) -> Any:
+        if isinstance(value, _STRUCT) and not _is_in_a_module(value):
+            raise pickle.PicklingError(
+                "a msgspec.Struct would lose its fields: define it in a module that the workers "
+                "import, or use a dataclass"
+            )
+        return super().reducer_override(value)
+
+
+def _is_in_a_module(kind: type) -> bool:
+    found: Any = sys.modules.get(kind.__module__)
+    for name in kind.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is kind and kind.__module__ != "__main__"
 
 
 class _Unpickler(pickle.Unpickler):
@@ -163,7 +180,8 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         case list() | tuple() | set() | frozenset():
             yield from ((f"[{i}]", it) for i, it in enumerate(value))
         case type():
-            yield from vars(value).items()
+            # A class of msgspec is the culprit itself.
+            yield from () if isinstance(value, _STRUCT) else vars(value).items()
         case _ if dataclasses.is_dataclass(value):
             yield from ((it.name, getattr(value, it.name)) for it in dataclasses.fields(value))
         case _:

@@ -27,6 +27,8 @@ def run(
         raise Misuse(
             f"spark={spark!r}: pass a SparkSession, as SparkSession.builder.getOrCreate() gives it"
         )
+    if _is_stopped(spark):
+        raise Misuse("the session of spark= was stopped: make a new one")
     request = run_request(until=until, run_for=run_for)
     arguments = RunArguments(
         application_id=settings.application_id,
@@ -46,6 +48,13 @@ def _is_session(spark: object) -> bool:
         kind.__name__ == "SparkSession" and kind.__module__.startswith("pyspark.")
         for kind in type(spark).__mro__
     )
+
+
+def _is_stopped(spark: Any) -> bool:
+    told = getattr(spark, "is_stopped", None)  # only a session of Spark Connect says so
+    if told is None:
+        return spark.sparkContext._jsc is None  # noqa: SLF001  # there is no public way to ask
+    return bool(told)
 
 
 def _without_secrets(settings: Settings) -> dict[str, str]:

@@ -6,9 +6,11 @@ It uses DataFrames and the session's configuration only, so a session of Spark C
 import logging
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import msgspec
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkAttributeError, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -46,7 +48,8 @@ def run_waves(
         _log.info("wave %d: %d stream tasks on %d slots", number, len(planned), slots.everywhere)
         stage = commit_reports(spark, arguments.for_workers(), planned, slots, topology)
         try:
-            reports = stage.collect()
+            with _interruptible(spark, f"statestore-{summary.application_id}"):
+                reports = stage.collect()
         except PySparkException as error:
             raise _explained(error) from error
         for report in reports:
@@ -54,6 +57,28 @@ def run_waves(
         raise_first_error([report.error for report in reports])
         summary.add([TaskReport(**{name: report[name] for name in fields}) for report in reports])
     return summary
+
+
+@contextmanager
+def _interruptible(spark: SparkSession, tag: str) -> Iterator[None]:
+    """End the stage if the caller is interrupted, as by the stop button of a notebook.
+
+    A client of Spark Connect does so itself. PySpark tries to, and fails where the interrupt meets
+    a call to its JVM, as it does here.
+    """
+    try:
+        context = spark.sparkContext
+    except PySparkAttributeError:
+        yield
+        return
+    context.addJobTag(tag)
+    try:
+        yield
+    except KeyboardInterrupt:
+        context.cancelJobsWithTag(tag)
+        raise
+    finally:
+        context.removeJobTag(tag)
 
 
 def commit_reports(

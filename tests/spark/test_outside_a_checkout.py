@@ -7,6 +7,7 @@ environment as docs/guides/spark.md makes it.
 import json
 import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from confluent_kafka import Producer
 
 from statestore.testing.local_kafka import LocalKafka
-from tests.builders import ROOT
+from tests.builders import ROOT, eventually
 from tests.crash.kill_harness import Rig
 from tests.docs.shell_page import steps
 from tests.spark.cluster_rig import HOST, RUN_S, SPARK_HOME, Daemon, environment, standalone
@@ -24,6 +25,7 @@ from tests.spark.test_second_attempts import RECORDS, Job, assert_exact
 from tests.wheel_rig import built_wheel, installed
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow]
+TOTALS = {f"k{k}": 3 * sum(range(k, 100, 5)) for k in range(5)}
 # As a notebook has it: functions, a class and a global of its own, and no module.
 NOTEBOOK = """
 import json, os
@@ -79,6 +81,36 @@ rows = rows_of(spark, settings["state.dir"], settings["application.id"])
 print("RESULT", json.dumps([ss.__file__, summary.records_in, again.records_in, rows]))
 spark.stop()
 """
+
+# The records of a notebook, again: with a stop in the middle, as by the button of a notebook.
+INTERRUPTED = NOTEBOOK.replace(
+    "summary = ss.run(pipeline(), settings, spark=spark)",
+    """
+from pathlib import Path
+import time
+
+gate = Path(os.environ["GATE"])
+
+def larger(value):
+    if value == 50 and not gate.exists():
+        gate.with_suffix(".reached").write_text(str(os.getpid()))
+        while True:
+            time.sleep(1)
+    return value * FACTOR
+
+try:
+    ss.run(pipeline(), settings, spark=spark)
+    raise SystemExit("it was not interrupted")
+except KeyboardInterrupt:
+    until = time.monotonic() + 120
+    worker = Path("/proc", gate.with_suffix(".reached").read_text())
+    while worker.exists():
+        assert time.monotonic() < until, "the worker goes on"
+        time.sleep(0.1)
+    gate.touch()
+summary = ss.run(pipeline(), settings, spark=spark)
+""",
+)
 
 
 @pytest.fixture(scope="module")
@@ -157,9 +189,8 @@ def result_of(
     assert lines, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     found: list[Any] = json.loads(lines[0].partition("RESULT ")[2])
     assert Path(found[0]).is_relative_to(driver.parent), "the wheel's"
-    totals = {f"k{k}": 3 * sum(range(k, 100, 5)) for k in range(5)}
     # A processor may change keys, so the records went through a repartition topic.
-    assert found[1:] == [2 * 100, 0, totals]
+    assert found[1:] == [2 * 100, 0, TOTALS]
 
 
 def test_a_script_with_its_own_functions_runs_as_main(
@@ -172,6 +203,30 @@ def test_cells_typed_into_a_console_run(
     driver: Path, notebook: dict[str, str], tmp_path: Path
 ) -> None:
     result_of(driver, tmp_path, notebook, "-i", "-q", cells=NOTEBOOK)
+
+
+def test_an_interrupted_cell_ends_its_run_on_the_workers_and_the_next_one_continues(
+    driver: Path, notebook: dict[str, str], tmp_path: Path
+) -> None:
+    gate, script = tmp_path / "gate", tmp_path / "interrupted.py"
+    script.write_text(INTERRUPTED, encoding="utf-8")
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [str(driver / "python"), str(script)],
+            env=environment({**notebook, "GATE": str(gate)}),
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        reached = gate.with_suffix(".reached")
+        eventually(lambda: reached.exists() and bool(reached.read_text()), "at the gate", RUN_S)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(RUN_S) == 0, (tmp_path / "log").read_text()[-4000:]
+    finally:
+        process.kill()
+        process.wait(RUN_S)
+    (told,) = [line for line in (tmp_path / "log").read_text().splitlines() if "RESULT" in line]
+    assert json.loads(told.partition("RESULT ")[2])[3] == TOTALS
 
 
 @pytest.mark.parametrize("sent", [True, False], ids=["environment sent", "environment there"])

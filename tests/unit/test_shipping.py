@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import msgspec
 import pytest
 
 import statestore as ss
 from statestore.errors import InvalidTopology, PipelineNotFound
+from statestore.operations.run import PlannedTask
 from statestore.operations.shipping import packed, unpacked
 from statestore.stores import serdes
 from statestore.testing.driver import TopologyTestDriver
@@ -118,6 +120,18 @@ def test_what_cannot_travel_is_named_with_its_node_and_the_function_that_uses_it
     for pipeline, words in told:
         with pytest.raises(InvalidTopology, match=f"(?s){words}.*: make it there"):
             packed(pipeline)
+
+
+def test_a_struct_of_a_notebook_is_refused_as_it_would_arrive_without_its_fields() -> None:
+    class Order(msgspec.Struct):
+        cents: int
+
+    def cents(value: object) -> int:
+        return msgspec.convert(value, Order).cents
+
+    with pytest.raises(InvalidTopology, match=r"cents .* uses 'Order'.*would lose its fields"):
+        packed(over(cents))
+    assert packed(over(lambda value: PlannedTask("0_0", [], bounded=value, nonce="")))
 
 
 def test_a_processor_class_of_a_notebook_is_named_with_what_it_holds() -> None:
