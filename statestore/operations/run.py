@@ -254,6 +254,13 @@ class Run:
         for task in self._layout.tasks():
             TaskSnapshots(self._layout.task_dir(task)).sweep(self._clock.now_ms())
 
+    def width(self) -> int:
+        """How many stream tasks may be served at once: those of the widest wave."""
+        tasks = {part: len(found) for part, found in self.topology.tasks(self._counts).items()}
+        if self.request.run_for_ms is not None:
+            return sum(tasks.values())
+        return max(sum(tasks[part] for part in wave.ordinals) for wave in self.topology.waves)
+
     def waves(self) -> Iterator[list[PlannedTask]]:
         """Plan the tasks of each wave when it begins; a cycle repeats until nothing moves."""
         if self.request.run_for_ms is not None:

@@ -68,7 +68,8 @@ class Workers:
         self._request = started.request
         self._settings = started.environment.settings
         self._pipeline = pipeline
-        self._count = count
+        # The same through the whole run, as a worker keeps its part of the memory.
+        self._slots = min(count, started.width())
         self._stop = stop
         self._tell = tell
         self._made = 0
@@ -90,9 +91,8 @@ class Workers:
 
     def serve(self, planned: Sequence[PlannedTask]) -> list[TaskReport]:
         """Have the stream tasks of a wave served; the errors are those of the workers."""
-        shares, reports = shares_of(planned, self._count), list[TaskReport]()
+        shares, reports = shares_of(planned, self._slots), list[TaskReport]()
         waiting = deque(_Work(list(share), self._until_s()) for share in shares)
-        slots = min(self._count, len(shares))
         stopping = False
         while waiting or self._busy:
             if self._stop.is_set() or self._error is not None:
@@ -101,8 +101,8 @@ class Workers:
                 for process in () if stopping else self._busy:
                     process.send(Stop())
                 stopping = True
-            while waiting and len(self._busy) < slots:
-                self._begin(waiting.popleft(), slots)
+            while waiting and len(self._busy) < self._slots:
+                self._begin(waiting.popleft())
             for process in _heard(self._busy):
                 work = self._busy[process]
                 for news in process.news():
@@ -117,7 +117,7 @@ class Workers:
         span_ms = self._request.run_for_ms
         return None if span_ms is None else time.monotonic() + span_ms / 1000
 
-    def _begin(self, work: "_Work", slots: int) -> None:
+    def _begin(self, work: "_Work") -> None:
         request = self._request
         if work.until_s is not None:
             # A worker that takes over has less time; it opens the stores in any case.
@@ -125,7 +125,7 @@ class Workers:
             request = replace(request, run_for_ms=max(1, left_ms))
         process = self._idle.pop() if self._idle else self._start()
         self._busy[process] = work
-        process.send(Share(work.planned, request, slots))
+        process.send(Share(work.planned, request, self._slots))
 
     def _start(self) -> "_Process":
         self._made += 1

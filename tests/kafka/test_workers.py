@@ -15,6 +15,7 @@ import pytest
 import statestore as ss
 from statestore.errors import Misuse
 from statestore.layout.owners import read_owner
+from statestore.tasks.progress import read_progress
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import ROOT, eventually
 from tests.kafka import run_pipelines as pipelines
@@ -98,6 +99,8 @@ def test_the_stream_tasks_of_all_waves_are_spread_over_the_workers(app: App) -> 
     app.produce(range(80, 100))
     again = app.drained("--workers=100")
     assert len(set(owners_of(app).values())) <= PARTITIONS, "more are of no use"
+    folders = (app.state_dir / app.name).glob("?_?")
+    assert {read_progress(folder).slots for folder in folders} == {PARTITIONS}, "nor need memory"
     assert (again["stream_tasks"], again["records_in"]) == (4, 40)
     assert_exact(app, range(100))
 
