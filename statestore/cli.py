@@ -9,13 +9,14 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, TextIO, cast
+from typing import Any, ClassVar, TextIO, cast
 
 import click
 
 from statestore import __version__
 from statestore.commands.audit import audit_command
 from statestore.commands.exports import export_command, exports, restore_short_command
+from statestore.commands.help import CommandGroup
 from statestore.commands.init import init_command
 from statestore.commands.reset import reset_command
 from statestore.commands.running import run_command
@@ -36,8 +37,17 @@ _OF_TESTING = {
 }
 
 
-class _Commands(click.Group):
+class _Commands(CommandGroup):
     """The commands. Those of statestore.testing are imported only when one of them is asked for."""
+
+    sections: ClassVar = {
+        "Begin": ("init", "settings", "topology", "topics"),
+        "Run": ("run", "spark-job", "status"),
+        "Look into state": ("stores", "offsets", "audit"),
+        "Keep copies": ("export", "restore", "exports"),
+        "Change or begin again": ("relocate", "upgrade-to-versioned", "reset"),
+        "Try": ("kafka", "drill"),
+    }
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted([*super().list_commands(ctx), *_OF_TESTING])
@@ -57,7 +67,12 @@ class _Commands(click.Group):
 @click.version_option(__version__, prog_name="statestore")
 @click.option("-v", "--verbose", is_flag=True, help="More logs.")
 def cli(verbose: bool) -> None:
-    """Exactly-once, stateful stream processing with Kafka, Spark and Airflow."""
+    """Exactly-once, stateful stream processing with Kafka, Spark and Airflow.
+
+    Flags of an application may stand in statestore.toml, under [applications.<id>], or in variables
+    such as STATESTORE_STATE_DIR. Exit codes tell what to do: 0 done, 2 correct the call, 6 to 8 try
+    again. `python -m pydoc statestore.errors` lists them all.
+    """
     set_up_logging(verbose=verbose)
     arm_from_environment()
 

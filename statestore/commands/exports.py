@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from statestore.commands.arguments import PARTITION, export_options, parse_exports, parse_span
+from statestore.commands.help import CommandGroup
 from statestore.commands.printing import print_rows
 from statestore.commands.progress import shown_progress
 from statestore.errors import Misuse, failure_fields
@@ -31,7 +32,7 @@ json_option = click.option(
 )
 
 
-@click.group("exports")
+@click.group("exports", cls=CommandGroup)
 def exports() -> None:
     """Durable copies of all stores, in a folder or an object store."""
 

@@ -17,6 +17,7 @@ import click
 import msgspec
 
 from statestore.commands.arguments import PARTITION, parse_state, parse_time, state_options
+from statestore.commands.help import CommandGroup
 from statestore.commands.printing import print_rows, text_of
 from statestore.errors import Misuse
 from statestore.model.ids import TaskId
@@ -37,7 +38,7 @@ _raw_option = click.option("--raw", is_flag=True, help=r"Show bytes, as text wit
 _partition_option = click.option("--partition", type=PARTITION, help="Look only at this partition.")
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def stores() -> None:
     """Look into stores, whether or not a run is in progress."""
 

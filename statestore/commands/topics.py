@@ -6,6 +6,7 @@ import click
 import msgspec
 
 from statestore.commands.arguments import check_options, parse_run
+from statestore.commands.help import CommandGroup
 from statestore.commands.printing import print_rows
 from statestore.errors import Misuse
 from statestore.operations.create_topics import Partitions, create_topics
@@ -13,7 +14,7 @@ from statestore.operations.pipelines import load_pipeline
 from statestore.runtime import Runtime
 
 
-@click.group("topics")
+@click.group("topics", cls=CommandGroup)
 def topics_group() -> None:
     """Create the topics of a pipeline."""
 

@@ -11,6 +11,7 @@ from statestore.commands.arguments import (
     parse_run,
     run_options,
 )
+from statestore.commands.help import CommandGroup
 from statestore.commands.printing import print_rows
 from statestore.model.ids import TaskId
 from statestore.operations.pipelines import load_pipeline
@@ -19,7 +20,7 @@ from statestore.operations.serving import check_run
 from statestore.runtime import Runtime
 
 
-@click.group("topology")
+@click.group("topology", cls=CommandGroup)
 def topology_group() -> None:
     """Look at a pipeline's topology."""
 

@@ -15,6 +15,7 @@ import filelock
 import msgspec
 import psutil
 
+from statestore.commands.help import CommandGroup
 from statestore.errors import HostFailure, Locked, Misuse
 from statestore.testing.kafka_jars import kafka_libs, scratch_dir
 from statestore.testing.kafka_node import (
@@ -62,7 +63,7 @@ class RunningBroker(msgspec.Struct, frozen=True, kw_only=True):
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def kafka() -> None:
     """Run one local Kafka broker, for development; needs Java 17 and, once, Maven."""
 
