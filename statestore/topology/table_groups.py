@@ -29,8 +29,9 @@ Selector = Callable[[Any, Any], tuple[Any, Any]]
 Fold = Callable[[Any, Any, Any], Any]
 Step = Callable[[Any, "RowChange", Any], Any]
 _TAKER: Final = "group_by()"
-_pack = msgspec.msgpack.Encoder().encode
-_unpack = msgspec.msgpack.Decoder(tuple[bytes | None, bytes | None]).decode
+# Values of the module, so that what uses them travels to workers, which have their own.
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(tuple[bytes | None, bytes | None])
 
 
 class RowChange(NamedTuple):
@@ -46,10 +47,10 @@ def changes(value_serde: Serde[Any]) -> Serde[RowChange]:
     write_one, read_one = value_serde.serialize, value_serde.deserialize
 
     def write(change: RowChange) -> bytes:
-        return _pack([None if value is None else write_one(value) for value in change])
+        return _encoder.encode([None if value is None else write_one(value) for value in change])
 
     def read(data: bytes) -> RowChange:
-        old, new = _unpack(data)
+        old, new = _decoder.decode(data)
         return RowChange(
             None if old is None else read_one(old), None if new is None else read_one(new)
         )
@@ -124,12 +125,12 @@ def _changes(
     for i in range(count):
         left, came = olds.get(i), news.get(i)
         if left is not None and came is not None and left[0] == came[0]:
-            found.append((i, came[0], _pack((left[1], came[1]))))
+            found.append((i, came[0], _encoder.encode((left[1], came[1]))))
             continue
         if left is not None:
-            found.append((i, left[0], _pack((left[1], None))))
+            found.append((i, left[0], _encoder.encode((left[1], None))))
         if came is not None:
-            found.append((i, came[0], _pack((None, came[1]))))
+            found.append((i, came[0], _encoder.encode((None, came[1]))))
     return [i for i, _, _ in found], [key for _, key, _ in found], [row for _, _, row in found]
 
 
