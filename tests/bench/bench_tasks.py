@@ -133,6 +133,7 @@ def bench_operators(bench: Bench, rig: Rig, repeats: int) -> None:
             "meeting",
             "missing",
             "both_tables",
+            "regrouping",
         ),
     )
 

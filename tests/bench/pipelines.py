@@ -168,3 +168,16 @@ def both_tables() -> ss.Topology:
         .to(os.environ[OUTPUT_VARIABLE], name="either-out")
     )
     return builder.build()
+
+
+def regrouping() -> ss.Topology:
+    """Rows of a table counted in 256 groups, every updated count to the output topic."""
+    builder = ss.StreamsBuilder()
+    (
+        builder.table(os.environ[INPUT_VARIABLE], materialized="rows", name="rows-in")
+        .group_by(lambda _key, value: (value[:1], value), name="by-first")
+        .count("counts", name="count")
+        .to_stream(name="updates")
+        .to(os.environ[OUTPUT_VARIABLE], value_serde=serdes.INT64, name="counts-out")
+    )
+    return builder.build()
