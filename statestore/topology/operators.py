@@ -5,12 +5,12 @@ function needs them (INTERFACE rule 6).
 """
 
 import reprlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import length_hint
 from typing import Any
 
 from statestore.model.batch import Batch, Column
-from statestore.model.records import T
+from statestore.model.records import Record, T
 from statestore.topology.failures import Stage, decoded, failed
 from statestore.topology.nodes import Build, Forward, NodeContext, Push
 
@@ -25,6 +25,16 @@ def filtered(node: str, predicate: Callable[[Any, Any], object]) -> Build:
 
     def transform(batch: Batch, rows: Iterator[Any]) -> Batch:
         kept = [i for i, (key, value) in enumerate(rows) if predicate(key, value)]
+        return batch if len(kept) == len(batch) else batch.take(kept)
+
+    return _guarded(node, transform, "key", "value")
+
+
+def rejected(node: str, predicate: Callable[[Any, Any], object]) -> Build:
+    """Build a node that drops the records for which the predicate holds."""
+
+    def transform(batch: Batch, rows: Iterator[Any]) -> Batch:
+        kept = [i for i, (key, value) in enumerate(rows) if not predicate(key, value)]
         return batch if len(kept) == len(batch) else batch.take(kept)
 
     return _guarded(node, transform, "key", "value")
@@ -110,9 +120,12 @@ def passed() -> Build:
 
 
 def branched(
-    node: str, predicates: Sequence[Callable[[Any, Any], object]], children: Sequence[str]
+    node: str, predicates: Sequence[Callable[[Any, Any], object]], children: Sequence[str | None]
 ) -> Build:
-    """Build a node that gives each record to the first child whose predicate holds, or the last."""
+    """Build a node that gives each record to the first child whose predicate holds, or the last.
+
+    The last child is None if records for which no predicate holds are dropped.
+    """
 
     def choose(_batch: Batch, rows: Iterator[Any]) -> list[list[int]]:
         chosen: list[list[int]] = [[] for _ in children]
@@ -124,13 +137,46 @@ def branched(
     def build(_context: NodeContext, forward: Forward) -> Push:
         def push(batch: Batch) -> None:
             chosen = _transformed(node, batch, choose, ("key", "value"))
-            for child, indices in zip(children, chosen, strict=True):
-                if indices:
-                    forward(batch.take(indices), child)
+            _hand_out(batch, zip(children, chosen, strict=True), forward)
 
         return push
 
     return build
+
+
+def routed(
+    node: str, choose: Callable[[Record[Any, Any]], str], children: Mapping[str, str]
+) -> Build:
+    """Build a node that gives each record to the child of the topic that `choose` returns."""
+
+    def by_child(batch: Batch, rows: Iterator[Any]) -> dict[str, list[int]]:
+        chosen: dict[str, list[int]] = {child: [] for child in children.values()}
+        for i, (record, _row) in enumerate(zip(batch.records(), rows, strict=True)):
+            topic = choose(record)
+            if topic not in children:
+                raise ValueError(
+                    f"the function of to() returned {topic!r}, which topics= does not name; it "
+                    f"names {', '.join(children)}"
+                )
+            chosen[children[topic]].append(i)
+        return chosen
+
+    def build(_context: NodeContext, forward: Forward) -> Push:
+        def push(batch: Batch) -> None:
+            chosen = _transformed(node, batch, by_child, ("key", "value"))
+            _hand_out(batch, chosen.items(), forward)
+
+        return push
+
+    return build
+
+
+def _hand_out(
+    batch: Batch, chosen: Iterable[tuple[str | None, list[int]]], forward: Forward
+) -> None:
+    for child, indices in chosen:
+        if indices and child is not None:
+            forward(batch.take(indices), child)
 
 
 def _guarded(node: str, transform: Transform[Batch], *sides: str, wanted: str = "") -> Build:

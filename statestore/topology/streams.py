@@ -10,7 +10,7 @@ they leave out null: a record of a stream may have the key or value None, and fu
 KStream receive it. Functions given to a KTable never do.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar, overload
 
@@ -18,7 +18,7 @@ from typing_extensions import TypeVar as TypeVarWithDefault
 
 from statestore.errors import InvalidTopology, Misuse
 from statestore.model.modes import EmitStrategy, Span, span_ms
-from statestore.model.records import K2, V2, K, K_co, Serde, V, V_co, Windowed
+from statestore.model.records import K2, V2, K, K_co, Record, Serde, V, V_co, Windowed
 from statestore.stores.specs import StoreSpec
 from statestore.topology import joins, ktables, missing_methods
 from statestore.topology import operators as ops
@@ -61,6 +61,13 @@ class KStream(Generic[K_co, V_co]):
         """Keep the records for which predicate(key, value) is true."""
         check_arity("filter", predicate, 2, name)
         return self._same("KSTREAM-FILTER", name, lambda n: ops.filtered(n, predicate))
+
+    def filter_not(
+        self, predicate: Callable[[K_co, V_co], object], *, name: str | None = None
+    ) -> "KStream[K_co, V_co]":
+        """Drop the records for which predicate(key, value) is true."""
+        check_arity("filter_not", predicate, 2, name)
+        return self._same("KSTREAM-FILTER", name, lambda n: ops.rejected(n, predicate))
 
     def map(
         self, function: Callable[[K_co, V_co], tuple[K2, V2]], *, name: str | None = None
@@ -138,13 +145,29 @@ class KStream(Generic[K_co, V_co]):
         """
         for predicate in predicates:
             check_arity("branch", predicate, 2, name)
-        flow = self._flow
-        chosen = name or flow.builder.number("KSTREAM-BRANCH")
-        children = [f"{chosen}-{i + 1}" for i in range(len(predicates))] + [f"{chosen}-rest"]
-        flow.add("", chosen, lambda n: ops.branched(n, predicates, children))
-        for child in children:
-            flow.builder.node("", child, (chosen,), lambda _: ops.passed())
-        return tuple(KStream(flow.same(child)) for child in children)
+        numbers = [str(i + 1) for i in range(len(predicates))]
+        return tuple(self._branches(predicates, [*numbers, "rest"], name).values())
+
+    def split(
+        self,
+        branches: Mapping[str, Callable[[K_co, V_co], object]],
+        *,
+        default: str | None = None,
+        name: str | None = None,
+    ) -> "dict[str, KStream[K_co, V_co]]":
+        """Return one stream per branch, by the branch's name (KIP-418).
+
+        A record goes to the first branch whose predicate(key, value) is true for it. If there is
+        none, it goes to the branch that `default` names, or is dropped. The nodes of the branches
+        are `<name>-<branch>`. Misuse if there is no branch or two have one name.
+        """
+        if not branches:
+            raise Misuse("split() needs at least one branch: pass {name: predicate}")
+        if default in branches:
+            raise Misuse(f"split(): {default!r} is a branch and the default: give them two names")
+        for branch, predicate in branches.items():
+            check_arity(f"split: branch {branch!r}", predicate, 2, name)
+        return self._branches([*branches.values()], [*branches, default], name)
 
     def repartition(
         self: "KStream[K | None, V | None]",
@@ -172,14 +195,35 @@ class KStream(Generic[K_co, V_co]):
 
     def to(
         self: "KStream[K | None, V | None]",
-        topic: str,
+        topic: str | Callable[[Record[K, V]], str],
         *,
+        topics: Sequence[str] | None = None,
         key_serde: Serde[K] | None = None,
         value_serde: Serde[V] | None = None,
         name: str | None = None,
     ) -> None:
-        """Write the records to a topic of the user's, in these serdes or the stream's."""
-        self._flow.sink(topic, key_serde=key_serde, value_serde=value_serde, name=name)
+        """Write the records to a topic of the user's, in these serdes or the stream's.
+
+        `topic` may be a function topic(record) that returns the topic of each record. `topics` then
+        names all topics that it may return, so that a start can check them; any other is an error
+        of processing (KIP-303). Misuse if one of both is missing.
+        """
+        flow, serdes_of = self._flow, {"key_serde": key_serde, "value_serde": value_serde}
+        if isinstance(topic, str):
+            if topics is not None:
+                raise Misuse(f"to({topic!r}) writes to one topic: leave out topics=")
+            flow.sink(topic, **serdes_of, name=name)
+            return
+        check_arity("to", topic, 1, name)
+        if not topics or isinstance(topics, str):
+            raise Misuse(
+                "to() with a function needs topics=[…], all topics that the function may return"
+            )
+        chosen = name or flow.builder.number("KSTREAM-SINK")
+        children = {known: f"{chosen}-{known}" for known in topics}
+        route = flow.same(flow.add("", chosen, lambda n: ops.routed(n, topic, children)))
+        for known, child in children.items():
+            route.sink(known, **serdes_of, name=child)
 
     def to_table(
         self: "KStream[K | None, V | None]",
@@ -396,6 +440,24 @@ class KStream(Generic[K_co, V_co]):
             name=name,
         )
         return KStream(flow)
+
+    def _branches(
+        self,
+        predicates: Sequence[Callable[[K_co, V_co], object]],
+        names: Sequence[str | None],
+        name: str | None,
+    ) -> "dict[str, KStream[K_co, V_co]]":
+        """Return the streams by their names; the last one is for the rest, None drops it."""
+        flow = self._flow
+        chosen = name or flow.builder.number("KSTREAM-BRANCH")
+        children = [None if each is None else f"{chosen}-{each}" for each in names]
+        flow.add("", chosen, lambda n: ops.branched(n, predicates, children))
+        found = {}
+        for each in names:
+            if each is not None:
+                child = flow.builder.node("", f"{chosen}-{each}", (chosen,), lambda _: ops.passed())
+                found[each] = KStream[K_co, V_co](flow.same(child))
+        return found
 
     def _same(
         self, kind: str, name: str | None, make: Callable[[str], Build]

@@ -26,6 +26,17 @@ def filter_(of: Case) -> None:
 
 @case("""
     | in       | out      |
+    | a 1 0    | a 1 0    |
+    | a 2 1    |          |
+    | - 1 2    | - 1 2    |
+    | b - 3    | b - 3    |
+""")
+def filter_not(of: Case) -> None:
+    of.out(of.stream().filter_not(lambda _key, value: value is not None and value > 1))
+
+
+@case("""
+    | in       | out      |
     | a 1 0    | 1 "a" 0  |
     | b - 1    | - "b" 1  |
 """)
@@ -112,6 +123,49 @@ def branch(of: Case) -> None:
     of.out(big, "big")
     of.out(odd, "odd")
     of.out(rest)
+
+
+@case("""
+    | in       | out          |
+    | a 1 0    | odd:a 1 0    |
+    | a 9 1    | big:a 9 1    |
+    | a 2 2    | a 2 2        |
+""")
+def split(of: Case) -> None:
+    named = of.stream().split(
+        {"big": lambda _k, v: v > 5, "odd": lambda _k, v: v % 2}, default="rest"
+    )
+    of.out(named["big"], "big")
+    of.out(named["odd"], "odd")
+    of.out(named["rest"])
+
+
+@case("""
+    | in       | out          |
+    | a 1 0    | a 1 0        |
+    | a 2 1    |              |
+    | - 3 2    | - 3 2        |
+""")
+def split_without_a_default(of: Case) -> None:
+    of.out(of.stream().split({"odd": lambda _k, v: v % 2})["odd"])
+
+
+@case("""
+    | in       | out          |
+    | a 1 0    | odd:a 1 0    |
+    | b 2 1    | even:b 2 1   |
+    | - 3 2    | odd:- 3 2    |
+    | a 4 9    | late:a 4 9   |
+""")
+def to_by_record(of: Case) -> None:
+    topics = {name: of.of(name) for name in ("odd", "even", "late")}
+
+    def choose(record: ss.Record[Any, Any]) -> str:
+        if record.timestamp_ms % 100 > 5:
+            return topics["late"]
+        return topics["odd" if record.value % 2 else "even"]
+
+    of.stream().to(choose, topics=[*topics.values()])
 
 
 @case("""

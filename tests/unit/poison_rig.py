@@ -84,8 +84,10 @@ OPERATORS: dict[str, Callable[[KStream[Any, Any], StreamsBuilder], KStream[Any, 
     "flat_map": lambda s, _b: s.flat_map(lambda k, v: [pair_of(k, v)]),
     "flat_map_values": lambda s, _b: s.flat_map_values(lambda v: [value_of(v)]),
     "select_key": lambda s, _b: s.select_key(lambda k, v: pair_of(k, v)[0]),
+    "filter_not": lambda s, _b: s.filter_not(lambda k, v: not pair_of(k, v)),
     "peek": lambda s, _b: s.peek(pair_of),
     "branch": lambda s, _b: s.branch(lambda k, v: bool(pair_of(k, v)))[0],
+    "split": lambda s, _b: s.split({"a": lambda k, v: bool(pair_of(k, v))})["a"],
     "group_by": lambda s, _b: (
         s.group_by(lambda k, v: pair_of(k, v)[0])
         .reduce(lambda _old, new: new, "latest")

@@ -29,8 +29,10 @@ def repartitions(topology: Topology) -> list[str]:
 INHERITED: dict[str, tuple[Callable[[KStream[Any, Any]], KStream[Any, Any]], str, str]] = {
     "as read": (lambda s: s, "INT64", "FLOAT64"),
     "filter": (lambda s: s.filter(lambda k, v: True), "INT64", "FLOAT64"),
+    "filter_not": (lambda s: s.filter_not(lambda k, v: True), "INT64", "FLOAT64"),
     "peek": (lambda s: s.peek(lambda k, v: None), "INT64", "FLOAT64"),
     "branch": (lambda s: s.branch(lambda k, v: True)[1], "INT64", "FLOAT64"),
+    "split": (lambda s: s.split({"a": lambda k, v: True})["a"], "INT64", "FLOAT64"),
     "map": (lambda s: s.map(lambda k, v: (k, v)), "STRING", "JSON"),
     "flat_map": (lambda s: s.flat_map(lambda k, v: []), "STRING", "JSON"),
     "map_values": (lambda s: s.map_values(lambda v: v), "INT64", "JSON"),
@@ -261,6 +263,17 @@ def test_names_given_are_the_names_of_the_nodes() -> None:
     names = [node.name for node in b.build().nodes]
     assert names[:5] == ["source", "kept", "split", "split-1", "split-rest"]
     assert names[5:] == ["counted", "updates", "sink", "rest-sink"]
+
+
+def test_branches_and_topics_chosen_by_record_are_nodes_of_their_names() -> None:
+    b = builder()
+    named = b.stream("in", name="source").split({"a": lambda k, v: True}, default="b", name="by")
+    named["a"].to(lambda record: "x", topics=["x", "y"], name="out")
+    topology = b.build()
+    names = [node.name for node in topology.nodes]
+    assert names == ["source", "by", "by-a", "by-b", "out", "out-x", "out-y"]
+    assert topology.topics() == ({"in"}, {"x", "y"})
+    assert topology.unnamed == ()
 
 
 def test_a_store_keeps_its_changelog_settings() -> None:

@@ -99,7 +99,9 @@ ARITIES: list[tuple[str, Callable[[KStream[Any, Any], Callable[..., Any]], objec
     ("flat_map_values", lambda s, f: s.flat_map_values(f), 1),
     ("select_key", lambda s, f: s.select_key(f), 2),
     ("peek", lambda s, f: s.peek(f), 2),
+    ("filter_not", lambda s, f: s.filter_not(f), 2),
     ("branch", lambda s, f: s.branch(f), 2),
+    ("split: branch 'some'", lambda s, f: s.split({"some": f}), 2),
     ("group_by", lambda s, f: s.group_by(f), 2),
     ("join", lambda s, f: s.join(right(s), f), 2),
     ("left_join", lambda s, f: s.left_join(right(s), f), 2),
@@ -129,6 +131,26 @@ def test_a_function_of_the_wrong_arity_is_refused_naming_the_operator(
 def test_a_function_of_the_wrong_arity_is_refused_with_the_name_of_its_node() -> None:
     with pytest.raises(Misuse, match=r"^filter 'big ones': 'takes_one' cannot take 2 arguments"):
         builder().stream("in").filter(takes_one, name="big ones")  # type: ignore[arg-type]  # the point of the test
+
+
+def test_topics_chosen_by_record_must_be_named_and_no_others() -> None:
+    stream = builder().stream("in")
+    with pytest.raises(Misuse, match=r"to\('out'\) writes to one topic: leave out topics="):
+        stream.to("out", topics=["out"])
+    wrong: list[Any] = [None, [], "out"]
+    for topics in wrong:
+        with pytest.raises(Misuse, match=r"needs topics=\[…\], all topics that the function may"):
+            stream.to(lambda record: "out", topics=topics)
+    with pytest.raises(Misuse, match=r"^to 'sink': 'takes_three' cannot take 1 argument"):
+        stream.to(takes_three, topics=["out"], name="sink")  # type: ignore[arg-type]  # the point of the test
+
+
+def test_branches_need_names_of_their_own() -> None:
+    stream = builder().stream("in")
+    with pytest.raises(Misuse, match=r"split\(\) needs at least one branch"):
+        stream.split({})
+    with pytest.raises(Misuse, match="'a' is a branch and the default: give them two names"):
+        stream.split({"a": lambda k, v: True}, default="a")
 
 
 # Joins.

@@ -249,3 +249,20 @@ def test_nulls_that_no_join_can_use_are_dropped_and_counted() -> None:
         piped(driver, b"a", None)
         assert dropped(driver) == 2
         assert {r.value for r in driver.read("out")} == {"1 9"}
+
+
+@pytest.mark.parametrize("handler", ["fail", "continue"])
+def test_a_record_for_a_topic_that_was_not_named_is_an_error_of_processing(handler: str) -> None:
+    b = texts()
+    b.stream("in").to(lambda record: record.value, topics=["x", "y"], name="by value")
+    settings = {"processing.exception.handler": handler}
+    with TopologyTestDriver(b.build(), settings=settings) as driver:
+        driver.pipe("in", "k", "x", 1)
+        if handler == "fail":
+            with pytest.raises(RecordFailed, match=r"'z', which topics= does not name; .* x, y"):
+                driver.pipe("in", "k", "z", 2)
+            return
+        driver.pipe("in", "k", "z", 2)
+        driver.pipe("in", "k", "y", 3)
+        assert [r.value for r in driver.read("x")] == ["x"]
+        assert [r.value for r in driver.read("y")] == ["y"]

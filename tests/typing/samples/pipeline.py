@@ -117,6 +117,10 @@ def stateless(orders: ss.KStream[str, Order]) -> None:
     assert_type(cents.peek(lambda key, n: assert_type(n, int)), ss.KStream[str, int])
     assert_type(cents.merge(cents, dear.map_values(hash)), ss.KStream[str, int])
     assert_type(orders.branch(lambda key, order: order.cents), tuple[ss.KStream[str, Order], ...])
+    named = orders.split({"dear": lambda key, order: order.cents > len(key)}, default="cheap")
+    assert_type(named, dict[str, ss.KStream[str, Order]])
+    assert_type(named["dear"].filter_not(lambda key, order: order.cents), ss.KStream[str, Order])
+    cents.to(lambda record: f"{record.key}{record.value + 1}", topics=["a1", "b2"])
     # A function may return None for a null value; a serde never gets one.
     maybe = cents.map_values(lambda n: n if n > 1 else None)
     assert_type(maybe, ss.KStream[str, int | None])
