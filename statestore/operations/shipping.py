@@ -25,7 +25,7 @@ _OURS = "statestore"
 # All that a topology is made of.
 _MODULES = ("statestore.model.", "statestore.stores.", "statestore.topology.")
 # They travel by themselves: functions and classes by name, and these by value.
-_BY_THEMSELVES = (type, ModuleType, FunctionType, BuiltinFunctionType)
+_BY_THEMSELVES = (type, ModuleType, FunctionType)
 _STRUCT = type(msgspec.Struct)
 _PLAIN = (str, bytes, int, float, bool, type(None), tuple, frozenset)
 
