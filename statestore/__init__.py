@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         KeyValueStore,
         ReadOnlyKeyValueStore,
         ReadOnlyVersionedKeyValueStore,
+        SessionStore,
         StateStore,
         StoreContext,
         VersionedKeyValueStore,
@@ -58,7 +59,13 @@ if TYPE_CHECKING:
     from statestore.topology.ktables import KGroupedTable, KTable
     from statestore.topology.materialized import Materialized
     from statestore.topology.processors import BatchProcessor, Processor, ProcessorContext
-    from statestore.topology.streams import KGroupedStream, KStream, TimeWindowedKStream
+    from statestore.topology.sessions import SessionWindows
+    from statestore.topology.streams import (
+        KGroupedStream,
+        KStream,
+        SessionWindowedKStream,
+        TimeWindowedKStream,
+    )
     from statestore.topology.windows import HoppingWindows, TumblingWindows
 else:
     import importlib
@@ -93,6 +100,7 @@ else:
             "StateStore",
             "StoreContext",
             "VersionedKeyValueStore",
+            "SessionStore",
             "WindowStore",
         ),
         "statestore.stores.specs": (
@@ -113,8 +121,10 @@ else:
         "statestore.topology.streams": (
             "KGroupedStream",
             "KStream",
+            "SessionWindowedKStream",
             "TimeWindowedKStream",
         ),
+        "statestore.topology.sessions": ("SessionWindows",),
         "statestore.topology.windows": ("HoppingWindows", "TumblingWindows"),
     }
     _MODULES = {"errors": "statestore.errors", "serdes": "statestore.stores.serdes"}
@@ -159,6 +169,9 @@ __all__ = [
     "Record",
     "RunSummary",
     "Serde",
+    "SessionStore",
+    "SessionWindowedKStream",
+    "SessionWindows",
     "Settings",
     "Span",
     "StateStore",

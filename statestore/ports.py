@@ -5,7 +5,7 @@ AuditLogReader and MonitoringClient; `targets` implements Target. `testing/` imp
 of Kafka in memory. One contract suite per port runs on every implementation.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -328,12 +328,12 @@ class Cluster(Protocol):
         """
 
     def key_hashes(
-        self, topics: Mapping[str, int], windowed: Collection[str] = ()
+        self, topics: Mapping[str, int], windowed: Mapping[str, int] | None = None
     ) -> dict[str, KeyHashes]:
         """Check which hash places the first 100 keys of each topic.
 
-        `topics` maps names to partition counts. `windowed` names the topics with windowed keys,
-        which are placed by the key without the window.
+        `topics` maps names to partition counts. `windowed` maps the topics with windowed keys,
+        which are placed by the key alone, to how many bytes of a key its window takes.
         """
 
     def delete_before(self, offsets: Mapping[TopicPartition, int]) -> None:

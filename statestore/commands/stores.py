@@ -29,10 +29,11 @@ from statestore.stores import serdes
 from statestore.stores.codec import after_prefix
 from statestore.stores.kinds import AnyReader
 from statestore.stores.reads import Entry, RowScan
-from statestore.stores.specs import BuiltInSpec, KeyValueSpec, WindowSpec
+from statestore.stores.specs import AtRestSpec, KeyValueSpec, SessionSpec, WindowSpec
 from statestore.stores.versioned import layout as versioned_layout
 from statestore.stores.versioned.store import VersionedReader
 
+_WITH_TIMES = (WindowSpec.kind, SessionSpec.kind)
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON lines.")
 _raw_option = click.option("--raw", is_flag=True, help=r"Show bytes, as text with \xNN.")
 _partition_option = click.option("--partition", type=PARTITION, help="Look only at this partition.")
@@ -298,7 +299,7 @@ class _LookedAt:
     """One store of an application, read in bytes."""
 
     at_rest: StoresAtRest
-    spec: BuiltInSpec | WindowSpec[Any, Any]
+    spec: AtRestSpec
     tasks: list[TaskId]
 
     def rows(self, ask: Callable[[AnyReader], RowScan[Entry]]) -> Generator[_Row, None, None]:
@@ -320,7 +321,7 @@ class _LookedAt:
                 "decode it: pass --raw"
             )
         windows = serdes.of_windowed(known.key_serde)
-        keys = known.key_serde if windows is None else windows[1]
+        keys = known.key_serde if windows is None else windows.inner
         try:
             return _Face(store, serdes.by_name(keys), serdes.by_name(known.value_serde))
         except Misuse as error:
@@ -338,7 +339,7 @@ def _looked_at(
     """The store, as the deployed topology describes it; a time asks for one with history."""
     at_rest = _at_rest(flags)
     known = at_rest.deployed.stores.get(store)
-    if as_of is not None and (known is None or known.kind != WindowSpec.kind):
+    if as_of is not None and (known is None or known.kind not in _WITH_TIMES):
         kind = versioned_layout.KIND
     wanted = kind or (KeyValueSpec.kind if known is None else known.kind)
     tasks = at_rest.find(store, partition, kind=wanted)

@@ -142,7 +142,7 @@ class KafkaCluster:
         return read_group(self._settings, tps, stable=stable)
 
     def key_hashes(
-        self, topics: Mapping[str, int], windowed: Collection[str] = ()
+        self, topics: Mapping[str, int], windowed: Mapping[str, int] | None = None
     ) -> dict[str, KeyHashes]:
         """Check which hash places each topic's first 100 keys."""
         tps = [TopicPartition(topic, p) for topic, count in topics.items() for p in range(count)]
@@ -292,11 +292,12 @@ def first_key_hashes(
     settings: Settings,
     topics: Mapping[str, int],
     bounds: Mapping[TopicPartition, Bounds],
-    windowed: Collection[str],
+    windowed: Mapping[str, int] | None,
 ) -> dict[str, KeyHashes]:
     """Check which hash fits the first keys of each topic.
 
-    `topics` maps names to partition counts; `windowed` names the topics with windowed keys.
+    `topics` maps names to partition counts; `windowed` maps the topics with windowed keys to
+    how many bytes of a key its window takes.
     """
     unread = {tp: bound for tp, bound in bounds.items() if bound.end > bound.start}
     rows: dict[str, list[tuple[int, bytes | None]]] = {topic: [] for topic in topics}
@@ -319,7 +320,7 @@ def first_key_hashes(
                 for tp in done:
                     del unread[tp]
     return {
-        topic: key_hashes(found, topics[topic], _KEYS, windowed=topic in windowed)
+        topic: key_hashes(found, topics[topic], _KEYS, span_bytes=(windowed or {}).get(topic, 0))
         for topic, found in rows.items()
     }
 

@@ -12,7 +12,6 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from statestore.model.records import WINDOW_BYTES
 from statestore.ports import KeyHashes
 
 _SEED = 0x9747B28C
@@ -43,14 +42,14 @@ def crc32_partition(key: bytes, partitions: int) -> int:
 
 
 def key_hashes(
-    rows: Iterable[tuple[int, bytes | None]], partitions: int, limit: int, *, windowed: bool = False
+    rows: Iterable[tuple[int, bytes | None]], partitions: int, limit: int, *, span_bytes: int = 0
 ) -> KeyHashes:
     """Check which hash fits the first `limit` keys; each row has a partition and a key.
 
-    Empty keys and null keys are skipped, because some clients place them at random. If `windowed`,
-    the window is removed from each key.
+    Empty keys and null keys are skipped, because some clients place them at random. Of
+    each key the last `span_bytes` are removed, which are its window.
     """
-    found = ((p, key and key[:-WINDOW_BYTES] if windowed else key) for p, key in rows)
+    found = ((p, key and key[: len(key) - span_bytes]) for p, key in rows)
     keys = list(islice(((p, key) for p, key in found if key), limit))
     return KeyHashes(
         len(keys),

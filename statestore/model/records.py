@@ -76,7 +76,11 @@ class PutResult(NamedTuple):
 
 
 class Windowed(NamedTuple, Generic[K_co]):
-    """A key in one window, from `start_ms` (inclusive) to `end_ms` (exclusive)."""
+    """A key in one window, from `start_ms` (inclusive) to `end_ms` (exclusive).
+
+    Of a session, as in Kafka Streams, the end is inclusive: `start_ms` and `end_ms` are the times
+    of its first and its last record.
+    """
 
     key: K_co
     start_ms: int
@@ -99,7 +103,8 @@ AT_TIME_BYTES = 16
 """The length of time and number in a serialized KeyAtTime: its last bytes."""
 
 WINDOW_BYTES = 8
-"""The length of a window in a serialized windowed key: its last bytes.
+SESSION_BYTES = 16
+"""The length of a window, and of a session, in a serialized key: its last bytes.
 
 The partitioner hashes only the bytes before them.
 """

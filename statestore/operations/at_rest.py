@@ -23,15 +23,16 @@ from statestore.ports import Engine, Table
 from statestore.stores import keyvalue, offsets, serdes
 from statestore.stores.kinds import AnyReader, reader_over
 from statestore.stores.specs import (
-    BuiltInSpec,
+    AtRestSpec,
     KeyValueSpec,
+    SessionSpec,
     VersionedSpec,
     WindowSpec,
     spec_in_bytes,
 )
 from statestore.stores.transaction import named_failure
 
-READABLE = (KeyValueSpec.kind, VersionedSpec.kind, WindowSpec.kind)
+READABLE = (KeyValueSpec.kind, VersionedSpec.kind, WindowSpec.kind, SessionSpec.kind)
 """The kinds of stores whose files can be looked into."""
 _NAMED = 10
 
@@ -119,9 +120,7 @@ class StoresAtRest:
             )
         return chosen
 
-    def spec_in_bytes(
-        self, store: str, *, kind: str | None = None
-    ) -> BuiltInSpec | WindowSpec[Any, Any]:
+    def spec_in_bytes(self, store: str, *, kind: str | None = None) -> AtRestSpec:
         """Describe a store so that it is read in bytes: as deployed, or as one of another kind.
 
         Misuse if it was deployed with a class of the user's own.
@@ -132,7 +131,7 @@ class StoresAtRest:
         return spec_of(self.deployed, store, serdes.BYTES, serdes.BYTES)
 
     @contextmanager
-    def reader(self, task: TaskId, spec: BuiltInSpec | WindowSpec[Any, Any]) -> Iterator[AnyReader]:
+    def reader(self, task: TaskId, spec: AtRestSpec) -> Iterator[AnyReader]:
         """Read the store of one stream task, as of its snapshot."""
         path = self.snapshot(task).store_dir(spec.name)
 
@@ -194,7 +193,7 @@ def spec_of(
     store: str,
     key_serde: Serde[Any] | None,
     value_serde: Serde[Any] | None,
-) -> BuiltInSpec | WindowSpec[Any, Any]:
+) -> AtRestSpec:
     """Describe how to read a store; serdes not given are those of the deployed topology.
 
     Misuse names the keyword to pass where a serde is not one of the library's. The `key_serde` of
@@ -217,11 +216,13 @@ def spec_of(
         return KeyValueSpec(store, keys, values)
     values = serde(value_serde, known.value_serde, "value_serde")
     windows = serdes.of_windowed(known.key_serde)
-    if known.kind == WindowSpec.kind and windows is not None:
-        size_ms, inner = windows
-        keys = serde(key_serde, inner, "key_serde")
-        kept_ms = windows_kept_ms(known)
-        return WindowSpec(store, keys, values, size_ms, kept_ms, advance_ms=known.advance_ms)
+    if windows is not None and known.kind in (WindowSpec.kind, SessionSpec.kind):
+        keys, kept_ms = serde(key_serde, windows.inner, "key_serde"), windows_kept_ms(known)
+        if windows.size_ms is None:
+            return SessionSpec(store, keys, values, kept_ms)
+        return WindowSpec(
+            store, keys, values, windows.size_ms, kept_ms, advance_ms=known.advance_ms
+        )
     keys = serde(key_serde, known.key_serde, "key_serde")
     if known.kind == VersionedSpec.kind:
         return VersionedSpec(store, known.retention_ms or 0, keys, values)
@@ -316,7 +317,7 @@ class FileSource:
 
 
 def open_reader(
-    spec: BuiltInSpec | WindowSpec[Any, Any],
+    spec: AtRestSpec,
     files: Sequence[HeldFiles],
     open_files: Callable[[Path], Engine],
 ) -> AnyReader:

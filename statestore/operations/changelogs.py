@@ -16,7 +16,7 @@ from statestore.operations.deployed import Deployed, read_deployed
 from statestore.operations.environment import Environment
 from statestore.operations.topics import ANY_TIME, refused_times
 from statestore.ports import Bounds, Changelog, Cluster, GroupOffset, TopicSpec
-from statestore.stores.specs import StoreSpec, WindowSpec
+from statestore.stores.specs import SessionSpec, StoreSpec, WindowSpec
 from statestore.tasks import input_checkpoint
 from statestore.tasks.input_checkpoint import forgotten, truncated
 from statestore.topology.graph import Topology
@@ -305,7 +305,7 @@ def _check_changelog(topic: str, where: str, spec: StoreSpec, told: Mapping[str,
     if "delete" not in policy:
         return
     begin = f"changelog {topic} of store {spec.name!r} has {_POLICY}={policy}{where}"
-    if not isinstance(spec, WindowSpec) or "compact" not in policy:
+    if not isinstance(spec, WindowSpec | SessionSpec) or "compact" not in policy:
         raise InvalidSetting(
             f"{begin}, so the broker forgets rows that the store still has, and a restore would "
             f"lose them: set {_POLICY}=compact"

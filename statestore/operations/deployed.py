@@ -16,7 +16,7 @@ from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId
 from statestore.model.modes import ProcessingGuarantee
 from statestore.stores import keyvalue
-from statestore.stores.specs import StoreSpec, VersionedSpec, WindowSpec
+from statestore.stores.specs import SessionSpec, StoreSpec, VersionedSpec, WindowSpec
 from statestore.topology.graph import Topology
 from statestore.topology.logs import log_of
 from statestore.topology.nodes import TopicName
@@ -29,10 +29,9 @@ TASKS_MAX = 1_000_000
 class DeployedStore(msgspec.Struct, frozen=True):
     """What the last deployed topology says of a store.
 
-    `retention_ms`: of a versioned or window store. `advance_ms`: how far apart hopping windows
-    start. `source_topic`: the topic that the table is made
-    of, if that is its log; None: it has a changelog. `changelog_id`: what the cluster calls that
-    changelog; None: not known yet.
+    `retention_ms`: of a versioned, window or session store. `advance_ms`: how far apart hopping
+    windows start. `source_topic`: the topic that the table is made of, if that is its log; None: it
+    has a changelog. `changelog_id`: what the cluster calls that changelog; None: not known yet.
     """
 
     sub_topology: Ordinal
@@ -165,7 +164,7 @@ def publish_deployed(layout: StateLayout, said: Deployed) -> None:
 def _retention_ms(spec: StoreSpec) -> int | None:
     if isinstance(spec, VersionedSpec):
         return spec.history_retention_ms
-    return spec.retention_ms if isinstance(spec, WindowSpec) else None
+    return spec.retention_ms if isinstance(spec, WindowSpec | SessionSpec) else None
 
 
 def _advance_ms(spec: StoreSpec) -> int | None:

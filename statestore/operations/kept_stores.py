@@ -131,4 +131,4 @@ class KeptStores:
 def _plain(serde: str) -> str:
     """The serde of the keys inside windows; windows of another size are refused elsewhere."""
     of_windows = serdes.of_windowed(serde)
-    return serde if of_windows is None else of_windows[1]
+    return serde if of_windows is None else of_windows.inner

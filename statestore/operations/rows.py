@@ -14,10 +14,10 @@ from statestore.operations.audits.perform import log_side
 from statestore.operations.audits.rows import AuditRows, Subject
 from statestore.operations.environment import Environment
 from statestore.operations.exports.catalog import Exports, FetchedStore, find_exported
-from statestore.stores import keyvalue, serdes, windows
+from statestore.stores import keyvalue, serdes, sessions, windows
 from statestore.stores.kinds import AnyReader
 from statestore.stores.reads import Entry, RowScan
-from statestore.stores.specs import BuiltInSpec, WindowSpec, spec_in_bytes
+from statestore.stores.specs import AtRestSpec, SessionSpec, WindowSpec, spec_in_bytes
 from statestore.stores.versioned import layout as versioned_layout
 
 _CHUNK: Final = 10_000
@@ -49,10 +49,10 @@ class Shape(msgspec.Struct, frozen=True):
     def window_ms(self) -> int:
         """How long its windows are; 0 where it has none."""
         found = serdes.of_windowed(self.key_serde or "")
-        return 0 if found is None else found[0]
+        return 0 if found is None else found.size_ms or 0
 
     @property
-    def spec(self) -> BuiltInSpec | WindowSpec[Any, Any]:
+    def spec(self) -> AtRestSpec:
         """How to read it in bytes."""
         return spec_in_bytes(
             self.kind, self.store, window_ms=self.window_ms, kept_ms=self.windows_kept_ms
@@ -164,6 +164,8 @@ def _chunks(found: RowScan[Entry]) -> Iterator[Columns]:
 
 def _shown(rows: AuditRows, shape: Shape, as_of_ms: int | None, clock: bytes | None) -> Columns:
     """The versions in a log that were valid then; of windows, those that have not expired."""
+    if shape.kind == SessionSpec.kind:
+        return Columns(*sessions.columns_of(rows.keys, rows.values, clock, shape.windows_kept_ms))
     if as_of_ms is not None:
         rows = rows.valid_at(as_of_ms, versioned_layout.TIME_MIN)
     begins: list[int | None] = list(rows.begins)

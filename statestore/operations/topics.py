@@ -174,13 +174,13 @@ def check_hashes(
     """
     meetings = list(_meetings(topology, counts))
     wanted = {t.name: counts[t] for _, topics in meetings for t in topics if not t.internal}
-    windowed = [
-        topic.name
+    windowed = {
+        topic.name: keys.span_bytes
         for part in topology.sub_topologies
         for source in part.sources
-        if serdes.of_windowed(source.key_serde.name) is not None
+        if (keys := serdes.of_windowed(source.key_serde.name)) is not None
         for topic in source.topics
-    ]
+    }
     found = cluster.key_hashes(wanted, windowed) if wanted else {}
     ours = _hashes_of(settings.partitioner)
     for name, hashes in found.items():

@@ -10,7 +10,8 @@ application_id, config, bootstrap_servers, target; store, partition, export, as_
 
     stream_task, partition, key, value                         of every store
     valid_from, valid_to                                       with history; valid_to null: latest
-    window_start, window_end                                   of windows
+    window_start, window_end                                   of windows; of sessions the times
+                                                               of the first and the last record
 
 A query sees each store as of its last commit, whether or not a run is on: each Spark partition
 takes a snapshot of its stream task. The serdes that the deployed topology names decode keys and
@@ -34,7 +35,7 @@ from statestore.operations.rows import Columns, Shape, committed_rows, logged_ro
 from statestore.runtime import Runtime
 from statestore.spark.audit_source import AuditReader, audit_schema
 from statestore.stores import serdes
-from statestore.stores.specs import WindowSpec
+from statestore.stores.specs import SessionSpec, WindowSpec
 from statestore.stores.versioned import layout as versioned_layout
 
 NAME = "transactional_store"
@@ -43,6 +44,7 @@ _KNOWN = {
     "raw", "changelog", "audit", "export", "target",
 }  # fmt: skip
 _TIME = pa.timestamp("us", tz="UTC")
+_IN_WINDOWS = (WindowSpec.kind, SessionSpec.kind)
 
 
 class TransactionalStore(DataSource):
@@ -81,7 +83,7 @@ class Plan(NamedTuple):
         fields = [("stream_task", pa.string()), ("partition", pa.int32()), ("key", key.type)]
         if self.shape.kind == versioned_layout.KIND:
             fields += [("valid_from", _TIME), ("valid_to", _TIME)]
-        if self.shape.kind == WindowSpec.kind:
+        if self.shape.kind in _IN_WINDOWS:
             fields += [("window_start", _TIME), ("window_end", _TIME)]
         return pa.schema([*fields, ("value", value.type)])
 
@@ -91,7 +93,7 @@ class Plan(NamedTuple):
         key_serde = shape.key_serde
         found = serdes.of_windowed(key_serde or "")
         if found is not None:
-            key_serde = found[1]
+            key_serde = found.inner
         names = (None, None) if self.raw else (key_serde, shape.value_serde)
         if None in names and not self.raw:
             raise Misuse(
@@ -104,7 +106,7 @@ class Plan(NamedTuple):
     def window_ms(self) -> int:
         """The length of a window."""
         found = serdes.of_windowed(self.shape.key_serde or "")
-        return 0 if found is None else found[0]
+        return 0 if found is None else found.size_ms or 0
 
 
 class StorePartition(InputPartition):
@@ -222,7 +224,7 @@ def _converter(plan: Plan) -> Callable[[Columns], list[pa.Array]]:
 
     def convert(rows: Columns) -> list[pa.Array]:
         spans = []
-        if plan.shape.kind in (versioned_layout.KIND, WindowSpec.kind):
+        if plan.shape.kind in (versioned_layout.KIND, *_IN_WINDOWS):
             spans = [times(rows.begins), times(rows.ends)]
         return [column(key, rows.keys), *spans, column(value, rows.values)]
 

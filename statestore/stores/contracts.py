@@ -204,6 +204,31 @@ class WindowStore(Protocol, Generic[K, V_co]):
         """Return every window of every key, by start."""
 
 
+class SessionStore(Protocol, Generic[K, V_co]):
+    """Reads of the store of an aggregate in sessions, without expired sessions.
+
+    A session goes from the time of its first record to that of its last one, inclusive.
+    """
+
+    @property
+    def name(self) -> str:
+        """The store's name."""
+
+    def get(self, key: K, start: Time, end: Time) -> V_co | None:
+        """Return the value of the key in the session of exactly this start and end."""
+
+    def fetch(
+        self, key: K, *, from_time: Time | None = None, to_time: Time | None = None
+    ) -> Scan[tuple[Windowed[K], V_co]]:
+        """Return the sessions of the key that overlap the closed interval, by their ends."""
+
+    def all(self) -> Scan[tuple[Windowed[K], V_co]]:
+        """Return every session of every key, by their ends."""
+
+    def observed_stream_time(self) -> int | None:
+        """Return the largest timestamp counted, in ms; None before the first."""
+
+
 class ReadOnlyVersionedKeyValueStore(Protocol, Generic[K, V_co]):
     """Reads of a versioned store (KIP-889, KIP-960, KIP-968)."""
 

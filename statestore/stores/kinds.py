@@ -9,21 +9,34 @@ from typing import Any, Final
 
 from statestore.model.modes import IsolationLevel
 from statestore.ports import Clock, Engine
-from statestore.stores import keyvalue, offsets
+from statestore.stores import keyvalue, offsets, sessions, windows
 from statestore.stores.durability import LagLimits
 from statestore.stores.keyvalue import KeyValueReader, TransactionalKeyValueStore
 from statestore.stores.reads import RowSource, SourceRows
-from statestore.stores.specs import BuiltInSpec, VersionedSpec, WindowSpec
+from statestore.stores.sessions import SessionReader, TransactionalSessionStore
+from statestore.stores.specs import (
+    AtRestSpec,
+    BuiltInSpec,
+    InWindowsSpec,
+    SessionSpec,
+    VersionedSpec,
+    WindowSpec,
+)
 from statestore.stores.transaction import StagedEngine
 from statestore.stores.versioned import layout
 from statestore.stores.versioned.reads import committed_versions
 from statestore.stores.versioned.store import TransactionalVersionedStore, VersionedReader
-from statestore.stores.windows import WindowReader
+from statestore.stores.windows import TransactionalWindowStore, WindowReader
 
 KEY_VALUE_TABLES: Final = (keyvalue.TABLE, offsets.TABLE)
 VERSIONED_TABLES: Final = (layout.LATEST, layout.HISTORY, offsets.TABLE)
 BuiltIn = TransactionalKeyValueStore[Any, Any] | TransactionalVersionedStore[Any, Any]
-AnyReader = KeyValueReader[Any, Any] | VersionedReader[Any, Any] | WindowReader[Any, Any]
+AnyReader = (
+    KeyValueReader[Any, Any]
+    | VersionedReader[Any, Any]
+    | WindowReader[Any, Any]
+    | SessionReader[Any, Any]
+)
 """A reader of whatever kind. Tools use its `find`, `entries`, `everything` and `span_names`."""
 
 
@@ -77,7 +90,7 @@ def tables_of(spec: BuiltInSpec) -> tuple[str, ...]:
 
 
 def reader_over(
-    spec: BuiltInSpec | WindowSpec[Any, Any],
+    spec: AtRestSpec,
     sources: Sequence[RowSource],
     where: str,
     release: Callable[[], None],
@@ -99,7 +112,40 @@ def reader_over(
             return VersionedReader(versions, spec, release)
         case WindowSpec():
             return WindowReader(_rows_of(sources), spec, release)
+        case SessionSpec():
+            return SessionReader(_rows_of(sources), spec, release)
     return KeyValueReader(_rows_of(sources), spec, release)
+
+
+# Stores whose keys are in windows have other rows than their changelogs.
+
+
+def over_rows(
+    store: TransactionalKeyValueStore[bytes, bytes], spec: InWindowsSpec
+) -> TransactionalWindowStore[Any, Any] | TransactionalSessionStore[Any, Any]:
+    """Return the store of windows whose rows `store` holds."""
+    if isinstance(spec, SessionSpec):
+        return TransactionalSessionStore(store, spec)
+    return TransactionalWindowStore(store, spec)
+
+
+def logged_keys(kind: str, rows: list[bytes]) -> list[bytes | None]:
+    """Return the keys of rows in the changelog; None for a row that it does not have."""
+    if kind == WindowSpec.kind:
+        return windows.keys_of(rows)
+    if kind == SessionSpec.kind:
+        keys = sessions.keys_of(rows)
+        return [
+            key if sessions.is_logged(row) else None for key, row in zip(keys, rows, strict=True)
+        ]
+    return list(rows)
+
+
+def row_of(kind: str, key: bytes) -> bytes:
+    """Return the row of a key of the changelog."""
+    if kind == WindowSpec.kind:
+        return windows.row_of(key)
+    return sessions.row_of(key) if kind == SessionSpec.kind else key
 
 
 def _rows_of(sources: Sequence[RowSource]) -> list[SourceRows]:

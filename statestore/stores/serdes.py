@@ -7,13 +7,14 @@ A serde of the user's own is `Serde(name, serialize, deserialize, ordered)`. Reg
 import functools
 import re
 import struct
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from statestore.errors import Misuse, SerdeMismatch
 from statestore.model.records import (
     AT_TIME_BYTES,
+    SESSION_BYTES,
     WINDOW_BYTES,
     KeyAtTime,
     Serde,
@@ -24,6 +25,8 @@ from statestore.model.records import BYTES as PLAIN_BYTES
 
 _AT_TIME = re.compile(r"KEY_AT_TIME\((.+)\)")
 _WINDOWED = re.compile(r"WINDOWED\((\d+),(.+)\)")
+_SESSION = re.compile(r"SESSION\((.+)\)")
+_SPAN = struct.Struct(">qq")
 _INT64 = struct.Struct(">q")
 _TIME_AND_NUMBER = struct.Struct(">QQ")
 _TIME_BIAS = 1 << 63
@@ -76,9 +79,10 @@ def register(serde: Serde[T]) -> Serde[T]:
 
 def by_name(name: str) -> Serde[Any]:
     """Return the serde of that name; Misuse lists the known ones."""
-    of_windows = of_windowed(name)
-    if of_windows is not None:
-        return windowed(by_name(of_windows[1]), of_windows[0])
+    keys = of_windowed(name)
+    if keys is not None:
+        inner = by_name(keys.inner)
+        return session_windowed(inner) if keys.size_ms is None else windowed(inner, keys.size_ms)
     at_time = _AT_TIME.fullmatch(name)
     if at_time is not None:
         return key_at_time(by_name(at_time[1]))
@@ -100,10 +104,25 @@ def alike(one: Serde[Any], other: Serde[Any]) -> bool:
     return one.name == other.name and one is not built_in and other is not built_in
 
 
-def of_windowed(name: str) -> tuple[int, str] | None:
-    """Return the size of windows and the serde name of their keys; None if it has no windows."""
+class KeysInWindows(NamedTuple):
+    """What the name of a serde of keys in windows says.
+
+    `inner` is the name of the serde of the keys themselves, `span_bytes` how many bytes of a key
+    its window takes. `size_ms` None: the windows are sessions, which have no size.
+    """
+
+    inner: str
+    span_bytes: int
+    size_ms: int | None
+
+
+def of_windowed(name: str) -> KeysInWindows | None:
+    """Return what a serde's name says of the windows of keys; None if it has no windows."""
     found = _WINDOWED.fullmatch(name)
-    return None if found is None else (int(found[1]), found[2])
+    if found is not None:
+        return KeysInWindows(found[2], WINDOW_BYTES, int(found[1]))
+    found = _SESSION.fullmatch(name)
+    return None if found is None else KeysInWindows(found[1], SESSION_BYTES, None)
 
 
 def placing(serde: Serde[Any], keys: list[bytes | None]) -> list[bytes | None] | None:
@@ -120,8 +139,9 @@ def placing(serde: Serde[Any], keys: list[bytes | None]) -> list[bytes | None] |
 
 def beyond_key(name: str) -> int:
     """Return how many bytes follow the key itself under the serde of that name."""
-    if of_windowed(name) is not None:
-        return WINDOW_BYTES
+    found = of_windowed(name)
+    if found is not None:
+        return found.span_bytes
     return 0 if _AT_TIME.fullmatch(name) is None else AT_TIME_BYTES
 
 
@@ -168,6 +188,27 @@ def key_at_time(key_serde: Serde[T]) -> Serde[KeyAtTime[T]]:
         return KeyAtTime(key_serde.deserialize(data[:-AT_TIME_BYTES]), time - _TIME_BIAS, number)
 
     return Serde(f"KEY_AT_TIME({key_serde.name})", write, read)
+
+
+@functools.cache
+def session_windowed(key_serde: Serde[T]) -> Serde[Windowed[T]]:
+    """Return the serde of keys in sessions: the key's bytes, then the session's end and its start.
+
+    Both are in ms since the epoch, in 8 bytes, big-endian, as Kafka Streams writes them. The end is
+    the time of the last record.
+    """
+
+    def write(session: Windowed[T]) -> bytes:
+        key, start_ms, end_ms = session
+        return key_serde.serialize(key) + _SPAN.pack(end_ms, start_ms)
+
+    def read(data: bytes) -> Windowed[T]:
+        if len(data) < SESSION_BYTES:
+            raise ValueError(f"want a key and {SESSION_BYTES} bytes, not {len(data)} in all")
+        end_ms, start_ms = _SPAN.unpack(data[-SESSION_BYTES:])
+        return Windowed(key_serde.deserialize(data[:-SESSION_BYTES]), start_ms, end_ms)
+
+    return Serde(f"SESSION({key_serde.name})", write, read)
 
 
 def unchanged(serde: Serde[Any]) -> frozenset[type]:

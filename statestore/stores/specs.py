@@ -172,13 +172,55 @@ class WindowSpec(Generic[K, V]):
         )
 
 
+@dataclass(frozen=True)
+class SessionRows(KeyValueSpec[bytes, bytes]):
+    """The rows of a session store, in bytes."""
+
+    kind: ClassVar[str] = "session"
+
+
+@dataclass(frozen=True)
+class SessionSpec(Generic[K, V]):
+    """A session store: values by key and by session, from its first record to its last one.
+
+    A session expires once stream time has passed its end by more than `retention_ms`.
+    """
+
+    kind: ClassVar[str] = "session"
+
+    name: str
+    inner: Serde[K]
+    value_serde: Serde[V]
+    retention_ms: int
+    persistent: bool = True
+    changelog_config: dict[str, str] = field(default_factory=dict, hash=False)
+    terms: tuple[str, ...] = ()
+    """What else decides about its rows, for the fingerprint of a topology."""
+
+    def __post_init__(self) -> None:
+        check_store_name(self.name)
+
+    @property
+    def key_serde(self) -> Serde[Windowed[K]]:
+        """Return the serde of keys in sessions, as the changelog and sinks have them."""
+        return serdes.session_windowed(self.inner)
+
+    @property
+    def rows(self) -> SessionRows:
+        """Return the spec of the rows in bytes, which is what is opened."""
+        return SessionRows(
+            self.name, serdes.BYTES, serdes.BYTES, self.persistent, self.changelog_config
+        )
+
+
 BuiltInSpec = KeyValueSpec[Any, Any] | VersionedSpec[Any, Any]
-StoreSpec = BuiltInSpec | WindowSpec[Any, Any] | StoreSupplier[Any]
+InWindowsSpec = WindowSpec[Any, Any] | SessionSpec[Any, Any]
+"""Of stores whose keys are in windows; the rows of these are a key-value store."""
+AtRestSpec = BuiltInSpec | InWindowsSpec
+StoreSpec = AtRestSpec | StoreSupplier[Any]
 
 
-def spec_in_bytes(
-    kind: str, name: str, *, window_ms: int = 0, kept_ms: int = 0
-) -> BuiltInSpec | WindowSpec[Any, Any]:
+def spec_in_bytes(kind: str, name: str, *, window_ms: int = 0, kept_ms: int = 0) -> AtRestSpec:
     """Describe a store of some kind so that it is read in bytes.
 
     `window_ms` and `kept_ms` are the size and the retention of windows.
@@ -187,6 +229,8 @@ def spec_in_bytes(
         return VersionedSpec(name, 0, serdes.BYTES, serdes.BYTES)
     if kind == WindowSpec.kind:
         return WindowSpec(name, serdes.BYTES, serdes.BYTES, window_ms, kept_ms)
+    if kind == SessionSpec.kind:
+        return SessionSpec(name, serdes.BYTES, serdes.BYTES, kept_ms)
     return KeyValueSpec(name, serdes.BYTES, serdes.BYTES)
 
 

@@ -26,6 +26,7 @@ from statestore.layout.files import publish
 from statestore.model.ids import Position, TaskId, TopicPartition
 from statestore.ports import Clock, Cluster
 from statestore.stores.keyvalue import TransactionalKeyValueStore
+from statestore.stores.sessions import TransactionalSessionStore
 from statestore.stores.windows import TransactionalWindowStore
 from statestore.tasks.commit import CommitStamp
 from statestore.tasks.plan import TaskPlan
@@ -33,6 +34,8 @@ from statestore.tasks.plan import TaskPlan
 _NAME = "inputs.json"
 REFRESH_MS = 86_400_000
 """How old a commit may get: well below the shortest retention of offsets that anyone sets."""
+
+_KEYED = (TransactionalKeyValueStore, TransactionalWindowStore, TransactionalSessionStore)
 
 
 class _Written(msgspec.Struct, frozen=True):
@@ -163,7 +166,7 @@ def committed_inputs(
             raise truncated(tp, end=bounds[tp].end, committed=committed[tp].offset)
     done = Position.of({tp: offset - 1 for tp, offset in checkpoint.items()})
     for store in stores:
-        if isinstance(store, TransactionalKeyValueStore | TransactionalWindowStore):
+        if isinstance(store, _KEYED):
             done = done.merge(store.position())
     known = done.as_dict()
     for tp in fresh:

@@ -5,6 +5,7 @@ The task commits, restores and rolls back; processors only read and write (docs/
 
 import logging
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,13 +15,13 @@ from statestore.model.batch import Batch
 from statestore.model.ids import Position, TaskId, TopicPartition
 from statestore.stores.contracts import StateStore, StoreContext
 from statestore.stores.keyvalue import TransactionalKeyValueStore
-from statestore.stores.kinds import BuiltIn
+from statestore.stores.kinds import BuiltIn, logged_keys, over_rows, row_of
 from statestore.stores.pending import Overlay
 from statestore.stores.row_times import WriteTime
-from statestore.stores.specs import StoreSpec, StoreSupplier, WindowSpec
+from statestore.stores.sessions import listed
+from statestore.stores.specs import InWindowsSpec, SessionSpec, StoreSpec, StoreSupplier
 from statestore.stores.staged_table import Changes, StagedTable
 from statestore.stores.versioned.table import VersionedTable
-from statestore.stores.windows import TransactionalWindowStore, keys_of, row_of
 from statestore.tasks.memory_share import Usage
 from statestore.tasks.store_log import StoreLog
 
@@ -106,24 +107,24 @@ class OwnedStore(Protocol):
 
 
 class OpenStore:
-    """A built-in store. The rows of a window store have other keys than its changelog has."""
+    """A built-in store. The rows of stores with windows have other keys than their changelogs."""
 
     def __init__(
         self,
         store: BuiltIn,
         log: StoreLog,
-        windows: WindowSpec[Any, Any] | None = None,
+        windows: InWindowsSpec | None = None,
         inputs: Collection[TopicPartition] | None = None,
     ) -> None:
-        """`windows`: `store` has the rows of that window store. `inputs`: what its task reads."""
+        """`windows`: `store` has the rows of that store. `inputs`: what its task reads."""
         self.store: Any = store
         if windows is not None:
             assert isinstance(store, TransactionalKeyValueStore)
-            self.store = TransactionalWindowStore(store, windows)
+            self.store = over_rows(store, windows)
         self.log = log
         self.spec: StoreSpec = windows or store.spec
         self.name = store.name
-        self._windowed = windows is not None
+        self._windows = windows
         self.where = store.staged.where
         self._staged = store.staged
         self._staged.inputs = inputs
@@ -160,9 +161,14 @@ class OpenStore:
 
     def restore(self, batch: Batch, offset_next: int) -> None:
         keys, values = batch.keys.objects, batch.values.objects
-        if self._windowed:
-            keys = list(map(row_of, keys))
-        self._table.restore(keys, values, batch.timestamps, {self.log.tp: offset_next})
+        times = batch.timestamps
+        if self._windows is not None:
+            keys = list(map(partial(row_of, self._windows.kind), keys))
+        if isinstance(self._windows, SessionSpec):
+            lists = listed(dict(zip(keys, values, strict=True)), self.table().get_many)
+            keys, values = keys + list(lists), values + list(lists.values())
+            times = times + [0] * len(lists)
+        self._table.restore(keys, values, times, {self.log.tp: offset_next})
 
     def complete_ms(self) -> int | None:
         if self._staged.complete_ms is not None or not self.persistent():
@@ -185,9 +191,16 @@ class OpenStore:
         if isinstance(table, VersionedTable):
             return table.changes()
         changes = table.changes(otherwise_ms)
-        if self._windowed:
-            return changes._replace(keys=keys_of(changes.keys))
-        return changes
+        if self._windows is None:
+            return changes
+        keys = logged_keys(self._windows.kind, changes.keys)
+        logged = Changes([], [], [])
+        for key, value, time in zip(keys, changes.values, changes.times, strict=True):
+            if key is not None:
+                logged.keys.append(key)
+                logged.values.append(value)
+                logged.times.append(time)
+        return logged
 
     def commit(self, offset: int | None, position: Position) -> None:
         self._table.commit({} if offset is None else {self.log.tp: offset}, position)

@@ -20,6 +20,7 @@ from statestore.model.ids import Position, TaskId, TopicPartition
 from statestore.settings import Settings
 from statestore.stores.specs import (
     KeyValueSpec,
+    SessionSpec,
     StoreSpec,
     StoreSupplier,
     VersionedSpec,
@@ -165,7 +166,7 @@ class TaskStores:
         match spec:
             case KeyValueSpec() | VersionedSpec():
                 return OpenStore(self._edges.open_store(spec, path), log, inputs=plan.inputs)
-            case WindowSpec():
+            case WindowSpec() | SessionSpec():
                 rows = self._edges.open_store(spec.rows, path)
                 return OpenStore(rows, log, spec, inputs=plan.inputs)
             case StoreSupplier():

@@ -169,8 +169,8 @@ class TopologyTestDriver:
     def read(self, topic: str) -> list[Record[Any, Any]]:
         """The committed records of a topic that were not read before, decoded, by partition.
 
-        Of the changelog of a window store, these are the windows, without the rows that keep its
-        stream time.
+        Of the changelog of a window or session store, these are the windows, without the rows that
+        keep its stream time.
         """
         key_serde, value_serde = self._serdes(topic)
         rows = self._broker.records(topic)

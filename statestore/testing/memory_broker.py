@@ -6,7 +6,7 @@ nothing waits; a poll with nothing to read returns at once. Tests ask for faults
 """
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from statestore.errors import (
     NotCopartitioned,
@@ -349,7 +349,7 @@ class MemoryCluster:
         return {tp: groups[group_id, tp] for tp in tps if (group_id, tp) in groups}
 
     def key_hashes(
-        self, topics: Mapping[str, int], windowed: Collection[str] = ()
+        self, topics: Mapping[str, int], windowed: Mapping[str, int] | None = None
     ) -> dict[str, KeyHashes]:
         """The hashes that the first 100 keys of each topic fit."""
         found = {}
@@ -357,7 +357,7 @@ class MemoryCluster:
             logs = enumerate(self._state.topics[topic])
             entries = ((p, e) for p, log in logs for e in log.read(log.start, log.last_stable))
             rows = ((p, e.key) for p, e in entries if e.is_visible)
-            found[topic] = key_hashes(rows, count, _KEYS, windowed=topic in windowed)
+            found[topic] = key_hashes(rows, count, _KEYS, span_bytes=(windowed or {}).get(topic, 0))
         return found
 
     def delete_before(self, offsets: Mapping[TopicPartition, int]) -> None:

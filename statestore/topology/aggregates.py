@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from statestore.model.batch import Batch, Column
 from statestore.model.records import Serde
 from statestore.stores import serdes
-from statestore.stores.specs import KeyValueSpec, WindowSpec
+from statestore.stores.specs import InWindowsSpec, KeyValueSpec
 from statestore.stores.staged_table import StagedTable
 from statestore.topology.failures import (
     Stage,
@@ -81,7 +81,7 @@ class Keying(Protocol):
         """Raise NodeFailed for the records whose key cannot be decoded, after `names` failed."""
 
 
-Spec = KeyValueSpec[Any, Any] | WindowSpec[Any, Any]
+Spec = KeyValueSpec[Any, Any] | InWindowsSpec
 KeyingOf = Callable[[str, Spec, NodeContext], Keying]
 
 
@@ -192,7 +192,8 @@ def counted(
                     list(map(stored.__getitem__, order)),
                 )
             table.put_all(dict(zip(found.rows, after, strict=True)), times)
-            forward(_updated(batch, updates, key, serdes.INT64, old_values), None)
+            keys = key.column(updates.rows)
+            forward(updated(batch, updates, keys, serdes.INT64, old_values), None)
 
         return push
 
@@ -222,7 +223,7 @@ def _distinct(rows: list[bytes | None], times: list[int]) -> _Distinct:
     known = cast("list[bytes]", rows) if all(rows) else [row for row in rows if row is not None]
     if len(known) < len(rows):
         places = np.array([i for i, row in enumerate(rows) if row is not None], np.int64)
-    column = _binary(known).dictionary_encode()
+    column = binary_array(known).dictionary_encode()
     indices = np.frombuffer(column.indices.buffers()[1], np.int32, len(known))
     size = len(column.dictionary)
     last = np.empty(size, np.int64)
@@ -242,7 +243,7 @@ def _distinct(rows: list[bytes | None], times: list[int]) -> _Distinct:
     return _Distinct(list(map(known.__getitem__, last.tolist())), counts, at, latest, none)
 
 
-def _binary(rows: list[bytes]) -> pa.LargeBinaryArray:
+def binary_array(rows: list[bytes]) -> pa.LargeBinaryArray:
     """Return the rows as an Arrow array."""
     ends = np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)))
     starts = np.concatenate((np.zeros(1, np.int64), ends))
@@ -306,12 +307,13 @@ def _run(
     return updates
 
 
-def _updated(
-    batch: Batch, updates: Updates, key: Keying, value_serde: Serde[Any], old_values: SendOldValues
+def updated(
+    batch: Batch, updates: Updates, keys: Column, value_serde: Serde[Any], old_values: SendOldValues
 ) -> Batch:
+    """Return the updates that the records of a batch have made, with these keys."""
     then = batch.stream_times
     return Batch(
-        keys=key.column(updates.rows),
+        keys=keys,
         values=Column(raw=updates.values, serde=value_serde),
         timestamps=updates.times,
         old_values=Column(raw=updates.old_values, serde=value_serde)
@@ -352,7 +354,8 @@ def aggregated(
                 after, times, updates = fold.run(table, key, batch, found)
             if after:
                 table.put_all(after, list(map(times.__getitem__, after)))
-                forward(_updated(batch, updates, key, spec.value_serde, old_values), None)
+                keys = key.column(updates.rows)
+                forward(updated(batch, updates, keys, spec.value_serde, old_values), None)
 
         return push
 

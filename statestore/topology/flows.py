@@ -9,10 +9,11 @@ from functools import partial
 from typing import Any
 
 from statestore.errors import SerdeMismatch
-from statestore.model.records import Serde
+from statestore.model.records import SESSION_BYTES, Serde
 from statestore.stores import serdes
-from statestore.stores.specs import KeyValueSpec, VersionedSpec, WindowSpec
-from statestore.stores.windows import row_of
+from statestore.stores.kinds import row_of
+from statestore.stores.sessions import SPAN
+from statestore.stores.specs import KeyValueSpec, SessionSpec, VersionedSpec, WindowSpec
 from statestore.topology import tables
 from statestore.topology.aggregates import Spec
 from statestore.topology.collector import Collector
@@ -247,11 +248,11 @@ class TableFlow:
 def _look_of(context: NodeContext, spec: Spec) -> Look:
     """Return the look-up of a store's rows."""
     table, read = context.table(spec.name), spec.value_serde.deserialize
-    windowed, plain = isinstance(spec, WindowSpec), spec.value_serde is serdes.BYTES
+    windowed, plain = isinstance(spec, WindowSpec | SessionSpec), spec.value_serde is serdes.BYTES
 
     def look(keys: list[bytes]) -> list[Any]:
         if windowed:
-            keys = list(map(row_of, keys))
+            keys = list(map(partial(row_of, spec.kind), keys))
         rows = table.get_many(keys)
         return rows if plain else [None if data is None else read(data) for data in rows]
 
@@ -263,6 +264,14 @@ def _stamp_of(context: NodeContext, spec: Spec | VersionedSpec[Any, Any]) -> Sta
     if isinstance(spec, VersionedSpec):
         return context.versions(spec.name).later
     table = context.table(spec.name)
-    if not isinstance(spec, WindowSpec):
+    if not isinstance(spec, WindowSpec | SessionSpec):
         return table.later
-    return lambda keys, times: table.later(list(map(row_of, keys)), times)
+    if isinstance(spec, SessionSpec):
+        return _later_of_sessions
+    return lambda keys, times: table.later(list(map(partial(row_of, spec.kind), keys)), times)
+
+
+def _later_of_sessions(keys: list[bytes], times: list[int]) -> list[int]:
+    """Return the later of each session's end and this time."""
+    ends = [SPAN.unpack(key[-SESSION_BYTES:])[0] for key in keys]
+    return list(map(max, ends, times))

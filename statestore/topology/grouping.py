@@ -7,12 +7,22 @@ from typing import Any
 from statestore.model.modes import EmitStrategy
 from statestore.model.records import Serde
 from statestore.stores import serdes
-from statestore.stores.specs import WindowSpec
+from statestore.stores.specs import KeyValueSpec, SessionSpec, WindowSpec
 from statestore.topology.aggregates import Spec, aggregated, counted
 from statestore.topology.flows import Flow, TableFlow
 from statestore.topology.materialized import Materialized
 from statestore.topology.nodes import Build, SendOldValues
+from statestore.topology.sessions import (
+    COUNTED,
+    SessionFold,
+    SessionWindows,
+    in_sessions,
+    reduced,
+    session_spec,
+)
 from statestore.topology.windows import TimeWindows, in_windows, window_spec
+
+AnyWindows = TimeWindows | SessionWindows
 
 
 @dataclass(frozen=True)
@@ -27,10 +37,10 @@ class Grouping:
     flow: Flow
     name: str | None
     taker: str | None = None
-    windows: tuple[TimeWindows, EmitStrategy] | None = None
+    windows: tuple[AnyWindows, EmitStrategy] | None = None
     through: list[Flow] = field(default_factory=list)
 
-    def windowed(self, windows: TimeWindows, emit: EmitStrategy) -> "Grouping":
+    def windowed(self, windows: AnyWindows, emit: EmitStrategy) -> "Grouping":
         """Return the same records grouped by window, too."""
         return Grouping(self.flow, self.name, self.taker, (windows, emit), self.through)
 
@@ -40,7 +50,7 @@ class Grouping:
         """Add a node that counts."""
         if isinstance(materialized, Materialized):
             materialized = materialized.of_counts()
-        return self._aggregate(materialized, serdes.INT64, name, counted)
+        return self._aggregate(materialized, serdes.INT64, name, counted, COUNTED)
 
     def reduce(
         self,
@@ -55,7 +65,7 @@ class Grouping:
                 node, spec, lambda _key, value, old: function(old, value), None, **how
             )
 
-        return self._aggregate(materialized, self.flow.value_serde, name, fold)
+        return self._aggregate(materialized, self.flow.value_serde, name, fold, reduced(function))
 
     def aggregate(
         self,
@@ -63,13 +73,18 @@ class Grouping:
         function: Callable[[Any, Any, Any], Any],
         materialized: Materialized[Any, Any] | str | None,
         name: str | None,
+        merger: Callable[[Any, Any, Any], Any] | None = None,
     ) -> TableFlow:
-        """Add a node that folds function(key, value, aggregate) over records from initial() on."""
+        """Add a node that folds function(key, value, aggregate) over records from initial() on.
+
+        `merger(key, one, other)` makes one aggregate of those of two sessions.
+        """
+        sessions = None if merger is None else SessionFold(initial, function, merger)
 
         def fold(node: str, spec: Spec, **how: Any) -> Build:
             return aggregated(node, spec, function, initial, **how)
 
-        return self._aggregate(materialized, self.flow.builder.value_serde, name, fold)
+        return self._aggregate(materialized, self.flow.builder.value_serde, name, fold, sessions)
 
     def _aggregate(
         self,
@@ -77,21 +92,30 @@ class Grouping:
         value_serde: Serde[Any],
         name: str | None,
         fold: Callable[..., Build],
+        sessions: SessionFold | None,
     ) -> TableFlow:
         flow, old_values, windows = self.flow, SendOldValues(), self.windows
         plain, every = flow.spec(materialized, "KSTREAM-AGGREGATE", value_serde)
-        spec: Spec = plain if windows is None else window_spec(windows[0], plain, windows[1])
+        spec: Spec = plain if windows is None else _spec_of(plain, *windows)
         flow.builder.keep(spec)
         source = self._source(spec.name, explicit=materialized is not None)
 
         def make(node: str) -> Build:
             if windows is None:
                 return fold(node, spec, every_update=every, old_values=old_values)
+            over, emit = windows
+            if isinstance(over, SessionWindows):
+                assert isinstance(spec, SessionSpec)
+                assert sessions is not None
+                return in_sessions(
+                    node, spec, over, emit, sessions, every_update=every, old_values=old_values
+                )
             assert isinstance(spec, WindowSpec)
             return in_windows(
                 node,
                 spec,
-                *windows,
+                over,
+                emit,
                 lambda rows: fold(
                     node, spec, every_update=every, old_values=old_values, keying=rows
                 ),
@@ -109,3 +133,10 @@ class Grouping:
             flow = self.flow.repartitioned(self.name, explicit=True, taker=self.taker)
             self.through.append(flow)
         return self.through[0]
+
+
+def _spec_of(plain: KeyValueSpec[Any, Any], windows: AnyWindows, emit: EmitStrategy) -> Spec:
+    """Return the store of an aggregate in windows."""
+    if isinstance(windows, SessionWindows):
+        return session_spec(windows, plain, emit)
+    return window_spec(windows, plain, emit)

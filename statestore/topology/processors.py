@@ -17,10 +17,16 @@ from statestore.model.batch import Batch
 from statestore.model.ids import TaskId
 from statestore.model.modes import PunctuationType, Span
 from statestore.model.records import K, Record, V
-from statestore.stores.contracts import KeyValueStore, VersionedKeyValueStore, WindowStore
+from statestore.stores.contracts import (
+    KeyValueStore,
+    SessionStore,
+    VersionedKeyValueStore,
+    WindowStore,
+)
 from statestore.stores.specs import (
     KeyValueSpec,
     S,
+    SessionSpec,
     StoreSpec,
     StoreSupplier,
     VersionedSpec,
@@ -90,6 +96,8 @@ class ProcessorContext(Generic[KF_contra, VF_contra]):
     def store(self, spec: VersionedSpec[K, V]) -> VersionedKeyValueStore[K, V]: ...
     @overload
     def store(self, spec: WindowSpec[K, V]) -> WindowStore[K, V]: ...
+    @overload
+    def store(self, spec: SessionSpec[K, V]) -> SessionStore[K, V]: ...
     @overload
     def store(self, spec: StoreSupplier[S]) -> S: ...
     @overload

@@ -29,6 +29,7 @@ from statestore.topology.join_windows import JoinWindows
 from statestore.topology.materialized import Materialized
 from statestore.topology.nodes import Build
 from statestore.topology.processors import BatchProcessor, Processor, ProcessorContext, processed
+from statestore.topology.sessions import SessionWindows
 from statestore.topology.windows import TimeWindows
 
 R = TypeVar("R")
@@ -466,8 +467,8 @@ class KStream(Generic[K_co, V_co]):
 
 
 @missing_methods.explains(missing_methods.OF_GROUPS)
-class _Grouped(Generic[K_co, KR_co, V_co]):
-    """The aggregates of records grouped by K, in tables with keys of KR."""
+class _Counted(Generic[K_co, KR_co, V_co]):
+    """The count and the reduce of records grouped by K, in tables with keys of KR."""
 
     def __init__(self, grouping: Grouping) -> None:
         self._grouping = grouping
@@ -502,6 +503,10 @@ class _Grouped(Generic[K_co, KR_co, V_co]):
         check_arity("reduce", function, 2, name)
         return ktables.KTable(self._grouping.reduce(function, materialized, name))
 
+
+class _Grouped(_Counted[K_co, KR_co, V_co]):
+    """The aggregates of records grouped by K, in tables with keys of KR."""
+
     def aggregate(
         self,
         initial: Initializer[A],
@@ -525,15 +530,59 @@ class TimeWindowedKStream(_Grouped[K_co, Windowed[K_co], V_co]):
     """Records grouped by key and window, to be aggregated; the tables' keys are `Windowed`."""
 
 
+class SessionWindowedKStream(_Counted[K_co, Windowed[K_co], V_co]):
+    """Records grouped by key and session, to be aggregated; the tables' keys are `Windowed`.
+
+    When a record merges sessions, or makes one longer, the tables tell a null value for each that
+    is gone, and then the new one, as in Kafka Streams. Every result has its session's end as its
+    time.
+    """
+
+    def aggregate(
+        self,
+        initial: Initializer[A],
+        function: Callable[[K_co, V_co, A], A | None],
+        merger: Callable[[K_co, A, A], A],
+        materialized: Materialized[K_co, A] | str | None = None,
+        *,
+        name: str | None = None,
+    ) -> "ktables.KTable[Windowed[K_co], A]":
+        """Return function(key, value, aggregate) folded over the records of each session.
+
+        A record begins with initial(), takes in the aggregates of the sessions that it merges by
+        merger(key, one, other), in the order of their ends, and is then added by the function. None
+        deletes the session. All else is as for the aggregates of other windows.
+        """
+        check_arity("aggregate initial", initial, 0, name)
+        check_arity("aggregate", function, 3, name)
+        check_arity("aggregate merger", merger, 3, name)
+        made = self._grouping.aggregate(initial, function, materialized, name, merger)
+        return ktables.KTable(made)
+
+
 class KGroupedStream(_Grouped[K_co, K_co, V_co]):
     """Records grouped by key, to be aggregated."""
 
+    @overload
     def windowed_by(
-        self, windows: TimeWindows, *, emit: EmitStrategy | str = EmitStrategy.ON_UPDATE
-    ) -> TimeWindowedKStream[K_co, V_co]:
-        """Group by window, too.
+        self, windows: TimeWindows, *, emit: EmitStrategy | str = ...
+    ) -> TimeWindowedKStream[K_co, V_co]: ...
+    @overload
+    def windowed_by(
+        self, windows: SessionWindows, *, emit: EmitStrategy | str = ...
+    ) -> SessionWindowedKStream[K_co, V_co]: ...
+    def windowed_by(
+        self,
+        windows: TimeWindows | SessionWindows,
+        *,
+        emit: EmitStrategy | str = EmitStrategy.ON_UPDATE,
+    ) -> TimeWindowedKStream[K_co, V_co] | SessionWindowedKStream[K_co, V_co]:
+        """Group by window or by session, too.
 
         ON_UPDATE emits a result whenever a window's aggregate changed. ON_WINDOW_CLOSE emits one
         result per window, when no record of it can follow any more (KIP-825).
         """
-        return TimeWindowedKStream(self._grouping.windowed(windows, EmitStrategy(emit)))
+        grouping = self._grouping.windowed(windows, EmitStrategy(emit))
+        if isinstance(windows, SessionWindows):
+            return SessionWindowedKStream(grouping)
+        return TimeWindowedKStream(grouping)

@@ -2,13 +2,12 @@
 
 A record counts in each window that holds its timestamp, unless stream time has passed the end of
 the window by the grace: for that window the record is late. A record that is late for all its
-windows is dropped and counted as dropped. Stream time
-here is the largest timestamp of records with a key, and it is a row of the store. Expired windows
-are deleted whole, some with each batch, so that no batch has to delete a great many. Reads leave
-them out meanwhile.
+windows is dropped and counted as dropped (topology/closing.py). Expired windows are deleted whole,
+some with each batch, so that no batch has to delete a great many. Reads leave them out meanwhile.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from operator import add
 from typing import Any, cast
@@ -20,12 +19,12 @@ from statestore.errors import Misuse
 from statestore.model.batch import Batch, Column
 from statestore.model.modes import EmitStrategy, Span, span_ms
 from statestore.stores.specs import KeyValueSpec, WindowSpec
-from statestore.stores.windows import START, TIME_ROW, keys_of, start_of
+from statestore.stores.windows import START, keys_of, start_of
 from statestore.topology.aggregates import KeyingOf, Placed
+from statestore.topology.closing import Closed, Closing
 from statestore.topology.failures import decoded, encoded
-from statestore.topology.nodes import Build, Forward, Held, NodeContext, Push, SendOldValues
+from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
 
-_EMITTED_AT_ONCE = 10_000
 _EXPIRED_AT_ONCE = 1000
 _PLACED_AT_ONCE = 200_000
 _STARTS, _START_BYTES = np.dtype(">i8"), np.dtype("V8")
@@ -150,7 +149,7 @@ def in_windows(
 
     def build(context: NodeContext, forward: Forward) -> Push:
         open_windows = _OpenWindows(node, spec, windows, context, old_values, final=final)
-        push_rows = fold(lambda *_: open_windows)(context, _silent if final else forward)
+        push_rows = fold(lambda *_: open_windows)(context, silent if final else forward)
 
         windows_each = -(-windows.size_ms // windows.advance_ms)
         records_at_once = max(_PLACED_AT_ONCE // windows_each, 1)
@@ -170,12 +169,12 @@ def in_windows(
     return build
 
 
-def _silent(_batch: Batch, _to: str | None) -> None:
+def silent(_batch: Batch, _to: str | None) -> None:
     """Take the place of `forward` for results that are emitted only when their window closes."""
 
 
 class _OpenWindows:
-    """The rows of one window store: a Keying, and the clock that closes and expires them."""
+    """The rows of one window store: a Keying, and what closes and expires them."""
 
     def __init__(
         self,
@@ -187,32 +186,16 @@ class _OpenWindows:
         *,
         final: bool,
     ) -> None:
-        """`final`: each window has one result, at its close.
-
-        How far these results went is kept beside the stream time. So a start with another grace
-        neither leaves out a window nor gives one a second result, even if results went out on
-        update for a while.
-        """
+        """`final`: each window has one result, at its close."""
         self._node = node
-        self._context = context
         self._spec = spec
         self._windows = windows
-        self._old_values = old_values
-        self._final_only = final
-        self._table = context.table(spec.name)
-        stored = self._table.get(TIME_ROW)
-        self._now_ms = -1 if stored is None else start_of(stored)
-        told = b"" if stored is None else stored[START.size :]
-        self._keeps_emitted = final or bool(told)
-        self._emitted_ms = start_of(told) if told else self.closed_ms() if final else -1
+        self._closing = Closing(
+            node, spec, context, old_values, delay_ms=windows.grace_ms, final=final
+        )
+        self._table = self._closing.table
         self._expired_ms = -1
         self._low: bytes | None = None
-        self._seen = np.zeros(0, np.int64)
-        """The time of this store at each record of the last batch."""
-
-    def closed_ms(self) -> int:
-        """Return the time such that windows that end by then are closed; negative: none is."""
-        return -1 if self._now_ms < 0 else self._now_ms - self._windows.grace_ms
 
     # What a Keying does.
 
@@ -220,12 +203,7 @@ class _OpenWindows:
         keys = encoded(self._node, batch, "key", self._spec.inner)
         times = np.array(batch.timestamps, np.int64)
         known = np.array([key is not None for key in keys]) if None in keys else None
-        seen = times if known is None else np.where(known, times, -1)
-        now = np.maximum(np.maximum.accumulate(seen), self._now_ms)
-        had_last = self._emitted_ms if self._final_only else -1
-        closed = np.maximum(now - self._windows.grace_ms, had_last)
-        self._seen = now
-        self._advance(int(now[-1]))
+        closed = self._closing.observe(times, known)
         size, step = self._windows.size_ms, self._windows.advance_ms
         last = times - times % step
         first = np.maximum((times - size) // step * step + step, 0)
@@ -235,10 +213,8 @@ class _OpenWindows:
         if known is not None:
             missed, counts = np.where(known, missed, 0), np.where(known, counts, 0)
         if missed.any():
-            self._table.count_late(int(missed.sum()))
             dropped = np.flatnonzero((counts == 0) & (missed > 0)).tolist()
-            if dropped:
-                self._context.drop(self._node, batch, dropped, "late")
+            self._closing.drop_late(batch, dropped, int(missed.sum()))
         return self._rows(keys, still_open, counts)
 
     def _rows(
@@ -279,69 +255,29 @@ class _OpenWindows:
         keys = Column(raw=raw, serde=self._spec.inner)
         decoded(self._node, batch.with_columns(keys=keys), "key")
 
-    def _advance(self, now_ms: int) -> None:
-        if now_ms > self._now_ms:
-            self._now_ms = now_ms
-            if not self._final_only:
-                self._emitted_ms = max(self._emitted_ms, self.closed_ms())
-            self._put_times()
-
-    def _put_times(self) -> None:
-        emitted = START.pack(self._emitted_ms) if self._keeps_emitted else b""
-        self._table.put(TIME_ROW, START.pack(self._now_ms) + emitted)
-
     # What happens as stream time passes.
 
     def emit_closed(self, batch: Batch, forward: Forward) -> None:
         """Forward the windows that `batch` has closed and that were not emitted, by start."""
-        size, since_ms, closed_ms = self._windows.size_ms, self._emitted_ms, self.closed_ms()
-        if closed_ms > since_ms:
-            self._emitted_ms = closed_ms
-            self._put_times()
-        high = closed_ms - size
-        if high < 0 or high <= since_ms - size:
-            return
-        low = max(since_ms - size + 1, 0)
-        found: list[tuple[bytes, bytes]] = []
-        with self._table.scan(START.pack(low), START.pack(high + 1)) as rows:
-            for row in rows:
-                if start_of(row[0]) <= high:
-                    found.append(row)
-                if len(found) == _EMITTED_AT_ONCE:
-                    self._hand_on(self._final(found, batch), forward)
-                    found = []
-        if found:
-            self._hand_on(self._final(found, batch), forward)
+        since_ms, closed_ms = self._closing.take_closed()
+        low, high = since_ms - self._windows.size_ms + 1, closed_ms - self._windows.size_ms
+        if high >= max(low, 0):
+            with closing(self._between(max(low, 0), high)) as closed:
+                self._closing.emit(closed, batch, forward)
 
-    def _hand_on(self, final: Batch, forward: Forward) -> None:
-        held = Held(self._spec.name, final)
-        self._context.release(self._node, held, lambda batch: forward(batch, None))
-
-    def _final(self, found: list[tuple[bytes, bytes]], batch: Batch) -> Batch:
-        """Return closed windows as updates, stamped with their last moment."""
+    def _between(self, low_ms: int, high_ms: int) -> Generator[Closed, None, None]:
+        """Yield the windows that start between both times, inclusive."""
         last = self._windows.size_ms - 1
-        times = [start_of(row) + last for row, _ in found]
-        serde = self._spec.value_serde
-        stream_times = None
-        if batch.stream_times is not None:
-            # Each window was closed by the first record that took stream time far enough.
-            closed_at = np.array(times) + 1 + self._windows.grace_ms
-            places = np.searchsorted(self._seen, closed_at).clip(max=len(batch) - 1)
-            stream_times = list(map(batch.stream_times.__getitem__, places.tolist()))
-        return Batch(
-            keys=self.column([row for row, _ in found]),
-            values=Column(raw=[value for _, value in found], serde=serde),
-            timestamps=times,
-            old_values=Column(raw=[None] * len(found), serde=serde)
-            if self._old_values.enabled
-            else None,
-            stream_times=stream_times,
-        )
+        with self._table.scan(START.pack(low_ms), START.pack(high_ms + 1)) as rows:
+            for row, value in rows:
+                start = start_of(row)
+                if start <= high_ms:
+                    yield Closed(row, value, start + last)
 
     def expire(self, limit: int) -> None:
         """Delete up to `limit` rows of expired windows, the oldest first."""
         step = self._windows.advance_ms
-        last = (self._now_ms - self._windows.retention_ms) // step * step
+        last = (self._closing.now_ms - self._windows.retention_ms) // step * step
         if last < 0 or last <= self._expired_ms:
             return
         gone: dict[bytes, bytes | None] = {}

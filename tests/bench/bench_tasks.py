@@ -106,6 +106,7 @@ GOALS = {
     "json_values": KAFKA_STREAMS,
     "windows": KAFKA_STREAMS,
     "hops": "",
+    "sessions": "",
 }
 
 
@@ -130,6 +131,7 @@ def bench_operators(bench: Bench, rig: Rig, repeats: int) -> None:
             "json_values",
             "windows",
             "hops",
+            "sessions",
             "meeting",
             "missing",
             "both_tables",

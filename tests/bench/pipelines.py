@@ -1,6 +1,7 @@
 """The pipelines the task benchmark runs; their topics come from the environment."""
 
 import os
+from typing import Any
 
 import statestore as ss
 from statestore import serdes
@@ -122,13 +123,19 @@ def hops() -> ss.Topology:
     return _counting_in(ss.HoppingWindows(1000, 250, grace_ms=60_000))
 
 
-def _counting_in(windows: ss.TumblingWindows | ss.HoppingWindows) -> ss.Topology:
+def sessions() -> ss.Topology:
+    """The same in sessions with a gap of a second."""
+    return _counting_in(ss.SessionWindows(1000, grace_ms=60_000))
+
+
+def _counting_in(
+    windows: ss.TumblingWindows | ss.HoppingWindows | ss.SessionWindows,
+) -> ss.Topology:
     builder = ss.StreamsBuilder()
+    grouped = builder.stream(os.environ[INPUT_VARIABLE], name="records").group_by_key(name="by-key")
+    windowed: Any = grouped.windowed_by(windows)
     (
-        builder.stream(os.environ[INPUT_VARIABLE], name="records")
-        .group_by_key(name="by-key")
-        .windowed_by(windows)
-        .count("windows", name="count")
+        windowed.count("windows", name="count")
         .to_stream(name="updates")
         .to(os.environ[OUTPUT_VARIABLE], name="windows-out")
     )

@@ -3,10 +3,17 @@
 from statestore import serdes
 from statestore.topology.builder import StreamsBuilder
 from statestore.topology.graph import Topology
-from tests.contract import stream_cases, stream_join_cases, table_cases, window_cases
+from tests.contract import (
+    session_cases,
+    stream_cases,
+    stream_join_cases,
+    table_cases,
+    window_cases,
+)
 from tests.contract.operator_tables import Case
 
-CASES = stream_cases.CASES | table_cases.CASES | window_cases.CASES | stream_join_cases.CASES
+MODULES = (stream_cases, table_cases, window_cases, session_cases, stream_join_cases)
+CASES = {name: case for module in MODULES for name, case in module.CASES.items()}
 
 
 def topology(*names: str, prefix: str = "") -> Topology:

@@ -42,6 +42,12 @@ def windowed() -> ss.Topology:
     return b.build()
 
 
+def in_sessions() -> ss.Topology:
+    b = ss.StreamsBuilder(key_serde=serdes.STRING)
+    b.stream("in").group_by_key().windowed_by(ss.SessionWindows(10)).count(STORE)
+    return b.build()
+
+
 def shown(rig: TaskRig) -> dict[object, object]:
     store: Any = rig.running[-1].store(STORE)
     if hasattr(store, "range_as_of"):
@@ -51,7 +57,7 @@ def shown(rig: TaskRig) -> dict[object, object]:
         return dict(scan)
 
 
-@pytest.mark.parametrize("build", [key_value, in_memory, versioned, windowed])
+@pytest.mark.parametrize("build", [key_value, in_memory, versioned, windowed, in_sessions])
 def test_a_restore_passes_over_records_without_a_key_and_counts_them(
     build: Callable[[], ss.Topology], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

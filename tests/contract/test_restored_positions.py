@@ -34,7 +34,11 @@ def windowed(builder: ss.StreamsBuilder) -> None:
     builder.stream("in").group_by_key().windowed_by(windows).count("kept")
 
 
-KINDS = [plain, in_memory, versioned, windowed]
+def in_sessions(builder: ss.StreamsBuilder) -> None:
+    builder.stream("in").group_by_key().windowed_by(ss.SessionWindows(1000)).count("kept")
+
+
+KINDS = [plain, in_memory, versioned, windowed, in_sessions]
 
 
 def rig_of(kind: Callable[[ss.StreamsBuilder], None], folder: Path) -> TaskRig:

@@ -1,9 +1,10 @@
 """A pipeline of most operators for the kill tests: its output is known record by record.
 
 Three sub-topologies: `in` is joined with another stream, filtered, mapped, counted in windows that
-close and in windows that overlap, and rekeyed; what is rekeyed is joined with the table of users,
-counted in windows and in all, and that count joined with the users again, once filtered and once
-with users who have no count. A third one counts the users whose counts have the same rest.
+close, in windows that overlap and in sessions, and rekeyed; what is rekeyed is joined with the
+table of users, counted in windows and in all, and that count joined with the users again, once
+filtered and once with users who have no count. A third one counts the users whose counts have the
+same rest.
 """
 
 import os
@@ -15,8 +16,11 @@ from tests.crash.pipeline import PREFIX_VARIABLE
 USERS = 17
 GROUPS = 3
 NEAR = ss.JoinWindows(5)
+BURST = 60
+"""Of a thousand numbers, how many come in sessions."""
 CLOSING = ss.TumblingWindows(1000)
 HOPS = ss.HoppingWindows(1000, 400, retention_ms=10**9)
+SESSIONS = ss.SessionWindows(100, retention_ms=10**9)
 # Records of two partitions meet in one: no order holds between them, and none must be late.
 OPEN = ss.TumblingWindows(4000, grace_ms=10**9)
 
@@ -41,6 +45,9 @@ def topology() -> ss.Topology:
     )
     hops = source.group_by_key().windowed_by(HOPS).count(every("hops"))
     hops.to_stream().to(f"{prefix}-hops")
+    bursts = source.filter(lambda _key, number: number % 1000 < BURST).group_by_key()
+    sessions = bursts.windowed_by(SESSIONS).count(every("sessions"))
+    sessions.to_stream().to(f"{prefix}-sessions")
     joined = source.select_key(lambda _key, number: f"user-{number % USERS}").join(
         users, lambda number, user: [number, user], name="joined"
     )

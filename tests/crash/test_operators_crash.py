@@ -14,10 +14,10 @@ from confluent_kafka import Producer
 import statestore as ss
 from statestore import serdes
 from statestore.faults import CrashPoint
-from statestore.stores.specs import WindowRows
+from statestore.stores.specs import SessionRows, WindowRows
 from statestore.testing.local_kafka import LocalKafka
 from tests.crash.kill_harness import PARTITIONS, Rig
-from tests.crash.operators_pipeline import GROUPS, USERS
+from tests.crash.operators_pipeline import BURST, GROUPS, USERS
 
 pytestmark = pytest.mark.kafka
 POINTS = (
@@ -30,9 +30,20 @@ POINTS = (
     CrashPoint.STORE_FLUSH,
 )
 START_MS = 1_700_000_000_000
-OUTPUTS = ("passed", "closed", "hops", "joined", "windows", "rich", "either", "groups", "met")
+OUTPUTS = (
+    "passed",
+    "closed",
+    "hops",
+    "sessions",
+    "joined",
+    "windows",
+    "rich",
+    "either",
+    "groups",
+    "met",
+)
 JOIN_STORES = ("met-this-join-store", "met-other-join-store", "met-shared-join-store")
-STORES = ("users", "closing", "hops", "windows", "totals", "groups")
+STORES = ("users", "closing", "hops", "sessions", "windows", "totals", "groups")
 OTHERS, NEAR_MS = 7, 5
 """Every how many numbers there is one in the other stream, and how near those that meet are."""
 CLOSING_MS, OPEN_MS = 1000, 4000
@@ -100,6 +111,7 @@ class OperatorsRig(Rig):
             for number in range(self.produced)
             for start in _hops(START_MS + number)
         )
+        told, kept = self._sessions()
         closing, closed = self._closing()
         wanted: dict[str, Any] = {
             "passed": Counter(n for n in range(self.produced) if n % 3),
@@ -120,6 +132,8 @@ class OperatorsRig(Rig):
             "store windows": dict(windows),
             "store closing": closing,
             "store hops": dict(hops),
+            "sessions": told,
+            "store sessions": kept,
         }
         wanted["met"] = self._met()
         wanted |= {f"store {store}": self._fold(store) for store in JOIN_STORES}
@@ -142,6 +156,9 @@ class OperatorsRig(Rig):
             "groups": Counter((key or b"").decode() for _, key, _ in rows["groups"]),
             "closed": Counter((_window(key), _int(value)) for _, key, value in rows["closed"]),
             "windows": _sequences((_window(key), _int(value)) for _, key, value in rows["windows"]),
+            "sessions": _sequences(
+                (_session(key), value and _int(value)) for _, key, value in rows["sessions"]
+            ),
             "hops": _sequences((_window(key), _int(value)) for _, key, value in rows["hops"]),
         }
         for name in ("rich", "either"):
@@ -151,7 +168,7 @@ class OperatorsRig(Rig):
         for store in JOIN_STORES:
             found[f"store {store}"] = self._raw_rows(store)
         for store in STORES[1:]:
-            read_key = _window if store not in BY_KEY else bytes.decode
+            read_key = bytes.decode if store in BY_KEY else _KEYS.get(store, _window)
             found[f"fold of {store}"] = {
                 read_key(key): BY_KEY.get(store, _int)(value)
                 for key, value in self._fold(store).items()
@@ -192,6 +209,22 @@ class OperatorsRig(Rig):
         closed = {w: n for w, n in counts.items() if w[1] + CLOSING_MS <= last[where[w]]}
         return {w: n for w, n in counts.items() if w not in closed}, closed
 
+    def _sessions(self) -> tuple[dict[Any, Any], dict[Any, int]]:
+        """What each session told, a count and a tombstone as it grew, and what is left."""
+        last: dict[tuple[str, int], tuple[int, int]] = {}
+        counts: Counter[tuple[str, int]] = Counter()
+        told: dict[Any, list[int | None]] = {}
+        for number in range(self.produced):
+            if number % 1000 < BURST:
+                of = f"k{number % 5}", number // 1000
+                counts[of] += 1
+                if of in last:
+                    told[of[0], *last[of]].append(None)
+                first = last.get(of, (START_MS + number, 0))[0]
+                last[of] = first, START_MS + number
+                told[of[0], *last[of]] = [counts[of]]
+        return told, {(of[0], *last[of]): count for of, count in counts.items()}
+
     def _fold(self, store: str) -> dict[bytes, bytes]:
         """A changelog, folded; the rows of stream time left out."""
         rows: dict[bytes, bytes] = {}
@@ -209,12 +242,15 @@ class OperatorsRig(Rig):
         for folder in (self.state_dir / self.application_id).glob(f"*/rocksdb/{store}"):
             spec = ss.persistent_key_value_store(store)
             if store not in BY_KEY:
-                spec = WindowRows(store, serdes.BYTES, serdes.BYTES)
+                kind = SessionRows if store == "sessions" else WindowRows
+                spec = kind(store, serdes.BYTES, serdes.BYTES)
             with ss.open_store(spec, folder.parent) as opened, opened.all() as pairs:
                 for row, value in pairs:
                     if store in BY_KEY:
                         found[row.decode()] = BY_KEY[store](value)
-                    elif row != b"t":
+                    elif store == "sessions" and len(row) > 16 and row[0] < 0xFF:
+                        found[_session(row[16:] + row[:16])] = _int(value)
+                    elif store != "sessions" and row != b"t":
                         found[_window(row[8:] + row[:8])] = _int(value)
         return found
 
@@ -268,6 +304,14 @@ def _sequences(pairs: Any) -> dict[Any, list[Any]]:
 def _window(key: bytes | None) -> tuple[str, int]:
     assert key is not None
     return key[:-8].decode(), _int(key[-8:])
+
+
+def _session(key: bytes | None) -> tuple[str, int, int]:
+    assert key is not None
+    return key[:-16].decode(), _int(key[-8:]), _int(key[-16:-8])
+
+
+_KEYS: dict[str, Any] = {"sessions": _session}
 
 
 def _hops(time_ms: int) -> range:

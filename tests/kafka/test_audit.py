@@ -74,11 +74,12 @@ def test_sound_stores_of_every_kind_pass_and_the_verdict_is_kept(
     assert record.failures == []
     assert record.verdict is AuditVerdict.RIGHT
     stores = {store.store: store for store in record.stores}
-    assert stores.keys() == {"counts", "windows", "rates"}
+    assert stores.keys() == {"counts", "windows", "sessions", "rates"}
     for store in stores.values():
         assert store.rows == store.rows_of_log == store.equal
     assert (stores[COUNTS].rows, stores[COUNTS].placement) == (KEYS, "murmur2")
     assert (stores["windows"].rows, stores["windows"].placement) == (400 + 2, "crc32")
+    assert (stores["sessions"].rows, stores["sessions"].placement) == (400 + 2, "crc32")
     assert (stores["rates"].rows, stores["rates"].kind) == (200, "versioned")
     layout = StateLayout(one.app.state_dir, one.app.name)
     assert Audits(layout).last() == record
@@ -208,6 +209,7 @@ def test_an_export_is_audited_at_its_own_offsets(sound: Audited, tmp_path: Path)
     assert {store.store: store.rows for store in record.stores} == {
         "counts": KEYS,
         "windows": 402,
+        "sessions": 402,
         "rates": 200,
     }
     found = audit(Runtime(settings), ["counts"], export="latest")
@@ -223,7 +225,7 @@ def test_an_export_is_audited_at_its_own_offsets(sound: Audited, tmp_path: Path)
     assert len(read_all({**options, "store": "counts", "partition": "1"})) < KEYS
 
 
-@pytest.mark.parametrize("store", ["counts", "windows", "rates"])
+@pytest.mark.parametrize("store", ["counts", "windows", "sessions", "rates"])
 def test_the_data_source_reads_a_folded_changelog_as_it_reads_the_store(
     sound: Audited, store: str
 ) -> None:
@@ -239,7 +241,9 @@ def test_the_data_source_reads_a_folded_changelog_as_it_reads_the_store(
     logged = read_all({**named, "changelog": "true"})
     # A key that another test planted in the log stays there.
     assert [row for row in logged if not row["key"].startswith("y")] == live
-    assert len(live) == {"counts": KEYS, "windows": 400, "rates": 200}[store]
+    assert len(live) == {"counts": KEYS, "windows": 400, "sessions": 400, "rates": 200}[store]
+    if store == "sessions":
+        assert all(row["window_start"] == row["window_end"] for row in live)
     if store == "windows":
         row = live[0]
         assert (row["window_end"] - row["window_start"]).total_seconds() * 1000 == WINDOW_MS

@@ -5,7 +5,7 @@ its epoch is gone by then.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from statestore.errors import CommitUnknown, Fenced, Unavailable
@@ -231,7 +231,7 @@ class SimulatedCluster:
         return self._cluster.group_offsets(tps, stable=stable)
 
     def key_hashes(
-        self, topics: Mapping[str, int], windowed: Collection[str] = ()
+        self, topics: Mapping[str, int], windowed: Mapping[str, int] | None = None
     ) -> dict[str, KeyHashes]:
         self._process.ask("cluster.key_hashes")
         return self._cluster.key_hashes(topics, windowed)

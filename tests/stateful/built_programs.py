@@ -11,6 +11,7 @@ from statestore.topology.ktables import KTable
 from statestore.topology.streams import KStream
 from tests.stateful.random_programs import (
     FUNCTIONS,
+    GAP,
     GRACE,
     NEAR,
     RETENTION,
@@ -19,10 +20,11 @@ from tests.stateful.random_programs import (
     Made,
     Program,
     hop_of,
+    in_sessions,
     in_windows,
     meet,
     name_of,
-    renamed,
+    named_apart,
 )
 
 KEYS_IN_WINDOWS = serdes.windowed(serdes.STRING, SIZE)
@@ -120,7 +122,7 @@ class Writing:
             names = stream.select_key(lambda key, _value: name_of(key))
             stream = names.repartition(f"{name}-names", key_serde=serdes.STRING)
         table = self._stepped(self._table_of(stream, made, name), made, name)
-        if in_windows(made) and not of_names:
+        if in_sessions(made) or (in_windows(made) and not of_names):
             return self._of_windows(table)
         return table.to_stream().map_values(self._functions.fitted)
 
@@ -195,7 +197,7 @@ class Writing:
 
     def _of_windows(self, table: KTable[Any, Any]) -> KStream[Any, Any]:
         updates = table.to_stream().map_values(self._functions.fitted)
-        return updates.select_key(lambda window, _value: renamed(window.key, window.start_ms))
+        return updates.select_key(lambda window, _value: named_apart(window))
 
     # Tables.
 
@@ -215,7 +217,10 @@ class Writing:
             history = ss.Materialized(name, history_retention_ms=RETENTION)
             return stream.to_table(history, name=f"{name}-by")
         by_key = stream.group_by_key(name=f"{name}-by")
-        when = "on_window_close" if emit == "closed" else "on_update"
+        when = "on_window_close" if emit.startswith("closed") else "on_update"
+        if in_sessions(made):
+            sessions = by_key.windowed_by(ss.SessionWindows(GAP, grace_ms=GRACE), emit=when)
+            return self._of_sessions(sessions, fold, made.number, name)
         grouped = by_key.windowed_by(_windows_of(made), emit=when) if emit else by_key
         if fold == "count":
             return grouped.count(self._kept_in(name))
@@ -225,6 +230,21 @@ class Writing:
         return grouped.aggregate(
             lambda: functions.fit(0),
             lambda _key, value, old: functions.total(value, old, number),
+            self._kept_in(name),
+        )
+
+    def _of_sessions(
+        self, sessions: ss.SessionWindowedKStream[Any, Any], fold: str, number: int, name: str
+    ) -> KTable[Any, Any]:
+        functions = self._functions
+        if fold == "count":
+            return sessions.count(self._kept_in(name))
+        if fold == "reduce":
+            return sessions.reduce(functions.heavier, self._kept_in(name))
+        return sessions.aggregate(
+            lambda: functions.fit(0),
+            lambda _key, value, old: functions.total(value, old, number),
+            lambda _key, one, other: functions.sum(one, other),
             self._kept_in(name),
         )
 

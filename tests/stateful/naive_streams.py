@@ -17,6 +17,7 @@ from tests.stateful.naive_tables import (
     Joined,
     Kept,
     Key,
+    Sessions,
     Stage,
     Table,
     View,
@@ -25,6 +26,7 @@ from tests.stateful.naive_tables import (
 from tests.stateful.naive_windows_of_joins import StreamsMet
 from tests.stateful.random_programs import (
     FUNCTIONS,
+    GAP,
     GRACE,
     NEAR,
     RETENTION,
@@ -33,11 +35,12 @@ from tests.stateful.random_programs import (
     Made,
     Program,
     hop_of,
+    in_sessions,
     in_windows,
     meet,
     meeting_right,
     name_of,
-    renamed,
+    named_apart,
     segments,
 )
 
@@ -141,8 +144,8 @@ class Naive:
 
         def on_update(update: Fact) -> None:
             key: Key = update.key
-            if in_windows(made) and not of_names:
-                key = renamed(key.key, key.start_ms)
+            if in_sessions(made) or (in_windows(made) and not of_names):
+                key = named_apart(key)
             self._push(place + 1, Fact(key, self._functions.fitted(update.value), update.time))
 
         def stage(fact: Fact) -> Iterator[Fact]:
@@ -271,6 +274,10 @@ class Naive:
         fold = self._fold(name, made.number)
         if not emit:
             return Folded(fold)
+        if in_sessions(made):
+            merge = self._merge(name)
+            zero = self._functions.fit(0) if name == "aggregate" else None
+            return Sessions(GAP, GRACE, fold, merge, zero, final=emit.startswith("closed"))
         return Windows(SIZE, hop_of(made), GRACE, fold, final=emit == "closed")
 
     def _fold(self, name: str, number: int) -> Callable[[Any, Any], Any]:
@@ -281,6 +288,14 @@ class Naive:
         if name == "reduce":
             return lambda old, value: value if old is None else functions.heavier(old, value)
         return lambda old, value: functions.total(value, zero if old is None else old, number)
+
+    def _merge(self, name: str) -> Callable[[Any, Any], Any]:
+        functions = self._functions
+        if name == "count":
+            return lambda one, other: (one or 0) + other
+        if name == "reduce":
+            return lambda one, other: other if one is None else functions.heavier(one, other)
+        return functions.sum
 
     def _stepped(self, table: Table, made: Made) -> Table:
         functions = self._functions

@@ -170,6 +170,65 @@ class Windows(Kept):
             self.updated(Fact(window, self.rows[window].value, window.end_ms - 1))
 
 
+class Sessions(Kept):
+    """An aggregate by key and session; closed sessions take no more records."""
+
+    def __init__(
+        self, gap: int, grace: int, fold: Joiner, merge: Joiner, zero: Any, *, final: bool
+    ) -> None:
+        """`zero`: the aggregate before the first record."""
+        super().__init__()
+        self._gap, self._grace, self._final = gap, grace, final
+        self._fold, self._merge, self._zero = fold, merge, zero
+        self._now = -1
+
+    def take(self, fact: Fact) -> None:
+        if fact.key is None:
+            return
+        self._now = max(self._now, fact.time)
+        closed = self._now - self._grace - self._gap
+        if fact.time >= 0:
+            self._count(fact, closed)
+        ended = [w for w in self.rows if w.end_ms < closed]
+        for session in sorted(ended, key=lambda w: (w.end_ms, w.start_ms, w.key)):
+            row = self.rows.pop(session)
+            if self._final:
+                self.updated(Fact(session, row.value, session.end_ms))
+
+    def _count(self, fact: Fact, closed: int) -> None:
+        reached = sorted(
+            (
+                w
+                for w in self.rows
+                if w.key == fact.key
+                and w.end_ms >= max(fact.time - self._gap, closed)
+                and w.start_ms <= fact.time + self._gap
+            ),
+            key=lambda w: w.end_ms,
+        )
+        if not reached and fact.time < closed:
+            return
+        start = min([fact.time, *(w.start_ms for w in reached)])
+        end = max([fact.time, *(w.end_ms for w in reached)])
+        value, old = copy.deepcopy(self._zero), None
+        for session in reached:
+            row = self.row(session)
+            assert row is not None
+            value = self._merge(value, row.value)
+            if (start, end) == (session.start_ms, session.start_ms):
+                old = row.value
+            else:
+                self._told(Fact(session, None, session.end_ms, row.value))
+        made = self._fold(value, copy.deepcopy(fact.value))
+        self._told(Fact(Windowed(fact.key, start, end), made, end, old))
+
+    def _told(self, update: Fact) -> None:
+        if self._final:
+            put(self.rows, update)
+        else:
+            self.keep(update)
+
+
 class View(Table):
     """Rows of another, each through a function; None: it is not shown. `quiet`: nor told of."""
 

@@ -11,6 +11,8 @@ from tests.stateful.naive_tables import Fact
 
 SIZE = 10
 """Of the windows in keys, and of those that make tables."""
+GAP = 8
+"""Of sessions."""
 GRACE = 5
 RETENTION = 60
 NEAR = {2: (8, 8, 0), 3: (15, 0, 5), 4: (-3, 20, 2)}
@@ -103,6 +105,10 @@ class Functions:
         made = abs(weight(old) - weight(value))
         return self.fit(made) if made % number else None
 
+    def sum(self, one: Any, other: Any) -> Any:
+        """Of the aggregates of two sessions."""
+        return self.fit(weight(one) + weight(other))
+
     def passes(self, value: Any, number: int) -> bool:
         return value is not None and weight(value) % number != 0
 
@@ -154,6 +160,11 @@ def in_windows(made: Made) -> bool:
     return made.kind in BY_WINDOW
 
 
+def in_sessions(made: Made) -> bool:
+    """Whether it is an aggregate by key and session."""
+    return made.kind in BY_SESSION
+
+
 def hop_of(made: Made) -> int:
     """How far apart its windows start: side by side, overlapping in pairs, or unevenly."""
     return {3: SIZE // 2, 4: 4}.get(made.number, SIZE)
@@ -166,7 +177,7 @@ def has_history(made: Made) -> bool:
 
 def meet(program: Program, made: Made) -> bool:
     """Whether the keys of such a table, made on the way, are those of `right`."""
-    return program.windowed or not in_windows(made)
+    return not in_sessions(made) and (program.windowed or not in_windows(made))
 
 
 def segments(program: Program) -> list[int]:
@@ -180,7 +191,8 @@ def segments(program: Program) -> list[int]:
         found.append(segment)
         # The groups of a table lie behind a topic of their own.
         segment += step.name == "regroup"
-        rekeyed |= step.name in _CHANGE_KEYS or (windows and not program.windowed)
+        sessions = step.table is not None and in_sessions(step.table)
+        rekeyed |= step.name in _CHANGE_KEYS or sessions or (windows and not program.windowed)
     return found
 
 
@@ -231,11 +243,19 @@ def name_of(key: Any) -> str | None:
     return name
 
 
-def renamed(key: Any, start: int) -> Any:
+def renamed(key: Any, start: int | str) -> Any:
     """A key that tells a window of `key` from others."""
     if isinstance(key, Windowed):
         return key._replace(key=f"{key.key}@{start}")
     return f"{key}@{start}"
+
+
+def named_apart(window: "Windowed[Any]") -> Any:
+    """The key of a window or of a session, renamed so that it tells others apart."""
+    name = window.start_ms
+    # An end of its own tells that it is a session.
+    apart = name if window.end_ms == name + SIZE else f"{name}-{window.end_ms}"
+    return renamed(window.key, apart)
 
 
 # At random.
@@ -244,6 +264,7 @@ BY_KEY = ["plain", "history", "count", "reduce", "aggregate"]
 BY_WINDOW = [
     f"{fold} {emit}" for emit in ("windows", "closed") for fold in ("count", "reduce", "aggregate")
 ]
+BY_SESSION = ["count sessions", "aggregate sessions", "reduce closed-sessions"]
 STREAM_JOIN_STEPS = [*2 * sorted(STREAM_JOINS), *sorted(_SELF_JOINS)]
 STREAM_STEPS = [
     "filter",
@@ -288,7 +309,8 @@ def program_of(chance: random.Random, *, values: str = "", windowed: bool | None
         number = chance.randint(2, 4)
         made = None
         if name == "table":
-            of = chance.choice([*BY_KEY, *BY_WINDOW, *(BY_WINDOW if of_windows else BY_KEY)])
+            most_often = BY_WINDOW if of_windows else BY_KEY
+            of = chance.choice([*BY_KEY, *BY_WINDOW, *BY_SESSION, *most_often])
             made = Made(of, number, _table_steps(chance, "fmjlo", 5))
         steps.append(Step(name, number, made))
     return in_order(Program(kind, of_windows, right, tuple(steps)))

@@ -11,14 +11,16 @@ from tests.builders import DEADLINE_S, child
 
 PINNED = """
     AutoOffsetReset BatchProcessor EmitStrategy HoppingWindows IsolationLevel JoinWindows
-    KGroupedStream KGroupedTable KStream KTable KeyAtTime KeyValueSpec KeyValueStore Materialized
-    OnError Position PositionBound
-    ProcessingGuarantee Processor ProcessorContext PunctuationType PutResult ReadOnlyKeyValueStore
-    ReadOnlyVersionedKeyValueStore Record RunSummary Serde Settings StateStore StoreContext
-    Span StoreSupplier StreamsBuilder TaskId Time TimeWindowedKStream TopicPartition Topology
-    TumblingWindows VersionedKeyValueStore VersionedRecord VersionedSpec WindowStore Windowed
-    errors in_memory_key_value_store in_memory_versioned_key_value_store open_snapshot
-    open_store persistent_key_value_store persistent_versioned_key_value_store run serdes
+    KGroupedStream KGroupedTable KStream KTable KeyAtTime KeyValueSpec KeyValueStore
+    Materialized OnError Position PositionBound ProcessingGuarantee Processor
+    ProcessorContext PunctuationType PutResult ReadOnlyKeyValueStore
+    ReadOnlyVersionedKeyValueStore Record RunSummary Serde SessionStore
+    SessionWindowedKStream SessionWindows Settings Span StateStore StoreContext
+    StoreSupplier StreamsBuilder TaskId Time TimeWindowedKStream TopicPartition Topology
+    TumblingWindows VersionedKeyValueStore VersionedRecord VersionedSpec WindowStore
+    Windowed errors in_memory_key_value_store in_memory_versioned_key_value_store
+    open_snapshot open_store persistent_key_value_store
+    persistent_versioned_key_value_store run serdes
 """
 HEAVY = ("rocksdict", "confluent_kafka", "pyspark", "airflow", "great_expectations", "pandas")
 

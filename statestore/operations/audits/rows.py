@@ -13,12 +13,14 @@ import msgspec
 
 from statestore.errors import Misuse
 from statestore.model.ids import TopicPartition
+from statestore.model.records import SESSION_BYTES, WINDOW_BYTES
 from statestore.ports import AuditLogReader, Engine, LogRecords
 from statestore.stores import keyvalue, offsets, serdes, windows
-from statestore.stores.specs import WindowRows
+from statestore.stores.kinds import logged_keys
+from statestore.stores.specs import SessionSpec, WindowSpec
 from statestore.stores.versioned import layout as versioned_layout
 
-WINDOW: Final = WindowRows.kind
+_SPANS: Final = {WindowSpec.kind: WINDOW_BYTES, SessionSpec.kind: SESSION_BYTES}
 _CHUNK: Final = 10_000
 
 
@@ -141,10 +143,11 @@ def stored_rows(engine: Engine, kind: str, bound_ms: int) -> Iterator[AuditRows]
         yield from _chunks(_history(engine.table(versioned_layout.HISTORY).scan(), bound_ms))
         return
     while chunk := list(islice(pairs, _CHUNK)):
-        found: list[bytes | None] = [key for key, _ in chunk]
-        keys = windows.keys_of([key for key, _ in chunk]) if kind == WINDOW else found
-        values = [value for _, value in chunk]
-        yield AuditRows(keys, [0] * len(chunk), [None] * len(chunk), values)
+        keys = logged_keys(kind, [row for row, _ in chunk])
+        rows = AuditRows(keys, [0] * len(chunk), [None] * len(chunk), [value for _, value in chunk])
+        if None in keys:
+            rows = rows.taken([place for place, key in enumerate(keys) if key is not None])
+        yield rows
 
 
 def replay_log(audit_log: AuditLogReader, subject: Subject) -> ReplayedLog:
@@ -180,11 +183,10 @@ def replay_log(audit_log: AuditLogReader, subject: Subject) -> ReplayedLog:
 
 def placing_keys(keys: list[bytes | None], kind: str, key_serde: str | None) -> list[bytes]:
     """Return the bytes that a producer would hash, for the keys that determine a partition."""
-    if kind == WINDOW or (key_serde is not None and serdes.of_windowed(key_serde) is not None):
-        return [key[:-8] for key in keys if key is not None and key != windows.TIME_ROW]
     beyond = 0 if key_serde is None else serdes.beyond_key(key_serde)
+    beyond = _SPANS.get(kind, beyond)
     if beyond:
-        return [key[:-beyond] for key in keys if key is not None]
+        return [key[:-beyond] for key in keys if key is not None and key != windows.TIME_ROW]
     return [key for key in keys if key is not None]
 
 

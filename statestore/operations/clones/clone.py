@@ -40,11 +40,10 @@ from statestore.operations.exports.manifest import ExportManifest, LogCut, Store
 from statestore.operations.topics import ANY_TIME, dead_letter_topics, internal_topics
 from statestore.ports import Bounds, Changelog, Engine, Outbox, Records, TopicSpec
 from statestore.stores import keyvalue, offsets
+from statestore.stores.kinds import logged_keys
 from statestore.stores.row_times import read_times
-from statestore.stores.specs import WindowSpec
 from statestore.stores.staged_table import Changes
 from statestore.stores.versioned import layout as versioned_layout
-from statestore.stores.windows import keys_of
 from statestore.tasks.commit import CommitStamp
 from statestore.tasks.store_log import sendable
 from statestore.topology.graph import Topology
@@ -369,13 +368,14 @@ def logged(engine: Engine, kind: str, otherwise_ms: int) -> Iterator[Changes]:
     if kind == versioned_layout.KIND:
         yield from _versions(engine)
         return
-    rows = iter(engine.table(keyvalue.TABLE).scan())
-    while batch := list(islice(rows, _AT_ONCE)):
-        keys = [key for key, _ in batch]
-        times = read_times(engine.table(offsets.TABLE), keys, otherwise_ms)
-        if kind == WindowSpec.kind:
-            keys = keys_of(keys)
-        yield Changes(keys, [value for _, value in batch], times)
+    pairs = iter(engine.table(keyvalue.TABLE).scan())
+    while batch := list(islice(pairs, _AT_ONCE)):
+        rows = [row for row, _ in batch]
+        times = read_times(engine.table(offsets.TABLE), rows, otherwise_ms)
+        found = zip(logged_keys(kind, rows), batch, times, strict=True)
+        kept = [(key, value, time) for key, (_, value), time in found if key is not None]
+        keys = [key for key, _, _ in kept]
+        yield Changes(keys, [value for _, value, _ in kept], [time for _, _, time in kept])
 
 
 def seed(

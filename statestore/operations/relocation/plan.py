@@ -274,10 +274,9 @@ def _check_windows(wanted: Placement, previous: Deployed) -> None:
     for name, now in wanted.windows.items():
         known = previous.stores.get(name)
         windowed = None if known is None else serdes.of_windowed(known.key_serde)
-        if known is None or windowed is None:
+        if known is None or windowed is None or windowed.size_ms is None:
             continue
-        size_ms, _ = windowed
-        before = size_ms, known.advance_ms or size_ms
+        before = windowed.size_ms, known.advance_ms or windowed.size_ms
         if before != now:
             raise TopologyMismatch(
                 f"store {name}: it and its changelog have windows of {_windows_text(*before)}, the "

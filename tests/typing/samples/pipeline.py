@@ -153,6 +153,13 @@ def aggregates(orders: ss.KStream[str, Order]) -> None:
     assert_type(windows.count("per-minute"), ss.KTable[ss.Windowed[int], int])
     hops = by_cents.windowed_by(ss.HoppingWindows(timedelta(minutes=5), timedelta(minutes=1)))
     assert_type(hops, ss.TimeWindowedKStream[int, Order])
+    sessions = by_cents.windowed_by(ss.SessionWindows(timedelta(minutes=5)), emit="on_window_close")
+    assert_type(sessions, ss.SessionWindowedKStream[int, Order])
+    assert_type(sessions.count("visits"), ss.KTable[ss.Windowed[int], int])
+    spent = sessions.aggregate(
+        int, lambda _k, order, total: total + order.cents, lambda _k, a, b: a + b
+    )
+    assert_type(spent, ss.KTable[ss.Windowed[int], int])
 
 
 def joins(builder: ss.StreamsBuilder[str, bytes], orders: ss.KStream[str, Order]) -> None:

@@ -1,0 +1,137 @@
+"""Event time of a store with windows: what is late, what is closed, and what closed windows emit.
+
+Stream time here is the largest timestamp of records with a key. It is a row of the store, so it is
+committed and restored with the windows it decides about. With ON_WINDOW_CLOSE how far results have
+gone is kept beside it. So a start with another grace neither leaves out a window nor gives one a
+second result, even if results went out on update for a while.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from statestore.model.batch import Batch, Column
+from statestore.stores.kinds import logged_keys
+from statestore.stores.specs import InWindowsSpec
+from statestore.stores.staged_table import StagedTable
+from statestore.stores.windows import START, TIME_ROW, start_of
+from statestore.topology.nodes import Forward, Held, NodeContext, SendOldValues
+
+_EMITTED_AT_ONCE = 10_000
+
+
+class Closed(NamedTuple):
+    """A closed window: its row, its value, and its last moment, with which it is stamped."""
+
+    row: bytes
+    value: bytes
+    time_ms: int
+
+
+class Closing:
+    """The clock of one store with windows, and the results that go out as its windows close."""
+
+    def __init__(
+        self,
+        node: str,
+        spec: InWindowsSpec,
+        context: NodeContext,
+        old_values: SendOldValues,
+        *,
+        delay_ms: int,
+        final: bool,
+    ) -> None:
+        """`delay_ms`: how far stream time must pass the end of a window before it is closed.
+
+        `final`: each window has one result, at its close.
+        """
+        self.table: StagedTable = context.table(spec.name)
+        self._node = node
+        self._spec = spec
+        self._context = context
+        self._old_values = old_values
+        self._delay_ms = delay_ms
+        self._final_only = final
+        stored = self.table.get(TIME_ROW)
+        self.now_ms = -1 if stored is None else start_of(stored)
+        told = b"" if stored is None else stored[START.size :]
+        self._keeps_emitted = final or bool(told)
+        self._emitted_ms = start_of(told) if told else self._closed_ms() if final else -1
+        self._seen = np.zeros(0, np.int64)
+        """The time of this store at each record of the last batch."""
+
+    def observe(
+        self, times: NDArray[np.int64], known: NDArray[np.bool_] | None
+    ) -> NDArray[np.int64]:
+        """Take in the times of a batch's records; `known`: which have a key; None: all.
+
+        Return the time up to which windows are closed at each record.
+        """
+        seen = times if known is None else np.where(known, times, -1)
+        now = np.maximum(np.maximum.accumulate(seen), self.now_ms)
+        had_last = self._emitted_ms if self._final_only else -1
+        closed: NDArray[np.int64] = np.maximum(now - self._delay_ms, had_last)
+        self._seen = now
+        self._advance(int(now[-1]))
+        return closed
+
+    def drop_late(self, batch: Batch, indices: Sequence[int], misses: int) -> None:
+        """Count `misses`, the windows that came too late, and drop the records at `indices`."""
+        self.table.count_late(misses)
+        if indices:
+            self._context.drop(self._node, batch, indices, "late")
+
+    def take_closed(self) -> tuple[int, int]:
+        """Return since when and up to when windows have closed that have not had their result."""
+        since_ms, closed_ms = self._emitted_ms, self._closed_ms()
+        if closed_ms > since_ms:
+            self._emitted_ms = closed_ms
+            self._put_times()
+        return since_ms, closed_ms
+
+    def emit(self, closed: Iterable[Closed], batch: Batch, forward: Forward) -> None:
+        """Forward the results of windows that `batch` has closed."""
+        left = iter(closed)
+        while found := list(islice(left, _EMITTED_AT_ONCE)):
+            held = Held(self._spec.name, self._results(found, batch))
+            self._context.release(self._node, held, lambda made: forward(made, None))
+
+    def _results(self, found: list[Closed], batch: Batch) -> Batch:
+        times = [one.time_ms for one in found]
+        serde = self._spec.value_serde
+        stream_times = None
+        if batch.stream_times is not None:
+            # Each window was closed by the first record that took stream time far enough.
+            closed_at = np.array(times) + 1 + self._delay_ms
+            places = np.searchsorted(self._seen, closed_at).clip(max=len(batch) - 1)
+            stream_times = list(map(batch.stream_times.__getitem__, places.tolist()))
+        return Batch(
+            keys=Column(
+                raw=logged_keys(self._spec.kind, [one.row for one in found]),
+                serde=self._spec.key_serde,
+            ),
+            values=Column(raw=[one.value for one in found], serde=serde),
+            timestamps=times,
+            old_values=Column(raw=[None] * len(found), serde=serde)
+            if self._old_values.enabled
+            else None,
+            stream_times=stream_times,
+        )
+
+    def _closed_ms(self) -> int:
+        """Return the time up to which windows are closed; negative: none is."""
+        return -1 if self.now_ms < 0 else self.now_ms - self._delay_ms
+
+    def _advance(self, now_ms: int) -> None:
+        if now_ms > self.now_ms:
+            self.now_ms = now_ms
+            if not self._final_only:
+                self._emitted_ms = max(self._emitted_ms, self._closed_ms())
+            self._put_times()
+
+    def _put_times(self) -> None:
+        emitted = START.pack(self._emitted_ms) if self._keeps_emitted else b""
+        self.table.put(TIME_ROW, START.pack(self.now_ms) + emitted)
