@@ -6,9 +6,11 @@ environment as docs/guides/spark.md makes it.
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +205,24 @@ def test_cells_typed_into_a_console_run(
     driver: Path, notebook: dict[str, str], tmp_path: Path
 ) -> None:
     result_of(driver, tmp_path, notebook, "-i", "-q", cells=NOTEBOOK)
+
+
+def test_workers_that_lack_the_packages_are_told_apart_from_a_wrong_pipeline(
+    driver: Path, notebook: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "notebook.py").write_text(NOTEBOOK, encoding="utf-8")
+    bare = sys._base_executable  # type: ignore[attr-defined]  # it has no packages
+    done = subprocess.run(
+        [str(driver / "python"), "notebook.py"],
+        cwd=tmp_path,
+        env=environment({**notebook, "PYSPARK_PYTHON": bare}),
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+        check=False,
+    )
+    told = done.stderr.strip().splitlines()[-1]
+    assert re.match(r"statestore.errors.Misuse: Spark's workers have no module '\w+': give", told)
 
 
 def test_an_interrupted_cell_ends_its_run_on_the_workers_and_the_next_one_continues(
