@@ -210,7 +210,7 @@ class KStream(Generic[K_co, V_co]):
         of processing (KIP-303). Misuse if one of both is missing.
         """
         flow, serdes_of = self._flow, {"key_serde": key_serde, "value_serde": value_serde}
-        if isinstance(topic, str):
+        if not callable(topic):
             if topics is not None:
                 raise Misuse(f"to({topic!r}) writes to one topic: leave out topics=")
             flow.sink(topic, **serdes_of, name=name)

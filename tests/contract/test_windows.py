@@ -186,7 +186,7 @@ def test_a_record_is_late_for_each_window_it_misses_and_dropped_if_it_counts_in_
         # Of 9: 0-10 and 4-14. Of 2: 0-10, which is all. Of 8: 0-10 and 4-14.
         assert driver.store("counts").metrics()["late-record-drop-total"] == 5
         assert task.report.dropped_records == 1
-        driver.pipe("in", "a", 0, -3)
+        driver.pipe("in", "a", 0, -1)
         assert driver.store("counts").metrics()["late-record-drop-total"] == 6
         assert task.report.dropped_records == 2
 
