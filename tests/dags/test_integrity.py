@@ -46,6 +46,7 @@ LIGHT = {
     "statestore.model",
     "statestore.model.modes",
     "statestore.settings",
+    "statestore.unknown_settings",
 }
 LINES_MAX = 10
 

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from contextlib import aclosing
-from importlib.metadata import entry_points
+from importlib.metadata import distribution
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
@@ -92,7 +92,8 @@ def test_the_description_is_what_airflows_schema_asks_for() -> None:
 
 
 def test_the_entry_point_gives_the_description_without_importing_airflow() -> None:
-    found = entry_points(group="apache_airflow_provider", name="provider_info")["provider_info"]
+    points = distribution("statestore").entry_points
+    (found,) = points.select(group="apache_airflow_provider", name="provider_info")
     assert found.value == "statestore.airflow_provider:get_provider_info"
     assert found.load()() == get_provider_info()
     code = f"import sys, {found.module}; print(sorted(n for n in sys.modules if 'airflow.' in n))"

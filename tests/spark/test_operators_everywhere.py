@@ -11,7 +11,6 @@ from pyspark.sql import SparkSession
 import statestore as ss
 from statestore.commands.running import report_run
 from statestore.spark.process import run_on_spark
-from statestore.spark.session import spark_session
 from statestore.testing.local_kafka import LocalKafka
 from statestore.topology.graph import Topology
 from statestore.topology.nodes import SinkNode, SourceNode
@@ -19,6 +18,7 @@ from tests.builders import DEADLINE_S, eventually
 from tests.contract.operator_cases import CASES, on_kafka, on_spark
 from tests.contract.operator_cases import topology as cases
 from tests.contract.operator_tables import Seen, by_key, shown
+from tests.spark.local_spark import local_spark
 
 pytestmark = pytest.mark.kafka
 
@@ -32,12 +32,8 @@ SETTINGS = {
 
 @pytest.fixture
 def spark() -> Iterator[SparkSession]:
-    with pytest.MonkeyPatch.context() as patch:
-        # Read when the process starts its JVM: a module before this one may have chosen.
-        patch.setenv("PYSPARK_SUBMIT_ARGS", "--master local[2,1] pyspark-shell")
-        session = spark_session("operators")
+    with local_spark("operators", "local[2,1]") as session:
         yield session
-        session.stop()
 
 
 def fill(kafka: LocalKafka, topology: Topology, prefix: str) -> None:

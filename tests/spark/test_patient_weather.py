@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
-from pyspark.sql import SparkSession
 
 import statestore as ss
 from jobs.pipelines.flights_weather import GRACE, JOINED_TOPIC
@@ -24,11 +23,11 @@ from statestore.commands.running import report_run
 from statestore.faults import VARIABLE, CrashPoint
 from statestore.model.modes import span_ms
 from statestore.spark.process import run_on_spark
-from statestore.spark.session import spark_session
 from statestore.testing.local_kafka import LocalKafka
 from tests.contract.test_flights_weather import DAY_MS, JANUARY_MS, Joined, expected
 from tests.kafka.run_rig import STATESTORE
 from tests.kafka.test_flights_weather import joined
+from tests.spark.local_spark import local_spark
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -138,14 +137,10 @@ def test_so_they_do_in_spark_whose_workers_are_killed(
     shuffled: LocalKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = joined(shuffled)
-    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--master local[2,4] pyspark-shell")
-    session: SparkSession = spark_session("patient")
-    try:
+    with local_spark("patient", "local[2,4]"):
         token = tmp_path / "token"
         monkeypatch.setenv(VARIABLE, f"{CrashPoint.COMMIT_LOG_DONE}:3:{token}")
         summary = report_run(flags(shuffled, tmp_path / "state", "patient-spark"), run_on_spark)
         assert summary.caught_up
         assert token.exists(), "no worker was killed: it proves nothing"
-    finally:
-        session.stop()
     check(shuffled, before, tmp_path / "state", "patient-spark")

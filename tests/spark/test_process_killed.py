@@ -25,11 +25,11 @@ from statestore.errors import RecordFailed
 from statestore.faults import VARIABLE, CrashPoint
 from statestore.operations.run import RunSummary
 from statestore.spark.process import run_on_spark
-from statestore.spark.session import spark_session
 from statestore.testing.local_kafka import LocalKafka
 from tests.crash.kill_harness import ELSEWHERE, Kill, Rig
 from tests.crash.pipeline import PREFIX_VARIABLE
 from tests.crash.poison_pipeline import is_refused
+from tests.spark.local_spark import local_spark
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,11 +49,8 @@ WHERE_IT_MATTERS = [
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYSPARK_SUBMIT_ARGS", f"--master {MASTER} pyspark-shell")
-        session = spark_session("kill tests")
+    with local_spark("kill tests", MASTER) as session:
         yield session
-        session.stop()
 
 
 def rig_on(kafka: LocalKafka, folder: Path, name: str) -> Rig:
