@@ -84,10 +84,13 @@ class Daemon:
 
 
 class Cluster:
-    """The address of the master, and the workers with their folders of work."""
+    """The address of the master, and the workers with their folders and `variables`."""
 
-    def __init__(self, folder: Path, master: Daemon, workers: list[Daemon]) -> None:
+    def __init__(
+        self, folder: Path, master: Daemon, workers: list[Daemon], variables: Mapping[str, str]
+    ) -> None:
         self.folder = folder
+        self.variables = variables
         self.address = master.await_line(r"Starting Spark master at (spark://\S+)")
         self.workers = workers
 
@@ -124,7 +127,7 @@ def standalone(
             folder, "master", variables, "org.apache.spark.deploy.master.Master", *where, HOST
         )
         stack.callback(lead.end)
-        cluster = Cluster(folder, lead, [])
+        cluster = Cluster(folder, lead, [], variables)
         for number in range(workers):
             host = f"127.0.0.{2 + number}"
             worker = Daemon(

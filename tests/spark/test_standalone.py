@@ -13,23 +13,29 @@ from statestore.testing.local_kafka import LocalKafka
 from tests.builders import ROOT
 from tests.crash.kill_harness import Rig
 from tests.crash.pipeline import PREFIX_VARIABLE
+from tests.kafka.run_rig import name_of
 from tests.spark.cluster_rig import CHECKOUT, RUN_S, Cluster, standalone, submit
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow]
-VARIABLES = {**CHECKOUT, PREFIX_VARIABLE: "standalone"}
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """A master with two workers, whose executors know the checkout."""
-    with standalone(tmp_path, variables=VARIABLES) as cluster:
+def prefix(request: pytest.FixtureRequest) -> str:
+    """What the topics of a test begin with."""
+    return name_of(request.node.name)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, prefix: str) -> Iterator[Cluster]:
+    """A master with two workers, whose executors know the checkout and the topics."""
+    with standalone(tmp_path, variables={**CHECKOUT, PREFIX_VARIABLE: prefix}) as cluster:
         yield cluster
 
 
 def submitted(cluster: Cluster, cwd: Path, job: str, *arguments: str, **variables: str) -> None:
     """A job that must end well; `variables`: what only its driver has."""
     log = cluster.folder / "submit.log"
-    known = {**VARIABLES, **variables}
+    known = {**cluster.variables, **variables}
     with log.open("ab") as file:
         process = submit(
             cluster.address, ROOT / job, *arguments, cwd=cwd, log=file, variables=known
@@ -38,9 +44,9 @@ def submitted(cluster: Cluster, cwd: Path, job: str, *arguments: str, **variable
 
 
 def test_a_run_on_a_standalone_master_with_two_workers_is_exact_and_so_is_its_export(
-    kafka: LocalKafka, cluster: Cluster, tmp_path: Path
+    kafka: LocalKafka, cluster: Cluster, prefix: str, tmp_path: Path
 ) -> None:
-    rig = Rig(kafka, tmp_path / "state", application_id="standalone", topic_prefix="standalone")
+    rig = Rig(kafka, tmp_path / "state", application_id="standalone", topic_prefix=prefix)
     rig.create_topics()
     for _ in range(2):
         rig.produce(4000)
@@ -59,9 +65,9 @@ def test_a_run_on_a_standalone_master_with_two_workers_is_exact_and_so_is_its_ex
 
 
 def test_what_a_schedulers_connection_says_reaches_workers_that_do_not_have_it(
-    kafka: LocalKafka, cluster: Cluster, tmp_path: Path
+    kafka: LocalKafka, cluster: Cluster, prefix: str, tmp_path: Path
 ) -> None:
-    rig = Rig(kafka, tmp_path / "state", application_id="connected", topic_prefix="standalone")
+    rig = Rig(kafka, tmp_path / "state", application_id="connected", topic_prefix=prefix)
     rig.create_topics()
     rig.produce(100)
     secret = "told-by-a-connection"
