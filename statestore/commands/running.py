@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import click
 import msgspec
@@ -47,8 +47,18 @@ def run_command(*, workers: int, as_json: bool, **flags: Any) -> None:
 
     Ctrl-C and SIGTERM end a run after its next commit; a second Ctrl-C ends it at once.
     """
-    stop = _Signals()
+    with _Signals() as stop:
+        summary = _run(workers, stop, flags, as_json=as_json)
+    if as_json:
+        click.echo(summary_line(summary))
+    else:
+        shown = [(name, value) for name, value in summary.fields().items() if name != "lineage"]
+        _print_table("run", shown)
+        if summary.held_records:
+            click.echo(held_text(summary.held_records))
 
+
+def _run(workers: int, stop: "_Signals", flags: dict[str, Any], *, as_json: bool) -> RunSummary:
     def work(arguments: RunArguments, started: Run) -> RunSummary:
         stop.gently()
         bounded = arguments.run_for_ms is None
@@ -58,17 +68,10 @@ def run_command(*, workers: int, as_json: bool, **flags: Any) -> None:
             return serve_here(started, stop.asked, tell)
 
     try:
-        summary = report_run(flags, work, click.echo if as_json else lambda _line: None)
+        return report_run(flags, work, click.echo if as_json else lambda _line: None)
     except KeyboardInterrupt:
         os.write(2, _AT_ONCE)
         sys.exit(128 + stop.number)
-    if as_json:
-        click.echo(summary_line(summary))
-    else:
-        shown = [(name, value) for name, value in summary.fields().items() if name != "lineage"]
-        _print_table("run", shown)
-        if summary.held_records:
-            click.echo(held_text(summary.held_records))
 
 
 def report_run(
@@ -148,17 +151,26 @@ class _Signals:
 
     Before it serves its first stream task, as while it waits for the lock, they interrupt it. Later
     they ask it to commit, release, sum up and exit with 0, and another Ctrl-C ends the process at
-    once, as a kill does: nothing is committed, and the workers of the run end with it.
+    once, as a kill does: nothing is committed, and the workers of the run end with it. After the
+    `with` block they mean what they meant before it.
     """
 
     def __init__(self) -> None:
         self.asked = threading.Event()
         self.number = 0
         self._gently = False
-        signal.signal(signal.SIGTERM, self._heard)
-        # A shell starts what runs in its background with Ctrl-C ignored.
-        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-            signal.signal(signal.SIGINT, self._heard)
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            # A shell starts what runs in its background with Ctrl-C ignored.
+            if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._heard)
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def gently(self) -> None:
         """From now on there is something to commit."""

@@ -185,10 +185,15 @@ def test_status_watched_looks_again_and_again_until_interrupted(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "EVERY_S", 0.01)
-    interrupt = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
-    interrupt.start()
-    done = look(rig, "--watch")
-    interrupt.join()
+    # Spark in this process replaces what an interrupt does.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        interrupt = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+        interrupt.start()
+        done = look(rig, "--watch")
+        interrupt.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert done.exit_code == 0
     times = [json.loads(line)["at_ms"] for line in done.stdout.splitlines()]
     assert len(times) > 1

@@ -1,5 +1,10 @@
 """The line that a run shows."""
 
+import signal
+
+from click.testing import CliRunner
+
+from statestore.cli import cli
 from statestore.commands.progress import RunProgress
 from statestore.tasks.plan import Standing
 from tests.builders import ManualClock
@@ -69,3 +74,11 @@ def test_a_bounded_run_tells_what_is_done_as_its_stream_tasks_begin_one_by_one()
     clock.advance(1000)
     note(progress, standing(3000, 0), standing(500, 9000))
     assert progress.line() == "2,500 records/s, 3,500 records so far, no commit yet"
+
+
+def test_a_run_within_a_process_gives_its_signals_back() -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    done = CliRunner().invoke(cli, ["run", "--pipeline=no.such:thing", "--application-id=a"])
+    assert done.exit_code != 0
+    assert [signal.getsignal(number) for number in numbers] == before
