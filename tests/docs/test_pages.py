@@ -2,10 +2,12 @@
 
 import doctest
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark import SparkContext
 
 from tests.builders import ROOT
 
@@ -39,6 +41,19 @@ def names_of(pages: list[Path]) -> list[Any]:
     return [pytest.param(page, id=name, marks=STARTS.get(name, [])) for name, page in named]
 
 
+@pytest.fixture
+def own_jvm() -> Iterator[None]:
+    """End the JVM of Spark that a page leaves: its workers start in the folder of the page."""
+    yield
+    gateway: Any = SparkContext._gateway
+    if gateway is not None:
+        gateway.shutdown()
+        gateway.proc.terminate()
+        gateway.proc.communicate(timeout=60)
+        SparkContext._gateway = SparkContext._jvm = None
+
+
+@pytest.mark.usefixtures("own_jvm")
 @pytest.mark.parametrize("page", names_of(PAGES))
 def test_the_blocks_of_a_page_run_one_after_another(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
