@@ -55,17 +55,17 @@ if TYPE_CHECKING:
     )
     from statestore.topology.builder import StreamsBuilder
     from statestore.topology.graph import Topology
+    from statestore.topology.grouped_streams import (
+        KGroupedStream,
+        SessionWindowedKStream,
+        TimeWindowedKStream,
+    )
     from statestore.topology.join_windows import JoinWindows
     from statestore.topology.ktables import KGroupedTable, KTable
     from statestore.topology.materialized import Materialized
     from statestore.topology.processors import BatchProcessor, Processor, ProcessorContext
     from statestore.topology.sessions import SessionWindows
-    from statestore.topology.streams import (
-        KGroupedStream,
-        KStream,
-        SessionWindowedKStream,
-        TimeWindowedKStream,
-    )
+    from statestore.topology.streams import KStream
     from statestore.topology.windows import HoppingWindows, TumblingWindows
 else:
     import importlib
@@ -114,16 +114,16 @@ else:
         ),
         "statestore.topology.builder": ("StreamsBuilder",),
         "statestore.topology.graph": ("Topology",),
+        "statestore.topology.grouped_streams": (
+            "KGroupedStream",
+            "SessionWindowedKStream",
+            "TimeWindowedKStream",
+        ),
         "statestore.topology.join_windows": ("JoinWindows",),
         "statestore.topology.ktables": ("KGroupedTable", "KTable"),
         "statestore.topology.materialized": ("Materialized",),
         "statestore.topology.processors": ("BatchProcessor", "Processor", "ProcessorContext"),
-        "statestore.topology.streams": (
-            "KGroupedStream",
-            "KStream",
-            "SessionWindowedKStream",
-            "TimeWindowedKStream",
-        ),
+        "statestore.topology.streams": ("KStream",),
         "statestore.topology.sessions": ("SessionWindows",),
         "statestore.topology.windows": ("HoppingWindows", "TumblingWindows"),
     }

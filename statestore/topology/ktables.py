@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from statestore.errors import InvalidTopology, Misuse
 from statestore.model.records import K2, V2, K_co, Serde, V_co
-from statestore.topology import joins, missing_methods, streams, views
+from statestore.topology import grouped_streams, joins, missing_methods, streams, views
 from statestore.topology import operators as ops
 from statestore.topology.callbacks import check_arity
 from statestore.topology.flows import Flow, TableFlow
@@ -187,7 +187,7 @@ class KGroupedTable(Generic[K_co, V_co]):
 
     def aggregate(
         self,
-        initial: "streams.Initializer[A]",
+        initial: "grouped_streams.Initializer[A]",
         adder: Callable[[K_co, V_co, A], A | None],
         subtractor: Callable[[K_co, V_co, A], A | None],
         materialized: Materialized[K_co, A] | str | None = None,

@@ -1,4 +1,4 @@
-"""KStream and grouped streams: what a pipeline is written with, with `ktables`.
+"""KStream: what a pipeline is written with, with `grouped_streams` and `ktables`.
 
 Nothing runs here. A callable that cannot work is refused with the name of its operator: Misuse if
 it does not take the right number of arguments or if calling it would run nothing. Keys and values
@@ -12,38 +12,28 @@ KStream receive it. Functions given to a KTable never do.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Generic, Protocol, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 from typing_extensions import TypeVar as TypeVarWithDefault
 
 from statestore.errors import InvalidTopology, Misuse
-from statestore.model.modes import EmitStrategy, Span, span_ms
-from statestore.model.records import K2, V2, K, K_co, Record, Serde, V, V_co, Windowed
+from statestore.model.modes import Span, span_ms
+from statestore.model.records import K2, V2, K, K_co, Record, Serde, V, V_co
 from statestore.stores.specs import StoreSpec
 from statestore.topology import joins, ktables, missing_methods
 from statestore.topology import operators as ops
 from statestore.topology.callbacks import check_arity, check_factory
 from statestore.topology.flows import Flow
+from statestore.topology.grouped_streams import KGroupedStream
 from statestore.topology.grouping import Grouping
 from statestore.topology.join_windows import JoinWindows
 from statestore.topology.materialized import Materialized
 from statestore.topology.nodes import Build
 from statestore.topology.processors import BatchProcessor, Processor, ProcessorContext, processed
-from statestore.topology.sessions import SessionWindows
-from statestore.topology.windows import TimeWindows
 
 R = TypeVar("R")
-A = TypeVar("A")
-A_co = TypeVar("A_co", covariant=True)
-KR_co = TypeVar("KR_co", covariant=True)
 KF = TypeVarWithDefault("KF", default=Any)
 VF = TypeVarWithDefault("VF", default=Any)
-
-
-class Initializer(Protocol[A_co]):
-    """Makes the first aggregate of a key: a function or a class without arguments."""
-
-    def __call__(self) -> A_co: ...
 
 
 @missing_methods.explains(missing_methods.OF_STREAMS)
@@ -333,7 +323,7 @@ class KStream(Generic[K_co, V_co]):
         """
         return self._joined(joins.JoinKind.OUTER, other, function, windows, 0, name)
 
-    def group_by_key(self, *, name: str | None = None) -> "KGroupedStream[K_co, V_co]":
+    def group_by_key(self, *, name: str | None = None) -> KGroupedStream[K_co, V_co]:
         """Group by the key; records are repartitioned only if an operator changed their keys.
 
         The repartition topic is named after `name`, or else after the aggregate's store.
@@ -347,7 +337,7 @@ class KStream(Generic[K_co, V_co]):
         key_serde: Serde[K2] | None = None,
         value_serde: Serde[V] | None = None,
         name: str | None = None,
-    ) -> "KGroupedStream[K2, V]":
+    ) -> KGroupedStream[K2, V]:
         """Group by function(key, value), through a repartition topic with these serdes.
 
         The topic is named after `name`, or else after the aggregate's store.
@@ -464,125 +454,3 @@ class KStream(Generic[K_co, V_co]):
         self, kind: str, name: str | None, make: Callable[[str], Build]
     ) -> "KStream[K_co, V_co]":
         return KStream(self._flow.same(self._flow.add(kind, name, make)))
-
-
-@missing_methods.explains(missing_methods.OF_GROUPS)
-class _Counted(Generic[K_co, KR_co, V_co]):
-    """The count and the reduce of records grouped by K, in tables with keys of KR."""
-
-    def __init__(self, grouping: Grouping) -> None:
-        self._grouping = grouping
-
-    def count(
-        self,
-        materialized: Materialized[K_co, int] | Materialized[K_co, bytes] | str | None = None,
-        *,
-        name: str | None = None,
-    ) -> "ktables.KTable[KR_co, int]":
-        """Return the number of records per key, as INT64.
-
-        Records with a null key are dropped. Those with a null value are dropped, too, except in
-        windows, as in Kafka Streams. InvalidTopology if the store's values are not INT64, or if
-        another operator keeps its rows in that store.
-        """
-        return ktables.KTable(self._grouping.count(materialized, name))
-
-    def reduce(
-        self,
-        function: Callable[[V_co, V_co], V_co | None],
-        materialized: Materialized[K_co, V_co] | str | None = None,
-        *,
-        name: str | None = None,
-    ) -> "ktables.KTable[KR_co, V_co]":
-        """Return function(old, new) folded over the values of each key.
-
-        The first value stands as it is, and None deletes the key. Null keys and values are treated
-        as by `count`; in windows, the function receives null values. InvalidTopology if another
-        operator keeps its rows in that store.
-        """
-        check_arity("reduce", function, 2, name)
-        return ktables.KTable(self._grouping.reduce(function, materialized, name))
-
-
-class _Grouped(_Counted[K_co, KR_co, V_co]):
-    """The aggregates of records grouped by K, in tables with keys of KR."""
-
-    def aggregate(
-        self,
-        initial: Initializer[A],
-        function: Callable[[K_co, V_co, A], A | None],
-        materialized: Materialized[K_co, A] | str | None = None,
-        *,
-        name: str | None = None,
-    ) -> "ktables.KTable[KR_co, A]":
-        """Return function(key, value, aggregate) folded over the records of each key.
-
-        The first aggregate of a key is initial(), and None deletes the key. Null keys and values
-        are treated as by `reduce`. Without a serde in `materialized`, aggregates have the builder's
-        value serde. InvalidTopology if another operator keeps its rows in that store.
-        """
-        check_arity("aggregate initial", initial, 0, name)
-        check_arity("aggregate", function, 3, name)
-        return ktables.KTable(self._grouping.aggregate(initial, function, materialized, name))
-
-
-class TimeWindowedKStream(_Grouped[K_co, Windowed[K_co], V_co]):
-    """Records grouped by key and window, to be aggregated; the tables' keys are `Windowed`."""
-
-
-class SessionWindowedKStream(_Counted[K_co, Windowed[K_co], V_co]):
-    """Records grouped by key and session, to be aggregated; the tables' keys are `Windowed`.
-
-    When a record merges sessions, or makes one longer, the tables tell a null value for each that
-    is gone, and then the new one, as in Kafka Streams. Every result has its session's end as its
-    time.
-    """
-
-    def aggregate(
-        self,
-        initial: Initializer[A],
-        function: Callable[[K_co, V_co, A], A | None],
-        merger: Callable[[K_co, A, A], A],
-        materialized: Materialized[K_co, A] | str | None = None,
-        *,
-        name: str | None = None,
-    ) -> "ktables.KTable[Windowed[K_co], A]":
-        """Return function(key, value, aggregate) folded over the records of each session.
-
-        A record begins with initial(), takes in the aggregates of the sessions that it merges by
-        merger(key, one, other), in the order of their ends, and is then added by the function. None
-        deletes the session. All else is as for the aggregates of other windows.
-        """
-        check_arity("aggregate initial", initial, 0, name)
-        check_arity("aggregate", function, 3, name)
-        check_arity("aggregate merger", merger, 3, name)
-        made = self._grouping.aggregate(initial, function, materialized, name, merger)
-        return ktables.KTable(made)
-
-
-class KGroupedStream(_Grouped[K_co, K_co, V_co]):
-    """Records grouped by key, to be aggregated."""
-
-    @overload
-    def windowed_by(
-        self, windows: TimeWindows, *, emit: EmitStrategy | str = ...
-    ) -> TimeWindowedKStream[K_co, V_co]: ...
-    @overload
-    def windowed_by(
-        self, windows: SessionWindows, *, emit: EmitStrategy | str = ...
-    ) -> SessionWindowedKStream[K_co, V_co]: ...
-    def windowed_by(
-        self,
-        windows: TimeWindows | SessionWindows,
-        *,
-        emit: EmitStrategy | str = EmitStrategy.ON_UPDATE,
-    ) -> TimeWindowedKStream[K_co, V_co] | SessionWindowedKStream[K_co, V_co]:
-        """Group by window or by session, too.
-
-        ON_UPDATE emits a result whenever a window's aggregate changed. ON_WINDOW_CLOSE emits one
-        result per window, when no record of it can follow any more (KIP-825).
-        """
-        grouping = self._grouping.windowed(windows, EmitStrategy(emit))
-        if isinstance(windows, SessionWindows):
-            return SessionWindowedKStream(grouping)
-        return TimeWindowedKStream(grouping)
