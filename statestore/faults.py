@@ -42,6 +42,7 @@ class CrashPoint(StrEnum):
     COMMIT_DONE = "commit.done"
     INPUTS_MARKED = "inputs.marked"
     PROGRESS_WRITTEN = "progress.written"
+    HISTORY_WRITTEN = "history.written"
     STORE_FLUSH = "store.flush"
     STORE_CLOSE = "store.close"
     SNAPSHOT_REQUESTED = "snapshot.requested"

@@ -2,7 +2,7 @@
 
     <state.dir>/<application id>/.lock owner.json nonce topology.json relocation.json
                                  <task id>/.lock owner.json inputs.json .checkpoint rocksdb/<store>/
-                                 <task id>/progress.json         for status only
+                                 <task id>/progress.json history.jsonl        for people only
                                  <task id>/rocksdb.<epoch>/<store>/     instead (takeover.py)
                                  <task id>/rocksdb/<store>/.from-export.json
                                  <task id>/<store>.position     left by Kafka Streams

@@ -23,6 +23,7 @@ from statestore.operations.run import (
     StartPreview,
     check_shared,
 )
+from statestore.tasks.history import WorkHistory
 from statestore.tasks.memory_share import MemoryLimits, MemoryShare
 from statestore.tasks.plan import Standing, TaskPlan, TaskReport
 from statestore.tasks.progress import ProgressFile
@@ -146,8 +147,14 @@ def serve_planned(
     for task in planned:
         plan = _task_plan(topology, task, request, slots)
         edges = environment.task_edges(plan, task.batch_bytes)
-        noted = ProgressFile(layout.task_dir(task.task_id), clock, slots=slots)
-        tasks.append(Served(StreamTask(plan, edges, settings, layout, memory), noted))
+        folder = layout.task_dir(task.task_id)
+        tasks.append(
+            Served(
+                StreamTask(plan, edges, settings, layout, memory),
+                ProgressFile(folder, clock, slots=slots),
+                WorkHistory(folder, clock),
+            )
+        )
     return serve(tasks, run_for_ms=request.run_for_ms, stop=stop, clock=clock, tell=tell)
 
 

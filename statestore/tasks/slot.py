@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from statestore.errors import Misuse
 from statestore.ports import Clock
+from statestore.tasks.history import WorkHistory
 from statestore.tasks.plan import Standing, TaskReport
 from statestore.tasks.progress import ProgressFile
 from statestore.tasks.task import StreamTask
@@ -27,10 +28,25 @@ Tell = Callable[[Standing], None]
 
 
 class Served(NamedTuple):
-    """A stream task and its progress file."""
+    """A stream task, and the files in which people see how it is and how it was."""
 
     task: StreamTask
     progress: ProgressFile
+    history: WorkHistory
+
+    def note(self, tell: Tell) -> None:
+        """Tell how far the task has come, if it did not do so within the last second."""
+        if self.progress.note(self.task.report):
+            standing = self.task.standing()
+            self.history.note(self.task.report, standing)
+            tell(standing)
+
+    def write(self, tell: Tell) -> None:
+        """Tell how far the task has come now, as at its start and its end."""
+        self.progress.write(self.task.report)
+        standing = self.task.standing()
+        self.history.write(self.task.report, standing)
+        tell(standing)
 
 
 def serve(
@@ -57,19 +73,18 @@ def serve(
 
 
 def _to_its_end(served: Served, stop: threading.Event, tell: Tell) -> None:
-    task, progress = served
+    task = served.task
     with task:
-        _write(served, tell)
+        served.write(tell)
         steps = 0
         while not task.finished() and not stop.is_set():
             task.step(_POLL_MS)
-            if progress.note(task.report):
-                tell(task.standing())
+            served.note(tell)
             steps += 1
             if steps % _STEPS_PER_COLLECTION == 0:
                 gc.collect()
         task.finish()
-        _write(served, tell)
+        served.write(tell)
 
 
 def _in_turn(
@@ -85,26 +100,20 @@ def _in_turn(
             if stop.is_set():
                 return
             open_tasks.enter_context(served.task)
-            _write(served, tell)
+            served.write(tell)
         # Tasks with input must not wait for an idle one, so they share the poll time.
         poll_ms = max(5, _POLL_MS // (4 * len(tasks)))
         steps = 0
         while clock.monotonic() < deadline_s and not stop.is_set():
-            for task, progress in tasks:
-                task.step(poll_ms)
-                if progress.note(task.report):
-                    tell(task.standing())
+            for served in tasks:
+                served.task.step(poll_ms)
+                served.note(tell)
             steps += 1
             if steps % _STEPS_PER_COLLECTION == 0:
                 gc.collect()
         for served in tasks:
             served.task.finish()
-            _write(served, tell)
-
-
-def _write(served: Served, tell: Tell) -> None:
-    served.progress.write(served.task.report)
-    tell(served.task.standing())
+            served.write(tell)
 
 
 @contextmanager

@@ -1,0 +1,116 @@
+"""The file `history.jsonl`, in which a stream task keeps samples of its work for people.
+
+No task depends on it: it is not synced to disk, and may be missing or contain half a line. It gets
+about a sample a minute and loses its older half when it is larger than `SIZE_MAX_BYTES`, so that it
+holds at least the last ten hours of steady work.
+"""
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from statestore.faults import CrashPoint, reach
+from statestore.layout.documents import Amount, Count, TimeMs
+from statestore.ports import Clock
+from statestore.tasks.plan import Standing, TaskReport
+
+NAME: Final = "history.jsonl"
+SIZE_MAX_BYTES: Final = 1 << 18
+_EVERY_S: Final = 60.0
+
+
+class WorkSample(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a stream task did from `since_ms` to `until_ms`, both by the wall clock.
+
+    The seconds are those of polling, of processing and of committing. `lag_records`,
+    `held_records` and `stream_time_ms` are as they were at the end; None: not known.
+    """
+
+    since_ms: TimeMs
+    until_ms: TimeMs
+    records_in: Count = 0
+    commits: Count = 0
+    restored_records: Count = 0
+    poll_seconds: Amount = 0.0
+    process_seconds: Amount = 0.0
+    commit_seconds: Amount = 0.0
+    restore_seconds: Amount = 0.0
+    lag_records: Count | None = None
+    held_records: Count = 0
+    stream_time_ms: int | None = None
+
+
+class WorkHistory:
+    """Keeps the samples of one stream task."""
+
+    def __init__(self, folder: Path, clock: Clock) -> None:
+        self._path = folder / NAME
+        self._clock = clock
+        self._since_ms = clock.now_ms()
+        self._since_s = clock.monotonic()
+        self._before: TaskReport | None = None
+
+    def note(self, report: TaskReport, standing: Standing) -> None:
+        """Keep a sample if the last one is a minute old."""
+        if self._clock.monotonic() - self._since_s >= _EVERY_S:
+            self.write(report, standing)
+
+    def write(self, report: TaskReport, standing: Standing) -> None:
+        """Keep a sample now, as at the end of a run, if there is anything to tell.
+
+        The first call, at the start, tells what the report already has from earlier workers.
+        """
+        if self._before is None:
+            self._before = replace(report, restored_records=0, restore_seconds=0.0)
+            return
+        before, now_ms = self._before, self._clock.now_ms()
+        sample = WorkSample(
+            self._since_ms,
+            max(self._since_ms, now_ms),
+            report.records_in - before.records_in,
+            report.commits - before.commits,
+            report.restored_records - before.restored_records,
+            report.poll_seconds - before.poll_seconds,
+            report.process_seconds - before.process_seconds,
+            report.commit_seconds - before.commit_seconds,
+            report.restore_seconds - before.restore_seconds,
+            standing.lag_records,
+            standing.held_records,
+            standing.stream_time_ms,
+        )
+        worked = sample.records_in or sample.commits or sample.restored_records
+        if not worked and not sample.lag_records:
+            return
+        self._since_ms, self._since_s = now_ms, self._clock.monotonic()
+        self._before = replace(report)
+        # If the folder cannot be written, the task itself will report it.
+        with suppress(OSError):
+            self._append(msgspec.json.encode(sample))
+
+    def _append(self, line: bytes) -> None:
+        # The line break comes first, because a killed owner may have left half a line.
+        with self._path.open("ab", buffering=0) as file:
+            file.write(b"\n" + line)
+            is_full = file.tell() > SIZE_MAX_BYTES
+        reach(CrashPoint.HISTORY_WRITTEN)
+        if is_full:
+            lines = self._path.read_bytes().split(b"\n")
+            temporary = self._path.with_name(f".{NAME}.tmp")
+            temporary.write_bytes(b"\n".join(lines[len(lines) // 2 :]))
+            temporary.replace(self._path)
+
+
+def read_history(folder: Path) -> list[WorkSample]:
+    """Return the samples of a stream task, oldest first; those that are unreadable are skipped."""
+    found = []
+    with suppress(OSError), (folder / NAME).open("rb") as file:
+        for line in file.read(2 * SIZE_MAX_BYTES).split(b"\n"):
+            with suppress(msgspec.DecodeError):
+                found.append(_decoder.decode(line))
+    return sorted(found, key=lambda sample: sample.until_ms)
+
+
+_decoder = msgspec.json.Decoder(WorkSample)
