@@ -25,7 +25,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from statestore.commands.printing import held_text, span_text, time_text
+from statestore.model.texts import held_text, span_text, time_text
 from statestore.operations.lags import total_of
 from statestore.ports import Clock
 from statestore.tasks.plan import Standing

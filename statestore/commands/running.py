@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from statestore.commands.arguments import RunArguments, parse_run, run_options
-from statestore.commands.printing import held_text
 from statestore.commands.progress import shown_run
 from statestore.errors import HostFailure, failure_fields
+from statestore.model.texts import held_text
 from statestore.operations.pipelines import load_pipeline
 from statestore.operations.run import Run, RunSummary
 from statestore.operations.serving import serve_here, start_run

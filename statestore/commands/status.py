@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from statestore.commands.arguments import deployment_options, parse_deployment, parse_span
-from statestore.commands.printing import held_text, span_text, time_text
 from statestore.errors import (
     AuditFailed,
     AuditTooOld,
@@ -24,6 +23,7 @@ from statestore.errors import (
     failure_fields,
 )
 from statestore.layout.audits import AuditVerdict
+from statestore.model.texts import held_text, span_text, time_text
 from statestore.operations.status import State, Status, StatusReader, TaskStatus
 from statestore.runtime import Runtime
 

@@ -8,9 +8,9 @@ import pytest
 
 import statestore as ss
 from statestore import serdes
-from statestore.commands.printing import held_text
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Record
+from statestore.model.texts import held_text
 from statestore.operations.run import RunSummary
 from statestore.operations.status import read_status
 from statestore.stores.reads import Pair, RowScan

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 import statestore as ss
 from statestore import serdes
-from statestore.commands.printing import time_text
 from statestore.errors import Misuse
 from statestore.kafka.partitioner import murmur2_partition
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.modes import ProcessingGuarantee
 from statestore.model.records import Record, Windowed
+from statestore.model.texts import time_text
 from statestore.operations.clones.clone import logged
 from statestore.operations.deployed import describe_deployment
 from statestore.stores.kinds import logged_keys

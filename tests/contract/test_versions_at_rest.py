@@ -6,10 +6,10 @@ import pytest
 
 import statestore as ss
 from statestore import serdes
-from statestore.commands.printing import time_text
 from statestore.errors import StoreClosed
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
+from statestore.model.texts import time_text
 from tests.contract.test_stores_at_rest import Passing, Shop
 
 RATES = ss.persistent_versioned_key_value_store(

@@ -8,12 +8,12 @@ import pytest
 
 import statestore as ss
 from statestore import serdes
-from statestore.commands.printing import time_text
 from statestore.errors import Misuse, StoreClosed
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.modes import ProcessingGuarantee
 from statestore.model.records import Windowed
+from statestore.model.texts import time_text
 from statestore.operations.deployed import describe_deployment
 from statestore.stores.specs import WindowSpec
 from statestore.stores.windows import START, TIME_ROW
