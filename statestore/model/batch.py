@@ -145,6 +145,10 @@ class Batch:
         """Return the records from `start` to `stop`, exclusive."""
         return self._picked(lambda rows: rows[start:stop])
 
+    def headers_at(self, indices: Sequence[int]) -> "Sequence[tuple[Header, ...]] | None":
+        """Return the headers of the records at `indices`, in that order; None if none has any."""
+        return None if self.headers is None else _taken(self.headers, indices)
+
     def _picked(self, pick: Callable[[Any], Any]) -> "Batch":
         return Batch(
             keys=self.keys.picked(pick),

@@ -316,6 +316,7 @@ def updated(
         keys=keys,
         values=Column(raw=updates.values, serde=value_serde),
         timestamps=updates.times,
+        headers=batch.headers_at(updates.places),
         old_values=Column(raw=updates.old_values, serde=value_serde)
         if old_values.enabled
         else None,

@@ -102,12 +102,14 @@ class Closing:
     def _results(self, found: list[Closed], batch: Batch) -> Batch:
         times = [one.time_ms for one in found]
         serde = self._spec.value_serde
-        stream_times = None
-        if batch.stream_times is not None:
+        stream_times, headers = None, None
+        if batch.stream_times is not None or batch.headers is not None:
             # Each window was closed by the first record that took stream time far enough.
             closed_at = np.array(times) + 1 + self._delay_ms
-            places = np.searchsorted(self._seen, closed_at).clip(max=len(batch) - 1)
-            stream_times = list(map(batch.stream_times.__getitem__, places.tolist()))
+            places = np.searchsorted(self._seen, closed_at).clip(max=len(batch) - 1).tolist()
+            headers = batch.headers_at(places)
+            if batch.stream_times is not None:
+                stream_times = list(map(batch.stream_times.__getitem__, places))
         return Batch(
             keys=Column(
                 raw=logged_keys(self._spec.kind, [one.row for one in found]),
@@ -115,6 +117,7 @@ class Closing:
             ),
             values=Column(raw=[one.value for one in found], serde=serde),
             timestamps=times,
+            headers=headers,
             old_values=Column(raw=[None] * len(found), serde=serde)
             if self._old_values.enabled
             else None,

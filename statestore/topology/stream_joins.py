@@ -530,6 +530,7 @@ class _Half:
             keys=Column(raw=[result.key for result in run], serde=side.key_serde),
             values=Column(raw=[result.raw for result in run], serde=side.value_serde),
             timestamps=[result.time_ms for result in run],
+            headers=batch.headers_at([result.place for result in run]),
             stream_times=None if then is None else [then[result.place] for result in run],
         )
         self._context.release(self._node, Held(self._join.shared.name, held), hand_on)
@@ -545,7 +546,7 @@ class _Half:
                 else next(values)
                 for one in results
             ]
-        headers, then = batch.headers, batch.stream_times
+        then = batch.stream_times
         return Batch(
             keys=Column(
                 raw=[one.key if one.letter else keys[one.place] for one in results],
@@ -553,9 +554,7 @@ class _Half:
             ),
             values=Column(objects=objects),
             timestamps=[one.time_ms for one in results],
-            headers=None
-            if headers is None
-            else [() if one.letter else headers[one.place] for one in results],
+            headers=batch.headers_at([one.place for one in results]),
             stream_times=None if then is None else [then[one.place] for one in results],
         )
 
