@@ -152,6 +152,13 @@ class RecordFailed(StateStoreError):
     """The index of the failed record among those sent together; None if it is not known."""
 
 
+ABOUT_A_RECORD = (SerdeMismatch, RecordFailed)
+"""The errors that are about a record.
+
+All others are about the pipeline or its environment: a missing topic takes no record at all.
+"""
+
+
 class Locked(StateStoreError):
     """Another process owns the task folder or the application."""
 

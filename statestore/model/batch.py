@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, dataclass_transform
 
-from statestore.model.records import BYTES, Header, Record, Serde, T
+from statestore.model.records import BYTES, Header, Record, Serde, SerdeContext, Side, T
 
 
 class LazyColumn(Sequence[T]):
@@ -98,6 +98,52 @@ class Column:
         )
 
 
+class ContextColumn(Column):
+    """A column of a topic's records, whose serde sees the topic and the headers of each record."""
+
+    __slots__ = ("_headers", "_side", "_topic")
+
+    def __init__(
+        self,
+        raw: "list[bytes | None]",
+        serde: "Serde[Any]",
+        topic: str,
+        side: Side,
+        headers: "Sequence[tuple[Header, ...]] | None",
+    ) -> None:
+        super().__init__(raw=raw, serde=serde)
+        self._topic = topic
+        self._side: Side = side
+        self._headers = headers
+
+    @property
+    def objects(self) -> list[Any]:
+        if self._objects is None:
+            raw, serde = self._raw, self._serde
+            assert raw is not None
+            assert serde is not None
+            headers = [()] * len(raw) if self._headers is None else self._headers
+            self._objects = [
+                None
+                if data is None
+                else serde.read(data, SerdeContext(self._topic, self._side, list(some)))
+                for data, some in zip(raw, headers, strict=True)
+            ]
+        return self._objects
+
+    def encoded(self, serde: "Serde[Any]") -> "list[bytes | None]":
+        """The bytes under `serde` as it writes them elsewhere; never those that were read."""
+        return Column(objects=self.objects).encoded(serde)
+
+    def picked(self, pick: Callable[[Any], Any]) -> "ContextColumn":
+        assert self._raw is not None
+        assert self._serde is not None
+        headers = None if self._headers is None else pick(self._headers)
+        made = ContextColumn(pick(self._raw), self._serde, self._topic, self._side, headers)
+        made._objects = None if self._objects is None else pick(self._objects)
+        return made
+
+
 @dataclass_transform(frozen_default=True)
 def _frozen_to_checkers(cls: type[T]) -> type[T]:
     """Make a dataclass whose fields type checkers take for read-only.
@@ -182,6 +228,19 @@ class Batch:
             old_values=old_values,
             stream_times=self.stream_times,
         )
+
+    def read_by(self, key_serde: "Serde[Any]", value_serde: "Serde[Any]") -> "Batch":
+        """Return the same records of a topic, to be read through these serdes."""
+        return self.with_columns(
+            keys=self._read_by(key_serde, self.keys, "key"),
+            values=self._read_by(value_serde, self.values, "value"),
+        )
+
+    def _read_by(self, serde: "Serde[Any]", column: Column, side: Side) -> Column:
+        if not serde.contextual or self.topic is None:
+            return column.with_serde(serde)
+        raw = column.with_serde(BYTES).objects
+        return ContextColumn(raw, serde, self.topic, side, self.headers)
 
     def with_stream_times(self, stream_times: list[int]) -> "Batch":
         """Return the same records with the stream time at each of them."""

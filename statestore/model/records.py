@@ -3,9 +3,14 @@
 Types with one instance per record are NamedTuples, so that they equal plain tuples.
 """
 
+import inspect
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar, overload
+from functools import cache
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, overload
+
+from statestore.errors import Misuse
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -14,7 +19,11 @@ K_co = TypeVar("K_co", covariant=True)
 V_co = TypeVar("V_co", covariant=True)
 K2 = TypeVar("K2")
 V2 = TypeVar("V2")
+T2 = TypeVar("T2")
 Header = tuple[str, bytes | None]
+Side = Literal["key", "value"]
+SIDES: tuple[Side, Side] = ("key", "value")
+Functions = tuple[Callable[[T2], bytes], Callable[[bytes], T2]]
 
 
 class Record(NamedTuple, Generic[K_co, V_co]):
@@ -110,22 +119,226 @@ The partitioner hashes only the bytes before them.
 """
 
 
+APPLICATION: ContextVar[str] = ContextVar("statestore_application")
+"""The application whose records this thread processes; it is part of the names of changelogs."""
+
+
+class SerdeContext(NamedTuple):
+    """Where the bytes are that a serde writes or reads.
+
+    `topic` is the topic's full name on the broker; for a row of a store, that of its changelog.
+    `headers` are those of the record: a serializer may add to them, and they go out with the
+    record. None: the bytes are a row of a store, which has no headers.
+    """
+
+    topic: str
+    side: Side
+    headers: list[Header] | None = None
+
+
 @dataclass(frozen=True, slots=True)
+class Schema:
+    """The schema of what a serde writes, as text that is compared and kept.
+
+    `kind` is AVRO, JSON or PROTOBUF. `text` is in a form that is equal for equal schemas.
+    """
+
+    kind: str
+    text: str
+
+
+class _Place(NamedTuple):
+    """What a serde is bound to: a topic, or a store of an application.
+
+    `application` None: that whose records the thread processes.
+    """
+
+    side: Side
+    topic: str | None = None
+    store: str | None = None
+    application: str | None = None
+
+
+@dataclass(frozen=True, slots=True, init=False)
 class Serde(Generic[T]):
     """A named pair of functions that convert values to bytes and back.
 
     `ordered` tells whether the bytes sort in the order of the values. None is never passed to
     either function. The name is stored with the deployed topology, so that tools can decode a
     store without the pipeline.
+
+    A function with two parameters that have no default also takes a SerdeContext. `schema` is what
+    `serialize` writes, where that is known. `resolve(writer)` returns the function that reads bytes
+    written with another schema; without it, `deserialize` reads them.
     """
 
     name: str
     serialize: Callable[[T], bytes]
     deserialize: Callable[[bytes], T]
-    ordered: bool = False
+    ordered: bool
+    schema: Schema | None
+    _resolve: Callable[[Schema], Callable[[bytes], T]] | None
+    _write: Callable[[T, SerdeContext], bytes] | None
+    _read: Callable[[bytes, SerdeContext], T] | None
+    _place: _Place | None
+
+    def __init__(
+        self,
+        name: str,
+        serialize: Callable[[T], bytes] | Callable[[T, SerdeContext], bytes],
+        deserialize: Callable[[bytes], T] | Callable[[bytes, SerdeContext], T],
+        ordered: bool = False,  # noqa: FBT001, FBT002 - as it has always been
+        *,
+        schema: Schema | None = None,
+        resolve: Callable[[Schema], Callable[[bytes], T]] | None = None,
+    ) -> None:
+        write, read = _in_context(serialize), _in_context(deserialize)
+        if write is None and read is not None:
+            write = _without_context(serialize)
+        if read is None and write is not None:
+            read = _without_context(deserialize)
+        if write is not None:
+            serialize = deserialize = _unplaced(name)
+        _assign(
+            self,
+            name=name,
+            serialize=serialize,
+            deserialize=deserialize,
+            ordered=ordered,
+            schema=schema,
+            _resolve=resolve,
+            _write=write,
+            _read=read,
+            _place=None,
+        )
 
     def __repr__(self) -> str:
         return f"Serde({self.name})"
+
+    @property
+    def contextual(self) -> bool:
+        """Whether its functions take a SerdeContext."""
+        return self._write is not None
+
+    def at(self, topic: str, side: Side) -> "Serde[T]":
+        """Return the serde of keys or values of a topic, whose functions take one argument.
+
+        It is this serde unless its functions take a SerdeContext.
+        """
+        return self if self._write is None else _placed(self, _Place(side, topic))
+
+    def in_store(self, store: str, side: Side, application: str | None = None) -> "Serde[T]":
+        """Return the serde of keys or values of a store; see `at`.
+
+        `application` None: the one whose records the thread processes.
+        """
+        if self._write is None:
+            return self
+        place = self._place
+        if application is None and place is not None and (place.side, place.store) == (side, store):
+            return self
+        return _placed(self, _Place(side, store=store, application=application))
+
+    def write(self, value: T, context: SerdeContext) -> bytes:
+        """Serialize a value for this place."""
+        return self.serialize(value) if self._write is None else self._write(value, context)
+
+    def read(self, data: bytes, context: SerdeContext) -> T:
+        """Deserialize bytes from this place."""
+        return self.deserialize(data) if self._read is None else self._read(data, context)
+
+    def reading(self, writer: Schema) -> Callable[[bytes], T]:
+        """Return the function that reads bytes written with the schema `writer`."""
+        if self._resolve is None or writer == self.schema:
+            return self.deserialize
+        return self._resolve(writer)
+
+    def around(
+        self,
+        name: str,
+        make: "Callable[[Callable[[T], bytes], Callable[[bytes], T]], Functions[T2]]",
+    ) -> "Serde[T2]":
+        """Return a serde whose functions `make` makes of the functions of this one."""
+        if self._write is None:
+            return Serde(name, *make(self.serialize, self.deserialize))
+
+        def functions(context: SerdeContext) -> Functions[T2]:
+            return make(lambda v: self.write(v, context), lambda data: self.read(data, context))
+
+        def write(value: T2, context: SerdeContext) -> bytes:
+            return functions(context)[0](value)
+
+        def read(data: bytes, context: SerdeContext) -> T2:
+            return functions(context)[1](data)
+
+        made = Serde(name, write, read)
+        return made if self._place is None else _placed(made, self._place)
+
+
+def _assign(serde: Serde[Any], **fields: Any) -> None:
+    for name, value in fields.items():
+        object.__setattr__(serde, name, value)
+
+
+def _in_context(function: Callable[..., Any]) -> Callable[..., Any] | None:
+    """Return a function that takes a SerdeContext, too; None if it does not take one."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None  # A function in C whose signature is not known takes the value alone.
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [p for p in parameters if p.kind in positional and p.default is p.empty]
+    return function if len(needed) == 2 else None
+
+
+def _without_context(function: Callable[..., Any]) -> Callable[[Any, SerdeContext], Any]:
+    return lambda item, _context: function(item)
+
+
+def _unplaced(name: str) -> Callable[[Any], Any]:
+    def refuse(_item: Any) -> Any:
+        raise Misuse(
+            f"serde {name} has to know the topic of what it converts: call "
+            "serde.at(topic, 'key') or serde.at(topic, 'value') first"
+        )
+
+    return refuse
+
+
+@cache
+def _placed(serde: Serde[T], place: _Place) -> Serde[T]:
+    """Return the serde as it is at one place; the same object whenever it is asked for."""
+    write, read = serde._write, serde._read  # noqa: SLF001 - it is of the class's own module
+    assert write is not None
+    assert read is not None
+    context = _context_of(place)
+    made: Serde[T] = object.__new__(Serde)
+    _assign(
+        made,
+        name=serde.name,
+        serialize=lambda value: write(value, context()),
+        deserialize=lambda data: read(data, context()),
+        ordered=serde.ordered,
+        schema=serde.schema,
+        _resolve=serde._resolve,  # noqa: SLF001
+        _write=write,
+        _read=read,
+        _place=place,
+    )
+    return made
+
+
+def _context_of(place: _Place) -> Callable[[], SerdeContext]:
+    if place.topic is not None:
+        of_topic = SerdeContext(place.topic, place.side)
+        return lambda: of_topic
+
+    def of_store() -> SerdeContext:
+        application = place.application or APPLICATION.get(None)
+        prefix = f"{application}-" if application else ""
+        return SerdeContext(f"{prefix}{place.store}-changelog", place.side)
+
+    return of_store
 
 
 def _same(data: bytes) -> bytes:

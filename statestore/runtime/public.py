@@ -27,7 +27,7 @@ from statestore.settings import Settings
 from statestore.stores import durability
 from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.stores.kinds import BuiltIn
-from statestore.stores.specs import BuiltInSpec, KeyValueSpec, VersionedSpec
+from statestore.stores.specs import BuiltInSpec, KeyValueSpec, VersionedSpec, within
 from statestore.stores.versioned.store import TransactionalVersionedStore
 from statestore.topology.graph import Topology, require_topology
 
@@ -155,6 +155,7 @@ def open_snapshot(
         spec = spec_of(manifest.deployed, store, key_serde, value_serde)
         found = find_exported(manifest, store, partition, kind=spec.kind)
         files = (FetchedStore(exports, at) for at in found)
+    spec = within(spec, application_id)
     with ExitStack() as taken:
         opened = []
         for one in files:

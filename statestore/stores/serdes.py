@@ -7,15 +7,17 @@ A serde of the user's own is `Serde(name, serialize, deserialize, ordered)`. Reg
 import functools
 import re
 import struct
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
 
-from statestore.errors import Misuse, SerdeMismatch
+from statestore.errors import ABOUT_A_RECORD, Misuse, SerdeMismatch, StateStoreError
 from statestore.model.records import (
     AT_TIME_BYTES,
     SESSION_BYTES,
     WINDOW_BYTES,
+    Functions,
     KeyAtTime,
     Serde,
     T,
@@ -153,20 +155,25 @@ def windowed(key_serde: Serde[T], size_ms: int) -> Serde[Windowed[T]]:
     by `to()` have this form, and so have those of its changelog.
     """
 
-    def write(window: Windowed[T]) -> bytes:
-        key, start_ms, _ = window
-        return key_serde.serialize(key) + _INT64.pack(start_ms)
+    def make(
+        serialize: Callable[[T], bytes], deserialize: Callable[[bytes], T]
+    ) -> Functions[Windowed[T]]:
+        def write(window: Windowed[T]) -> bytes:
+            key, start_ms, _ = window
+            return serialize(key) + _INT64.pack(start_ms)
 
-    def read(data: bytes) -> Windowed[T]:
-        if len(data) < _INT64.size:
-            raise ValueError(
-                f"expected a key and {_INT64.size} bytes, found {len(data)} bytes in all"
-            )
-        start_ms = _INT64.unpack(data[-_INT64.size :])[0]
-        key = key_serde.deserialize(data[: -_INT64.size])
-        return Windowed(key, start_ms, start_ms + size_ms)
+        def read(data: bytes) -> Windowed[T]:
+            if len(data) < _INT64.size:
+                raise ValueError(
+                    f"expected a key and {_INT64.size} bytes, found {len(data)} bytes in all"
+                )
+            start_ms = _INT64.unpack(data[-_INT64.size :])[0]
+            key = deserialize(data[: -_INT64.size])
+            return Windowed(key, start_ms, start_ms + size_ms)
 
-    return Serde(f"WINDOWED({size_ms},{key_serde.name})", write, read)
+        return write, read
+
+    return key_serde.around(f"WINDOWED({size_ms},{key_serde.name})", make)
 
 
 @functools.cache
@@ -177,17 +184,22 @@ def key_at_time(key_serde: Serde[T]) -> Serde[KeyAtTime[T]]:
     times do, and then the number; both have 8 bytes, big-endian.
     """
 
-    def write(at: KeyAtTime[T]) -> bytes:
-        key, time_ms, number = at
-        return key_serde.serialize(key) + _TIME_AND_NUMBER.pack(time_ms + _TIME_BIAS, number)
+    def make(
+        serialize: Callable[[T], bytes], deserialize: Callable[[bytes], T]
+    ) -> Functions[KeyAtTime[T]]:
+        def write(at: KeyAtTime[T]) -> bytes:
+            key, time_ms, number = at
+            return serialize(key) + _TIME_AND_NUMBER.pack(time_ms + _TIME_BIAS, number)
 
-    def read(data: bytes) -> KeyAtTime[T]:
-        if len(data) < AT_TIME_BYTES:
-            raise ValueError(f"want a key and {AT_TIME_BYTES} bytes, not {len(data)} in all")
-        time, number = _TIME_AND_NUMBER.unpack(data[-AT_TIME_BYTES:])
-        return KeyAtTime(key_serde.deserialize(data[:-AT_TIME_BYTES]), time - _TIME_BIAS, number)
+        def read(data: bytes) -> KeyAtTime[T]:
+            if len(data) < AT_TIME_BYTES:
+                raise ValueError(f"want a key and {AT_TIME_BYTES} bytes, not {len(data)} in all")
+            time, number = _TIME_AND_NUMBER.unpack(data[-AT_TIME_BYTES:])
+            return KeyAtTime(deserialize(data[:-AT_TIME_BYTES]), time - _TIME_BIAS, number)
 
-    return Serde(f"KEY_AT_TIME({key_serde.name})", write, read)
+        return write, read
+
+    return key_serde.around(f"KEY_AT_TIME({key_serde.name})", make)
 
 
 @functools.cache
@@ -198,17 +210,22 @@ def session_windowed(key_serde: Serde[T]) -> Serde[Windowed[T]]:
     the time of the last record.
     """
 
-    def write(session: Windowed[T]) -> bytes:
-        key, start_ms, end_ms = session
-        return key_serde.serialize(key) + _SPAN.pack(end_ms, start_ms)
+    def make(
+        serialize: Callable[[T], bytes], deserialize: Callable[[bytes], T]
+    ) -> Functions[Windowed[T]]:
+        def write(session: Windowed[T]) -> bytes:
+            key, start_ms, end_ms = session
+            return serialize(key) + _SPAN.pack(end_ms, start_ms)
 
-    def read(data: bytes) -> Windowed[T]:
-        if len(data) < SESSION_BYTES:
-            raise ValueError(f"want a key and {SESSION_BYTES} bytes, not {len(data)} in all")
-        end_ms, start_ms = _SPAN.unpack(data[-SESSION_BYTES:])
-        return Windowed(key_serde.deserialize(data[:-SESSION_BYTES]), start_ms, end_ms)
+        def read(data: bytes) -> Windowed[T]:
+            if len(data) < SESSION_BYTES:
+                raise ValueError(f"want a key and {SESSION_BYTES} bytes, not {len(data)} in all")
+            end_ms, start_ms = _SPAN.unpack(data[-SESSION_BYTES:])
+            return Windowed(deserialize(data[:-SESSION_BYTES]), start_ms, end_ms)
 
-    return Serde(f"SESSION({key_serde.name})", write, read)
+        return write, read
+
+    return key_serde.around(f"SESSION({key_serde.name})", make)
 
 
 def unchanged(serde: Serde[Any]) -> frozenset[type]:
@@ -232,11 +249,14 @@ def mismatch(
     keyword: str,
     cause: Exception,
     taker: str = "",
-) -> SerdeMismatch:
+) -> StateStoreError:
     """Return the error for a value that does not fit its serde (INTERFACE rule 3).
 
-    `where` is empty if the caller names the place. `taker`: what takes the keyword, if unclear.
+    `where` is empty if the caller names the place. `taker`: what takes the keyword, if unclear. If
+    `cause` is an error of this library that is about no record, it is the result.
     """
+    if isinstance(cause, StateStoreError) and not isinstance(cause, ABOUT_A_RECORD):
+        return cause
     place = f"{where}: " if where else ""
     where_to = f" to {taker}" if taker else ""
     return SerdeMismatch(

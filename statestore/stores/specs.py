@@ -1,13 +1,13 @@
 """Store specs: values that describe which store to open."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, TypeVar, overload
 
 from statestore.errors import Misuse
 from statestore.layout.folders import check_store_name
 from statestore.model.modes import Span, span_ms
-from statestore.model.records import K, Serde, V, Windowed
+from statestore.model.records import SIDES, K, Serde, V, Windowed
 from statestore.stores import serdes
 from statestore.stores.contracts import StateStore, StoreContext
 from statestore.stores.versioned import layout
@@ -33,6 +33,7 @@ class KeyValueSpec(Generic[K, V]):
 
     def __post_init__(self) -> None:
         check_store_name(self.name)
+        _place(self, "key_serde")
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class VersionedSpec(Generic[K, V]):
 
     def __post_init__(self) -> None:
         check_store_name(self.name)
+        _place(self, "key_serde")
         retention, interval = self.history_retention_ms, self.segment_interval_ms
         if retention < 0:
             raise Misuse(
@@ -148,6 +150,7 @@ class WindowSpec(Generic[K, V]):
 
     def __post_init__(self) -> None:
         check_store_name(self.name)
+        _place(self, "inner")
 
     @property
     def step_ms(self) -> int:
@@ -199,6 +202,7 @@ class SessionSpec(Generic[K, V]):
 
     def __post_init__(self) -> None:
         check_store_name(self.name)
+        _place(self, "inner")
 
     @property
     def key_serde(self) -> Serde[Windowed[K]]:
@@ -218,6 +222,24 @@ InWindowsSpec = WindowSpec[Any, Any] | SessionSpec[Any, Any]
 """Of stores whose keys are in windows; the rows of these are a key-value store."""
 AtRestSpec = BuiltInSpec | InWindowsSpec
 StoreSpec = AtRestSpec | StoreSupplier[Any]
+
+
+def _place(spec: Any, keys: str, application_id: str | None = None) -> None:
+    """Have the serdes of a spec write and read the rows of its store."""
+    for name, side in ((keys, SIDES[0]), ("value_serde", SIDES[1])):
+        serde = getattr(spec, name)
+        if isinstance(serde, Serde):
+            object.__setattr__(spec, name, serde.in_store(spec.name, side, application_id))
+
+
+def within(spec: AtRestSpec, application_id: str) -> AtRestSpec:
+    """Return the spec with serdes that see the changelog of this application's store."""
+    if not (spec.key_serde.contextual or spec.value_serde.contextual):
+        return spec
+    placed = replace(spec)
+    in_windows = isinstance(spec, WindowSpec | SessionSpec)
+    _place(placed, "inner" if in_windows else "key_serde", application_id)
+    return placed
 
 
 def spec_in_bytes(kind: str, name: str, *, window_ms: int = 0, kept_ms: int = 0) -> AtRestSpec:

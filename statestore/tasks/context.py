@@ -7,7 +7,6 @@ processor kept in memory outlives the records it was made of, if these are not c
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from statestore.errors import RecordFailed, UnknownStore
@@ -15,6 +14,7 @@ from statestore.metrics import count_dropped
 from statestore.model.batch import Batch
 from statestore.model.ids import TaskId
 from statestore.model.modes import PunctuationType, Span
+from statestore.model.records import APPLICATION, SIDES, Header
 from statestore.ports import Clock, Outbox, Records
 from statestore.stores import serdes
 from statestore.stores.row_times import WriteTime
@@ -23,7 +23,7 @@ from statestore.stores.versioned.table import VersionedTable
 from statestore.tasks.intake import InputBatch
 from statestore.tasks.owned import OwnedStore
 from statestore.tasks.poison import Poison
-from statestore.topology.failures import Stage, encoded, failed
+from statestore.topology.failures import Stage, encoded, encoded_for, failed
 from statestore.topology.nodes import (
     Forward,
     Held,
@@ -34,7 +34,7 @@ from statestore.topology.nodes import (
     SourceNode,
     running,
 )
-from statestore.topology.punctuation import Fire, Punctuation, Punctuations
+from statestore.topology.punctuation import Fire, Firing, Punctuation, Punctuations
 from statestore.topology.sub_topologies import SubTopology
 
 _log = logging.getLogger(__name__)
@@ -67,11 +67,12 @@ class TaskContext:
         self.commit_requested = False
         self.records_out = 0
         self.dropped = dropped
-        self.punctuations = Punctuations(partial(poison.fire, counters=self))
+        self.punctuations = Punctuations(self._fire)
         self.held_back = held_back
         self._stores = stores
         self._clock = clock
         self._poison = poison
+        self._application_id = application_id
         self._closers: list[Callable[[], None]] = []
         self._keeps_stream_times = False
         try:
@@ -134,6 +135,13 @@ class TaskContext:
 
     def process(self, batch: InputBatch) -> None:
         """Push records of one input, and fire the punctuations that fall between them."""
+        outer = APPLICATION.set(self._application_id)
+        try:
+            self._process(batch)
+        finally:
+            APPLICATION.reset(outer)
+
+    def _process(self, batch: InputBatch) -> None:
         push, records = self.pushes[batch.tp.topic], batch.records
         start, count = 0, len(records)
         while start < count:
@@ -163,6 +171,13 @@ class TaskContext:
     def has_written(self) -> bool:
         """Return whether records went out or a commit was requested since the last commit."""
         return self.records_out > 0 or self.commit_requested
+
+    def _fire(self, firing: Firing, fire: Fire, time_ms: int) -> bool:
+        outer = APPLICATION.set(self._application_id)
+        try:
+            return self._poison.fire(firing, fire, time_ms, counters=self)
+        finally:
+            APPLICATION.reset(outer)
 
     def _open(self, name: str) -> OwnedStore:
         try:
@@ -273,15 +288,14 @@ def _checks(part: SubTopology, source: SourceNode, context: TaskContext) -> list
 
 def _sink(node: SinkNode, context: TaskContext, outbox: Outbox, application_id: str) -> Push:
     topic = node.topic.full(application_id)
-    taker = node.taker
+    contextual = node.key_serde.contextual or node.value_serde.contextual
+    written = _written_for if contextual else _written
 
     def push(batch: Batch) -> None:
-        keys = encoded(node.name, batch, "key", node.key_serde, Stage.PRODUCTION, taker=taker)
-        values = encoded(node.name, batch, "value", node.value_serde, Stage.PRODUCTION, taker=taker)
+        keys, values, headers = written(topic, node, batch)
         try:
             placing = serdes.placing(node.key_serde, keys)
-            records = Records(topic, keys, values, batch.timestamps, None, batch.headers, placing)
-            outbox.send(records)
+            outbox.send(Records(topic, keys, values, batch.timestamps, None, headers, placing))
         except Exception as error:
             # The client's own errors count too: times and headers come from a user's code.
             at = error.at if isinstance(error, RecordFailed) else None
@@ -292,6 +306,31 @@ def _sink(node: SinkNode, context: TaskContext, outbox: Outbox, application_id: 
         context.records_out += len(batch)
 
     return push
+
+
+_Written = tuple[list[bytes | None], list[bytes | None], Sequence[tuple[Header, ...]] | None]
+"""Keys, values and headers as they go out."""
+
+
+def _written(_topic: str, node: SinkNode, batch: Batch) -> _Written:
+    stage, taker = Stage.PRODUCTION, node.taker
+    keys = encoded(node.name, batch, "key", node.key_serde, stage, taker=taker)
+    values = encoded(node.name, batch, "value", node.value_serde, stage, taker=taker)
+    return keys, values, batch.headers
+
+
+def _written_for(topic: str, node: SinkNode, batch: Batch) -> _Written:
+    """Write the records of a sink whose serdes see the topic and may add headers."""
+    headers = [list(some) for some in batch.headers or [()] * len(batch)]
+    made: list[list[bytes | None]] = []
+    for side, serde in zip(SIDES, (node.key_serde, node.value_serde), strict=True):
+        if serde.contextual:
+            one = encoded_for(topic, headers, node.name, batch, side, serde, taker=node.taker)
+        else:
+            one = encoded(node.name, batch, side, serde, Stage.PRODUCTION, taker=node.taker)
+        made.append(one)
+    keys, values = made
+    return keys, values, list(map(tuple, headers)) if any(headers) else None
 
 
 def _forwarding(name: str, children: Mapping[str, Push]) -> Forward:
@@ -323,10 +362,7 @@ def _forwarding(name: str, children: Mapping[str, Push]) -> Forward:
 
 def _source(node: SourceNode, forward: Forward, checks: Sequence[Push]) -> Push:
     def push(batch: Batch) -> None:
-        batch = batch.with_columns(
-            keys=batch.keys.with_serde(node.key_serde),
-            values=batch.values.with_serde(node.value_serde),
-        )
+        batch = batch.read_by(node.key_serde, node.value_serde)
         for check in checks:
             check(batch)
         forward(batch, None)

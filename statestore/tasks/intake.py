@@ -226,10 +226,7 @@ def _extracted(
 ) -> list[int]:
     """Return the times that the source's extractor returns for the decoded records."""
     tp, records = batch.tp, batch.records
-    readable = records.with_columns(
-        keys=records.keys.with_serde(source.key_serde),
-        values=records.values.with_serde(source.value_serde),
-    )
+    readable = records.read_by(source.key_serde, source.value_serde)
     times = list(records.timestamps)
     kept = _decodable(source.name, InputBatch.of(readable), judge)
     found: list[tuple[int, Exception]] = []

@@ -133,10 +133,7 @@ class SourceTopic:
         return start >= end
 
     def rows(self, batch: Batch) -> LoggedRows:
-        readable = batch.with_columns(
-            keys=batch.keys.with_serde(self.node.key_serde),
-            values=batch.values.with_serde(self.node.value_serde),
-        )
+        readable = batch.read_by(self.node.key_serde, self.node.value_serde)
         unfit = {
             offset for side in ("key", "value") for offset in self._undecodable(readable, side)
         }

@@ -25,6 +25,7 @@ from statestore.stores.specs import (
     StoreSupplier,
     VersionedSpec,
     WindowSpec,
+    within,
 )
 from statestore.tasks.memory_share import Usage
 from statestore.tasks.owned import OpenStore, OwnedStore, SuppliedStore
@@ -163,6 +164,8 @@ class TaskStores:
 
     def _opened(self, spec: StoreSpec, path: Path) -> OwnedStore:
         plan, log = self._plan, self._log_of(spec.name)
+        if not isinstance(spec, StoreSupplier):
+            spec = within(spec, self._layout.application_id)
         match spec:
             case KeyValueSpec() | VersionedSpec():
                 return OpenStore(self._edges.open_store(spec, path), log, inputs=plan.inputs)

@@ -16,7 +16,7 @@ from statestore.errors import InvalidTopology, Misuse, SerdeMismatch, UnknownSto
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.modes import Span, Time, span_ms, to_ms
-from statestore.model.records import Header, K, Record, Serde, V
+from statestore.model.records import Header, K, Record, Serde, SerdeContext, Side, V
 from statestore.operations.run import check_named
 from statestore.operations.topics import dead_letter_topics, internal_topics
 from statestore.ports import TopicSpec
@@ -158,9 +158,10 @@ class TopologyTestDriver:
         encoded = []
         for given in records:
             record = _record_of(topic, given)
-            key = _encode(topic, "key", node.key_serde, record.key)
-            value = _encode(topic, "value", node.value_serde, record.value)
-            encoded.append(record.replace(key=key, value=value))
+            headers = list(record.headers)
+            key = _encode(topic, "key", node.key_serde, record.key, headers)
+            value = _encode(topic, "value", node.value_serde, record.value, headers)
+            encoded.append(record.replace(key=key, value=value, headers=tuple(headers)))
             self._check(topic, record)
         for record in encoded:
             self._produce(topic, record)
@@ -178,8 +179,8 @@ class TopologyTestDriver:
         self._read[topic] = len(rows)
         return [
             row.replace(
-                key=_decode(topic, "key", key_serde, row.key),
-                value=_decode(topic, "value", value_serde, row.value),
+                key=_decode(topic, "key", key_serde, row.key, row.headers),
+                value=_decode(topic, "value", value_serde, row.value, row.headers),
             )
             for row in fresh
             if row.key != TIME_ROW or serdes.of_windowed(key_serde.name) is None
@@ -404,11 +405,13 @@ def _record_of(topic: str, given: tuple[Any, ...]) -> Record[Any, Any]:
         ) from error
 
 
-def _encode(topic: str, side: str, serde: Serde[Any], item: Any) -> bytes | None:
+def _encode(
+    topic: str, side: Side, serde: Serde[Any], item: Any, headers: list[Header]
+) -> bytes | None:
     if item is None:
         return None
     try:
-        return serde.serialize(item)
+        return serde.write(item, SerdeContext(topic, side, headers))
     except Exception as error:
         raise SerdeMismatch(
             f"pipe into topic {topic!r}: the {side} {item!r:.99} is {type(item).__name__}, but the "
@@ -418,11 +421,13 @@ def _encode(topic: str, side: str, serde: Serde[Any], item: Any) -> bytes | None
         ) from error
 
 
-def _decode(topic: str, side: str, serde: Serde[Any], data: bytes | None) -> Any:
+def _decode(
+    topic: str, side: Side, serde: Serde[Any], data: bytes | None, headers: Iterable[Header]
+) -> Any:
     if data is None:
         return None
     try:
-        return serde.deserialize(data)
+        return serde.read(data, SerdeContext(topic, side, list(headers)))
     except Exception as error:
         raise SerdeMismatch(
             f"read of topic {topic!r}: the {side} {serdes.printable(data):.99} is no {serde.name} "

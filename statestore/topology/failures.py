@@ -10,15 +10,11 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from statestore.errors import RecordFailed, SerdeMismatch, StateStoreError
+from statestore.errors import ABOUT_A_RECORD, RecordFailed, StateStoreError
 from statestore.model.batch import Batch, Column
-from statestore.model.records import Serde
+from statestore.model.records import Header, Serde, SerdeContext, Side
 from statestore.stores import serdes
 from statestore.topology.nodes import NodeContext
-
-# These errors are about a record. All other errors of this library are about the pipeline or its
-# environment: a missing topic, for example, takes no record at all.
-_ABOUT_A_RECORD = (SerdeMismatch, RecordFailed)
 
 
 class Stage(StrEnum):
@@ -68,7 +64,7 @@ class NodeFailed(Exception):
     def error(self, where: str, cause: Exception) -> StateStoreError:
         """Return the error with which a run ends; `where` says which record it was."""
         told = f"{self.place}, {where}: {self.reason(cause)}"
-        for kind in _ABOUT_A_RECORD:
+        for kind in ABOUT_A_RECORD:
             if isinstance(cause, kind):
                 return kind(told)
         return RecordFailed(
@@ -78,7 +74,7 @@ class NodeFailed(Exception):
 
     def reason(self, cause: Exception) -> str:
         """What happened, without place or way out."""
-        if isinstance(cause, _ABOUT_A_RECORD):
+        if isinstance(cause, ABOUT_A_RECORD):
             return str(cause)
         doing = "cannot decode: " if self.stage is Stage.DESERIALIZATION else ""
         return f"{doing}{type(cause).__name__}: {cause}"
@@ -98,7 +94,7 @@ def failed(
     An error of this library that is not about a record stays as it is. `found` has the indices of
     the records that failed, and the exception of each.
     """
-    if isinstance(error, StateStoreError) and not isinstance(error, _ABOUT_A_RECORD):
+    if isinstance(error, StateStoreError) and not isinstance(error, ABOUT_A_RECORD):
         return error
     offsets = batch.offsets
     culprits = () if offsets is None else tuple(Culprit(offsets[i], e) for i, e in found)
@@ -123,7 +119,7 @@ def punctuating(node: str, time_ms: int) -> Iterator[None]:
     except NodeFailed:
         raise
     except Exception as error:
-        if isinstance(error, StateStoreError) and not isinstance(error, _ABOUT_A_RECORD):
+        if isinstance(error, StateStoreError) and not isinstance(error, ABOUT_A_RECORD):
             raise
         where = f"punctuation at {time_ms}"
         made = NodeFailed(Stage.PROCESSING, f"node {node}", error, node=node, where=where)
@@ -173,6 +169,40 @@ def encoded(
         ) from error
 
 
+def encoded_for(
+    topic: str,
+    headers: Sequence[list[Header]],
+    node: str,
+    batch: Batch,
+    side: Side,
+    serde: Serde[Any],
+    *,
+    taker: str,
+) -> list[bytes | None]:
+    """Return what `encoded` does for a sink whose serde sees the topic and each record's headers.
+
+    The serde may add to the headers.
+    """
+
+    def write(value: Any, some: list[Header]) -> bytes | None:
+        return None if value is None else serde.write(value, SerdeContext(topic, side, some))
+
+    values = decoded(node, batch, side)
+    made: list[bytes | None] = []
+    found: list[tuple[int, Exception]] = []
+    for i, (value, some) in enumerate(zip(values, headers, strict=True)):
+        try:
+            made.append(write(value, some))
+        except Exception as error:  # any exception of a user's code is a finding
+            wrong = mismatch(side, value, serde, error, taker)
+            if not isinstance(wrong, ABOUT_A_RECORD):
+                raise wrong from error
+            found.append((i, wrong))
+    if found:
+        raise failed(Stage.PRODUCTION, node, batch, found[0][1], found=found, certain=True)
+    return made
+
+
 def keyed(
     context: NodeContext, node: str, batch: Batch, serde: Serde[Any]
 ) -> tuple[Batch, list[bytes]]:
@@ -187,7 +217,7 @@ def keyed(
 
 def mismatch(
     side: str, value: object, serde: Serde[Any], error: Exception, taker: str = ""
-) -> SerdeMismatch:
+) -> StateStoreError:
     """Return the error for a key or value that does not fit its serde (INTERFACE rule 3)."""
     keyword = f"{side}_serde"
     return serdes.mismatch(
@@ -204,6 +234,8 @@ def _one_by_one(
         try:
             attempt(batch.slice(i, i + 1))
         except Exception as cause:  # noqa: BLE001  # any exception of a user's code is a finding
+            if isinstance(cause, StateStoreError) and not isinstance(cause, ABOUT_A_RECORD):
+                return cause
             found.append((i, cause))
     return failed(stage, node, batch, error, found=found, certain=True)
 

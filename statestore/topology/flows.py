@@ -233,6 +233,28 @@ class TableFlow:
         self.builder.keep(spec)
         return spec
 
+    def looked_up_by(self, key_serde: Serde[Any]) -> "TableFlow":
+        """Return this table as it is looked up with the bytes of keys under another serde.
+
+        Equal keys have equal bytes under both, unless the serdes see in which store the keys are.
+        """
+        mine = self.key_serde
+        if mine is key_serde or not (mine.contextual or key_serde.contextual):
+            return self
+
+        def own(keys: list[bytes]) -> list[bytes]:
+            return [mine.serialize(key_serde.deserialize(key)) for key in keys]
+
+        def look(context: NodeContext) -> Look:
+            found = self.look(context)
+            return lambda keys: found(own(keys))
+
+        def stamp(context: NodeContext) -> Stamp:
+            later = self.stamp(context)
+            return lambda keys, times: later(own(keys), times)
+
+        return replace(self, look=look, stamp=stamp)
+
     def check_keys(self, verb: str, node: str | None, key_serde: Serde[Any], whose: str) -> None:
         """Raise SerdeMismatch if these keys and the table's cannot meet in one partition."""
         if not serdes.alike(key_serde, self.key_serde):

@@ -123,9 +123,10 @@ def stream_with_stream(
         )
 
     before, after = windows.before_ms, windows.after_ms
+    keys = left.key_serde.in_store(f"{shared}-store", "key")
     join = StreamJoin(
-        Side(LEFT, kept(mine, left), left.key_serde, -before, after, kind.right_may_lack),
-        Side(RIGHT, kept(theirs, right), left.key_serde, -after, before, kind.left_may_lack),
+        Side(LEFT, kept(mine, left), keys, -before, after, kind.right_may_lack),
+        Side(RIGHT, kept(theirs, right), keys, -after, before, kind.left_may_lack),
         KeyValueSpec(f"{shared}-store", serdes.BYTES, serdes.BYTES, terms=windows.terms),
         windows,
         function,
@@ -237,6 +238,7 @@ def table_with_table(
     if kind.left_may_lack:
         other.send_old_values()
     value_serde = builder.value_serde if kept is None else kept.value_serde
+    other = other.looked_up_by(this.key_serde)
     made = TableFlow(
         builder,
         node,
@@ -287,7 +289,13 @@ def _with_grace(
     builder.keep(store)
     if not explicit:
         builder.note_unnamed(store.name)
-    side = grace.WaitingPlace(name, store.name, grace_ms, flow.key_serde, flow.value_serde)
+    side = grace.WaitingPlace(
+        name,
+        store.name,
+        grace_ms,
+        flow.key_serde.in_store(store.name, "key"),
+        flow.value_serde.in_store(store.name, "value"),
+    )
     join = _joining(name, table, function, left=left)
 
     def add(parent: str, chosen: str, *, table_side: bool) -> str:

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from statestore.model.batch import Batch, Column
-from statestore.model.records import Serde
+from statestore.model.records import Functions, Serde
 from statestore.stores import serdes
 from statestore.topology.aggregates import aggregated
 from statestore.topology.failures import Stage, decoded, encoded, failed
@@ -44,32 +44,40 @@ class RowChange(NamedTuple):
 @cache
 def changes(value_serde: Serde[Any]) -> Serde[RowChange]:
     """Return the serde of changes of values."""
-    write_one, read_one = value_serde.serialize, value_serde.deserialize
 
-    def write(change: RowChange) -> bytes:
-        return _encoder.encode([None if value is None else write_one(value) for value in change])
+    def make(
+        serialize: Callable[[Any], bytes], deserialize: Callable[[bytes], Any]
+    ) -> Functions[RowChange]:
+        def write(change: RowChange) -> bytes:
+            return _encoder.encode([None if v is None else serialize(v) for v in change])
 
-    def read(data: bytes) -> RowChange:
-        old, new = _decoder.decode(data)
-        return RowChange(
-            None if old is None else read_one(old), None if new is None else read_one(new)
-        )
+        def read(data: bytes) -> RowChange:
+            old, new = _decoder.decode(data)
+            return RowChange(
+                None if old is None else deserialize(old), None if new is None else deserialize(new)
+            )
 
-    return Serde(f"CHANGE({value_serde.name})", write, read)
+        return write, read
+
+    return value_serde.around(f"CHANGE({value_serde.name})", make)
 
 
 class _Moved(NamedTuple):
     """The old or the new rows of a batch that have a group: places in it, keys, and values."""
 
     places: list[int]
-    keys: list[bytes | None]
-    values: list[bytes | None]
+    keys: list[Any]
+    values: list[Any]
 
 
 def regrouped(
     node: str, function: Selector, key_serde: Serde[Any], value_serde: Serde[Any]
 ) -> Build:
-    """Build a node that turns updates of a table, with old values, into changes of its groups."""
+    """Build a node that turns updates of a table, with old values, into changes of its groups.
+
+    Serdes that see the topic are left to the sink of the repartition topic.
+    """
+    in_bytes = not (key_serde.contextual or value_serde.contextual)
 
     def moved(batch: Batch, column: Column) -> _Moved:
         """Return which rows have a group."""
@@ -91,6 +99,8 @@ def regrouped(
             keys=Column(objects=[key for key, _ in made]),
             values=Column(objects=[value for _, value in made]),
         )
+        if not in_bytes:
+            return _Moved(places, rows.keys.objects, rows.values.objects)
         return _Moved(
             places,
             encoded(node, rows, "key", key_serde, taker=_TAKER),
@@ -103,34 +113,37 @@ def regrouped(
             decoded(node, batch, "value")
             new, old = moved(batch, batch.values), moved(batch, batch.old_values)
             places, keys, values = _changes(len(batch), old, new)
-            if places:
-                made = batch.take(places).with_columns(
-                    keys=Column(raw=keys, serde=key_serde),
-                    values=Column(raw=values, serde=changes(value_serde)),
+            if not places:
+                return
+            if in_bytes:
+                packed = list(map(_encoder.encode, values))
+                columns = (
+                    Column(raw=keys, serde=key_serde),
+                    Column(raw=packed, serde=changes(value_serde)),  # type: ignore[arg-type]
                 )
-                forward(made, None)
+            else:
+                columns = Column(objects=keys), Column(objects=values)
+            forward(batch.take(places).with_columns(keys=columns[0], values=columns[1]), None)
 
         return push
 
     return build
 
 
-def _changes(
-    count: int, old: _Moved, new: _Moved
-) -> tuple[list[int], list[bytes | None], list[bytes | None]]:
+def _changes(count: int, old: _Moved, new: _Moved) -> tuple[list[int], list[Any], list[RowChange]]:
     """Return places, keys and values of the changes, a row's old group before its new one."""
     olds = dict(zip(old.places, zip(old.keys, old.values, strict=True), strict=True))
     news = dict(zip(new.places, zip(new.keys, new.values, strict=True), strict=True))
-    found: list[tuple[int, bytes | None, bytes]] = []
+    found: list[tuple[int, Any, RowChange]] = []
     for i in range(count):
         left, came = olds.get(i), news.get(i)
         if left is not None and came is not None and left[0] == came[0]:
-            found.append((i, came[0], _encoder.encode((left[1], came[1]))))
+            found.append((i, came[0], RowChange(left[1], came[1])))
             continue
         if left is not None:
-            found.append((i, left[0], _encoder.encode((left[1], None))))
+            found.append((i, left[0], RowChange(left[1], None)))
         if came is not None:
-            found.append((i, came[0], _encoder.encode((None, came[1]))))
+            found.append((i, came[0], RowChange(None, came[1])))
     return [i for i, _, _ in found], [key for _, key, _ in found], [row for _, _, row in found]
 
 

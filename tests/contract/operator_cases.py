@@ -1,6 +1,9 @@
 """All cases of all operators, and the topology of some or all of them."""
 
+from typing import Any
+
 from statestore import serdes
+from statestore.model.records import Serde
 from statestore.topology.builder import StreamsBuilder
 from statestore.topology.graph import Topology
 from tests.contract import (
@@ -16,9 +19,14 @@ MODULES = (stream_cases, table_cases, window_cases, session_cases, stream_join_c
 CASES = {name: case for module in MODULES for name, case in module.CASES.items()}
 
 
-def topology(*names: str, prefix: str = "") -> Topology:
+def topology(
+    *names: str,
+    prefix: str = "",
+    key_serde: Serde[Any] = serdes.STRING,
+    value_serde: Serde[Any] = serdes.JSON,
+) -> Topology:
     """These cases, or all of them, as one; `prefix` before the names of topics and stores."""
-    builder = StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
+    builder = StreamsBuilder(key_serde=key_serde, value_serde=value_serde)
     for name in names or CASES:
         CASES[name].build(Case(builder, name, prefix))
     return builder.build()

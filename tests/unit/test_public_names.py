@@ -14,7 +14,7 @@ PINNED = """
     KGroupedStream KGroupedTable KStream KTable KeyAtTime KeyValueSpec KeyValueStore
     Materialized OnError Position PositionBound ProcessingGuarantee Processor
     ProcessorContext PunctuationType PutResult ReadOnlyKeyValueStore
-    ReadOnlyVersionedKeyValueStore Record RunSummary Serde SessionStore
+    ReadOnlyVersionedKeyValueStore Record RunSummary Schema Serde SerdeContext SessionStore
     SessionWindowedKStream SessionWindows Settings Span StateStore StoreContext
     StoreSupplier StreamsBuilder TaskId Time TimeWindowedKStream TopicPartition Topology
     TumblingWindows VersionedKeyValueStore VersionedRecord VersionedSpec WindowStore

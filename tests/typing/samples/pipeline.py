@@ -1,6 +1,6 @@
 """A user's pipeline, with the types that checkers must see in it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple, assert_type
 
@@ -25,6 +25,15 @@ def write_order(order: Order) -> bytes:
 
 ORDER = ss.Serde("ORDER", write_order, read_order)
 assert_type(ORDER, ss.Serde[Order])
+
+
+def write_in_place(order: Order, context: ss.SerdeContext) -> bytes:
+    return context.topic.encode() + write_order(order)
+
+
+IN_PLACE = ss.Serde("IN_PLACE", write_in_place, read_order)
+assert_type(IN_PLACE, ss.Serde[Order])
+assert_type(IN_PLACE.at("orders", "value").serialize, Callable[[Order], bytes])
 
 # Specs have the types of their serdes, and bytes where they name none.
 
