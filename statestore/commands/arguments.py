@@ -86,6 +86,12 @@ class StateArguments(msgspec.Struct, frozen=True, kw_only=True):
         settings.require("state.dir")
         return settings
 
+    def pipeline(self) -> str | None:
+        """The pipeline that the applications file names; None if it names none."""
+        if self.config is None:
+            return None
+        return ConfiguredApplication.load(self.config, self.application_id).pipeline
+
     def for_workers(self) -> "StateArguments":
         """The same with absolute paths and expanded addresses, as they mean the same anywhere."""
         config, fixed = _fixed(self.config, self.settings())

@@ -22,7 +22,7 @@ def print_rows(rows: Iterable[dict[str, Any]], *, as_json: bool) -> None:
     """
     if as_json:
         for row in rows:
-            click.echo(msgspec.json.encode(row, enc_hook=str))
+            click.echo(msgspec.json.encode(row, enc_hook=plain))
         return
     listed = list(rows)
     columns = list(listed[0]) if listed else []
@@ -39,7 +39,25 @@ def text_of(item: Any) -> str:
     """The text of an item in a cell."""
     if item is None:
         return ""
-    return item if isinstance(item, str) else msgspec.json.encode(item, enc_hook=str).decode()
+    if isinstance(item, str):
+        return item
+    text = json_text(item)
+    # What is a string in JSON, such as a date, is shown as strings are.
+    return msgspec.json.decode(text, type=str) if text.startswith('"') else text
+
+
+def json_text(item: Any) -> str:
+    """The item as JSON text, whatever class it is of."""
+    return msgspec.json.encode(item, enc_hook=plain).decode()
+
+
+def plain(item: Any) -> Any:
+    """What stands in JSON for an object that JSON does not have.
+
+    A pydantic model becomes what it dumps, and anything else its text.
+    """
+    dump = getattr(item, "model_dump", None)
+    return dump(mode="json") if callable(dump) else str(item)
 
 
 def _cell(column: str, item: Any) -> str:

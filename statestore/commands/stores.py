@@ -2,11 +2,12 @@ r"""`statestore stores ls|get|history|range|count` and `statestore offsets`: loo
 
 During a run they see the last commit of each stream task, in a snapshot that its owner takes.
 
-Keys and values are converted by the serdes that the deployed topology names. With `--raw` they are
-bytes: whatever is not printable ASCII is shown as `\xNN`, and a KEY is written in the same way.
+Keys and values are converted by the serdes that the deployed topology names, or with `--pipeline`
+by those of the pipeline. If the library does not have a serde of that name, the pipeline that the
+applications file names is asked. With `--raw` keys and values are bytes: whatever is not printable
+ASCII is shown as `\xNN`, and a KEY is written in the same way.
 """
 
-import re
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass
@@ -14,16 +15,23 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import click
-import msgspec
 
-from statestore.commands.arguments import PARTITION, parse_state, parse_time, state_options
+from statestore.commands.arguments import (
+    PARTITION,
+    StateArguments,
+    parse_state_arguments,
+    parse_time,
+    state_options,
+)
 from statestore.commands.help import CommandGroup
 from statestore.commands.printing import print_rows, text_of
+from statestore.commands.typed_keys import serialized
 from statestore.errors import Misuse
 from statestore.model.ids import TaskId
 from statestore.model.modes import to_ms
 from statestore.model.records import Serde
 from statestore.operations.at_rest import StoresAtRest
+from statestore.operations.pipelines import load_pipeline, serdes_of
 from statestore.runtime import Runtime
 from statestore.stores import serdes
 from statestore.stores.codec import after_prefix
@@ -33,9 +41,15 @@ from statestore.stores.specs import AtRestSpec, KeyValueSpec, SessionSpec, Windo
 from statestore.stores.versioned import layout as versioned_layout
 from statestore.stores.versioned.store import VersionedReader
 
+_WAYS_OUT = (
+    "pass --pipeline module:function to decode with the serdes of the pipeline, or pass --raw"
+)
 _WITH_TIMES = (WindowSpec.kind, SessionSpec.kind)
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON lines.")
 _raw_option = click.option("--raw", is_flag=True, help=r"Show bytes, as text with \xNN.")
+_pipeline_option = click.option(
+    "--pipeline", help="module:function, whose serdes convert keys and values."
+)
 _partition_option = click.option("--partition", type=PARTITION, help="Look only at this partition.")
 
 
@@ -49,7 +63,7 @@ def stores() -> None:
 @_json_option
 def list_stores_command(*, as_json: bool, **flags: Any) -> None:
     """List the stores on disk: where they are, how large, and how to decode them."""
-    at_rest = _at_rest(flags)
+    at_rest = _at_rest(parse_state_arguments(flags))
     rows = []
     for file in at_rest.files():
         known = file.deployed
@@ -74,6 +88,7 @@ def list_stores_command(*, as_json: bool, **flags: Any) -> None:
 )
 @_partition_option
 @_raw_option
+@_pipeline_option
 @state_options
 @_json_option
 @click.pass_context
@@ -86,12 +101,13 @@ def get_command(
     as_of: str | None,
     partition: int | None,
     raw: bool,
+    pipeline: str | None,
     as_json: bool,
     **flags: Any,
 ) -> None:
     """Print the value of KEY in STORE; exit code 1 if there is none. TIME: ISO-8601 or epoch ms."""
     looked = _looked_at(flags, store, partition, as_of=as_of)
-    face, time_ms = looked.face(raw=raw), _time_ms(as_of)
+    face, time_ms = looked.face(raw=raw, pipeline=pipeline), _time_ms(as_of)
     found = looked.rows(lambda reader: _one(reader, face.key(key), time_ms))
     with closing(found):
         row = next(found, None)
@@ -116,6 +132,7 @@ def get_command(
 @click.option("--ascending", is_flag=True, help="Show the oldest first.")
 @_partition_option
 @_raw_option
+@_pipeline_option
 @state_options
 @_json_option
 def history_command(
@@ -127,12 +144,13 @@ def history_command(
     ascending: bool,
     partition: int | None,
     raw: bool,
+    pipeline: str | None,
     as_json: bool,
     **flags: Any,
 ) -> None:
     """Print the versions of KEY in STORE, latest first. TIME: ISO-8601 or epoch ms, inclusive."""
     looked = _looked_at(flags, store, partition, kind=versioned_layout.KIND)
-    face = looked.face(raw=raw)
+    face = looked.face(raw=raw, pipeline=pipeline)
     from_ms, to_ms = _time_ms(first), _time_ms(last)
     if from_ms is not None and to_ms is not None and from_ms > to_ms:
         raise Misuse(f"--from {first} is after --to {last}: swap them")
@@ -157,6 +175,7 @@ def history_command(
 @click.option("--as-of", metavar="TIME", help="The values at this time, of a store with history.")
 @_partition_option
 @_raw_option
+@_pipeline_option
 @state_options
 @_json_option
 def range_command(
@@ -170,6 +189,7 @@ def range_command(
     as_of: str | None,
     partition: int | None,
     raw: bool,
+    pipeline: str | None,
     as_json: bool,
     **flags: Any,
 ) -> None:
@@ -179,7 +199,7 @@ def range_command(
     windows, all windows of the keys, by start.
     """
     looked = _looked_at(flags, store, partition, as_of=as_of)
-    face, time_ms = looked.face(raw=raw), _time_ms(as_of)
+    face, time_ms = looked.face(raw=raw, pipeline=pipeline), _time_ms(as_of)
     low, high = (None if end is None else face.key(end) for end in (lo, hi))
     beyond = None
     if prefix is not None:
@@ -233,7 +253,7 @@ def offsets_command(*, store: str | None, as_json: bool, **flags: Any) -> None:
             "offset_next": offset if offsets is found.changelog else None,
             "offset_last": offset if offsets is found.position else None,
         }
-        for found in _at_rest(flags).offsets(store)
+        for found in _at_rest(parse_state_arguments(flags)).offsets(store)
         for offsets in (found.changelog, found.position)
         for tp, offset in sorted(offsets.items())
     ]
@@ -251,7 +271,7 @@ class _Face:
     def key(self, text: str) -> bytes:
         """Convert a key from text to bytes; Misuse says what was expected."""
         try:
-            return self.key_serde.serialize(_item(text, self.key_serde))
+            return serialized(text, self.key_serde)
         except Exception as error:
             raise Misuse(
                 f"key {text!r} of store {self.store!r} is no {self.key_serde.name} ({error}): "
@@ -276,12 +296,13 @@ class _Face:
         except Exception as error:
             shown = serdes.printable(data)
             raise Misuse(
-                f"store {self.store!r}: the {side} {shown} is no {serde.name} ({error}): pass --raw"
+                f"store {self.store!r}: the {side} {shown} is no {serde.name} ({error}): "
+                f"{_WAYS_OUT}"
             ) from error
 
 
-def _at_rest(flags: dict[str, Any]) -> StoresAtRest:
-    looked = StoresAtRest(Runtime(parse_state(flags)))
+def _at_rest(arguments: StateArguments) -> StoresAtRest:
+    looked = StoresAtRest(Runtime(arguments.settings()))
     click.get_current_context().call_on_close(looked.close)
     return looked
 
@@ -298,6 +319,7 @@ class _Row(NamedTuple):
 class _LookedAt:
     """One store of an application, read in bytes."""
 
+    arguments: StateArguments
     at_rest: StoresAtRest
     spec: AtRestSpec
     tasks: list[TaskId]
@@ -309,23 +331,38 @@ class _LookedAt:
                 for entry in found:
                     yield _Row(task, reader.span_names, entry)
 
-    def face(self, *, raw: bool) -> _Face:
+    def face(self, *, raw: bool, pipeline: str | None) -> _Face:
         """How its keys and values are shown; Misuse if nothing says so."""
         store = self.spec.name
         if raw:
+            if pipeline is not None:
+                raise Misuse("pass --raw, or --pipeline for its serdes, not both")
             return _Face(store, serdes.BYTES, serdes.BYTES)
+        if pipeline is not None:
+            return self._face_of(pipeline)
+        configured = self.arguments.pipeline()
         known = self.at_rest.deployed.stores.get(store)
         if known is None:
+            if configured is not None:
+                return self._face_of(configured)
             raise Misuse(
                 f"store {store!r} is not in the topology deployed last, so nothing says how to "
-                "decode it: pass --raw"
+                f"decode it: {_WAYS_OUT}"
             )
         windows = serdes.of_windowed(known.key_serde)
         keys = known.key_serde if windows is None else windows.inner
         try:
             return _Face(store, serdes.by_name(keys), serdes.by_name(known.value_serde))
         except Misuse as error:
-            raise Misuse(f"store {store!r}: {error}; or pass --raw") from error
+            if configured is not None:
+                return self._face_of(configured)
+            raise Misuse(f"store {store!r}: {error}; or {_WAYS_OUT}") from error
+
+    def _face_of(self, pipeline: str) -> _Face:
+        """What the pipeline's own serdes show."""
+        store = self.spec.name
+        found = serdes_of(load_pipeline(pipeline), store, self.arguments.application_id)
+        return _Face(store, found.key, found.value)
 
 
 def _looked_at(
@@ -337,13 +374,14 @@ def _looked_at(
     as_of: str | None = None,
 ) -> _LookedAt:
     """The store, as the deployed topology describes it; a time asks for one with history."""
-    at_rest = _at_rest(flags)
+    arguments = parse_state_arguments(flags)
+    at_rest = _at_rest(arguments)
     known = at_rest.deployed.stores.get(store)
     if as_of is not None and (known is None or known.kind not in _WITH_TIMES):
         kind = versioned_layout.KIND
     wanted = kind or (KeyValueSpec.kind if known is None else known.kind)
     tasks = at_rest.find(store, partition, kind=wanted)
-    return _LookedAt(at_rest, at_rest.spec_in_bytes(store, kind=kind), tasks)
+    return _LookedAt(arguments, at_rest, at_rest.spec_in_bytes(store, kind=kind), tasks)
 
 
 def _one(reader: AnyReader, key: bytes, time_ms: int | None) -> RowScan[Entry]:
@@ -361,18 +399,3 @@ def _history(
 
 def _time_ms(text: str | None) -> int | None:
     return None if text is None else to_ms(parse_time(text))
-
-
-def _item(text: str, serde: Serde[Any]) -> Any:
-    if serde is serdes.BYTES:
-        return _unescaped(text)
-    if serde is serdes.STRING:
-        return text
-    try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return text
-
-
-def _unescaped(text: str) -> bytes:
-    return re.sub(rb"\\x([0-9a-fA-F]{2})", lambda found: bytes([int(found[1], 16)]), text.encode())

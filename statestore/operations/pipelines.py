@@ -1,12 +1,38 @@
-"""Loads pipelines by name: `module:function` in, the topology out."""
+"""Loads pipelines by name: `module:function` in, the topology out; and asks one for its serdes."""
 
 import importlib
 import sys
 import traceback
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from statestore.errors import PipelineNotFound, StateStoreError
+from statestore.errors import Misuse, PipelineNotFound, StateStoreError
+from statestore.model.records import Serde
+from statestore.stores.specs import SessionSpec, WindowSpec
 from statestore.topology.graph import Topology
+
+
+class StoreSerdes(NamedTuple):
+    """The serdes of one store; of a store with windows, `key` is that of the keys themselves."""
+
+    key: Serde[Any]
+    value: Serde[Any]
+
+
+def serdes_of(topology: Topology, store: str, application_id: str) -> StoreSerdes:
+    """Return the serdes that a pipeline gives a store; Misuse names the stores that it has."""
+    spec = topology.stores.get(store)
+    if spec is None:
+        raise Misuse(
+            f"the pipeline has no store {store!r}; it has: "
+            f"{', '.join(sorted(topology.stores)) or 'none'}; name the pipeline that has it, or "
+            "read the store in bytes"
+        )
+    key = spec.inner if isinstance(spec, WindowSpec | SessionSpec) else spec.key_serde
+    return StoreSerdes(
+        key.in_store(store, "key", application_id),
+        spec.value_serde.in_store(store, "value", application_id),
+    )
 
 
 def load_pipeline(path: str) -> Topology:

@@ -16,6 +16,7 @@ from statestore.model.modes import IsolationLevel, Span, Time
 from statestore.model.records import Serde
 from statestore.operations.at_rest import HeldFiles, StoresAtRest, open_reader, spec_of
 from statestore.operations.exports.catalog import Exports, FetchedStore, find_exported
+from statestore.operations.pipelines import serdes_of
 from statestore.operations.run import RunSummary
 from statestore.operations.serving import LATEST, run_request, serve_here, start_run
 from statestore.operations.shipping import packed
@@ -126,6 +127,7 @@ def open_snapshot(
     settings: Settings | Mapping[str, object] | None = None,
     key_serde: Serde[Any] | None = None,
     value_serde: Serde[Any] | None = None,
+    topology: Topology | None = None,
 ) -> Any:
     """Open a store of an application as it was last committed, read-only, beside a run or not.
 
@@ -133,13 +135,17 @@ def open_snapshot(
     depending on what the deployed topology says of the store.
     `partition`: None stands for all of them. `export`: the id of an export at
     `statestore.export.target`, or "latest", to read instead of the live store; `state_dir` is then
-    not used. Serdes that are not given are those of the deployed topology.
+    not used. Serdes that are not given are those of `topology`, or without it those that the
+    deployed topology names.
     Unavailable if the owner of a task takes no snapshot in time; UnknownStore names the stores that
     exist.
     """
     known = dataclasses.replace(
         Settings.of(settings), state_dir=str(state_dir), application_id=application_id
     )
+    if topology is not None:
+        found = serdes_of(require_topology("open_snapshot", topology), store, application_id)
+        key_serde, value_serde = key_serde or found.key, value_serde or found.value
     # It opens neither a broker nor a file that has to be closed.
     runtime = Runtime(known)
     files: Iterator[HeldFiles]
@@ -153,8 +159,8 @@ def open_snapshot(
         exports = Exports.of(runtime)
         manifest = exports.read(export)
         spec = spec_of(manifest.deployed, store, key_serde, value_serde)
-        found = find_exported(manifest, store, partition, kind=spec.kind)
-        files = (FetchedStore(exports, at) for at in found)
+        exported = find_exported(manifest, store, partition, kind=spec.kind)
+        files = (FetchedStore(exports, at) for at in exported)
     spec = within(spec, application_id)
     with ExitStack() as taken:
         opened = []

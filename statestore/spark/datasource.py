@@ -5,7 +5,7 @@
         .option("store", S).load()
 
 Options are the flags of the command line in snake case (INTERFACE rule 13): state_dir,
-application_id, config, bootstrap_servers, target; store, partition, export, as_of, raw;
+application_id, config, bootstrap_servers, target; store, partition, export, as_of, raw, pipeline;
 `changelog` = true reads the store's log, folded, instead of the store. Columns:
 
     stream_task, partition, key, value                         of every store
@@ -15,22 +15,25 @@ application_id, config, bootstrap_servers, target; store, partition, export, as_
 
 A query sees each store as of its last commit, whether or not a run is on: each Spark partition
 takes a snapshot of its stream task. The serdes that the deployed topology names decode keys and
-values; JSON and MSGPACK become JSON text. raw = true gives bytes. Times are of the type TIMESTAMP.
+values, or with pipeline = module:function those of the pipeline, which the workers import, too.
+JSON, MSGPACK and serdes of your own become JSON text. raw = true gives bytes. Times are of the type
+TIMESTAMP.
 """
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from statestore.commands.arguments import StateArguments, parse_state_arguments, parse_time
+from statestore.commands.printing import json_text
 from statestore.errors import Misuse
 from statestore.model.modes import Time, to_ms
 from statestore.model.records import Serde
+from statestore.operations.pipelines import load_pipeline, serdes_of
 from statestore.operations.rows import Columns, Shape, committed_rows, logged_rows, shape_of
 from statestore.runtime import Runtime
 from statestore.spark.audit_source import AuditReader, audit_schema
@@ -41,9 +44,18 @@ from statestore.stores.versioned import layout as versioned_layout
 NAME = "transactional_store"
 _KNOWN = {
     "application_id", "state_dir", "config", "bootstrap_servers", "store", "partition", "as_of",
-    "raw", "changelog", "audit", "export", "target",
+    "raw", "changelog", "audit", "export", "target", "pipeline",
 }  # fmt: skip
 _TIME = pa.timestamp("us", tz="UTC")
+_TYPES = (
+    (serdes.STRING, pa.string()),
+    (serdes.INT64, pa.int64()),
+    (serdes.FLOAT64, pa.float64()),
+)
+_WAYS_OUT = (
+    '.option("pipeline", "module:function") for the serdes of the pipeline, or '
+    '.option("raw", "true")'
+)
 _IN_WINDOWS = (WindowSpec.kind, SessionSpec.kind)
 
 
@@ -76,6 +88,7 @@ class Plan(NamedTuple):
     as_of_ms: int | None
     raw: bool
     changelog: bool
+    pipeline: str | None = None
 
     def schema(self) -> pa.Schema:
         """The columns."""
@@ -89,19 +102,29 @@ class Plan(NamedTuple):
 
     def sides(self) -> tuple["ColumnDecoder", "ColumnDecoder"]:
         """How keys and how values become a column."""
+        if self.raw:
+            return _decoder(serdes.BYTES), _decoder(serdes.BYTES)
+        key, value = self._serdes()
+        return _decoder(key), _decoder(value)
+
+    def _serdes(self) -> tuple[Serde[Any], Serde[Any]]:
         shape = self.shape
+        if self.pipeline is not None:
+            application = self.arguments.application_id
+            return serdes_of(load_pipeline(self.pipeline), shape.store, application)
         key_serde = shape.key_serde
         found = serdes.of_windowed(key_serde or "")
         if found is not None:
             key_serde = found.inner
-        names = (None, None) if self.raw else (key_serde, shape.value_serde)
-        if None in names and not self.raw:
+        if key_serde is None or shape.value_serde is None:
             raise Misuse(
                 f"store {shape.store!r} is not in the topology deployed last, so nothing says how "
-                'to decode it: pass .option("raw", "true")'
+                f"to decode it: pass {_WAYS_OUT}"
             )
-        key, value = (_side(shape.store, name) for name in names)
-        return key, value
+        try:
+            return serdes.by_name(key_serde), serdes.by_name(shape.value_serde)
+        except Misuse as error:
+            raise Misuse(f"store {shape.store!r}: {error}; or pass {_WAYS_OUT}") from error
 
     def window_ms(self) -> int:
         """The length of a window."""
@@ -164,6 +187,9 @@ def _plan(options: dict[str, str]) -> Plan:
     named = {name: options.get(name) for name in ("application_id", "state_dir", "config")}
     named |= {name: options.get(name) for name in ("bootstrap_servers", "target")}
     arguments = parse_state_arguments({**named, "pairs": ()}).for_workers()
+    pipeline = options.get("pipeline")
+    if pipeline is not None and _is_set(options, "raw"):
+        raise Misuse(f"{NAME}: raw rows are not decoded: leave pipeline out, or raw")
     partition = options.get("partition")
     shape = shape_of(
         Runtime(arguments.settings()),
@@ -181,6 +207,7 @@ def _plan(options: dict[str, str]) -> Plan:
         None if time is None else to_ms(time),
         _is_set(options, "raw"),
         _is_set(options, "changelog"),
+        pipeline,
     )
 
 
@@ -191,24 +218,14 @@ def _is_set(options: dict[str, str], name: str) -> bool:
     return text == "true"
 
 
-def _side(store: str, serde_name: str | None) -> ColumnDecoder:
-    if serde_name is None or serde_name == serdes.BYTES.name:
+def _decoder(serde: Serde[Any]) -> ColumnDecoder:
+    if serde is serdes.BYTES:
         return ColumnDecoder(pa.binary(), None)
-    try:
-        serde: Serde[Any] = serdes.by_name(serde_name)
-    except Misuse as error:
-        raise Misuse(f'store {store!r}: {error}; or pass .option("raw", "true")') from error
-    known = {
-        serdes.STRING.name: pa.string(),
-        serdes.INT64.name: pa.int64(),
-        serdes.FLOAT64.name: pa.float64(),
-    }
-    if serde_name in known:
-        return ColumnDecoder(known[serde_name], serde.deserialize)
+    for known, kind in _TYPES:
+        if serde is known:
+            return ColumnDecoder(kind, serde.deserialize)
     read = serde.deserialize
-    return ColumnDecoder(
-        pa.string(), lambda data: msgspec.json.encode(read(data), enc_hook=str).decode()
-    )
+    return ColumnDecoder(pa.string(), lambda data: json_text(read(data)))
 
 
 def _converter(plan: Plan) -> Callable[[Columns], list[pa.Array]]:
@@ -217,7 +234,12 @@ def _converter(plan: Plan) -> Callable[[Columns], list[pa.Array]]:
 
     def column(side: ColumnDecoder, data: list[Any]) -> pa.Array:
         read = side.read
-        return pa.array(data if read is None else list(map(read, data)), side.type)
+        if read is None:
+            return pa.array(data, side.type)
+        try:
+            return pa.array(list(map(read, data)), side.type)
+        except Exception as error:
+            raise _undecodable(plan.shape.store, read, data, error) from error
 
     def times(found: list[int | None]) -> pa.Array:
         return pa.array(found, pa.timestamp("ms", tz="UTC")).cast(_TIME)
@@ -229,6 +251,19 @@ def _converter(plan: Plan) -> Callable[[Columns], list[pa.Array]]:
         return [column(key, rows.keys), *spans, column(value, rows.values)]
 
     return convert
+
+
+def _undecodable(
+    store: str, read: Callable[[bytes], Any], data: list[bytes], error: Exception
+) -> Exception:
+    """Return the error that shows which bytes could not be decoded."""
+    for one in data:
+        try:
+            read(one)
+        except Exception as cause:  # noqa: BLE001  # a user's serde may raise anything
+            shown = serdes.printable(one[:200])
+            return Misuse(f"store {store!r}: cannot decode {shown} ({cause}): pass {_WAYS_OUT}")
+    return error
 
 
 def _batch(schema: pa.Schema, task: str, partition: int, columns: list[pa.Array]) -> pa.RecordBatch:
