@@ -14,7 +14,7 @@ from statestore.operations.audits.perform import log_side
 from statestore.operations.audits.rows import AuditRows, Subject
 from statestore.operations.environment import Environment
 from statestore.operations.exports.catalog import Exports, FetchedStore, find_exported
-from statestore.stores import keyvalue, serdes, sessions, windows
+from statestore.stores import in_windows, keyvalue, serdes, sessions, windows
 from statestore.stores.kinds import AnyReader
 from statestore.stores.reads import Entry, RowScan
 from statestore.stores.specs import AtRestSpec, SessionSpec, WindowSpec, spec_in_bytes
@@ -145,7 +145,7 @@ def logged_rows(
         is_source=shape.is_source,
     )
     replayed = log_side(environment, subject)
-    clock = replayed.rows.get((windows.TIME_ROW, 0))
+    clock = replayed.rows.get((in_windows.TIME_ROW, 0))
     for rows in replayed.chunks():
         yield _shown(rows, shape, as_of_ms, clock and clock.value)
 
@@ -175,9 +175,11 @@ def _shown(rows: AuditRows, shape: Shape, as_of_ms: int | None, clock: bytes | N
     found = [
         (windows.row_of(key), value)
         for key, value in zip(rows.keys, rows.values, strict=True)
-        if key is not None and key != windows.TIME_ROW and windows.start_of(key[-8:]) > gone_ms
+        if key is not None
+        and key != in_windows.TIME_ROW
+        and in_windows.start_of(key[-8:]) > gone_ms
     ]
-    starts = [windows.start_of(row) for row, _ in found]
+    starts = [in_windows.start_of(row) for row, _ in found]
     return Columns(
         [row[8:] for row, _ in found],
         [value for _, value in found],

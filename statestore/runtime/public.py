@@ -27,9 +27,18 @@ from statestore.runtime.workers import check_workers, serve_by_workers
 from statestore.settings import Settings
 from statestore.stores import durability
 from statestore.stores.keyvalue import TransactionalKeyValueStore
-from statestore.stores.kinds import BuiltIn
-from statestore.stores.specs import BuiltInSpec, KeyValueSpec, VersionedSpec, within
+from statestore.stores.kinds import BuiltIn, InWindows, over_rows
+from statestore.stores.sessions import TransactionalSessionStore
+from statestore.stores.specs import (
+    AtRestSpec,
+    KeyValueSpec,
+    SessionSpec,
+    VersionedSpec,
+    WindowSpec,
+    within,
+)
 from statestore.stores.versioned.store import TransactionalVersionedStore
+from statestore.stores.windows import TransactionalWindowStore
 from statestore.topology.graph import Topology, require_topology
 
 K = TypeVar("K")
@@ -92,13 +101,29 @@ def open_store(
     isolation_level: IsolationLevel | str | None = None,
     settings: Settings | Mapping[str, object] | None = None,
 ) -> TransactionalVersionedStore[K, V]: ...
+@overload
 def open_store(
-    spec: BuiltInSpec,
+    spec: WindowSpec[K, V],
     directory: str | Path | None = None,
     *,
     isolation_level: IsolationLevel | str | None = None,
     settings: Settings | Mapping[str, object] | None = None,
-) -> BuiltIn:
+) -> TransactionalWindowStore[K, V]: ...
+@overload
+def open_store(
+    spec: SessionSpec[K, V],
+    directory: str | Path | None = None,
+    *,
+    isolation_level: IsolationLevel | str | None = None,
+    settings: Settings | Mapping[str, object] | None = None,
+) -> TransactionalSessionStore[K, V]: ...
+def open_store(
+    spec: AtRestSpec,
+    directory: str | Path | None = None,
+    *,
+    isolation_level: IsolationLevel | str | None = None,
+    settings: Settings | Mapping[str, object] | None = None,
+) -> BuiltIn | InWindows:
     """Open a store on its own, in `<directory>/<name>`.
 
     The store has no changelog, so RocksDB's write-ahead log is on. Raises Locked while another
@@ -111,9 +136,13 @@ def open_store(
         raise Misuse(f"store {spec.name!r} is persistent: pass the directory it lives in")
     path = None if directory is None else Path(directory) / spec.name
     wal = known.write_ahead_log is not False
-    store = open_built_in(spec, path, known, SystemClock(), wal=wal, level=IsolationLevel(level))
+    rows = spec.rows if isinstance(spec, WindowSpec | SessionSpec) else spec
+    store = open_built_in(rows, path, known, SystemClock(), wal=wal, level=IsolationLevel(level))
     if spec.persistent and not wal:
         durability.watch(store.staged)
+    if isinstance(spec, WindowSpec | SessionSpec):
+        assert isinstance(store, TransactionalKeyValueStore)
+        return over_rows(store, spec)
     return store
 
 
@@ -131,8 +160,8 @@ def open_snapshot(
 ) -> Any:
     """Open a store of an application as it was last committed, read-only, beside a run or not.
 
-    The result is a ReadOnlyKeyValueStore, a ReadOnlyVersionedKeyValueStore or a WindowStore,
-    depending on what the deployed topology says of the store.
+    The result is a ReadOnlyKeyValueStore, a ReadOnlyVersionedKeyValueStore, a ReadOnlyWindowStore
+    or a ReadOnlySessionStore, depending on what the deployed topology says of the store.
     `partition`: None stands for all of them. `export`: the id of an export at
     `statestore.export.target`, or "latest", to read instead of the live store; `state_dir` is then
     not used. Serdes that are not given are those of `topology`, or without it those that the

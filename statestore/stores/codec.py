@@ -8,7 +8,6 @@ from statestore.errors import Misuse
 from statestore.model.records import K, Serde, V
 from statestore.stores import serdes
 from statestore.stores.reads import Pair, RowScan
-from statestore.stores.specs import KeyValueSpec, VersionedSpec
 
 _BYTES: Final = {bytes}
 _BYTES_OR_NONE: Final = {bytes, type(None)}
@@ -21,14 +20,16 @@ class Codec(Generic[K, V]):
     Otherwise `put_all` and `get_many` would spend as long here as in the rest of the store.
     """
 
-    def __init__(self, spec: KeyValueSpec[K, V] | VersionedSpec[K, V]) -> None:
-        self._spec = spec
-        self._write_key = spec.key_serde.serialize
-        self._write_value = spec.value_serde.serialize
-        self._read_key = spec.key_serde.deserialize
-        self.read_value = spec.value_serde.deserialize
-        self._plain_keys = spec.key_serde is serdes.BYTES
-        self._plain_values = spec.value_serde is serdes.BYTES
+    def __init__(self, store: str, key_serde: Serde[K], value_serde: Serde[V]) -> None:
+        self._store = store
+        self._key_serde = key_serde
+        self._value_serde = value_serde
+        self._write_key = key_serde.serialize
+        self._write_value = value_serde.serialize
+        self._read_key = key_serde.deserialize
+        self.read_value = value_serde.deserialize
+        self._plain_keys = key_serde is serdes.BYTES
+        self._plain_values = value_serde is serdes.BYTES
         self.plain = self._plain_keys and self._plain_values
 
     def key(self, key: K) -> bytes:
@@ -36,14 +37,14 @@ class Codec(Generic[K, V]):
             if key is not None:
                 return self._write_key(key)
         except Exception as error:
-            raise self._mismatch("key", key, self._spec.key_serde, error) from error
-        raise Misuse(f"store {self._spec.name!r}: the key is None; every row needs a key")
+            raise self._mismatch("key", key, self._key_serde, error) from error
+        raise Misuse(f"store {self._store!r}: the key is None; every row needs a key")
 
     def value(self, value: V | None) -> bytes | None:
         try:
             return None if value is None else self._write_value(value)
         except Exception as error:
-            raise self._mismatch("value", value, self._spec.value_serde, error) from error
+            raise self._mismatch("value", value, self._value_serde, error) from error
 
     def keys(self, keys: Iterable[K]) -> list[bytes]:
         items: list[Any] = list(keys)
@@ -89,10 +90,10 @@ class Codec(Generic[K, V]):
         )
 
     def prefix(self, prefix: K) -> tuple[bytes, bytes | None]:
-        if not self._spec.key_serde.ordered:
+        if not self._key_serde.ordered:
             raise Misuse(
-                f"store {self._spec.name!r}: prefix_scan needs an ordered key serde, "
-                f"not {self._spec.key_serde.name}"
+                f"store {self._store!r}: prefix_scan needs an ordered key serde, "
+                f"not {self._key_serde.name}"
             )
         low = self.key(prefix)
         return low, after_prefix(low)
@@ -110,7 +111,7 @@ class Codec(Generic[K, V]):
         return writes if fit else None
 
     def _mismatch(self, side: str, item: object, serde: Serde[Any], error: Exception) -> Exception:
-        where = f"store {self._spec.name!r}"
+        where = f"store {self._store!r}"
         return serdes.mismatch(
             where=where, side=side, value=item, serde=serde, keyword=f"{side}_serde", cause=error
         )

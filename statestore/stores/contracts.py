@@ -185,8 +185,8 @@ class KeyValueStore(StateStore, ReadOnlyKeyValueStore[K, V], Protocol):
         """
 
 
-class WindowStore(Protocol, Generic[K, V_co]):
-    """Reads of the store of a windowed aggregate, without expired windows (SEMANTICS section 6)."""
+class ReadOnlyWindowStore(Protocol, Generic[K, V_co]):
+    """Reads of a window store, without expired windows (SEMANTICS section 6)."""
 
     @property
     def name(self) -> str:
@@ -196,16 +196,66 @@ class WindowStore(Protocol, Generic[K, V_co]):
         """Return the value of the key in the window that starts at that time."""
 
     def fetch(
-        self, key: K, *, from_time: Time | None = None, to_time: Time | None = None
+        self,
+        key: K,
+        *,
+        from_time: Time | None = None,
+        to_time: Time | None = None,
+        reverse: bool = False,
     ) -> Scan[tuple[Windowed[K], V_co]]:
         """Return the windows of the key that start between both times, inclusive, by start."""
 
-    def all(self) -> Scan[tuple[Windowed[K], V_co]]:
+    def range(
+        self,
+        lo: K | None = None,
+        hi: K | None = None,
+        *,
+        from_time: Time | None = None,
+        to_time: Time | None = None,
+        reverse: bool = False,
+    ) -> Scan[tuple[Windowed[K], V_co]]:
+        """Return the windows of keys from `lo` to `hi` that start between both times, inclusive.
+
+        They come by start, then by the bytes of the key. None is an open end.
+        """
+
+    def all(self, reverse: bool = False) -> Scan[tuple[Windowed[K], V_co]]:
         """Return every window of every key, by start."""
 
+    def observed_stream_time(self) -> int | None:
+        """Return the largest time counted, in ms; None before the first.
 
-class SessionStore(Protocol, Generic[K, V_co]):
-    """Reads of the store of an aggregate in sessions, without expired sessions.
+        It is the time of a record where an aggregate writes the store, else the start of a window.
+        """
+
+
+class WindowStore(StateStore, ReadOnlyWindowStore[K, V], Protocol):
+    """A writable window store. Windows start at any time, and a key has one value in each.
+
+    A window expires when the latest start that was put is past its own by the retention. What is
+    put into an expired window is not taken, and counted as late. Only its aggregate writes the
+    store of an aggregate.
+    """
+
+    def put(self, key: K, value: V | None, start: Time) -> None:
+        """Write the value of the key in the window that starts then; None deletes it."""
+
+    def put_all(self, triples: Iterable[tuple[K, V | None, Time]]) -> None:
+        """Write many windows (key, value, start), in this order."""
+
+    def reader(
+        self,
+        isolation_level: IsolationLevel | str | None = None,
+        position_bound: PositionBound | None = None,
+    ) -> ReadOnlyWindowStore[K, V]:
+        """Return a view for other threads, by default of the store's isolation level.
+
+        NotUpToBound while the store is behind `position_bound` (S14).
+        """
+
+
+class ReadOnlySessionStore(Protocol, Generic[K, V_co]):
+    """Reads of a session store, without expired sessions.
 
     A session goes from the time of its first record to that of its last one, inclusive.
     """
@@ -218,15 +268,68 @@ class SessionStore(Protocol, Generic[K, V_co]):
         """Return the value of the key in the session of exactly this start and end."""
 
     def fetch(
-        self, key: K, *, from_time: Time | None = None, to_time: Time | None = None
+        self,
+        key: K,
+        *,
+        from_time: Time | None = None,
+        to_time: Time | None = None,
+        reverse: bool = False,
     ) -> Scan[tuple[Windowed[K], V_co]]:
-        """Return the sessions of the key that overlap the closed interval, by their ends."""
+        """Return the sessions of the key that overlap the closed interval, by their ends.
 
-    def all(self) -> Scan[tuple[Windowed[K], V_co]]:
+        It is Kafka Streams' findSessions(key, earliest end, latest start).
+        """
+
+    def range(
+        self,
+        lo: K | None = None,
+        hi: K | None = None,
+        *,
+        from_time: Time | None = None,
+        to_time: Time | None = None,
+        reverse: bool = False,
+    ) -> Scan[tuple[Windowed[K], V_co]]:
+        """Return the sessions of keys from `lo` to `hi` that overlap the closed interval.
+
+        They come by end, then by start, then by the bytes of the key. None is an open end.
+        """
+
+    def all(self, reverse: bool = False) -> Scan[tuple[Windowed[K], V_co]]:
         """Return every session of every key, by their ends."""
 
     def observed_stream_time(self) -> int | None:
-        """Return the largest timestamp counted, in ms; None before the first."""
+        """Return the largest time counted, in ms; None before the first.
+
+        It is the time of a record where an aggregate writes the store, else the end of a session.
+        """
+
+
+class SessionStore(StateStore, ReadOnlySessionStore[K, V], Protocol):
+    """A writable session store. It merges nothing: a processor says what each session is.
+
+    A session expires when the latest end that was put is past its own by more than the retention.
+    What is put into an expired session is not taken, and counted as late. Only its aggregate
+    writes the store of an aggregate.
+    """
+
+    def put(self, session: Windowed[K], value: V | None) -> None:
+        """Write the value of a key in a session; None removes the session."""
+
+    def put_all(self, pairs: Iterable[tuple[Windowed[K], V | None]]) -> None:
+        """Write many sessions, in this order."""
+
+    def remove(self, session: Windowed[K]) -> None:
+        """Remove a session, as those that a new one merges."""
+
+    def reader(
+        self,
+        isolation_level: IsolationLevel | str | None = None,
+        position_bound: PositionBound | None = None,
+    ) -> ReadOnlySessionStore[K, V]:
+        """Return a view for other threads, by default of the store's isolation level.
+
+        NotUpToBound while the store is behind `position_bound` (S14).
+        """
 
 
 class ReadOnlyVersionedKeyValueStore(Protocol, Generic[K, V_co]):

@@ -47,7 +47,7 @@ class KeyValueReader(Reader[Rows], Generic[K, V]):
         release: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(spec.name, parts, release)
-        self._codec = Codec(spec)
+        self._codec = Codec(spec.name, spec.key_serde, spec.value_serde)
 
     @overload
     def get(self, key: K, default: None = None) -> V | None: ...

@@ -8,10 +8,12 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 from statestore.model.modes import IsolationLevel
-from statestore.ports import Clock, Engine
+from statestore.ports import Clock, Engine, Writes
 from statestore.stores import keyvalue, offsets, sessions, windows
 from statestore.stores.durability import LagLimits
+from statestore.stores.in_windows import UNLOGGED
 from statestore.stores.keyvalue import KeyValueReader, TransactionalKeyValueStore
+from statestore.stores.pending import Entries
 from statestore.stores.reads import RowSource, SourceRows
 from statestore.stores.sessions import SessionReader, TransactionalSessionStore
 from statestore.stores.specs import (
@@ -31,6 +33,7 @@ from statestore.stores.windows import TransactionalWindowStore, WindowReader
 KEY_VALUE_TABLES: Final = (keyvalue.TABLE, offsets.TABLE)
 VERSIONED_TABLES: Final = (layout.LATEST, layout.HISTORY, offsets.TABLE)
 BuiltIn = TransactionalKeyValueStore[Any, Any] | TransactionalVersionedStore[Any, Any]
+InWindows = TransactionalWindowStore[Any, Any] | TransactionalSessionStore[Any, Any]
 AnyReader = (
     KeyValueReader[Any, Any]
     | VersionedReader[Any, Any]
@@ -120,9 +123,7 @@ def reader_over(
 # Stores whose keys are in windows have other rows than their changelogs.
 
 
-def over_rows(
-    store: TransactionalKeyValueStore[bytes, bytes], spec: InWindowsSpec
-) -> TransactionalWindowStore[Any, Any] | TransactionalSessionStore[Any, Any]:
+def over_rows(store: TransactionalKeyValueStore[bytes, bytes], spec: InWindowsSpec) -> InWindows:
     """Return the store of windows whose rows `store` holds."""
     if isinstance(spec, SessionSpec):
         return TransactionalSessionStore(store, spec)
@@ -131,14 +132,19 @@ def over_rows(
 
 def logged_keys(kind: str, rows: list[bytes]) -> list[bytes | None]:
     """Return the keys of rows in the changelog; None for a row that it does not have."""
-    if kind == WindowSpec.kind:
-        return windows.keys_of(rows)
-    if kind == SessionSpec.kind:
-        keys = sessions.keys_of(rows)
-        return [
-            key if sessions.is_logged(row) else None for key, row in zip(keys, rows, strict=True)
-        ]
-    return list(rows)
+    if kind not in (WindowSpec.kind, SessionSpec.kind):
+        return list(rows)
+    keys = windows.keys_of(rows) if kind == WindowSpec.kind else sessions.keys_of(rows)
+    if max(rows, default=b"") < UNLOGGED:
+        return keys
+    return [key if row < UNLOGGED else None for key, row in zip(keys, rows, strict=True)]
+
+
+def following(spec: InWindowsSpec, writes: Writes, look: sessions.Looked) -> Entries:
+    """Return the rows that follow from these rows of the changelog; `look` finds present ones."""
+    if isinstance(spec, SessionSpec):
+        return sessions.listed(writes, look)
+    return windows.indexed(writes) if spec.any_start else {}
 
 
 def row_of(kind: str, key: bytes) -> bytes:

@@ -15,20 +15,30 @@ of many keys, whatever else the store holds.
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Any, ClassVar, Generic
+from typing import Any, ClassVar
 
 from statestore.errors import Misuse
-from statestore.model.ids import Position, PositionBound
+from statestore.model.ids import PositionBound
 from statestore.model.modes import IsolationLevel, Time, to_ms
 from statestore.model.records import SESSION_BYTES, K, V, Windowed
-from statestore.stores.keyvalue import TransactionalKeyValueStore, live_rows
-from statestore.stores.reads import Entry, LiveSource, Pair, Reader, Rows, RowScan, joined
+from statestore.stores.in_windows import (
+    START,
+    TIME_MAX,
+    TIME_ROW,
+    UNLOGGED,
+    OwnerInWindows,
+    ReaderInWindows,
+    RowShape,
+    checked_ms,
+    start_of,
+)
+from statestore.stores.keyvalue import TransactionalKeyValueStore
+from statestore.stores.pending import Entries
+from statestore.stores.reads import Pair, Rows, RowScan
 from statestore.stores.specs import SessionSpec
-from statestore.stores.windows import TIME_ROW, start_of
 
 SPAN = struct.Struct(">qq")
 LIST = b"\xff"
-_BEYOND_SESSIONS = b"\x80"  # Times are not negative, so the first byte of an end is smaller.
 Looked = Callable[[list[bytes]], list[bytes | None]]
 
 
@@ -40,11 +50,6 @@ def row_of(key: bytes) -> bytes:
 def keys_of(rows: Iterable[bytes]) -> list[Any]:
     """Return the keys of rows as changelogs and sinks have them; that of stream time is its own."""
     return [row[SESSION_BYTES:] + row[:SESSION_BYTES] for row in rows]
-
-
-def is_logged(row: bytes) -> bool:
-    """Tell whether the changelog has a row: all but the lists of sessions."""
-    return not row.startswith(LIST)
 
 
 def spans_of(listed: bytes | None) -> list[bytes]:
@@ -94,14 +99,10 @@ def columns_of(
     )
 
 
-class SessionReader(Reader[Rows], Generic[K, V]):
-    """Reads of a session store over any Rows; see `contracts.SessionStore`.
+class SessionReader(ReaderInWindows[K, V]):
+    """Reads of a session store over any Rows; see `contracts.ReadOnlySessionStore`."""
 
-    Over several partitions a key is looked for in each, and scans are merged by the ends of
-    sessions. A session that has expired by its own partition's stream time does not show.
-    """
-
-    span_names: ClassVar[tuple[str, ...]] = ("start_ms", "end_ms")
+    shape: ClassVar[RowShape] = RowShape(SPAN.size, START.size, "sessions")
 
     def __init__(
         self,
@@ -109,139 +110,82 @@ class SessionReader(Reader[Rows], Generic[K, V]):
         spec: SessionSpec[K, V],
         release: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(spec.name, parts, release)
+        super().__init__(parts, spec, release)
         self._spec = spec
 
     def get(self, key: K, start: Time, end: Time) -> V | None:
         """Return the value of the key in the session of exactly this start and end."""
-        end_ms, data = to_ms(end), self._spec.inner.serialize(key)
-        asked = [TIME_ROW, SPAN.pack(end_ms, to_ms(start)) + data]
+        start_ms, end_ms, data = to_ms(start), to_ms(end), self._codec.key(key)
+        if not 0 <= start_ms <= end_ms <= TIME_MAX:
+            return None
+        asked = [TIME_ROW, SPAN.pack(end_ms, start_ms) + data]
         for rows in self._opened():
             time, found = rows.get_many(asked)
-            if found is not None and end_ms >= gone_before_ms(time, self._spec.retention_ms):
-                return self._spec.value_serde.deserialize(found)
+            if found is not None and end_ms >= self._low_ms(time):
+                return self._codec.read_value(found)
         return None
 
-    def fetch(
-        self, key: K, *, from_time: Time | None = None, to_time: Time | None = None
-    ) -> RowScan[tuple[Windowed[K], V]]:
-        """Return the sessions of the key that overlap the closed interval, by their ends."""
-        data = self._spec.inner.serialize(key)
-        first = 0 if from_time is None else max(0, to_ms(from_time))
-        last = None if to_time is None else to_ms(to_time)
-        scans = [self._sessions_of(rows, key, data, first, last) for rows in self._opened()]
-        return joined(scans, key=_end)
+    def _containing(self, key: K, time_ms: int) -> RowScan[tuple[Windowed[K], V]]:
+        return self.fetch(key, from_time=time_ms, to_time=time_ms)
 
-    def all(self) -> RowScan[tuple[Windowed[K], V]]:
-        """Return every session of every key, by their ends."""
-        return self._sessions(None, None, reverse=False)
-
-    def observed_stream_time(self) -> int | None:
-        """Return the largest timestamp counted in any partition, in ms; None before the first."""
-        times = [rows.get_many([TIME_ROW])[0] for rows in self._opened()]
-        return max((start_of(time) for time in times if time is not None), default=None)
-
-    # For tools that do not know the kind of the store.
-
-    def find(self, key: K, as_of_ms: int | None = None) -> Entry | None:
-        """Return what the key has in the session that contains a time. Misuse without a time."""
-        if as_of_ms is None:
-            raise Misuse(
-                f"store {self.name!r} has sessions: pass --as-of (as_of), a time in the one you "
-                "want"
-            )
-        with self.fetch(key, from_time=as_of_ms, to_time=as_of_ms) as sessions:
-            found = list(sessions)
-        if not found:
-            return None
-        of, value = found[-1]
-        return Entry(key, value, of.start_ms, of.end_ms)
-
-    def entries(
-        self,
-        lo: K | None = None,
-        hi: K | None = None,
-        *,
-        as_of_ms: int | None = None,
-        reverse: bool = False,
-    ) -> RowScan[Entry]:
-        """Return the sessions of keys with lo <= key <= hi, by their ends. A time is Misuse."""
-        if as_of_ms is not None:
-            raise Misuse(f"store {self.name!r} has sessions, and no history: leave --as-of out")
-        low, high = (None if end is None else self._spec.inner.serialize(end) for end in (lo, hi))
-        found = self._sessions(low, high, reverse=reverse)
-        return found.through(
-            lambda pairs: (Entry(of.key, value, of.start_ms, of.end_ms) for of, value in pairs)
-        )
-
-    def everything(self) -> RowScan[Entry]:
-        """Return all that a reader may see."""
-        return self.entries()
-
-    # How it is done.
-
-    def _sessions(
-        self, lo: bytes | None, hi: bytes | None, *, reverse: bool
-    ) -> RowScan[tuple[Windowed[K], V]]:
-        """Return the sessions of keys with lo <= key <= hi."""
-        scans = []
-        for rows in self._opened():
-            seen = rows.moment(None, _BEYOND_SESSIONS, reverse=reverse)
-            (time,) = seen.get_many([TIME_ROW])
-            low = gone_before_ms(time, self._spec.retention_ms)
-
-            def shown(pairs: Iterator[Pair], low: int = low) -> Iterator[Pair]:
-                for row, value in pairs:
-                    if row == TIME_ROW or start_of(row) < low:
-                        continue
-                    key = row[SESSION_BYTES:]
-                    if (lo is None or key >= lo) and (hi is None or key <= hi):
-                        yield row, value
-
-            walk = seen.scan()
-            found = self._decoded(shown(iter(walk)))
-            scans.append(RowScan(found, walk.check_open, seen.close, notices_close=True))
-        return joined(scans, key=_end, reverse=reverse)
-
-    def _sessions_of(
-        self, rows: Rows, key: K, data: bytes, first: int, last: int | None
-    ) -> RowScan[tuple[Windowed[K], V]]:
-        """Return the sessions of one key in one partition."""
-        with closing(rows.moment(_BEYOND_SESSIONS, _BEYOND_SESSIONS)) as seen:
+    def _of_key(self, rows: Rows, data: bytes, first: int, last: int | None) -> list[Pair]:
+        with closing(rows.moment(UNLOGGED, UNLOGGED)) as seen:
             time, spans = seen.get_many([TIME_ROW, LIST + data])
-            low = max(gone_before_ms(time, self._spec.retention_ms), first)
+            low = max(self._low_ms(time), first)
             wanted = [
-                span
-                for span in spans_of(spans)
-                if SPAN.unpack(span)[0] >= low and (last is None or SPAN.unpack(span)[1] <= last)
+                span + data
+                for span, (end, start) in zip(
+                    spans_of(spans), map(SPAN.unpack, spans_of(spans)), strict=True
+                )
+                if end >= low and (last is None or start <= last)
             ]
-            values = seen.get_many([span + data for span in wanted])
-        read = self._spec.value_serde.deserialize
-        sessions = (
-            (Windowed(key, *reversed(SPAN.unpack(span))), read(value))
-            for span, value in zip(wanted, values, strict=True)
-            if value is not None
-        )
-        return RowScan(sessions, rows.check_open)
+            found = zip(wanted, seen.get_many(wanted), strict=True)
+            return [(row, value) for row, value in found if value is not None]
 
     def _decoded(self, pairs: Iterator[Pair]) -> Iterator[tuple[Windowed[Any], Any]]:
-        read_key, read = self._spec.inner.deserialize, self._spec.value_serde.deserialize
+        read_key, read = self._codec.read_key, self._codec.read_value
         for row, value in pairs:
             end, start = SPAN.unpack_from(row)
             yield Windowed(read_key(row[SESSION_BYTES:]), start, end), read(value)
 
+    def _low_ms(self, time_row: bytes | None) -> int:
+        return gone_before_ms(time_row, self._kept_ms)
 
-class TransactionalSessionStore(SessionReader[K, V]):
-    """The owner's session store, which shows what is pending at once.
+    @staticmethod
+    def _order(pair: tuple[Windowed[Any], Any], /) -> int:
+        return pair[0].end_ms
 
-    Its aggregate writes the rows, and the stream task commits them.
+
+class TransactionalSessionStore(OwnerInWindows, SessionReader[K, V]):
+    """The owner's session store; see `contracts.SessionStore` for the promises.
+
+    Where an aggregate writes the rows, processors only read them.
     """
 
     def __init__(
         self, store: TransactionalKeyValueStore[bytes, bytes], spec: SessionSpec[K, V]
     ) -> None:
-        super().__init__([store.table], spec)
-        self._store = store
+        SessionReader.__init__(self, [store.table], spec)
+        OwnerInWindows.__init__(self, store, spec, self._stage_sessions, self._low_at)
+
+    def put(self, session: Windowed[K], value: V | None) -> None:
+        """Stage the value of a key in a session; None removes the session."""
+        self.put_all(((session, value),))
+
+    def put_all(self, pairs: Iterable[tuple[Windowed[K], V | None]]) -> None:
+        """Stage many sessions, in this order; if one does not fit its serde, none is staged."""
+        self._check_writable()
+        codec = self._codec
+        self._put(
+            [
+                (self._prefix(start, end) + codec.key(key), codec.value(value))
+                for (key, start, end), value in pairs
+            ]
+        )
+
+    def remove(self, session: Windowed[K]) -> None:
+        """Stage the removal of a session; one that is not there stays so."""
+        self.put(session, None)
 
     def reader(
         self,
@@ -252,21 +196,19 @@ class TransactionalSessionStore(SessionReader[K, V]):
 
         Its level defaults to the store's setting (SEMANTICS S9).
         """
-        staged = self._store.staged
-        source = LiveSource(staged, self._store.level_of(isolation_level), position_bound)
-        return SessionReader([live_rows(source, staged)], self._spec)
+        return SessionReader(self._live_rows(isolation_level, position_bound), self._spec)
 
-    def persistent(self) -> bool:
-        return self._store.persistent()
+    def _prefix(self, start: Time, end: Time) -> bytes:
+        start_ms, end_ms = checked_ms(self.name, start), checked_ms(self.name, end)
+        if start_ms > end_ms:
+            raise Misuse(
+                f"store {self.name!r}: a session cannot start at {start_ms} and end at {end_ms}: "
+                "pass Windowed(key, start, end), the times of its first and its last record"
+            )
+        return SPAN.pack(end_ms, start_ms)
 
-    def position(self) -> Position:
-        """Return the input position as the owner sees it, with what is pending."""
-        return self._store.position()
+    def _stage_sessions(self, writes: Entries) -> None:
+        self._table.put_all({**writes, **listed(writes, self._table.get_many)})
 
-    def metrics(self) -> dict[str, float]:
-        """Return Kafka Streams' metrics; `late-record-drop-total` counts late records."""
-        return self._store.metrics()
-
-
-def _end(pair: tuple[Windowed[Any], Any]) -> int:
-    return pair[0].end_ms
+    def _low_at(self, now_ms: int) -> int:
+        return now_ms - self._kept_ms

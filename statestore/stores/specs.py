@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Generic, TypeVar, overload
+from typing import Any, ClassVar, Final, Generic, TypeVar, overload
 
 from statestore.errors import Misuse
 from statestore.layout.folders import check_store_name
@@ -13,6 +13,8 @@ from statestore.stores.contracts import StateStore, StoreContext
 from statestore.stores.versioned import layout
 
 S = TypeVar("S", bound=StateStore)
+ANY_START: Final = 0
+"""How far apart windows start that may start at any time."""
 
 
 @dataclass(frozen=True)
@@ -131,8 +133,9 @@ class WindowRows(KeyValueSpec[bytes, bytes]):
 class WindowSpec(Generic[K, V]):
     """A window store: values by key and by window of `size_ms` (SEMANTICS section 6).
 
-    A window starts every `advance_ms`; None: every `size_ms`. It expires when stream time is past
-    its start by `retention_ms`.
+    A window starts every `advance_ms`; None: every `size_ms`; ANY_START: at any time. It expires
+    when stream time is past its start by `retention_ms`. `writable`: processors write it, not an
+    aggregate.
     """
 
     kind: ClassVar[str] = "window"
@@ -147,14 +150,22 @@ class WindowSpec(Generic[K, V]):
     terms: tuple[str, ...] = ()
     """What else determines its rows, for the fingerprint of a topology."""
     advance_ms: int | None = None
+    writable: bool = False
 
     def __post_init__(self) -> None:
         check_store_name(self.name)
         _place(self, "inner")
 
     @property
+    def any_start(self) -> bool:
+        """Return whether windows may start at any time."""
+        return self.advance_ms == ANY_START
+
+    @property
     def step_ms(self) -> int:
-        """Return how far apart windows start."""
+        """Return how far apart windows may start."""
+        if self.any_start:
+            return 1
         return self.size_ms if self.advance_ms is None else self.advance_ms
 
     @property
@@ -171,7 +182,7 @@ class WindowSpec(Generic[K, V]):
             serdes.BYTES,
             self.persistent,
             self.changelog_config,
-            row_times=True,
+            row_times=not self.writable,
         )
 
 
@@ -186,7 +197,8 @@ class SessionRows(KeyValueSpec[bytes, bytes]):
 class SessionSpec(Generic[K, V]):
     """A session store: values by key and by session, from its first record to its last one.
 
-    A session expires once stream time has passed its end by more than `retention_ms`.
+    A session expires once stream time has passed its end by more than `retention_ms`. `writable`:
+    processors write it, not an aggregate.
     """
 
     kind: ClassVar[str] = "session"
@@ -199,6 +211,7 @@ class SessionSpec(Generic[K, V]):
     changelog_config: dict[str, str] = field(default_factory=dict, hash=False)
     terms: tuple[str, ...] = ()
     """What else decides about its rows, for the fingerprint of a topology."""
+    writable: bool = False
 
     def __post_init__(self) -> None:
         check_store_name(self.name)

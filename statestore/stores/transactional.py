@@ -37,7 +37,7 @@ class TransactionalBase:
         self._commit = commit
         self.name = staged.name
         self._isolation_level = isolation_level
-        self._owned_by_task = owned_by_task
+        self.owned_by_task = owned_by_task
 
     def commit(
         self,
@@ -128,7 +128,7 @@ class TransactionalBase:
             )
 
     def _refuse_inside_task(self, verb: str) -> None:
-        if self._owned_by_task:
+        if self.owned_by_task:
             raise CommitInsideProcessor(
                 f"store {self.name!r}: {verb} belongs to the stream task; "
                 "call context.commit() to ask for a commit"

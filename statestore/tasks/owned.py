@@ -15,11 +15,10 @@ from statestore.model.batch import Batch
 from statestore.model.ids import Position, TaskId, TopicPartition
 from statestore.stores.contracts import StateStore, StoreContext
 from statestore.stores.keyvalue import TransactionalKeyValueStore
-from statestore.stores.kinds import BuiltIn, logged_keys, over_rows, row_of
+from statestore.stores.kinds import BuiltIn, following, logged_keys, over_rows, row_of
 from statestore.stores.pending import Overlay
 from statestore.stores.row_times import WriteTime
-from statestore.stores.sessions import listed
-from statestore.stores.specs import InWindowsSpec, SessionSpec, StoreSpec, StoreSupplier
+from statestore.stores.specs import InWindowsSpec, StoreSpec, StoreSupplier
 from statestore.stores.staged_table import Changes, StagedTable
 from statestore.stores.versioned.table import VersionedTable
 from statestore.tasks.memory_share import Usage
@@ -164,10 +163,10 @@ class OpenStore:
         times = batch.timestamps
         if self._windows is not None:
             keys = list(map(partial(row_of, self._windows.kind), keys))
-        if isinstance(self._windows, SessionSpec):
-            lists = listed(dict(zip(keys, values, strict=True)), self.table().get_many)
-            keys, values = keys + list(lists), values + list(lists.values())
-            times = times + [0] * len(lists)
+            writes = dict(zip(keys, values, strict=True))
+            more = following(self._windows, writes, self.table().get_many)
+            keys, values = keys + list(more), values + list(more.values())
+            times = times + [0] * len(more)
         self._table.restore(keys, values, times, {self.log.tp: offset_next})
 
     def complete_ms(self) -> int | None:

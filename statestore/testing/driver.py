@@ -22,18 +22,25 @@ from statestore.operations.topics import dead_letter_topics, internal_topics
 from statestore.ports import TopicSpec
 from statestore.settings import Settings
 from statestore.stores import serdes
-from statestore.stores.contracts import KeyValueStore, VersionedKeyValueStore
+from statestore.stores.contracts import (
+    KeyValueStore,
+    SessionStore,
+    VersionedKeyValueStore,
+    WindowStore,
+)
 from statestore.stores.durability import LagLimits
+from statestore.stores.in_windows import TIME_ROW
 from statestore.stores.kinds import BuiltIn, open_over, tables_of
 from statestore.stores.specs import (
     BuiltInSpec,
     KeyValueSpec,
     S,
+    SessionSpec,
     StoreSpec,
     StoreSupplier,
     VersionedSpec,
+    WindowSpec,
 )
-from statestore.stores.windows import TIME_ROW
 from statestore.tasks.plan import TaskEdges, TaskPlan
 from statestore.tasks.task import StreamTask
 from statestore.testing.memory_broker import MemoryBroker
@@ -192,6 +199,10 @@ class TopologyTestDriver:
     def store(
         self, spec: VersionedSpec[K, V], partition: int = 0
     ) -> VersionedKeyValueStore[K, V]: ...
+    @overload
+    def store(self, spec: WindowSpec[K, V], partition: int = 0) -> WindowStore[K, V]: ...
+    @overload
+    def store(self, spec: SessionSpec[K, V], partition: int = 0) -> SessionStore[K, V]: ...
     @overload
     def store(self, spec: StoreSupplier[S], partition: int = 0) -> S: ...
     @overload

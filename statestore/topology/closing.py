@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from statestore.model.batch import Batch, Column
+from statestore.stores.in_windows import START, TIME_ROW, start_of
 from statestore.stores.kinds import logged_keys
 from statestore.stores.specs import InWindowsSpec
 from statestore.stores.staged_table import StagedTable
-from statestore.stores.windows import START, TIME_ROW, start_of
 from statestore.topology.nodes import Forward, Held, NodeContext, SendOldValues
 
 _EMITTED_AT_ONCE = 10_000

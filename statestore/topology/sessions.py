@@ -25,9 +25,9 @@ from statestore.model.batch import Batch, Column
 from statestore.model.modes import EmitStrategy, Span, span_ms
 from statestore.model.records import SESSION_BYTES
 from statestore.stores import serdes
+from statestore.stores.in_windows import START, start_of
 from statestore.stores.sessions import LIST, SPAN, keys_of, listed, spans_of
 from statestore.stores.specs import KeyValueSpec, SessionSpec
-from statestore.stores.windows import START, start_of
 from statestore.topology.aggregates import Updates, binary_array, updated
 from statestore.topology.closing import Closed, Closing
 from statestore.topology.failures import Stage, decoded, encoded, failed, mismatch, processing

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from statestore.errors import Misuse
 from statestore.model.batch import Batch, Column
 from statestore.model.modes import EmitStrategy, Span, span_ms
+from statestore.stores.in_windows import START, start_of
 from statestore.stores.specs import KeyValueSpec, WindowSpec
-from statestore.stores.windows import START, keys_of, start_of
+from statestore.stores.windows import keys_of
 from statestore.topology.aggregates import KeyingOf, Placed
 from statestore.topology.closing import Closed, Closing
 from statestore.topology.failures import decoded, encoded

@@ -13,8 +13,8 @@ from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.modes import ProcessingGuarantee
 from statestore.operations.deployed import describe_deployment
+from statestore.stores.in_windows import START, TIME_ROW
 from statestore.stores.specs import BuiltInSpec, WindowSpec
-from statestore.stores.windows import START, TIME_ROW
 from tests.contract.own_serdes import MONEY, RATES, STOCK, Place, topology
 from tests.contract.test_datasource import rows, source
 from tests.contract.test_stores_at_rest import Shop

@@ -22,10 +22,10 @@ from statestore.model.records import Record, Windowed
 from statestore.model.texts import time_text
 from statestore.operations.clones.clone import logged
 from statestore.operations.deployed import describe_deployment
+from statestore.stores.in_windows import START, TIME_ROW
 from statestore.stores.kinds import logged_keys
 from statestore.stores.sessions import LIST, SPAN, TransactionalSessionStore, row_of, spans_of
 from statestore.stores.specs import SessionSpec, WindowSpec
-from statestore.stores.windows import START, TIME_ROW
 from statestore.testing.driver import TopologyTestDriver
 from statestore.topology.builder import StreamsBuilder
 from statestore.topology.graph import Topology

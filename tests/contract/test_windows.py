@@ -14,8 +14,9 @@ from statestore import serdes
 from statestore.errors import InvalidTopology, Misuse, StoreClosed
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Record
+from statestore.stores.in_windows import TIME_ROW
 from statestore.stores.specs import WindowRows
-from statestore.stores.windows import TIME_ROW, TransactionalWindowStore, keys_of, row_of
+from statestore.stores.windows import TransactionalWindowStore, keys_of, row_of
 from statestore.testing.driver import TopologyTestDriver
 from statestore.topology.builder import StreamsBuilder
 from statestore.topology.graph import Topology
@@ -393,7 +394,7 @@ def test_any_records_in_any_batches_count_as_one_by_one(batches: Any, emit: str)
         out = {(r.key.key, r.key.start_ms): r.value for r in driver.read("out")}
         assert out == (closed if emit == "on_window_close" else counts)
         tp = TopicPartition("topology-test-counts-changelog", 0)
-        assert tp in driver.store("counts")._store.staged.committed_offsets() or not counts
+        assert tp in driver.store("counts").staged.committed_offsets() or not counts
 
 
 def test_a_plain_stores_folder_is_not_opened_as_windows_nor_the_reverse(tmp_path: Path) -> None:

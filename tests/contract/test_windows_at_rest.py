@@ -15,8 +15,8 @@ from statestore.model.modes import ProcessingGuarantee
 from statestore.model.records import Windowed
 from statestore.model.texts import time_text
 from statestore.operations.deployed import describe_deployment
+from statestore.stores.in_windows import START, TIME_ROW
 from statestore.stores.specs import WindowSpec
-from statestore.stores.windows import START, TIME_ROW
 from statestore.topology.windows import TimeWindows
 from tests.contract.test_stores_at_rest import Shop
 

@@ -4,7 +4,7 @@ Three sub-topologies: `in` is joined with another stream, filtered, mapped, coun
 close, in windows that overlap and in sessions, and rekeyed; what is rekeyed is joined with the
 table of users, counted in windows and in all, and that count joined with the users again, once
 filtered and once with users who have no count. A third one counts the users whose counts have the
-same rest.
+same rest. A processor writes a window store and a session store of its own.
 """
 
 import os
@@ -21,6 +21,12 @@ BURST = 60
 CLOSING = ss.TumblingWindows(1000)
 HOPS = ss.HoppingWindows(1000, 400, retention_ms=10**9)
 SESSIONS = ss.SessionWindows(100, retention_ms=10**9)
+SEEN = ss.persistent_window_store(
+    "seen", 1, 10**9, key_serde=serdes.STRING, value_serde=serdes.INT64
+)
+BY_HAND = ss.persistent_session_store(
+    "by-hand", 10**9, key_serde=serdes.STRING, value_serde=serdes.INT64
+)
 # Records of two partitions meet in one: no order holds between them, and none must be late.
 OPEN = ss.TumblingWindows(4000, grace_ms=10**9)
 
@@ -30,6 +36,7 @@ def topology() -> ss.Topology:
     b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
     users = b.table(f"{prefix}-users", materialized="users", name="users-table")
     source = b.stream(f"{prefix}-in")
+    source.process(Visits, SEEN, BY_HAND, name="visits")
     (
         source.filter(lambda _key, number: number % 3)
         .map_values(lambda number: [number])
@@ -66,6 +73,30 @@ def topology() -> ss.Topology:
     met = source.left_join(others, lambda number, other: [number, other], NEAR, name="met")
     met.to(f"{prefix}-met")
     return b.build()
+
+
+class Visits:
+    """Keeps each number in a window of its own, and merges bursts as sessions do."""
+
+    def __init__(self, context: ss.ProcessorContext) -> None:
+        self._seen = context.store(SEEN)
+        self._sessions = context.store(BY_HAND)
+
+    def process(self, record: ss.Record[str, int]) -> None:
+        key, number, at = record.key, record.value, record.timestamp_ms
+        self._seen.put(key, number, at)
+        if number % 1000 >= BURST:
+            return
+        made, count = ss.Windowed(key, at, at), 1
+        gap = SESSIONS.gap_ms
+        with self._sessions.fetch(key, from_time=at - gap, to_time=at + gap) as near:
+            for session, known in list(near):
+                self._sessions.remove(session)
+                made = ss.Windowed(
+                    key, min(made.start_ms, session.start_ms), max(made.end_ms, session.end_ms)
+                )
+                count += known
+        self._sessions.put(made, count)
 
 
 def every(store: str) -> ss.Materialized:

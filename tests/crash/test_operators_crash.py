@@ -43,7 +43,17 @@ OUTPUTS = (
     "met",
 )
 JOIN_STORES = ("met-this-join-store", "met-other-join-store", "met-shared-join-store")
-STORES = ("users", "closing", "hops", "sessions", "windows", "totals", "groups")
+STORES = (
+    "users",
+    "closing",
+    "hops",
+    "sessions",
+    "windows",
+    "totals",
+    "groups",
+    "seen",
+    "by-hand",
+)
 OTHERS, NEAR_MS = 7, 5
 """Every how many numbers there is one in the other stream, and how near those that meet are."""
 CLOSING_MS, OPEN_MS = 1000, 4000
@@ -134,6 +144,8 @@ class OperatorsRig(Rig):
             "store hops": dict(hops),
             "sessions": told,
             "store sessions": kept,
+            "store by-hand": kept,
+            "store seen": {(f"k{n % 5}", START_MS + n): n for n in range(self.produced)},
         }
         wanted["met"] = self._met()
         wanted |= {f"store {store}": self._fold(store) for store in JOIN_STORES}
@@ -242,15 +254,17 @@ class OperatorsRig(Rig):
         for folder in (self.state_dir / self.application_id).glob(f"*/rocksdb/{store}"):
             spec = ss.persistent_key_value_store(store)
             if store not in BY_KEY:
-                kind = SessionRows if store == "sessions" else WindowRows
+                kind = SessionRows if store in _KEYS else WindowRows
                 spec = kind(store, serdes.BYTES, serdes.BYTES)
             with ss.open_store(spec, folder.parent) as opened, opened.all() as pairs:
                 for row, value in pairs:
                     if store in BY_KEY:
                         found[row.decode()] = BY_KEY[store](value)
-                    elif store == "sessions" and len(row) > 16 and row[0] < 0xFF:
+                    elif row == b"t" or row[0] == 0xFF:
+                        continue
+                    elif store in _KEYS:
                         found[_session(row[16:] + row[:16])] = _int(value)
-                    elif store != "sessions" and row != b"t":
+                    else:
                         found[_window(row[8:] + row[:8])] = _int(value)
         return found
 
@@ -311,7 +325,7 @@ def _session(key: bytes | None) -> tuple[str, int, int]:
     return key[:-16].decode(), _int(key[-8:]), _int(key[-16:-8])
 
 
-_KEYS: dict[str, Any] = {"sessions": _session}
+_KEYS: dict[str, Any] = {"sessions": _session, "by-hand": _session}
 
 
 def _hops(time_ms: int) -> range:

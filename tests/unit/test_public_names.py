@@ -14,13 +14,16 @@ PINNED = """
     KGroupedStream KGroupedTable KStream KTable KeyAtTime KeyValueSpec KeyValueStore
     Materialized OnError Position PositionBound ProcessingGuarantee Processor
     ProcessorContext PunctuationType PutResult ReadOnlyKeyValueStore
-    ReadOnlyVersionedKeyValueStore Record RunSummary Schema Serde SerdeContext SessionStore
+    ReadOnlySessionStore ReadOnlyVersionedKeyValueStore ReadOnlyWindowStore
+    Record RunSummary Schema Serde SerdeContext SessionSpec SessionStore
     SessionWindowedKStream SessionWindows Settings Span StateStore StoreContext
     StoreSupplier StreamsBuilder TaskId Time TimeWindowedKStream TopicPartition Topology
-    TumblingWindows VersionedKeyValueStore VersionedRecord VersionedSpec WindowStore
-    Windowed errors in_memory_key_value_store in_memory_versioned_key_value_store
-    open_snapshot open_store persistent_key_value_store
-    persistent_versioned_key_value_store run serdes
+    TumblingWindows VersionedKeyValueStore VersionedRecord VersionedSpec WindowSpec
+    WindowStore
+    Windowed errors in_memory_key_value_store in_memory_session_store
+    in_memory_versioned_key_value_store in_memory_window_store
+    open_snapshot open_store persistent_key_value_store persistent_session_store
+    persistent_versioned_key_value_store persistent_window_store run serdes
 """
 HEAVY = ("rocksdict", "confluent_kafka", "pyspark", "airflow", "great_expectations", "pandas")
 

@@ -15,7 +15,7 @@ from statestore.errors import Misuse
 from statestore.model.ids import TopicPartition
 from statestore.model.records import SESSION_BYTES, WINDOW_BYTES
 from statestore.ports import AuditLogReader, Engine, LogRecords
-from statestore.stores import keyvalue, offsets, serdes, windows
+from statestore.stores import in_windows, keyvalue, offsets, serdes
 from statestore.stores.kinds import logged_keys
 from statestore.stores.specs import SessionSpec, WindowSpec
 from statestore.stores.versioned import layout as versioned_layout
@@ -186,7 +186,7 @@ def placing_keys(keys: list[bytes | None], kind: str, key_serde: str | None) -> 
     beyond = 0 if key_serde is None else serdes.beyond_key(key_serde)
     beyond = _SPANS.get(kind, beyond)
     if beyond:
-        return [key[:-beyond] for key in keys if key is not None and key != windows.TIME_ROW]
+        return [key[:-beyond] for key in keys if key is not None and key != in_windows.TIME_ROW]
     return [key for key in keys if key is not None]
 
 

@@ -21,7 +21,7 @@ from statestore.model.ids import TaskId
 from statestore.model.modes import ProcessingGuarantee
 from statestore.operations.deployed import Deployed
 from statestore.stores import serdes
-from statestore.stores.specs import WindowSpec
+from statestore.stores.specs import ANY_START, WindowSpec
 from statestore.topology.graph import Topology
 
 EMPTY = "empty"
@@ -144,7 +144,9 @@ def placement(topology: Topology) -> Placement:
     in_memory = frozenset(where.keys() - kept.keys())
     specs = topology.stores.items()
     windows = {
-        name: (spec.size_ms, spec.step_ms) for name, spec in specs if isinstance(spec, WindowSpec)
+        name: (spec.size_ms, _distance_ms(spec.advance_ms, spec.size_ms))
+        for name, spec in specs
+        if isinstance(spec, WindowSpec)
     }
     return Placement(topology.fingerprint(), kept, in_memory, windows)
 
@@ -276,17 +278,23 @@ def _check_windows(wanted: Placement, previous: Deployed) -> None:
         windowed = None if known is None else serdes.of_windowed(known.key_serde)
         if known is None or windowed is None or windowed.size_ms is None:
             continue
-        before = windowed.size_ms, known.advance_ms or windowed.size_ms
+        before = windowed.size_ms, _distance_ms(known.advance_ms, windowed.size_ms)
         if before != now:
             raise TopologyMismatch(
                 f"store {name}: it and its changelog have windows of {_windows_text(*before)}, the "
-                f"pipeline makes windows of {_windows_text(*now)}: give the aggregate's store "
-                "another name, so that it starts empty"
+                f"pipeline makes windows of {_windows_text(*now)}: give the store another name, so "
+                "that it starts empty"
             )
 
 
-def _windows_text(size_ms: int, step_ms: int) -> str:
-    return f"{size_ms} ms" if step_ms == size_ms else f"{size_ms} ms every {step_ms} ms"
+def _distance_ms(advance_ms: int | None, size_ms: int) -> int:
+    return size_ms if advance_ms is None else advance_ms
+
+
+def _windows_text(size_ms: int, distance_ms: int) -> str:
+    if distance_ms == ANY_START:
+        return f"{size_ms} ms from any time"
+    return f"{size_ms} ms" if distance_ms == size_ms else f"{size_ms} ms every {distance_ms} ms"
 
 
 def _to_settle(wanted: Placement, disk: Disk, previous: Deployed, *, anything: bool) -> list[str]:

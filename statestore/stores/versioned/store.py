@@ -57,7 +57,7 @@ class VersionedReader(Reader[VersionRows], Generic[K, V]):
         release: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(spec.name, parts, release)
-        self._codec: Final = Codec(spec)
+        self._codec: Final = Codec(spec.name, spec.key_serde, spec.value_serde)
         self._gone: Final = GoneHistory(spec.name)
 
     def get(self, key: K, *, as_of: Time | None = None) -> VersionedRecord[V] | None:

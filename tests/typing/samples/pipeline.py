@@ -51,6 +51,38 @@ assert_type(
     ss.in_memory_versioned_key_value_store("v", 10, value_serde=serdes.INT64),
     ss.VersionedSpec[bytes, int],
 )
+SEEN = ss.persistent_window_store("seen", timedelta(minutes=1), 10**6, key_serde=serdes.STRING)
+VISITS = ss.in_memory_session_store(
+    "visits", timedelta(hours=1), key_serde=serdes.STRING, value_serde=serdes.INT64
+)
+assert_type(SEEN, ss.WindowSpec[str, bytes])
+assert_type(VISITS, ss.SessionSpec[str, int])
+assert_type(ss.in_memory_window_store("raw-windows", 1, 1), ss.WindowSpec[bytes, bytes])
+assert_type(
+    ss.persistent_session_store("raw-sessions", 1, value_serde=serdes.INT64),
+    ss.SessionSpec[bytes, int],
+)
+
+
+class Visits:
+    """A processor with a window store and a session store."""
+
+    def __init__(self, context: ss.ProcessorContext) -> None:
+        self._seen = context.store(SEEN)
+        self._visits = context.store(VISITS)
+        assert_type(self._seen, ss.WindowStore[str, bytes])
+        assert_type(self._visits, ss.SessionStore[str, int])
+
+    def process(self, record: ss.Record[str, Order]) -> None:
+        at = record.timestamp_ms
+        self._seen.put(record.key, b"", at)
+        assert_type(self._seen.get(record.key, at), bytes | None)
+        with self._visits.fetch(record.key, from_time=at, reverse=True) as near:
+            for session, count in near:
+                assert_type(session, ss.Windowed[str])
+                assert_type(count, int)
+                self._visits.remove(session)
+        self._visits.put(ss.Windowed(record.key, at, at), 1)
 
 
 class Totals:

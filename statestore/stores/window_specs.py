@@ -1,0 +1,260 @@
+"""Specs of stores of windows and of sessions that processors write."""
+
+from typing import Any, overload
+
+from statestore.errors import Misuse
+from statestore.model.modes import Span, span_ms
+from statestore.model.records import K, Serde, V
+from statestore.stores import serdes
+from statestore.stores.specs import ANY_START, SessionSpec, WindowSpec
+
+
+@overload
+def persistent_window_store(
+    name: str,
+    size_ms: Span,
+    retention_ms: Span,
+    *,
+    key_serde: None = None,
+    value_serde: None = None,
+) -> WindowSpec[bytes, bytes]: ...
+@overload
+def persistent_window_store(
+    name: str,
+    size_ms: Span,
+    retention_ms: Span,
+    *,
+    key_serde: Serde[K],
+    value_serde: None = None,
+) -> WindowSpec[K, bytes]: ...
+@overload
+def persistent_window_store(
+    name: str,
+    size_ms: Span,
+    retention_ms: Span,
+    *,
+    key_serde: None = None,
+    value_serde: Serde[V],
+) -> WindowSpec[bytes, V]: ...
+@overload
+def persistent_window_store(
+    name: str,
+    size_ms: Span,
+    retention_ms: Span,
+    *,
+    key_serde: Serde[K],
+    value_serde: Serde[V],
+) -> WindowSpec[K, V]: ...
+def persistent_window_store(
+    name: str,
+    size_ms: Span,
+    retention_ms: Span,
+    *,
+    key_serde: Serde[Any] | None = None,
+    value_serde: Serde[Any] | None = None,
+) -> WindowSpec[Any, Any]:
+    """Describe a window store in RocksDB for a processor; without serdes it has bytes.
+
+    A window starts at any time and ends `size_ms` later. It expires when the latest start that was
+    put is past its own by `retention_ms`. Both are milliseconds or a timedelta. Misuse if the name
+    cannot be that of a store, if the size is not positive, or if windows would expire before they
+    end.
+    """
+    return _window_spec(name, size_ms, retention_ms, key_serde, value_serde, persistent=True)
+
+
+@overload
+def in_memory_window_store(
+    name: str,
+    size_ms: Span,
+    retention_ms: Span,
+    *,
+    key_serde: None = None,
+    value_serde: None = None,
+) -> WindowSpec[bytes, bytes]: ...
+@overload
+def in_memory_window_store(
+    name: str,
+    size_ms: Span,
+    retention_ms: Span,
+    *,
+    key_serde: Serde[K],
+    value_serde: None = None,
+) -> WindowSpec[K, bytes]: ...
+@overload
+def in_memory_window_store(
+    name: str,
+    size_ms: Span,
+    retention_ms: Span,
+    *,
+    key_serde: None = None,
+    value_serde: Serde[V],
+) -> WindowSpec[bytes, V]: ...
+@overload
+def in_memory_window_store(
+    name: str,
+    size_ms: Span,
+    retention_ms: Span,
+    *,
+    key_serde: Serde[K],
+    value_serde: Serde[V],
+) -> WindowSpec[K, V]: ...
+def in_memory_window_store(
+    name: str,
+    size_ms: Span,
+    retention_ms: Span,
+    *,
+    key_serde: Serde[Any] | None = None,
+    value_serde: Serde[Any] | None = None,
+) -> WindowSpec[Any, Any]:
+    """Describe a window store in memory, restored from its changelog at every start (S15).
+
+    Parameters (milliseconds or a timedelta) and errors are those of `persistent_window_store`.
+    """
+    return _window_spec(name, size_ms, retention_ms, key_serde, value_serde, persistent=False)
+
+
+@overload
+def persistent_session_store(
+    name: str,
+    retention_ms: Span,
+    *,
+    key_serde: None = None,
+    value_serde: None = None,
+) -> SessionSpec[bytes, bytes]: ...
+@overload
+def persistent_session_store(
+    name: str,
+    retention_ms: Span,
+    *,
+    key_serde: Serde[K],
+    value_serde: None = None,
+) -> SessionSpec[K, bytes]: ...
+@overload
+def persistent_session_store(
+    name: str,
+    retention_ms: Span,
+    *,
+    key_serde: None = None,
+    value_serde: Serde[V],
+) -> SessionSpec[bytes, V]: ...
+@overload
+def persistent_session_store(
+    name: str,
+    retention_ms: Span,
+    *,
+    key_serde: Serde[K],
+    value_serde: Serde[V],
+) -> SessionSpec[K, V]: ...
+def persistent_session_store(
+    name: str,
+    retention_ms: Span,
+    *,
+    key_serde: Serde[Any] | None = None,
+    value_serde: Serde[Any] | None = None,
+) -> SessionSpec[Any, Any]:
+    """Describe a session store in RocksDB for a processor; without serdes it has bytes.
+
+    A session expires when the latest end that was put is past its own by more than `retention_ms`,
+    which is in milliseconds or a timedelta. Misuse if the name cannot be that of a store, or if the
+    retention is negative.
+    """
+    return _session_spec(name, retention_ms, key_serde, value_serde, persistent=True)
+
+
+@overload
+def in_memory_session_store(
+    name: str,
+    retention_ms: Span,
+    *,
+    key_serde: None = None,
+    value_serde: None = None,
+) -> SessionSpec[bytes, bytes]: ...
+@overload
+def in_memory_session_store(
+    name: str,
+    retention_ms: Span,
+    *,
+    key_serde: Serde[K],
+    value_serde: None = None,
+) -> SessionSpec[K, bytes]: ...
+@overload
+def in_memory_session_store(
+    name: str,
+    retention_ms: Span,
+    *,
+    key_serde: None = None,
+    value_serde: Serde[V],
+) -> SessionSpec[bytes, V]: ...
+@overload
+def in_memory_session_store(
+    name: str,
+    retention_ms: Span,
+    *,
+    key_serde: Serde[K],
+    value_serde: Serde[V],
+) -> SessionSpec[K, V]: ...
+def in_memory_session_store(
+    name: str,
+    retention_ms: Span,
+    *,
+    key_serde: Serde[Any] | None = None,
+    value_serde: Serde[Any] | None = None,
+) -> SessionSpec[Any, Any]:
+    """Describe a session store in memory, restored from its changelog at every start (S15).
+
+    Parameters (milliseconds or a timedelta) and errors are those of `persistent_session_store`.
+    """
+    return _session_spec(name, retention_ms, key_serde, value_serde, persistent=False)
+
+
+def _window_spec(
+    name: str,
+    size_ms: Span,
+    retention_ms: Span,
+    key_serde: Serde[Any] | None,
+    value_serde: Serde[Any] | None,
+    *,
+    persistent: bool,
+) -> WindowSpec[Any, Any]:
+    size, retention = span_ms(size_ms), span_ms(retention_ms)
+    if size <= 0:
+        raise Misuse(f"store {name!r}: windows of {size} ms: the size must be positive")
+    if retention < size:
+        raise Misuse(
+            f"store {name!r}: windows of {size} ms that are kept for {retention} ms would expire "
+            f"before they end: pass a retention_ms of at least {size}"
+        )
+    return WindowSpec(
+        name,
+        key_serde or serdes.BYTES,
+        value_serde or serdes.BYTES,
+        size,
+        retention,
+        persistent,
+        terms=("any start", f"retention {retention}"),
+        advance_ms=ANY_START,
+        writable=True,
+    )
+
+
+def _session_spec(
+    name: str,
+    retention_ms: Span,
+    key_serde: Serde[Any] | None,
+    value_serde: Serde[Any] | None,
+    *,
+    persistent: bool,
+) -> SessionSpec[Any, Any]:
+    retention = span_ms(retention_ms)
+    if retention < 0:
+        raise Misuse(f"store {name!r}: retention {retention} ms is negative: pass 0 or more")
+    return SessionSpec(
+        name,
+        key_serde or serdes.BYTES,
+        value_serde or serdes.BYTES,
+        retention,
+        persistent,
+        terms=(f"retention {retention}",),
+        writable=True,
+    )
