@@ -24,6 +24,54 @@ def check_arity(
 
     `may_yield`: what it returns is iterated, so it may be a generator function.
     """
+    where = _check_runs(verb, function, count, name, may_yield=may_yield)
+    error = _misfit(function, count)
+    if error is not None:
+        raise Misuse(
+            f"{where}: {_name(function)!r} cannot take {count} arguments ({error})"
+        ) from error
+
+
+def takes_key(
+    verb: str,
+    function: Callable[..., Any],
+    count: int,
+    name: str | None = None,
+    *,
+    may_yield: bool = False,
+) -> bool:
+    """Return whether `function` takes the key before `count` other arguments.
+
+    It does not if it can be called without the key, as with defaults or `*args`. Misuse if it can
+    be called in neither way, or for the reasons of `check_arity`.
+    """
+    where = _check_runs(verb, function, count, name, may_yield=may_yield)
+    if _misfit(function, count) is None:
+        return False
+    error = _misfit(function, count + 1)
+    if error is not None:
+        raise Misuse(
+            f"{where}: {_name(function)!r} cannot take {count} arguments, nor {count + 1} with the "
+            f"key before them ({error})"
+        ) from error
+    return True
+
+
+def _misfit(function: Callable[..., Any], count: int) -> TypeError | None:
+    """Return why a function cannot take `count` positional arguments; None: it can."""
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except TypeError as error:
+        return error
+    except ValueError:
+        return None  # A builtin without a signature is called as it is.
+    return None
+
+
+def _check_runs(
+    verb: str, function: Callable[..., Any], count: int, name: str | None, *, may_yield: bool
+) -> str:
+    """Raise Misuse unless a call of `function` runs; return the place of the call, for messages."""
     where = verb if name is None else f"{verb} {name!r}"
     given: object = function
     if not callable(given):
@@ -33,14 +81,7 @@ def check_arity(
     why = why_idle(function, may_yield=may_yield)
     if why is not None:
         raise Misuse(f"{where}: {_name(function)!r} {why}")
-    try:
-        inspect.signature(function).bind(*[None] * count)
-    except TypeError as error:
-        raise Misuse(
-            f"{where}: {_name(function)!r} cannot take {count} arguments ({error})"
-        ) from error
-    except ValueError:
-        return  # A builtin without a signature is called as it is.
+    return where
 
 
 def check_factory(verb: str, factory: Callable[..., Any], name: str | None) -> None:

@@ -20,6 +20,7 @@ from statestore.topology import grace
 from statestore.topology.failures import Stage, decoded, encoded, failed, processing
 from statestore.topology.flows import Flow, Look, Stamp, TableFlow
 from statestore.topology.join_windows import JoinWindows
+from statestore.topology.joiners import Joiner
 from statestore.topology.materialized import Materialized
 from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
 from statestore.topology.operators import passed
@@ -27,7 +28,6 @@ from statestore.topology.stream_joins import LEFT, RIGHT, Side, StreamJoin
 from statestore.topology.tables import LookAsOf
 from statestore.topology.views import merged, updates
 
-Joiner = Callable[[Any, Any], Any]
 _FIXED = frozenset({type(None), str, bytes, int, float, bool})
 
 
@@ -52,13 +52,13 @@ class JoinKind(Enum):
 def stream_with_table(
     flow: Flow,
     table: TableFlow,
-    function: Joiner,
+    joiner: Joiner,
     *,
     left: bool,
     grace_ms: int,
     name: str | None,
 ) -> Flow:
-    """Add the join of a stream with a table: function(left, right) for each record of the stream.
+    """Add the join of a stream with a table: the joiner's result for each record of the stream.
 
     A stream whose keys changed goes through a repartition topic. Misuse if the table's history does
     not cover the grace; SerdeMismatch if the keys of both cannot meet in one partition.
@@ -71,13 +71,13 @@ def stream_with_table(
     table.check_keys(verb, name, flow.key_serde, "the stream")
     if grace_ms:
         node = _with_grace(
-            flow, table, function, grace_ms, chosen, left=left, explicit=name is not None
+            flow, table, joiner, grace_ms, chosen, left=left, explicit=name is not None
         )
     else:
         node = flow.add(
             kind,
             chosen,
-            lambda n: _stream_table(n, table, function, left=left),
+            lambda n: _stream_table(n, table, joiner, left=left),
             table.stores,
             copartitioned=True,
         )
@@ -87,7 +87,7 @@ def stream_with_table(
 def stream_with_stream(
     this: Flow,
     other: Flow,
-    function: Joiner,
+    joiner: Joiner,
     kind: JoinKind,
     *,
     windows: JoinWindows,
@@ -129,7 +129,7 @@ def stream_with_stream(
         Side(RIGHT, kept(theirs, right), keys, -after, before, kind.left_may_lack),
         KeyValueSpec(f"{shared}-store", serdes.BYTES, serdes.BYTES, terms=windows.terms),
         windows,
-        function,
+        joiner,
     )
     specs = (join.left.rows, join.right.rows, join.shared)
     for spec in specs:
@@ -183,7 +183,7 @@ def _co_partitioned(
 def table_with_table(
     this: TableFlow,
     other: TableFlow,
-    function: Joiner,
+    joiner: Joiner,
     kind: JoinKind,
     *,
     materialized: Materialized[Any, Any] | str | None,
@@ -199,15 +199,12 @@ def table_with_table(
     mine = _Half(kind.left_may_lack, kind.right_may_lack, old_values)
     theirs = _Half(kind.right_may_lack, kind.left_may_lack, old_values)
 
-    def reversed_function(value: Any, row: Any) -> Any:
-        return function(row, value)
-
     halves = (
         builder.node(
             "KTABLE-JOINTHIS",
             name and f"{name}-join-this",
             (this.node,),
-            lambda node: mine.build(node, other, function),
+            lambda node: mine.build(node, other, joiner),
             other.stores,
             copartitioned=True,
         ),
@@ -215,7 +212,7 @@ def table_with_table(
             "KTABLE-JOINOTHER",
             name and f"{name}-join-other",
             (other.node,),
-            lambda node: theirs.build(node, this, reversed_function),
+            lambda node: theirs.build(node, this, joiner.reversed()),
             this.stores,
             copartitioned=True,
         ),
@@ -245,7 +242,7 @@ def table_with_table(
         this.key_serde,
         value_serde,
         tuple(dict.fromkeys((*this.stores, *other.stores))),
-        _look_joined(this, other, function, kind),
+        _look_joined(this, other, joiner, kind),
         _stamp_joined(this, other, kind),
         send_old_values,
     )
@@ -271,7 +268,7 @@ def _check_grace(verb: str, table: TableFlow, grace_ms: int) -> None:
 def _with_grace(
     flow: Flow,
     table: TableFlow,
-    function: Joiner,
+    joiner: Joiner,
     grace_ms: int,
     name: str,
     *,
@@ -296,7 +293,7 @@ def _with_grace(
         flow.key_serde.in_store(store.name, "key"),
         flow.value_serde.in_store(store.name, "value"),
     )
-    join = _joining(name, table, function, left=left)
+    join = _joining(name, table, joiner, left=left)
 
     def add(parent: str, chosen: str, *, table_side: bool) -> str:
         return builder.node(
@@ -319,12 +316,12 @@ def _with_grace(
     return builder.node("", f"{name}-joined", nodes, lambda _: passed())
 
 
-def _stream_table(node: str, table: TableFlow, function: Joiner, *, left: bool) -> Build:
+def _stream_table(node: str, table: TableFlow, joiner: Joiner, *, left: bool) -> Build:
     """Build a node that joins each stream record with the table's row as it is then.
 
     With a table that has a history, it is the row as of the record's own time.
     """
-    join = _joining(node, table, function, left=left)
+    join = _joining(node, table, joiner, left=left)
 
     def build(context: NodeContext, forward: Forward) -> Push:
         joined = join(context)
@@ -341,9 +338,10 @@ def _stream_table(node: str, table: TableFlow, function: Joiner, *, left: bool) 
 
 
 def _joining(
-    node: str, table: TableFlow, function: Joiner, *, left: bool
+    node: str, table: TableFlow, joiner: Joiner, *, left: bool
 ) -> Callable[[NodeContext], Callable[[Batch], Batch]]:
     """Return, for a context, the function from a batch of the stream to the joined batch."""
+    function = joiner.function
 
     def made_for(context: NodeContext) -> Callable[[Batch], Batch]:
         theirs_of = _as_of(table, context) if table.history else _as_it_is(table, context)
@@ -351,6 +349,7 @@ def _joining(
         def joined(batch: Batch) -> Batch:
             keys = encoded(node, batch, "key", table.key_serde)
             ours = decoded(node, batch, "value")
+            names = decoded(node, batch, "key") if joiner.takes_key else None
             theirs = theirs_of(keys, batch.timestamps)
             places = [
                 i
@@ -365,7 +364,10 @@ def _joining(
                 context.drop(node, batch, nulls, "null_key_or_value")
             ahead = iter(places)
             try:
-                made = [function(ours[i], theirs[i]) for i in ahead]
+                if names is None:
+                    made = [function(ours[i], theirs[i]) for i in ahead]
+                else:
+                    made = [function(names[i], ours[i], theirs[i]) for i in ahead]
             except Exception as error:
                 culprit = [(places[len(places) - length_hint(ahead) - 1], error)]
                 raise failed(Stage.PROCESSING, node, batch, error, found=culprit) from error
@@ -429,15 +431,15 @@ class _Half:
     other_may_lack: bool
     old_values: SendOldValues
 
-    def build(self, node: str, other: TableFlow, function: Joiner) -> Build:
-        """Build the node; `function` takes this side's value first."""
+    def build(self, node: str, other: TableFlow, joiner: Joiner) -> Build:
+        """Build the node; `joiner` takes this side's value first."""
 
         def build(context: NodeContext, forward: Forward) -> Push:
             look, stamp = other.look(context), other.stamp(context)
 
             def push(batch: Batch) -> None:
                 with processing(node, batch):
-                    done = self._joined(node, batch, other, function, look, stamp)
+                    done = self._joined(node, batch, other, joiner, look, stamp)
                 if len(done):
                     forward(done, None)
 
@@ -450,7 +452,7 @@ class _Half:
         node: str,
         batch: Batch,
         other: TableFlow,
-        function: Joiner,
+        joiner: Joiner,
         look: Look,
         stamp: Stamp,
     ) -> Batch:
@@ -464,16 +466,20 @@ class _Half:
         else:
             places = [i for i, row in enumerate(theirs) if row is not None]
 
-        def made(value: Any, row: Any) -> Any:
-            gone = value is None and (row is None or not self.may_lack)
-            return None if gone else function(value, row)
+        function = joiner.function
+        names = decoded(node, batch, "key") if joiner.takes_key else None
+
+        def made(place: int, value: Any, row: Any) -> Any:
+            if value is None and (row is None or not self.may_lack):
+                return None
+            return function(value, row) if names is None else function(names[place], value, row)
 
         met = [theirs[i] is not None for i in places]
-        after = [made(new[i], theirs[i]) for i in places]
+        after = [made(i, new[i], theirs[i]) for i in places]
         replaced = None
         if self.old_values.enabled:
             again = _rows_of(look, keys) if _may_change(theirs) else theirs
-            replaced = [made(old[i], again[i]) for i in places]
+            replaced = [made(i, old[i], again[i]) for i in places]
         told = updates(batch, places, after, replaced)
         times = _later(stamp, [keys[i] for i in places], told.timestamps, met)
         return told.with_columns(old_values=told.old_values, timestamps=times)
@@ -518,20 +524,23 @@ def _stamp_joined(
 
 
 def _look_joined(
-    this: TableFlow, other: TableFlow, function: Joiner, kind: JoinKind
+    this: TableFlow, other: TableFlow, joiner: Joiner, kind: JoinKind
 ) -> Callable[..., Look]:
     """Return the look-up of joined rows for a join without a store of its own."""
+    read_key = this.key_serde.deserialize
 
-    def joined(left: Any, right: Any) -> Any:
+    def joined(key: bytes, left: Any, right: Any) -> Any:
         if left is None and (right is None or not kind.left_may_lack):
             return None
-        return None if right is None and not kind.right_may_lack else function(left, right)
+        if right is None and not kind.right_may_lack:
+            return None
+        return joiner.of(read_key(key) if joiner.takes_key else None)(left, right)
 
     def make(context: NodeContext) -> Look:
         mine, theirs = this.look(context), other.look(context)
 
         def look(keys: list[bytes]) -> list[Any]:
-            return [joined(a, b) for a, b in zip(mine(keys), theirs(keys), strict=True)]
+            return list(map(joined, keys, mine(keys), theirs(keys)))
 
         return look
 

@@ -5,14 +5,15 @@ and that one name each other.
 """
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 from statestore.errors import InvalidTopology, Misuse
 from statestore.model.records import K2, V2, K_co, Serde, V_co
 from statestore.topology import grouped_streams, joins, missing_methods, streams, views
 from statestore.topology import operators as ops
-from statestore.topology.callbacks import check_arity
+from statestore.topology.callbacks import check_arity, takes_key
 from statestore.topology.flows import Flow, TableFlow
+from statestore.topology.joiners import Joiner
 from statestore.topology.materialized import Materialized
 from statestore.topology.table_groups import TableGroups, folding, reducing
 
@@ -48,18 +49,37 @@ class KTable(Generic[K_co, V_co]):
         kept = self._table.keep(materialized, self._table.value_serde)
         return KTable(views.filter_table(self._table, predicate, kept=kept, name=name))
 
+    @overload
     def map_values(
         self,
         function: Callable[[V_co], V2],
         materialized: Materialized[K_co, V2] | str | None = None,
         *,
         name: str | None = None,
-    ) -> "KTable[K_co, V2]":
-        """Return a table with function(value) for every row."""
-        check_arity("map_values", function, 1, name)
+    ) -> "KTable[K_co, V2]": ...
+    @overload
+    def map_values(
+        self,
+        function: Callable[[K_co, V_co], V2],
+        materialized: Materialized[K_co, V2] | str | None = None,
+        *,
+        name: str | None = None,
+    ) -> "KTable[K_co, V2]": ...
+    def map_values(
+        self,
+        function: Callable[..., Any],
+        materialized: Materialized[Any, Any] | str | None = None,
+        *,
+        name: str | None = None,
+    ) -> "KTable[K_co, Any]":
+        """Return a table with function(value), or function(key, value), for every row."""
+        with_key = takes_key("map_values", function, 1, name)
         kept = self._table.keep(materialized, self._table.builder.value_serde)
-        return KTable(views.map_table(self._table, function, kept=kept, name=name))
+        return KTable(
+            views.map_table(self._table, function, with_key=with_key, kept=kept, name=name)
+        )
 
+    @overload
     def join(
         self,
         table: "KTable[K_co, V2]",
@@ -67,8 +87,27 @@ class KTable(Generic[K_co, V_co]):
         materialized: Materialized[K_co, R] | str | None = None,
         *,
         name: str | None = None,
-    ) -> "KTable[K_co, R]":
+    ) -> "KTable[K_co, R]": ...
+    @overload
+    def join(
+        self,
+        table: "KTable[K_co, V2]",
+        function: Callable[[K_co, V_co, V2], R],
+        materialized: Materialized[K_co, R] | str | None = None,
+        *,
+        name: str | None = None,
+    ) -> "KTable[K_co, R]": ...
+    def join(
+        self,
+        table: "KTable[Any, Any]",
+        function: Callable[..., Any],
+        materialized: Materialized[Any, Any] | str | None = None,
+        *,
+        name: str | None = None,
+    ) -> "KTable[K_co, Any]":
         """Return function(left, right) for every key that both tables have.
+
+        The function may take the key before both values.
 
         A row is updated when either side changes, and has the later of both sides' times.
         SerdeMismatch if the keys of both have different serdes; InvalidTopology if the other table
@@ -76,6 +115,7 @@ class KTable(Generic[K_co, V_co]):
         """
         return self._joined(joins.JoinKind.INNER, table, function, materialized, name)
 
+    @overload
     def left_join(
         self,
         table: "KTable[K_co, V2]",
@@ -83,10 +123,28 @@ class KTable(Generic[K_co, V_co]):
         materialized: Materialized[K_co, R] | str | None = None,
         *,
         name: str | None = None,
-    ) -> "KTable[K_co, R]":
+    ) -> "KTable[K_co, R]": ...
+    @overload
+    def left_join(
+        self,
+        table: "KTable[K_co, V2]",
+        function: Callable[[K_co, V_co, V2 | None], R],
+        materialized: Materialized[K_co, R] | str | None = None,
+        *,
+        name: str | None = None,
+    ) -> "KTable[K_co, R]": ...
+    def left_join(
+        self,
+        table: "KTable[Any, Any]",
+        function: Callable[..., Any],
+        materialized: Materialized[Any, Any] | str | None = None,
+        *,
+        name: str | None = None,
+    ) -> "KTable[K_co, Any]":
         """Do as `join`, but return function(left, None) where the other table lacks the key."""
         return self._joined(joins.JoinKind.LEFT, table, function, materialized, name)
 
+    @overload
     def outer_join(
         self,
         table: "KTable[K_co, V2]",
@@ -94,7 +152,24 @@ class KTable(Generic[K_co, V_co]):
         materialized: Materialized[K_co, R] | str | None = None,
         *,
         name: str | None = None,
-    ) -> "KTable[K_co, R]":
+    ) -> "KTable[K_co, R]": ...
+    @overload
+    def outer_join(
+        self,
+        table: "KTable[K_co, V2]",
+        function: Callable[[K_co, V_co | None, V2 | None], R],
+        materialized: Materialized[K_co, R] | str | None = None,
+        *,
+        name: str | None = None,
+    ) -> "KTable[K_co, R]": ...
+    def outer_join(
+        self,
+        table: "KTable[Any, Any]",
+        function: Callable[..., Any],
+        materialized: Materialized[Any, Any] | str | None = None,
+        *,
+        name: str | None = None,
+    ) -> "KTable[K_co, Any]":
         """Do as `join`, but return function(left, right) for every key that either table has.
 
         The side that lacks the key is None.
@@ -111,15 +186,15 @@ class KTable(Generic[K_co, V_co]):
         self,
         kind: joins.JoinKind,
         table: "KTable[Any, Any]",
-        function: Callable[[Any, Any], Any],
+        function: Callable[..., Any],
         materialized: Materialized[Any, Any] | str | None,
         name: str | None,
     ) -> "KTable[K_co, Any]":
-        check_arity(kind.value, function, 2, name)
+        joiner = Joiner.checked(kind.value, function, name)
         made = joins.table_with_table(
             self._table,
             table_of(kind.value, table, self._table),
-            function,
+            joiner,
             kind,
             materialized=materialized,
             name=name,

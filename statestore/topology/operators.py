@@ -40,8 +40,14 @@ def rejected(node: str, predicate: Callable[[Any, Any], object]) -> Build:
     return _guarded(node, transform, "key", "value")
 
 
-def mapped_values(node: str, function: Callable[[Any], Any]) -> Build:
-    """Build a node that gives each record a new value."""
+def mapped_values(node: str, function: Callable[..., Any], *, with_key: bool = False) -> Build:
+    """Build a node that gives each record a new value; `with_key`: the function takes the key."""
+    if with_key:
+
+        def transform_pairs(batch: Batch, rows: Iterator[Any]) -> Batch:
+            return batch.with_columns(values=Column(objects=[function(k, v) for k, v in rows]))
+
+        return _guarded(node, transform_pairs, "key", "value")
 
     def transform(batch: Batch, rows: Iterator[Any]) -> Batch:
         return batch.with_columns(values=Column(objects=[function(value) for value in rows]))
@@ -87,20 +93,31 @@ def flattened(node: str, function: Callable[[Any, Any], Iterable[tuple[Any, Any]
     return _guarded(node, transform, "key", "value", wanted=_SEVERAL_PAIRS)
 
 
-def flattened_values(node: str, function: Callable[[Any], Iterable[Any]]) -> Build:
-    """Build a node that makes any number of records from each record, with the same key."""
+def flattened_values(
+    node: str, function: Callable[..., Iterable[Any]], *, with_key: bool = False
+) -> Build:
+    """Build a node that makes any number of records from each record, with the same key.
+
+    `with_key`: the function takes the key before the value.
+    """
+
+    def of_pair(pair: tuple[Any, Any]) -> Iterable[Any]:
+        return function(*pair)
+
+    call = of_pair if with_key else function
 
     def transform(batch: Batch, rows: Iterator[Any]) -> Batch:
         made = [
             (i, new)
             for i, old in enumerate(rows)
-            for found in (function(old),)
+            for found in (call(old),)
             for new in (found if type(found) not in _TEXTS else _values(found))
         ]
         spread = batch.take([i for i, _ in made])
         return spread.with_columns(values=Column(objects=[value for _, value in made]))
 
-    return _guarded(node, transform, "value", wanted=_SEVERAL_VALUES)
+    sides = ("key", "value") if with_key else ("value",)
+    return _guarded(node, transform, *sides, wanted=_SEVERAL_VALUES)
 
 
 def peeked(node: str, function: Callable[[Any, Any], object]) -> Build:

@@ -42,9 +42,9 @@ from statestore.topology.failures import (
     processing,
 )
 from statestore.topology.join_windows import BIAS, TIME, JoinWindows, Sweeper, time_of
+from statestore.topology.joiners import Joiner
 from statestore.topology.nodes import Build, Forward, Held, NodeContext, Push, in_order
 
-Joiner = Callable[[Any, Any], Any]
 LEFT: Final = b"\x01"
 RIGHT: Final = b"\x00"
 
@@ -93,7 +93,7 @@ class StreamJoin:
     right: Side
     shared: KeyValueSpec[Any, Any]
     windows: JoinWindows
-    function: Joiner
+    joiner: Joiner
     careful: set[TaskId] = field(default_factory=set)
 
     def node(self, letter: bytes) -> Callable[[str], Build]:
@@ -510,18 +510,18 @@ class _Half:
         def hand_on(due: Batch) -> None:
             with processing(self._node, due):
                 objects = decoded(self._node, due, "value")
+                keys = encoded(self._node, due, "key", side.key_serde)
                 ahead = iter(objects)
                 try:
-                    made = [self._without(letter, value) for value in ahead]
+                    made = [
+                        self._without(letter, key, value)
+                        for value, key in zip(ahead, keys, strict=True)
+                    ]
                 except Exception as error:
                     place = len(objects) - length_hint(ahead) - 1
+                    found = [(place, error)]
                     raise failed(
-                        Stage.PROCESSING,
-                        self._node,
-                        due,
-                        error,
-                        found=[(place, error)],
-                        certain=True,
+                        Stage.PROCESSING, self._node, due, error, found=found, certain=True
                     ) from error
             self._forward(due.with_columns(values=Column(objects=made)), None)
 
@@ -541,7 +541,7 @@ class _Half:
             keys = encoded(self._node, batch, "key", self._mine.key_serde)
             values = iter(self._joined(batch, [one for one in results if not one.letter]))
             objects = [
-                self._without(one.letter, self._read(one.letter, one.raw))
+                self._without(one.letter, one.key, self._read(one.letter, one.raw))
                 if one.letter
                 else next(values)
                 for one in results
@@ -562,7 +562,9 @@ class _Half:
         """Call the function for each match; NodeFailed names the record for which it failed."""
         ours = decoded(self._node, batch, "value")
         raw: list[bytes | None] | None = None
-        mine, theirs, function = self._mine.letter, self._theirs.letter, self._join.function
+        mine, theirs, joiner = self._mine.letter, self._theirs.letter, self._join.joiner
+        names = decoded(self._node, batch, "key") if joiner.takes_key else None
+        function = joiner.function
         made = []
         for place, _, _, value, _ in run:
             try:
@@ -573,15 +575,16 @@ class _Half:
                         raw = batch.values.encoded(self._mine.value_serde)
                     own = self._read(mine, raw[place])
                 other = self._read(theirs, value)
+                if names is not None:
+                    function = joiner.of(names[place])
                 made.append(function(own, other) if self._is_left else function(other, own))
             except Exception as error:
                 found = [(place, error)]
                 raise failed(Stage.PROCESSING, self._node, batch, error, found=found) from error
         return made
 
-    def _without(self, letter: bytes, value: Any) -> Any:
-        function = self._join.function
-        return function(value, None) if letter == LEFT else function(None, value)
+    def _without(self, letter: bytes, key: bytes | None, value: Any) -> Any:
+        return self._join.joiner.alone(key, value, self._mine.key_serde, left=letter == LEFT)
 
     def _read(self, letter: bytes, raw: bytes | None) -> Any:
         serde = self._sides[letter].value_serde

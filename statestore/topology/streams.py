@@ -22,11 +22,12 @@ from statestore.model.records import K2, V2, K, K_co, Record, Serde, V, V_co
 from statestore.stores.specs import StoreSpec
 from statestore.topology import joins, ktables, missing_methods
 from statestore.topology import operators as ops
-from statestore.topology.callbacks import check_arity, check_factory
+from statestore.topology.callbacks import check_arity, check_factory, takes_key
 from statestore.topology.flows import Flow
 from statestore.topology.grouped_streams import KGroupedStream
 from statestore.topology.grouping import Grouping
 from statestore.topology.join_windows import JoinWindows
+from statestore.topology.joiners import Joiner
 from statestore.topology.materialized import Materialized
 from statestore.topology.nodes import Build
 from statestore.topology.processors import BatchProcessor, Processor, ProcessorContext, processed
@@ -68,12 +69,25 @@ class KStream(Generic[K_co, V_co]):
         node = self._flow.add("KSTREAM-MAP", name, lambda n: ops.mapped(n, function))
         return KStream(self._flow.keyed_anew(node))
 
+    @overload
     def map_values(
         self, function: Callable[[V_co], V2], *, name: str | None = None
-    ) -> "KStream[K_co, V2]":
-        """Replace each record's value with function(value); the key stays."""
-        check_arity("map_values", function, 1, name)
-        node = self._flow.add("KSTREAM-MAPVALUES", name, lambda n: ops.mapped_values(n, function))
+    ) -> "KStream[K_co, V2]": ...
+    @overload
+    def map_values(
+        self, function: Callable[[K_co, V_co], V2], *, name: str | None = None
+    ) -> "KStream[K_co, V2]": ...
+    def map_values(
+        self, function: Callable[..., Any], *, name: str | None = None
+    ) -> "KStream[K_co, Any]":
+        """Replace each record's value with function(value) or function(key, value).
+
+        The key stays.
+        """
+        with_key = takes_key("map_values", function, 1, name)
+        node = self._flow.add(
+            "KSTREAM-MAPVALUES", name, lambda n: ops.mapped_values(n, function, with_key=with_key)
+        )
         return KStream(self._flow.revalued(node))
 
     def flat_map(
@@ -87,13 +101,26 @@ class KStream(Generic[K_co, V_co]):
         node = self._flow.add("KSTREAM-FLATMAP", name, lambda n: ops.flattened(n, function))
         return KStream(self._flow.keyed_anew(node))
 
+    @overload
     def flat_map_values(
         self, function: Callable[[V_co], Iterable[V2]], *, name: str | None = None
-    ) -> "KStream[K_co, V2]":
-        """Replace each record with any number of values that function(value) gives; keys stay."""
-        check_arity("flat_map_values", function, 1, name, may_yield=True)
+    ) -> "KStream[K_co, V2]": ...
+    @overload
+    def flat_map_values(
+        self, function: Callable[[K_co, V_co], Iterable[V2]], *, name: str | None = None
+    ) -> "KStream[K_co, V2]": ...
+    def flat_map_values(
+        self, function: Callable[..., Iterable[Any]], *, name: str | None = None
+    ) -> "KStream[K_co, Any]":
+        """Replace each record with any number of values; keys stay.
+
+        They are what function(value) or function(key, value) gives.
+        """
+        with_key = takes_key("flat_map_values", function, 1, name, may_yield=True)
         node = self._flow.add(
-            "KSTREAM-FLATMAPVALUES", name, lambda n: ops.flattened_values(n, function)
+            "KSTREAM-FLATMAPVALUES",
+            name,
+            lambda n: ops.flattened_values(n, function, with_key=with_key),
         )
         return KStream(self._flow.revalued(node))
 
@@ -241,8 +268,26 @@ class KStream(Generic[K_co, V_co]):
     @overload
     def join(
         self,
+        other: "ktables.KTable[K_co, V2]",
+        function: Callable[[K_co, V_co, V2], R],
+        *,
+        grace_ms: Span = 0,
+        name: str | None = None,
+    ) -> "KStream[K_co, R]": ...
+    @overload
+    def join(
+        self,
         other: "KStream[K_co, V2]",
         function: Callable[[V_co, V2], R],
+        windows: JoinWindows,
+        *,
+        name: str | None = None,
+    ) -> "KStream[K_co, R]": ...
+    @overload
+    def join(
+        self,
+        other: "KStream[K_co, V2]",
+        function: Callable[[K_co, V_co, V2], R],
         windows: JoinWindows,
         *,
         name: str | None = None,
@@ -250,7 +295,7 @@ class KStream(Generic[K_co, V_co]):
     def join(
         self,
         other: "ktables.KTable[Any, Any] | KStream[Any, Any]",
-        function: Callable[[Any, Any], Any],
+        function: Callable[..., Any],
         windows: JoinWindows | None = None,
         *,
         grace_ms: Span = 0,
@@ -259,8 +304,8 @@ class KStream(Generic[K_co, V_co]):
         """Join each record with the row of a table, or with the records of another stream.
 
         With a table: return function(left, right) for each record whose key the table has at that
-        time. If the table keeps versions, a record joins the version valid at its own time, after
-        waiting for `grace_ms` (milliseconds or a timedelta) of stream time (KIP-923).
+        time; the function may take the key before both. If the table keeps versions, a record joins
+        the version valid at its own time, after waiting for `grace_ms` of stream time (KIP-923).
 
         With a stream: return function(left, right) for each two records of one key whose times lie
         within `windows`, with the later of both times. Records that are behind stream time by more
@@ -287,8 +332,26 @@ class KStream(Generic[K_co, V_co]):
     @overload
     def left_join(
         self,
+        other: "ktables.KTable[K_co, V2]",
+        function: Callable[[K_co, V_co, V2 | None], R],
+        *,
+        grace_ms: Span = 0,
+        name: str | None = None,
+    ) -> "KStream[K_co, R]": ...
+    @overload
+    def left_join(
+        self,
         other: "KStream[K_co, V2]",
         function: Callable[[V_co, V2 | None], R],
+        windows: JoinWindows,
+        *,
+        name: str | None = None,
+    ) -> "KStream[K_co, R]": ...
+    @overload
+    def left_join(
+        self,
+        other: "KStream[K_co, V2]",
+        function: Callable[[K_co, V_co, V2 | None], R],
         windows: JoinWindows,
         *,
         name: str | None = None,
@@ -296,7 +359,7 @@ class KStream(Generic[K_co, V_co]):
     def left_join(
         self,
         other: "ktables.KTable[Any, Any] | KStream[Any, Any]",
-        function: Callable[[Any, Any], Any],
+        function: Callable[..., Any],
         windows: JoinWindows | None = None,
         *,
         grace_ms: Span = 0,
@@ -309,6 +372,7 @@ class KStream(Generic[K_co, V_co]):
         """
         return self._joined(joins.JoinKind.LEFT, other, function, windows, grace_ms, name)
 
+    @overload
     def outer_join(
         self,
         other: "KStream[K_co, V2]",
@@ -316,7 +380,24 @@ class KStream(Generic[K_co, V_co]):
         windows: JoinWindows,
         *,
         name: str | None = None,
-    ) -> "KStream[K_co, R]":
+    ) -> "KStream[K_co, R]": ...
+    @overload
+    def outer_join(
+        self,
+        other: "KStream[K_co, V2]",
+        function: Callable[[K_co, V_co | None, V2 | None], R],
+        windows: JoinWindows,
+        *,
+        name: str | None = None,
+    ) -> "KStream[K_co, R]": ...
+    def outer_join(
+        self,
+        other: "KStream[Any, Any]",
+        function: Callable[..., Any],
+        windows: JoinWindows,
+        *,
+        name: str | None = None,
+    ) -> "KStream[K_co, Any]":
         """Do as `left_join` of streams, but also for records of the other stream without a match.
 
         Those give function(None, right).
@@ -397,13 +478,13 @@ class KStream(Generic[K_co, V_co]):
         self,
         kind: joins.JoinKind,
         other: "ktables.KTable[Any, Any] | KStream[Any, Any]",
-        function: Callable[[Any, Any], Any],
+        function: Callable[..., Any],
         windows: JoinWindows | None,
         grace_ms: Span,
         name: str | None,
     ) -> "KStream[K_co, Any]":
         verb = kind.value
-        check_arity(verb, function, 2, name)
+        joiner = Joiner.checked(verb, function, name)
         given: object = windows
         if isinstance(other, KStream):
             if not isinstance(given, JoinWindows) or grace_ms:
@@ -413,7 +494,7 @@ class KStream(Generic[K_co, V_co]):
                 )
             return KStream(
                 joins.stream_with_stream(
-                    self._flow, other._flow, function, kind, windows=given, name=name
+                    self._flow, other._flow, joiner, kind, windows=given, name=name
                 )
             )
         table = ktables.table_of(verb, other, self._flow)
@@ -425,7 +506,7 @@ class KStream(Generic[K_co, V_co]):
         flow = joins.stream_with_table(
             self._flow,
             table,
-            function,
+            joiner,
             left=kind.right_may_lack,
             grace_ms=span_ms(grace_ms),
             name=name,

@@ -47,13 +47,15 @@ def filter_table(
 
 def map_table(
     table: TableFlow,
-    function: Callable[[Any], Any],
+    function: Callable[..., Any],
     *,
+    with_key: bool,
     kept: Kept,
     name: str | None,
 ) -> TableFlow:
-    """Add a map of a table's values."""
+    """Add a map of a table's values; `with_key`: the function takes the key before the value."""
     old_values = SendOldValues()
+    read_key = table.key_serde.deserialize
 
     def send_old_values() -> None:
         old_values.enable()
@@ -62,11 +64,15 @@ def map_table(
     node = table.add(
         "KTABLE-MAPVALUES",
         name,
-        lambda n: _mapped(n, function, old_values=old_values, kept=kept),
+        lambda n: _mapped(n, function, with_key=with_key, old_values=old_values, kept=kept),
         kept,
     )
+
+    def mapping(key: bytes, value: Any) -> Any:
+        return function(read_key(key), value) if with_key else function(value)
+
     made = replace(
-        _computed(table, lambda _key, value: function(value)),
+        _computed(table, mapping),
         node=node,
         value_serde=table.builder.value_serde,
         send_old_values=send_old_values,
@@ -140,22 +146,27 @@ def _filtered(
 
 def _mapped(
     node: str,
-    function: Callable[[Any], Any],
+    function: Callable[..., Any],
     *,
+    with_key: bool,
     old_values: SendOldValues,
     kept: Kept,
 ) -> Build:
     """Build a node that gives each row a new value."""
 
-    def each(column: Column) -> list[Any]:
-        return [None if value is None else function(value) for value in column.objects]
+    def each(column: Column, keys: list[Any] | None) -> list[Any]:
+        if keys is None:
+            return [None if value is None else function(value) for value in column.objects]
+        pairs = zip(keys, column.objects, strict=True)
+        return [None if value is None else function(key, value) for key, value in pairs]
 
     def transform(batch: Batch) -> Batch:
+        keys = decoded(node, batch, "key") if with_key else None
         decoded(node, batch, "value")
-        values, replaced = Column(objects=each(batch.values)), None
+        values, replaced = Column(objects=each(batch.values, keys)), None
         if old_values.enabled:
             assert batch.old_values is not None
-            replaced = Column(objects=each(batch.old_values))
+            replaced = Column(objects=each(batch.old_values, keys))
         return batch.with_columns(values=values, old_values=replaced)
 
     return _view(node, transform, kept)

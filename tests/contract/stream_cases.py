@@ -1,6 +1,6 @@
 """The operators of streams, each as a text table; see operator_tables."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import statestore as ss
@@ -55,6 +55,15 @@ def map_values(of: Case) -> None:
 
 
 @case("""
+    | in       | out         |
+    | a 1 0    | a ["a",1] 0 |
+    | - 2 1    | - [null,2] 1|
+""")
+def map_values_with_key(of: Case) -> None:
+    of.out(of.stream().map_values(lambda key, value: [key, value]))
+
+
+@case("""
     | in       | out             |
     | a 0 0    |                 |
     | a 1 1    | x 0 1           |
@@ -71,6 +80,20 @@ def flat_map(of: Case) -> None:
 """)
 def flat_map_values(of: Case) -> None:
     of.out(of.stream().flat_map_values(range))
+
+
+@case("""
+    | in       | out                       |
+    | a 0 0    |                           |
+    | a 2 1    | a ["a",0] 1 ; a ["a",1] 1 |
+    | - 1 2    | - [null,0] 2              |
+""")
+def flat_map_values_with_key(of: Case) -> None:
+    def numbered(key: Any, count: int) -> Iterator[list[Any]]:
+        for number in range(count):
+            yield [key, number]
+
+    of.out(of.stream().flat_map_values(numbered))
 
 
 @case("""

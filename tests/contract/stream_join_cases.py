@@ -141,6 +141,22 @@ def streams_left_join_with_earlier_ones_only(of: Case) -> None:
 
 
 @case("""
+    | in            | out                |
+    | a 1 10        |                    |
+    | right:a 2 15  | a ["a",1,2] 15     |
+    | right:b 3 16  |                    |
+    | a 4 99        | b ["b",null,3] 16  |
+    | - 5 99        | - [null,5,null] 99 |
+    | c 6 200       | a ["a",4,null] 99  |
+""")
+def streams_outer_join_with_key(of: Case) -> None:
+    def keyed(key: object, left: object, right: object) -> list[object]:
+        return [key, left, right]
+
+    of.out(of.stream().outer_join(of.stream("right"), keyed, NEAR, name=of.of("pairs")))
+
+
+@case("""
     | in            | out                                   |
     | a 1 10        | a [1,1] 10                            |
     | a 2 15        | a [2,1] 15 ; a [1,2] 15 ; a [2,2] 15  |

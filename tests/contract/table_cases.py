@@ -134,6 +134,58 @@ def join_with_a_table_made_of_the_stream_itself(of: Case) -> None:
     of.out(stream.join(counts, lambda value, n: [value, n]))
 
 
+# Functions that take the key, too.
+
+
+def with_key(key: object, left: object, right: object) -> list[object]:
+    return [key, left, right]
+
+
+@case("""
+    | in       | out          |
+    | a 1 0    | a ["a",1] 0  |
+    | a 5 1    | a ["a",5] 1  |
+    | a - 2    | a - 2        |
+""")
+def table_map_values_with_key(of: Case) -> None:
+    of.out(of.table("in").map_values(lambda key, value: [key, value]).to_stream())
+
+
+@case("""
+    | in          | out               |
+    | a 1 0       | a ["a",1,null] 0  |
+    | right:a 9 1 |                   |
+    | a 2 2       | a ["a",2,9] 2     |
+    | - 3 3       | - [null,3,null] 3 |
+""")
+def left_join_with_key(of: Case) -> None:
+    of.out(of.stream().left_join(of.table("right"), with_key))
+
+
+@case("""
+    | in          | out                    |
+    | a 1 0       | a ["a",1,null] 0       |
+    | right:a 9 1 | a ["a",1,["a",9]] 1    |
+    | a - 2       | a ["a",null,["a",9]] 2 |
+    | right:b 4 3 | b ["b",null,["b",4]] 3 |
+    | right:a - 4 | a - 4                  |
+""")
+def table_outer_join_with_key(of: Case) -> None:
+    named = of.table("right").map_values(lambda key, value: [key, value])
+    of.out(of.table("in").outer_join(named, with_key).to_stream())
+
+
+@case("""
+    | in          | out                    |
+    | table:a 1 0 |                        |
+    | right:a 9 1 |                        |
+    | a 3 2       | a [3,["a",1,9]] 2      |
+""")
+def join_with_a_join_of_tables_with_key(of: Case) -> None:
+    both = of.table("table").join(of.table("right"), with_key)
+    of.out(of.stream().join(both, lambda value, row: [value, row]))
+
+
 # Two tables.
 
 

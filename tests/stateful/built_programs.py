@@ -13,6 +13,7 @@ from tests.stateful.random_programs import (
     FUNCTIONS,
     GAP,
     GRACE,
+    KEYED,
     NEAR,
     RETENTION,
     SIZE,
@@ -80,7 +81,7 @@ class Writing:
         return stream.filter(lambda _key, value: self._functions.passes(value, number))
 
     def map_values(self, stream: KStream[Any, Any], number: int, _name: str) -> KStream[Any, Any]:
-        return stream.map_values(lambda value: self._functions.plus(value, number))
+        return stream.map_values(self._mapping(number))
 
     def select_key(self, stream: KStream[Any, Any], number: int, _name: str) -> KStream[Any, Any]:
         return stream.select_key(lambda _key, value: self._program.named(value, number))
@@ -88,8 +89,14 @@ class Writing:
     def flat_map_values(
         self, stream: KStream[Any, Any], number: int, _name: str
     ) -> KStream[Any, Any]:
-        plus = self._functions.plus
-        return stream.flat_map_values(lambda value: [plus(value, n) for n in range(number)])
+        functions = self._functions
+        if number == KEYED:
+            return stream.flat_map_values(
+                lambda key, value: [functions.mapped(key, value, KEYED)] * number
+            )
+        return stream.flat_map_values(
+            lambda value: [functions.plus(value, n) for n in range(number)]
+        )
 
     def branch_and_merge(
         self, stream: KStream[Any, Any], number: int, _name: str
@@ -126,22 +133,24 @@ class Writing:
             return self._of_windows(table)
         return table.to_stream().map_values(self._functions.fitted)
 
-    def join(self, stream: KStream[Any, Any], _number: int, name: str) -> KStream[Any, Any]:
-        return stream.join(self._right, self._functions.both_in_place, name=name)
+    def join(self, stream: KStream[Any, Any], number: int, name: str) -> KStream[Any, Any]:
+        return stream.join(self._right, self._joiner(number, in_place=True), name=name)
 
-    def left_join(self, stream: KStream[Any, Any], _number: int, name: str) -> KStream[Any, Any]:
-        return stream.left_join(self._right, self._functions.both_in_place, name=name)
+    def left_join(self, stream: KStream[Any, Any], number: int, name: str) -> KStream[Any, Any]:
+        return stream.left_join(self._right, self._joiner(number, in_place=True), name=name)
 
     def grace_join(self, stream: KStream[Any, Any], number: int, name: str) -> KStream[Any, Any]:
         grace = GRACE * number
-        return stream.join(self._right, self._functions.both_in_place, grace_ms=grace, name=name)
+        return stream.join(
+            self._right, self._joiner(number, in_place=True), grace_ms=grace, name=name
+        )
 
     def grace_left_join(
         self, stream: KStream[Any, Any], number: int, name: str
     ) -> KStream[Any, Any]:
         grace = GRACE * number
         return stream.left_join(
-            self._right, self._functions.both_in_place, grace_ms=grace, name=name
+            self._right, self._joiner(number, in_place=True), grace_ms=grace, name=name
         )
 
     def regroup(self, stream: KStream[Any, Any], number: int, name: str) -> KStream[Any, Any]:
@@ -180,13 +189,11 @@ class Writing:
     ) -> KStream[Any, Any]:
         return stream.outer_join(stream, *self._met(number)[1:], name=name)
 
-    def _met(
-        self, number: int
-    ) -> tuple[KStream[Any, Any], Callable[[Any, Any], Any], ss.JoinWindows]:
+    def _met(self, number: int) -> tuple[KStream[Any, Any], Callable[..., Any], ss.JoinWindows]:
         """The other stream, the joiner, and the windows."""
         before, after, grace = NEAR[number]
         windows = ss.JoinWindows(before, after, grace_ms=grace)
-        return self._stream("right", serdes.STRING), self._functions.both_in_place, windows
+        return self._stream("right", serdes.STRING), self._joiner(number, in_place=True), windows
 
     def join_own_count(
         self, stream: KStream[Any, Any], _number: int, name: str
@@ -249,7 +256,6 @@ class Writing:
         )
 
     def _stepped(self, table: KTable[Any, Any], made: Made, name: str) -> KTable[Any, Any]:
-        functions = self._functions
         for place, (step, number, kept) in enumerate(made.steps):
             store = self._kept_in(f"{name}-{place}-kept") if kept else None
             named = f"{name}-{place}"
@@ -258,14 +264,21 @@ class Writing:
             elif step == "map_values":
                 table = table.map_values(self._mapping(number), store, name=named)
             elif meet(self._program, made):
-                table = getattr(table, step)(self._right, functions.both, store, name=named)
+                table = getattr(table, step)(self._right, self._joiner(number), store, name=named)
         return table
 
     def _filtering(self, number: int) -> Callable[[Any, Any], bool]:
         return lambda _key, value: self._functions.passes(value, number)
 
-    def _mapping(self, number: int) -> Callable[[Any], Any]:
-        return lambda value: self._functions.plus(value, number)
+    def _mapping(self, number: int) -> Callable[..., Any]:
+        functions = self._functions
+        if number == KEYED:
+            return lambda key, value: functions.mapped(key, value, number)
+        return lambda value: functions.plus(value, number)
+
+    def _joiner(self, number: int, *, in_place: bool = False) -> Callable[..., Any]:
+        join = self._functions.joiner(number, in_place=in_place)
+        return join if number == KEYED else lambda left, right: join(None, left, right)
 
     def _stream(self, topic: str, key_serde: ss.Serde[Any]) -> KStream[Any, Any]:
         return self._builder.stream(f"{self._prefix}{topic}", key_serde=key_serde)

@@ -28,6 +28,7 @@ from tests.stateful.random_programs import (
     FUNCTIONS,
     GAP,
     GRACE,
+    KEYED,
     NEAR,
     RETENTION,
     SIZE,
@@ -100,15 +101,19 @@ class Naive:
         return lambda f: iter([f] if self._functions.passes(f.value, number) else [])
 
     def map_values(self, number: int, _place: int) -> Stage:
-        return lambda f: iter([Fact(f.key, self._functions.plus(f.value, number), f.time)])
+        mapped = self._functions.mapped
+        return lambda f: iter([f._replace(value=mapped(f.key, f.value, number))])
 
     def select_key(self, number: int, _place: int) -> Stage:
         program = self._program
         return lambda f: iter([Fact(program.named(f.value, number), f.value, f.time)])
 
     def flat_map_values(self, number: int, _place: int) -> Stage:
-        plus = self._functions.plus
-        return lambda f: (Fact(f.key, plus(f.value, n), f.time) for n in range(number))
+        mapped = self._functions.mapped
+        return lambda f: (
+            f._replace(value=mapped(f.key, f.value, KEYED if number == KEYED else n))
+            for n in range(number)
+        )
 
     def branch_and_merge(self, number: int, _place: int) -> Stage:
         def stage(fact: Fact) -> Iterator[Fact]:
@@ -155,11 +160,11 @@ class Naive:
         self._stepped(source, made).tell(on_update)
         return stage
 
-    def join(self, _number: int, _place: int) -> Stage:
-        return self._joined(outer=False)
+    def join(self, number: int, _place: int) -> Stage:
+        return self._joined(number, outer=False)
 
-    def left_join(self, _number: int, _place: int) -> Stage:
-        return self._joined(outer=True)
+    def left_join(self, number: int, _place: int) -> Stage:
+        return self._joined(number, outer=True)
 
     def grace_join(self, number: int, place: int) -> Stage:
         return self._joined_late(number, place, outer=False)
@@ -202,12 +207,12 @@ class Naive:
         return self._met_by_itself(number, "lr")
 
     def _meeting(self, number: int, place: int, waits: str) -> Stage:
-        both = StreamsMet(NEAR[number], waits, self._functions.both_in_place)
+        both = StreamsMet(NEAR[number], waits, self._functions.joiner(number, in_place=True))
         self._met_by_right.append((place, both.right))
         return both.left
 
     def _met_by_itself(self, number: int, waits: str) -> Stage:
-        both = StreamsMet(NEAR[number], waits, self._functions.both_in_place)
+        both = StreamsMet(NEAR[number], waits, self._functions.joiner(number, in_place=True))
 
         def stage(fact: Fact) -> Iterator[Fact]:
             yield from both.left(fact)
@@ -225,18 +230,20 @@ class Naive:
 
         return stage
 
-    def _joined(self, *, outer: bool) -> Stage:
+    def _joined(self, number: int, *, outer: bool) -> Stage:
+        join = self._functions.joiner(number, in_place=True)
+
         def stage(fact: Fact) -> Iterator[Fact]:
             row = None if fact.key is None else self._right.as_of(fact.key, fact.time)
             if fact.value is not None and (outer or row is not None):
                 left = copy.deepcopy(fact.value)
-                yield Fact(fact.key, self._functions.both_in_place(left, row), fact.time)
+                yield Fact(fact.key, join(fact.key, left, row), fact.time)
 
         return stage
 
     def _joined_late(self, number: int, place: int, *, outer: bool) -> Stage:
         """Records wait until stream time has passed theirs by more than the grace."""
-        joined = self._joined(outer=outer)
+        joined = self._joined(number, outer=outer)
         history = self._right.history
         assert history is not None
         segment = self._segments[place]
@@ -306,7 +313,7 @@ class Naive:
                 table = View(table, self._mapping(number), quiet=False)
             elif meet(self._program, made):
                 may_lack = {"join": "", "left_join": "r", "outer_join": "lr"}[name]
-                table = Joined(table, self._right, functions.both, may_lack=may_lack)
+                table = Joined(table, self._right, functions.joiner(number), may_lack=may_lack)
             if kept:
                 table = Copy(table)
         return table
@@ -316,4 +323,4 @@ class Naive:
         return lambda _key, value: value if passes(value, number) else None
 
     def _mapping(self, number: int) -> Callable[[Key, Any], Any]:
-        return lambda _key, value: self._functions.plus(value, number)
+        return lambda key, value: self._functions.mapped(key, value, number)

@@ -27,7 +27,9 @@ class Row(NamedTuple):
 
 Stage = Callable[[Fact], Iterator[Fact]]
 Listener = Callable[[Fact], None]
-Joiner = Callable[[Any, Any], Any]
+Joiner = Callable[[Any, Any, Any], Any]
+"""Of a key and of two values that met."""
+Fold = Callable[[Any, Any], Any]
 
 
 class Table:
@@ -174,7 +176,7 @@ class Sessions(Kept):
     """An aggregate by key and session; closed sessions take no more records."""
 
     def __init__(
-        self, gap: int, grace: int, fold: Joiner, merge: Joiner, zero: Any, *, final: bool
+        self, gap: int, grace: int, fold: Fold, merge: Fold, zero: Any, *, final: bool
     ) -> None:
         """`zero`: the aggregate before the first record."""
         super().__init__()
@@ -268,7 +270,7 @@ class Joined(Table):
 
     def row(self, key: Key) -> Row | None:
         left, right = self._left.row(key), self._right.row(key)
-        value = self._made(value_of(left), value_of(right))
+        value = self._made(key, value_of(left), value_of(right))
         times = [row.time for row in (left, right) if row is not None]
         return None if value is None else Row(value, max(times))
 
@@ -277,7 +279,9 @@ class Joined(Table):
         if row is None and not (self._no_right and (update.value, update.old) != (None, None)):
             return
         time = update.time if row is None else max(update.time, row.time)
-        new, old = (self._made(value, value_of(row)) for value in (update.value, update.old))
+        new, old = (
+            self._made(update.key, value, value_of(row)) for value in (update.value, update.old)
+        )
         self.updated(Fact(update.key, new, time, old))
 
     def _of_right(self, update: Fact) -> None:
@@ -285,14 +289,16 @@ class Joined(Table):
         if row is None and not (self._no_left and (update.value, update.old) != (None, None)):
             return
         time = update.time if row is None else max(update.time, row.time)
-        new, old = (self._made(value_of(row), value) for value in (update.value, update.old))
+        new, old = (
+            self._made(update.key, value_of(row), value) for value in (update.value, update.old)
+        )
         self.updated(Fact(update.key, new, time, old))
 
-    def _made(self, left: Any, right: Any) -> Any:
+    def _made(self, key: Key, left: Any, right: Any) -> Any:
         lacks = (left is None and not self._no_left) or (right is None and not self._no_right)
         if lacks or (left, right) == (None, None):
             return None
-        return self._join(copy.deepcopy(left), copy.deepcopy(right))
+        return self._join(key, copy.deepcopy(left), copy.deepcopy(right))
 
 
 class Groups(Kept):

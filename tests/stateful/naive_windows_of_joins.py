@@ -77,7 +77,7 @@ class StreamsMet:
         values = [copy.deepcopy(mine.value), None if other is None else copy.deepcopy(other.value)]
         time = mine.time if other is None else max(mine.time, other.time)
         left, right = values if side == "l" else reversed(values)
-        return Fact(mine.key, self._join(left, right), time)
+        return Fact(mine.key, self._join(mine.key, left, right), time)
 
 
 def _row(one: Kept) -> tuple[int, bytes, int]:

@@ -17,6 +17,8 @@ GRACE = 5
 RETENTION = 60
 NEAR = {2: (8, 8, 0), 3: (15, 0, 5), 4: (-3, 20, 2)}
 """Of joins of streams, by number: how much earlier and later matches are, and the grace."""
+KEYED = 4
+"""The number of steps whose functions take the key, too."""
 YEAR_2099 = 4_070_908_800_000
 
 
@@ -82,6 +84,19 @@ class Functions:
         if isinstance(value, list):
             return [*value, number]
         return value + (str(number) if isinstance(value, str) else bytes([number]))
+
+    def mapped(self, key: Any, value: Any, number: int) -> Any:
+        """What map_values makes of a value."""
+        return self.plus(value, weight(key) if number == KEYED else number)
+
+    def joiner(self, number: int, *, in_place: bool = False) -> Callable[[Any, Any, Any], Any]:
+        """The function of a key and what met under it."""
+        both = self.both_in_place if in_place else self.both
+
+        def join(key: Any, left: Any, right: Any) -> Any:
+            return both(self.plus(left, weight(key)) if number == KEYED else left, right)
+
+        return join
 
     def both(self, left: Any, right: Any) -> Any:
         return self.fit([left, right])

@@ -268,3 +268,53 @@ def test_a_factory_that_makes_a_new_processor_each_time_is_welcome() -> None:
     with TopologyTestDriver(b.build(), settings("continue"), partitions=3) as driver:
         driver.pipe_all("in", [Record("k", "v", 1), Record("k", "poison", 2), Record("k", "v", 3)])
         driver.crash()
+
+
+def first_of(*row: Any) -> str:
+    return "".join(map(str, row))
+
+
+def with_default(value: str, more: str = "!") -> str:
+    return value + more
+
+
+def with_key(key: str, value: str) -> str:
+    return key + value
+
+
+def any_of(key: str, *values: str) -> str:
+    return f"{key}:{values}"
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (first_of, "v"),
+        (with_default, "v!"),
+        (with_key, "kv"),
+        (functools.partial(with_key, "given"), "givenv"),
+        (any_of, "v:()"),
+        (str.upper, "V"),
+        (repr, "'v'"),
+    ],
+    ids=str,
+)
+def test_a_function_gets_the_key_only_if_it_cannot_be_called_without(
+    function: Callable[..., str], expected: str
+) -> None:
+    builder = ss.StreamsBuilder(key_serde=ss.serdes.STRING, value_serde=ss.serdes.STRING)
+    builder.stream("in").map_values(function).to("out")
+    with TopologyTestDriver(builder.build()) as driver:
+        driver.pipe("in", "k", "v", 0)
+        assert [record.value for record in driver.read("out")] == [expected]
+
+
+def test_a_function_that_takes_neither_number_of_arguments_is_refused() -> None:
+    refused = r"^join 'it': 'awaits_four' cannot take 2 arguments, nor 3 with the key before them"
+
+    def awaits_four(_a: object, _b: object, _c: object, _d: object) -> None: ...
+
+    builder = ss.StreamsBuilder()
+    wrong: Any = awaits_four
+    with pytest.raises(Misuse, match=refused):
+        builder.stream("in").join(builder.table("t"), wrong, name="it")

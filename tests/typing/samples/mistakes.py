@@ -64,6 +64,9 @@ ss.Materialized("counts", cashing=False)  # mistake: misspelled argument
 # Functions.
 lengths.map_values(shout)  # mistake: value type
 lengths.map_values(lambda n: n.upper())  # mistake: value type in a lambda
+lengths.map_values(lambda key, n: key + n)  # mistake: the key is a text
+lengths.map_values(lambda key, n, more: n)  # mistake: too many arguments
+lengths.join(texts, lambda key, n, text: key + n)  # mistake: the key is a text
 lengths.map(lambda key, n: key)  # mistake: no pair
 lengths.flat_map(lambda key, n: (key, n))  # mistake: a pair instead of pairs
 lengths.flat_map_values(lambda n: n + 1)  # mistake: one value instead of values

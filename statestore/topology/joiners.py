@@ -1,0 +1,43 @@
+"""Joiners: a user's function of two values that met, or of their key and the two values."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from statestore.model.records import Serde
+from statestore.topology.callbacks import takes_key
+
+OfValues = Callable[[Any, Any], Any]
+
+
+class Joiner(NamedTuple):
+    """function(left, right), or function(key, left, right) if it `takes_key`."""
+
+    function: Callable[..., Any]
+    takes_key: bool = False
+
+    @classmethod
+    def checked(cls, verb: str, function: Callable[..., Any], name: str | None) -> "Joiner":
+        """Return the joiner of an operator; Misuse if the function cannot be called."""
+        return cls(function, takes_key(verb, function, 2, name))
+
+    def of(self, key: Any) -> OfValues:
+        """Return the function of two values of a key."""
+        return partial(self.function, key) if self.takes_key else self.function
+
+    def alone(self, key: bytes | None, value: Any, keys: Serde[Any], *, left: bool) -> Any:
+        """Return what the function makes of a value without a match, whose key has these bytes."""
+        named = None if key is None or not self.takes_key else keys.deserialize(key)
+        return self.of(named)(value, None) if left else self.of(named)(None, value)
+
+    def reversed(self) -> "Joiner":
+        """Return a joiner that takes the right value before the left one."""
+        function = self.function
+
+        def of_two(right: Any, left: Any) -> Any:
+            return function(left, right)
+
+        def of_three(key: Any, right: Any, left: Any) -> Any:
+            return function(key, left, right)
+
+        return Joiner(of_three if self.takes_key else of_two, self.takes_key)
