@@ -60,6 +60,11 @@ class Column:
         return Column(raw=self._raw, serde=serde)
 
     @property
+    def serde_name(self) -> str:
+        """The name of the serde through which its bytes are read."""
+        return BYTES.name if self._serde is None else self._serde.name
+
+    @property
     def objects(self) -> list[Any]:
         """The decoded values; a plain bytes column decodes to itself."""
         if self._objects is None:

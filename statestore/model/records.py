@@ -6,7 +6,7 @@ Types with one instance per record are NamedTuples, so that they equal plain tup
 import inspect
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, overload
 
@@ -181,6 +181,7 @@ class Serde(Generic[T]):
     _write: Callable[[T, SerdeContext], bytes] | None
     _read: Callable[[bytes, SerdeContext], T] | None
     _place: _Place | None
+    _recipe: tuple[Callable[..., Any], tuple[Any, ...]] | None
 
     def __init__(
         self,
@@ -210,10 +211,19 @@ class Serde(Generic[T]):
             _write=write,
             _read=read,
             _place=None,
+            _recipe=None,
         )
 
     def __repr__(self) -> str:
         return f"Serde({self.name})"
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return self._recipe or (_copied, tuple(getattr(self, one.name) for one in fields(self)))
+
+    def made_by(self, function: "Callable[..., Serde[T]]", *arguments: Any) -> "Serde[T]":
+        """Return this serde so that it travels to other processes as a call of `function`."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return _of_fields({**values, "_recipe": (function, arguments)})
 
     @property
     def contextual(self) -> bool:
@@ -257,10 +267,16 @@ class Serde(Generic[T]):
         self,
         name: str,
         make: "Callable[[Callable[[T], bytes], Callable[[bytes], T]], Functions[T2]]",
+        remake: "Callable[..., Serde[T2]]",
+        *arguments: Any,
     ) -> "Serde[T2]":
-        """Return a serde whose functions `make` makes of the functions of this one."""
+        """Return a serde whose functions `make` makes of the functions of this one.
+
+        In another process, it is made again by `remake(this serde, *arguments)`.
+        """
         if self._write is None:
-            return Serde(name, *make(self.serialize, self.deserialize))
+            plain = Serde(name, *make(self.serialize, self.deserialize))
+            return plain.made_by(remake, self, *arguments)
 
         def functions(context: SerdeContext) -> Functions[T2]:
             return make(lambda v: self.write(v, context), lambda data: self.read(data, context))
@@ -271,13 +287,24 @@ class Serde(Generic[T]):
         def read(data: bytes, context: SerdeContext) -> T2:
             return functions(context)[1](data)
 
-        made = Serde(name, write, read)
+        made = Serde(name, write, read).made_by(remake, self, *arguments)
         return made if self._place is None else _placed(made, self._place)
 
 
-def _assign(serde: Serde[Any], **fields: Any) -> None:
-    for name, value in fields.items():
+def _assign(serde: Serde[Any], **values: Any) -> None:
+    for name, value in values.items():
         object.__setattr__(serde, name, value)
+
+
+def _of_fields(values: dict[str, Any]) -> Serde[Any]:
+    made: Serde[Any] = object.__new__(Serde)
+    _assign(made, **values)
+    return made
+
+
+def _copied(*values: Any) -> Serde[Any]:
+    """Return the serde with these values of its fields, in their order."""
+    return _of_fields({one.name: value for one, value in zip(fields(Serde), values, strict=True)})
 
 
 def _in_context(function: Callable[..., Any]) -> Callable[..., Any] | None:
@@ -312,20 +339,14 @@ def _placed(serde: Serde[T], place: _Place) -> Serde[T]:
     assert write is not None
     assert read is not None
     context = _context_of(place)
-    made: Serde[T] = object.__new__(Serde)
-    _assign(
-        made,
-        name=serde.name,
-        serialize=lambda value: write(value, context()),
-        deserialize=lambda data: read(data, context()),
-        ordered=serde.ordered,
-        schema=serde.schema,
-        _resolve=serde._resolve,  # noqa: SLF001
-        _write=write,
-        _read=read,
-        _place=place,
-    )
-    return made
+    values = {one.name: getattr(serde, one.name) for one in fields(serde)}
+    placed = {
+        "serialize": lambda value: write(value, context()),
+        "deserialize": lambda data: read(data, context()),
+        "_place": place,
+        "_recipe": (_placed, (serde, place)),
+    }
+    return _of_fields({**values, **placed})
 
 
 def _context_of(place: _Place) -> Callable[[], SerdeContext]:

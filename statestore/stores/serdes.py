@@ -24,10 +24,12 @@ from statestore.model.records import (
     Windowed,
 )
 from statestore.model.records import BYTES as PLAIN_BYTES
+from statestore.stores.typed_json import typed_json
 
 _AT_TIME = re.compile(r"KEY_AT_TIME\((.+)\)")
 _WINDOWED = re.compile(r"WINDOWED\((\d+),(.+)\)")
 _SESSION = re.compile(r"SESSION\((.+)\)")
+_TYPED_JSON = re.compile(r"JSON\(.+\)")
 _SPAN = struct.Struct(">qq")
 _INT64 = struct.Struct(">q")
 _TIME_AND_NUMBER = struct.Struct(">QQ")
@@ -72,6 +74,18 @@ _BUILT_IN: dict[str, Serde[Any]] = {serde.name: serde for serde, _ in _UNCHANGED
 _known: dict[str, Serde[Any]] = dict(_BUILT_IN)
 
 
+def json(kind: type[T]) -> Serde[T]:
+    """Return the serde of JSON that has the fields of a type.
+
+    The type is a msgspec.Struct, a dataclass, a pydantic model, a TypedDict, a NamedTuple, or made
+    of such types and of what JSON has, as list[Order]. Bytes without a field that the type requires
+    cannot be decoded; fields that it does not know are passed over. A value is refused as it is
+    written if it could not be read back. Misuse if JSON cannot have the type.
+    """
+    asked: Any = kind
+    return typed_json(asked)
+
+
 def register(serde: Serde[T]) -> Serde[T]:
     """Make a serde known by its name. Misuse if a different one already has that name."""
     if _known.setdefault(serde.name, serde) is not serde:
@@ -80,7 +94,10 @@ def register(serde: Serde[T]) -> Serde[T]:
 
 
 def by_name(name: str) -> Serde[Any]:
-    """Return the serde of that name; Misuse lists the known ones."""
+    """Return the serde of that name; Misuse lists the known ones.
+
+    JSON of a type is read as any other JSON, because the type is the pipeline's.
+    """
     keys = of_windowed(name)
     if keys is not None:
         inner = by_name(keys.inner)
@@ -88,6 +105,8 @@ def by_name(name: str) -> Serde[Any]:
     at_time = _AT_TIME.fullmatch(name)
     if at_time is not None:
         return key_at_time(by_name(at_time[1]))
+    if _TYPED_JSON.fullmatch(name) is not None:
+        return JSON
     try:
         return _known[name]
     except KeyError:
@@ -173,7 +192,8 @@ def windowed(key_serde: Serde[T], size_ms: int) -> Serde[Windowed[T]]:
 
         return write, read
 
-    return key_serde.around(f"WINDOWED({size_ms},{key_serde.name})", make)
+    name = f"WINDOWED({size_ms},{key_serde.name})"
+    return key_serde.around(name, make, windowed, size_ms)
 
 
 @functools.cache
@@ -199,7 +219,7 @@ def key_at_time(key_serde: Serde[T]) -> Serde[KeyAtTime[T]]:
 
         return write, read
 
-    return key_serde.around(f"KEY_AT_TIME({key_serde.name})", make)
+    return key_serde.around(f"KEY_AT_TIME({key_serde.name})", make, key_at_time)
 
 
 @functools.cache
@@ -225,7 +245,7 @@ def session_windowed(key_serde: Serde[T]) -> Serde[Windowed[T]]:
 
         return write, read
 
-    return key_serde.around(f"SESSION({key_serde.name})", make)
+    return key_serde.around(f"SESSION({key_serde.name})", make, session_windowed)
 
 
 def unchanged(serde: Serde[Any]) -> frozenset[type]:

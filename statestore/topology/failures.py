@@ -51,9 +51,14 @@ class NodeFailed(Exception):
         where: str,
         culprits: tuple[Culprit, ...] = (),
         certain: bool = False,
+        reading: str = "",
     ) -> None:
-        """`place` says in messages what failed; `node` is its name if it is a node."""
+        """`place` says in messages what failed; `node` is its name if it is a node.
+
+        `reading`: what was decoded, as which serde.
+        """
         self.stage = stage
+        self.reading = reading
         self.place = place
         self.node = node
         self.cause = cause
@@ -76,7 +81,9 @@ class NodeFailed(Exception):
         """What happened, without place or way out."""
         if isinstance(cause, ABOUT_A_RECORD):
             return str(cause)
-        doing = "cannot decode: " if self.stage is Stage.DESERIALIZATION else ""
+        doing = ""
+        if self.stage is Stage.DESERIALIZATION:
+            doing = f"cannot decode {self.reading}: " if self.reading else "cannot decode: "
         return f"{doing}{type(cause).__name__}: {cause}"
 
 
@@ -88,11 +95,12 @@ def failed(
     *,
     found: Sequence[tuple[int, Exception]] = (),
     certain: bool = False,
+    reading: str = "",
 ) -> Exception:
     """Return the error to raise for an exception in a node.
 
     An error of this library that is not about a record stays as it is. `found` has the indices of
-    the records that failed, and the exception of each.
+    the records that failed, and the exception of each. `reading`: see NodeFailed.
     """
     if isinstance(error, StateStoreError) and not isinstance(error, ABOUT_A_RECORD):
         return error
@@ -108,6 +116,7 @@ def failed(
         where=where,
         culprits=culprits,
         certain=certain and bool(culprits),
+        reading=reading,
     )
 
 
@@ -139,11 +148,17 @@ def processing(node: str, batch: Batch) -> Iterator[None]:
 
 def decoded(node: str, batch: Batch, side: str) -> list[Any]:
     """Return the decoded keys or values (`side`) of a batch; NodeFailed if some do not decode."""
+    column = _column(batch, side)
     try:
-        return _column(batch, side).objects
+        return column.objects
     except Exception as error:
         raise _one_by_one(
-            Stage.DESERIALIZATION, node, batch, error, lambda one: _column(one, side).objects
+            Stage.DESERIALIZATION,
+            node,
+            batch,
+            error,
+            lambda one: _column(one, side).objects,
+            f"the {side} as {column.serde_name}",
         ) from error
 
 
@@ -226,7 +241,12 @@ def mismatch(
 
 
 def _one_by_one(
-    stage: Stage, node: str, batch: Batch, error: Exception, attempt: Callable[[Batch], object]
+    stage: Stage,
+    node: str,
+    batch: Batch,
+    error: Exception,
+    attempt: Callable[[Batch], object],
+    reading: str = "",
 ) -> Exception:
     """Return the error for a batch that failed in `attempt`, which takes each record by itself."""
     found: list[tuple[int, Exception]] = []
@@ -237,7 +257,7 @@ def _one_by_one(
             if isinstance(cause, StateStoreError) and not isinstance(cause, ABOUT_A_RECORD):
                 return cause
             found.append((i, cause))
-    return failed(stage, node, batch, error, found=found, certain=True)
+    return failed(stage, node, batch, error, found=found, certain=True, reading=reading)
 
 
 def _encoded_one(one: Batch, side: str, serde: Serde[Any], taker: str) -> None:

@@ -59,7 +59,7 @@ def changes(value_serde: Serde[Any]) -> Serde[RowChange]:
 
         return write, read
 
-    return value_serde.around(f"CHANGE({value_serde.name})", make)
+    return value_serde.around(f"CHANGE({value_serde.name})", make, changes)
 
 
 class _Moved(NamedTuple):

@@ -381,7 +381,7 @@ def test_bytes_that_do_not_decode_fail_as_they_do_on_a_broker() -> None:
         assert (record.key, record.value, record.timestamp_ms) == ("k", "v", 7)
     b = builder()
     b.stream("in").map_values(str.upper).to("out")
-    told = "in-0 offset 0: cannot decode: UnicodeDecodeError"
+    told = "in-0 offset 0: cannot decode the value as STRING: UnicodeDecodeError"
     with TopologyTestDriver(b.build()) as driver, pytest.raises(RecordFailed, match=told):
         driver.pipe_bytes("in", b"k", b"\xff")
 

@@ -193,7 +193,7 @@ def test_a_record_that_cannot_be_decoded_is_that_records_failure() -> None:
     bench = NodeBench(ops.filtered("node-7", lambda _key, _value: True))
     rows = batch([("k", b"\xff"), ("k", b"fine"), ("k", b"\xfe")], value_serde=serdes.BYTES)
     with pytest.raises(
-        NodeFailed, match=r"node node-7, in-0 offset 0: cannot decode: .*utf-8"
+        NodeFailed, match=r"node node-7, in-0 offset 0: cannot decode the value as STRING: .*utf-8"
     ) as caught:
         bench.push(rows.with_columns(values=rows.values.with_serde(serdes.STRING)))
     assert [culprit.offset for culprit in caught.value.culprits] == [0, 2]

@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple, assert_type
 
+import msgspec
+
 import statestore as ss
 from statestore import serdes
 from statestore.testing import TopologyTestDriver
@@ -25,6 +27,14 @@ def write_order(order: Order) -> bytes:
 
 ORDER = ss.Serde("ORDER", write_order, read_order)
 assert_type(ORDER, ss.Serde[Order])
+
+
+class Invoice(msgspec.Struct):
+    total: int
+
+
+assert_type(serdes.json(Invoice), ss.Serde[Invoice])
+assert_type(serdes.json(list[Invoice]), ss.Serde[list[Invoice]])
 
 
 def write_in_place(order: Order, context: ss.SerdeContext) -> bytes:

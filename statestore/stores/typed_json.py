@@ -1,0 +1,86 @@
+"""JSON of one type: of a msgspec.Struct, a dataclass, a pydantic model, or another annotation."""
+
+import importlib
+import typing
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from statestore.errors import Misuse
+from statestore.model.records import Functions, Schema, Serde
+
+_encode = msgspec.json.Encoder(order="deterministic").encode
+_sorted = msgspec.json.Encoder(order="sorted").encode
+
+
+@cache
+def typed_json(kind: Any) -> Serde[Any]:
+    """Return the serde of values of this type; the same object whenever it is asked for."""
+    is_pydantic = hasattr(kind, "__pydantic_validator__")
+    schema, functions = (_by_pydantic if is_pydantic else _by_msgspec)(kind)
+    made: Serde[Any] = Serde(f"JSON({name_of(kind)})", *functions, schema=schema)
+    return made.made_by(typed_json, kind)
+
+
+def name_of(kind: Any) -> str:
+    """Return a type's name without its modules."""
+    if isinstance(kind, type) and typing.get_origin(kind) is None:
+        return kind.__name__
+    written = str(kind)
+    for word in {one for one in _words(written) if "." in one}:
+        written = written.replace(word, word.rpartition(".")[2])
+    return written
+
+
+def checked(kind: Any) -> Any:
+    """Return what isinstance() can check of a type: itself, or the class of which it is made."""
+    try:
+        isinstance(None, kind)
+    except TypeError:
+        made_of = typing.get_origin(kind)
+        if isinstance(made_of, type):
+            return made_of
+        return dict if typing.is_typeddict(kind) else object
+    return kind
+
+
+def _words(text: str) -> list[str]:
+    return "".join(c if c.isidentifier() or c in ".0123456789" else " " for c in text).split()
+
+
+def _by_msgspec(kind: Any) -> tuple[Schema, Functions[Any]]:
+    try:
+        schema = Schema("JSON", _sorted(msgspec.json.schema(kind)).decode())
+        decode = msgspec.json.Decoder(kind).decode
+    except (TypeError, ValueError, NameError) as error:
+        why = str(error).splitlines()[-1]
+        raise Misuse(
+            f"serdes.json({name_of(kind)}): {why}; pass a msgspec.Struct, a dataclass, a "
+            "pydantic model, or a type made of these and of what JSON has"
+        ) from error
+    klass, name = checked(kind), name_of(kind)
+
+    def write(value: Any) -> bytes:
+        if not isinstance(value, klass):
+            raise TypeError(f"want {name}")
+        data = _encode(value)
+        # What could not be read back must not be written: no constructor checks the fields.
+        decode(data)
+        return data
+
+    return schema, (write, decode)
+
+
+def _by_pydantic(kind: Any) -> tuple[Schema, Functions[Any]]:
+    adapter = importlib.import_module("pydantic").TypeAdapter(kind)
+    schema = Schema("JSON", _sorted(adapter.json_schema()).decode())
+    name, dump = name_of(kind), adapter.dump_json
+
+    def write(value: Any) -> bytes:
+        if not isinstance(value, kind):
+            raise TypeError(f"want {name}")
+        data: bytes = dump(value, by_alias=True, warnings="error")
+        return data
+
+    return schema, (write, adapter.validate_json)

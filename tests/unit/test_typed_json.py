@@ -1,0 +1,175 @@
+"""JSON of one type: msgspec, dataclasses, pydantic, and types made of them."""
+
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypedDict
+
+import cloudpickle
+import msgspec
+import pydantic
+import pytest
+
+import statestore as ss
+from statestore import serdes
+from statestore.errors import Misuse, RecordFailed, SerdeMismatch
+from statestore.testing import TopologyTestDriver
+
+
+class Struct(msgspec.Struct):
+    customer: str
+    cents: int = 0
+
+
+@dataclass
+class Plain:
+    customer: str
+    cents: int = 0
+    tags: dict[str, int] = field(default_factory=dict)
+
+
+class Model(pydantic.BaseModel):
+    customer: str
+    cents: int = pydantic.Field(default=0, alias="Cents")
+
+
+class Pair(NamedTuple):
+    customer: str
+    cents: int = 0
+
+
+class Entry(TypedDict):
+    customer: str
+    cents: int
+
+
+VALUES: list[tuple[Any, Any, str]] = [
+    (Struct, Struct("ann", 5), "JSON(Struct)"),
+    (Plain, Plain("ann", 5, {"b": 1, "a": 2}), "JSON(Plain)"),
+    (Model, Model(customer="ann", Cents=5), "JSON(Model)"),
+    (Pair, Pair("ann", 5), "JSON(Pair)"),
+    (Entry, Entry(customer="ann", cents=5), "JSON(Entry)"),
+    (list[Struct], [Struct("ann", 5)], "JSON(list[Struct])"),
+    (Struct | None, Struct("ann"), "JSON(Struct | None)"),
+    (dict[str, int], {"a": 1}, "JSON(dict[str, int])"),
+]
+NAMES = [name for _, _, name in VALUES]
+
+
+@pytest.mark.parametrize(("kind", "value", "name"), VALUES, ids=NAMES)
+def test_a_type_gives_back_what_it_was_given(kind: Any, value: Any, name: str) -> None:
+    serde = serdes.json(kind)
+    assert serde.name == name
+    assert serde.deserialize(serde.serialize(value)) == value
+    assert serdes.by_name(name) is serdes.JSON
+    assert serdes.JSON.deserialize(serde.serialize(value)) is not None
+
+
+@pytest.mark.parametrize(("kind", "value", "name"), VALUES, ids=NAMES)
+def test_the_serde_of_a_type_is_one_object_here_and_in_other_processes(
+    kind: Any, value: Any, name: str
+) -> None:
+    serde = serdes.json(kind)
+    assert serdes.json(kind) is serde
+    assert pickle.loads(cloudpickle.dumps(serde)) is serde
+    for made in (serdes.windowed(serde, 10), serdes.session_windowed(serde)):
+        assert pickle.loads(cloudpickle.dumps(made)) is made
+
+
+@pytest.mark.parametrize(
+    ("kind", "bad"),
+    [
+        (Struct, {"customer": "ann"}),
+        (Struct, Struct("ann", "five")),  # type: ignore[arg-type]
+        (Plain, Plain(7)),  # type: ignore[arg-type]
+        (Model, Struct("ann")),
+        (Model, Model.model_construct(customer=7)),
+        (list[Struct], [{"cents": 1}]),
+        (dict[str, int], [1]),
+    ],
+    ids=range(7),
+)
+def test_a_value_that_could_not_be_read_back_is_refused_as_it_is_written(
+    kind: Any, bad: object
+) -> None:
+    with pytest.raises(Exception, match=r"want|Expected|missing|Unexpected"):
+        serdes.json(kind).serialize(bad)
+
+
+@pytest.mark.parametrize("data", [b"{}", b'{"customer": 7}', b"[]", b"{", b""])
+@pytest.mark.parametrize("kind", [Struct, Plain, Model, Pair, Entry])
+def test_bytes_of_another_type_are_not_read(kind: Any, data: bytes) -> None:
+    with pytest.raises((msgspec.DecodeError, pydantic.ValidationError)):
+        serdes.json(kind).deserialize(data)
+
+
+def test_an_older_row_is_read_with_the_defaults_of_its_new_fields() -> None:
+    assert serdes.json(Struct).deserialize(b'{"customer":"ann","gone":1}') == Struct("ann", 0)
+
+
+def test_equal_keys_have_equal_bytes() -> None:
+    one, other = Plain("a", 1, {"x": 1, "y": 2}), Plain("a", 1, {"y": 2, "x": 1})
+    assert serdes.json(Plain).serialize(one) == serdes.json(Plain).serialize(other)
+
+
+def test_the_schema_is_that_of_the_type() -> None:
+    schema = serdes.json(Struct).schema
+    assert schema is not None
+    assert schema.kind == "JSON"
+    assert set(msgspec.json.decode(schema.text)["$defs"]["Struct"]["properties"]) == {
+        "customer",
+        "cents",
+    }
+    assert serdes.json(Plain).schema != schema
+
+
+@pytest.mark.parametrize("kind", [object(), type("Own", (), {}), Callable[[], int]], ids=range(3))
+def test_a_type_that_json_cannot_have_is_refused_with_the_way_out(kind: Any) -> None:
+    with pytest.raises(Misuse, match=r"serdes\.json\(.*pass a msgspec\.Struct, a dataclass"):
+        serdes.json(kind)
+
+
+# In a pipeline.
+
+
+def totals() -> ss.Topology:
+    builder = ss.StreamsBuilder(key_serde=serdes.STRING)
+    orders = builder.stream("orders", value_serde=serdes.json(Struct))
+    orders.group_by_key().aggregate(
+        lambda: Plain("nobody"),
+        lambda key, order, total: Plain(key, total.cents + order.cents),
+        ss.Materialized("totals", value_serde=serdes.json(Plain)),
+    ).to_stream().to("out")
+    return builder.build()
+
+
+def test_a_pipeline_has_objects_in_functions_stores_and_topics() -> None:
+    with TopologyTestDriver(totals()) as driver:
+        driver.pipe("orders", "ann", Struct("ann", 5))
+        driver.pipe("orders", "ann", Struct("ann", 7))
+        assert [record.value.cents for record in driver.read("out")] == [5, 12]
+        driver.crash()
+        driver.pipe("orders", "ann", Struct("ann", 1))
+        assert driver.read("out")[0].value == Plain("ann", 13)
+
+
+def test_a_record_of_another_type_says_node_side_type_field_and_way_out() -> None:
+    expected = (
+        r"node KSTREAM-AGGREGATE.*orders-0 offset 0: cannot decode the value as JSON\(Struct\): "
+        r"ValidationError: Object missing required field `customer`;.*exception\.handler"
+    )
+    with TopologyTestDriver(totals()) as driver, pytest.raises(RecordFailed, match=expected):
+        driver.pipe_bytes("orders", b"ann", b'{"cents": 5}')
+
+
+def test_a_value_of_another_type_says_side_type_serde_and_keyword() -> None:
+    builder = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.json(Struct))
+    builder.stream("in").map_values(lambda order: {"customer": order.customer}).to("out")
+    expected = (
+        r"the value is dict but its serde is JSON\(Struct\) \(want Struct\): pass value_serde=… to"
+    )
+    with (
+        TopologyTestDriver(builder.build()) as driver,
+        pytest.raises(SerdeMismatch, match=expected),
+    ):
+        driver.pipe("in", "a", Struct("ann"))
