@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         VersionedKeyValueStore,
         WindowStore,
     )
+    from statestore.stores.migration import Migration
     from statestore.stores.specs import (
         KeyValueSpec,
         SessionSpec,
@@ -145,6 +146,7 @@ else:
         ),
         "statestore.topology.join_windows": ("JoinWindows",),
         "statestore.topology.ktables": ("KGroupedTable", "KTable"),
+        "statestore.stores.migration": ("Migration",),
         "statestore.topology.materialized": ("Materialized",),
         "statestore.topology.processors": ("BatchProcessor", "Processor", "ProcessorContext"),
         "statestore.topology.streams": ("KStream",),
@@ -180,6 +182,7 @@ __all__ = [
     "KeyValueSpec",
     "KeyValueStore",
     "Materialized",
+    "Migration",
     "OnError",
     "Position",
     "PositionBound",

@@ -72,6 +72,7 @@ def _told(found: StartPreview) -> str:
             if moves
             else "stores to move: none",
             f"stores left behind: {', '.join(stays) or 'none'}",
+            *report.serdes,
         ]
     )
 

@@ -230,6 +230,11 @@ class Serde(Generic[T]):
         """Whether its functions take a SerdeContext."""
         return self._write is not None
 
+    @property
+    def resolving(self) -> bool:
+        """Whether it reads bytes by the schema with which they were written, which they lack."""
+        return self._resolve is not None
+
     def at(self, topic: str, side: Side) -> "Serde[T]":
         """Return the serde of keys or values of a topic, whose functions take one argument.
 

@@ -11,11 +11,13 @@ from typing import Annotated
 import msgspec
 
 from statestore.layout import documents, files
-from statestore.layout.documents import Count, Ordinal, StoreName, Topic, Word
+from statestore.layout.documents import Count, Ordinal, StoreName, Text, Topic, Word
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId
 from statestore.model.modes import ProcessingGuarantee
+from statestore.model.records import Schema
 from statestore.stores import keyvalue
+from statestore.stores.migration import writers_of
 from statestore.stores.specs import SessionSpec, StoreSpec, VersionedSpec, WindowSpec
 from statestore.topology.graph import Topology
 from statestore.topology.logs import log_of
@@ -26,12 +28,38 @@ TASKS_MAX = 1_000_000
 """No topic has more partitions than this."""
 
 
+class DeployedSchema(msgspec.Struct, frozen=True):
+    """A schema of keys or values, as `model.records.Schema` has it."""
+
+    kind: Word
+    text: Text
+
+    @classmethod
+    def of(cls, schema: Schema | None) -> "DeployedSchema | None":
+        """The same schema; None if there is none."""
+        return None if schema is None else cls(schema.kind, schema.text)
+
+    def schema(self) -> Schema:
+        """The inverse of `of`."""
+        return Schema(self.kind, self.text)
+
+
+class DeployedWriter(msgspec.Struct, frozen=True):
+    """A serde that writes, or wrote, values of a store: of rows of this generation."""
+
+    generation: Count
+    serde: Word
+    schema: DeployedSchema | None = None
+
+
 class DeployedStore(msgspec.Struct, frozen=True):
     """What the last deployed topology says of a store.
 
     `retention_ms`: of a versioned, window or session store. `advance_ms`: how far apart hopping
     windows start. `source_topic`: the topic that the table is made of, if that is its log; None: it
     has a changelog. `changelog_id`: what the cluster calls that changelog; None: not known yet.
+    `value_writers`: all that may have written rows that are there (docs/adr/0022); none: only
+    `value_serde`, whose schema was not recorded.
     """
 
     sub_topology: Ordinal
@@ -43,6 +71,12 @@ class DeployedStore(msgspec.Struct, frozen=True):
     retention_ms: Count | None = None
     changelog_id: Word | None = None
     advance_ms: Count | None = None
+    key_schema: DeployedSchema | None = None
+    value_writers: list[DeployedWriter] = []
+
+    def writers(self) -> list[DeployedWriter]:
+        """All serdes that may have written values that are there."""
+        return self.value_writers or [DeployedWriter(0, self.value_serde)]
 
 
 class DeployedPart(msgspec.Struct, frozen=True):
@@ -123,10 +157,12 @@ def describe_deployment(
     counts: Mapping[TopicName, int] | None = None,
     logs: Mapping[str, str] | None = None,
     changelog_ids: Mapping[str, str] | None = None,
+    writers: Mapping[str, list[DeployedWriter]] | None = None,
 ) -> Deployed:
     """What to publish about a topology; `counts` None: no broker was asked for partitions.
 
     `logs`: by store, the source topic that is its log. `changelog_ids`: by store, where known.
+    `writers`: by store, what may have written its values; None: what the topology itself says.
     """
     tasks = {} if counts is None else topology.tasks(counts)
     said = msgspec.convert(topology.deployed(), Deployed)
@@ -141,6 +177,8 @@ def describe_deployment(
             retention_ms=_retention_ms(topology.stores[name]),
             advance_ms=_advance_ms(topology.stores[name]),
             changelog_id=(changelog_ids or {}).get(name),
+            key_schema=DeployedSchema.of(key_schema_of(topology.stores[name])),
+            value_writers=(writers or {}).get(name) or writers_in(topology.stores[name]),
         )
         for name, store in said.stores.items()
     }
@@ -159,6 +197,21 @@ def read_deployed(layout: StateLayout) -> Deployed:
 def publish_deployed(layout: StateLayout, said: Deployed) -> None:
     """Write `topology.json`."""
     files.publish(layout.topology_file, msgspec.json.encode(said))
+
+
+def key_schema_of(spec: StoreSpec) -> Schema | None:
+    """The schema of a store's keys, without their windows."""
+    return (
+        spec.inner.schema if isinstance(spec, WindowSpec | SessionSpec) else spec.key_serde.schema
+    )
+
+
+def writers_in(spec: StoreSpec) -> list[DeployedWriter]:
+    """What writes, or wrote, the values of a store."""
+    return [
+        DeployedWriter(one.generation, one.serde, DeployedSchema.of(one.schema))
+        for one in writers_of(spec.value_serde)
+    ]
 
 
 def _retention_ms(spec: StoreSpec) -> int | None:

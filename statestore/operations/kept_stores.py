@@ -9,13 +9,20 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from statestore.errors import StateStoreError, TopologyMismatch
 from statestore.layout import owners
 from statestore.model.ids import TaskId
-from statestore.operations.deployed import DeployedStore, read_deployed
+from statestore.operations import kept_serdes
+from statestore.operations.deployed import (
+    DeployedStore,
+    DeployedWriter,
+    read_deployed,
+    writers_in,
+)
 from statestore.operations.environment import Environment
-from statestore.stores import keyvalue, offsets, serdes
+from statestore.stores import keyvalue, offsets
 from statestore.stores.offsets import Format
 from statestore.stores.specs import StoreSpec, StoreSupplier, VersionedSpec
 from statestore.stores.versioned import layout as versioned_layout
@@ -47,19 +54,21 @@ class KeptStores:
         self._databases = environment.databases
         self._previous = read_deployed(environment.layout)
 
-    def check(self) -> None:
+    def check(self) -> "Kept":
         """Misuse or TopologyMismatch names a store that cannot continue, and the way out."""
         old_names = {new: old for old, new in self._renames.items()}
         on_disk: dict[str, list[TaskId]] = defaultdict(list)
         for task in self._layout.tasks():
             for found in self._layout.stores(task):
                 on_disk[self._renames.get(found, found)].append(task)
+        kept = Kept({}, [])
         for name, spec in self._topology.stores.items():
             old_name = old_names.get(name, name)
             known = self._previous.stores.get(old_name) or self._previous.stores.get(name)
             self._check_kind(name, spec, known, list(self._folders(name, old_name, on_disk[name])))
-            if known is not None and known.kind == spec.kind and not self._accept_new_serdes:
-                self._check_serdes(name, spec, known)
+            if known is not None and known.kind == spec.kind:
+                self._check_serdes(name, spec, known, kept)
+        return kept
 
     def _folders(
         self, name: str, old_name: str, tasks: list[TaskId]
@@ -110,25 +119,29 @@ class KeptStores:
             return self._databases.format_of(path)
         return None
 
-    def _check_serdes(self, name: str, spec: StoreSpec, known: DeployedStore) -> None:
-        sides = {
-            "keys": (_plain(known.key_serde), _plain(spec.key_serde.name)),
-            "values": (known.value_serde, spec.value_serde.name),
-        }
-        changed = [
-            f"its {side} were written as {was} and would be read as {now}"
-            for side, (was, now) in sides.items()
-            if was != now
-        ]
-        if changed and self._has_records(name):
-            raise TopologyMismatch(
-                f"store {name}: {' and '.join(changed)}: keep the serde, or give the store another "
-                "name, to start it empty; if the new serde reads what the old one wrote, pass "
-                "--accept-new-serdes"
-            )
+    def _check_serdes(self, name: str, spec: StoreSpec, known: DeployedStore, kept: "Kept") -> None:
+        """Add to `kept` what wrote the store's values, and what changed without harm."""
+        keys, values = kept_serdes.keys_unlike(known, spec), kept_serdes.values_unread(known, spec)
+        now = writers_in(spec)
+        if (keys or values) and self._has_records(name):
+            if not self._accept_new_serdes or (values is not None and values.certain):
+                told = " and ".join(one.what for one in (keys, values) if one is not None)
+                way_out = (values or keys or kept_serdes.NO_REASON).way_out
+                raise TopologyMismatch(f"store {name}: {told}: {way_out}")
+            kept.told.append(f"store {name}: its serdes changed, which was accepted")
+        elif not (keys or values):
+            was = known.writers()
+            now = was + [one for one in now if one not in was]
+            kept.told.extend(f"store {name}: {what}" for what in kept_serdes.harmless(known, spec))
+        kept.writers[name] = now
 
 
-def _plain(serde: str) -> str:
-    """The serde of the keys inside windows; windows of another size are refused elsewhere."""
-    of_windows = serdes.of_windowed(serde)
-    return serde if of_windows is None else of_windows.inner
+class Kept(NamedTuple):
+    """What the stores of a topology are like that it takes over.
+
+    `writers`: by store, what may have written values that are there. `told`: changes of serdes that
+    do no harm, as text.
+    """
+
+    writers: dict[str, list[DeployedWriter]]
+    told: list[str]

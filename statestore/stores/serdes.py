@@ -30,6 +30,7 @@ _AT_TIME = re.compile(r"KEY_AT_TIME\((.+)\)")
 _WINDOWED = re.compile(r"WINDOWED\((\d+),(.+)\)")
 _SESSION = re.compile(r"SESSION\((.+)\)")
 _TYPED_JSON = re.compile(r"JSON\(.+\)")
+_MIGRATED = re.compile(r"MIGRATED\[\d+\]\(")
 _SPAN = struct.Struct(">qq")
 _INT64 = struct.Struct(">q")
 _TIME_AND_NUMBER = struct.Struct(">QQ")
@@ -107,6 +108,8 @@ def by_name(name: str) -> Serde[Any]:
         return key_at_time(by_name(at_time[1]))
     if _TYPED_JSON.fullmatch(name) is not None:
         return JSON
+    if _MIGRATED.match(name):
+        raise Misuse(f"several serdes wrote the rows of {name}, and only the pipeline has them")
     try:
         return _known[name]
     except KeyError:

@@ -10,6 +10,7 @@ from statestore.model.modes import Span, span_ms
 from statestore.model.records import SIDES, K, Serde, V, Windowed
 from statestore.stores import serdes
 from statestore.stores.contracts import StateStore, StoreContext
+from statestore.stores.migration import Migrations, migrating
 from statestore.stores.versioned import layout
 
 S = TypeVar("S", bound=StateStore)
@@ -283,16 +284,34 @@ def persistent_key_value_store(
 ) -> KeyValueSpec[bytes, V]: ...
 @overload
 def persistent_key_value_store(
-    name: str, *, key_serde: Serde[K], value_serde: Serde[V]
+    name: str,
+    *,
+    key_serde: Serde[K],
+    value_serde: Serde[V],
+) -> KeyValueSpec[K, V]: ...
+@overload
+def persistent_key_value_store(
+    name: str,
+    *,
+    key_serde: Serde[K],
+    value_serde: Serde[V],
+    migrate: Migrations,
 ) -> KeyValueSpec[K, V]: ...
 def persistent_key_value_store(
-    name: str, *, key_serde: Serde[Any] | None = None, value_serde: Serde[Any] | None = None
+    name: str,
+    *,
+    key_serde: Serde[Any] | None = None,
+    value_serde: Serde[Any] | None = None,
+    migrate: Migrations = None,
 ) -> KeyValueSpec[Any, Any]:
     """Describe a key-value store in RocksDB; without serdes its keys and values are bytes.
 
-    Misuse if the name cannot be that of a store (SEMANTICS T1).
+    `migrate`: the serdes that wrote values of the store before (docs/adr/0022). Misuse if the name
+    cannot be that of a store (SEMANTICS T1).
     """
-    return KeyValueSpec(name, key_serde or serdes.BYTES, value_serde or serdes.BYTES)
+    return KeyValueSpec(
+        name, key_serde or serdes.BYTES, migrating(value_serde or serdes.BYTES, migrate)
+    )
 
 
 @overload
@@ -309,10 +328,25 @@ def in_memory_key_value_store(
 ) -> KeyValueSpec[bytes, V]: ...
 @overload
 def in_memory_key_value_store(
-    name: str, *, key_serde: Serde[K], value_serde: Serde[V]
+    name: str,
+    *,
+    key_serde: Serde[K],
+    value_serde: Serde[V],
+) -> KeyValueSpec[K, V]: ...
+@overload
+def in_memory_key_value_store(
+    name: str,
+    *,
+    key_serde: Serde[K],
+    value_serde: Serde[V],
+    migrate: Migrations,
 ) -> KeyValueSpec[K, V]: ...
 def in_memory_key_value_store(
-    name: str, *, key_serde: Serde[Any] | None = None, value_serde: Serde[Any] | None = None
+    name: str,
+    *,
+    key_serde: Serde[Any] | None = None,
+    value_serde: Serde[Any] | None = None,
+    migrate: Migrations = None,
 ) -> KeyValueSpec[Any, Any]:
     """Describe a key-value store in memory; without serdes its keys and values are bytes.
 
@@ -320,7 +354,10 @@ def in_memory_key_value_store(
     that of a store.
     """
     return KeyValueSpec(
-        name, key_serde or serdes.BYTES, value_serde or serdes.BYTES, persistent=False
+        name,
+        key_serde or serdes.BYTES,
+        migrating(value_serde or serdes.BYTES, migrate),
+        persistent=False,
     )
 
 
@@ -360,6 +397,16 @@ def persistent_versioned_key_value_store(
     key_serde: Serde[K],
     value_serde: Serde[V],
 ) -> VersionedSpec[K, V]: ...
+@overload
+def persistent_versioned_key_value_store(
+    name: str,
+    history_retention_ms: Span,
+    segment_interval_ms: Span | None = None,
+    *,
+    key_serde: Serde[K],
+    value_serde: Serde[V],
+    migrate: Migrations,
+) -> VersionedSpec[K, V]: ...
 def persistent_versioned_key_value_store(
     name: str,
     history_retention_ms: Span,
@@ -367,6 +414,7 @@ def persistent_versioned_key_value_store(
     *,
     key_serde: Serde[Any] | None = None,
     value_serde: Serde[Any] | None = None,
+    migrate: Migrations = None,
 ) -> VersionedSpec[Any, Any]:
     """Describe a versioned store in RocksDB (KIP-889); without serdes it has bytes.
 
@@ -379,7 +427,7 @@ def persistent_versioned_key_value_store(
         name,
         span_ms(history_retention_ms),
         key_serde or serdes.BYTES,
-        value_serde or serdes.BYTES,
+        migrating(value_serde or serdes.BYTES, migrate),
         None if segment_interval_ms is None else span_ms(segment_interval_ms),
     )
 
@@ -420,6 +468,16 @@ def in_memory_versioned_key_value_store(
     key_serde: Serde[K],
     value_serde: Serde[V],
 ) -> VersionedSpec[K, V]: ...
+@overload
+def in_memory_versioned_key_value_store(
+    name: str,
+    history_retention_ms: Span,
+    segment_interval_ms: Span | None = None,
+    *,
+    key_serde: Serde[K],
+    value_serde: Serde[V],
+    migrate: Migrations,
+) -> VersionedSpec[K, V]: ...
 def in_memory_versioned_key_value_store(
     name: str,
     history_retention_ms: Span,
@@ -427,6 +485,7 @@ def in_memory_versioned_key_value_store(
     *,
     key_serde: Serde[Any] | None = None,
     value_serde: Serde[Any] | None = None,
+    migrate: Migrations = None,
 ) -> VersionedSpec[Any, Any]:
     """Describe a versioned store in memory, restored from its changelog at every start (V12).
 
@@ -437,7 +496,7 @@ def in_memory_versioned_key_value_store(
         name,
         span_ms(history_retention_ms),
         key_serde or serdes.BYTES,
-        value_serde or serdes.BYTES,
+        migrating(value_serde or serdes.BYTES, migrate),
         None if segment_interval_ms is None else span_ms(segment_interval_ms),
         persistent=False,
     )

@@ -6,6 +6,7 @@ from statestore.errors import Misuse
 from statestore.model.modes import Span, span_ms
 from statestore.model.records import K, Serde, V
 from statestore.stores import serdes
+from statestore.stores.migration import Migrations, migrating
 from statestore.stores.specs import ANY_START, SessionSpec, WindowSpec
 
 
@@ -45,6 +46,16 @@ def persistent_window_store(
     key_serde: Serde[K],
     value_serde: Serde[V],
 ) -> WindowSpec[K, V]: ...
+@overload
+def persistent_window_store(
+    name: str,
+    size_ms: Span,
+    retention_ms: Span,
+    *,
+    key_serde: Serde[K],
+    value_serde: Serde[V],
+    migrate: Migrations,
+) -> WindowSpec[K, V]: ...
 def persistent_window_store(
     name: str,
     size_ms: Span,
@@ -52,6 +63,7 @@ def persistent_window_store(
     *,
     key_serde: Serde[Any] | None = None,
     value_serde: Serde[Any] | None = None,
+    migrate: Migrations = None,
 ) -> WindowSpec[Any, Any]:
     """Describe a window store in RocksDB for a processor; without serdes it has bytes.
 
@@ -60,7 +72,8 @@ def persistent_window_store(
     cannot be that of a store, if the size is not positive, or if windows would expire before they
     end.
     """
-    return _window_spec(name, size_ms, retention_ms, key_serde, value_serde, persistent=True)
+    values = migrating(value_serde or serdes.BYTES, migrate)
+    return _window_spec(name, size_ms, retention_ms, key_serde, values, persistent=True)
 
 
 @overload
@@ -99,6 +112,16 @@ def in_memory_window_store(
     key_serde: Serde[K],
     value_serde: Serde[V],
 ) -> WindowSpec[K, V]: ...
+@overload
+def in_memory_window_store(
+    name: str,
+    size_ms: Span,
+    retention_ms: Span,
+    *,
+    key_serde: Serde[K],
+    value_serde: Serde[V],
+    migrate: Migrations,
+) -> WindowSpec[K, V]: ...
 def in_memory_window_store(
     name: str,
     size_ms: Span,
@@ -106,12 +129,14 @@ def in_memory_window_store(
     *,
     key_serde: Serde[Any] | None = None,
     value_serde: Serde[Any] | None = None,
+    migrate: Migrations = None,
 ) -> WindowSpec[Any, Any]:
     """Describe a window store in memory, restored from its changelog at every start (S15).
 
     Parameters (milliseconds or a timedelta) and errors are those of `persistent_window_store`.
     """
-    return _window_spec(name, size_ms, retention_ms, key_serde, value_serde, persistent=False)
+    values = migrating(value_serde or serdes.BYTES, migrate)
+    return _window_spec(name, size_ms, retention_ms, key_serde, values, persistent=False)
 
 
 @overload
@@ -146,12 +171,22 @@ def persistent_session_store(
     key_serde: Serde[K],
     value_serde: Serde[V],
 ) -> SessionSpec[K, V]: ...
+@overload
+def persistent_session_store(
+    name: str,
+    retention_ms: Span,
+    *,
+    key_serde: Serde[K],
+    value_serde: Serde[V],
+    migrate: Migrations,
+) -> SessionSpec[K, V]: ...
 def persistent_session_store(
     name: str,
     retention_ms: Span,
     *,
     key_serde: Serde[Any] | None = None,
     value_serde: Serde[Any] | None = None,
+    migrate: Migrations = None,
 ) -> SessionSpec[Any, Any]:
     """Describe a session store in RocksDB for a processor; without serdes it has bytes.
 
@@ -159,7 +194,8 @@ def persistent_session_store(
     which is in milliseconds or a timedelta. Misuse if the name cannot be that of a store, or if the
     retention is negative.
     """
-    return _session_spec(name, retention_ms, key_serde, value_serde, persistent=True)
+    values = migrating(value_serde or serdes.BYTES, migrate)
+    return _session_spec(name, retention_ms, key_serde, values, persistent=True)
 
 
 @overload
@@ -194,18 +230,29 @@ def in_memory_session_store(
     key_serde: Serde[K],
     value_serde: Serde[V],
 ) -> SessionSpec[K, V]: ...
+@overload
+def in_memory_session_store(
+    name: str,
+    retention_ms: Span,
+    *,
+    key_serde: Serde[K],
+    value_serde: Serde[V],
+    migrate: Migrations,
+) -> SessionSpec[K, V]: ...
 def in_memory_session_store(
     name: str,
     retention_ms: Span,
     *,
     key_serde: Serde[Any] | None = None,
     value_serde: Serde[Any] | None = None,
+    migrate: Migrations = None,
 ) -> SessionSpec[Any, Any]:
     """Describe a session store in memory, restored from its changelog at every start (S15).
 
     Parameters (milliseconds or a timedelta) and errors are those of `persistent_session_store`.
     """
-    return _session_spec(name, retention_ms, key_serde, value_serde, persistent=False)
+    values = migrating(value_serde or serdes.BYTES, migrate)
+    return _session_spec(name, retention_ms, key_serde, values, persistent=False)
 
 
 def _window_spec(
@@ -213,7 +260,7 @@ def _window_spec(
     size_ms: Span,
     retention_ms: Span,
     key_serde: Serde[Any] | None,
-    value_serde: Serde[Any] | None,
+    value_serde: Serde[Any],
     *,
     persistent: bool,
 ) -> WindowSpec[Any, Any]:
@@ -228,7 +275,7 @@ def _window_spec(
     return WindowSpec(
         name,
         key_serde or serdes.BYTES,
-        value_serde or serdes.BYTES,
+        value_serde,
         size,
         retention,
         persistent,
@@ -242,7 +289,7 @@ def _session_spec(
     name: str,
     retention_ms: Span,
     key_serde: Serde[Any] | None,
-    value_serde: Serde[Any] | None,
+    value_serde: Serde[Any],
     *,
     persistent: bool,
 ) -> SessionSpec[Any, Any]:
@@ -252,7 +299,7 @@ def _session_spec(
     return SessionSpec(
         name,
         key_serde or serdes.BYTES,
-        value_serde or serdes.BYTES,
+        value_serde,
         retention,
         persistent,
         terms=(f"retention {retention}",),

@@ -12,6 +12,7 @@ from statestore.errors import SerdeMismatch
 from statestore.model.records import SESSION_BYTES, Serde
 from statestore.stores import serdes
 from statestore.stores.kinds import row_of
+from statestore.stores.migration import outside
 from statestore.stores.sessions import SPAN
 from statestore.stores.specs import KeyValueSpec, SessionSpec, VersionedSpec, WindowSpec
 from statestore.topology import tables
@@ -189,7 +190,7 @@ class TableFlow:
             builder,
             node,
             spec.key_serde,
-            spec.value_serde,
+            outside(spec.value_serde),
             (spec.name,),
             tables.latest_version(spec)
             if isinstance(spec, VersionedSpec)
@@ -203,7 +204,7 @@ class TableFlow:
         """Return this table as it is looked up in the store that keeps it."""
         return replace(
             self,
-            value_serde=spec.value_serde,
+            value_serde=outside(spec.value_serde),
             stores=(spec.name,),
             look=partial(_look_of, spec=spec),
             stamp=partial(_stamp_of, spec=spec),

@@ -286,10 +286,19 @@ def _description(parts: Sequence[SubTopology]) -> str:
 
 
 def _fingerprint(parts: Sequence[SubTopology], stores: Mapping[str, StoreSpec]) -> str:
-    """Return a hash of the description and of the serdes and terms of all stores."""
-    told = {n: (s.key_serde.name, s.value_serde.name, *s.terms) for n, s in stores.items()}
+    """Return a hash of the description and of the serdes, schemas and terms of all stores."""
+    told = {
+        name: (spec.key_serde.name, spec.value_serde.name, *spec.terms, *_schemas(spec))
+        for name, spec in stores.items()
+    }
     text = _description(parts) + json.dumps(told, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _schemas(spec: StoreSpec) -> list[str]:
+    """Return the texts of the schemas that are known."""
+    known = (spec.key_serde.schema, spec.value_serde.schema)
+    return [schema.text for schema in known if schema is not None]
 
 
 def _deployed(parts: Sequence[SubTopology], stores: Mapping[str, StoreSpec]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 from statestore.errors import InvalidTopology, Misuse, SerdeMismatch
 from statestore.model.batch import Batch, Column
 from statestore.stores import serdes
+from statestore.stores.migration import outside
 from statestore.stores.specs import KeyValueSpec
 from statestore.topology import grace
 from statestore.topology.failures import Stage, decoded, encoded, failed, processing
@@ -234,7 +235,7 @@ def table_with_table(
         this.send_old_values()
     if kind.left_may_lack:
         other.send_old_values()
-    value_serde = builder.value_serde if kept is None else kept.value_serde
+    value_serde = builder.value_serde if kept is None else outside(kept.value_serde)
     other = other.looked_up_by(this.key_serde)
     made = TableFlow(
         builder,

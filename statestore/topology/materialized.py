@@ -11,6 +11,7 @@ from statestore.errors import InvalidTopology, Misuse
 from statestore.model.modes import Span, span_ms
 from statestore.model.records import Serde
 from statestore.stores import serdes
+from statestore.stores.migration import Migrations, migrating, migrations_in
 from statestore.stores.specs import BuiltInSpec, KeyValueSpec, VersionedSpec
 
 # A store's name alone says nothing about types: then they are those of the operator it is given to.
@@ -27,7 +28,8 @@ class Materialized(Generic[K, V]):
     those win over the serdes of the stream. `history_retention_ms` (milliseconds or a timedelta)
     makes a named table keep its versions that long (KIP-889). `caching=False` emits every update
     instead of the last one per key and commit (INTERFACE rule 6). `changelog_config` is merged into
-    the configuration with which the store's changelog topic is created.
+    the configuration with which the store's changelog topic is created. `migrate` has the serdes
+    that wrote values of the store before, oldest first, each as a Migration (docs/adr/0022).
 
     Misuse if `store` is neither a name nor the spec of a key-value or versioned store, or if a spec
     comes with `history_retention_ms`.
@@ -39,6 +41,7 @@ class Materialized(Generic[K, V]):
     changelog_config: Mapping[str, str]
     key_serde: Serde[K] | None
     value_serde: Serde[V] | None
+    migrate: Migrations
 
     @overload
     def __init__(
@@ -50,6 +53,7 @@ class Materialized(Generic[K, V]):
         changelog_config: Mapping[str, str] = NO_CONFIG,
         key_serde: Serde[K] | None = None,
         value_serde: Serde[V] | None = None,
+        migrate: Migrations = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -58,6 +62,7 @@ class Materialized(Generic[K, V]):
         *,
         caching: bool = True,
         changelog_config: Mapping[str, str] = NO_CONFIG,
+        migrate: Migrations = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -67,6 +72,7 @@ class Materialized(Generic[K, V]):
         caching: bool = True,
         changelog_config: Mapping[str, str] = NO_CONFIG,
         key_serde: Serde[K],
+        migrate: Migrations = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -76,6 +82,7 @@ class Materialized(Generic[K, V]):
         caching: bool = True,
         changelog_config: Mapping[str, str] = NO_CONFIG,
         value_serde: Serde[V],
+        migrate: Migrations = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -86,6 +93,7 @@ class Materialized(Generic[K, V]):
         changelog_config: Mapping[str, str] = NO_CONFIG,
         key_serde: Serde[K],
         value_serde: Serde[V],
+        migrate: Migrations = None,
     ) -> None: ...
     def __init__(
         self,
@@ -96,6 +104,7 @@ class Materialized(Generic[K, V]):
         changelog_config: Mapping[str, str] = NO_CONFIG,
         key_serde: Serde[Any] | None = None,
         value_serde: Serde[Any] | None = None,
+        migrate: Migrations = None,
     ) -> None:
         given: object = store
         if not isinstance(given, str | KeyValueSpec | VersionedSpec):
@@ -115,6 +124,7 @@ class Materialized(Generic[K, V]):
             "changelog_config": changelog_config,
             "key_serde": key_serde,
             "value_serde": value_serde,
+            "migrate": migrations_in(migrate),
         }
         for name, value in fields.items():
             object.__setattr__(self, name, value)
@@ -149,7 +159,7 @@ class Materialized(Generic[K, V]):
         return replace(
             own,
             key_serde=self.key_serde or own.key_serde,
-            value_serde=self.value_serde or own.value_serde,
+            value_serde=migrating(self.value_serde or own.value_serde, self.migrate),
             changelog_config={**own.changelog_config, **self.changelog_config},
         )
 
@@ -165,6 +175,8 @@ class Materialized(Generic[K, V]):
         # A spec without a value serde has BYTES.
         if told is not serdes.INT64 and (self.value_serde or own is not serdes.BYTES):
             raise InvalidTopology(f"count() gives INT64, but the store's values are {told.name}")
+        if self.migrate:
+            raise InvalidTopology("count() gives INT64 and migrates nothing: leave out migrate")
         counts: Materialized[K, Any] = self
         return replace(counts, value_serde=serdes.INT64)
 

@@ -16,6 +16,7 @@ from statestore.model.batch import Batch
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.modes import AutoOffsetReset, PunctuationType, Span
 from statestore.model.records import Record, Serde
+from statestore.stores.migration import outside
 from statestore.stores.row_times import WriteTime
 from statestore.stores.staged_table import StagedTable
 from statestore.stores.versioned.table import VersionedTable
@@ -213,6 +214,11 @@ def check_serdes(where: str, key_serde: object, value_serde: object) -> None:
             raise Misuse(
                 f"{where}: {given!r:.99} is no {side}_serde: pass one of statestore.serdes, such "
                 "as serdes.STRING or serdes.JSON, or ss.Serde(name, serialize, deserialize)"
+            )
+        if outside(given) is not given:
+            raise Misuse(
+                f"{where}: {given.name} is the {side}_serde of a store that migrates its rows: "
+                "pass the serde itself, because a topic has no such rows"
             )
 
 

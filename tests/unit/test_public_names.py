@@ -12,7 +12,7 @@ from tests.builders import DEADLINE_S, child
 PINNED = """
     AutoOffsetReset BatchProcessor EmitStrategy HoppingWindows IsolationLevel JoinWindows
     KGroupedStream KGroupedTable KStream KTable KeyAtTime KeyValueSpec KeyValueStore
-    Materialized OnError Position PositionBound ProcessingGuarantee Processor
+    Materialized Migration OnError Position PositionBound ProcessingGuarantee Processor
     ProcessorContext PunctuationType PutResult ReadOnlyKeyValueStore
     ReadOnlySessionStore ReadOnlyVersionedKeyValueStore ReadOnlyWindowStore
     Record RunSummary Schema Serde SerdeContext SessionSpec SessionStore

@@ -163,8 +163,12 @@ class Clone:
             reach(CrashPoint.CLONE_COMMITTED)
             own = renamed(self._topology, topics)
             guarantee = self._settings.processing_guarantee
+            # Its rows are those of the original, so they were written by the same serdes.
+            known = self._manifest.deployed.stores.items()
+            writers = {name: store.writers() for name, store in known}
             publish_deployed(
-                self._layout, describe_deployment(own, guarantee, self._counts(own), self._logs)
+                self._layout,
+                describe_deployment(own, guarantee, self._counts(own), self._logs, writers=writers),
             )
             self._record(topics, finished=True)
             reach(CrashPoint.CLONE_FINISHED)

@@ -41,7 +41,7 @@ from statestore.operations.deployed import (
     read_deployed,
 )
 from statestore.operations.environment import Environment
-from statestore.operations.kept_stores import KeptStores
+from statestore.operations.kept_stores import Kept, KeptStores
 from statestore.operations.relocation.disk import (
     Aside,
     CheckpointEntry,
@@ -78,6 +78,8 @@ class RelocationReport(msgspec.Struct, frozen=True):
     applied: bool
     begun: list[Move]
     plan: RelocationPlan
+    serdes: list[str] = []
+    """Changes of the serdes and schemas of stores that do no harm."""
 
 
 def relocate(
@@ -152,6 +154,7 @@ class Relocation:
         self._layout = environment.layout
         self._clock = environment.clock
         self._logs = logs(topology, environment.settings).topics()
+        self._kept = Kept({}, [])
 
     def unfinished(self) -> RelocationJournal | None:
         """Read the journal of an unfinished relocation.
@@ -191,7 +194,7 @@ class Relocation:
             self._choices,
             guarantee=self._settings.processing_guarantee,
         )
-        self._check_kept()
+        self._kept = self._check_kept()
         check_places(self._topology, self._layout, made, self._counts)
         if made.moves and not self._automatic:
             raise TopologyMismatch(
@@ -202,7 +205,7 @@ class Relocation:
             )
         return made if self._automatic else msgspec.structs.replace(made, set_aside=[])
 
-    def _check_kept(self) -> None:
+    def _check_kept(self) -> Kept:
         kept = KeptStores(
             self._environment,
             self._topology,
@@ -210,7 +213,7 @@ class Relocation:
             self._has_records,
             accept_new_serdes=self._accept_new_serdes,
         )
-        kept.check()
+        return kept.check()
 
     def _has_records(self, store: str) -> bool:
         """Whether the log of a store may hold anything; it may if no broker is asked."""
@@ -224,7 +227,9 @@ class Relocation:
         journal = self.unfinished()
         begun = [] if journal is None else [m for m in journal.moves if self._undone(m)]
         made = self.plan(sizes=True) if journal is None else RelocationPlan()
-        return RelocationReport(self._layout.application_id, False, begun, made)
+        return RelocationReport(
+            self._layout.application_id, False, begun, made, serdes=self._kept.told
+        )
 
     def apply_locked(self) -> RelocationReport:
         """Call `apply` while holding the application's lock (SEMANTICS R4)."""
@@ -297,6 +302,7 @@ class Relocation:
             self._counts,
             self._logs,
             changelog_ids,
+            self._kept.writers,
         )
 
     @contextmanager

@@ -1,0 +1,333 @@
+"""Stores whose rows were written with other serdes: read as new values, written as new rows.
+
+Every kind of store is looked into the same way: a first pipeline writes, a second one with a
+migration reads and writes, and a third one does so with two. Sinks never see a mark.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import statestore as ss
+from statestore import serdes
+from statestore.model.ids import TopicPartition
+from statestore.model.records import Record
+from statestore.operations.audits.audit import require_pass
+from statestore.operations.audits.perform import audit
+from statestore.operations.run import Run, RunRequest
+from statestore.stores.in_windows import TIME_ROW
+from statestore.stores.migration import MARK
+from statestore.topology.table_groups import changes
+from tests.contract.task_rig import APPLICATION, TaskRig
+
+IN = TopicPartition("in", 0)
+V1 = serdes.INT64
+V2: ss.Serde[Any] = ss.Serde("V2", lambda value: json.dumps(value).encode(), json.loads)
+V3: ss.Serde[Any] = ss.Serde(
+    "V3", lambda value: b"3" + json.dumps(value).encode(), lambda data: json.loads(data[1:])
+)
+SERDES = (V1, V2, V3)
+
+
+def to_v2(number: int) -> dict[str, int]:
+    return {"n": number}
+
+
+def to_v3(value: dict[str, int]) -> list[int]:
+    return [value["n"], 0]
+
+
+STEPS = (ss.Migration(V1, to_v2), ss.Migration(V2, to_v3))
+Shaped = Callable[[int], Any]
+SHAPES: tuple[Shaped, ...] = (int, to_v2, lambda number: to_v3(to_v2(number)))
+
+
+def plain(value: Any) -> int:
+    """The number in a value of any version."""
+    if isinstance(value, dict):
+        return int(value["n"])
+    return int(value[0]) if isinstance(value, list) else int(value)
+
+
+def kept(version: int, store: str = "kept", **more: Any) -> ss.Materialized[Any, Any]:
+    return ss.Materialized(
+        store, value_serde=SERDES[version], migrate=STEPS[:version] or None, **more
+    )
+
+
+def begun(version: int) -> tuple[ss.StreamsBuilder, ss.KStream[str, Any]]:
+    builder = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=SERDES[version])
+    numbers = builder.stream("in", value_serde=serdes.INT64)
+    return builder, numbers
+
+
+def as_table(version: int) -> ss.Topology:
+    builder, numbers = begun(version)
+    table = numbers.map_values(SHAPES[version]).to_table(kept(version))
+    numbers.join(table, lambda number, row: SHAPES[version](plain(row))).to("out")
+    return builder.build()
+
+
+def summed(version: int) -> Callable[[str, int, Any], Any]:
+    return lambda _key, number, total: SHAPES[version](number + plain(total))
+
+
+def as_aggregate(version: int) -> ss.Topology:
+    builder, numbers = begun(version)
+    table = numbers.group_by_key().aggregate(
+        lambda: SHAPES[version](0), summed(version), kept(version)
+    )
+    table.to_stream().to("out")
+    return builder.build()
+
+
+def as_window(version: int) -> ss.Topology:
+    builder, numbers = begun(version)
+    table = (
+        numbers.group_by_key()
+        .windowed_by(ss.TumblingWindows(1_000_000))
+        .aggregate(lambda: SHAPES[version](0), summed(version), kept(version))
+    )
+    table.to_stream().to("out")
+    return builder.build()
+
+
+def as_session(version: int) -> ss.Topology:
+    builder, numbers = begun(version)
+    table = (
+        numbers.group_by_key()
+        .windowed_by(ss.SessionWindows(1_000_000))
+        .aggregate(
+            lambda: SHAPES[version](0),
+            summed(version),
+            lambda _key, one, other: SHAPES[version](plain(one) + plain(other)),
+            kept(version),
+        )
+    )
+    table.to_stream().to("out")
+    return builder.build()
+
+
+def as_history(version: int) -> ss.Topology:
+    builder, numbers = begun(version)
+    table = numbers.map_values(SHAPES[version]).to_table(
+        kept(version, history_retention_ms=1_000_000)
+    )
+    numbers.join(table, lambda number, row: SHAPES[version](plain(row))).to("out")
+    return builder.build()
+
+
+def as_view(version: int) -> ss.Topology:
+    builder, numbers = begun(version)
+    table = numbers.to_table("numbers").map_values(SHAPES[version], kept(version))
+    numbers.join(table, lambda number, row: SHAPES[version](plain(row))).to("out")
+    return builder.build()
+
+
+def as_group(version: int) -> ss.Topology:
+    """Groups of a table take the old value of a row out and put the new one in."""
+    builder, numbers = begun(version)
+    table = numbers.map_values(SHAPES[version]).to_table(kept(version))
+    table.group_by(
+        lambda _key, value: ("all", value), key_serde=serdes.STRING, value_serde=SERDES[version]
+    ).aggregate(
+        lambda: 0,
+        lambda _key, value, total: total + plain(value),
+        lambda _key, value, total: total - plain(value),
+        ss.Materialized("totals", value_serde=serdes.INT64),
+    ).to_stream().to("out")
+    return builder.build()
+
+
+class Adding:
+    """A processor with a store of its own."""
+
+    def __init__(self, version: int, context: "ss.ProcessorContext[str, Any]") -> None:
+        self._version = version
+        self._context = context
+        self._store: ss.KeyValueStore[str, Any] = context.store("kept")
+
+    def process(self, record: ss.Record[str, int]) -> None:
+        total = plain(self._store.get(record.key) or 0) + (record.value or 0)
+        self._store.put(record.key, SHAPES[self._version](total))
+        self._context.forward(record._replace(value=SHAPES[self._version](total)))
+
+
+def as_processor(version: int) -> ss.Topology:
+    builder, numbers = begun(version)
+    spec = ss.persistent_key_value_store(
+        "kept",
+        key_serde=serdes.STRING,
+        value_serde=SERDES[version],
+        migrate=STEPS[:version] or None,
+    )
+    numbers.process(lambda context: Adding(version, context), spec, name="adding").to("out")
+    return builder.build()
+
+
+MAKES = [
+    as_table,
+    as_aggregate,
+    as_window,
+    as_session,
+    as_history,
+    as_view,
+    as_processor,
+]
+Make = Callable[[int], ss.Topology]
+
+
+class World:
+    """One task whose pipeline is deployed again and again."""
+
+    def __init__(self, root: Path, make: Make) -> None:
+        self.make = make
+        self.rig = TaskRig(make(0), root)
+        self.sent = 0
+        self.seen = 0
+
+    def deploy(self, version: int) -> None:
+        """End the last life and begin one with the pipeline of this version."""
+        self.rig.end()
+        self.rig.topology = self.make(version)
+        with Run(self.rig.runtime, self.rig.topology, RunRequest()):
+            pass
+        self.rig.start()
+
+    def send(self, **numbers: int) -> None:
+        for key, number in numbers.items():
+            self.sent += 1
+            record: Record[bytes | None, bytes | None] = Record(
+                key.encode(), serdes.INT64.serialize(number), self.sent
+            )
+            self.rig.broker.produce(IN, record)
+
+    def process(self) -> None:
+        (task,) = self.rig.running
+        while task.step(0):
+            pass
+        task.step_commit()
+
+    def rows(self) -> list[bytes]:
+        """The values that the changelog holds, as bytes, without those of the store's own rows."""
+        logged = self.rig.changelog("kept")
+        logged.pop(TIME_ROW, None)
+        return sorted(logged.values())
+
+    def generations(self) -> list[int]:
+        return sorted(row[len(MARK)] if row.startswith(MARK) else 0 for row in self.rows())
+
+    def out(self, version: int) -> list[Any]:
+        """What went out since the last question, read with the plain serde."""
+        found = [record.value for record in self.rig.broker.records("out")][self.seen :]
+        self.seen += len(found)
+        return [None if one is None else SERDES[version].deserialize(one) for one in found]
+
+
+@pytest.fixture(params=MAKES, ids=lambda make: make.__name__)
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path, request.param)
+    yield made
+    made.rig.end()
+
+
+def replaces(world: World) -> bool:
+    return world.make in (as_table, as_history, as_view)
+
+
+def numbers(world: World, version: int) -> dict[str, int]:
+    """What goes out of the pipeline's present state, by key."""
+    before = len(world.rig.broker.records("out"))
+    world.send(a=100, b=200, c=300)
+    world.process()
+    found: dict[str, int] = {}
+    for record in world.rig.broker.records("out")[before:]:
+        assert record.key is not None
+        if record.value is None:
+            continue  # This session was merged with another one.
+        value = SERDES[version].deserialize(record.value)
+        assert type(value) is type(SHAPES[version](0))
+        found[record.key[:1].decode()] = plain(value)
+    return found
+
+
+def expected(world: World, **added: int) -> dict[str, int]:
+    return {
+        key: number + (0 if replaces(world) else added[key])
+        for key, number in {"a": 100, "b": 200, "c": 300}.items()
+    }
+
+
+def test_rows_of_older_serdes_are_read_as_new_values_and_written_anew_when_they_change(
+    world: World,
+) -> None:
+    world.deploy(0)
+    world.send(a=1, b=2, c=3)
+    world.process()
+    assert world.generations() == [0, 0, 0]
+    world.deploy(1)
+    world.send(a=10)
+    world.process()
+    assert world.generations() == [0, 0, 1]
+    world.deploy(2)
+    world.send(b=20)
+    world.process()
+    assert world.generations() == [0, 1, 2]
+    assert numbers(world, 2) == expected(world, a=11, b=22, c=3)
+    assert world.generations() == [2, 2, 2]
+
+
+def test_after_a_crash_and_after_the_loss_of_the_disk_rows_are_of_the_same_generations(
+    world: World,
+) -> None:
+    world.deploy(0)
+    world.send(a=1, b=2, c=3)
+    world.process()
+    world.deploy(2)
+    world.send(a=10)
+    world.process()
+    world.send(b=20)
+    (task,) = world.rig.running
+    task.step(0)  # This is not committed.
+    world.rig.crash()
+    assert world.generations() == [0, 0, 2]
+    shutil.rmtree(world.rig.folder)
+    world.deploy(2)
+    world.process()
+    assert world.generations() == [0, 2, 2]
+    assert numbers(world, 2) == expected(world, a=11, b=22, c=3)
+
+
+def test_an_audit_of_mixed_rows_passes(world: World) -> None:
+    world.deploy(0)
+    world.send(a=1, b=2)
+    world.process()
+    world.deploy(1)
+    world.send(a=10)
+    world.process()
+    world.rig.end()
+    assert world.generations() == [0, 1]
+    record = audit(world.rig.runtime)
+    assert record.failures == []
+    assert {one.store for one in record.stores} >= {"kept"}
+    assert require_pass(record) is record
+
+
+def test_groups_of_a_table_are_told_old_values_as_new_ones_without_marks(tmp_path: Path) -> None:
+    world = World(tmp_path, as_group)
+    world.deploy(0)
+    world.send(a=1, b=2)
+    world.process()
+    world.deploy(1)
+    topic = f"{APPLICATION}-totals-repartition"
+    before = len(world.rig.broker.records(topic))
+    world.send(a=10)
+    world.process()
+    told = [record.value for record in world.rig.broker.records(topic)[before:]]
+    world.rig.end()
+    found = [changes(V2).deserialize(data) for data in told if data is not None]
+    assert [(one.old, one.new) for one in found] == [({"n": 1}, {"n": 10})]
