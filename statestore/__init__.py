@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         Schema,
         Serde,
         SerdeContext,
+        Subscription,
         VersionedRecord,
         Windowed,
     )
@@ -103,6 +104,7 @@ else:
             "Schema",
             "Serde",
             "SerdeContext",
+            "Subscription",
             "VersionedRecord",
             "Windowed",
         ),
@@ -210,6 +212,7 @@ __all__ = [
     "StoreContext",
     "StoreSupplier",
     "StreamsBuilder",
+    "Subscription",
     "TaskId",
     "Time",
     "TimeWindowedKStream",

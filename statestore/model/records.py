@@ -18,6 +18,7 @@ T = TypeVar("T")
 K_co = TypeVar("K_co", covariant=True)
 V_co = TypeVar("V_co", covariant=True)
 K2 = TypeVar("K2")
+K2_co = TypeVar("K2_co", covariant=True)
 V2 = TypeVar("V2")
 T2 = TypeVar("T2")
 Header = tuple[str, bytes | None]
@@ -106,6 +107,13 @@ class KeyAtTime(NamedTuple, Generic[K_co]):
     key: K_co
     time_ms: int
     number: int
+
+
+class Subscription(NamedTuple, Generic[K_co, K2_co]):
+    """The key of a row in the store of a join by foreign key: `key` is that of the left row."""
+
+    foreign_key: K2_co
+    key: K_co
 
 
 AT_TIME_BYTES = 16

@@ -18,8 +18,11 @@ from statestore.model.records import (
     SESSION_BYTES,
     WINDOW_BYTES,
     Functions,
+    K,
     KeyAtTime,
     Serde,
+    SerdeContext,
+    Subscription,
     T,
     Windowed,
 )
@@ -31,6 +34,8 @@ _WINDOWED = re.compile(r"WINDOWED\((\d+),(.+)\)")
 _SESSION = re.compile(r"SESSION\((.+)\)")
 _TYPED_JSON = re.compile(r"JSON\(.+\)")
 _MIGRATED = re.compile(r"MIGRATED\[\d+\]\(")
+_SUBSCRIPTION = re.compile(r"SUBSCRIPTION\((.+)\)")
+_LENGTH = struct.Struct(">I")
 _SPAN = struct.Struct(">qq")
 _INT64 = struct.Struct(">q")
 _TIME_AND_NUMBER = struct.Struct(">QQ")
@@ -110,6 +115,9 @@ def by_name(name: str) -> Serde[Any]:
         return JSON
     if _MIGRATED.match(name):
         raise Misuse(f"several serdes wrote the rows of {name}, and only the pipeline has them")
+    names = _of_subscription(name)
+    if names is not None:
+        return subscription(*map(by_name, names))
     try:
         return _known[name]
     except KeyError:
@@ -155,18 +163,32 @@ def placing(serde: Serde[Any], keys: list[bytes | None]) -> list[bytes | None] |
     A key in a window is placed by the key alone, so that all windows of a key lie where the key
     does, as with Kafka Streams.
     """
-    beyond = beyond_key(serde.name)
-    if not beyond:
-        return None
-    return [None if key is None else key[:-beyond] for key in keys]
+    place = placed_by(serde.name)
+    return None if place is None else [None if key is None else place(key) for key in keys]
 
 
-def beyond_key(name: str) -> int:
-    """Return how many bytes follow the key itself under the serde of that name."""
+def placed_by(name: str) -> Callable[[bytes], bytes] | None:
+    """Return what gives the bytes that place a key under the serde of that name.
+
+    None: these are the key itself.
+    """
     found = of_windowed(name)
     if found is not None:
-        return found.span_bytes
-    return 0 if _AT_TIME.fullmatch(name) is None else AT_TIME_BYTES
+        return functools.partial(without_last, count=found.span_bytes)
+    if _AT_TIME.fullmatch(name) is not None:
+        return functools.partial(without_last, count=AT_TIME_BYTES)
+    names = _of_subscription(name)
+    return None if names is None else functools.partial(_placed_foreign, place=placed_by(names[0]))
+
+
+def without_last(key: bytes, count: int) -> bytes:
+    """Return a key without its last bytes."""
+    return key[:-count]
+
+
+def _placed_foreign(row: bytes, place: Callable[[bytes], bytes] | None) -> bytes:
+    foreign, _ = _two_keys(row)
+    return foreign if place is None else place(foreign)
 
 
 @functools.cache
@@ -223,6 +245,62 @@ def key_at_time(key_serde: Serde[T]) -> Serde[KeyAtTime[T]]:
         return write, read
 
     return key_serde.around(f"KEY_AT_TIME({key_serde.name})", make, key_at_time)
+
+
+@functools.cache
+def subscription(foreign_serde: Serde[T], key_serde: Serde[K]) -> Serde[Subscription[K, T]]:
+    """Return the serde of keys in the store of a join by foreign key.
+
+    The length of the foreign key's bytes comes first, in 4 bytes, big-endian, then the foreign key,
+    then the key of the left row.
+    """
+    name = f"SUBSCRIPTION({foreign_serde.name},{key_serde.name})"
+    if foreign_serde.contextual or key_serde.contextual:
+
+        def write_in(one: Subscription[K, T], context: SerdeContext) -> bytes:
+            foreign, key = foreign_serde.write(one[0], context), key_serde.write(one[1], context)
+            return subscription_row(foreign, key)
+
+        def read_in(data: bytes, context: SerdeContext) -> Subscription[K, T]:
+            foreign, key = _two_keys(data)
+            return Subscription(foreign_serde.read(foreign, context), key_serde.read(key, context))
+
+        return Serde(name, write_in, read_in).made_by(subscription, foreign_serde, key_serde)
+
+    def write(one: Subscription[K, T]) -> bytes:
+        return subscription_row(foreign_serde.serialize(one[0]), key_serde.serialize(one[1]))
+
+    def read(data: bytes) -> Subscription[K, T]:
+        foreign, key = _two_keys(data)
+        return Subscription(foreign_serde.deserialize(foreign), key_serde.deserialize(key))
+
+    return Serde(name, write, read).made_by(subscription, foreign_serde, key_serde)
+
+
+def _two_keys(row: bytes) -> tuple[bytes, bytes]:
+    """Return the bytes of the foreign key and of the key of a subscription."""
+    ends = _LENGTH.size + (_LENGTH.unpack_from(row)[0] if len(row) >= _LENGTH.size else 0)
+    if len(row) < ends or len(row) < _LENGTH.size:
+        raise ValueError(f"want two keys, of which one ends at byte {ends}, not {len(row)} in all")
+    return row[_LENGTH.size : ends], row[ends:]
+
+
+def subscription_row(foreign_key: bytes, key: bytes) -> bytes:
+    """Return the bytes of a Subscription, given those of both keys."""
+    return _LENGTH.pack(len(foreign_key)) + foreign_key + key
+
+
+def _of_subscription(name: str) -> tuple[str, str] | None:
+    """Return the names of the serdes of both keys, from that of a serde of subscriptions."""
+    found = _SUBSCRIPTION.fullmatch(name)
+    if found is None:
+        return None
+    depth, inner = 0, found[1]
+    for place, letter in enumerate(inner):
+        depth += (letter == "(") - (letter == ")")
+        if letter == "," and not depth:
+            return inner[:place], inner[place + 1 :]
+    return None
 
 
 @functools.cache

@@ -32,6 +32,8 @@ from statestore.topology.tables import History
 
 Look = Callable[[list[bytes]], list[Any]]
 """From keys under the table's key serde to their values; None where there is none."""
+LookInBytes = Callable[[list[bytes]], list[bytes | None]]
+"""As Look, but to the bytes of the values."""
 Stamp = Callable[[list[bytes], list[int]], list[int]]
 """From keys with a value, and times, to the later of each time and that of the key's row."""
 
@@ -161,9 +163,10 @@ class Flow:
 class TableFlow:
     """A table as far as it is written: `node` makes its updates, and `look` reads its rows.
 
-    `stamp` reads the times of its rows. `stores` are the stores that a look-up reads. `store` is
-    the table's own store; None: its rows are computed from those of other tables. `send_old_values`
-    asks that its updates carry the values that they replace.
+    `stamp` reads the times of its rows, `look_stored` the bytes of those that are in a store.
+    `stores` are the stores that a look-up reads. `store` is the table's own store; None: its rows
+    are computed from those of other tables. `send_old_values` asks that its updates carry the
+    values that they replace.
     """
 
     builder: Collector
@@ -176,6 +179,7 @@ class TableFlow:
     send_old_values: Callable[[], None]
     store: str | None = None
     history: History | None = None
+    look_stored: Callable[[NodeContext], LookInBytes] | None = None
 
     @classmethod
     def stored(
@@ -198,6 +202,7 @@ class TableFlow:
             partial(_stamp_of, spec=spec),
             old_values.enable,
             spec.name,
+            look_stored=partial(_stored_rows, spec=spec),
         )
 
     def kept_in(self, spec: KeyValueSpec[Any, Any]) -> "TableFlow":
@@ -210,7 +215,24 @@ class TableFlow:
             stamp=partial(_stamp_of, spec=spec),
             store=spec.name,
             history=None,
+            look_stored=partial(_stored_rows, spec=spec),
         )
+
+    def values_in(self, store: str) -> Serde[Any]:
+        """Return the serde of the values that `look_in_bytes` gives to what has this store."""
+        if self.look_stored is not None:
+            return self.value_serde
+        return self.value_serde.in_store(store, "value")
+
+    def look_in_bytes(self, context: NodeContext, value_serde: Serde[Any]) -> LookInBytes:
+        """Return the look-up of values in bytes, which `value_serde` reads; see `values_in`.
+
+        They are those of the table's store, if it has one.
+        """
+        if self.look_stored is not None:
+            return self.look_stored(context)
+        look, write = self.look(context), value_serde.serialize
+        return lambda keys: [None if value is None else write(value) for value in look(keys)]
 
     def add(
         self,
@@ -270,16 +292,24 @@ class TableFlow:
 
 def _look_of(context: NodeContext, spec: Spec) -> Look:
     """Return the look-up of a store's rows."""
-    table, read = context.table(spec.name), spec.value_serde.deserialize
-    windowed, plain = isinstance(spec, WindowSpec | SessionSpec), spec.value_serde is serdes.BYTES
+    stored, read = _stored_rows(context, spec), spec.value_serde.deserialize
+    plain = spec.value_serde is serdes.BYTES
 
     def look(keys: list[bytes]) -> list[Any]:
-        if windowed:
-            keys = list(map(partial(row_of, spec.kind), keys))
-        rows = table.get_many(keys)
+        rows = stored(keys)
         return rows if plain else [None if data is None else read(data) for data in rows]
 
     return look
+
+
+def _stored_rows(context: NodeContext, spec: Spec | VersionedSpec[Any, Any]) -> LookInBytes:
+    """Return the look-up of the values of a store's rows, in bytes."""
+    if isinstance(spec, VersionedSpec):
+        return tables.latest_in_bytes(context, spec)
+    table = context.table(spec.name)
+    if not isinstance(spec, WindowSpec | SessionSpec):
+        return table.get_many
+    return lambda keys: table.get_many(list(map(partial(row_of, spec.kind), keys)))
 
 
 def _stamp_of(context: NodeContext, spec: Spec | VersionedSpec[Any, Any]) -> Stamp:

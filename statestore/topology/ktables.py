@@ -13,6 +13,7 @@ from statestore.topology import grouped_streams, joins, missing_methods, streams
 from statestore.topology import operators as ops
 from statestore.topology.callbacks import check_arity, takes_key
 from statestore.topology.flows import Flow, TableFlow
+from statestore.topology.foreign_keys import foreign_keys_by, join_by_foreign_key
 from statestore.topology.joiners import Joiner
 from statestore.topology.materialized import Materialized
 from statestore.topology.table_groups import TableGroups, folding, reducing
@@ -97,12 +98,33 @@ class KTable(Generic[K_co, V_co]):
         *,
         name: str | None = None,
     ) -> "KTable[K_co, R]": ...
+    @overload
+    def join(
+        self,
+        table: "KTable[K2, V2]",
+        function: Callable[[V_co, V2], R],
+        materialized: Materialized[K_co, R] | str | None = None,
+        *,
+        foreign_key: Callable[[V_co], K2 | None] | Callable[[K_co, V_co], K2 | None],
+        name: str | None = None,
+    ) -> "KTable[K_co, R]": ...
+    @overload
+    def join(
+        self,
+        table: "KTable[K2, V2]",
+        function: Callable[[K_co, V_co, V2], R],
+        materialized: Materialized[K_co, R] | str | None = None,
+        *,
+        foreign_key: Callable[[V_co], K2 | None] | Callable[[K_co, V_co], K2 | None],
+        name: str | None = None,
+    ) -> "KTable[K_co, R]": ...
     def join(
         self,
         table: "KTable[Any, Any]",
         function: Callable[..., Any],
         materialized: Materialized[Any, Any] | str | None = None,
         *,
+        foreign_key: Callable[..., Any] | None = None,
         name: str | None = None,
     ) -> "KTable[K_co, Any]":
         """Return function(left, right) for every key that both tables have.
@@ -110,10 +132,17 @@ class KTable(Generic[K_co, V_co]):
         The function may take the key before both values.
 
         A row is updated when either side changes, and has the later of both sides' times.
-        SerdeMismatch if the keys of both have different serdes; InvalidTopology if the other table
-        has another builder.
+
+        With `foreign_key`, a row meets the row of the other table whose key foreign_key(value), or
+        foreign_key(key, value), returns (KIP-213, KIP-1104); None meets nothing. It must return the
+        same for the same row. The tables may have different keys and partitions. Topics and stores
+        are named after `name`, or else after the store that `materialized` names.
+
+        SerdeMismatch if the keys of both have different serdes, without a foreign key;
+        InvalidTopology if the other table has another builder.
         """
-        return self._joined(joins.JoinKind.INNER, table, function, materialized, name)
+        kind = joins.JoinKind.INNER
+        return self._joined(kind, table, function, materialized, name, foreign_key)
 
     @overload
     def left_join(
@@ -133,16 +162,41 @@ class KTable(Generic[K_co, V_co]):
         *,
         name: str | None = None,
     ) -> "KTable[K_co, R]": ...
+    @overload
+    def left_join(
+        self,
+        table: "KTable[K2, V2]",
+        function: Callable[[V_co, V2 | None], R],
+        materialized: Materialized[K_co, R] | str | None = None,
+        *,
+        foreign_key: Callable[[V_co], K2 | None] | Callable[[K_co, V_co], K2 | None],
+        name: str | None = None,
+    ) -> "KTable[K_co, R]": ...
+    @overload
+    def left_join(
+        self,
+        table: "KTable[K2, V2]",
+        function: Callable[[K_co, V_co, V2 | None], R],
+        materialized: Materialized[K_co, R] | str | None = None,
+        *,
+        foreign_key: Callable[[V_co], K2 | None] | Callable[[K_co, V_co], K2 | None],
+        name: str | None = None,
+    ) -> "KTable[K_co, R]": ...
     def left_join(
         self,
         table: "KTable[Any, Any]",
         function: Callable[..., Any],
         materialized: Materialized[Any, Any] | str | None = None,
         *,
+        foreign_key: Callable[..., Any] | None = None,
         name: str | None = None,
     ) -> "KTable[K_co, Any]":
-        """Do as `join`, but return function(left, None) where the other table lacks the key."""
-        return self._joined(joins.JoinKind.LEFT, table, function, materialized, name)
+        """Do as `join`, but return function(left, None) where the other table lacks the key.
+
+        So it does for a row whose foreign key is None.
+        """
+        kind = joins.JoinKind.LEFT
+        return self._joined(kind, table, function, materialized, name, foreign_key)
 
     @overload
     def outer_join(
@@ -189,17 +243,26 @@ class KTable(Generic[K_co, V_co]):
         function: Callable[..., Any],
         materialized: Materialized[Any, Any] | str | None,
         name: str | None,
+        foreign_key: Callable[..., Any] | None = None,
     ) -> "KTable[K_co, Any]":
         joiner = Joiner.checked(kind.value, function, name)
-        made = joins.table_with_table(
-            self._table,
-            table_of(kind.value, table, self._table),
-            joiner,
-            kind,
-            materialized=materialized,
-            name=name,
+        other = table_of(kind.value, table, self._table)
+        if foreign_key is not None:
+            made = join_by_foreign_key(
+                self._table,
+                other,
+                foreign_keys_by(kind.value, foreign_key, name),
+                joiner,
+                left_join=kind.right_may_lack,
+                materialized=materialized,
+                name=name,
+            )
+            return KTable(made)
+        return KTable(
+            joins.table_with_table(
+                self._table, other, joiner, kind, materialized=materialized, name=name
+            )
         )
-        return KTable(made)
 
     def group_by(
         self,

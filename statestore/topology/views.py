@@ -111,7 +111,7 @@ def _computed(table: TableFlow, function: Callable[[bytes, Any], Any]) -> TableF
         return look
 
     history = None if table.history is None else table.history.through(function)
-    return replace(table, look=look_in, store=None, history=history)
+    return replace(table, look=look_in, store=None, history=history, look_stored=None)
 
 
 def _filtered(

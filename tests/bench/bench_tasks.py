@@ -136,6 +136,7 @@ def bench_operators(bench: Bench, rig: Rig, repeats: int) -> None:
             "missing",
             "both_tables",
             "regrouping",
+            "referring",
         ),
     )
 

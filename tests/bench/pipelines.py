@@ -177,6 +177,19 @@ def both_tables() -> ss.Topology:
     return builder.build()
 
 
+def referring() -> ss.Topology:
+    """Rows joined with the row of another table whose key they hold, to the output topic."""
+    builder = ss.StreamsBuilder()
+    keys = builder.table(os.environ[TABLE_VARIABLE], materialized="others", name="others-in")
+    (
+        builder.table(os.environ[INPUT_VARIABLE], materialized="rows", name="rows-in")
+        .join(keys, lambda one, other: one + other, foreign_key=lambda key, _v: key, name="refers")
+        .to_stream(name="updates")
+        .to(os.environ[OUTPUT_VARIABLE], name="refers-out")
+    )
+    return builder.build()
+
+
 def regrouping() -> ss.Topology:
     """Rows of a table counted in 256 groups, every updated count to the output topic."""
     builder = ss.StreamsBuilder()

@@ -7,6 +7,7 @@ from statestore.model.records import Serde
 from statestore.topology.builder import StreamsBuilder
 from statestore.topology.graph import Topology
 from tests.contract import (
+    foreign_key_cases,
     session_cases,
     stream_cases,
     stream_join_cases,
@@ -15,7 +16,14 @@ from tests.contract import (
 )
 from tests.contract.operator_tables import Case
 
-MODULES = (stream_cases, table_cases, window_cases, session_cases, stream_join_cases)
+MODULES = (
+    stream_cases,
+    table_cases,
+    window_cases,
+    session_cases,
+    stream_join_cases,
+    foreign_key_cases,
+)
 CASES = {name: case for module in MODULES for name, case in module.CASES.items()}
 
 

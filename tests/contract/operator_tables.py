@@ -55,10 +55,14 @@ class Case:
 
 @dataclass(frozen=True)
 class Table:
-    """A case: what it builds, and its rows."""
+    """A case: what it builds, and its rows.
+
+    `races`: where records come at once, only what is there in the end is certain.
+    """
 
     build: Callable[[Case], None]
     text: str
+    races: bool = False
 
     def rows(self) -> list[tuple[Seen, list[Seen]]]:
         parsed = table_rows(self.text)
@@ -68,13 +72,13 @@ class Table:
 Register = Callable[[Callable[[Case], None]], Callable[[Case], None]]
 
 
-def collection() -> tuple[dict[str, Table], Callable[[str], Register]]:
+def collection(*, races: bool = False) -> tuple[dict[str, Table], Callable[[str], Register]]:
     """The cases of a module by name, and what makes one of a table and the function below it."""
     cases: dict[str, Table] = {}
 
     def case(text: str) -> Register:
         def register(build: Callable[[Case], None]) -> Callable[[Case], None]:
-            cases[build.__name__.strip("_").replace("_", "-")] = Table(build, text)
+            cases[build.__name__.strip("_").replace("_", "-")] = Table(build, text, races)
             return build
 
         return register
@@ -82,11 +86,18 @@ def collection() -> tuple[dict[str, Table], Callable[[str], Register]]:
     return cases, case
 
 
-def by_key(records: Iterable[Seen]) -> dict[tuple[str, Any], list[tuple[Any, int]]]:
-    """What each key of each topic showed, in order: what does not depend on partitions."""
+def by_key(
+    records: Iterable[Seen], *, races: bool = False
+) -> dict[tuple[str, Any], list[tuple[Any, int]]]:
+    """What each key of each topic showed, in order: what does not depend on partitions.
+
+    With `races`, the last row of each key, if it was not deleted.
+    """
     found: dict[tuple[str, Any], list[tuple[Any, int]]] = defaultdict(list)
     for seen in records:
         found[(seen.topic, seen.key)].append((seen.value, seen.timestamp_ms))
+    if races:
+        return {key: rows[-1:] for key, rows in found.items() if rows[-1][0] is not None}
     return dict(found)
 
 

@@ -4,7 +4,8 @@ Three sub-topologies: `in` is joined with another stream, filtered, mapped, coun
 close, in windows that overlap and in sessions, and rekeyed; what is rekeyed is joined with the
 table of users, counted in windows and in all, and that count joined with the users again, once
 filtered and once with users who have no count. A third one counts the users whose counts have the
-same rest. A processor writes a window store and a session store of its own.
+same rest, and each user is joined with that count by a foreign key. A processor writes a window
+store and a session store of its own.
 """
 
 import os
@@ -68,7 +69,16 @@ def topology() -> ss.Topology:
     either = totals.outer_join(users, lambda total, user: [total, user], name="either")
     either.to_stream().to(f"{prefix}-either")
     groups = totals.group_by(lambda _user, total: (str(total % GROUPS), total), name="by-rest")
-    groups.count(every("groups")).to_stream().to(f"{prefix}-groups")
+    sizes = groups.count(every("groups"))
+    sizes.to_stream().to(f"{prefix}-groups")
+    peers = totals.join(
+        sizes,
+        lambda total, size: [total, size],
+        every("peers"),
+        foreign_key=lambda total: str(total % GROUPS),
+        name="peers",
+    )
+    peers.to_stream().to(f"{prefix}-peers")
     others = b.stream(f"{prefix}-others")
     met = source.left_join(others, lambda number, other: [number, other], NEAR, name="met")
     met.to(f"{prefix}-met")

@@ -40,9 +40,16 @@ OUTPUTS = (
     "rich",
     "either",
     "groups",
+    "peers",
     "met",
 )
-JOIN_STORES = ("met-this-join-store", "met-other-join-store", "met-shared-join-store")
+SUBSCRIPTIONS = "peers-subscription-store"
+JOIN_STORES = (
+    "met-this-join-store",
+    "met-other-join-store",
+    "met-shared-join-store",
+    SUBSCRIPTIONS,
+)
 STORES = (
     "users",
     "closing",
@@ -51,6 +58,7 @@ STORES = (
     "windows",
     "totals",
     "groups",
+    "peers",
     "seen",
     "by-hand",
 )
@@ -107,7 +115,11 @@ class OperatorsRig(Rig):
         stores = (*STORES, *JOIN_STORES)
         logs = [f"{self.application_id}-{store}-changelog" for store in stores]
         topics = [f"{self.application_id}-{name}-repartition" for name in ("joined", "by-rest")]
-        return [*outputs, *logs, *topics]
+        asked = [
+            f"{self.application_id}-peers-subscription-{name}-repartition"
+            for name in ("registration", "response")
+        ]
+        return [*outputs, *logs, *topics, *asked]
 
     def findings(self) -> list[str]:
         """Every duplicate, loss and disagreement."""
@@ -147,6 +159,11 @@ class OperatorsRig(Rig):
             "store by-hand": kept,
             "store seen": {(f"k{n % 5}", START_MS + n): n for n in range(self.produced)},
         }
+        sizes = wanted["store groups"]
+        wanted["store peers"] = {user: [n, sizes[str(n % GROUPS)]] for user, n in totals.items()}
+        wanted["peers"] = wanted["store peers"]
+        wanted["peers that went back"] = []
+        wanted["subscriptions"] = {(str(n % GROUPS), user) for user, n in totals.items()}
         wanted["met"] = self._met()
         wanted |= {f"store {store}": self._fold(store) for store in JOIN_STORES}
         wanted |= {f"fold of {store}": wanted[f"store {store}"] for store in STORES[1:]}
@@ -179,6 +196,16 @@ class OperatorsRig(Rig):
             )
         for store in JOIN_STORES:
             found[f"store {store}"] = self._raw_rows(store)
+        read_subscription = serdes.subscription(serdes.STRING, serdes.STRING).deserialize
+        found["subscriptions"] = set(map(read_subscription, found[f"store {SUBSCRIPTIONS}"]))
+        found["peers"] = {}
+        found["peers that went back"] = []
+        for _, key, value in rows["peers"]:
+            user, result = (key or b"").decode(), value and json.loads(value)
+            # Results are of totals as they were, one after another.
+            if result and found["peers"].get(user, result)[0] > result[0]:
+                found["peers that went back"].append((user, result))
+            found["peers"][user] = result or found["peers"][user]
         for store in STORES[1:]:
             read_key = bytes.decode if store in BY_KEY else _KEYS.get(store, _window)
             found[f"fold of {store}"] = {
@@ -248,9 +275,9 @@ class OperatorsRig(Rig):
                 rows[key] = value
         return rows
 
-    def _rows(self, store: str) -> dict[Any, int]:
+    def _rows(self, store: str) -> dict[Any, Any]:
         """The rows on disk, read as bytes."""
-        found: dict[Any, int] = {}
+        found: dict[Any, Any] = {}
         for folder in (self.state_dir / self.application_id).glob(f"*/rocksdb/{store}"):
             spec = ss.persistent_key_value_store(store)
             if store not in BY_KEY:
@@ -294,7 +321,11 @@ def _int(data: bytes | None) -> int:
     return int.from_bytes(data, "big")
 
 
-BY_KEY: dict[str, Callable[[bytes], int]] = {"totals": json.loads, "groups": _int}
+BY_KEY: dict[str, Callable[[bytes], Any]] = {
+    "totals": json.loads,
+    "groups": _int,
+    "peers": json.loads,
+}
 """The stores that have no windows, and how their values are read."""
 
 

@@ -105,12 +105,13 @@ def outcome(kafka: LocalKafka, topology: Topology, prefix: str) -> dict[str, Any
 
     eventually(read_all, "every output read", 2 * DEADLINE_S)
     consumer.close()
-    return {name: by_key(seen) for name, seen in found.items()}
+    return {name: by_key(seen, races=CASES[name].races) for name, seen in found.items()}
 
 
 def expected() -> dict[str, Any]:
     return {
-        name: by_key(seen for _, out in case.rows() for seen in out) for name, case in CASES.items()
+        name: by_key((seen for _, out in case.rows() for seen in out), races=case.races)
+        for name, case in CASES.items()
     }
 
 

@@ -168,6 +168,27 @@ class Writing:
         )
         return table.to_stream()
 
+    def foreign_join(self, stream: KStream[Any, Any], number: int, name: str) -> KStream[Any, Any]:
+        return self._by_foreign_key("join", stream, number, name)
+
+    def foreign_left_join(
+        self, stream: KStream[Any, Any], number: int, name: str
+    ) -> KStream[Any, Any]:
+        return self._by_foreign_key("left_join", stream, number, name)
+
+    def _by_foreign_key(
+        self, kind: str, stream: KStream[Any, Any], number: int, name: str
+    ) -> KStream[Any, Any]:
+        program = self._program
+        table = stream.to_table(self._kept_in(f"{name}-rows"), name=f"{name}-table")
+        joined: KTable[Any, Any] = getattr(table, kind)(
+            self._right,
+            self._functions.both,
+            foreign_key=lambda value: program.named(value, number),
+            name=name,
+        )
+        return joined.to_stream()
+
     def stream_join(self, stream: KStream[Any, Any], number: int, name: str) -> KStream[Any, Any]:
         return stream.join(*self._met(number), name=name)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tests.stateful.naive_tables import (
+    ByForeignKey,
     Copy,
     Fact,
     Folded,
@@ -189,6 +190,29 @@ class Naive:
 
         rows.tell(groups.take)
         groups.tell(lambda update: self._push(place + 1, update))
+        return stage
+
+    def foreign_join(self, number: int, place: int) -> Stage:
+        return self._by_foreign_key(number, place, outer=False)
+
+    def foreign_left_join(self, number: int, place: int) -> Stage:
+        return self._by_foreign_key(number, place, outer=True)
+
+    def _by_foreign_key(self, number: int, place: int, *, outer: bool) -> Stage:
+        rows, functions = Kept(), self._functions
+
+        def stage(fact: Fact) -> Iterator[Fact]:
+            rows.take(fact)
+            return iter(())
+
+        joined = ByForeignKey(
+            rows,
+            self._right,
+            lambda value: self._program.named(value, number),
+            lambda _key, row, other: functions.both(row, other),
+            outer=outer,
+        )
+        joined.tell(lambda update: self._push(place + 1, update))
         return stage
 
     def stream_join(self, number: int, place: int) -> Stage:

@@ -338,6 +338,35 @@ class Groups(Kept):
         self.keep(Fact(key, made, time, value_of(self.row(key))))
 
 
+class ByForeignKey(Kept):
+    """Rows of a table, each joined with the row of another whose key it holds."""
+
+    def __init__(
+        self, left: Kept, right: Table, key_of: Callable[[Any], Key], join: Joiner, *, outer: bool
+    ) -> None:
+        super().__init__()
+        self._left, self._right, self._key_of = left, right, key_of
+        self._join, self._outer = join, outer
+        left.tell(lambda update: self._renew(update.key, update.time))
+        right.tell(self._of_right)
+
+    def _of_right(self, update: Fact) -> None:
+        for key, row in list(self._left.rows.items()):
+            if self._key_of(row.value) == update.key:
+                self._renew(key, max(update.time, row.time))
+
+    def _renew(self, key: Key, time: int) -> None:
+        row, other = self._left.row(key), None
+        if row is not None:
+            other = self._right.row(self._key_of(row.value))
+        if row is None or (other is None and not self._outer):
+            if key in self.rows:
+                self.keep(Fact(key, None, time))
+            return
+        made = self._join(key, row.value, value_of(other))
+        self.keep(Fact(key, made, time if other is None else max(time, other.time)))
+
+
 class Copy(Kept):
     """What another tells, kept."""
 

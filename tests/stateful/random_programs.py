@@ -1,7 +1,7 @@
 """Small random pipelines as data: their steps, tables and keys, the user's functions, the input."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,6 +20,8 @@ NEAR = {2: (8, 8, 0), 3: (15, 0, 5), 4: (-3, 20, 2)}
 KEYED = 4
 """The number of steps whose functions take the key, too."""
 YEAR_2099 = 4_070_908_800_000
+Outcome = tuple[Any, ...]
+"""Key, value and time of what came out."""
 
 
 class TableStep(NamedTuple):
@@ -156,6 +158,8 @@ JOINS = {"join", "left_join", "grace_join", "grace_left_join"}
 STREAM_JOINS = {"stream_join", "stream_left_join", "stream_outer_join"}
 """With the stream of `right`; `self_join` and `self_outer_join` are with the stream itself."""
 _SELF_JOINS = {"self_join", "self_outer_join"}
+FOREIGN_JOINS = {"foreign_join", "foreign_left_join"}
+"""Of the stream's table with that of `right`, by a key that its values hold."""
 _NEED_KEYS = {
     "count",
     "reduce",
@@ -166,6 +170,7 @@ _NEED_KEYS = {
     *JOINS,
     *STREAM_JOINS,
     *_SELF_JOINS,
+    *FOREIGN_JOINS,
 }
 _CHANGE_KEYS = {"select_key", "windows", "closed_windows"}
 
@@ -188,6 +193,11 @@ def hop_of(made: Made) -> int:
 def has_history(made: Made) -> bool:
     """Whether a stream joins the version as of its own time."""
     return made.kind == "history" and not any(step.kept for step in made.steps)
+
+
+def races(program: Program) -> bool:
+    """Whether only what there is in the end is certain."""
+    return bool(program.steps) and program.steps[-1].name in FOREIGN_JOINS
 
 
 def meet(program: Program, made: Made) -> bool:
@@ -273,6 +283,12 @@ def named_apart(window: "Windowed[Any]") -> Any:
     return renamed(window.key, apart)
 
 
+def latest(made: Iterable[Outcome]) -> dict[Any, Outcome]:
+    """What is there of each key in the end."""
+    rows = {row[0]: row for row in made}
+    return {key: row for key, row in sorted(rows.items(), key=repr) if row[1] is not None}
+
+
 # At random.
 
 BY_KEY = ["plain", "history", "count", "reduce", "aggregate"]
@@ -328,6 +344,9 @@ def program_of(chance: random.Random, *, values: str = "", windowed: bool | None
             of = chance.choice([*BY_KEY, *BY_WINDOW, *BY_SESSION, *most_often])
             made = Made(of, number, _table_steps(chance, "fmjlo", 5))
         steps.append(Step(name, number, made))
+    # Only in the end, because what comes in between depends on how rows race.
+    if not of_windows and chance.random() < 0.15:
+        steps.append(Step(chance.choice(sorted(FOREIGN_JOINS)), chance.randint(2, 4)))
     return in_order(Program(kind, of_windows, right, tuple(steps)))
 
 

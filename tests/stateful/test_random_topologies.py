@@ -23,17 +23,19 @@ from tests.stateful.random_programs import (
     BY_KEY,
     BY_SESSION,
     BY_WINDOW,
+    FOREIGN_JOINS,
     JOINS,
     STREAM_JOIN_STEPS,
     Lot,
+    Outcome,
     Program,
     Run,
+    latest,
     lots_of,
     program_of,
+    races,
     smaller,
 )
-
-Outcome = tuple[Any, ...]
 
 SEED = os.environ.get("STATESTORE_PROGRAM_SEED")
 COUNT = int(os.environ.get("STATESTORE_PROGRAMS", "0"))
@@ -96,30 +98,34 @@ def singles(lots: Iterable[Lot]) -> list[Lot]:
     return [lot._replace(facts=(fact,)) for lot in lots for fact in lot.facts]
 
 
-def latest(made: Iterable[Outcome]) -> dict[Any, Outcome]:
-    """What is there of each key in the end."""
-    rows = {row[0]: row for row in made}
-    return {key: row for key, row in sorted(rows.items(), key=repr) if row[1] is not None}
-
-
 Judged = Callable[[Run], tuple[Any, Any]]
 
 
+def _in_the_end(program: Program, *outcomes: list[Outcome]) -> tuple[Any, Any]:
+    """All that came out, or what is there in the end, where rows race."""
+    one, other = map(latest, outcomes) if races(program) else outcomes
+    return one, other
+
+
 def by_the_naive(run: Run) -> tuple[Any, Any]:
-    return found(*run), wanted(*run)
+    return _in_the_end(run[0], found(*run), wanted(*run))
 
 
 def by_headers(run: Run) -> tuple[Any, Any]:
-    """Records that wait for a table have their own headers, which the interpreter cannot tell."""
+    """Records that wait for a table have their own headers, which the interpreter cannot tell.
+
+    Nor can it tell which results there are where rows race.
+    """
     program, lots = run
-    steps = tuple(step for step in program.steps if not step.name.startswith("grace_"))
+    left_out = ("grace_", "foreign_")
+    steps = tuple(step for step in program.steps if not step.name.startswith(left_out))
     program = program._replace(steps=steps)
     return marks_found(program, lots), marks_wanted(program, lots)
 
 
 def by_singles(run: Run) -> tuple[Any, Any]:
     program, lots = run
-    return found(program, lots), found(program, singles(lots))
+    return _in_the_end(program, found(program, lots), found(program, singles(lots)))
 
 
 def with_caching(run: Run) -> tuple[Any, Any]:
@@ -188,7 +194,7 @@ def test_the_programs_join_tables_of_all_kinds_in_all_ways_and_something_comes_o
         *product(("history",), ("grace_join", "grace_left_join")),
     }
     names = {step.name for p, _ in given for step in p.steps}
-    assert names.issuperset({*STREAM_JOIN_STEPS, "regroup"})
+    assert names.issuperset({*STREAM_JOIN_STEPS, *FOREIGN_JOINS, "regroup"})
     made = [step.table for p, _ in given for step in p.steps if step.table is not None]
     steps = {(table.kind, step.name) for table in made for step in table.steps}
     # Keys in sessions meet no others.

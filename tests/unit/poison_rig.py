@@ -119,6 +119,16 @@ OPERATORS: dict[str, Callable[[KStream[Any, Any], StreamsBuilder], KStream[Any, 
         .reduce(lambda _old, new: new, lambda total, _old: total, "latest")
         .to_stream()
     ),
+    "table left_join by a foreign key": lambda s, b: (
+        s.to_table("rows")
+        .left_join(
+            b.table("prices", materialized="prices"),
+            lambda left, _right: left,
+            "latest",
+            foreign_key=value_of,
+        )
+        .to_stream()
+    ),
     "windowed aggregate": lambda s, _b: (
         s.group_by_key()
         .windowed_by(TumblingWindows(10))

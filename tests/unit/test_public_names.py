@@ -17,10 +17,10 @@ PINNED = """
     ReadOnlySessionStore ReadOnlyVersionedKeyValueStore ReadOnlyWindowStore
     Record RunSummary Schema Serde SerdeContext SessionSpec SessionStore
     SessionWindowedKStream SessionWindows Settings Span StateStore StoreContext
-    StoreSupplier StreamsBuilder TaskId Time TimeWindowedKStream TopicPartition Topology
-    TumblingWindows VersionedKeyValueStore VersionedRecord VersionedSpec WindowSpec
-    WindowStore
-    Windowed errors in_memory_key_value_store in_memory_session_store
+    StoreSupplier StreamsBuilder Subscription TaskId Time TimeWindowedKStream
+    TopicPartition Topology TumblingWindows VersionedKeyValueStore VersionedRecord
+    VersionedSpec WindowSpec WindowStore Windowed errors
+    in_memory_key_value_store in_memory_session_store
     in_memory_versioned_key_value_store in_memory_window_store
     open_snapshot open_store persistent_key_value_store persistent_session_store
     persistent_versioned_key_value_store persistent_window_store run serdes

@@ -6,6 +6,7 @@ expired history or tombstones; a tombstone only ends the version before it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -183,10 +184,13 @@ def replay_log(audit_log: AuditLogReader, subject: Subject) -> ReplayedLog:
 
 def placing_keys(keys: list[bytes | None], kind: str, key_serde: str | None) -> list[bytes]:
     """Return the bytes that a producer would hash, for the keys that determine a partition."""
-    beyond = 0 if key_serde is None else serdes.beyond_key(key_serde)
-    beyond = _SPANS.get(kind, beyond)
-    if beyond:
-        return [key[:-beyond] for key in keys if key is not None and key != in_windows.TIME_ROW]
+    span = _SPANS.get(kind)
+    if span is not None:
+        place: Callable[[bytes], bytes] | None = partial(serdes.without_last, count=span)
+    else:
+        place = None if key_serde is None else serdes.placed_by(key_serde)
+    if place is not None:
+        return [place(key) for key in keys if key is not None and key != in_windows.TIME_ROW]
     return [key for key in keys if key is not None]
 
 

@@ -246,6 +246,17 @@ def joins(builder: ss.StreamsBuilder[str, bytes], orders: ss.KStream[str, Order]
     )
     assert_type(rates.left_join(texts, lambda rate, text: text), ss.KTable[str, str | None])
     assert_type(rates.outer_join(texts, lambda rate, text: rate), ss.KTable[str, float | None])
+    names = builder.table("names", key_serde=serdes.INT64, value_serde=serdes.STRING)
+    assert_type(
+        rates.join(
+            names, lambda rate, name: (rate, name), foreign_key=lambda rate: round(rate) + 1
+        ),
+        ss.KTable[str, tuple[float, str]],
+    )
+    assert_type(
+        rates.left_join(names, lambda rate, name: name, foreign_key=lambda key, rate: len(key)),
+        ss.KTable[str, str | None],
+    )
     groups = rates.group_by(lambda key, rate: (len(key), str(rate)), key_serde=serdes.INT64)
     assert_type(groups, ss.KGroupedTable[int, str])
     assert_type(groups.count("n"), ss.KTable[int, int])

@@ -1,0 +1,415 @@
+"""Joins of tables by a foreign key: each row of the left table holds the key of a row of the right.
+
+This module adds such a join to a pipeline and has the nodes of the left row's task. They subscribe
+the row with the task of the right row, and join what that answers with the row as it is; a row
+without a foreign key asks nobody. See subscriptions.py.
+
+Keeps I24.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from operator import length_hint
+from typing import Any, Final, NamedTuple
+
+from statestore.model.batch import Batch, Column
+from statestore.model.records import Serde
+from statestore.stores import serdes
+from statestore.stores.specs import KeyValueSpec
+from statestore.topology.callbacks import takes_key
+from statestore.topology.collector import Collector
+from statestore.topology.failures import Stage, decoded, encoded, failed, processing
+from statestore.topology.flows import TableFlow
+from statestore.topology.joiners import Joiner
+from statestore.topology.materialized import Materialized, wished
+from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
+from statestore.topology.operators import passed
+from statestore.topology.subscriptions import (
+    DIGEST_BYTES,
+    NONE,
+    SOME,
+    ForeignKey,
+    ForeignKeyJoin,
+    digest,
+    following,
+    subscribing,
+)
+
+_TAKER: Final = "the right table, or let foreign_key return a key that fits"
+
+
+@dataclass(frozen=True)
+class _Names:
+    """The names of what a join adds, after the user's name for it; without one, generated."""
+
+    builder: Collector
+    base: str | None
+
+    def of(self, suffix: str, kind: str) -> str:
+        """Return the name of a node or of a topic."""
+        return self.builder.number(kind) if self.base is None else f"{self.base}-{suffix}"
+
+    def of_store(self, suffix: str, kind: str) -> str:
+        """Return the name of a store."""
+        return self.builder.store_name(kind) if self.base is None else f"{self.base}-{suffix}"
+
+    def through(self, parent: str, topic: str, key_serde: Serde[Any]) -> str:
+        """Add an internal topic of messages; return the source that reads it."""
+        return self.builder.repartition(
+            parent,
+            topic,
+            explicit=self.base is not None,
+            key_serde=key_serde,
+            value_serde=serdes.BYTES,
+            partitions=None,
+            taker=_TAKER,
+        )
+
+
+def join_by_foreign_key(
+    left: TableFlow,
+    right: TableFlow,
+    foreign_key: ForeignKey,
+    joiner: Joiner,
+    *,
+    left_join: bool,
+    materialized: Materialized[Any, Any] | str | None,
+    name: str | None,
+) -> TableFlow:
+    """Add the join of a table with the rows of another whose keys it holds.
+
+    The result has a store: without one, nobody could tell which rows it has. Topics and stores that
+    the user does not name are named after the join, or else after that store.
+    """
+    builder, wanted = left.builder, wished(materialized)
+    names = _Names(builder, name or (None if wanted is None else wanted.name))
+    registration = names.of("subscription-registration", "KTABLE-FK-JOIN-SUBSCRIPTION-REGISTRATION")
+    subscriptions: KeyValueSpec[Any, Any] = KeyValueSpec(
+        names.of_store("subscription-store", "KTABLE-FK-JOIN-SUBSCRIPTION"),
+        serdes.subscription(right.key_serde, left.key_serde),
+        serdes.BYTES,
+    )
+    if wanted is None:
+        wanted = Materialized(names.of_store("store", "KTABLE-FK-JOIN-OUTPUT"))
+    kept = wanted.spec(left.key_serde, builder.value_serde)
+    for spec in (subscriptions, kept):
+        builder.keep(spec)
+    join = ForeignKeyJoin(
+        left,
+        right,
+        foreign_key,
+        joiner,
+        subscriptions,
+        left_join,
+        keys=left.key_serde.in_store(subscriptions.name, "key"),
+        foreign_keys=right.key_serde.in_store(subscriptions.name, "key"),
+        left_values=left.values_in(kept.name),
+        right_values=right.values_in(subscriptions.name),
+    )
+    left.send_old_values()
+    sent, alone = f"{registration}-sent", f"{registration}-alone"
+    # It reads its table beside the node that writes it: named as its stores, they would have
+    # records go one by one, for what comes to the same (sub_topologies.py).
+    builder.node(
+        "", registration, (left.node,), lambda n: _registering(n, join, sent=sent, alone=alone)
+    )
+    for child in (sent, alone):
+        builder.node("", child, (registration,), lambda _: passed())
+    answers = _in_the_right_task(join, names, names.through(sent, registration, right.key_serde))
+    response = names.of("subscription-response", "KTABLE-FK-JOIN-SUBSCRIPTION-RESPONSE")
+    resolver = builder.node(
+        "",
+        names.of("subscription-response-resolver", "KTABLE-FK-JOIN-SUBSCRIPTION-RESPONSE-RESOLVER"),
+        (names.through(answers, response, left.key_serde),),
+        lambda n: _resolving(n, join),
+        left.stores,
+        copartitioned=True,
+    )
+    old_values = SendOldValues()
+    node = builder.node(
+        "KTABLE-FK-JOIN-OUTPUT",
+        name,
+        (alone, resolver),
+        lambda n: _keeping(n, kept, old_values),
+        (kept.name,),
+    )
+    return TableFlow.stored(builder, node, kept, old_values)
+
+
+def _in_the_right_task(join: ForeignKeyJoin, names: _Names, registrations: str) -> str:
+    """Add the nodes that keep subscriptions and answer them; return the one of all answers."""
+    builder, right, store = names.builder, join.right, join.subscriptions.name
+    answers = (
+        builder.node(
+            "",
+            names.of("subscription-processor", "KTABLE-FK-JOIN-SUBSCRIPTION-PROCESSOR"),
+            (registrations,),
+            lambda n: subscribing(n, join),
+            tuple(dict.fromkeys((*right.stores, store))),
+            copartitioned=True,
+            writes=True,
+        ),
+        builder.node(
+            "",
+            names.of("foreign-processor", "KTABLE-FK-JOIN-FOREIGN-PROCESSOR"),
+            (right.node,),
+            lambda n: following(n, join),
+            (store,),
+            copartitioned=True,
+        ),
+    )
+    merged = names.of("subscription-answers", "KTABLE-FK-JOIN-SUBSCRIPTION-ANSWERS")
+    return builder.node("", merged, answers, lambda _: passed())
+
+
+def foreign_keys_by(verb: str, function: Callable[..., Any], name: str | None) -> ForeignKey:
+    """Return the function of key and value for one of the value, or of both (KIP-1104).
+
+    Misuse if it takes neither.
+    """
+    if takes_key(f"{verb} foreign_key", function, 1, name):
+        return function
+    return lambda _key, value: function(value)
+
+
+class _Changed(NamedTuple):
+    """A left row that a batch changes: its foreign keys before and after, and its last record."""
+
+    place: int
+    old: bytes | None
+    new: bytes | None
+
+
+def _registering(node: str, join: ForeignKeyJoin, *, sent: str, alone: str) -> Build:
+    """Build the node that says of each left row that changes which foreign key it has.
+
+    What has none, or is gone, has its result at once: `alone` takes those, `sent` the rest.
+    """
+
+    def build(context: NodeContext, forward: Forward) -> Push:
+        look = join.left.look_in_bytes(context, join.left_values)
+
+        def push(batch: Batch) -> None:
+            with processing(node, batch):
+                changed = _changes_of(node, join, batch)
+                rows = look(list(changed))
+            held = dict(zip(changed, rows, strict=True))
+            asking = _registrations(node, join, batch, held, changed)
+            if len(asking):
+                forward(asking, sent)
+            # A value that its serde makes a null has no row.
+            places = [
+                one.place for key, one in changed.items() if one.new is None or held[key] is None
+            ]
+            if places:
+                forward(_alone(node, join, batch, places, held), alone)
+
+        return push
+
+    return build
+
+
+def _changes_of(node: str, join: ForeignKeyJoin, batch: Batch) -> dict[bytes, _Changed]:
+    """Return what the batch changes, by the key of the left row."""
+    assert batch.old_values is not None
+    keys = encoded(node, batch, "key", join.left.key_serde)
+    decoded(node, batch, "value")
+    firsts: dict[bytes | None, int] = {}
+    for place, key in enumerate(keys):
+        firsts.setdefault(key, place)
+    # The old value of any other record is the value of the one before it.
+    old = _foreign_keys(node, join, batch, batch.old_values, sorted(firsts.values()))
+    new = _foreign_keys(node, join, batch, batch.values, range(len(batch)))
+    # A table's updates have keys.
+    return {
+        key: _Changed(place, old.get(firsts[key]), new.get(place))  # type: ignore[misc]
+        for place, key in enumerate(keys)
+    }
+
+
+def _foreign_keys(
+    node: str, join: ForeignKeyJoin, batch: Batch, values: Column, places: Iterable[int]
+) -> dict[int, bytes | None]:
+    """Return the foreign keys of the values at these places, by place, where there are any."""
+    keys, objects = decoded(node, batch, "key"), values.objects
+    found: dict[int, Any] = {}
+    for place in places:
+        if objects[place] is None:
+            continue
+        try:
+            foreign = join.foreign_key(keys[place], objects[place])
+        except Exception as error:
+            culprit = [(place, error)]
+            raise failed(Stage.PROCESSING, node, batch, error, found=culprit) from error
+        if foreign is not None:
+            found[place] = foreign
+    rows = batch.take(list(found)).with_columns(keys=Column(objects=list(found.values())))
+    return dict(
+        zip(found, encoded(node, rows, "key", join.right.key_serde, taker=_TAKER), strict=True)
+    )
+
+
+def _registrations(
+    node: str,
+    join: ForeignKeyJoin,
+    batch: Batch,
+    rows: dict[bytes, bytes | None],
+    changed: dict[bytes, _Changed],
+) -> Batch:
+    """Return the registrations of a batch, each end of one before what replaces it."""
+    own = encoded(node, batch, "key", join.keys)
+    places: list[int] = []
+    keys: list[bytes | None] = []
+    values: list[bytes | None] = []
+    for key, (place, old, new) in changed.items():
+        row, told = rows[key], own[place]
+        # A table's updates have keys.
+        assert told is not None
+        if old is not None and old != new:
+            places.append(place)
+            keys.append(old)
+            values.append(NONE + told)
+        if new is not None and row is not None:
+            places.append(place)
+            keys.append(new)
+            values.append(SOME + digest(row) + told)
+    return batch.take(places).with_columns(
+        keys=Column(raw=keys, serde=join.right.key_serde),
+        values=Column(raw=values, serde=serdes.BYTES),
+    )
+
+
+def _alone(
+    node: str,
+    join: ForeignKeyJoin,
+    batch: Batch,
+    places: list[int],
+    held: dict[bytes, bytes | None],
+) -> Batch:
+    """Return the results of the records at these places, which have no foreign key."""
+    rows = batch.take(places)
+    keys = encoded(node, rows, "key", join.left.key_serde)
+    pairs = zip(keys, rows.values.objects, strict=True)
+    # A table's updates have keys.
+    lefts = [None if held[key] is None else value for key, value in pairs]  # type: ignore[index]
+    return rows.with_columns(values=_results(node, join, rows, lefts, _nothing))
+
+
+def _nothing() -> Any:
+    return None
+
+
+def _resolving(node: str, join: ForeignKeyJoin) -> Build:
+    """Build the node that joins left rows with the answers that are for their present values."""
+    read_left, read_right = join.left_values.deserialize, join.right_values.deserialize
+
+    def build(context: NodeContext, forward: Forward) -> Push:
+        look = join.left.look_in_bytes(context, join.left_values)
+
+        def push(batch: Batch) -> None:
+            keys = encoded(node, batch, "key", join.left.key_serde)
+            told = encoded(node, batch, "value", serdes.BYTES)
+            unique = sorted({key for key in keys if key is not None})
+            with processing(node, batch):
+                rows: dict[bytes | None, bytes | None] = dict(
+                    zip(unique, look(unique), strict=True)
+                )
+            digests = {key: digest(row) for key, row in rows.items() if row is not None}
+            places, lefts, rights = [], [], []
+            for place, (key, data) in enumerate(zip(keys, told, strict=True)):
+                if data is not None and digests.get(key) == data[1 : 1 + DIGEST_BYTES]:
+                    places.append(place)
+                    lefts.append(rows[key])
+                    rights.append(data[1 + DIGEST_BYTES :] if data[:1] == SOME else None)
+            if not places:
+                return
+            taken = batch.take(places)
+            # Each result has values of its own, because a joiner may change them.
+            lefts_read = (None if row is None else read_left(row) for row in lefts)
+            rights_read = (None if row is None else read_right(row) for row in rights)
+            values = _results(node, join, taken, list(lefts_read), rights_read.__next__)
+            forward(taken.with_columns(values=values), None)
+
+        return push
+
+    return build
+
+
+def _results(
+    node: str,
+    join: ForeignKeyJoin,
+    batch: Batch,
+    lefts: list[Any],
+    next_right: Callable[[], Any],
+) -> Column:
+    """Return the results of the records of a batch; NodeFailed names the one that fails."""
+    ahead = iter(lefts)
+    try:
+        keys = decoded(node, batch, "key") if join.joiner.takes_key else [None] * len(lefts)
+        # The list's iterator comes first, so that it tells for which record a function raised.
+        pairs = zip(ahead, keys, strict=True)
+        return Column(objects=[join.joined(key, left, next_right()) for left, key in pairs])
+    except Exception as error:
+        culprit = [(len(lefts) - length_hint(ahead) - 1, error)]
+        raise failed(Stage.PROCESSING, node, batch, error, found=culprit) from error
+
+
+def _keeping(node: str, kept: KeyValueSpec[Any, Any], old_values: SendOldValues) -> Build:
+    """Build the node that keeps the results, and tells of a delete only where there was a row.
+
+    A delete has the later of its own time and that of the row.
+    """
+
+    def build(context: NodeContext, forward: Forward) -> Push:
+        table = context.table(kept.name)
+
+        def push(batch: Batch) -> None:
+            keys = encoded(node, batch, "key", kept.key_serde)
+            values = encoded(node, batch, "value", kept.value_serde)
+            replaced: list[bytes | None] = []
+            if old_values.enabled or None in values:
+                unique = sorted({key for key in keys if key is not None})
+                held: dict[bytes | None, bytes | None] = dict(
+                    zip(unique, table.get_many(unique), strict=True)
+                )
+                times = _times_of_deletes(table.later, keys, values, batch.timestamps, held)
+                places = []
+                for place, (key, value) in enumerate(zip(keys, values, strict=True)):
+                    if value is not None or held[key] is not None:
+                        places.append(place)
+                        replaced.append(held[key])
+                        held[key] = value
+                if not places:
+                    return
+                batch = batch.with_columns(timestamps=times).take(places)
+                keys, values = [keys[i] for i in places], [values[i] for i in places]
+            writes = dict(zip(keys, values, strict=True))
+            last = list(dict(zip(keys, batch.timestamps, strict=True)).values())
+            # A table's updates have keys.
+            table.put_all(writes, last)  # type: ignore[arg-type]
+            old = Column(raw=replaced, serde=kept.value_serde) if old_values.enabled else None
+            forward(batch.with_columns(old_values=old), None)
+
+        return push
+
+    return build
+
+
+def _times_of_deletes(
+    later: Callable[[list[bytes], list[int]], list[int]],
+    keys: list[bytes | None],
+    values: list[bytes | None],
+    times: list[int],
+    held: dict[bytes | None, bytes | None],
+) -> list[int]:
+    """Return the times of results; those of deletes are not before the rows that they delete."""
+    raised = list(times)
+    places = [
+        i
+        for i, (key, value) in enumerate(zip(keys, values, strict=True))
+        if value is None and held[key] is not None
+    ]
+    found = later([keys[i] for i in places], [times[i] for i in places])  # type: ignore[misc]
+    for place, time in zip(places, found, strict=True):
+        raised[place] = time
+    return raised
