@@ -1,0 +1,110 @@
+"""A store whose values change twice under runs that die; refused, rehearsed on a clone."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import statestore as ss
+from statestore.faults import CrashPoint
+from statestore.operations.audits.audit import require_pass
+from statestore.operations.audits.perform import audit
+from statestore.runtime import Runtime
+from statestore.settings import Settings
+from tests.kafka import migration_pipelines
+from tests.kafka.run_pipelines import PREFIX_VARIABLE
+from tests.kafka.run_rig import START_MS, App, assert_refused
+
+pytestmark = pytest.mark.kafka
+POINTS = (
+    CrashPoint.COMMIT_RECORDS_SENT,
+    CrashPoint.COMMIT_LOG_DONE,
+    CrashPoint.COMMIT_STORE_WRITTEN,
+)
+
+
+@pytest.fixture
+def app(app: App, monkeypatch: pytest.MonkeyPatch) -> App:
+    monkeypatch.setenv(PREFIX_VARIABLE, app.name)
+    return app
+
+
+def of(version: str) -> str:
+    return f"tests.kafka.migration_pipelines:{version}"
+
+
+def key_of(number: int) -> str:
+    """The key of a number; the first twenty have all keys there are."""
+    return f"k{number % 20}"
+
+
+def send(app: App, numbers: Sequence[int]) -> None:
+    app.produce_raw(
+        [(key_of(n), json.dumps({"number": n}).encode(), START_MS + n) for n in numbers]
+    )
+
+
+def expected(numbers: Sequence[int]) -> dict[str, str]:
+    """Sums of all numbers, and how many there were of each key after the first migration."""
+    found = {}
+    for first in range(20):
+        mine = [number for number in numbers if key_of(number) == key_of(first)]
+        found[key_of(first)] = f"{sum(mine)} {len(mine) - 1}"
+    return found
+
+
+def rows(app: App, application: str | None = None) -> dict[str, str]:
+    """What the newest pipeline reads."""
+    topology = migration_pipelines.v3()
+    name = application or app.name
+    with (
+        ss.open_snapshot(app.state_dir, name, "sums", topology=topology) as sums,
+        sums.all() as all_,
+    ):
+        return {key: value.text for key, value in all_}
+
+
+def test_values_change_twice_under_runs_that_are_killed_and_no_number_counts_twice(
+    app: App,
+) -> None:
+    app.drained(pipeline=of("v1"))
+    with app.unchanged():
+        says = ("store sums", "'count' of the value is required", "migrate=ss.Migration")
+        ended = app.run(pipeline=of("v2_without_migration"))
+        assert_refused(ended, 3, "TopologyMismatch", *says)
+        checked = app.checked(pipeline=of("v2_without_migration"))
+        assert (checked.code, checked.message) == (ended.code, ended.message)
+        (told,) = app.checked(pipeline=of("v2")).summary["relocation"]["serdes"]
+        assert told.startswith("store sums: migration 1 to JSON(SumAndCount) begins")
+    sent = 20
+    for version in ("v2", "v3"):
+        for point in POINTS:
+            # Each time only some keys, so that rows of all generations lie side by side.
+            send(app, range(sent, sent + 3))
+            sent += 3
+            assert app.run(pipeline=of(version), crash_at=point).code == -9
+        app.drained(pipeline=of(version))
+    assert rows(app) == expected(range(sent))
+    with Runtime(Settings.of(app.run_settings())) as runtime:
+        assert require_pass(audit(runtime)).failures == []
+    ended = app.run(pipeline=of("v2"))
+    assert_refused(ended, 3, "TopologyMismatch", "names 1 of them", "bring back all migrations")
+
+
+def test_a_migration_is_rehearsed_on_a_clone(app: App, tmp_path: Path) -> None:
+    app.drained(pipeline=of("v1"))
+    target = f"--target={tmp_path / 'exports'}"
+    made = app.run(target, "--for-clone", command=("exports", "create"), pipeline=of("v1"))
+    assert made.code == 0, made.err
+    trial = f"{app.name}-trial"
+    cloned = app.run(target, "--as", trial, command=("exports", "restore"), pipeline=of("v1"))
+    assert cloned.code == 0, cloned.err
+    of_clone = f"--application-id={trial}"
+    refused = app.run(of_clone, pipeline=of("v2_without_migration"))
+    assert_refused(refused, 3, "TopologyMismatch", "'count' of the value is required")
+    app.drained(of_clone, pipeline=of("v3"))
+    assert rows(app, trial) == expected(range(20))
+    app.drained(pipeline=of("v1"))
+    dropped = app.run(target, trial, command=("exports", "drop-clone"), pipeline=of("v1"))
+    assert dropped.code == 0, dropped.err
