@@ -24,14 +24,15 @@ class ConfiguredApplication:
     fields: Mapping[str, object]
     settings: Mapping[str, object] = field(repr=False)
 
+    @staticmethod
+    def ids(path: str | Path) -> list[str]:
+        """Return the ids of all applications of a file; InvalidSetting if it cannot be read."""
+        return sorted(_applications(path))
+
     @classmethod
     def load(cls, path: str | Path, application_id: str) -> "ConfiguredApplication":
         """Read one application; InvalidSetting names the file, application or field at fault."""
-        try:
-            document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise InvalidSetting(f"cannot read applications file {path}: {error}") from error
-        applications = _table(document.get("applications", {}), path, "[applications]")
+        applications = _applications(path)
         if application_id not in applications:
             known = ", ".join(sorted(applications)) or "none"
             raise UnknownApplication(
@@ -62,6 +63,14 @@ class ConfiguredApplication:
             if name not in _OF_DAGS
         }
         return {"application.id": self.application_id} | named | dict(self.settings)
+
+
+def _applications(path: str | Path) -> Mapping[str, object]:
+    try:
+        document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidSetting(f"cannot read applications file {path}: {error}") from error
+    return _table(document.get("applications", {}), path, "[applications]")
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

@@ -31,18 +31,20 @@ from statestore.errors import HostFailure, Misuse, StateStoreError
 from statestore.faults import arm_from_environment
 
 _log = logging.getLogger("statestore")
-_OF_TESTING = {
-    "drill": "statestore.testing.drills.command:drill_command",
-    "kafka": "statestore.testing.kafka_command:kafka",
+_OF_EXTRAS = {
+    "drill": ("testing", "statestore.testing.drills.command:drill_command"),
+    "kafka": ("testing", "statestore.testing.kafka_command:kafka"),
+    "ui": ("ui", "statestore.ui.command:ui_command"),
 }
+"""The extra that a command needs, and where it is."""
 
 
 class _Commands(CommandGroup):
-    """The commands. Those of statestore.testing are imported only when one of them is asked for."""
+    """The commands. Those that need an extra are imported only when one of them is asked for."""
 
     sections: ClassVar = {
         "Begin": ("init", "settings", "topology", "topics"),
-        "Run": ("run", "spark-job", "status"),
+        "Run": ("run", "spark-job", "status", "ui"),
         "Look into state": ("stores", "offsets", "audit"),
         "Keep copies": ("export", "restore", "exports"),
         "Change or begin again": ("relocate", "upgrade-to-versioned", "reset"),
@@ -50,17 +52,17 @@ class _Commands(CommandGroup):
     }
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*super().list_commands(ctx), *_OF_TESTING])
+        return sorted([*super().list_commands(ctx), *_OF_EXTRAS])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        home = _OF_TESTING.get(cmd_name)
-        if home is None:
+        if cmd_name not in _OF_EXTRAS:
             return super().get_command(ctx, cmd_name)
+        extra, home = _OF_EXTRAS[cmd_name]
         module, _, name = home.partition(":")
         try:
             return cast("click.Command", getattr(importlib.import_module(module), name))
         except ModuleNotFoundError as error:
-            return _without_extra(cmd_name, error)
+            return _without_extra(cmd_name, extra, error)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -98,16 +100,16 @@ for command in (
     cli.add_command(command)
 
 
-def _without_extra(name: str, missing: ModuleNotFoundError) -> click.Command:
+def _without_extra(name: str, extra: str, missing: ModuleNotFoundError) -> click.Command:
     """Make the command that stands in for one whose extra is not installed, and says so."""
+    about = f"Not available: install the extra `{extra}`."
 
-    @click.command(name, context_settings={"ignore_unknown_options": True})
+    @click.command(name, help=about, context_settings={"ignore_unknown_options": True})
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
     def refuse(arguments: Any) -> None:  # noqa: ARG001  # all of them are accepted
-        """Not available: install the extra `testing`."""
         raise Misuse(
-            f"`statestore {name}` needs the extra `testing` ({missing}): "
-            "pip install 'statestore[testing]'"
+            f"`statestore {name}` needs the extra `{extra}` ({missing}): "
+            f"pip install 'statestore[{extra}]'"
         )
 
     return refuse

@@ -1,10 +1,10 @@
-"""The plugin that shows reports: the pages of audits and drills, under Airflow's own login.
+"""The plugin: the page of applications (state_pages.py), and reports of audits and drills.
 
     /statestore/reports/<DAG>/<run>/<task>/<map index>
 
-A page is an XCom of its task, so it can be read whichever machine ran the task, and Airflow's rules
-for XComs decide who may see it. Airflow does not guard what a plugin serves, so the route asks by
-itself. The answer tells the browser to run and load nothing, whatever the page contains.
+A report is an XCom of its task, so it can be read whichever machine ran the task, and Airflow's
+rules for XComs decide who may see it. Airflow does not guard what a plugin serves, so the route
+asks by itself. The answer tells the browser to run and load nothing, whatever the page contains.
 
 Airflow finds the plugin by the entry point `airflow.plugins` of the distribution.
 """
@@ -21,7 +21,8 @@ from fastapi import Depends, FastAPI, HTTPException, Path, Request, Response, st
 from fastapi.exception_handlers import http_exception_handler
 from fastapi.responses import HTMLResponse, RedirectResponse
 
-from statestore.airflow.reports import REPORT_KEY
+from statestore.airflow.reports import REPORT_KEY, outer_prefix
+from statestore.airflow.state_pages import add_pages
 
 PREFIX: Final = "/statestore"
 _HEADERS: Final = {
@@ -33,6 +34,7 @@ _HEADERS: Final = {
 }
 
 app = FastAPI(title="statestore", docs_url=None, redoc_url=None, openapi_url=None)
+add_pages(app)
 
 
 @app.get(
@@ -82,4 +84,13 @@ class StateStoreReports(AirflowPlugin):
     name = "statestore_reports"
     fastapi_apps = [  # noqa: RUF012  # Airflow declares it so
         {"app": app, "url_prefix": PREFIX, "name": "statestore"}
+    ]
+    external_views = [  # noqa: RUF012  # Airflow declares it so
+        {
+            "name": "State stores",
+            "href": f"{outer_prefix()}{PREFIX}/",
+            "destination": "nav",
+            "category": "browse",
+            "url_route": "statestore",
+        }
     ]

@@ -88,6 +88,15 @@ def data_docs_address(begin: str | None) -> str:
     return "/".join([served.rstrip("/"), *(quote(name, safe="") for name in names)])
 
 
+def outer_prefix() -> str:
+    """Return what addresses of Airflow begin with after the host; empty if it is at the root.
+
+    The host is left out: people may know Airflow by another name than workers do.
+    """
+    base: str = conf.get("api", "base_url", fallback="")
+    return urlsplit(base).path.rstrip("/")
+
+
 def publish_report(context: Context, page: str | None) -> str | None:
     """Push the page at a path or file:// address to XCom, and return where Airflow shows it.
 
@@ -106,7 +115,7 @@ def publish_report(context: Context, page: str | None) -> str | None:
         return None
     ti: Any = context["ti"]
     ti.xcom_push(key=REPORT_KEY, value=text)
-    # The address begins after the host: people may know Airflow by another name than workers do.
-    prefix = urlsplit(conf.get("api", "base_url", fallback="")).path.rstrip("/")
     names = (ti.dag_id, ti.run_id, ti.task_id, str(ti.map_index))
-    return "/".join([prefix, "statestore", "reports", *(quote(name, safe="") for name in names)])
+    return "/".join(
+        [outer_prefix(), "statestore", "reports", *(quote(name, safe="") for name in names)]
+    )

@@ -9,6 +9,7 @@ are skipped.
 """
 
 import shutil
+from collections.abc import Iterator
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -151,15 +152,17 @@ class Audits:
         """Return the folder for the Data Docs of the audit of that time."""
         return self._folder / str(time_ms)
 
-    def last(self, source: str | None = None) -> AuditRecord | None:
-        """Return the newest record, of one source if given; None if there is none."""
+    def newest(self) -> Iterator[AuditRecord]:
+        """Yield all records that can be read, newest first."""
         for time_ms in self._times():
-            found = None
             with suppress(HostFailure):
                 found = documents.read(self._path(time_ms), AuditRecord, way_out="audit again")
-            if found is not None and source in {None, found.source}:
-                return found
-        return None
+                if found is not None:
+                    yield found
+
+    def last(self, source: str | None = None) -> AuditRecord | None:
+        """Return the newest record, of one source if given; None if there is none."""
+        return next((one for one in self.newest() if source in {None, one.source}), None)
 
     def _path(self, time_ms: int) -> Path:
         return self._folder / f"{time_ms}.json"

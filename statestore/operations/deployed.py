@@ -83,13 +83,15 @@ class DeployedPart(msgspec.Struct, frozen=True):
     """A sub-topology; `tasks` None: it was deployed without a broker, so they were not counted.
 
     `internal`: which of its topics bear the application's id as a prefix on the broker; None: a
-    version that did not record it deployed the sub-topology.
+    version that did not record it deployed the sub-topology. `sink_topics` are for people only, and
+    empty if such a version did.
     """
 
     ordinal: Ordinal
     source_topics: list[Topic]
     tasks: Annotated[int, msgspec.Meta(ge=0, le=TASKS_MAX)] | None = None
     internal: list[Topic] | None = None
+    sink_topics: list[Topic] = []
 
     def topics(self, application_id: str) -> list[str]:
         """The topics on the broker, under both names where it is not known which one is right."""

@@ -312,6 +312,7 @@ def _deployed(parts: Sequence[SubTopology], stores: Mapping[str, StoreSpec]) -> 
                 "ordinal": part.ordinal,
                 "source_topics": [t.without_application() for t in part.source_topics],
                 "internal": [t.without_application() for t in part.source_topics if t.internal],
+                "sink_topics": [sink.topic.without_application() for sink in part.sinks],
             }
             for part in parts
         ],

@@ -1,0 +1,72 @@
+"""The page of applications in Airflow's own frame, for users whom Airflow lets see it.
+
+    /statestore/                                       all applications of the applications file
+    /statestore/applications/<id>[/stores/<store>]
+
+Airflow does not guard what a plugin serves, so every route asks the auth manager: for the custom
+view `statestore`, and for `statestore_rows` where rows of a store are shown. What makes the pages
+is imported by name when the first one is asked for, because every part of Airflow loads plugins.
+"""
+
+import importlib
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Final
+
+from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.core_api.security import GetUserDep
+from fastapi import Depends, FastAPI, HTTPException, Request, Response, status
+
+from statestore.airflow.applications import applications_file
+
+VIEW: Final = "statestore"
+ROWS: Final = "statestore_rows"
+_PATHS: Final = {
+    "/": VIEW,
+    "/applications/{name}": VIEW,
+    "/applications/{name}/stores/{store}": ROWS,
+    "/static/{file}": VIEW,
+}
+_LOOKS: Final = "statestore.ui.looks"
+_SITE: Final = "statestore.ui.site"
+
+
+def add_pages(app: FastAPI) -> None:
+    """Add the routes, each behind the permission for its view."""
+    for path, view in _PATHS.items():
+        app.add_api_route(
+            path, _endpoint(path), dependencies=[Depends(_requires(view))], response_class=Response
+        )
+
+
+def _endpoint(path: str) -> Callable[[Request], Response]:
+    def answer(request: Request) -> Response:
+        found: Response = _routes()[path](request)
+        return found
+
+    return answer
+
+
+def _requires(view: str) -> Callable[..., None]:
+    def check(user: GetUserDep) -> None:
+        allowed = get_auth_manager().is_authorized_custom_view(
+            method="GET", resource_name=view, user=user
+        )
+        if not allowed:
+            raise HTTPException(status.HTTP_403_FORBIDDEN, "Forbidden")
+
+    return check
+
+
+@cache
+def _routes() -> dict[str, Callable[[Request], Response]]:
+    try:
+        config = applications_file()
+    except ValueError as error:
+        raise HTTPException(status.HTTP_404_NOT_FOUND, str(error)) from error
+    looks: Any = importlib.import_module(_LOOKS)
+    lookout = looks.Lookout(looks.applications_of(config, config.parent), looks.SystemClock())
+    routes: dict[str, Callable[[Request], Response]] = (
+        importlib.import_module(_SITE).Site(lookout).routes()
+    )
+    return routes

@@ -1,0 +1,1 @@
+"""The page of applications: server-rendered, read-only, under `statestore ui` and in Airflow."""

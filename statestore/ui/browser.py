@@ -1,0 +1,178 @@
+"""Answers what somebody asks of one store: a key, a prefix, a time, the history of a key.
+
+Rows come from a snapshot of each stream task, so that they are those of one commit. A question that
+cannot be answered is a problem in words, never an error.
+"""
+
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Final, NamedTuple
+
+from statestore.commands.arguments import parse_time
+from statestore.commands.printing import text_of
+from statestore.commands.typed_keys import serialized
+from statestore.errors import Misuse, StateStoreError
+from statestore.model.ids import TaskId
+from statestore.model.modes import to_ms
+from statestore.model.records import Serde
+from statestore.model.texts import time_text
+from statestore.operations.at_rest import StoresAtRest
+from statestore.operations.deployed import DeployedStore
+from statestore.operations.environment import Environment
+from statestore.stores import serdes
+from statestore.stores.codec import after_prefix
+from statestore.stores.reads import Entry
+from statestore.stores.specs import AtRestSpec, KeyValueSpec, VersionedSpec
+from statestore.stores.versioned.store import VersionedReader
+
+ROWS_MAX: Final = 100
+_SKIP_MAX: Final = 10_000
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the form of a store's page asks; empty fields ask nothing."""
+
+    store: str
+    key: str = ""
+    prefix: str = ""
+    as_of: str = ""
+    history: bool = False
+    raw: bool = False
+    after: str = ""
+    """How many rows earlier pages have shown."""
+
+
+class _Row(NamedTuple):
+    task: TaskId
+    entry: Entry
+
+
+@dataclass(frozen=True)
+class Browsed:
+    """The answer: rows as text, by column; `problem`: why there is none."""
+
+    kind: str = ""
+    told: str = ""
+    columns: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+    has_times: bool = False
+    has_history: bool = False
+    next_token: str = ""
+    problem: str = ""
+
+    @classmethod
+    def of(cls, environment: Environment, question: Question) -> "Browsed":
+        """Look for what the question asks for."""
+        kind = KeyValueSpec.kind
+        try:
+            with closing(StoresAtRest(environment)) as at_rest:
+                known = at_rest.deployed.stores.get(question.store)
+                kind = kind if known is None else known.kind
+                tasks = at_rest.find(question.store, kind=kind)
+                asked = _Asked(at_rest, question, known, at_rest.spec_in_bytes(question.store))
+                return asked.answer(tasks)
+        except (StateStoreError, OSError) as error:
+            versioned = kind == VersionedSpec.kind
+            return cls(kind, has_times=versioned, has_history=versioned, problem=str(error))
+
+
+@dataclass(frozen=True)
+class _Asked:
+    at_rest: StoresAtRest
+    question: Question
+    known: DeployedStore | None
+    spec: AtRestSpec
+    _names: list[str] = field(default_factory=list)
+
+    def answer(self, tasks: Sequence[TaskId]) -> Browsed:
+        question, versioned = self.question, self.spec.kind == VersionedSpec.kind
+        skip = int(question.after) if question.after.isdecimal() else 0
+        if skip > _SKIP_MAX:
+            raise Misuse(f"more than {_SKIP_MAX:,} rows: ask for a key, or for a prefix")
+        keys, values = self._serdes()
+        with closing(self._rows(tasks, keys)) as found:
+            rows = list(islice(found, skip, skip + ROWS_MAX + 1))
+        more = len(rows) > ROWS_MAX
+        spans = self._names
+        columns = ["stream task", "key", "value", *spans]
+        lines = [
+            [
+                str(row.task),
+                _shown(row.entry.key, keys),
+                _shown(row.entry.value, values),
+                *(_time(at_ms) for at_ms in row.entry[2 : 2 + len(spans)]),
+            ]
+            for row in rows[:ROWS_MAX]
+        ]
+        return Browsed(
+            self.spec.kind,
+            self._told(len(lines), skip, more=more),
+            columns,
+            lines,
+            has_times=versioned,
+            has_history=versioned,
+            next_token=str(skip + ROWS_MAX) if more else "",
+        )
+
+    def _told(self, count: int, skip: int, *, more: bool) -> str:
+        if not count:
+            what = "a row" if not self.question.key else f"the key {self.question.key}"
+            return f"The store does not have {what} that was asked for, as of its last commit."
+        until = " and there are more" if more else ""
+        return f"Rows {skip + 1} to {skip + count}{until}, as of the last commit of each task."
+
+    def _rows(self, tasks: Sequence[TaskId], keys: Serde[Any]) -> Generator[_Row, None, None]:
+        question = self.question
+        low = high = beyond = None
+        if question.key:
+            low = high = self._key(question.key, keys)
+        elif question.prefix:
+            low = self._key(question.prefix, keys)
+            high = beyond = after_prefix(low)
+        as_of_ms = to_ms(parse_time(question.as_of)) if question.as_of else None
+        for task in tasks:
+            with self.at_rest.reader(task, self.spec) as reader:
+                self._names[:] = reader.span_names
+                if question.history and low is not None and isinstance(reader, VersionedReader):
+                    for version in reader.history(low):
+                        yield _Row(task, Entry(low, *version))
+                    continue
+                with reader.entries(low, high, as_of_ms=as_of_ms) as found:
+                    for entry in found:
+                        if entry.key != beyond:
+                            yield _Row(task, entry)
+
+    def _key(self, text: str, serde: Serde[Any]) -> bytes:
+        try:
+            return serialized(text, serde)
+        except Exception as error:
+            raise Misuse(
+                f"key {text!r} is no {serde.name} ({error}): write one, or show bytes"
+            ) from error
+
+    def _serdes(self) -> tuple[Serde[Any], Serde[Any]]:
+        if self.question.raw or self.known is None:
+            return serdes.BYTES, serdes.BYTES
+        windows = serdes.of_windowed(self.known.key_serde)
+        keys = self.known.key_serde if windows is None else windows.inner
+        try:
+            return serdes.by_name(keys), serdes.by_name(self.known.value_serde)
+        except Misuse as error:
+            raise Misuse(f"{error}: show bytes instead") from error
+
+
+def _shown(data: bytes, serde: Serde[Any]) -> str:
+    """The value as text; bytes that the serde refuses are shown as they are."""
+    if serde is serdes.BYTES:
+        return serdes.printable(data)
+    try:
+        return text_of(serde.deserialize(data))
+    except Exception:  # noqa: BLE001  # a serde may raise anything
+        return serdes.printable(data)
+
+
+def _time(at_ms: int | None) -> str:
+    return "" if at_ms is None else time_text(at_ms)

@@ -1,0 +1,122 @@
+"""The pages over HTTP: routes, headers, and answers to what cannot be found.
+
+The routes ask nobody to log in. Whoever mounts them decides who may see them: `statestore ui`
+serves this machine, and Airflow asks its own users.
+"""
+
+from collections.abc import Callable
+from importlib import resources
+from typing import Final
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from statestore.errors import StateStoreError
+from statestore.ui.browser import Question
+from statestore.ui.looks import Lookout
+from statestore.ui.pages import Pages
+
+_HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src 'self'; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'self'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+_STATIC: Final = {
+    "style.css": "text/css",
+    "icon.svg": "image/svg+xml",
+    "htmx.min.js": "text/javascript",
+    "htmx.LICENSE.txt": "text/plain",
+}
+_FIELD_MAX: Final = 2000
+
+Endpoint = Callable[[Request], Response]
+
+
+class Site:
+    """The routes of the page."""
+
+    def __init__(self, lookout: Lookout) -> None:
+        self._pages = Pages(lookout)
+
+    def routes(self) -> dict[str, Endpoint]:
+        """Return each endpoint by its path; all answer GET, and block."""
+        return {
+            "/": self._overview,
+            "/applications/{name}": self._application,
+            "/applications/{name}/stores/{store}": self._store,
+            "/static/{file}": self._static,
+        }
+
+    def _overview(self, request: Request) -> Response:
+        search, page = _field(request, "search"), _number(request, "page")
+        return self._html(
+            request, lambda root: self._pages.overview(root, search=search, page=page), ""
+        )
+
+    def _application(self, request: Request) -> Response:
+        name, page = request.path_params["name"], _number(request, "page")
+        return self._html(
+            request,
+            lambda root: self._pages.application(root, name, page=page),
+            f"There is no application {name!r}.",
+        )
+
+    def _store(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        question = Question(
+            request.path_params["store"],
+            _field(request, "key"),
+            _field(request, "prefix"),
+            _field(request, "as_of"),
+            history=bool(_field(request, "history")),
+            raw=bool(_field(request, "raw")),
+            after=_field(request, "after"),
+        )
+        return self._html(
+            request,
+            lambda root: self._pages.store(root, name, question),
+            f"There is no application {name!r}.",
+        )
+
+    def _static(self, request: Request) -> Response:
+        file = request.path_params["file"]
+        if file not in _STATIC:
+            return Response("not found", 404, _HEADERS, "text/plain")
+        data = resources.files("statestore.ui").joinpath("static", file).read_bytes()
+        headers = _HEADERS | {"Cache-Control": "max-age=3600"}
+        return Response(data, 200, headers, _STATIC[file])
+
+    def _html(self, request: Request, made: Callable[[str], str | None], missing: str) -> Response:
+        root, status = str(request.scope.get("root_path", "")).rstrip("/"), 200
+        try:
+            page = made(root)
+        except StateStoreError as error:
+            page, status = self._pages.missing(root, "Cannot be shown", str(error)), 503
+        if page is None:
+            page, status = self._pages.missing(root, "Not found", missing), 404
+        return Response(page, status, _HEADERS, "text/html; charset=utf-8")
+
+
+def application(lookout: Lookout, hosts: list[str]) -> Starlette:
+    """Return the page as an application of its own, which answers only under these host names."""
+    routes = [Route(path, endpoint) for path, endpoint in Site(lookout).routes().items()]
+    # Another site could otherwise point its own name at this machine and read the page.
+    return Starlette(
+        routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)]
+    )
+
+
+def _field(request: Request, name: str) -> str:
+    return request.query_params.get(name, "").strip()[:_FIELD_MAX]
+
+
+def _number(request: Request, name: str) -> int:
+    text = _field(request, name)
+    return int(text) if text.isdecimal() and len(text) < 9 else 1
