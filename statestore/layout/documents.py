@@ -9,6 +9,7 @@ Keeps I32.
 """
 
 import functools
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
@@ -93,6 +94,20 @@ def decode(
     except (msgspec.DecodeError, RecursionError) as failure:
         raise error(f"{where} is not readable: {failure}; {way_out}") from failure
     return decoded
+
+
+def read_lines(path: Path, kind: type[T], *, most_bytes: int) -> list[T]:
+    """Read a file, which nothing depends on, with a value in each line.
+
+    Lines that are unreadable, or beyond `most_bytes`, are skipped.
+    """
+    wanted: Any = kind
+    decoder, found = _decoder(wanted), []
+    with suppress(OSError), path.open("rb") as file:
+        for line in file.read(most_bytes).splitlines():
+            with suppress(msgspec.DecodeError, RecursionError):
+                found.append(decoder.decode(line))
+    return found
 
 
 def fits(text: str, kind: Any) -> bool:

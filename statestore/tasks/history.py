@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from statestore.faults import CrashPoint, reach
+from statestore.layout import documents
 from statestore.layout.documents import Amount, Count, TimeMs
 from statestore.ports import Clock
 from statestore.tasks.plan import Standing, TaskReport
@@ -25,8 +26,8 @@ _EVERY_S: Final = 60.0
 class WorkSample(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a stream task did from `since_ms` to `until_ms`, both by the wall clock.
 
-    The seconds are those of polling, of processing and of committing. `lag_records`,
-    `held_records` and `stream_time_ms` are as they were at the end; None: not known.
+    The seconds are those of polling, of processing, of committing and of restoring. `lag_records`
+    and `held_records` are as they were at the end; None: not known.
     """
 
     since_ms: TimeMs
@@ -40,7 +41,6 @@ class WorkSample(msgspec.Struct, frozen=True, omit_defaults=True):
     restore_seconds: Amount = 0.0
     lag_records: Count | None = None
     held_records: Count = 0
-    stream_time_ms: int | None = None
 
 
 class WorkHistory:
@@ -79,7 +79,6 @@ class WorkHistory:
             report.restore_seconds - before.restore_seconds,
             standing.lag_records,
             standing.held_records,
-            standing.stream_time_ms,
         )
         worked = sample.records_in or sample.commits or sample.restored_records
         if not worked and not sample.lag_records:
@@ -105,12 +104,5 @@ class WorkHistory:
 
 def read_history(folder: Path) -> list[WorkSample]:
     """Return the samples of a stream task, oldest first; those that are unreadable are skipped."""
-    found = []
-    with suppress(OSError), (folder / NAME).open("rb") as file:
-        for line in file.read(2 * SIZE_MAX_BYTES).split(b"\n"):
-            with suppress(msgspec.DecodeError):
-                found.append(_decoder.decode(line))
+    found = documents.read_lines(folder / NAME, WorkSample, most_bytes=2 * SIZE_MAX_BYTES)
     return sorted(found, key=lambda sample: sample.until_ms)
-
-
-_decoder = msgspec.json.Decoder(WorkSample)

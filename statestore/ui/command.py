@@ -2,7 +2,7 @@
 
 import ipaddress
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,7 +55,8 @@ def ui_command(*, host: str, port: int, unprotected: bool, **flags: Any) -> None
         )
         server = _Server(config)
         try:
-            server.run()
+            with suppress(KeyboardInterrupt):
+                server.run()
         except SystemExit as error:
             raise HostFailure(
                 f"cannot listen at {host}:{port}: another program may have the port; pass --port"

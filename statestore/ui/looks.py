@@ -19,7 +19,7 @@ from statestore.applications import ConfiguredApplication
 from statestore.errors import HostFailure, StateStoreError
 from statestore.layout import documents
 from statestore.layout.audits import AuditRecord, Audits
-from statestore.layout.documents import Count, Text, TimeMs
+from statestore.layout.documents import Amount, Count, Text, TimeMs
 from statestore.operations.at_rest import StoreFiles, StoresAtRest
 from statestore.operations.deployed import Deployed, read_deployed
 from statestore.operations.environment import Environment
@@ -45,21 +45,21 @@ class ShownDrill(msgspec.Struct, frozen=True):
 
     kind: Text
     name: Text
-    seed: int
+    seed: Count
     outcome: Text
-    recovery_seconds: float | None = None
+    recovery_seconds: Amount | None = None
 
 
 class DrillRun(msgspec.Struct, frozen=True):
     """A report of drills in the state dir."""
 
     workload: Text
-    seed: int
+    seed: Count
     started_ms: TimeMs
-    seconds: float
+    seconds: Amount
     drills: list[ShownDrill]
 
-    def count(self, outcome: str) -> Count:
+    def count(self, outcome: str) -> int:
         """How many drills ended so."""
         return sum(drill.outcome == outcome for drill in self.drills)
 

@@ -64,8 +64,10 @@ def timeline_of(tasks: Iterable[Sequence[WorkSample]], now_ms: int) -> Timeline:
 def _spread(found: Timeline, sample: WorkSample) -> None:
     """Share out a sample over the parts it reaches into, in proportion."""
     width, span = found.bucket_ms, max(1, sample.until_ms - sample.since_ms)
+    if sample.until_ms < found.begin_ms or sample.since_ms >= found.end_ms:
+        return
     first = max(0, int((sample.since_ms - found.begin_ms) // width))
-    last = min(BUCKETS - 1, int((sample.until_ms - 1 - found.begin_ms) // width))
+    last = min(BUCKETS - 1, max(first, int((sample.until_ms - 1 - found.begin_ms) // width)))
     for place in range(first, last + 1):
         begin = found.begin_ms + place * width
         inside = min(sample.until_ms, begin + width) - max(sample.since_ms, begin)

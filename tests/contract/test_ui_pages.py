@@ -1,0 +1,269 @@
+"""The page over HTTP: real stores, exports and audits, and whatever people type into it."""
+
+import html
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+import statestore as ss
+from statestore import serdes
+from statestore.layout.audits import AuditedStore, AuditFailure, AuditRecord, Audits, AuditVerdict
+from statestore.layout.folders import StateLayout
+from statestore.model.ids import TaskId, TopicPartition
+from statestore.runtime import Runtime, SystemClock
+from statestore.tasks.history import WorkHistory
+from statestore.tasks.plan import Standing, TaskReport
+from statestore.ui.looks import Lookout, applications_of
+from statestore.ui.site import application
+from tests.builders import ManualClock, eventually
+
+HOSTILE = '<img src=x onerror="alert(1)">'
+NAMES = ss.persistent_key_value_store("names", key_serde=serdes.STRING, value_serde=serdes.JSON)
+RATES = ss.persistent_versioned_key_value_store(
+    "rates", 10_000, 100, key_serde=serdes.STRING, value_serde=serdes.FLOAT64
+)
+
+
+class Passing:
+    def process(self, record: "ss.Record[bytes, bytes]") -> None:
+        pass
+
+
+def filled(state_dir: Path, name: str) -> StateLayout:
+    """An application with two stream tasks, both stopped."""
+    layout = StateLayout(state_dir, name)
+    for partition in range(2):
+        folder = layout.task_dir(TaskId(0, partition))
+        with ss.open_store(NAMES, folder / "rocksdb") as names:
+            names.put_all([(f"n{partition}-{i:03}", {"is": i}) for i in range(130)])
+            names.put(HOSTILE, {"says": HOSTILE})
+            names.commit({TopicPartition(f"{name}-names-changelog", partition): 7})
+        with ss.open_store(RATES, folder / "rocksdb") as rates:
+            rates.put_all([("EUR", 1.5, 100), ("EUR", 2.5, 300)] if partition else [])
+            rates.commit({TopicPartition(f"{name}-rates-changelog", partition): 2})
+        clock = ManualClock(SystemClock().now_ms() - 5000)
+        history = WorkHistory(folder, clock)
+        history.write(TaskReport(f"0_{partition}"), Standing(f"0_{partition}"))
+        clock.advance(1000)
+        done = TaskReport(f"0_{partition}", records_in=500, commits=2, process_seconds=0.5)
+        history.write(done, Standing(f"0_{partition}", lag_records=3))
+    builder = ss.StreamsBuilder()
+    builder.stream("orders").process(lambda _: Passing(), NAMES, RATES, name="all").to("totals")
+    layout.topology_file.write_text(json.dumps(builder.build().deployed()))
+    return layout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("page")
+    layout = filled(made / "state", "orders")
+    wrong = AuditFailure("values", "names", "0_1", 3, [HOSTILE], f"differs: {HOSTILE}")
+    equal = AuditedStore("names", "keyvalue", 262, 262, 259, 0)
+    Audits(layout).keep(
+        AuditRecord(
+            application_id="orders",
+            time_ms=1_700_000_000_000,
+            verdict=AuditVerdict.WRONG,
+            stores=[equal],
+            failures=[wrong],
+        )
+    )
+    report = {"workload": "counting", "seed": 42, "started_ms": 1, "seconds": 9.5}
+    drill = {"kind": "crash point", "name": "commit.begin", "seed": 1, "outcome": "green"}
+    (made / "state" / "drill-reports" / "a").mkdir(parents=True)
+    (made / "state" / "drill-reports" / "a" / "report.json").write_text(
+        json.dumps(report | {"drills": [drill | {"recovery_seconds": 2.5}]})
+    )
+    (made / "state" / "drill-reports" / "b").mkdir()
+    (made / "state" / "drill-reports" / "b" / "report.json").write_text("[")
+    sections = "".join(
+        f'[applications.{name}]\nstate_dir = "state"\n'
+        for name in ["orders", *(f"other-{i:02}" for i in range(60))]
+    )
+    (made / "statestore.toml").write_text(sections)
+    return made
+
+
+@pytest.fixture(scope="module")
+def page(folder: Path) -> Iterator[TestClient]:
+    lookout = Lookout(applications_of(folder / "statestore.toml", folder), SystemClock())
+    with TestClient(application(lookout, ["testserver"])) as client:
+        yield client
+    lookout.close()
+
+
+def shown(page: TestClient, path: str) -> str:
+    """The page at a path, once it was looked for."""
+    found: list[str] = []
+
+    def is_there() -> bool:
+        answer = page.get(path)
+        assert answer.status_code == 200, answer.text
+        found.append(answer.text)
+        return "looking …" not in answer.text
+
+    eventually(is_there, path)
+    return found[-1]
+
+
+def cells(text: str) -> list[list[str]]:
+    """The rows of the table of rows."""
+    rows = re.findall(r"<tr>(.*?)</tr>", text.partition('class="rows')[2], re.DOTALL)
+    each = [re.findall(r"<code>(.*?)</code>", row, re.DOTALL) for row in rows]
+    return [[html.unescape(cell) for cell in row] for row in each if row]
+
+
+def test_the_overview_has_the_three_answers_of_every_application(page: TestClient) -> None:
+    text = shown(page, "/?search=orders")
+    assert ">orders</a>" in text
+    for question in ("Am I behind?", "Is my data right?", "How long until I am back?"):
+        assert question in text
+    assert 'chip bad">no<' in text, "the audit was wrong"
+    assert "1,000 records in the last 10 min" in text
+
+
+def test_many_applications_come_in_pages_and_can_be_searched(page: TestClient) -> None:
+    assert "page 1 of 3, 61 in all" in shown(page, "/")
+    assert ">other-59</a>" in shown(page, "/?page=3")
+    assert ">other-59</a>" in shown(page, "/?page=999")
+    assert ">other-00</a>" in shown(page, "/?page=x&search=OTHER")
+    nothing = page.get("/", params={"search": HOSTILE}).text
+    assert "No application has" in nothing
+    assert "<img" not in nothing
+
+
+def test_an_application_is_told_with_all_that_is_known_of_it(page: TestClient) -> None:
+    text = shown(page, "/applications/orders")
+    for part in ("0_0", "0_1", "names", "rates", "versioned", "commit.begin", "42"):
+        assert part in text, part
+    assert text.count("<svg") == 4
+    assert "sub-topology 0" in text
+    assert ">totals<" in text
+    assert "values, 3 rows" in text
+    assert HOSTILE not in text
+    assert html.escape(HOSTILE) in text.replace("&#34;", "&quot;")
+
+
+def test_an_application_that_never_ran_has_a_page(page: TestClient) -> None:
+    text = shown(page, "/applications/other-07")
+    assert "Nothing was deployed yet" in text
+    assert "None yet: nothing was checked" in text
+
+
+def test_a_store_shows_a_key_a_prefix_and_page_after_page(page: TestClient) -> None:
+    path = "/applications/orders/stores/names"
+    (row,) = cells(page.get(path, params={"key": "n1-007"}).text)
+    assert row == ["0_1", "n1-007", '{"is":7}']
+    assert len(cells(page.get(path, params={"prefix": "n0-00"}).text)) == 10
+    seen: list[list[str]] = []
+    text = page.get(path).text
+    while True:
+        seen += cells(text)
+        following = re.search(r'rel="next" href="([^"]+)"', text)
+        if following is None:
+            break
+        text = page.get(html.unescape(following[1])).text
+    assert len(seen) == len({(row[0], row[1]) for row in seen}) == 262
+    assert "does not have the key nobody" in page.get(path, params={"key": "nobody"}).text
+
+
+def test_keys_are_text_wherever_they_stand(page: TestClient) -> None:
+    path = "/applications/orders/stores/names"
+    for asked in ({"key": HOSTILE}, {"prefix": HOSTILE}, {"key": HOSTILE, "raw": "1"}):
+        answer = page.get(path, params=asked)
+        assert "<img" not in answer.text
+        assert HOSTILE in html.unescape(answer.text)
+    assert "\\x00" not in page.get(path, params={"key": "\x00"}).text.replace("&#92;", "\\")
+
+
+def test_a_store_with_history_is_shown_as_of_a_time_and_with_all_versions(
+    page: TestClient,
+) -> None:
+    path = "/applications/orders/stores/rates"
+    assert [row[2] for row in cells(page.get(path, params={"key": "EUR"}).text)] == ["2.5"]
+    then = cells(page.get(path, params={"key": "EUR", "as_of": "1970-01-01T00:00:00.2Z"}).text)
+    assert [row[2] for row in then] == ["1.5"]
+    versions = cells(page.get(path, params={"key": "EUR", "history": "1"}).text)
+    assert [row[2] for row in versions] == ["2.5", "1.5"]
+    assert versions[1][3:] == ["1970-01-01T00:00:00.100Z", "1970-01-01T00:00:00.300Z"]
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("rates?as_of=yesterday", "is not understood"),
+        ("rates?as_of=99999999999999999999", "after the year 9999"),
+        ("names?as_of=5&key=a", "keeps no history"),
+        ("names?after=99999999", "ask for a key, or for a prefix"),
+        ("nothing", "no store"),
+    ],
+)
+def test_a_question_that_cannot_be_answered_is_answered_so(
+    page: TestClient, path: str, told: str
+) -> None:
+    answer = page.get(f"/applications/orders/stores/{path}")
+    assert told in html.unescape(answer.text), answer.text
+    assert answer.status_code in {200, 404}
+
+
+def test_what_is_not_there_is_not_found(page: TestClient) -> None:
+    for path in ("/applications/nobody", "/applications/nobody/stores/a", "/static/x", "/x"):
+        assert page.get(path).status_code == 404
+    for escape in ("/static/..%2fcommand.py", "/applications/orders/stores/..%2f..%2fetc"):
+        assert page.get(escape).status_code == 404
+    assert page.post("/").status_code == 405
+
+
+def test_the_browser_is_told_to_load_nothing_from_elsewhere(page: TestClient) -> None:
+    for path in ("/", "/applications/orders", "/applications/nobody", "/static/style.css"):
+        headers = page.get(path).headers
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert "unsafe" not in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+    for path in ("/", "/applications/orders"):
+        text = shown(page, path)
+        assert "style=" not in text
+        assert not re.search(r"<script>|\son\w+=\"", text)
+        assert not re.search(r"(src|href)=\"https?:", text)
+
+
+def test_another_name_of_this_host_is_refused(page: TestClient) -> None:
+    assert page.get("/", headers={"Host": "evil.example"}).status_code == 400
+
+
+def test_a_file_of_applications_that_broke_is_told_and_mended_is_used(tmp_path: Path) -> None:
+    config = tmp_path / "statestore.toml"
+    config.write_text("[applications.a")
+    clock = ManualClock()
+    lookout = Lookout(applications_of(config, tmp_path), clock)
+    client = TestClient(application(lookout, ["testserver"]))
+    answer = client.get("/")
+    assert (answer.status_code, str(config) in answer.text) == (503, True)
+    config.write_text(f'[applications.a]\nstate_dir = "{tmp_path}"\nmystery = "1"\n')
+    assert "mystery" in shown(client, "/applications/a")
+    config.write_text(f'[applications.a]\nstate_dir = "{tmp_path}"\n')
+    clock.advance(60_000)
+    eventually(lambda: "mystery" not in client.get("/applications/a").text, "it is looked at again")
+    lookout.close()
+
+
+def test_a_look_that_fails_shows_why_and_is_tried_again(tmp_path: Path) -> None:
+    tries: list[int] = []
+
+    def opened() -> Runtime:
+        tries.append(1)
+        if len(tries) == 1:
+            raise OSError(5, "Input/output error")
+        return Runtime({"application.id": "a", "state.dir": str(tmp_path)})
+
+    clock = ManualClock()
+    lookout = Lookout(lambda: {"a": opened}, clock)
+    client = TestClient(application(lookout, ["testserver"]))
+    eventually(lambda: "Input/output error" in client.get("/applications/a").text, "the reason")
+    clock.advance(60_000)
+    eventually(lambda: "Stream tasks" in client.get("/applications/a").text, "another look")
+    lookout.close()
