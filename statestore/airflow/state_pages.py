@@ -27,7 +27,6 @@ _PATHS: Final = {
     "/applications/{name}/stores/{store}": ROWS,
     "/static/{file}": VIEW,
 }
-_LOOKS: Final = "statestore.ui.looks"
 _SITE: Final = "statestore.ui.site"
 
 
@@ -64,9 +63,6 @@ def _routes() -> dict[str, Callable[[Request], Response]]:
         config = applications_file()
     except ValueError as error:
         raise HTTPException(status.HTTP_404_NOT_FOUND, str(error)) from error
-    looks: Any = importlib.import_module(_LOOKS)
-    lookout = looks.Lookout(looks.applications_of(config, config.parent), looks.SystemClock())
-    routes: dict[str, Callable[[Request], Response]] = (
-        importlib.import_module(_SITE).Site(lookout).routes()
-    )
+    site: Any = importlib.import_module(_SITE)
+    routes: dict[str, Callable[[Request], Response]] = site.routes_of(config)
     return routes

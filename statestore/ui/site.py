@@ -6,6 +6,7 @@ serves this machine, and Airflow asks its own users.
 
 from collections.abc import Callable
 from importlib import resources
+from pathlib import Path
 from typing import Final
 
 from starlette.applications import Starlette
@@ -16,8 +17,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from statestore.errors import StateStoreError
+from statestore.runtime import SystemClock
 from statestore.ui.browser import Question
-from statestore.ui.looks import Lookout
+from statestore.ui.looks import Lookout, applications_of
 from statestore.ui.pages import Pages
 
 _HEADERS: Final = {
@@ -102,6 +104,11 @@ class Site:
         if page is None:
             page, status = self._pages.missing(root, "Not found", missing), 404
         return Response(page, status, _HEADERS, "text/html; charset=utf-8")
+
+
+def routes_of(config: Path) -> dict[str, Endpoint]:
+    """Return the routes for an applications file; relative paths in it start at its folder."""
+    return Site(Lookout(applications_of(config, config.parent), SystemClock())).routes()
 
 
 def application(lookout: Lookout, hosts: list[str]) -> Starlette:
