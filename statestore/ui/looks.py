@@ -87,7 +87,7 @@ class Details:
 
 
 @dataclass(frozen=True)
-class Seen:
+class LastLook:
     """The last look at an application, and when it was; `problem`: why there is none."""
 
     look: Look | None = None
@@ -115,7 +115,7 @@ class Lookout:
         self._applications = applications
         self._clock = clock
         self._lock = threading.Condition()
-        self._seen: dict[str, Seen] = {}
+        self._seen: dict[str, LastLook] = {}
         self._underway: set[tuple[str, bool]] = set()
         self._workers = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="statestore-ui")
 
@@ -134,7 +134,7 @@ class Lookout:
 
     def seen(
         self, names: Iterable[str], *, details: bool = False, wait_s: float = 0.0
-    ) -> dict[str, Seen]:
+    ) -> dict[str, LastLook]:
         """Return the last look at each application, and look again where it is old.
 
         Wait up to `wait_s` for those that nobody has looked at yet.
@@ -146,15 +146,15 @@ class Lookout:
             self._lock.wait_for(
                 lambda: all(self._is_there(name, details=details) for name in wanted), wait_s
             )
-            return {name: self._seen.get(name, Seen()) for name in wanted}
+            return {name: self._seen.get(name, LastLook()) for name in wanted}
 
     def _is_there(self, name: str, *, details: bool) -> bool:
-        seen = self._seen.get(name, Seen())
+        seen = self._seen.get(name, LastLook())
         found = seen.details if details else seen.look
         return found is not None or seen.problem is not None
 
     def _look_if_old(self, name: str, known: Mapping[str, Open], *, details: bool) -> None:
-        seen, opener = self._seen.get(name, Seen()), known.get(name)
+        seen, opener = self._seen.get(name, LastLook()), known.get(name)
         is_new = seen.at_ms + _EVERY_MS > self._clock.now_ms()
         if opener is None or (is_new and self._is_there(name, details=details)):
             return
@@ -164,13 +164,13 @@ class Lookout:
             future.add_done_callback(_log_failure)
 
     def _look(self, name: str, opener: Open, *, details: bool) -> None:
-        before = self._seen.get(name, Seen())
+        before = self._seen.get(name, LastLook())
         seen = replace(before, problem="it could not be looked at: see the log of the page")
         try:
             with opener() as runtime:
                 found = look_at(runtime)
                 more = details_of(runtime) if details else before.details
-            seen = Seen(found, more)
+            seen = LastLook(found, more)
         except (StateStoreError, OSError) as error:
             seen = replace(before, look=None, problem=str(error))
         finally:

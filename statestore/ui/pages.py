@@ -16,7 +16,7 @@ from statestore.ui import charts
 from statestore.ui.answers import Level, answers_of, level_of
 from statestore.ui.browser import Browsed, Question
 from statestore.ui.charts import Box
-from statestore.ui.looks import Details, Lookout, Seen
+from statestore.ui.looks import Details, LastLook, Lookout
 from statestore.ui.timeline import BUCKETS, Timeline
 
 ON_A_PAGE: Final = 25
@@ -85,7 +85,7 @@ class Pages:
         return _render("missing.html", root=root, title=title, what=what)
 
 
-def _row(name: str, seen: Seen) -> dict[str, Any]:
+def _row(name: str, seen: LastLook) -> dict[str, Any]:
     row: dict[str, Any] = {"name": name, "problem": seen.problem, "status": None}
     if seen.look is not None:
         status, work = seen.look.status, seen.look.work
