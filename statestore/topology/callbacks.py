@@ -84,14 +84,14 @@ def _check_runs(
     return where
 
 
-def check_factory(verb: str, factory: Callable[..., Any], name: str | None) -> None:
-    """Raise Misuse unless `factory` can make a processor whose method `verb` and close() run.
+def check_factory(verb: str, factory: Callable[..., Any], name: str | None, method: str) -> None:
+    """Raise Misuse unless `factory` can make a processor whose `method` and close() run.
 
     If the factory is not the processor's class, only what it makes shows that; see
     `processors.Maker`.
     """
     given: object = factory
-    if not callable(given) and hasattr(given, verb):
+    if not callable(given) and hasattr(given, method):
         where = verb if name is None else f"{verb} {name!r}"
         kind = type(given).__name__
         raise Misuse(
@@ -100,7 +100,7 @@ def check_factory(verb: str, factory: Callable[..., Any], name: str | None) -> N
         )
     check_arity(verb, factory, 1, name)
     if isinstance(factory, type):
-        why = why_processor_idle(factory, verb)
+        why = why_processor_idle(factory, method)
         if why is not None:
             raise Misuse(f"{verb if name is None else f'{verb} {name!r}'}: {why}")
 

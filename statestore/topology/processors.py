@@ -158,7 +158,7 @@ class ProcessorContext(Generic[KF_contra, VF_contra]):
             try:
                 runs.append((Batch.of(records, stream_times=complete), child))
             except AttributeError as error:
-                raise _no_record(records) from error
+                raise no_record(records) from error
             start = stop
         return runs
 
@@ -195,15 +195,31 @@ def processed(
 ) -> Build:
     """Build a node that runs a user's Processor (`per_record`) or BatchProcessor."""
     maker = Maker(node, factory, "process" if per_record else "process_batch")
+    run = one_by_one if per_record else _per_batch
+    return forwarding(node, maker, stores, ProcessorContext, run)
+
+
+C = TypeVar("C", bound=ProcessorContext[Any, Any])
+
+
+def forwarding(
+    node: str,
+    maker: "Maker",
+    stores: tuple[str, ...],
+    context_type: Callable[[NodeContext, tuple[str, ...], str, Forward], C],
+    run: Callable[[str, Batch, Any, C, list[int]], None],
+) -> Build:
+    """Build a node that hands on what a user's processor forwards to a context of this type.
+
+    `run(node, batch, processor, context, stream times)` has the processor take a batch.
+    """
 
     def build(context: NodeContext, forward: Forward) -> Push:
-        outward: ProcessorContext[Any, Any] = ProcessorContext(context, stores, node, forward)
+        outward = context_type(context, stores, node, forward)
         processor = _made(node, maker, outward)
         context.keep_stream_times()
         if hasattr(processor, "close"):
             context.on_close(processor.close)
-
-        run = _per_record if per_record else _per_batch
 
         def push(batch: Batch) -> None:
             decoded(node, batch, "key")
@@ -223,13 +239,14 @@ def processed(
     return build
 
 
-def _per_record(
+def one_by_one(
     node: str,
     batch: Batch,
     processor: Any,
     outward: ProcessorContext[Any, Any],
     times: list[int],
 ) -> None:
+    """Have a processor take the records of a batch; NodeFailed names the one that failed."""
     done = 0
     call = processor.process
     try:
@@ -257,7 +274,7 @@ def _per_batch(
         raise failed(Stage.PROCESSING, node, batch, error) from error
 
 
-def _no_record(forwarded: Sequence[object]) -> TypeError:
+def no_record(forwarded: Sequence[object]) -> TypeError:
     """The error for the first thing forwarded that is no Record."""
     wrong = next((it for it in forwarded if not isinstance(it, Record)), None)
     return TypeError(

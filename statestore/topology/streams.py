@@ -23,6 +23,7 @@ from statestore.stores.specs import StoreSpec
 from statestore.topology import joins, ktables, missing_methods
 from statestore.topology import operators as ops
 from statestore.topology.callbacks import check_arity, check_factory, takes_key
+from statestore.topology.fixed_keys import processed_values
 from statestore.topology.flows import Flow
 from statestore.topology.grouped_streams import KGroupedStream
 from statestore.topology.grouping import Grouping
@@ -454,6 +455,21 @@ class KStream(Generic[K_co, V_co]):
         """Hand batches of records to a BatchProcessor; all else is as for `process`."""
         return self._process("process_batch", factory, stores, name)
 
+    def process_values(
+        self,
+        factory: Callable[[ProcessorContext[K_co, VF]], Processor[K_co, V_co]],
+        *stores: StoreSpec | str,
+        name: str | None = None,
+    ) -> "KStream[K_co, VF]":
+        """Hand each record to a Processor that keeps its key (KIP-820's fixed-key processors).
+
+        What it forwards has the key of the record that it was given, and may have another value,
+        time and headers; another key is an error of processing. The keys keep their serde, and no
+        repartition follows. A timer cannot forward, because it has no key. All else is as for
+        `process`.
+        """
+        return self._process("process_values", factory, stores, name)
+
     def _process(
         self,
         verb: str,
@@ -461,11 +477,18 @@ class KStream(Generic[K_co, V_co]):
         stores: tuple[StoreSpec | str, ...],
         name: str | None,
     ) -> "KStream[Any, Any]":
-        check_factory(verb, factory, name)
+        check_factory(
+            verb, factory, name, "process_batch" if verb == "process_batch" else "process"
+        )
         names = tuple(store if isinstance(store, str) else store.name for store in stores)
         for store in stores:
             if not isinstance(store, str):
                 self._flow.builder.declare(store)
+        if verb == "process_values":
+            kept = self._flow.add(
+                "KSTREAM-PROCESSVALUES", name, lambda n: processed_values(n, factory, names), names
+            )
+            return KStream(self._flow.revalued(kept))
         node = self._flow.add(
             "KSTREAM-PROCESSOR",
             name,

@@ -61,6 +61,17 @@ def per_record() -> ss.Topology:
     return builder.build()
 
 
+def per_value() -> ss.Topology:
+    """The same by a processor that keeps keys."""
+    builder = ss.StreamsBuilder()
+    (
+        builder.stream(os.environ[INPUT_VARIABLE], name="records")
+        .process_values(Total, TOTALS, name="total")
+        .to(os.environ[OUTPUT_VARIABLE], value_serde=serdes.INT64, name="totals-out")
+    )
+    return builder.build()
+
+
 def per_record_silent() -> ss.Topology:
     """A processor called record by record, its store and changelog only."""
     builder = ss.StreamsBuilder()

@@ -309,6 +309,14 @@ class Latest:
         self._forward(record.replace(value=[before, record.value]))
 
 
+class LatestIfKnown(Latest):
+    def process(self, record: "ss.Record[Any, int]") -> None:
+        if record.key is None:
+            self._forward(record.replace(value=[None, record.value]))
+        else:
+            super().process(record)
+
+
 class LatestOfMany(Latest):
     def process_batch(self, records: "Sequence[ss.Record[str, int]]") -> None:
         for record in records:
@@ -333,6 +341,26 @@ def process(of: Case) -> None:
 def process_batch(of: Case) -> None:
     spec = _json_store(of.of("latest"))
     of.out(of.stream().process_batch(lambda context: LatestOfMany(context, spec.name), spec))
+
+
+@case(f"""{LATEST.rstrip()}
+    | - 4 3    | - [null,4] 3  |
+""")
+def process_values(of: Case) -> None:
+    spec = _json_store(of.of("latest"))
+    of.out(of.stream().process_values(lambda context: LatestIfKnown(context, spec.name), spec))
+
+
+@case("""
+    | in       | out      |
+    | a 1 0    | a 1 0    |
+    | b 2 1    | b 1 1    |
+    | a 3 2    | a 2 2    |
+""")
+def process_values_counted(of: Case) -> None:
+    spec = _json_store(of.of("latest"))
+    latest = of.stream().process_values(lambda context: Latest(context, spec.name), spec)
+    of.out(latest.group_by_key().count(of.kept()).to_stream())
 
 
 @case("""

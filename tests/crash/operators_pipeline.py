@@ -1,11 +1,11 @@
 """A pipeline of most operators for the kill tests: its output is known record by record.
 
 Three sub-topologies: `in` is joined with another stream, filtered, mapped, counted in windows that
-close, in windows that overlap and in sessions, and rekeyed; what is rekeyed is joined with the
-table of users, counted in windows and in all, and that count joined with the users again, once
-filtered and once with users who have no count. A third one counts the users whose counts have the
-same rest, and each user is joined with that count by a foreign key. A processor writes a window
-store and a session store of its own.
+close, in windows that overlap and in sessions, numbered by a processor, and rekeyed; what is
+rekeyed is joined with the table of users, counted in windows and in all, and that count joined with
+the users again, once filtered and once with users who have no count. A third one counts the users
+whose counts have the same rest, and each user is joined with that count by a foreign key. A
+processor writes a window store and a session store of its own.
 """
 
 import os
@@ -28,6 +28,7 @@ SEEN = ss.persistent_window_store(
 BY_HAND = ss.persistent_session_store(
     "by-hand", 10**9, key_serde=serdes.STRING, value_serde=serdes.INT64
 )
+TURNS = ss.persistent_key_value_store("turns", key_serde=serdes.STRING, value_serde=serdes.INT64)
 # Records of two partitions meet in one: no order holds between them, and none must be late.
 OPEN = ss.TumblingWindows(4000, grace_ms=10**9)
 
@@ -37,6 +38,8 @@ def topology() -> ss.Topology:
     b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
     users = b.table(f"{prefix}-users", materialized="users", name="users-table")
     source = b.stream(f"{prefix}-in")
+    turns = source.process_values(Turns, TURNS, name="turns-taken")
+    turns.to(f"{prefix}-turns", value_serde=serdes.INT64)
     source.process(Visits, SEEN, BY_HAND, name="visits")
     (
         source.filter(lambda _key, number: number % 3)
@@ -83,6 +86,19 @@ def topology() -> ss.Topology:
     met = source.left_join(others, lambda number, other: [number, other], NEAR, name="met")
     met.to(f"{prefix}-met")
     return b.build()
+
+
+class Turns:
+    """Numbers the records of each key."""
+
+    def __init__(self, context: ss.ProcessorContext[str, int]) -> None:
+        self._context = context
+        self._turns = context.store(TURNS)
+
+    def process(self, record: ss.Record[str, int]) -> None:
+        turn = self._turns.get(record.key, 0) + 1
+        self._turns.put(record.key, turn)
+        self._context.forward(record.replace(value=turn))
 
 
 class Visits:

@@ -42,6 +42,7 @@ OUTPUTS = (
     "groups",
     "peers",
     "met",
+    "turns",
 )
 SUBSCRIPTIONS = "peers-subscription-store"
 JOIN_STORES = (
@@ -61,6 +62,7 @@ STORES = (
     "peers",
     "seen",
     "by-hand",
+    "turns",
 )
 OTHERS, NEAR_MS = 7, 5
 """Every how many numbers there is one in the other stream, and how near those that meet are."""
@@ -133,6 +135,7 @@ class OperatorsRig(Rig):
             for number in range(self.produced)
             for start in _hops(START_MS + number)
         )
+        turns = Counter(f"k{number % 5}" for number in range(self.produced))
         told, kept = self._sessions()
         closing, closed = self._closing()
         wanted: dict[str, Any] = {
@@ -154,6 +157,8 @@ class OperatorsRig(Rig):
             "store windows": dict(windows),
             "store closing": closing,
             "store hops": dict(hops),
+            "turns": {key: list(range(1, n + 1)) for key, n in turns.items()},
+            "store turns": dict(turns),
             "sessions": told,
             "store sessions": kept,
             "store by-hand": kept,
@@ -189,6 +194,9 @@ class OperatorsRig(Rig):
                 (_session(key), value and _int(value)) for _, key, value in rows["sessions"]
             ),
             "hops": _sequences((_window(key), _int(value)) for _, key, value in rows["hops"]),
+            "turns": _sequences(
+                ((key or b"").decode(), _int(value)) for _, key, value in rows["turns"]
+            ),
         }
         for name in ("rich", "either"):
             found[name] = _sequences(
@@ -325,6 +333,7 @@ BY_KEY: dict[str, Callable[[bytes], Any]] = {
     "totals": json.loads,
     "groups": _int,
     "peers": json.loads,
+    "turns": _int,
 }
 """The stores that have no windows, and how their values are read."""
 

@@ -98,6 +98,17 @@ class Writing:
             lambda value: [functions.plus(value, n) for n in range(number)]
         )
 
+    def process_values(
+        self, stream: KStream[Any, Any], _number: int, name: str
+    ) -> KStream[Any, Any]:
+        # The keys may be those that meet, or others.
+        turns = ss.persistent_key_value_store(
+            f"{name}-turns", key_serde=serdes.MSGPACK, value_serde=serdes.INT64
+        )
+        return stream.process_values(
+            lambda context: Turns(context, turns, self._functions), turns, name=name
+        )
+
     def branch_and_merge(
         self, stream: KStream[Any, Any], number: int, _name: str
     ) -> KStream[Any, Any]:
@@ -306,6 +317,27 @@ class Writing:
 
     def _kept_in(self, store: str) -> ss.Materialized:
         return ss.Materialized(store, caching=self._caching)
+
+
+class Turns:
+    """Adds to each value which one of its key it is."""
+
+    def __init__(
+        self,
+        context: ss.ProcessorContext,
+        turns: ss.KeyValueSpec[Any, int],
+        functions: Functions,
+    ) -> None:
+        self._forward, self._turns = context.forward, context.store(turns)
+        self._functions = functions
+
+    def process(self, record: ss.Record[Any, Any]) -> None:
+        turn = 0
+        if record.key is not None:
+            turn = self._turns.get(record.key, 0) + 1
+            self._turns.put(record.key, turn)
+        value = self._functions.plus(record.value, turn % 10)
+        self._forward(record.replace(value=value))
 
 
 def _windows_of(made: Made) -> ss.TumblingWindows | ss.HoppingWindows:

@@ -116,6 +116,17 @@ class Naive:
             for n in range(number)
         )
 
+    def process_values(self, _number: int, _place: int) -> Stage:
+        turns: dict[Key, int] = {}
+
+        def stage(fact: Fact) -> Iterator[Fact]:
+            turn = 0
+            if fact.key is not None:
+                turn = turns[fact.key] = turns.get(fact.key, 0) + 1
+            yield fact._replace(value=self._functions.plus(fact.value, turn % 10))
+
+        return stage
+
     def branch_and_merge(self, number: int, _place: int) -> Stage:
         def stage(fact: Fact) -> Iterator[Fact]:
             taken = self._functions.passes(fact.value, number)

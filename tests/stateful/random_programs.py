@@ -305,6 +305,7 @@ STREAM_STEPS = [
     "branch_and_merge",
     "merge_with_itself",
     *2 * ["regroup"],
+    "process_values",
     "count",
     "reduce",
     "join_own_count",

@@ -87,6 +87,7 @@ lengths.join(lengths, lambda a, b: a, 1000)  # mistake: no windows
 numbered.to_stream().join(lengths, lambda a, b: a, NEAR)  # mistake: key type of a stream
 lengths.merge(lengths.map_values(str))  # mistake: value type of a stream
 lengths.process(OfTexts)  # mistake: value type of a processor
+lengths.process_values(OfTexts)  # mistake: value type of a processor
 lengths.process(OfBatches)  # mistake: a processor of batches
 lengths.to_table("n").group_by(lambda key, n: key)  # mistake: no pair
 groups = texts.group_by(lambda key, text: (text, 1))

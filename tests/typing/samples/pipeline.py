@@ -272,6 +272,8 @@ def processors(orders: ss.KStream[str, Order]) -> None:
     made = orders.process(Totals, TOTALS, RATES)
     assert_type(made, ss.KStream[str, float])
     made.to("totals", value_serde=serdes.FLOAT64)
+    kept = orders.process_values(Totals, TOTALS, RATES)
+    assert_type(kept, ss.KStream[str, float])
     assert_type(orders.process_batch(Sizes), ss.KStream[Any, Any])
 
 
