@@ -226,7 +226,7 @@ def spec_of(
     keys = serde(key_serde, known.key_serde, "key_serde")
     if known.kind == VersionedSpec.kind:
         return VersionedSpec(store, known.retention_ms or 0, keys, values)
-    return KeyValueSpec(store, keys, values)
+    return KeyValueSpec(store, keys, values, ttl_ms=known.retention_ms)
 
 
 def windows_kept_ms(known: DeployedStore) -> int:

@@ -18,7 +18,7 @@ from statestore.model.modes import ProcessingGuarantee
 from statestore.model.records import Schema
 from statestore.stores import keyvalue
 from statestore.stores.migration import writers_of
-from statestore.stores.specs import SessionSpec, StoreSpec, VersionedSpec, WindowSpec
+from statestore.stores.specs import KeyValueSpec, SessionSpec, StoreSpec, VersionedSpec, WindowSpec
 from statestore.topology.graph import Topology
 from statestore.topology.logs import log_of
 from statestore.topology.nodes import TopicName
@@ -55,7 +55,8 @@ class DeployedWriter(msgspec.Struct, frozen=True):
 class DeployedStore(msgspec.Struct, frozen=True):
     """What the last deployed topology says of a store.
 
-    `retention_ms`: of a versioned, window or session store. `advance_ms`: how far apart hopping
+    `retention_ms`: of a versioned, window or session store; how long rows of a key-value store live
+    after their last put. `advance_ms`: how far apart hopping
     windows start. `source_topic`: the topic that the table is made of, if that is its log; None: it
     has a changelog. `changelog_id`: what the cluster calls that changelog; None: not known yet.
     `value_writers`: all that may have written rows that are there (docs/adr/0022); none: only
@@ -219,6 +220,8 @@ def writers_in(spec: StoreSpec) -> list[DeployedWriter]:
 def _retention_ms(spec: StoreSpec) -> int | None:
     if isinstance(spec, VersionedSpec):
         return spec.history_retention_ms
+    if isinstance(spec, KeyValueSpec):
+        return spec.ttl_ms
     return spec.retention_ms if isinstance(spec, WindowSpec | SessionSpec) else None
 
 

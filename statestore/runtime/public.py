@@ -128,12 +128,17 @@ def open_store(
 
     The store has no changelog, so RocksDB's write-ahead log is on. Raises Locked while another
     process has the store open, TaskCorrupted if its files are not a whole store, Misuse if a
-    persistent store is given no directory.
+    persistent store is given no directory or a store is to expire its rows.
     """
     known = Settings.of(settings)
     level = known.effective_isolation_level if isolation_level is None else isolation_level
     if spec.persistent and directory is None:
         raise Misuse(f"store {spec.name!r} is persistent: pass the directory it lives in")
+    if isinstance(spec, KeyValueSpec) and spec.ttl_ms is not None:
+        raise Misuse(
+            f"store {spec.name!r}: ttl_ms goes by the stream time of a task, which a store on its "
+            "own does not have: leave it out, or give the store to process()"
+        )
     path = None if directory is None else Path(directory) / spec.name
     wal = known.write_ahead_log is not False
     rows = spec.rows if isinstance(spec, WindowSpec | SessionSpec) else spec

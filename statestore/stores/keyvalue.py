@@ -16,6 +16,7 @@ from statestore.model.modes import IsolationLevel
 from statestore.model.records import K, V
 from statestore.stores import offsets
 from statestore.stores.codec import Codec
+from statestore.stores.expiry import ExpiringRows, ExpiringTable, forget_times
 from statestore.stores.reads import Entry, LiveSource, Reader, Rows, RowScan, SourceRows, joined
 from statestore.stores.row_times import RowTimes
 from statestore.stores.specs import KeyValueSpec
@@ -156,9 +157,12 @@ class TransactionalKeyValueStore(TransactionalBase, KeyValueReader[K, V]):
         """`owned_by_task`: commit, rollback and close are left to the stream task."""
         times = None
         if owned_by_task:
-            times = RowTimes(staged.table(offsets.TABLE), kept=spec.row_times)
+            expires = spec.ttl_ms is not None
+            times = RowTimes(
+                staged.table(offsets.TABLE), kept=spec.row_times or expires, of_stream=expires
+            )
             staged.keep_sized(times)
-        self.table = StagedTable(staged, TABLE, times)
+        self.table = _table(staged, times, spec.ttl_ms)
         KeyValueReader.__init__(self, [self.table], spec)
         TransactionalBase.__init__(
             self,
@@ -249,4 +253,17 @@ class TransactionalKeyValueStore(TransactionalBase, KeyValueReader[K, V]):
         """
         level = self.level_of(isolation_level)
         source = LiveSource(self.staged, level, position_bound)
-        return KeyValueReader([live_rows(source, self.staged)], self.spec)
+        rows: Rows = live_rows(source, self.staged)
+        if isinstance(self.table, ExpiringTable):
+            owner = self.table if source.uncommitted else None
+            rows = ExpiringRows(source, TABLE, self.table.ttl_ms, owner)
+        return KeyValueReader([rows], self.spec)
+
+
+def _table(staged: StagedEngine, times: RowTimes | None, ttl_ms: int | None) -> StagedTable:
+    """Return the rows of a store; only those that a stream task owns expire."""
+    if times is not None and ttl_ms is not None:
+        return ExpiringTable(staged, TABLE, times, ttl_ms)
+    if times is not None:
+        forget_times(staged)
+    return StagedTable(staged, TABLE, times)

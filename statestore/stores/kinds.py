@@ -11,6 +11,7 @@ from statestore.model.modes import IsolationLevel
 from statestore.ports import Clock, Engine, Writes
 from statestore.stores import keyvalue, offsets, sessions, windows
 from statestore.stores.durability import LagLimits
+from statestore.stores.expiry import ExpiringRows
 from statestore.stores.in_windows import UNLOGGED
 from statestore.stores.keyvalue import KeyValueReader, TransactionalKeyValueStore
 from statestore.stores.pending import Entries
@@ -117,7 +118,10 @@ def reader_over(
             return WindowReader(_rows_of(sources), spec, release)
         case SessionSpec():
             return SessionReader(_rows_of(sources), spec, release)
-    return KeyValueReader(_rows_of(sources), spec, release)
+    if spec.ttl_ms is None:
+        return KeyValueReader(_rows_of(sources), spec, release)
+    expiring = [ExpiringRows(source, keyvalue.TABLE, spec.ttl_ms) for source in sources]
+    return KeyValueReader(expiring, spec, release)
 
 
 # Stores whose keys are in windows have other rows than their changelogs.

@@ -15,7 +15,7 @@ Keeps I30.
 """
 
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import repeat
 from operator import add
 from typing import Final
@@ -36,12 +36,16 @@ _COST: Final = 80
 
 
 class WriteTime:
-    """The time of the record being processed, for writes without their own; None: not known."""
+    """The time of the record being processed, for writes without their own; None: not known.
 
-    __slots__ = ("now_ms",)
+    `of_stream`: it is not the record's own time but stream time.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("now_ms", "of_stream")
+
+    def __init__(self, *, of_stream: bool = False) -> None:
         self.now_ms: int | None = None
+        self.of_stream = of_stream
 
 
 class RowTimes:
@@ -60,12 +64,13 @@ class RowTimes:
         "latest_ms",
     )
 
-    def __init__(self, meta: Table, *, kept: bool) -> None:
+    def __init__(self, meta: Table, *, kept: bool, of_stream: bool = False) -> None:
         """`meta`: the table of the offsets.
 
-        `kept`: keep the times as rows, not for the changelog only.
+        `kept`: keep the times as rows, not for the changelog only. `of_stream`: writes have stream
+        time.
         """
-        self.clock: Final = WriteTime()
+        self.clock: Final = WriteTime(of_stream=of_stream)
         self._kept = kept
         self._meta = meta
         self._pending: dict[bytes, int] = {}
@@ -103,6 +108,14 @@ class RowTimes:
             if data is not None
         }
         return [pending[key] if key in pending else found.get(key) for key in keys]
+
+    def committed(self, keys: list[bytes]) -> list[int | None]:
+        """Return the time of each row as committed; None if it is not known or there is no row."""
+        return stored_times(self._meta.get_many, keys)
+
+    def pending(self) -> dict[bytes, int]:
+        """Return a copy of the pending times."""
+        return self._pending.copy()
 
     def later(self, keys: list[bytes], times: list[int]) -> list[int]:
         """Return the later of each row's time and this one; times in order cost no look-up."""
@@ -178,8 +191,21 @@ class RowTimes:
 
 def read_times(meta: Table, keys: list[bytes], otherwise_ms: int) -> list[int]:
     """Return the time of each row of a store at rest."""
-    stored = meta.get_many([_ROW + key for key in keys])
-    return [otherwise_ms if data is None else _TIME.unpack(data)[0] for data in stored]
+    stored = stored_times(meta.get_many, keys)
+    return [otherwise_ms if time is None else time for time in stored]
+
+
+def stored_times(
+    look: Callable[[list[bytes]], list[bytes | None]], keys: list[bytes]
+) -> list[int | None]:
+    """Return the time of each row, which `look` finds; None if it is not known."""
+    stored = look([_ROW + key for key in keys])
+    return [None if data is None else _TIME.unpack(data)[0] for data in stored]
+
+
+def rows_at(keys: list[bytes], time_ms: int) -> dict[bytes, bytes | None]:
+    """Return the rows that give all these rows of the data the same time."""
+    return {**_rows(dict.fromkeys(keys, b"1"), dict.fromkeys(keys, time_ms))}
 
 
 def _rows(writes: Writes, times: Mapping[bytes, int]) -> dict[bytes, bytes | None]:

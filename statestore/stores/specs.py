@@ -33,9 +33,15 @@ class KeyValueSpec(Generic[K, V]):
     """What else determines its rows, for the fingerprint of a topology."""
     row_times: bool = field(default=False, compare=False, repr=False)
     """Whether a stream task keeps the time of each row, as it does for tables (docs/adr/0014)."""
+    ttl_ms: int | None = None
+    """How long after its last put a row expires, by stream time; None: it does not."""
 
     def __post_init__(self) -> None:
         check_store_name(self.name)
+        if self.ttl_ms is not None and self.ttl_ms <= 0:
+            raise Misuse(
+                f"store {self.name!r}: ttl_ms {self.ttl_ms}: pass 1 or more, or leave it out"
+            )
         _place(self, "key_serde")
 
 
@@ -272,20 +278,33 @@ def spec_in_bytes(kind: str, name: str, *, window_ms: int = 0, kept_ms: int = 0)
 
 @overload
 def persistent_key_value_store(
-    name: str, *, key_serde: None = None, value_serde: None = None
+    name: str,
+    *,
+    ttl_ms: Span | None = None,
+    key_serde: None = None,
+    value_serde: None = None,
 ) -> KeyValueSpec[bytes, bytes]: ...
 @overload
 def persistent_key_value_store(
-    name: str, *, key_serde: Serde[K], value_serde: None = None
+    name: str,
+    *,
+    ttl_ms: Span | None = None,
+    key_serde: Serde[K],
+    value_serde: None = None,
 ) -> KeyValueSpec[K, bytes]: ...
 @overload
 def persistent_key_value_store(
-    name: str, *, key_serde: None = None, value_serde: Serde[V]
+    name: str,
+    *,
+    ttl_ms: Span | None = None,
+    key_serde: None = None,
+    value_serde: Serde[V],
 ) -> KeyValueSpec[bytes, V]: ...
 @overload
 def persistent_key_value_store(
     name: str,
     *,
+    ttl_ms: Span | None = None,
     key_serde: Serde[K],
     value_serde: Serde[V],
 ) -> KeyValueSpec[K, V]: ...
@@ -293,6 +312,7 @@ def persistent_key_value_store(
 def persistent_key_value_store(
     name: str,
     *,
+    ttl_ms: Span | None = None,
     key_serde: Serde[K],
     value_serde: Serde[V],
     migrate: Migrations,
@@ -300,36 +320,50 @@ def persistent_key_value_store(
 def persistent_key_value_store(
     name: str,
     *,
+    ttl_ms: Span | None = None,
     key_serde: Serde[Any] | None = None,
     value_serde: Serde[Any] | None = None,
     migrate: Migrations = None,
 ) -> KeyValueSpec[Any, Any]:
     """Describe a key-value store in RocksDB; without serdes its keys and values are bytes.
 
-    `migrate`: the serdes that wrote values of the store before (docs/adr/0022). Misuse if the name
-    cannot be that of a store (SEMANTICS T1).
+    `ttl_ms` (milliseconds or a timedelta): a row expires that long after the stream time at its
+    last put (SEMANTICS S17). `migrate`: the serdes that wrote values of the store before
+    (docs/adr/0022). Misuse if the name cannot be that of a store (SEMANTICS T1), or if `ttl_ms` is
+    not positive.
     """
-    return KeyValueSpec(
-        name, key_serde or serdes.BYTES, migrating(value_serde or serdes.BYTES, migrate)
-    )
+    return _key_value_spec(name, ttl_ms, key_serde, value_serde, migrate, persistent=True)
 
 
 @overload
 def in_memory_key_value_store(
-    name: str, *, key_serde: None = None, value_serde: None = None
+    name: str,
+    *,
+    ttl_ms: Span | None = None,
+    key_serde: None = None,
+    value_serde: None = None,
 ) -> KeyValueSpec[bytes, bytes]: ...
 @overload
 def in_memory_key_value_store(
-    name: str, *, key_serde: Serde[K], value_serde: None = None
+    name: str,
+    *,
+    ttl_ms: Span | None = None,
+    key_serde: Serde[K],
+    value_serde: None = None,
 ) -> KeyValueSpec[K, bytes]: ...
 @overload
 def in_memory_key_value_store(
-    name: str, *, key_serde: None = None, value_serde: Serde[V]
+    name: str,
+    *,
+    ttl_ms: Span | None = None,
+    key_serde: None = None,
+    value_serde: Serde[V],
 ) -> KeyValueSpec[bytes, V]: ...
 @overload
 def in_memory_key_value_store(
     name: str,
     *,
+    ttl_ms: Span | None = None,
     key_serde: Serde[K],
     value_serde: Serde[V],
 ) -> KeyValueSpec[K, V]: ...
@@ -337,6 +371,7 @@ def in_memory_key_value_store(
 def in_memory_key_value_store(
     name: str,
     *,
+    ttl_ms: Span | None = None,
     key_serde: Serde[K],
     value_serde: Serde[V],
     migrate: Migrations,
@@ -344,20 +379,36 @@ def in_memory_key_value_store(
 def in_memory_key_value_store(
     name: str,
     *,
+    ttl_ms: Span | None = None,
     key_serde: Serde[Any] | None = None,
     value_serde: Serde[Any] | None = None,
     migrate: Migrations = None,
 ) -> KeyValueSpec[Any, Any]:
     """Describe a key-value store in memory; without serdes its keys and values are bytes.
 
-    It is restored from its changelog at every start (SEMANTICS S15). Misuse if the name cannot be
-    that of a store.
+    It is restored from its changelog at every start (SEMANTICS S15). Parameters (milliseconds or a
+    timedelta) and errors are those of `persistent_key_value_store`.
     """
+    return _key_value_spec(name, ttl_ms, key_serde, value_serde, migrate, persistent=False)
+
+
+def _key_value_spec(
+    name: str,
+    ttl_ms: Span | None,
+    key_serde: Serde[Any] | None,
+    value_serde: Serde[Any] | None,
+    migrate: Migrations,
+    *,
+    persistent: bool,
+) -> KeyValueSpec[Any, Any]:
+    ttl = None if ttl_ms is None else span_ms(ttl_ms)
     return KeyValueSpec(
         name,
         key_serde or serdes.BYTES,
         migrating(value_serde or serdes.BYTES, migrate),
-        persistent=False,
+        persistent,
+        terms=() if ttl is None else (f"ttl {ttl}",),
+        ttl_ms=ttl,
     )
 
 

@@ -14,6 +14,7 @@ from statestore.layout.snapshots import StoreOffsets
 from statestore.model.batch import Batch
 from statestore.model.ids import Position, TaskId, TopicPartition
 from statestore.stores.contracts import StateStore, StoreContext
+from statestore.stores.expiry import ExpiringTable
 from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.stores.kinds import BuiltIn, following, logged_keys, over_rows, row_of
 from statestore.stores.pending import Overlay
@@ -73,6 +74,9 @@ class OwnedStore(Protocol):
 
     def caught_up(self, position: Position) -> None:
         """Note that it has all that its log holds, and so all input up to this position (I1)."""
+
+    def reached(self, stream_time_ms: int) -> None:
+        """Take in the stream time of the last commit, by which rows may expire."""
 
     def changes(self, otherwise_ms: int) -> Changes:
         """Return what the next commit logs: the last value of each key, or every version.
@@ -178,6 +182,10 @@ class OpenStore:
 
     def caught_up(self, position: Position) -> None:
         self._staged.caught_up(position)
+
+    def reached(self, stream_time_ms: int) -> None:
+        if isinstance(self._table, ExpiringTable):
+            self._table.reached(stream_time_ms)
 
     @property
     def clock(self) -> WriteTime | None:
@@ -306,6 +314,9 @@ class SuppliedStore:
         if self._restored:
             self._restored = False
             self._committed(None, position)
+
+    def reached(self, stream_time_ms: int) -> None:
+        """Do nothing, because its class knows whether its rows expire."""
 
     def changes(self, otherwise_ms: int) -> Changes:
         logged = self._logged.entries

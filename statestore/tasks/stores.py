@@ -108,6 +108,12 @@ class TaskStores:
         ]
         return done
 
+    def reached(self, stream_time_ms: int | None) -> None:
+        """Tell restored stores the stream time of the last commit, which their logs do not have."""
+        if stream_time_ms is not None:
+            for opened in self.opened.values():
+                opened.reached(stream_time_ms)
+
     def replace(self, error: TaskCorrupted) -> None:
         """Replace a store that became unreadable; raise `error` if it was already replaced."""
         if error.store not in self.opened or error.store in self.quarantined:

@@ -182,9 +182,10 @@ class StreamTask:
         self.report.count(before, self._committer.tally)
 
     def _restore(self) -> None:
-        offsets, nothing = self._committer.offsets, self._committer.stamp.number == 0
-        position = self._committer.position
+        offsets, stamp = self._committer.offsets, self._committer.stamp
+        position, nothing = self._committer.position, stamp.number == 0
         done = self._stores.restore(offsets, position, nothing_committed=nothing)
+        self._stores.reached(stamp.stream_time_ms)
         self._held_back.restored()
         self.report.restored_records += done.records
         self.report.dropped_records += done.dropped

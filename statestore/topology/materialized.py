@@ -31,8 +31,8 @@ class Materialized(Generic[K, V]):
     the configuration with which the store's changelog topic is created. `migrate` has the serdes
     that wrote values of the store before, oldest first, each as a Migration (docs/adr/0022).
 
-    Misuse if `store` is neither a name nor the spec of a key-value or versioned store, or if a spec
-    comes with `history_retention_ms`.
+    Misuse if `store` is neither a name nor the spec of a key-value or versioned store, if a spec
+    comes with `history_retention_ms`, or if it has a `ttl_ms`.
     """
 
     store: str | KeyValueSpec[Any, Any] | VersionedSpec[Any, Any]
@@ -116,6 +116,11 @@ class Materialized(Generic[K, V]):
             raise Misuse(
                 "Materialized takes history_retention_ms with a store's name only: a spec itself "
                 "says whether its store keeps history"
+            )
+        if isinstance(given, KeyValueSpec) and given.ttl_ms is not None:
+            raise Misuse(
+                f"store {given.name!r}: rows of a table or an aggregate do not expire, as what is "
+                "made of them would not learn of it: leave ttl_ms out, or use windows"
             )
         fields = {
             "store": store,

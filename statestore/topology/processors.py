@@ -81,7 +81,9 @@ class ProcessorContext(Generic[KF_contra, VF_contra]):
         self._stores = stores
         self._name = name
         self._forward = forward
-        self._clocks = node.clocks(stores)
+        clocks = node.clocks(stores)
+        self._clocks = [clock for clock in clocks if not clock.of_stream]
+        self._clocks_of_stream = [clock for clock in clocks if clock.of_stream]
         self._forwarded: list[tuple[Record[Any, Any], str | None, int | None]] = []
         self.stream_time: int | None = None
 
@@ -167,11 +169,13 @@ class ProcessorContext(Generic[KF_contra, VF_contra]):
         self.stream_time = stream_time_ms
         for clock in self._clocks:
             clock.now_ms = time_ms
+        for clock in self._clocks_of_stream:
+            clock.now_ms = stream_time_ms
 
     def done(self) -> None:
         """End a call; what it forwarded is forgotten unless it was taken."""
         self._forwarded = []
-        for clock in self._clocks:
+        for clock in (*self._clocks, *self._clocks_of_stream):
             clock.now_ms = None
 
     def _punctuate(self, function: Callable[[int], object], time_ms: int) -> None:

@@ -5,7 +5,7 @@ close, in windows that overlap and in sessions, numbered by a processor, and rek
 rekeyed is joined with the table of users, counted in windows and in all, and that count joined with
 the users again, once filtered and once with users who have no count. A third one counts the users
 whose counts have the same rest, and each user is joined with that count by a foreign key. A
-processor writes a window store and a session store of its own.
+processor writes a window store, a session store and a store whose rows expire.
 """
 
 import os
@@ -29,6 +29,10 @@ BY_HAND = ss.persistent_session_store(
     "by-hand", 10**9, key_serde=serdes.STRING, value_serde=serdes.INT64
 )
 TURNS = ss.persistent_key_value_store("turns", key_serde=serdes.STRING, value_serde=serdes.INT64)
+LATE_RESTS, LATE_EVERY, LATELY_MS = 35, 11, 300
+LATELY = ss.persistent_key_value_store(
+    "lately", ttl_ms=LATELY_MS, key_serde=serdes.STRING, value_serde=serdes.INT64
+)
 # Records of two partitions meet in one: no order holds between them, and none must be late.
 OPEN = ss.TumblingWindows(4000, grace_ms=10**9)
 
@@ -40,7 +44,7 @@ def topology() -> ss.Topology:
     source = b.stream(f"{prefix}-in")
     turns = source.process_values(Turns, TURNS, name="turns-taken")
     turns.to(f"{prefix}-turns", value_serde=serdes.INT64)
-    source.process(Visits, SEEN, BY_HAND, name="visits")
+    source.process(Visits, SEEN, BY_HAND, LATELY, name="visits").to(f"{prefix}-again")
     (
         source.filter(lambda _key, number: number % 3)
         .map_values(lambda number: [number])
@@ -102,15 +106,26 @@ class Turns:
 
 
 class Visits:
-    """Keeps each number in a window of its own, and merges bursts as sessions do."""
+    """Keeps each number in a window of its own, and merges bursts as sessions do.
+
+    Forwards a number whose rest came before, and not too long ago.
+    """
 
     def __init__(self, context: ss.ProcessorContext) -> None:
+        self._context = context
         self._seen = context.store(SEEN)
+        self._lately = context.store(LATELY)
         self._sessions = context.store(BY_HAND)
 
     def process(self, record: ss.Record[str, int]) -> None:
         key, number, at = record.key, record.value, record.timestamp_ms
         self._seen.put(key, number, at)
+        rest = f"{key} {number % LATE_RESTS}"
+        before = self._lately.get(rest)
+        if before is not None:
+            self._context.forward(record.replace(value=[number, before]))
+        if number % LATE_EVERY == 0:
+            self._lately.put(rest, number)
         if number % 1000 >= BURST:
             return
         made, count = ss.Windowed(key, at, at), 1

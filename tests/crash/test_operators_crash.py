@@ -17,7 +17,14 @@ from statestore.faults import CrashPoint
 from statestore.stores.specs import SessionRows, WindowRows
 from statestore.testing.local_kafka import LocalKafka
 from tests.crash.kill_harness import PARTITIONS, Rig
-from tests.crash.operators_pipeline import BURST, GROUPS, USERS
+from tests.crash.operators_pipeline import (
+    BURST,
+    GROUPS,
+    LATE_EVERY,
+    LATE_RESTS,
+    LATELY_MS,
+    USERS,
+)
 
 pytestmark = pytest.mark.kafka
 POINTS = (
@@ -43,6 +50,7 @@ OUTPUTS = (
     "peers",
     "met",
     "turns",
+    "again",
 )
 SUBSCRIPTIONS = "peers-subscription-store"
 JOIN_STORES = (
@@ -63,6 +71,7 @@ STORES = (
     "seen",
     "by-hand",
     "turns",
+    "lately",
 )
 OTHERS, NEAR_MS = 7, 5
 """Every how many numbers there is one in the other stream, and how near those that meet are."""
@@ -170,6 +179,9 @@ class OperatorsRig(Rig):
         wanted["peers that went back"] = []
         wanted["subscriptions"] = {(str(n % GROUPS), user) for user, n in totals.items()}
         wanted["met"] = self._met()
+        wanted["again"], lately = self._again()
+        wanted["store lately"] = self._as_logged("lately")
+        wanted["lately as shown"] = lately
         wanted |= {f"store {store}": self._fold(store) for store in JOIN_STORES}
         wanted |= {f"fold of {store}": wanted[f"store {store}"] for store in STORES[1:]}
         found = self._found()
@@ -188,6 +200,8 @@ class OperatorsRig(Rig):
             "joined": Counter(json.loads(value or b"")[0] for _, _, value in rows["joined"]),
             "met": Counter(tuple(json.loads(value or b"")) for _, _, value in rows["met"]),
             "groups": Counter((key or b"").decode() for _, key, _ in rows["groups"]),
+            "again": Counter(tuple(json.loads(value or b"")) for _, _, value in rows["again"]),
+            "lately as shown": self._shown("lately"),
             "closed": Counter((_window(key), _int(value)) for _, key, value in rows["closed"]),
             "windows": _sequences((_window(key), _int(value)) for _, key, value in rows["windows"]),
             "sessions": _sequences(
@@ -241,6 +255,40 @@ class OperatorsRig(Rig):
             if not others and number + NEAR_MS < last[partition]:
                 met[number, None] += 1
         return met
+
+    def _again(self) -> tuple[Counter[tuple[int, int]], dict[str, int]]:
+        """Each with the last of its rest that had not expired, and what has not at the end."""
+        last: dict[int, int] = {}
+        kept: dict[str, tuple[int, int]] = {}
+        again: Counter[tuple[int, int]] = Counter()
+        partition_of = {
+            key: partition for partition, key, _ in self.read(f"{self.topic_prefix}-in")
+        }
+        for number in range(self.produced):
+            key = f"k{number % 5}"
+            partition = partition_of[key.encode()]
+            last[partition] = number
+            rest = f"{key} {number % LATE_RESTS}"
+            value, at = kept.get(rest, (0, -LATELY_MS))
+            if number < at + LATELY_MS and rest in kept:
+                again[number, value] += 1
+            if number % LATE_EVERY == 0:
+                kept[rest] = number, number
+        ends = {key.decode(): last[partition] for key, partition in partition_of.items() if key}
+        shown = {
+            rest: value
+            for rest, (value, at) in kept.items()
+            if ends[rest.split()[0]] < at + LATELY_MS
+        }
+        return again, shown
+
+    def _shown(self, store: str) -> dict[str, int]:
+        """What a snapshot shows of a store."""
+        with ss.open_snapshot(self.state_dir, self.application_id, store) as snapshot:
+            return dict(snapshot.all())
+
+    def _as_logged(self, store: str) -> dict[str, int]:
+        return {key.decode(): _int(value) for key, value in self._fold(store).items()}
 
     def _closing(self) -> tuple[dict[Any, int], dict[Any, int]]:
         """Windows of `in` that must still be there, and those that must have been emitted."""
@@ -334,6 +382,7 @@ BY_KEY: dict[str, Callable[[bytes], Any]] = {
     "groups": _int,
     "peers": json.loads,
     "turns": _int,
+    "lately": _int,
 }
 """The stores that have no windows, and how their values are read."""
 
