@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from statestore.topology.processors import BatchProcessor, Processor, ProcessorContext
     from statestore.topology.sessions import SessionWindows
     from statestore.topology.streams import KStream
+    from statestore.topology.suppression import Suppressed
     from statestore.topology.windows import HoppingWindows, TumblingWindows
 else:
     import importlib
@@ -153,6 +154,7 @@ else:
         "statestore.topology.processors": ("BatchProcessor", "Processor", "ProcessorContext"),
         "statestore.topology.streams": ("KStream",),
         "statestore.topology.sessions": ("SessionWindows",),
+        "statestore.topology.suppression": ("Suppressed",),
         "statestore.topology.windows": ("HoppingWindows", "TumblingWindows"),
     }
     _MODULES = {"errors": "statestore.errors", "serdes": "statestore.stores.serdes"}
@@ -213,6 +215,7 @@ __all__ = [
     "StoreSupplier",
     "StreamsBuilder",
     "Subscription",
+    "Suppressed",
     "TaskId",
     "Time",
     "TimeWindowedKStream",

@@ -16,7 +16,8 @@
     │   ├── CommitInsideProcessor                           a processor called store.commit
     │   ├── FormatTooNew                                    written by a newer statestore
     │   ├── ExportTooOld                                    deleted keys would come back
-    │   └── ExportDamaged                                   a file is missing or has other content
+    │   ├── ExportDamaged                                   a file is missing or has other content
+    │   └── BufferFull                                      a bounded suppress has no room left
     ├── TopologyMismatch                    3  fail         state on disk is of another topology
     ├── Fenced                              4  fail         a newer owner took over
     ├── RecordFailed                        5  fail         a record cannot be processed
@@ -127,6 +128,10 @@ class ExportTooOld(Misuse):
 
 class ExportDamaged(Misuse):
     """A file of an export is missing or differs from its manifest: use another export."""
+
+
+class BufferFull(Misuse):
+    """More updates wait in a suppress than its bounds allow, and it must not emit them early."""
 
 
 class TopologyMismatch(StateStoreError):

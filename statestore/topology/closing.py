@@ -31,6 +31,25 @@ class Closed(NamedTuple):
     time_ms: int
 
 
+class WindowCloses(NamedTuple):
+    """When the windows of a table close, as its keys say under their serde.
+
+    A time in the key begins `from_end` bytes before its end: the start of a window, or the end of a
+    session. The window is closed once stream time has passed that time by at least `after_ms`.
+    """
+
+    from_end: int
+    after_ms: int
+
+    def times(self, keys: Sequence[bytes]) -> list[int]:
+        """Return the time in each key."""
+        begin, stop = -self.from_end, START.size - self.from_end or None
+        found: list[int] = np.frombuffer(
+            b"".join([key[begin:stop] for key in keys]), ">i8"
+        ).tolist()
+        return found
+
+
 class Closing:
     """The clock of one store with windows, and the results that go out as its windows close."""
 

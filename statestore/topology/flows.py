@@ -17,6 +17,7 @@ from statestore.stores.sessions import SPAN
 from statestore.stores.specs import KeyValueSpec, SessionSpec, VersionedSpec, WindowSpec
 from statestore.topology import tables
 from statestore.topology.aggregates import Spec
+from statestore.topology.closing import WindowCloses
 from statestore.topology.collector import Collector
 from statestore.topology.grace import Waiter
 from statestore.topology.materialized import Materialized, wished
@@ -166,7 +167,8 @@ class TableFlow:
     `stamp` reads the times of its rows, `look_stored` the bytes of those that are in a store.
     `stores` are the stores that a look-up reads. `store` is the table's own store; None: its rows
     are computed from those of other tables. `send_old_values` asks that its updates carry the
-    values that they replace.
+    values that they replace. `closes` says when the windows of its keys close; None: its keys are
+    in no windows, or its updates are final.
     """
 
     builder: Collector
@@ -180,6 +182,7 @@ class TableFlow:
     store: str | None = None
     history: History | None = None
     look_stored: Callable[[NodeContext], LookInBytes] | None = None
+    closes: WindowCloses | None = None
 
     @classmethod
     def stored(
@@ -188,6 +191,7 @@ class TableFlow:
         node: str,
         spec: Spec | VersionedSpec[Any, Any],
         old_values: SendOldValues,
+        closes: WindowCloses | None = None,
     ) -> "TableFlow":
         """Return a table with a store of its own."""
         return cls(
@@ -203,6 +207,7 @@ class TableFlow:
             old_values.enable,
             spec.name,
             look_stored=partial(_stored_rows, spec=spec),
+            closes=closes,
         )
 
     def kept_in(self, spec: KeyValueSpec[Any, Any]) -> "TableFlow":

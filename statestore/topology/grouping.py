@@ -9,6 +9,7 @@ from statestore.model.records import Serde
 from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec, SessionSpec, WindowSpec
 from statestore.topology.aggregates import Spec, aggregated, counted
+from statestore.topology.closing import WindowCloses
 from statestore.topology.flows import Flow, TableFlow
 from statestore.topology.materialized import Materialized
 from statestore.topology.nodes import Build, SendOldValues
@@ -123,7 +124,13 @@ class Grouping:
             )
 
         node = source.add("KSTREAM-AGGREGATE", name, make, (spec.name,))
-        return TableFlow.stored(flow.builder, node, spec, old_values)
+        return TableFlow.stored(flow.builder, node, spec, old_values, self._closes())
+
+    def _closes(self) -> WindowCloses | None:
+        """Return when windows close; None if there are none, or if results are final."""
+        if self.windows is None or self.windows[1] is EmitStrategy.ON_WINDOW_CLOSE:
+            return None
+        return self.windows[0].closes
 
     def _source(self, store: str, *, explicit: bool) -> Flow:
         """Return the stream that the aggregate reads; only a grouping's name is the user's."""

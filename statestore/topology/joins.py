@@ -246,6 +246,8 @@ def table_with_table(
         _look_joined(this, other, joiner, kind),
         _stamp_joined(this, other, kind),
         send_old_values,
+        # A row may change as long as the window of either side is open.
+        closes=max(filter(None, (this.closes, other.closes)), default=None),
     )
     return made if kept is None else made.kept_in(kept)
 

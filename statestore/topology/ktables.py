@@ -16,6 +16,7 @@ from statestore.topology.flows import Flow, TableFlow
 from statestore.topology.foreign_keys import foreign_keys_by, join_by_foreign_key
 from statestore.topology.joiners import Joiner
 from statestore.topology.materialized import Materialized
+from statestore.topology.suppression import Suppressed, suppressed_table
 from statestore.topology.table_groups import TableGroups, folding, reducing
 
 R = TypeVar("R")
@@ -229,6 +230,17 @@ class KTable(Generic[K_co, V_co]):
         The side that lacks the key is None.
         """
         return self._joined(joins.JoinKind.OUTER, table, function, materialized, name)
+
+    def suppress(self, suppressed: Suppressed, *, name: str | None = None) -> "KTable[K_co, V_co]":
+        """Return the table with its updates held back, so that fewer go out, and later (KIP-328).
+
+        With `Suppressed.until_window_closes()` each window has one result, the final one; with
+        `Suppressed.until_time_limit(ms)` a key's updates within that time become one. What waits is
+        in a store named `<name>-store`. Look-ups in the table see what was last handed on.
+
+        InvalidTopology if windows are waited for and the table has none that are open.
+        """
+        return KTable(suppressed_table(self._table, suppressed, name))
 
     def to_stream(self, *, name: str | None = None) -> "streams.KStream[K_co, V_co]":
         """Return the table's updates as a stream; a deleted row has a null value there."""

@@ -40,7 +40,6 @@ OF_TABLES = {
     ),
     **dict.fromkeys(("group_by_key", "windowed_by"), f"{_STREAM}, then group its records"),
     "to_table": "it is a table already",
-    "suppress": "windowed_by(…, emit=EmitStrategy.ON_WINDOW_CLOSE) emits final results only",
 }
 OF_GROUPS = dict.fromkeys(
     ("to", "to_stream", "map", "map_values", "filter", "peek", "join", "left_join", "process"),

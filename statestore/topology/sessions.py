@@ -29,7 +29,7 @@ from statestore.stores.in_windows import START, start_of
 from statestore.stores.sessions import LIST, SPAN, keys_of, listed, spans_of
 from statestore.stores.specs import KeyValueSpec, SessionSpec
 from statestore.topology.aggregates import Updates, binary_array, updated
-from statestore.topology.closing import Closed, Closing
+from statestore.topology.closing import Closed, Closing, WindowCloses
 from statestore.topology.failures import Stage, decoded, encoded, failed, mismatch, processing
 from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
 
@@ -67,6 +67,11 @@ class SessionWindows:
             )
         for name, value in (("gap_ms", gap), ("grace_ms", grace), ("retention_ms", retention)):
             object.__setattr__(self, name, value)
+
+    @property
+    def closes(self) -> WindowCloses:
+        """When a session closes, as its end says."""
+        return WindowCloses(SESSION_BYTES, self.gap_ms + self.grace_ms + 1)
 
 
 def session_spec(
@@ -361,26 +366,38 @@ class _Records:
         np.minimum.at(self.lows, self.owners, times)
         np.maximum.at(self.highs, self.owners, times)
 
-    def stretches(self, gap: int) -> Iterable[tuple[int, int, int, int, int]]:
-        """Return (key, first time, last time, count, last place) of records within a gap each."""
+    def stretches(self, gap: int) -> Iterable["_Stretch"]:
+        """Return the stretches of records that are within a gap of each other."""
         order = np.lexsort((self.times, self.owners))
         owners, times, places = self.owners[order], self.times[order], self.places[order]
         begins = np.flatnonzero(
             np.concatenate(([True], (owners[1:] != owners[:-1]) | (np.diff(times) > gap)))
         )
         ends = np.concatenate((begins[1:], [len(order)])) - 1
-        return zip(
+        return map(
+            _Stretch,
             owners[begins].tolist(),
             times[begins].tolist(),
             times[ends].tolist(),
             (ends - begins + 1).tolist(),
+            np.minimum.reduceat(places, begins).tolist(),
             np.maximum.reduceat(places, begins).tolist(),
-            strict=True,
         )
 
     def keep_their_order(self, gap: int) -> bool:
         """Tell whether some record may be late, or reach a session that was closed before it."""
         return bool((self.times - gap < self.closed).any())
+
+
+class _Stretch(NamedTuple):
+    """Records of a key within a gap of each other: times, number, and places in the batch."""
+
+    owner: int
+    start: int
+    end: int
+    records: int
+    first: int
+    last: int
 
 
 class _Folding:
@@ -451,19 +468,18 @@ class _Folding:
                 raise self._failed(one.place, wrong) from error
         return one.data
 
-    def _count(
-        self, stretches: Iterable[tuple[int, int, int, int, int]], of_keys: list[_OfKey]
-    ) -> None:
+    def _count(self, stretches: Iterable[_Stretch], of_keys: list[_OfKey]) -> None:
         gap, read = self._gap, serdes.INT64.deserialize
-        for owner, first, last, count, place in stretches:
-            of, made = of_keys[owner], _Session(first, last, None)
-            made.value, made.place = count, place
-            merged = of.reached(first, last, gap, 0) if of.now else []
+        for owner, start, end, count, first, last in stretches:
+            of, made = of_keys[owner], _Session(start, end, None)
+            made.value, made.place = count, last
+            merged = of.reached(start, end, gap, 0) if of.now else []
             for one in merged:
                 made.start, made.end = min(made.start, one.start), max(made.end, one.end)
                 made.value += one.value if one.data is None else read(one.data)
                 made.place = max(made.place, one.place)
-            of.replace(merged, made, made.place)
+            # Later records of the batch may close what the first one of the stretch merged.
+            of.replace(merged, made, first)
 
     def _one(self, of: _OfKey, place: int, time: int, closed: int, *, every_update: bool) -> None:
         """Fold one record, as Kafka Streams does."""

@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from statestore.errors import Misuse
 from statestore.model.batch import Batch, Column
 from statestore.model.modes import EmitStrategy, Span, span_ms
+from statestore.model.records import WINDOW_BYTES
 from statestore.stores.in_windows import START, start_of
 from statestore.stores.specs import KeyValueSpec, WindowSpec
 from statestore.stores.windows import keys_of
 from statestore.topology.aggregates import KeyingOf, Placed
-from statestore.topology.closing import Closed, Closing
+from statestore.topology.closing import Closed, Closing, WindowCloses
 from statestore.topology.failures import decoded, encoded
 from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
 
@@ -55,6 +56,11 @@ class TumblingWindows:
     def advance_ms(self) -> int:
         """How far apart windows start: as far as they are long."""
         return self.size_ms
+
+    @property
+    def closes(self) -> WindowCloses:
+        """When a window closes."""
+        return _closes(self)
 
 
 @dataclass(frozen=True, init=False)
@@ -94,8 +100,17 @@ class HoppingWindows:
         object.__setattr__(self, "grace_ms", grace)
         object.__setattr__(self, "retention_ms", retention)
 
+    @property
+    def closes(self) -> WindowCloses:
+        """When a window closes."""
+        return _closes(self)
+
 
 TimeWindows = TumblingWindows | HoppingWindows
+
+
+def _closes(windows: TimeWindows) -> WindowCloses:
+    return WindowCloses(WINDOW_BYTES, windows.size_ms + windows.grace_ms)
 
 
 def _spans(size_ms: Span, grace_ms: Span, retention_ms: Span | None) -> tuple[int, int, int]:

@@ -108,6 +108,8 @@ GOALS = {
     "windows": KAFKA_STREAMS,
     "hops": "",
     "sessions": "",
+    "final_windows": "",
+    "fewer_updates": "",
 }
 
 
@@ -134,6 +136,8 @@ def bench_operators(bench: Bench, rig: Rig, repeats: int) -> None:
             "windows",
             "hops",
             "sessions",
+            "final_windows",
+            "fewer_updates",
             "meeting",
             "missing",
             "both_tables",

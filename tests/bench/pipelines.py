@@ -139,6 +139,34 @@ def sessions() -> ss.Topology:
     return _counting_in(ss.SessionWindows(1000, grace_ms=60_000))
 
 
+def final_windows() -> ss.Topology:
+    """Count by key in windows of a second, the last count of each to the output topic."""
+    builder = ss.StreamsBuilder()
+    grouped = builder.stream(os.environ[INPUT_VARIABLE], name="records").group_by_key(name="by-key")
+    (
+        grouped.windowed_by(ss.TumblingWindows(1000, grace_ms=100))
+        .count("windows", name="count")
+        .suppress(ss.Suppressed.until_window_closes(), name="final")
+        .to_stream(name="updates")
+        .to(os.environ[OUTPUT_VARIABLE], name="windows-out")
+    )
+    return builder.build()
+
+
+def fewer_updates() -> ss.Topology:
+    """Count by key, the updates of a tenth of a second as one to the output topic."""
+    builder = ss.StreamsBuilder()
+    (
+        builder.stream(os.environ[INPUT_VARIABLE], name="records")
+        .group_by_key(name="by-key")
+        .count(ss.Materialized(COUNTS), name="count")
+        .suppress(ss.Suppressed.until_time_limit(100), name="fewer")
+        .to_stream(name="updates")
+        .to(os.environ[OUTPUT_VARIABLE], name="counts-out")
+    )
+    return builder.build()
+
+
 def _counting_in(
     windows: ss.TumblingWindows | ss.HoppingWindows | ss.SessionWindows,
 ) -> ss.Topology:

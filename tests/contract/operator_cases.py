@@ -11,6 +11,7 @@ from tests.contract import (
     session_cases,
     stream_cases,
     stream_join_cases,
+    suppress_cases,
     table_cases,
     window_cases,
 )
@@ -23,6 +24,7 @@ MODULES = (
     session_cases,
     stream_join_cases,
     foreign_key_cases,
+    suppress_cases,
 )
 CASES = {name: case for module in MODULES for name, case in module.CASES.items()}
 

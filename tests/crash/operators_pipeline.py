@@ -1,11 +1,12 @@
 """A pipeline of most operators for the kill tests: its output is known record by record.
 
 Three sub-topologies: `in` is joined with another stream, filtered, mapped, counted in windows that
-close, in windows that overlap and in sessions, numbered by a processor, and rekeyed; what is
-rekeyed is joined with the table of users, counted in windows and in all, and that count joined with
-the users again, once filtered and once with users who have no count. A third one counts the users
-whose counts have the same rest, and each user is joined with that count by a foreign key. A
-processor writes a window store, a session store and a store whose rows expire.
+close, in windows that overlap, whose last results go out once more, in sessions, and by key with
+few updates, numbered by a processor, and rekeyed; what is rekeyed is joined with the table of
+users, counted in windows and in all, and that count joined with the users again, once filtered and
+once with users who have no count. A third one counts the users whose counts have the same rest, and
+each user is joined with that count by a foreign key. A processor writes a window store, a session
+store and a store whose rows expire.
 """
 
 import os
@@ -33,6 +34,8 @@ LATE_RESTS, LATE_EVERY, LATELY_MS = 35, 11, 300
 LATELY = ss.persistent_key_value_store(
     "lately", ttl_ms=LATELY_MS, key_serde=serdes.STRING, value_serde=serdes.INT64
 )
+LIMIT_MS, MOST_HELD = 50, 3
+FEWER = ss.Suppressed.until_time_limit(LIMIT_MS, max_records=MOST_HELD)
 # Records of two partitions meet in one: no order holds between them, and none must be late.
 OPEN = ss.TumblingWindows(4000, grace_ms=10**9)
 
@@ -60,6 +63,10 @@ def topology() -> ss.Topology:
     )
     hops = source.group_by_key().windowed_by(HOPS).count(every("hops"))
     hops.to_stream().to(f"{prefix}-hops")
+    final = hops.suppress(ss.Suppressed.until_window_closes(), name="final")
+    final.to_stream().to(f"{prefix}-final")
+    fewer = source.group_by_key().count(every("counted")).suppress(FEWER, name="fewer")
+    fewer.to_stream().to(f"{prefix}-fewer")
     bursts = source.filter(lambda _key, number: number % 1000 < BURST).group_by_key()
     sessions = bursts.windowed_by(SESSIONS).count(every("sessions"))
     sessions.to_stream().to(f"{prefix}-sessions")

@@ -23,6 +23,8 @@ from tests.crash.operators_pipeline import (
     LATE_EVERY,
     LATE_RESTS,
     LATELY_MS,
+    LIMIT_MS,
+    MOST_HELD,
     USERS,
 )
 
@@ -41,6 +43,8 @@ OUTPUTS = (
     "passed",
     "closed",
     "hops",
+    "final",
+    "fewer",
     "sessions",
     "joined",
     "windows",
@@ -53,14 +57,18 @@ OUTPUTS = (
     "again",
 )
 SUBSCRIPTIONS = "peers-subscription-store"
-JOIN_STORES = (
+RAW_STORES = (
     "met-this-join-store",
     "met-other-join-store",
     "met-shared-join-store",
     SUBSCRIPTIONS,
+    "final-store",
+    "fewer-store",
 )
+"""Compared as bytes with their changelogs."""
 STORES = (
     "users",
+    "counted",
     "closing",
     "hops",
     "sessions",
@@ -123,7 +131,7 @@ class OperatorsRig(Rig):
 
     def written(self) -> list[str]:
         outputs = [f"{self.topic_prefix}-{name}" for name in OUTPUTS]
-        stores = (*STORES, *JOIN_STORES)
+        stores = (*STORES, *RAW_STORES)
         logs = [f"{self.application_id}-{store}-changelog" for store in stores]
         topics = [f"{self.application_id}-{name}-repartition" for name in ("joined", "by-rest")]
         asked = [
@@ -153,6 +161,9 @@ class OperatorsRig(Rig):
             "closed": Counter(closed.items()),
             "windows": {w: list(range(1, n + 1)) for w, n in windows.items()},
             "hops": {w: list(range(1, n + 1)) for w, n in hops.items()},
+            "final": self._final(hops),
+            "fewer": self._fewer(),
+            "store counted": dict(Counter(f"k{number % 5}" for number in range(self.produced))),
             "rich": {user: _evens(n) for user, n in totals.items() if n > 1},
             "either": {user: [None, *range(1, n + 1)] for user, n in totals.items()},
             "groups": Counter(
@@ -182,7 +193,7 @@ class OperatorsRig(Rig):
         wanted["again"], lately = self._again()
         wanted["store lately"] = self._as_logged("lately")
         wanted["lately as shown"] = lately
-        wanted |= {f"store {store}": self._fold(store) for store in JOIN_STORES}
+        wanted |= {f"store {store}": self._fold(store) for store in RAW_STORES}
         wanted |= {f"fold of {store}": wanted[f"store {store}"] for store in STORES[1:]}
         found = self._found()
         unlike = [what for what in wanted if found[what] != wanted[what]]
@@ -211,12 +222,16 @@ class OperatorsRig(Rig):
             "turns": _sequences(
                 ((key or b"").decode(), _int(value)) for _, key, value in rows["turns"]
             ),
+            "final": Counter((_window(key), _int(value)) for _, key, value in rows["final"]),
+            "fewer": _sequences(
+                ((key or b"").decode(), _int(value)) for _, key, value in rows["fewer"]
+            ),
         }
         for name in ("rich", "either"):
             found[name] = _sequences(
                 ((key or b"").decode(), value and json.loads(value)) for _, key, value in rows[name]
             )
-        for store in JOIN_STORES:
+        for store in RAW_STORES:
             found[f"store {store}"] = self._raw_rows(store)
         read_subscription = serdes.subscription(serdes.STRING, serdes.STRING).deserialize
         found["subscriptions"] = set(map(read_subscription, found[f"store {SUBSCRIPTIONS}"]))
@@ -236,6 +251,32 @@ class OperatorsRig(Rig):
             }
             found[f"store {store}"] = self._rows(store)
         return found
+
+    def _final(self, hops: Counter[tuple[str, int]]) -> Counter[tuple[tuple[str, int], int]]:
+        """The last count of each window that its own partition has closed."""
+        last: dict[int, int] = {}
+        where: dict[str, int] = {}
+        for partition, key, value in self.read(f"{self.topic_prefix}-in"):
+            where[(key or b"").decode()] = partition
+            last[partition] = max(START_MS + int(value or b""), last.get(partition, 0))
+        return Counter(
+            {(w, n): 1 for w, n in hops.items() if w[1] + HOPPING_MS <= last[where[w[0]]]}
+        )
+
+    def _fewer(self) -> dict[str, list[int]]:
+        """What goes out of counts of which each waits for so long, and so many at most."""
+        counts: Counter[str] = Counter()
+        told: dict[str, list[int]] = defaultdict(list)
+        waiting: dict[int, dict[str, int]] = defaultdict(dict)
+        for partition, key, value in self.read(f"{self.topic_prefix}-in"):
+            name, now, held = (key or b"").decode(), int(value or b""), waiting[partition]
+            counts[name] += 1
+            held.setdefault(name, now)
+            for due in sorted(held, key=lambda one: (held[one], one)):
+                if held[due] + LIMIT_MS <= now or len(held) > MOST_HELD:
+                    del held[due]
+                    told[due].append(counts[due])
+        return dict(told)
 
     def _met(self) -> Counter[tuple[int, int | None]]:
         """Each with the others near it, or once with none, where that window has closed."""
@@ -383,6 +424,7 @@ BY_KEY: dict[str, Callable[[bytes], Any]] = {
     "peers": json.loads,
     "turns": _int,
     "lately": _int,
+    "counted": _int,
 }
 """The stores that have no windows, and how their values are read."""
 

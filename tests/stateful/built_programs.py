@@ -20,6 +20,7 @@ from tests.stateful.random_programs import (
     Functions,
     Made,
     Program,
+    held_by,
     hop_of,
     in_sessions,
     in_windows,
@@ -295,6 +296,8 @@ class Writing:
                 table = table.filter(self._filtering(number), store, name=named)
             elif step == "map_values":
                 table = table.map_values(self._mapping(number), store, name=named)
+            elif step == "suppress":
+                table = table.suppress(_suppressed(made, number), name=named)
             elif meet(self._program, made):
                 table = getattr(table, step)(self._right, self._joiner(number), store, name=named)
         return table
@@ -345,3 +348,10 @@ def _windows_of(made: Made) -> ss.TumblingWindows | ss.HoppingWindows:
     if hop == SIZE:
         return ss.TumblingWindows(SIZE, grace_ms=GRACE)
     return ss.HoppingWindows(SIZE, hop, grace_ms=GRACE)
+
+
+def _suppressed(made: Made, number: int) -> ss.Suppressed:
+    held = held_by(made, number)
+    if held.final:
+        return ss.Suppressed.until_window_closes()
+    return ss.Suppressed.until_time_limit(held.limit, max_records=held.most)

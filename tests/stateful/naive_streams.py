@@ -8,6 +8,7 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tests.stateful.naive_suppress import Suppressed
 from tests.stateful.naive_tables import (
     ByForeignKey,
     Copy,
@@ -36,6 +37,7 @@ from tests.stateful.random_programs import (
     Functions,
     Made,
     Program,
+    held_by,
     hop_of,
     in_sessions,
     in_windows,
@@ -346,10 +348,12 @@ class Naive:
                 table = View(table, self._filtering(number), quiet=True)
             elif name == "map_values":
                 table = View(table, self._mapping(number), quiet=False)
+            elif name == "suppress":
+                table = Suppressed(table, held_by(made, number), sessions=in_sessions(made))
             elif meet(self._program, made):
                 may_lack = {"join": "", "left_join": "r", "outer_join": "lr"}[name]
                 table = Joined(table, self._right, functions.joiner(number), may_lack=may_lack)
-            if kept:
+            if kept and name != "suppress":
                 table = Copy(table)
         return table
 

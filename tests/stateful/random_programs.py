@@ -25,7 +25,10 @@ Outcome = tuple[Any, ...]
 
 
 class TableStep(NamedTuple):
-    """What makes a table of a table; `kept` in a store of its own. Joins are with `right`."""
+    """What makes a table of a table; `kept` in a store of its own. Joins are with `right`.
+
+    `suppress` is never kept so: it has a buffer.
+    """
 
     name: str
     number: int
@@ -192,7 +195,29 @@ def hop_of(made: Made) -> int:
 
 def has_history(made: Made) -> bool:
     """Whether a stream joins the version as of its own time."""
-    return made.kind == "history" and not any(step.kept for step in made.steps)
+    return made.kind == "history" and not any(
+        step.kept or step.name == "suppress" for step in made.steps
+    )
+
+
+class Held(NamedTuple):
+    """How updates are suppressed: until windows close, or by time and number of those that wait.
+
+    `most` None: as many as come.
+    """
+
+    final: bool
+    limit: int
+    most: int | None
+
+
+def held_by(made: Made, number: int) -> Held:
+    """How the updates of such a table are suppressed."""
+    if number == 2 and made.kind.endswith("sessions") and "closed" not in made.kind:
+        return Held(True, GAP + GRACE + 1, None)
+    if number == 2 and made.kind.endswith("windows"):
+        return Held(True, SIZE + GRACE, None)
+    return Held(False, {2: 0, 3: 2 * SIZE, 4: SIZE}[number], 2 if number == 3 else None)
 
 
 def races(program: Program) -> bool:
@@ -363,6 +388,38 @@ def _table_steps(chance: random.Random, letters: str, most: int) -> tuple[TableS
         TableStep(names[letter], chance.randint(2, 4), chance.random() < 0.4)
         for letter in chance.sample(letters, min(chance.choice([0, 1, most, most]), len(letters)))
     )
+
+
+def suppressing(chance: random.Random, program: Program) -> Program:
+    """The program with updates of some of its tables suppressed."""
+
+    def held(made: Made, share: float) -> Made:
+        if chance.random() >= share:
+            return made
+        place, step = chance.randint(0, len(made.steps)), chance.randint(2, 4)
+        added = TableStep("suppress", step, kept=False)
+        return made._replace(steps=(*made.steps[:place], added, *made.steps[place:]))
+
+    steps = tuple(
+        step if step.table is None else step._replace(table=held(step.table, 0.4))
+        for step in program.steps
+    )
+    needs_history = any(step.name.startswith("grace_") for step in steps)
+    right = program.right if needs_history else held(program.right, 0.1)
+    return program._replace(right=right, steps=steps)
+
+
+def without_suppress(program: Program) -> Program:
+    """The program with all updates told at once."""
+
+    def told(made: Made) -> Made:
+        return made._replace(steps=tuple(step for step in made.steps if step.name != "suppress"))
+
+    steps = tuple(
+        step if step.table is None else step._replace(table=told(step.table))
+        for step in program.steps
+    )
+    return program._replace(right=told(program.right), steps=steps)
 
 
 class Lot(NamedTuple):

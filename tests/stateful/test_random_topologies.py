@@ -35,6 +35,8 @@ from tests.stateful.random_programs import (
     program_of,
     races,
     smaller,
+    suppressing,
+    without_suppress,
 )
 
 SEED = os.environ.get("STATESTORE_PROGRAM_SEED")
@@ -47,7 +49,7 @@ SHARES = [[int(SEED)]] if SEED else [SEEDS[i : i + SHARE] for i in range(0, len(
 def run_of(seed: int, values: str = "") -> Run:
     chance = random.Random(seed)
     program = program_of(chance, values=values)
-    return program, lots_of(chance, program)
+    return suppressing(random.Random(-seed), program), lots_of(chance, program)
 
 
 def wanted(program: Program, lots: tuple[Lot, ...]) -> list[Outcome]:
@@ -112,14 +114,14 @@ def by_the_naive(run: Run) -> tuple[Any, Any]:
 
 
 def by_headers(run: Run) -> tuple[Any, Any]:
-    """Records that wait for a table have their own headers, which the interpreter cannot tell.
+    """What waits for a table or in one has its own headers, which the interpreter cannot tell.
 
     Nor can it tell which results there are where rows race.
     """
     program, lots = run
     left_out = ("grace_", "foreign_")
     steps = tuple(step for step in program.steps if not step.name.startswith(left_out))
-    program = program._replace(steps=steps)
+    program = without_suppress(program._replace(steps=steps))
     return marks_found(program, lots), marks_wanted(program, lots)
 
 
@@ -132,7 +134,7 @@ def with_caching(run: Run) -> tuple[Any, Any]:
     """Of one table of a stream, or none: what is made of updates depends on how many there are."""
     program, lots = run
     last = next((step for step in program.steps if step.table is not None), None)
-    program = program._replace(steps=() if last is None else (last,))
+    program = without_suppress(program._replace(steps=() if last is None else (last,)))
     return latest(found(program, lots, caching=True)), latest(wanted(program, lots))
 
 
@@ -200,6 +202,6 @@ def test_the_programs_join_tables_of_all_kinds_in_all_ways_and_something_comes_o
     # Keys in sessions meet no others.
     steps = {(kind, step) for kind, step in steps if kind not in BY_SESSION or "join" not in step}
     assert steps == {
-        *product(kinds, ("filter", "map_values", "join", "left_join", "outer_join")),
-        *product(BY_SESSION, ("filter", "map_values")),
+        *product(kinds, ("filter", "map_values", "join", "left_join", "outer_join", "suppress")),
+        *product(BY_SESSION, ("filter", "map_values", "suppress")),
     }

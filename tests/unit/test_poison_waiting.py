@@ -166,13 +166,20 @@ def test_twins_that_wait_are_passed_over_one_by_one() -> None:
 # Windows.
 
 
-def closing(below: str) -> Topology:
+STORES = {"on close": "finals", "suppressed": "held-store"}
+
+
+def closing(below: str, how: str = "on close") -> Topology:
+    """Final results of windows, and records counted beside."""
     b = texts()
     stream = b.stream("in")
     windows = ss.TumblingWindows(10, retention_ms=100_000)
-    grouped = stream.group_by_key().windowed_by(windows, emit="on_window_close")
-    finals = grouped.reduce(lambda _old, new: new, "finals").to_stream()
-    BELOW[below](finals).to("out")
+    emit = "on_window_close" if how == "on close" else "on_update"
+    grouped = stream.group_by_key().windowed_by(windows, emit=emit)
+    finals = grouped.reduce(lambda _old, new: new, "finals")
+    if how == "suppressed":
+        finals = finals.suppress(ss.Suppressed.until_window_closes(), name="held")
+    BELOW[below](finals.to_stream()).to("out")
     stream.group_by_key().count("counts")
     return b.build()
 
@@ -180,11 +187,12 @@ def closing(below: str) -> Topology:
 @pytest.mark.parametrize("below", [name for name in BELOW if name != "the join's function"])
 @pytest.mark.parametrize("handler", ["continue", "dead_letter"])
 @pytest.mark.parametrize("at_once", [True, False], ids=["one commit", "a commit each"])
+@pytest.mark.parametrize("how", STORES)
 def test_only_the_result_of_a_window_is_passed_over(
-    below: str, handler: str, *, at_once: bool
+    below: str, handler: str, how: str, *, at_once: bool
 ) -> None:
     poison = [20, 21, 130]
-    topology = closing(below)
+    topology = closing(below, how)
     with TopologyTestDriver(topology, settings(handler)) as driver:
         rows = orders(poison)
         for lot in [rows] if at_once else [[row] for row in rows]:
@@ -199,7 +207,7 @@ def test_only_the_result_of_a_window_is_passed_over(
             assert set(dead) == starts
             for record in dead.values():
                 assert record.value == POISON.encode()
-                assert dict(record.headers)["__streams.errors.store"] == b"finals"
+                assert dict(record.headers)["__streams.errors.store"] == STORES[how].encode()
 
 
 def test_with_fail_the_error_names_the_window() -> None:

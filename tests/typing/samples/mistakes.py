@@ -90,6 +90,7 @@ lengths.process(OfTexts)  # mistake: value type of a processor
 lengths.process_values(OfTexts)  # mistake: value type of a processor
 lengths.process(OfBatches)  # mistake: a processor of batches
 lengths.to_table("n").group_by(lambda key, n: key)  # mistake: no pair
+lengths.to_table("n").suppress(1000)  # mistake: a span
 groups = texts.group_by(lambda key, text: (text, 1))
 groups.reduce(lambda a, b: a + b, lambda a, b: "")  # mistake: type of a subtractor
 

@@ -257,6 +257,8 @@ def joins(builder: ss.StreamsBuilder[str, bytes], orders: ss.KStream[str, Order]
         rates.left_join(names, lambda rate, name: name, foreign_key=lambda key, rate: len(key)),
         ss.KTable[str, str | None],
     )
+    held = rates.suppress(ss.Suppressed.until_time_limit(timedelta(minutes=1), max_records=9))
+    assert_type(held, ss.KTable[str, float])
     groups = rates.group_by(lambda key, rate: (len(key), str(rate)), key_serde=serdes.INT64)
     assert_type(groups, ss.KGroupedTable[int, str])
     assert_type(groups.count("n"), ss.KTable[int, int])
