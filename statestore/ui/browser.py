@@ -4,7 +4,7 @@ Rows come from a snapshot of each stream task, so that they are those of one com
 cannot be answered is a problem in words, never an error.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
@@ -20,7 +20,7 @@ from statestore.model.records import Serde
 from statestore.model.texts import time_text
 from statestore.operations.at_rest import StoresAtRest
 from statestore.operations.deployed import DeployedStore
-from statestore.operations.environment import Environment
+from statestore.operations.environment import Environment, Partitioner
 from statestore.stores import serdes
 from statestore.stores.codec import after_prefix
 from statestore.stores.reads import Entry
@@ -29,6 +29,8 @@ from statestore.stores.versioned.store import VersionedReader
 
 ROWS_MAX: Final = 100
 _SKIP_MAX: Final = 10_000
+_TASKS_MAX: Final = 16
+"""In how many stream tasks a key is looked for."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,8 @@ class Browsed:
                 known = at_rest.deployed.stores.get(question.store)
                 kind = kind if known is None else known.kind
                 tasks = at_rest.find(question.store, kind=kind)
-                asked = _Asked(at_rest, question, known, at_rest.spec_in_bytes(question.store))
+                spec = at_rest.spec_in_bytes(question.store)
+                asked = _Asked(at_rest, question, known, spec, environment.partitioners)
                 return asked.answer(tasks)
         except (StateStoreError, OSError) as error:
             versioned = kind == VersionedSpec.kind
@@ -85,6 +88,7 @@ class _Asked:
     question: Question
     known: DeployedStore | None
     spec: AtRestSpec
+    partitioners: Mapping[str, Partitioner]
     _names: list[str] = field(default_factory=list)
 
     def answer(self, tasks: Sequence[TaskId]) -> Browsed:
@@ -109,7 +113,7 @@ class _Asked:
         ]
         return Browsed(
             self.spec.kind,
-            self._told(len(lines), skip, more=more),
+            self._told(len(lines), skip, len(tasks), more=more),
             columns,
             lines,
             has_times=versioned,
@@ -117,10 +121,12 @@ class _Asked:
             next_token=str(skip + ROWS_MAX) if more else "",
         )
 
-    def _told(self, count: int, skip: int, *, more: bool) -> str:
+    def _told(self, count: int, skip: int, tasks: int, *, more: bool) -> str:
         if not count:
-            what = "a row" if not self.question.key else f"the key {self.question.key}"
-            return f"The store does not have {what} that was asked for, as of its last commit."
+            if not self.question.key:
+                return "The store has no such row, as of the last commit of each task."
+            where = f", in the {_TASKS_MAX} tasks looked at first" if tasks > _TASKS_MAX else ""
+            return f"The store does not have the key {self.question.key}{where}."
         until = " and there are more" if more else ""
         return f"Rows {skip + 1} to {skip + count}{until}, as of the last commit of each task."
 
@@ -133,17 +139,31 @@ class _Asked:
             low = self._key(question.prefix, keys)
             high = beyond = after_prefix(low)
         as_of_ms = to_ms(parse_time(question.as_of)) if question.as_of else None
-        for task in tasks:
+        is_key, found_key = bool(question.key), False
+        for task in self._likely_first(tasks, low) if is_key and low is not None else tasks:
             with self.at_rest.reader(task, self.spec) as reader:
                 self._names[:] = reader.span_names
-                if question.history and low is not None and isinstance(reader, VersionedReader):
+                if question.history and is_key and isinstance(reader, VersionedReader):
                     for version in reader.history(low):
+                        found_key = True
                         yield _Row(task, Entry(low, *version))
-                    continue
-                with reader.entries(low, high, as_of_ms=as_of_ms) as found:
-                    for entry in found:
-                        if entry.key != beyond:
-                            yield _Row(task, entry)
+                else:
+                    with reader.entries(low, high, as_of_ms=as_of_ms) as found:
+                        for entry in found:
+                            found_key = is_key
+                            if entry.key != beyond:
+                                yield _Row(task, entry)
+            if found_key:  # a key is in one partition
+                return
+
+    def _likely_first(self, tasks: Sequence[TaskId], key: bytes) -> list[TaskId]:
+        """Some stream tasks to look for a key in, beginning with those where hashes place it.
+
+        A snapshot of each takes time. Only a processor could have put the key elsewhere.
+        """
+        count = max(task.partition for task in tasks) + 1
+        homes = {place([key], count)[0] for place in self.partitioners.values()}
+        return sorted(tasks, key=lambda task: task.partition not in homes)[:_TASKS_MAX]
 
     def _key(self, text: str, serde: Serde[Any]) -> bytes:
         try:
