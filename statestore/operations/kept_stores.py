@@ -122,15 +122,17 @@ class KeptStores:
     def _check_serdes(self, name: str, spec: StoreSpec, known: DeployedStore, kept: "Kept") -> None:
         """Add to `kept` what wrote the store's values, and what changed without harm."""
         keys, values = kept_serdes.keys_unlike(known, spec), kept_serdes.values_unread(known, spec)
-        now = writers_in(spec)
-        if (keys or values) and self._has_records(name):
+        was, now = known.writers(), writers_in(spec)
+        if (keys or values or any(one not in now for one in was)) and not self._has_records(name):
+            kept.writers[name] = now  # Nothing is there that anybody wrote.
+            return
+        if keys or values:
             if not self._accept_new_serdes or (values is not None and values.certain):
                 told = " and ".join(one.what for one in (keys, values) if one is not None)
                 way_out = (values or keys or kept_serdes.NO_REASON).way_out
                 raise TopologyMismatch(f"store {name}: {told}: {way_out}")
             kept.told.append(f"store {name}: its serdes changed, which was accepted")
-        elif not (keys or values):
-            was = known.writers()
+        else:
             now = was + [one for one in now if one not in was]
             kept.told.extend(f"store {name}: {what}" for what in kept_serdes.harmless(known, spec))
         kept.writers[name] = now

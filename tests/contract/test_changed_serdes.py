@@ -158,6 +158,8 @@ def test_a_store_that_never_had_rows_takes_any_schema(rig: TaskRig) -> None:
     deployed(rig, pipeline(typed(V1)))
     deployed(rig, pipeline(typed(V2Required)))
     deployed(rig, pipeline(serdes.STRING))
+    deployed(rig, pipeline(typed(V1)))
+    deployed(rig, pipeline(typed(V2)))
     assert len(read_deployed(rig.layout).stores["kept"].value_writers) == 1
 
 
