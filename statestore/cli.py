@@ -22,7 +22,7 @@ from statestore.commands.reset import reset_command
 from statestore.commands.running import run_command
 from statestore.commands.settings import settings_command
 from statestore.commands.spark_job import spark_job_command
-from statestore.commands.state import relocate_command, upgrade_command
+from statestore.commands.state import migrate_command, relocate_command, upgrade_command
 from statestore.commands.status import status_command
 from statestore.commands.stores import offsets_command, stores
 from statestore.commands.topics import topics_group
@@ -47,7 +47,7 @@ class _Commands(CommandGroup):
         "Run": ("run", "spark-job", "status", "ui"),
         "Look into state": ("stores", "offsets", "audit"),
         "Keep copies": ("export", "restore", "exports"),
-        "Change or begin again": ("relocate", "upgrade-to-versioned", "reset"),
+        "Change or begin again": ("relocate", "migrate", "upgrade-to-versioned", "reset"),
         "Try": ("kafka", "drill"),
     }
 
@@ -88,6 +88,7 @@ for command in (
     stores,
     offsets_command,
     relocate_command,
+    migrate_command,
     upgrade_command,
     reset_command,
     settings_command,

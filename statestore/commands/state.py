@@ -1,4 +1,4 @@
-"""`statestore relocate` and `statestore upgrade-to-versioned`: change where state lies."""
+"""`statestore relocate`, `upgrade-to-versioned` and `migrate`: change where and how state lies."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from statestore.commands.arguments import (
     broker_option,
+    deployment_options,
     parse_run,
     parse_span,
     parse_state,
@@ -20,6 +21,7 @@ from statestore.commands.arguments import (
 )
 from statestore.errors import Misuse, failure_fields
 from statestore.model.ids import TaskId
+from statestore.operations.migrate import MigrationReport, migrate
 from statestore.operations.pipelines import load_pipeline
 from statestore.operations.relocation.apply import RelocationReport, relocate
 from statestore.operations.relocation.plan import Choices, Move
@@ -106,6 +108,39 @@ def upgrade_command(
     with Runtime(settings) as runtime:
         report = upgrade_to_versioned(runtime, store, retention_ms, dry_run=dry_run)
     click.echo(msgspec.json.encode(report) if as_json else _upgrade_text(report))
+
+
+@click.command("migrate")
+@click.argument("stores", nargs=-1, metavar="[STORE]...")
+@deployment_options
+@click.option("--dry-run", is_flag=True, help="Count the rows; ask no broker.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line, on failure too.")
+def migrate_command(*, stores: Sequence[str], dry_run: bool, as_json: bool, **flags: Any) -> None:
+    """Write the rows of STOREs anew that older serdes wrote; of all stores with migrations if none.
+
+    The application must be stopped. Nobody has to do this: rows are converted when they are read.
+    Afterwards the pipeline may have `ss.Migration.gone()` in place of its migrations.
+    """
+    try:
+        arguments = parse_run(flags)
+        topology = load_pipeline(arguments.pipeline)
+        with Runtime(arguments.settings()) as runtime:
+            report = migrate(runtime, topology, stores, dry_run=dry_run)
+    except Exception as error:
+        if as_json:
+            _echo({"application_id": flags["application_id"] or "", "error": failure_fields(error)})
+        raise
+    if as_json:
+        _echo({**msgspec.structs.asdict(report), "error": None})
+    else:
+        click.echo(_migration_text(report))
+
+
+def _migration_text(report: MigrationReport) -> str:
+    did = "rows written anew" if report.applied else "rows to write anew"
+    lines = [f"{one.store} {one.stream_task}: {one.rows} {did}" for one in report.migrated]
+    lines += [f"{store}: {why}" for store, why in report.left.items()]
+    return "\n".join(lines) or "no store has migrations"
 
 
 def _fields(report: RelocationReport) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from statestore.operations.deployed import DeployedStore, DeployedWriter, key_schema_of
 from statestore.stores import schemas, serdes
-from statestore.stores.migration import Writer, changes_of, writers_of
+from statestore.stores.migration import GONE, Writer, changes_of, writers_of
 from statestore.stores.specs import StoreSpec
 
 _KEEP: Final = (
@@ -24,6 +24,7 @@ _BASE: Final = (
     "name the serde that wrote them as the first migration; if that one reads them, pass "
     "--accept-new-serdes"
 )
+_NOT_GONE: Final = "bring that migration back, or run `statestore migrate` with it first"
 _GO_ON: Final = (
     "bring back all migrations, oldest first, and append new ones: rows say only which of them "
     "wrote them; or give the store another name, to start it empty"
@@ -70,6 +71,9 @@ def values_unread(known: DeployedStore, spec: StoreSpec) -> Unlike | None:
             certain=True,
         )
     for one in was:
+        if now[one.generation].serde == GONE.name != one.serde:
+            said = f"there may be rows that {one.serde} wrote, which its migrations say are gone"
+            return Unlike(said, _NOT_GONE, certain=True)
         what = _unread(one, now[one.generation])
         if what is not None:
             return Unlike(what, _MIGRATE if len(now) == 1 else _BASE if newest == 0 else _GO_ON)

@@ -139,23 +139,35 @@ def serve_planned(
     """
     require_no_reset(environment.layout)
     environment, topology = as_deployed(environment, topology)
-    clock, layout, settings = environment.clock, environment.layout, environment.settings
+    clock, layout = environment.clock, environment.layout
+    tasks = []
+    for task, made in stream_tasks(environment, topology, planned, request, slots=slots):
+        folder = layout.task_dir(task.task_id)
+        tasks.append(
+            Served(made, ProgressFile(folder, clock, slots=slots), WorkHistory(folder, clock))
+        )
+    return serve(tasks, run_for_ms=request.run_for_ms, stop=stop, clock=clock, tell=tell)
+
+
+def stream_tasks(
+    environment: Environment,
+    topology: Topology,
+    planned: Sequence[PlannedTask],
+    request: RunRequest,
+    *,
+    slots: int,
+) -> list[tuple[PlannedTask, StreamTask]]:
+    """Make the planned stream tasks; none is started. StateDirNotShared if this is another one."""
+    layout, settings = environment.layout, environment.settings
     for task in planned:
         check_shared(layout, task)
     memory = MemoryShare(MemoryLimits.of(settings, slots))
-    tasks = []
+    made = []
     for task in planned:
         plan = _task_plan(topology, task, request, slots)
         edges = environment.task_edges(plan, task.batch_bytes)
-        folder = layout.task_dir(task.task_id)
-        tasks.append(
-            Served(
-                StreamTask(plan, edges, settings, layout, memory),
-                ProgressFile(folder, clock, slots=slots),
-                WorkHistory(folder, clock),
-            )
-        )
-    return serve(tasks, run_for_ms=request.run_for_ms, stop=stop, clock=clock, tell=tell)
+        made.append((task, StreamTask(plan, edges, settings, layout, memory)))
+    return made
 
 
 def _prepared(environment: Environment, topology: Topology, request: RunRequest) -> Run:

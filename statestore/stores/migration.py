@@ -25,6 +25,14 @@ GENERATIONS_MAX: Final = 255
 Old = TypeVar("Old")
 
 
+def _no_row(_item: Any) -> Any:
+    raise ValueError("the pipeline says that no row of this generation is left")
+
+
+GONE: Final[Serde[Any]] = Serde("GONE", _no_row, _no_row)
+"""The serde of a generation of which no row is left."""
+
+
 @dataclass(frozen=True, slots=True)
 class Migration(Generic[Old]):
     """A serde that wrote values of a store before, and what makes new values of them.
@@ -50,6 +58,14 @@ class Migration(Generic[Old]):
             raise Misuse(
                 f"Migration: {change!r} cannot be called: pass a function, or leave it out"
             )
+
+    @classmethod
+    def gone(cls) -> "Migration[Any]":
+        """Stand for a migration whose rows were all written anew, so that others keep their place.
+
+        `statestore migrate` writes them anew. A start is refused while there may be such a row.
+        """
+        return Migration(GONE)
 
 
 Migrations = Migration[Any] | Sequence[Migration[Any]] | None
@@ -79,6 +95,10 @@ class MigratingSerde(Serde[T]):
         )
         object.__setattr__(self, "generations", generations)
         object.__setattr__(self, "changes", changes)
+
+    def is_newest(self, row: bytes) -> bool:
+        """Tell whether the serde that writes now wrote this row."""
+        return row.startswith(MARK + bytes([len(self.changes)]))
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Travel to other processes as the serdes of which it is made."""

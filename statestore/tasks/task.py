@@ -37,12 +37,15 @@ from statestore.tasks.memory_share import MemoryLimits, MemoryShare, TaskMemory
 from statestore.tasks.ownership import Ownership
 from statestore.tasks.plan import Standing, TaskEdges, TaskPlan, TaskReport
 from statestore.tasks.poison import Poison, Rehearsed
+from statestore.tasks.rewriting import stage
 from statestore.tasks.snapshot_responder import SnapshotResponder
 from statestore.tasks.stores import TaskStores
 from statestore.topology.failures import NodeFailed
 from statestore.topology.nodes import HeldBack
 
 _log = logging.getLogger(__name__)
+_LOST_MAX = 10
+"""After so many commits in a row that came to nothing, rows are no longer rewritten."""
 _MENDABLE = (Unavailable, CommitUnknown, Fenced, TaskCorrupted)
 
 
@@ -114,6 +117,32 @@ class StreamTask:
     def step_commit(self) -> None:
         """Commit now; after a failure that can be repaired, the records are processed again."""
         self._recovering(lambda: self._present().commit())
+
+    def rewrite(self, store: str) -> int:
+        """Write the rows of a store anew that older serdes wrote; return how many there were.
+
+        Each commit has a part of them. Nothing else is processed meanwhile.
+        """
+        total, after, lost = 0, None, 0
+        while True:
+            staged = stage(self._stores.opened[store], after)
+            committed = self._committer.stamp.number
+            if staged.rows:
+                self.step_commit()
+                self._stores.maintain()
+                self._ownership.glance()
+            if staged.rows and self._committer.stamp.number == committed:
+                # The task went back to its last commit, and the rows are as they were.
+                lost += 1
+                if lost > _LOST_MAX:
+                    raise Unavailable(
+                        f"task {self._plan.task_id}: store {store}: {lost} commits failed: look "
+                        "into the log, then start again"
+                    )
+                continue
+            total, after = total + staged.rows, staged.last
+            if after is None:
+                return total
 
     def standing(self) -> Standing:
         """Return how far the task has come, without asking a broker."""

@@ -5,7 +5,8 @@
 A sum for each key, over a topic with a record for each key. V1 makes all rows. V2 changes a tenth
 of them, and V3 every one, so that it meets rows of V1 and of V2. Beside it, a pipeline that has
 written V3 from the start takes the same records. Each step is a process of its own, from its start
-to its last commit. At the end every row is read and compared.
+to its last commit. At the end every row is read and compared. A third application has its rows of
+V1 written anew at rest.
 """
 
 import json
@@ -20,6 +21,9 @@ import click
 
 import statestore as ss
 from statestore import serdes
+from statestore.operations.migrate import migrate
+from statestore.runtime import Runtime
+from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka
 from tests.bench.harness import ROOT, Bench, scratch
 from tests.bench.topic_children import PARTITIONS, fill
@@ -79,6 +83,17 @@ def one_run(version: int, *, migrating: bool, settings: dict[str, Any]) -> dict[
     }
 
 
+def at_rest(settings: dict[str, Any]) -> dict[str, float]:
+    """Write all rows anew, in this process."""
+    with Runtime(Settings.of(settings)) as runtime:
+        began = perf_counter()
+        report = migrate(runtime, pipeline(1, migrating=True), dry_run=False)
+        return {
+            "seconds": perf_counter() - began,
+            "rows": sum(one.rows for one in report.migrated),
+        }
+
+
 def in_child(order: dict[str, Any]) -> dict[str, float]:
     """One run in a process of its own."""
     made = subprocess.run(
@@ -120,6 +135,12 @@ def measure(bench: Bench, kafka: LocalKafka, rows: int, folder: Path) -> None:
             seconds[migrating].append(done["seconds"])
             # The same again without a record: what a start itself takes.
             idle[migrating].append(in_child(order)["seconds"])
+        if step == 0:
+            settings = {**settings, "application.id": "migrations-at-rest"}
+            in_child({"migrating": True, "version": 0, "settings": settings})
+            anew = in_child({"settings": settings})
+            assert anew["rows"] == rows
+            bench.add("written anew at rest", "rows/s", [rows / anew["seconds"]])
         what = ("V1 makes the rows", "V2 changes a tenth", "V3 changes all, of V1 and of V2")[step]
         bench.add(f"{what}: rate", "records/s", [changed / seconds[True][-1]])
         bench.add(f"{what}: rate beside V3 alone", "x", [seconds[False][-1] / seconds[True][-1]])
@@ -137,7 +158,9 @@ def measure(bench: Bench, kafka: LocalKafka, rows: int, folder: Path) -> None:
 def main(rows: int, child: str | None) -> None:
     """Measure what a change of values costs."""
     if child is not None:
-        click.echo(json.dumps(one_run(**json.loads(child))))
+        order = json.loads(child)
+        done = one_run(**order) if "version" in order else at_rest(**order)
+        click.echo(json.dumps(done))
         return
     bench = Bench("bench_migrations")
     with LocalKafka() as kafka, scratch() as folder:

@@ -14,13 +14,17 @@ import pytest
 
 import statestore as ss
 from statestore import serdes
+from statestore.errors import Misuse, RecordFailed, TopologyMismatch, UnknownStore
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Record
 from statestore.operations.audits.audit import require_pass
 from statestore.operations.audits.perform import audit
+from statestore.operations.deployed import read_deployed
+from statestore.operations.migrate import migrate
 from statestore.operations.run import Run, RunRequest
 from statestore.stores.in_windows import TIME_ROW
 from statestore.stores.migration import MARK
+from statestore.tasks import rewriting
 from statestore.topology.table_groups import changes
 from tests.contract.task_rig import APPLICATION, TaskRig
 
@@ -184,9 +188,9 @@ Make = Callable[[int], ss.Topology]
 class World:
     """One task whose pipeline is deployed again and again."""
 
-    def __init__(self, root: Path, make: Make) -> None:
+    def __init__(self, root: Path, make: Make, guarantee: str = "exactly_once") -> None:
         self.make = make
-        self.rig = TaskRig(make(0), root)
+        self.rig = TaskRig(make(0), root, guarantee)
         self.sent = 0
         self.seen = 0
 
@@ -331,3 +335,118 @@ def test_groups_of_a_table_are_told_old_values_as_new_ones_without_marks(tmp_pat
     world.rig.end()
     found = [changes(V2).deserialize(data) for data in told if data is not None]
     assert [(one.old, one.new) for one in found] == [({"n": 1}, {"n": 10})]
+
+
+@pytest.mark.parametrize(
+    "world",
+    [one for one in MAKES if one is not as_history],
+    indirect=True,
+    ids=lambda m: m.__name__,
+)
+@pytest.mark.parametrize("rows_at_once", [1, 10_000])
+def test_rows_are_written_anew_at_rest_and_keep_their_times(
+    world: World, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rewriting, "_ROWS_AT_ONCE", rows_at_once)
+    world.deploy(0)
+    world.send(a=1, b=2, c=3)
+    world.process()
+    world.deploy(2)
+    world.send(a=10)
+    world.process()
+    times = {r.key: r.timestamp_ms for r in world.rig.broker.records("shop-kept-changelog")}
+    world.rig.end()
+    before = (tuple(world.rows()), len(world.rig.broker.records("out")))
+    (told,) = migrate(world.rig.runtime, world.make(2), dry_run=True).migrated
+    assert (told.store, told.rows) == ("kept", 2)
+    assert (tuple(world.rows()), len(world.rig.broker.records("out"))) == before
+    (done,) = migrate(world.rig.runtime, world.make(2), ["kept"], dry_run=False).migrated
+    assert done.rows == 2
+    assert world.generations() == [2, 2, 2]
+    assert len(world.rig.broker.records("out")) == before[1]
+    if world.make is not as_processor:  # Its rows have no times of their own.
+        now = {r.key: r.timestamp_ms for r in world.rig.broker.records("shop-kept-changelog")}
+        assert now == times
+    (again,) = migrate(world.rig.runtime, world.make(2), dry_run=False).migrated
+    assert again.rows == 0
+    assert require_pass(audit(world.rig.runtime)).failures == []
+    writers = read_deployed(world.rig.layout).stores["kept"].value_writers
+    assert [one.generation for one in writers] == [2]
+    world.deploy(2)
+    assert numbers(world, 2) == expected(world, a=11, b=2, c=3)
+
+
+def test_rows_are_written_anew_at_least_once(tmp_path: Path) -> None:
+    world = World(tmp_path, as_aggregate, guarantee="at_least_once")
+    world.deploy(0)
+    world.send(a=1, b=2)
+    world.process()
+    world.deploy(1)
+    world.rig.end()
+    (done,) = migrate(world.rig.runtime, world.make(1), dry_run=False).migrated
+    assert (done.rows, world.generations()) == (2, [1, 1])
+
+
+def test_versions_keep_their_bytes(tmp_path: Path) -> None:
+    world = World(tmp_path, as_history)
+    world.deploy(0)
+    world.send(a=1)
+    world.process()
+    world.deploy(1)
+    world.rig.end()
+    with pytest.raises(Misuse, match="'kept' is not migrated: its versions keep their bytes"):
+        migrate(world.rig.runtime, world.make(1), ["kept"], dry_run=False)
+    report = migrate(world.rig.runtime, world.make(1), dry_run=False)
+    assert (report.migrated, list(report.left)) == ([], ["kept"])
+    assert len(read_deployed(world.rig.layout).stores["kept"].value_writers) == 2
+    with pytest.raises(UnknownStore, match="no store 'other'; it has: kept"):
+        migrate(world.rig.runtime, world.make(1), ["other"], dry_run=True)
+
+
+def gone(value: ss.Serde[Any], *steps: ss.Migration[Any]) -> ss.Topology:
+    builder = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=value)
+    kept_so = ss.Materialized("kept", value_serde=value, migrate=steps)
+    builder.stream("in", value_serde=serdes.INT64).group_by_key().aggregate(
+        lambda: SHAPES[1](0), summed(1), kept_so
+    )
+    return builder.build()
+
+
+def test_a_migration_is_gone_when_no_row_needs_it_any_more(tmp_path: Path) -> None:
+    world = World(tmp_path, as_aggregate)
+    world.deploy(0)
+    world.send(a=1)
+    world.process()
+    world.deploy(1)
+    world.rig.end()
+    without = gone(V2, ss.Migration.gone())
+    message = "rows that INT64 wrote, which its migrations say are gone: .*`statestore migrate`"
+    request = RunRequest(accept_new_serdes=True)
+    with pytest.raises(TopologyMismatch, match=message):
+        Run(world.rig.runtime, without, request).check()
+    migrate(world.rig.runtime, world.make(1), dry_run=False)
+    world.make = lambda _version: without
+    world.deploy(1)
+    world.send(a=10)
+    world.process()
+    assert world.generations() == [1]
+    assert [V2.deserialize(row[len(MARK) + 1 :]) for row in world.rows()] == [{"n": 11}]
+    world.rig.end()
+
+
+def test_a_row_that_cannot_be_migrated_is_named_and_nothing_is_lost(tmp_path: Path) -> None:
+    world = World(tmp_path, as_aggregate)
+    world.deploy(0)
+    world.send(a=1, b=-1)
+    world.process()
+    world.rig.end()
+
+    def refuse(number: int) -> dict[str, int]:
+        if number < 0:
+            raise ValueError("below zero")
+        return {"n": number}
+
+    with pytest.raises(RecordFailed, match=r"store kept, row b: .*ValueError: below zero"):
+        migrate(world.rig.runtime, gone(V2, ss.Migration(V1, refuse)), dry_run=False)
+    assert world.generations() == [0, 0]
+    assert len(read_deployed(world.rig.layout).stores["kept"].value_writers) == 2

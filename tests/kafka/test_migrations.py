@@ -88,6 +88,19 @@ def test_values_change_twice_under_runs_that_are_killed_and_no_number_counts_twi
     assert rows(app) == expected(range(sent))
     with Runtime(Settings.of(app.run_settings())) as runtime:
         assert require_pass(audit(runtime)).failures == []
+    older = app.run("--dry-run", command="migrate", pipeline=of("v3")).summary["migrated"]
+    assert 0 < sum(one["rows"] for one in older) < 20
+    for point in POINTS:
+        assert app.run(command="migrate", pipeline=of("v3"), crash_at=point).code == -9
+    migrated = app.run(command="migrate", pipeline=of("v3"))
+    assert (migrated.code, migrated.summary["applied"]) == (0, True), migrated.err
+    (left,) = {
+        one["rows"]
+        for one in app.run("--dry-run", command="migrate", pipeline=of("v3")).summary["migrated"]
+    }
+    assert (left, rows(app)) == (0, expected(range(sent)))
+    with Runtime(Settings.of(app.run_settings())) as runtime:
+        assert require_pass(audit(runtime)).failures == []
     ended = app.run(pipeline=of("v2"))
     assert_refused(ended, 3, "TopologyMismatch", "names 1 of them", "bring back all migrations")
 

@@ -1,0 +1,146 @@
+"""Writes rows anew that older serdes wrote, so that a pipeline can let go of a migration.
+
+    check, lock    as every start; the stores are where the pipeline looks for them
+    write          each stream task rewrites its rows, in transactions of its own
+    publish        `topology.json` no longer names the older serdes
+
+No input is processed. Rows say which serde wrote them, so nothing is done twice, and a call that
+died is made again.
+"""
+
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+from statestore.errors import Misuse, UnknownStore
+from statestore.operations.at_rest import existing_application
+from statestore.operations.deployed import publish_deployed, read_deployed
+from statestore.operations.environment import Environment
+from statestore.operations.rows import committed_rows, shape_of
+from statestore.operations.run import PlannedTask, RunRequest
+from statestore.operations.serving import start_run, stream_tasks
+from statestore.stores.migration import MigratingSerde
+from statestore.tasks.rewriting import why_not
+from statestore.topology.graph import Topology
+
+
+class MigratedRows(msgspec.Struct, frozen=True):
+    """How many rows of a store in one stream task were, or would be, written anew."""
+
+    store: str
+    stream_task: str
+    rows: int
+
+
+class MigrationReport(msgspec.Struct, frozen=True):
+    """What a migration did (`applied`) or would do; `left`: why other stores keep their rows."""
+
+    application_id: str
+    applied: bool
+    migrated: list[MigratedRows]
+    left: dict[str, str]
+
+
+def migrate(
+    environment: Environment, topology: Topology, stores: Collection[str] = (), *, dry_run: bool
+) -> MigrationReport:
+    """Write the rows of stores anew that older serdes wrote; all that have migrations if none.
+
+    `dry_run`: nothing is touched and no broker is asked. Locked while the application runs;
+    whatever refuses a start refuses this.
+    """
+    environment.settings.require("application.id", "state.dir")
+    existing_application(environment.layout)
+    chosen, left = _chosen(topology, stores)
+    application_id = environment.settings.application_id
+    if dry_run:
+        return MigrationReport(application_id, False, _older(environment, topology, chosen), left)
+    request = RunRequest()
+    migrated: list[MigratedRows] = []
+    with start_run(environment, topology, request) as started:
+        environment, topology = started.environment, started.topology
+        seen: set[str] = set()
+        for wave in started.waves():
+            planned = [task for task in wave if task.task not in seen]
+            seen |= {task.task for task in planned}
+            migrated += _rewritten(environment, topology, planned, chosen)
+        _publish(environment, chosen)
+    return MigrationReport(application_id, True, migrated, left)
+
+
+def _chosen(topology: Topology, stores: Collection[str]) -> tuple[list[str], dict[str, str]]:
+    for name in stores:
+        if name not in topology.stores:
+            known = ", ".join(sorted(topology.stores)) or "none"
+            raise UnknownStore(f"the pipeline has no store {name!r}; it has: {known}")
+    named = sorted(stores or topology.stores)
+    left = {name: why for name in named if (why := why_not(topology.stores[name])) is not None}
+    chosen = [name for name in named if name not in left]
+    for name in stores:
+        if name in left:
+            raise Misuse(f"store {name!r} is not migrated: {left[name]}")
+    return chosen, {
+        name: why
+        for name, why in left.items()
+        if isinstance(topology.stores[name].value_serde, MigratingSerde)
+    }
+
+
+def _older(
+    environment: Environment, topology: Topology, stores: Sequence[str]
+) -> list[MigratedRows]:
+    """Count the rows that older serdes wrote, in what was committed last."""
+    found = []
+    for name in stores:
+        serde = topology.stores[name].value_serde
+        assert isinstance(serde, MigratingSerde)
+        shape = shape_of(environment, name)
+        for task, _ in shape.tasks:
+            older = sum(
+                not serde.is_newest(value)
+                for rows in committed_rows(environment, shape, task)
+                for value in rows.values
+            )
+            found.append(MigratedRows(name, task, older))
+    return found
+
+
+def _rewritten(
+    environment: Environment,
+    topology: Topology,
+    planned: Sequence[PlannedTask],
+    stores: Sequence[str],
+) -> list[MigratedRows]:
+    """Rewrite the rows of the stream tasks that have one of the stores."""
+    parts = topology.sub_topologies
+    concerned = {
+        one.task: [it for it in parts[one.task_id.sub_topology].stores if it in stores]
+        for one in planned
+    }
+    tasks = stream_tasks(
+        environment,
+        topology,
+        [one for one in planned if concerned[one.task]],
+        RunRequest(),
+        slots=1,
+    )
+    made = []
+    for plan, task in tasks:
+        with task:
+            made += [
+                MigratedRows(name, plan.task, task.rewrite(name)) for name in concerned[plan.task]
+            ]
+            task.finish()
+    return made
+
+
+def _publish(environment: Environment, stores: Collection[str]) -> None:
+    """Forget the serdes of which no row is left."""
+    said = read_deployed(environment.layout)
+    known = dict(said.stores)
+    for name in stores:
+        writers = known[name].writers()
+        newest = max(one.generation for one in writers)
+        kept = [one for one in writers if one.generation == newest]
+        known[name] = msgspec.structs.replace(known[name], value_writers=kept)
+    publish_deployed(environment.layout, msgspec.structs.replace(said, stores=known))
