@@ -68,6 +68,11 @@ if TYPE_CHECKING:
         persistent_window_store,
     )
     from statestore.topology.builder import StreamsBuilder
+    from statestore.topology.cogrouped_streams import (
+        CogroupedKStream,
+        SessionWindowedCogroupedKStream,
+        TimeWindowedCogroupedKStream,
+    )
     from statestore.topology.graph import Topology
     from statestore.topology.grouped_streams import (
         KGroupedStream,
@@ -141,6 +146,11 @@ else:
             "persistent_window_store",
         ),
         "statestore.topology.builder": ("StreamsBuilder",),
+        "statestore.topology.cogrouped_streams": (
+            "CogroupedKStream",
+            "SessionWindowedCogroupedKStream",
+            "TimeWindowedCogroupedKStream",
+        ),
         "statestore.topology.graph": ("Topology",),
         "statestore.topology.grouped_streams": (
             "KGroupedStream",
@@ -174,6 +184,7 @@ else:
 __all__ = [
     "AutoOffsetReset",
     "BatchProcessor",
+    "CogroupedKStream",
     "EmitStrategy",
     "HoppingWindows",
     "IsolationLevel",
@@ -206,6 +217,7 @@ __all__ = [
     "SerdeContext",
     "SessionSpec",
     "SessionStore",
+    "SessionWindowedCogroupedKStream",
     "SessionWindowedKStream",
     "SessionWindows",
     "Settings",
@@ -218,6 +230,7 @@ __all__ = [
     "Suppressed",
     "TaskId",
     "Time",
+    "TimeWindowedCogroupedKStream",
     "TimeWindowedKStream",
     "TopicPartition",
     "Topology",

@@ -1,12 +1,14 @@
 """Grouped streams: what the aggregates of a pipeline are written with, beside `streams`."""
 
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar, overload
+from typing import Any, Generic, Protocol, TypeVar, overload
 
+from statestore.errors import Misuse
 from statestore.model.modes import EmitStrategy
 from statestore.model.records import K_co, V_co, Windowed
-from statestore.topology import ktables, missing_methods
+from statestore.topology import cogrouped_streams, ktables, missing_methods
 from statestore.topology.callbacks import check_arity
+from statestore.topology.cogroups import Cogroup
 from statestore.topology.grouping import Grouping
 from statestore.topology.materialized import Materialized
 from statestore.topology.sessions import SessionWindows
@@ -120,6 +122,16 @@ class SessionWindowedKStream(_Counted[K_co, Windowed[K_co], V_co]):
 class KGroupedStream(_Grouped[K_co, K_co, V_co]):
     """Records grouped by key, to be aggregated."""
 
+    def cogroup(
+        self, function: Callable[[K_co, V_co, A], A | None]
+    ) -> "cogrouped_streams.CogroupedKStream[K_co, A]":
+        """Begin an aggregate of several streams, with function(key, value, aggregate) for this one.
+
+        See `CogroupedKStream` (KIP-150).
+        """
+        check_arity("cogroup", function, 3)
+        return cogrouped_streams.CogroupedKStream(Cogroup(((self._grouping, function),)))
+
     @overload
     def windowed_by(
         self, windows: TimeWindows, *, emit: EmitStrategy | str = ...
@@ -143,3 +155,14 @@ class KGroupedStream(_Grouped[K_co, K_co, V_co]):
         if isinstance(windows, SessionWindows):
             return SessionWindowedKStream(grouping)
         return TimeWindowedKStream(grouping)
+
+
+def grouping_of(verb: str, grouped: KGroupedStream[Any, Any]) -> Grouping:
+    """Return the records of an operator's argument; Misuse if it is no grouped stream."""
+    given: object = grouped
+    if not isinstance(given, KGroupedStream):
+        raise Misuse(
+            f"{verb} needs a grouped stream, not a {type(given).__name__}: "
+            "call group_by_key() or group_by(function) first, and windowed_by() last"
+        )
+    return grouped._grouping  # noqa: SLF001  # its module

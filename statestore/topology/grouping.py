@@ -99,7 +99,7 @@ class Grouping:
         plain, every = flow.spec(materialized, "KSTREAM-AGGREGATE", value_serde)
         spec: Spec = plain if windows is None else _spec_of(plain, *windows)
         flow.builder.keep(spec)
-        source = self._source(spec.name, explicit=materialized is not None)
+        source = self.source(spec.name, explicit=materialized is not None)
 
         def make(node: str) -> Build:
             if windows is None:
@@ -132,8 +132,12 @@ class Grouping:
             return None
         return self.windows[0].closes
 
-    def _source(self, store: str, *, explicit: bool) -> Flow:
-        """Return the stream that the aggregate reads; only a grouping's name is the user's."""
+    def source(self, store: str, *, explicit: bool) -> Flow:
+        """Return the stream that the aggregate reads, in the partitions of its keys.
+
+        Without a name of the grouping, a repartition topic is named after the store; `explicit`:
+        that is the user's.
+        """
         if self.name is None:
             return self.flow.repartitioned(store, explicit=explicit, taker=self.taker)
         if not self.through:

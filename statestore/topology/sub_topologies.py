@@ -52,24 +52,31 @@ class SubTopology:
         return tuple(dict.fromkeys(store for node in self.nodes for store in node.stores))
 
     def one_by_one(self) -> OneByOne:
-        """Return where a batch would overtake itself: the last node or topic before ways part."""
+        """Return where a batch would overtake itself: the last node or topic before ways part.
+
+        Ways that part below one child only are that child's.
+        """
         meetings = {node.name: self._meetings((node.name,)) for node in self.nodes}
         children = children_of(self.nodes)
         nodes = {
             name
             for name, found in meetings.items()
-            if not any(found <= meetings[child] for child in children.get(name, ())) and found
+            if not any(found.items() <= meetings[child].items() for child in children.get(name, ()))
+            and found
         }
         topics = set()
         for topic in self.source_topics:
             sources = [node.name for node in self.sources if topic in node.topics]
             found = self._meetings(sources)
-            if not any(found <= meetings[source] for source in sources):
+            if not any(found.items() <= meetings[source].items() for source in sources):
                 topics.add(topic)
         return OneByOne(frozenset(nodes), frozenset(topics))
 
-    def _meetings(self, starts: Iterable[str]) -> set[str]:
-        """Return the nodes, written stores and topics that records reach by two ways."""
+    def _meetings(self, starts: Iterable[str]) -> dict[str, int]:
+        """Return the nodes, written stores and topics that records reach by how many ways, above 1.
+
+        Of a store or topic, it is by how many nodes.
+        """
         ways: dict[str, int] = dict.fromkeys(starts, 1)
         touched: Counter[str] = Counter()
         written: set[str] = set()
@@ -87,8 +94,8 @@ class SubTopology:
             # Most joins only read their stores.
             if not (isinstance(node, OperatorNode) and node.only_reads):
                 written.update(things)
-        found = {f"node {name}" for name, count in ways.items() if count > 1}
-        return found | {thing for thing in written if touched[thing] > 1}
+        found = {f"node {name}": count for name, count in ways.items() if count > 1}
+        return found | {thing: touched[thing] for thing in written if touched[thing] > 1}
 
 
 def connected(nodes: Sequence[Node]) -> tuple[SubTopology, ...]:

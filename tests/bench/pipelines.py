@@ -229,6 +229,21 @@ def referring() -> ss.Topology:
     return builder.build()
 
 
+def cogrouped() -> ss.Topology:
+    """Records of two streams folded into one aggregate, every update to the output topic."""
+    builder = ss.StreamsBuilder()
+    records = builder.stream(os.environ[INPUT_VARIABLE], name="records").group_by_key()
+    others = builder.stream(os.environ[TABLE_VARIABLE], name="others").group_by_key()
+    (
+        records.cogroup(lambda _key, _value, count: count + 1)
+        .cogroup(others, lambda _key, _value, count: count + 1000)
+        .aggregate(int, ss.Materialized("sums", value_serde=serdes.INT64), name="sum")
+        .to_stream(name="updates")
+        .to(os.environ[OUTPUT_VARIABLE], name="sums-out")
+    )
+    return builder.build()
+
+
 def regrouping() -> ss.Topology:
     """Rows of a table counted in 256 groups, every updated count to the output topic."""
     builder = ss.StreamsBuilder()

@@ -7,6 +7,7 @@ from statestore.model.records import Serde
 from statestore.topology.builder import StreamsBuilder
 from statestore.topology.graph import Topology
 from tests.contract import (
+    cogroup_cases,
     foreign_key_cases,
     session_cases,
     stream_cases,
@@ -25,6 +26,7 @@ MODULES = (
     stream_join_cases,
     foreign_key_cases,
     suppress_cases,
+    cogroup_cases,
 )
 CASES = {name: case for module in MODULES for name, case in module.CASES.items()}
 

@@ -52,6 +52,7 @@ OUTPUTS = (
     "either",
     "groups",
     "peers",
+    "both",
     "met",
     "turns",
     "again",
@@ -76,6 +77,7 @@ STORES = (
     "totals",
     "groups",
     "peers",
+    "both",
     "seen",
     "by-hand",
     "turns",
@@ -184,6 +186,10 @@ class OperatorsRig(Rig):
             "store by-hand": kept,
             "store seen": {(f"k{n % 5}", START_MS + n): n for n in range(self.produced)},
         }
+        ours = Counter(f"k{number % 5}" for number in range(self.produced))
+        others = Counter(f"k{number % 5}" for number in range(0, self.produced, OTHERS))
+        wanted["both"] = ours + others
+        wanted["store both"] = {key: n + 1_000_000 * others[key] for key, n in ours.items()}
         sizes = wanted["store groups"]
         wanted["store peers"] = {user: [n, sizes[str(n % GROUPS)]] for user, n in totals.items()}
         wanted["peers"] = wanted["store peers"]
@@ -213,6 +219,7 @@ class OperatorsRig(Rig):
             "groups": Counter((key or b"").decode() for _, key, _ in rows["groups"]),
             "again": Counter(tuple(json.loads(value or b"")) for _, _, value in rows["again"]),
             "lately as shown": self._shown("lately"),
+            "both": Counter((key or b"").decode() for _, key, _ in rows["both"]),
             "closed": Counter((_window(key), _int(value)) for _, key, value in rows["closed"]),
             "windows": _sequences((_window(key), _int(value)) for _, key, value in rows["windows"]),
             "sessions": _sequences(
@@ -425,6 +432,7 @@ BY_KEY: dict[str, Callable[[bytes], Any]] = {
     "turns": _int,
     "lately": _int,
     "counted": _int,
+    "both": json.loads,
 }
 """The stores that have no windows, and how their values are read."""
 

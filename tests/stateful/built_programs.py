@@ -180,6 +180,16 @@ class Writing:
         )
         return table.to_stream()
 
+    def cogroup(self, stream: KStream[Any, Any], number: int, name: str) -> KStream[Any, Any]:
+        functions = self._functions
+        right = self._stream("right", serdes.STRING).group_by_key()
+        both = (
+            stream.group_by_key(name=f"{name}-by")
+            .cogroup(lambda _key, value, old: functions.total(value, old, number))
+            .cogroup(right, lambda _key, value, old: functions.total(value, old, number + 1))
+        )
+        return both.aggregate(lambda: functions.fit(0), self._kept_in(name)).to_stream()
+
     def foreign_join(self, stream: KStream[Any, Any], number: int, name: str) -> KStream[Any, Any]:
         return self._by_foreign_key("join", stream, number, name)
 

@@ -205,6 +205,22 @@ class Naive:
         groups.tell(lambda update: self._push(place + 1, update))
         return stage
 
+    def cogroup(self, number: int, place: int) -> Stage:
+        table, functions = Kept(), self._functions
+
+        def stage(fact: Fact, number: int = number) -> Iterator[Fact]:
+            if fact.key is not None and fact.value is not None:
+                old = table.row(fact.key)
+                total = functions.fit(0) if old is None else old.value
+                made = functions.total(fact.value, total, number)
+                time = fact.time if old is None else max(fact.time, old.time)
+                table.keep(fact._replace(value=made, time=time))
+            return iter(())
+
+        table.tell(lambda update: self._push(place + 1, update))
+        self._met_by_right.append((place, lambda fact: stage(fact, number + 1)))
+        return stage
+
     def foreign_join(self, number: int, place: int) -> Stage:
         return self._by_foreign_key(number, place, outer=False)
 

@@ -174,6 +174,7 @@ _NEED_KEYS = {
     *STREAM_JOINS,
     *_SELF_JOINS,
     *FOREIGN_JOINS,
+    "cogroup",
 }
 _CHANGE_KEYS = {"select_key", "windows", "closed_windows"}
 
@@ -251,7 +252,7 @@ def meeting_right(program: Program) -> set[int]:
     return {
         segment
         for step, segment in zip(program.steps, segments(program), strict=True)
-        if step.name in JOINS | STREAM_JOINS
+        if step.name in {*JOINS, *STREAM_JOINS, "cogroup"}
         or (
             step.table is not None
             and meet(program, step.table)
@@ -274,6 +275,8 @@ def in_order(program: Program) -> Program:
         name, made = step.name.removeprefix("grace_"), step.table
         if segment < max(meeting) and name in STREAM_JOINS:
             name = "self_join"
+        if segment < max(meeting) and name == "cogroup":
+            name = "reduce"
         if made is not None and segment < max(meeting):
             kept = tuple(one for one in made.steps if "join" not in one.name)
             made = made._replace(steps=kept)
@@ -331,6 +334,7 @@ STREAM_STEPS = [
     "merge_with_itself",
     *2 * ["regroup"],
     "process_values",
+    *2 * ["cogroup"],
     "count",
     "reduce",
     "join_own_count",
@@ -363,6 +367,9 @@ def program_of(chance: random.Random, *, values: str = "", windowed: bool | None
                 name = "map_values"
             elif of_windows and name in STREAM_JOINS:
                 name = "self_join"
+        # Keys in windows never meet those of `right`.
+        if name == "cogroup" and of_windows:
+            name = "reduce"
         number = chance.randint(2, 4)
         made = None
         if name == "table":

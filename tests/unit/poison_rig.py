@@ -101,6 +101,13 @@ OPERATORS: dict[str, Callable[[KStream[Any, Any], StreamsBuilder], KStream[Any, 
         .aggregate(lambda: "", lambda _k, v, _old: value_of(v), "latest")
         .to_stream()
     ),
+    "cogroup": lambda s, b: (
+        s.group_by_key()
+        .cogroup(lambda _k, v, _old: value_of(v))
+        .cogroup(b.stream("more").group_by_key(), lambda _k, v, _old: v)
+        .aggregate(lambda: "", "latest")
+        .to_stream()
+    ),
     "left_join": lambda s, b: s.left_join(
         b.table("prices", materialized="prices"), lambda left, _right: value_of(left)
     ),

@@ -47,3 +47,11 @@ def test_records_of_two_topics_may_meet_and_joins_may_read_one_store_twice() -> 
     assert meeting(source("a"), source("b"), operator("m", "a", "b")) == []
     fork = (source("a"), operator("f", "a"), sink("x", "a", "out"), sink("y", "f", "other"))
     assert meeting(*fork) == []
+
+
+def test_a_way_beside_those_that_part_below_is_not_overtaken() -> None:
+    below = (operator("f", "a"), operator("left", "f"), operator("right", "f"))
+    beside = (source("a"), *below, operator("g", "a"), operator("m", "left", "right", "g"))
+    assert meeting(*beside) == ["a", "f"]
+    again = (source("a"), *below, source("again", "a"), operator("m", "left", "right", "again"))
+    assert meeting(*again) == ["f", "[a]"]

@@ -58,6 +58,7 @@ builder.streams("lengths")  # mistake: misspelled method
 ss.StreamBuilder()  # mistake: misspelled class
 builder.stream("a", value_serde=serdes.INT46)  # mistake: misspelled serde
 lengths.count("counts")  # mistake: group_by was forgotten
+lengths.group_by_key().cogroup(max).cogroup(lengths, max)  # mistake: not grouped
 lengths.mapValues(str)  # mistake: Java's name
 ss.Materialized("counts", cashing=False)  # mistake: misspelled argument
 

@@ -215,6 +215,18 @@ def aggregates(orders: ss.KStream[str, Order]) -> None:
     )
     assert_type(spent, ss.KTable[ss.Windowed[int], int])
 
+    others = orders.map_values(lambda order: order.cents).group_by_key()
+    both = by_key.cogroup(add).cogroup(others, lambda key, cents, total: [*total, cents])
+    assert_type(both, ss.CogroupedKStream[str, list[int]])
+    assert_type(both.aggregate(list[int], "both"), ss.KTable[str, list[int]])
+    hopping = both.windowed_by(ss.HoppingWindows(1000, 100))
+    assert_type(hopping, ss.TimeWindowedCogroupedKStream[str, list[int]])
+    assert_type(hopping.aggregate(list[int], "hops"), ss.KTable[ss.Windowed[str], list[int]])
+    visits = both.windowed_by(ss.SessionWindows(1000))
+    assert_type(visits, ss.SessionWindowedCogroupedKStream[str, list[int]])
+    merged = visits.aggregate(list[int], lambda key, one, other: one + other, "visits")
+    assert_type(merged, ss.KTable[ss.Windowed[str], list[int]])
+
 
 def joins(builder: ss.StreamsBuilder[str, bytes], orders: ss.KStream[str, Order]) -> None:
     rates = builder.table("rates", value_serde=serdes.FLOAT64, materialized=ss.Materialized(RATES))

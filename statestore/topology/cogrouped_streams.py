@@ -1,0 +1,110 @@
+"""Cogrouped streams: what an aggregate of several streams is written with (KIP-150)."""
+
+from collections.abc import Callable
+from typing import Generic, TypeVar, overload
+
+from statestore.model.modes import EmitStrategy
+from statestore.model.records import K_co, V, Windowed
+from statestore.topology import grouped_streams, ktables, missing_methods
+from statestore.topology.callbacks import check_arity
+from statestore.topology.cogroups import Cogroup
+from statestore.topology.materialized import Materialized
+from statestore.topology.sessions import SessionWindows
+from statestore.topology.windows import TimeWindows
+
+A = TypeVar("A")
+KR_co = TypeVar("KR_co", covariant=True)
+
+
+@missing_methods.explains(missing_methods.OF_GROUPS)
+class _Cogrouped(Generic[K_co, KR_co, A]):
+    """Records of several streams grouped by K, to be aggregated in a table with keys of KR."""
+
+    def __init__(self, cogroup: Cogroup) -> None:
+        self._cogroup = cogroup
+
+
+class _Folded(_Cogrouped[K_co, KR_co, A]):
+    """Those whose aggregates are never merged."""
+
+    def aggregate(
+        self,
+        initial: "grouped_streams.Initializer[A]",
+        materialized: Materialized[K_co, A] | str | None = None,
+        *,
+        name: str | None = None,
+    ) -> "ktables.KTable[KR_co, A]":
+        """Return the functions of all streams folded over the records of each key.
+
+        The first aggregate of a key is initial(), and None deletes the key. All else is as for the
+        aggregate of one stream. A stream whose keys changed goes through a repartition topic with
+        the name of its grouping; without one, it is named after the store, and from the second
+        stream on its place. SerdeMismatch if the keys of the streams have different serdes.
+        """
+        check_arity("aggregate initial", initial, 0, name)
+        return ktables.KTable(self._cogroup.aggregate(initial, materialized, name))
+
+
+class TimeWindowedCogroupedKStream(_Folded[K_co, Windowed[K_co], A]):
+    """Records of several streams grouped by key and window; the tables' keys are `Windowed`."""
+
+
+class SessionWindowedCogroupedKStream(_Cogrouped[K_co, Windowed[K_co], A]):
+    """Records of several streams grouped by key and session; the tables' keys are `Windowed`."""
+
+    def aggregate(
+        self,
+        initial: "grouped_streams.Initializer[A]",
+        merger: Callable[[K_co, A, A], A],
+        materialized: Materialized[K_co, A] | str | None = None,
+        *,
+        name: str | None = None,
+    ) -> "ktables.KTable[Windowed[K_co], A]":
+        """Return the functions of all streams folded over the records of each session.
+
+        merger(key, one, other) makes one aggregate of those of two sessions. All else is as for the
+        sessions of one stream.
+        """
+        check_arity("aggregate initial", initial, 0, name)
+        check_arity("aggregate merger", merger, 3, name)
+        return ktables.KTable(self._cogroup.aggregate(initial, materialized, name, merger))
+
+
+class CogroupedKStream(_Folded[K_co, K_co, A]):
+    """Records of several streams, each with a function that adds them to one aggregate."""
+
+    def cogroup(
+        self,
+        grouped: "grouped_streams.KGroupedStream[K_co, V]",
+        function: Callable[[K_co, V, A], A | None],
+    ) -> "CogroupedKStream[K_co, A]":
+        """Add another grouped stream, whose records function(key, value, aggregate) adds.
+
+        Misuse if it is none; InvalidTopology if it has another builder.
+        """
+        check_arity("cogroup", function, 3)
+        grouping = grouped_streams.grouping_of("cogroup", grouped)
+        return CogroupedKStream(self._cogroup.and_of(grouping, function))
+
+    @overload
+    def windowed_by(
+        self, windows: TimeWindows, *, emit: EmitStrategy | str = ...
+    ) -> TimeWindowedCogroupedKStream[K_co, A]: ...
+    @overload
+    def windowed_by(
+        self, windows: SessionWindows, *, emit: EmitStrategy | str = ...
+    ) -> SessionWindowedCogroupedKStream[K_co, A]: ...
+    def windowed_by(
+        self,
+        windows: TimeWindows | SessionWindows,
+        *,
+        emit: EmitStrategy | str = EmitStrategy.ON_UPDATE,
+    ) -> TimeWindowedCogroupedKStream[K_co, A] | SessionWindowedCogroupedKStream[K_co, A]:
+        """Group the records of all streams by window or by session, too.
+
+        Stream time is that of all streams. For `emit`, see `KGroupedStream.windowed_by`.
+        """
+        cogroup = self._cogroup.windowed(windows, EmitStrategy(emit))
+        if isinstance(windows, SessionWindows):
+            return SessionWindowedCogroupedKStream(cogroup)
+        return TimeWindowedCogroupedKStream(cogroup)

@@ -1,0 +1,126 @@
+"""Grouped streams that are folded into one aggregate, each by a function of its own (KIP-150).
+
+A node per stream says of each value which stream it is of. One node then folds all of them, with
+the code of the aggregates of one stream. So there is one store, and in windows one clock, whichever
+stream a record is of.
+
+Keeps I24.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
+
+from statestore.errors import InvalidTopology, SerdeMismatch
+from statestore.model.batch import Batch, Column
+from statestore.model.modes import EmitStrategy
+from statestore.stores import serdes
+from statestore.topology.failures import decoded
+from statestore.topology.flows import Flow, TableFlow
+from statestore.topology.grouping import AnyWindows, Grouping
+from statestore.topology.materialized import Materialized, wished
+from statestore.topology.nodes import Build, Forward, NodeContext, Push
+from statestore.topology.operators import passed
+
+Fold = Callable[[Any, Any, Any], Any]
+_KIND: Final = "COGROUPKSTREAM-AGGREGATE"
+
+
+class _Told(NamedTuple):
+    """A value, and the place of its stream among those of the cogroup."""
+
+    stream: int
+    value: Any
+
+
+@dataclass(frozen=True)
+class Cogroup:
+    """What stands behind a CogroupedKStream: groupings, each with its function."""
+
+    parts: tuple[tuple[Grouping, Fold], ...]
+    windows: tuple[AnyWindows, EmitStrategy] | None = None
+
+    def and_of(self, grouping: Grouping, function: Fold) -> "Cogroup":
+        """Return these and another one; InvalidTopology if it has another builder."""
+        if grouping.flow.builder is not self.parts[0][0].flow.builder:
+            raise InvalidTopology(
+                "cogroup: the other stream has another builder; a topology has only one"
+            )
+        return replace(self, parts=(*self.parts, (grouping, function)))
+
+    def windowed(self, windows: AnyWindows, emit: EmitStrategy) -> "Cogroup":
+        """Return the same records grouped by window, too."""
+        return replace(self, windows=(windows, emit))
+
+    def aggregate(
+        self,
+        initial: Callable[[], Any],
+        materialized: Materialized[Any, Any] | str | None,
+        name: str | None,
+        merger: Fold | None = None,
+    ) -> TableFlow:
+        """Add the nodes that fold the records of all streams; see `Grouping.aggregate`.
+
+        SerdeMismatch if their keys have different serdes.
+        """
+        builder = self.parts[0][0].flow.builder
+        wanted = wished(materialized) or Materialized(builder.store_name(_KIND))
+        flows = self._sources(wanted.name, explicit=materialized is not None)
+        told = tuple(
+            flow.add(
+                "COGROUPKSTREAM-TELL", None, _telling_of(stream, nulls=self.windows is not None)
+            )
+            for stream, flow in enumerate(flows)
+        )
+        merged = builder.node(
+            "COGROUPKSTREAM-MERGE", None, told, lambda _: passed(), copartitioned=True
+        )
+        folds = [function for _, function in self.parts]
+
+        def fold(key: Any, one: _Told, aggregate: Any) -> Any:
+            return folds[one.stream](key, one.value, aggregate)
+
+        grouping = Grouping(flows[0].same(merged), None, windows=self.windows)
+        return grouping.aggregate(initial, fold, wanted, name, merger)
+
+    def _sources(self, store: str, *, explicit: bool) -> list[Flow]:
+        """Return the streams behind repartition topics, where their keys changed.
+
+        A grouping without a name has a topic named after the store and, but for the first stream,
+        its place.
+        """
+        flows = [
+            grouping.source(store if place == 0 else f"{store}-{place + 1}", explicit=explicit)
+            for place, (grouping, _) in enumerate(self.parts)
+        ]
+        first = flows[0]
+        for flow in flows[1:]:
+            if not serdes.alike(flow.key_serde, first.key_serde):
+                raise SerdeMismatch(
+                    f"cogroup: the keys of the streams are {first.key_serde.name} and "
+                    f"{flow.key_serde.name}: equal keys would have other bytes and lie in other "
+                    "partitions; pass the same key_serde=… to both streams, or to group_by()"
+                )
+        return flows
+
+
+def _telling_of(stream: int, *, nulls: bool) -> Callable[[str], Build]:
+    """Return what builds the node that says of values which stream they are of.
+
+    Without `nulls`, a null stays one.
+    """
+
+    def made(node: str) -> Build:
+        def build(_context: NodeContext, forward: Forward) -> Push:
+            def push(batch: Batch) -> None:
+                told = [
+                    None if value is None and not nulls else _Told(stream, value)
+                    for value in decoded(node, batch, "value")
+                ]
+                forward(batch.with_columns(values=Column(objects=told)), None)
+
+            return push
+
+        return build
+
+    return made
