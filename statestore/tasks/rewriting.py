@@ -33,6 +33,8 @@ def why_not(spec: StoreSpec) -> str | None:
         return "it has no migration"
     if isinstance(spec, VersionedSpec):
         return "its versions keep their bytes until they expire, and are converted when read"
+    if isinstance(spec, KeyValueSpec) and spec.ttl_ms is not None:
+        return "its rows keep their bytes until they expire, and are converted when read"
     return None
 
 

@@ -206,7 +206,7 @@ class TableFlow:
             partial(_stamp_of, spec=spec),
             old_values.enable,
             spec.name,
-            look_stored=partial(_stored_rows, spec=spec),
+            look_stored=_look_stored(spec),
             closes=closes,
         )
 
@@ -220,7 +220,7 @@ class TableFlow:
             stamp=partial(_stamp_of, spec=spec),
             store=spec.name,
             history=None,
-            look_stored=partial(_stored_rows, spec=spec),
+            look_stored=_look_stored(spec),
         )
 
     def values_in(self, store: str) -> Serde[Any]:
@@ -293,6 +293,15 @@ class TableFlow:
                 f"both stream() and table(), or key_serde={self.key_serde.name} to a repartition() "
                 "of the stream"
             )
+
+
+def _look_stored(
+    spec: Spec | VersionedSpec[Any, Any],
+) -> Callable[[NodeContext], LookInBytes] | None:
+    """Return the look-up of a store's rows; None if they are not as they leave the store."""
+    if outside(spec.value_serde) is not spec.value_serde:
+        return None
+    return partial(_stored_rows, spec=spec)
 
 
 def _look_of(context: NodeContext, spec: Spec) -> Look:

@@ -450,3 +450,17 @@ def test_a_row_that_cannot_be_migrated_is_named_and_nothing_is_lost(tmp_path: Pa
         migrate(world.rig.runtime, gone(V2, ss.Migration(V1, refuse)), dry_run=False)
     assert world.generations() == [0, 0]
     assert len(read_deployed(world.rig.layout).stores["kept"].value_writers) == 2
+
+
+def test_rows_that_expire_are_left_to_expire() -> None:
+    spec = ss.persistent_key_value_store(
+        "s",
+        ttl_ms=1,
+        key_serde=serdes.STRING,
+        value_serde=V2,
+        migrate=ss.Migration(V1, to_v2),
+    )
+    assert rewriting.why_not(spec) == (
+        "its rows keep their bytes until they expire, and are converted when read"
+    )
+    assert spec.value_serde.deserialize(V1.serialize(3)) == {"n": 3}

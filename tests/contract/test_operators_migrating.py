@@ -1,0 +1,58 @@
+"""Every operator over stores whose rows are marked: results and topics are as without marks."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import statestore as ss
+from statestore import serdes
+from statestore.stores.migration import MARK, MigratingSerde, migrating
+from statestore.stores.specs import BuiltInSpec
+from statestore.testing import TopologyTestDriver
+from tests.contract.operator_cases import CASES, topology
+from tests.contract.operator_tables import Seen, shown
+
+OLD = ss.Migration(ss.Serde("OLD", serdes.JSON.serialize, serdes.JSON.deserialize))
+
+
+@pytest.fixture
+def marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give every store of the DSL a migration, but those of counts, which have none."""
+    plain = ss.Materialized.table_spec
+
+    def table_spec(
+        self: ss.Materialized[Any, Any], key_serde: ss.Serde[Any], value_serde: ss.Serde[Any]
+    ) -> BuiltInSpec:
+        spec = plain(self, key_serde, value_serde)
+        if spec.value_serde is serdes.INT64:
+            return spec
+        return replace(spec, value_serde=migrating(spec.value_serde, OLD))
+
+    monkeypatch.setattr(ss.Materialized, "table_spec", table_spec)
+
+
+@pytest.mark.usefixtures("marked")
+@pytest.mark.parametrize("name", CASES)
+def test_every_operator_takes_marks_for_no_value_and_hands_on_none(name: str) -> None:
+    built = topology(name)
+    prefix, (_, written) = f"{name}.", built.topics()
+    with TopologyTestDriver(built) as driver:
+        for row, (record, expected) in enumerate(CASES[name].rows()):
+            topic = f"{name}.{record.topic}"
+            driver.pipe(topic, record.key, record.value, record.timestamp_ms)
+            found = [
+                Seen(topic.removeprefix(prefix), shown(made.key), made.value, made.timestamp_ms)
+                for topic in sorted(written)
+                for made in driver.read(topic)
+            ]
+            assert found == expected, f"row {row + 1}: {record}"
+
+
+@pytest.mark.usefixtures("marked")
+def test_most_operators_have_a_store_with_marks() -> None:
+    stores = [spec for name in CASES for spec in topology(name).stores.values()]
+    found: list[ss.Serde[Any]] = [spec.value_serde for spec in stores]
+    marked = [serde for serde in found if isinstance(serde, MigratingSerde)]
+    assert len(marked) > len(CASES) // 4
+    assert all(serde.serialize([]).startswith(MARK) for serde in marked)
