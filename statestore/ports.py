@@ -174,6 +174,8 @@ class Records(NamedTuple):
 
     If `partition` is None, the partitioner chooses a partition for each record by its key, or by
     its `placing` bytes if given: for windowed keys these are the key without the window (T1a).
+    `choose`, if given, comes before the partitioner. It takes the number of the topic's partitions
+    and returns the partition of each record, None for those that it leaves to the partitioner.
     """
 
     topic: str
@@ -183,6 +185,7 @@ class Records(NamedTuple):
     partition: int | None = None
     headers: Sequence[tuple[Header, ...]] | None = None
     placing: Sequence[bytes | None] | None = None
+    choose: Callable[[int], Sequence[int | None]] | None = None
 
 
 class Outbox(Protocol):

@@ -213,12 +213,17 @@ class Sender:
 
     def _places(self, records: Records) -> list[int] | None:
         """Return the partition of each record if its key does not decide it."""
-        if records.placing is None or records.partition is not None:
+        if (records.placing is None and records.choose is None) or records.partition is not None:
             return None
         count = self._partitions(records.topic)
         if not count:
             return None  # the client reports what is wrong with that topic
-        found = partitions_of(records.placing, count, self._settings.partitioner)
+        found: list[int | None] = [None] * len(records.keys)
+        if records.placing is not None:
+            found = partitions_of(records.placing, count, self._settings.partitioner)
+        if records.choose is not None:
+            chosen = records.choose(count)
+            found = [n if m is None else m for m, n in zip(chosen, found, strict=True)]
         return [_ANY_PARTITION if place is None else place for place in found]
 
     def _partitions(self, topic: str) -> int:

@@ -23,7 +23,7 @@ from statestore.stores.versioned.table import VersionedTable
 from statestore.tasks.intake import InputBatch
 from statestore.tasks.owned import OwnedStore
 from statestore.tasks.poison import Poison
-from statestore.topology.failures import Stage, encoded, encoded_for, failed
+from statestore.topology.failures import NodeFailed, Stage, encoded, encoded_for, failed
 from statestore.topology.nodes import (
     Forward,
     Held,
@@ -34,6 +34,7 @@ from statestore.topology.nodes import (
     SourceNode,
     running,
 )
+from statestore.topology.partitioners import choice
 from statestore.topology.punctuation import Fire, Firing, Punctuation, Punctuations
 from statestore.topology.sub_topologies import SubTopology
 
@@ -295,7 +296,13 @@ def _sink(node: SinkNode, context: TaskContext, outbox: Outbox, application_id: 
         keys, values, headers = written(topic, node, batch)
         try:
             placing = serdes.placing(node.key_serde, keys)
-            outbox.send(Records(topic, keys, values, batch.timestamps, None, headers, placing))
+            choose = None
+            if node.partitioner is not None:
+                choose = choice(node.name, topic, batch, node.partitioner)
+            times = batch.timestamps
+            outbox.send(Records(topic, keys, values, times, None, headers, placing, choose))
+        except NodeFailed:
+            raise
         except Exception as error:
             # The client's own errors count too: times and headers come from a user's code.
             at = error.at if isinstance(error, RecordFailed) else None

@@ -156,9 +156,13 @@ class BrokerState:
             raise TopicMissing(f"the in-memory broker has no partition {tp}: create the topic")
         return logs[tp.partition]
 
+    def partitions_of(self, topic: str) -> int:
+        """How many partitions a topic has, or will have."""
+        return len(self.topics.get(topic, [])) or 1
+
     def partition_for(self, topic: str, key: bytes | None) -> int:
         """Kafka's choice for a key; without one they take turns."""
-        count = len(self.topics.get(topic, [])) or 1
+        count = self.partitions_of(topic)
         if key is None:
             self._keyless += 1
             return self._keyless % count

@@ -138,12 +138,15 @@ class _Writer:
         self.ends: dict[TopicPartition, int] = {}
 
     def write(self, records: Records, transaction: Transaction | None, *, tracked: bool) -> None:
-        topic, keys, values, times, fixed, headers, placing = records
+        topic, keys, values, times, fixed, headers, placing, choose = records
         placing = keys if placing is None else placing
+        chosen = None if choose is None else choose(self._state.partitions_of(topic))
         tails = repeat(()) if headers is None else headers
         rows = zip(zip(keys, values, times, strict=True), tails, strict=False)
         for i, ((key, value, time_ms), tail) in enumerate(rows):
-            partition = self._state.partition_for(topic, placing[i]) if fixed is None else fixed
+            partition = fixed if chosen is None else chosen[i]
+            if partition is None:
+                partition = self._state.partition_for(topic, placing[i])
             tp = TopicPartition(topic, partition)
             entry = LogEntry(-1, key, value, time_ms, tuple(tail), transaction)
             try:

@@ -24,6 +24,7 @@ from statestore.topology.materialized import Materialized, wished
 from statestore.topology.nodes import (
     Build,
     NodeContext,
+    Partitioner,
     SendOldValues,
     SinkNode,
     TopicName,
@@ -114,6 +115,7 @@ class Flow:
         *,
         key_serde: Serde[Any] | None,
         value_serde: Serde[Any] | None,
+        partitioner: Partitioner | None,
         name: str | None,
     ) -> None:
         """Add a sink that writes this stream to a topic of the user's."""
@@ -126,6 +128,7 @@ class Flow:
                 key_serde or self.key_serde,
                 value_serde or self.value_serde,
                 taker=f"`to({topic!r})`",
+                partitioner=partitioner,
             )
         )
 

@@ -22,6 +22,8 @@ from statestore.stores.staged_table import StagedTable
 from statestore.stores.versioned.table import VersionedTable
 from statestore.topology.punctuation import Fire, Punctuation
 
+Partitioner = Callable[[str, Any, Any, int], int | None]
+"""From topic, key, value and the number of partitions to a partition; None: by the key's hash."""
 TimestampExtractor = Callable[[Record[Any, Any]], int]
 Push = Callable[[Batch], None]
 Forward = Callable[[Batch, str | None], None]
@@ -264,7 +266,11 @@ class OperatorNode:
 
 @dataclass(frozen=True)
 class SinkNode:
-    """A node that writes a topic; `taker` is the call that was given its serdes, for messages."""
+    """A node that writes a topic.
+
+    `taker` is the call that was given its serdes, for messages. `partitioner`: None leaves all
+    records to the hash of their keys.
+    """
 
     name: str
     parents: tuple[str, ...]
@@ -273,6 +279,7 @@ class SinkNode:
     value_serde: Serde[Any]
     stores: tuple[str, ...] = ()
     taker: str = ""
+    partitioner: Partitioner | None = None
 
     def __post_init__(self) -> None:
         check_serdes(f"node {self.name}", self.key_serde, self.value_serde)

@@ -20,7 +20,7 @@ from statestore.errors import InvalidTopology, Misuse
 from statestore.model.modes import Span, span_ms
 from statestore.model.records import K2, V2, K, K_co, Record, Serde, V, V_co
 from statestore.stores.specs import StoreSpec
-from statestore.topology import joins, ktables, missing_methods
+from statestore.topology import joins, ktables, missing_methods, sinks
 from statestore.topology import operators as ops
 from statestore.topology.callbacks import check_arity, check_factory, takes_key
 from statestore.topology.fixed_keys import processed_values
@@ -219,6 +219,7 @@ class KStream(Generic[K_co, V_co]):
         topics: Sequence[str] | None = None,
         key_serde: Serde[K] | None = None,
         value_serde: Serde[V] | None = None,
+        partitioner: Callable[[str, K, V, int], int | None] | None = None,
         name: str | None = None,
     ) -> None:
         """Write the records to a topic of the user's, in these serdes or the stream's.
@@ -226,23 +227,19 @@ class KStream(Generic[K_co, V_co]):
         `topic` may be a function topic(record) that returns the topic of each record. `topics` then
         names all topics that it may return, so that a start can check them; any other is an error
         of processing (KIP-303). Misuse if one of both is missing.
+
+        `partitioner(topic, key, value, number of partitions)` returns the partition of a record, or
+        None for the one of its key. A partition that the topic lacks is an error of production.
         """
-        flow, serdes_of = self._flow, {"key_serde": key_serde, "value_serde": value_serde}
-        if not callable(topic):
-            if topics is not None:
-                raise Misuse(f"to({topic!r}) writes to one topic: leave out topics=")
-            flow.sink(topic, **serdes_of, name=name)
-            return
-        check_arity("to", topic, 1, name)
-        if not topics or isinstance(topics, str):
-            raise Misuse(
-                "to() with a function needs topics=[…], all topics that the function may return"
-            )
-        chosen = name or flow.builder.number("KSTREAM-SINK")
-        children = {known: f"{chosen}-{known}" for known in topics}
-        route = flow.same(flow.add("", chosen, lambda n: ops.routed(n, topic, children)))
-        for known, child in children.items():
-            route.sink(known, **serdes_of, name=child)
+        sinks.add(
+            self._flow,
+            topic,
+            topics=topics,
+            key_serde=key_serde,
+            value_serde=value_serde,
+            partitioner=partitioner,
+            name=name,
+        )
 
     def to_table(
         self: "KStream[K | None, V | None]",

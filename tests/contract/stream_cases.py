@@ -195,6 +195,20 @@ def to_by_record(of: Case) -> None:
     | in       | out      |
     | a 1 0    | a 1 0    |
     | - 2 1    | - 2 1    |
+    | bb 3 2   | bb 3 2   |
+    | a 4 3    | a 4 3    |
+""")
+def to_by_partitioner(of: Case) -> None:
+    def choose(_topic: str, key: str | None, _value: Any, partitions: int) -> int | None:
+        return None if key is None else len(key) % partitions
+
+    of.stream().to(of.of("out"), partitioner=choose)
+
+
+@case("""
+    | in       | out      |
+    | a 1 0    | a 1 0    |
+    | - 2 1    | - 2 1    |
     | a 3 2    | a 3 2    |
 """)
 def repartition(of: Case) -> None:

@@ -288,6 +288,31 @@ def test_nulls_empty_bytes_headers_and_old_times_survive(world: World) -> None:
     ]
 
 
+def test_records_go_where_a_choice_puts_them_and_the_rest_where_their_placing_bytes_do(
+    world: World,
+) -> None:
+    topic = world.topic(partitions=5)
+    keys: list[bytes | None] = [b"a", b"b", b"c", b"d", b"a"]
+    asked: list[int] = []
+
+    def choose(partitions: int) -> list[int | None]:
+        asked.append(partitions)
+        return [4, None, 0, None, None]
+
+    outbox = opened(world)
+    outbox.begin()
+    times = [YEAR_2013] * len(keys)
+    outbox.send(Records(topic, keys, keys, times, choose=choose))
+    outbox.send(Records(topic, keys, keys, times, placing=[b"p"] * len(keys), choose=choose))
+    outbox.commit()
+    assert asked == [5, 5]
+    found = sorted((row.key or b"", row.partition) for row in world.rows(topic))
+    home = {key: murmur2_partition(key, 5) for key in (b"a", b"b", b"d", b"p")}
+    by_key = [4, home[b"b"], 0, home[b"d"], home[b"a"]]
+    by_placing = [4, home[b"p"], 0, home[b"p"], home[b"p"]]
+    assert found == sorted(zip(keys * 2, by_key + by_placing, strict=True))
+
+
 def test_records_without_a_partition_go_where_java_would_put_them(world: World) -> None:
     topic = world.topic(partitions=7)
     keys: list[bytes | None] = [bytes(range(200, 200 + n)) + b"%d" % n for n in range(40)]

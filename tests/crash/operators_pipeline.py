@@ -46,7 +46,11 @@ def topology() -> ss.Topology:
     users = b.table(f"{prefix}-users", materialized="users", name="users-table")
     source = b.stream(f"{prefix}-in")
     turns = source.process_values(Turns, TURNS, name="turns-taken")
-    turns.to(f"{prefix}-turns", value_serde=serdes.INT64)
+    turns.to(
+        f"{prefix}-turns",
+        value_serde=serdes.INT64,
+        partitioner=lambda _topic, key, _turn, partitions: int(key[1:]) % partitions,
+    )
     source.process(Visits, SEEN, BY_HAND, LATELY, name="visits").to(f"{prefix}-again")
     (
         source.filter(lambda _key, number: number % 3)

@@ -180,6 +180,7 @@ class OperatorsRig(Rig):
             "store closing": closing,
             "store hops": dict(hops),
             "turns": {key: list(range(1, n + 1)) for key, n in turns.items()},
+            "partitions of turns": {(key, int(key[1:]) % PARTITIONS) for key in turns},
             "store turns": dict(turns),
             "sessions": told,
             "store sessions": kept,
@@ -226,6 +227,9 @@ class OperatorsRig(Rig):
                 (_session(key), value and _int(value)) for _, key, value in rows["sessions"]
             ),
             "hops": _sequences((_window(key), _int(value)) for _, key, value in rows["hops"]),
+            "partitions of turns": {
+                ((key or b"").decode(), partition) for partition, key, _ in rows["turns"]
+            },
             "turns": _sequences(
                 ((key or b"").decode(), _int(value)) for _, key, value in rows["turns"]
             ),

@@ -97,6 +97,8 @@ groups.reduce(lambda a, b: a + b, lambda a, b: "")  # mistake: type of a subtrac
 
 # Serdes and stores.
 lengths.to("out", value_serde=serdes.STRING)  # mistake: value serde
+lengths.to("out", partitioner=lambda topic, key, n, count: key)  # mistake: no number
+lengths.to("out", partitioner=lambda key, n: n)  # mistake: too few arguments
 lengths.to("out", key_serde=serdes.INT64)  # mistake: key serde
 lengths.group_by(lambda key, n: n, key_serde=serdes.STRING)  # mistake: key serde
 lengths.group_by_key().count(ss.Materialized("c", value_serde=serdes.STRING))  # mistake: count

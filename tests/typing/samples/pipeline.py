@@ -175,6 +175,7 @@ def stateless(orders: ss.KStream[str, Order]) -> None:
     assert_type(named, dict[str, ss.KStream[str, Order]])
     assert_type(named["dear"].filter_not(lambda key, order: order.cents), ss.KStream[str, Order])
     cents.to(lambda record: f"{record.key}{record.value + 1}", topics=["a1", "b2"])
+    cents.to("c", partitioner=lambda topic, key, n, partitions: (len(topic + key) + n) % partitions)
     # A function may return None for a null value; a serde never gets one.
     maybe = cents.map_values(lambda n: n if n > 1 else None)
     assert_type(maybe, ss.KStream[str, int | None])
