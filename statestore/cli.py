@@ -8,10 +8,12 @@ import importlib
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Any, ClassVar, TextIO, cast
 
 import click
+from pythonjsonlogger.json import JsonFormatter
 
 from statestore import __version__
 from statestore.commands.audit import audit_command
@@ -31,6 +33,9 @@ from statestore.errors import HostFailure, Misuse, StateStoreError
 from statestore.faults import arm_from_environment
 
 _log = logging.getLogger("statestore")
+_LOG_FORMAT = "STATESTORE_LOG_FORMAT"
+_LOG_FORMATS = ("text", "json")
+_TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _OF_EXTRAS = {
     "drill": ("testing", "statestore.testing.drills.command:drill_command"),
     "kafka": ("testing", "statestore.testing.kafka_command:kafka"),
@@ -68,14 +73,20 @@ class _Commands(CommandGroup):
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="statestore")
 @click.option("-v", "--verbose", is_flag=True, help="More logs.")
-def cli(verbose: bool) -> None:
+@click.option(
+    "--log-format",
+    type=click.Choice(_LOG_FORMATS),
+    envvar=_LOG_FORMAT,
+    help="Log plain lines, which is the default, or a JSON object in each line.",
+)
+def cli(verbose: bool, log_format: str | None) -> None:
     """Exactly-once, stateful stream processing with Kafka, Spark and Airflow.
 
     Flags of an application may stand in statestore.toml, under [applications.<id>], or in variables
     such as STATESTORE_STATE_DIR. Exit codes tell what to do: 0 done, 2 correct the call, 6 to 8 try
     again. `python -m pydoc statestore.errors` lists them all.
     """
-    set_up_logging(verbose=verbose)
+    set_up_logging(verbose=verbose, log_format=log_format)
     arm_from_environment()
 
 
@@ -128,13 +139,26 @@ class _StandardError(logging.StreamHandler[TextIO]):
         """Do nothing: the stream is always the current one."""
 
 
-def set_up_logging(*, verbose: bool = False) -> None:
-    """Log plain lines to stderr."""
-    logging.basicConfig(
-        handlers=[_StandardError()],
-        level=logging.DEBUG if verbose else logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+def set_up_logging(*, verbose: bool = False, log_format: str | None = None) -> None:
+    """Log to stderr: plain lines, or an object of JSON in each.
+
+    `log_format` is `text` or `json`, by default what the variable STATESTORE_LOG_FORMAT says.
+    """
+    handler, named = _StandardError(), log_format or os.environ.get(_LOG_FORMAT, "text")
+    if named not in _LOG_FORMATS:
+        raise Misuse(f"{_LOG_FORMAT}={named!r}: set it to {' or '.join(_LOG_FORMATS)}")
+    handler.setFormatter(_json_lines() if named == "json" else logging.Formatter(_TEXT))
+    level = logging.DEBUG if verbose else logging.INFO
+    logging.basicConfig(handlers=[handler], level=level)
+
+
+def _json_lines() -> logging.Formatter:
+    fields = {"asctime": "time", "levelname": "level", "name": "logger", "process": "pid"}
+    lines = JsonFormatter(" ".join(f"%({field})s" for field in [*fields, "message"]))
+    lines.rename_fields = fields
+    lines.converter = time.gmtime
+    lines.default_time_format, lines.default_msec_format = "%Y-%m-%dT%H:%M:%S", "%s.%03dZ"
+    return lines
 
 
 def main() -> None:
@@ -152,18 +176,25 @@ def _check_texts() -> None:
             raise Misuse(f"{name}, {shown!r}: its bytes are not UTF-8: write it in UTF-8")
 
 
+def _tell(failure: str) -> None:
+    """Write the one line of an error, as a log where logs are JSON."""
+    if any(isinstance(one.formatter, JsonFormatter) for one in logging.getLogger().handlers):
+        _log.error("%s", failure)
+    else:
+        click.echo(f"statestore: {failure}", err=True)
+    _log.debug("where it came from", exc_info=True)
+
+
 def exit_code_of(command: Callable[[], object]) -> int:
     """Run a command and return the exit code of errors.py; an error is one line on stderr."""
     try:
         _check_texts()
         command()
     except StateStoreError as error:
-        click.echo(f"statestore: {type(error).__name__}: {error}", err=True)
-        _log.debug("where it came from", exc_info=True)
+        _tell(f"{type(error).__name__}: {error}")
         return error.exit_code
     except OSError as error:
         # The machine refused something unforeseen: the line says what, the debug log where.
-        click.echo(f"statestore: HostFailure: {error}", err=True)
-        _log.debug("where it came from", exc_info=True)
+        _tell(f"HostFailure: {error}")
         return HostFailure.exit_code
     return 0
