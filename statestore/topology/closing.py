@@ -6,14 +6,16 @@ gone is kept beside it. So a start with another grace neither leaves out a windo
 second result, even if results went out on update for a while.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from statestore.errors import Misuse
 from statestore.model.batch import Batch, Column
+from statestore.model.modes import PunctuationType, Span, span_ms
 from statestore.stores.in_windows import START, TIME_ROW, start_of
 from statestore.stores.kinds import logged_keys
 from statestore.stores.specs import InWindowsSpec
@@ -21,6 +23,7 @@ from statestore.stores.staged_table import StagedTable
 from statestore.topology.nodes import Forward, Held, NodeContext, SendOldValues
 
 _EMITTED_AT_ONCE = 10_000
+_IDLE_PARTS = 10
 
 
 class Closed(NamedTuple):
@@ -48,6 +51,56 @@ class WindowCloses(NamedTuple):
             b"".join([key[begin:stop] for key in keys]), ">i8"
         ).tolist()
         return found
+
+
+class IdleClose:
+    """Closes the windows of a node that has had no input for `idle_ms` by the wall clock.
+
+    Time counts while the stream task is open, in tenths of `idle_ms`. So windows close no earlier
+    than said, and up to two tenths later.
+    """
+
+    def __init__(
+        self, context: NodeContext, node: str, idle_ms: int, close: Callable[[], None]
+    ) -> None:
+        self._idle_ms = idle_ms
+        self._close = close
+        self._had_input = True
+        self._since_ms = 0
+        every_ms = max(idle_ms // _IDLE_PARTS, 1)
+        context.schedule(node, every_ms, PunctuationType.WALL_CLOCK_TIME, self._fire)
+
+    def input_came(self) -> None:
+        """Note that the node had input."""
+        self._had_input = True
+
+    def _fire(self, now_ms: int) -> None:
+        if self._had_input:
+            self._had_input, self._since_ms = False, now_ms
+        elif now_ms - self._since_ms >= self._idle_ms:
+            self._since_ms = now_ms
+            self._close()
+
+
+def checked_idle_ms(close_idle_ms: Span | None) -> int | None:
+    """Return the time in ms after which idle windows close; Misuse if it is not positive."""
+    idle_ms = None if close_idle_ms is None else span_ms(close_idle_ms)
+    if idle_ms is not None and idle_ms < 1:
+        raise Misuse(
+            f"close_idle_ms is {idle_ms}, but it must be at least 1: leave it out to close windows "
+            "by event time alone"
+        )
+    return idle_ms
+
+
+def idle_terms(close_idle_ms: int | None) -> tuple[str, ...]:
+    """Return what a fingerprint says of the time after which idle windows close."""
+    return () if close_idle_ms is None else (f"close idle {close_idle_ms}",)
+
+
+def no_records() -> Batch:
+    """Return the batch that stands for input where there was none."""
+    return Batch(keys=Column(raw=[]), values=Column(raw=[]), timestamps=[])
 
 
 class Closing:
@@ -105,7 +158,11 @@ class Closing:
 
     def take_closed(self) -> tuple[int, int]:
         """Return since when and up to when windows have closed that have not had their result."""
-        since_ms, closed_ms = self._emitted_ms, self._closed_ms()
+        return self.close_up_to(self._closed_ms())
+
+    def close_up_to(self, closed_ms: int) -> tuple[int, int]:
+        """Take windows as closed up to that time; return since when they have had no result."""
+        since_ms = self._emitted_ms
         if closed_ms > since_ms:
             self._emitted_ms = closed_ms
             self._put_times()

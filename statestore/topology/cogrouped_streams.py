@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from typing import Generic, TypeVar, overload
 
-from statestore.model.modes import EmitStrategy
+from statestore.model.modes import EmitStrategy, Span
 from statestore.model.records import K_co, V, Windowed
 from statestore.topology import grouped_streams, ktables, missing_methods
 from statestore.topology.callbacks import check_arity
 from statestore.topology.cogroups import Cogroup
+from statestore.topology.grouping import Windowing
 from statestore.topology.materialized import Materialized
 from statestore.topology.sessions import SessionWindows
 from statestore.topology.windows import TimeWindows
@@ -88,23 +89,33 @@ class CogroupedKStream(_Folded[K_co, K_co, A]):
 
     @overload
     def windowed_by(
-        self, windows: TimeWindows, *, emit: EmitStrategy | str = ...
+        self,
+        windows: TimeWindows,
+        *,
+        emit: EmitStrategy | str = ...,
+        close_idle_ms: Span | None = ...,
     ) -> TimeWindowedCogroupedKStream[K_co, A]: ...
     @overload
     def windowed_by(
-        self, windows: SessionWindows, *, emit: EmitStrategy | str = ...
+        self,
+        windows: SessionWindows,
+        *,
+        emit: EmitStrategy | str = ...,
+        close_idle_ms: Span | None = ...,
     ) -> SessionWindowedCogroupedKStream[K_co, A]: ...
     def windowed_by(
         self,
         windows: TimeWindows | SessionWindows,
         *,
         emit: EmitStrategy | str = EmitStrategy.ON_UPDATE,
+        close_idle_ms: Span | None = None,
     ) -> TimeWindowedCogroupedKStream[K_co, A] | SessionWindowedCogroupedKStream[K_co, A]:
         """Group the records of all streams by window or by session, too.
 
-        Stream time is that of all streams. For `emit`, see `KGroupedStream.windowed_by`.
+        Stream time is that of all streams. For `emit` and `close_idle_ms`, see
+        `KGroupedStream.windowed_by`.
         """
-        cogroup = self._cogroup.windowed(windows, EmitStrategy(emit))
+        cogroup = self._cogroup.windowed(Windowing.of(windows, emit, close_idle_ms))
         if isinstance(windows, SessionWindows):
             return SessionWindowedCogroupedKStream(cogroup)
         return TimeWindowedCogroupedKStream(cogroup)

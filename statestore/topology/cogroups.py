@@ -13,11 +13,10 @@ from typing import Any, Final, NamedTuple
 
 from statestore.errors import InvalidTopology, SerdeMismatch
 from statestore.model.batch import Batch, Column
-from statestore.model.modes import EmitStrategy
 from statestore.stores import serdes
 from statestore.topology.failures import decoded
 from statestore.topology.flows import Flow, TableFlow
-from statestore.topology.grouping import AnyWindows, Grouping
+from statestore.topology.grouping import Grouping, Windowing
 from statestore.topology.materialized import Materialized, wished
 from statestore.topology.nodes import Build, Forward, NodeContext, Push
 from statestore.topology.operators import passed
@@ -38,7 +37,7 @@ class Cogroup:
     """What stands behind a CogroupedKStream: groupings, each with its function."""
 
     parts: tuple[tuple[Grouping, Fold], ...]
-    windows: tuple[AnyWindows, EmitStrategy] | None = None
+    windows: Windowing | None = None
 
     def and_of(self, grouping: Grouping, function: Fold) -> "Cogroup":
         """Return these and another one; InvalidTopology if it has another builder."""
@@ -48,9 +47,9 @@ class Cogroup:
             )
         return replace(self, parts=(*self.parts, (grouping, function)))
 
-    def windowed(self, windows: AnyWindows, emit: EmitStrategy) -> "Cogroup":
+    def windowed(self, windows: Windowing) -> "Cogroup":
         """Return the same records grouped by window, too."""
-        return replace(self, windows=(windows, emit))
+        return replace(self, windows=windows)
 
     def aggregate(
         self,

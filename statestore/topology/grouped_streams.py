@@ -4,12 +4,12 @@ from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar, overload
 
 from statestore.errors import Misuse
-from statestore.model.modes import EmitStrategy
+from statestore.model.modes import EmitStrategy, Span
 from statestore.model.records import K_co, V_co, Windowed
 from statestore.topology import cogrouped_streams, ktables, missing_methods
 from statestore.topology.callbacks import check_arity
 from statestore.topology.cogroups import Cogroup
-from statestore.topology.grouping import Grouping
+from statestore.topology.grouping import Grouping, Windowing
 from statestore.topology.materialized import Materialized
 from statestore.topology.sessions import SessionWindows
 from statestore.topology.windows import TimeWindows
@@ -134,24 +134,37 @@ class KGroupedStream(_Grouped[K_co, K_co, V_co]):
 
     @overload
     def windowed_by(
-        self, windows: TimeWindows, *, emit: EmitStrategy | str = ...
+        self,
+        windows: TimeWindows,
+        *,
+        emit: EmitStrategy | str = ...,
+        close_idle_ms: Span | None = ...,
     ) -> TimeWindowedKStream[K_co, V_co]: ...
     @overload
     def windowed_by(
-        self, windows: SessionWindows, *, emit: EmitStrategy | str = ...
+        self,
+        windows: SessionWindows,
+        *,
+        emit: EmitStrategy | str = ...,
+        close_idle_ms: Span | None = ...,
     ) -> SessionWindowedKStream[K_co, V_co]: ...
     def windowed_by(
         self,
         windows: TimeWindows | SessionWindows,
         *,
         emit: EmitStrategy | str = EmitStrategy.ON_UPDATE,
+        close_idle_ms: Span | None = None,
     ) -> TimeWindowedKStream[K_co, V_co] | SessionWindowedKStream[K_co, V_co]:
         """Group by window or by session, too.
 
         ON_UPDATE emits a result whenever a window's aggregate changed. ON_WINDOW_CLOSE emits one
-        result per window, when no record of it can follow any more (KIP-825).
+        result per window, when no record of it can follow any more (KIP-825). With `close_idle_ms`
+        all windows close, too, once the operator has had no input for that long by the wall clock,
+        while its stream task is open; what comes for them after that is late.
+
+        Misuse if `close_idle_ms` is not positive, or if results are emitted on update.
         """
-        grouping = self._grouping.windowed(windows, EmitStrategy(emit))
+        grouping = self._grouping.windowed(Windowing.of(windows, emit, close_idle_ms))
         if isinstance(windows, SessionWindows):
             return SessionWindowedKStream(grouping)
         return TimeWindowedKStream(grouping)

@@ -2,14 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from statestore.model.modes import EmitStrategy
+from statestore.errors import Misuse
+from statestore.model.modes import EmitStrategy, Span
 from statestore.model.records import Serde
 from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec, SessionSpec, WindowSpec
 from statestore.topology.aggregates import Spec, aggregated, counted
-from statestore.topology.closing import WindowCloses
+from statestore.topology.closing import WindowCloses, checked_idle_ms
 from statestore.topology.flows import Flow, TableFlow
 from statestore.topology.materialized import Materialized
 from statestore.topology.nodes import Build, SendOldValues
@@ -26,6 +27,28 @@ from statestore.topology.windows import TimeWindows, in_windows, window_spec
 AnyWindows = TimeWindows | SessionWindows
 
 
+class Windowing(NamedTuple):
+    """The windows of a grouping, when they tell results, and after which idle time they close."""
+
+    over: AnyWindows
+    emit: EmitStrategy
+    close_idle_ms: int | None
+
+    @classmethod
+    def of(
+        cls, windows: AnyWindows, emit: EmitStrategy | str, close_idle_ms: Span | None
+    ) -> "Windowing":
+        """Return what a user asked for; Misuse if idle windows are to close that tell on update."""
+        when, idle_ms = EmitStrategy(emit), checked_idle_ms(close_idle_ms)
+        if idle_ms is not None and when is not EmitStrategy.ON_WINDOW_CLOSE:
+            raise Misuse(
+                "close_idle_ms closes windows that tell their result on close: pass "
+                "emit=EmitStrategy.ON_WINDOW_CLOSE, or close_idle_ms to "
+                "Suppressed.until_window_closes()"
+            )
+        return cls(windows, when, idle_ms)
+
+
 @dataclass(frozen=True)
 class Grouping:
     """What stands behind a KGroupedStream and a TimeWindowedKStream.
@@ -38,12 +61,12 @@ class Grouping:
     flow: Flow
     name: str | None
     taker: str | None = None
-    windows: tuple[AnyWindows, EmitStrategy] | None = None
+    windows: Windowing | None = None
     through: list[Flow] = field(default_factory=list)
 
-    def windowed(self, windows: AnyWindows, emit: EmitStrategy) -> "Grouping":
+    def windowed(self, windows: Windowing) -> "Grouping":
         """Return the same records grouped by window, too."""
-        return Grouping(self.flow, self.name, self.taker, (windows, emit), self.through)
+        return Grouping(self.flow, self.name, self.taker, windows, self.through)
 
     def count(
         self, materialized: Materialized[Any, Any] | str | None, name: str | None
@@ -97,19 +120,26 @@ class Grouping:
     ) -> TableFlow:
         flow, old_values, windows = self.flow, SendOldValues(), self.windows
         plain, every = flow.spec(materialized, "KSTREAM-AGGREGATE", value_serde)
-        spec: Spec = plain if windows is None else _spec_of(plain, *windows)
+        spec: Spec = plain if windows is None else _spec_of(plain, windows)
         flow.builder.keep(spec)
         source = self.source(spec.name, explicit=materialized is not None)
 
         def make(node: str) -> Build:
             if windows is None:
                 return fold(node, spec, every_update=every, old_values=old_values)
-            over, emit = windows
+            over, emit, close_idle_ms = windows
             if isinstance(over, SessionWindows):
                 assert isinstance(spec, SessionSpec)
                 assert sessions is not None
                 return in_sessions(
-                    node, spec, over, emit, sessions, every_update=every, old_values=old_values
+                    node,
+                    spec,
+                    over,
+                    emit,
+                    sessions,
+                    every_update=every,
+                    old_values=old_values,
+                    close_idle_ms=close_idle_ms,
                 )
             assert isinstance(spec, WindowSpec)
             return in_windows(
@@ -121,6 +151,7 @@ class Grouping:
                     node, spec, every_update=every, old_values=old_values, keying=rows
                 ),
                 old_values,
+                close_idle_ms=close_idle_ms,
             )
 
         node = source.add("KSTREAM-AGGREGATE", name, make, (spec.name,))
@@ -128,9 +159,9 @@ class Grouping:
 
     def _closes(self) -> WindowCloses | None:
         """Return when windows close; None if there are none, or if results are final."""
-        if self.windows is None or self.windows[1] is EmitStrategy.ON_WINDOW_CLOSE:
+        if self.windows is None or self.windows.emit is EmitStrategy.ON_WINDOW_CLOSE:
             return None
-        return self.windows[0].closes
+        return self.windows.over.closes
 
     def source(self, store: str, *, explicit: bool) -> Flow:
         """Return the stream that the aggregate reads, in the partitions of its keys.
@@ -146,8 +177,9 @@ class Grouping:
         return self.through[0]
 
 
-def _spec_of(plain: KeyValueSpec[Any, Any], windows: AnyWindows, emit: EmitStrategy) -> Spec:
+def _spec_of(plain: KeyValueSpec[Any, Any], windowing: Windowing) -> Spec:
     """Return the store of an aggregate in windows."""
-    if isinstance(windows, SessionWindows):
-        return session_spec(windows, plain, emit)
-    return window_spec(windows, plain, emit)
+    over, emit, close_idle_ms = windowing
+    if isinstance(over, SessionWindows):
+        return session_spec(over, plain, emit, close_idle_ms)
+    return window_spec(over, plain, emit, close_idle_ms)

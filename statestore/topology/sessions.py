@@ -29,7 +29,14 @@ from statestore.stores.in_windows import START, start_of
 from statestore.stores.sessions import LIST, SPAN, keys_of, listed, spans_of
 from statestore.stores.specs import KeyValueSpec, SessionSpec
 from statestore.topology.aggregates import Updates, binary_array, updated
-from statestore.topology.closing import Closed, Closing, WindowCloses
+from statestore.topology.closing import (
+    Closed,
+    Closing,
+    IdleClose,
+    WindowCloses,
+    idle_terms,
+    no_records,
+)
 from statestore.topology.failures import Stage, decoded, encoded, failed, mismatch, processing
 from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
 
@@ -75,7 +82,10 @@ class SessionWindows:
 
 
 def session_spec(
-    windows: SessionWindows, plain: KeyValueSpec[Any, Any], emit: EmitStrategy
+    windows: SessionWindows,
+    plain: KeyValueSpec[Any, Any],
+    emit: EmitStrategy,
+    close_idle_ms: int | None = None,
 ) -> SessionSpec[Any, Any]:
     """Return the session store to use in place of a plain one."""
     terms = (
@@ -83,6 +93,7 @@ def session_spec(
         f"grace {windows.grace_ms}",
         f"retention {windows.retention_ms}",
         f"emit {emit}",
+        *idle_terms(close_idle_ms),
     )
     return SessionSpec(
         plain.name,
@@ -132,8 +143,9 @@ def in_sessions(
     *,
     every_update: bool,
     old_values: SendOldValues,
+    close_idle_ms: int | None,
 ) -> Build:
-    """Build an aggregate per key and session.
+    """Build an aggregate per key and session; `close_idle_ms` as for `in_windows`.
 
     `every_update`: each record tells what it changed, not only the last one of a session in a
     batch.
@@ -145,8 +157,13 @@ def in_sessions(
         clock = Closing(node, spec, context, old_values, delay_ms=delay_ms, final=final)
         sessions = _Sessions(node, spec, windows, context, clock)
         told = every_update and not final
+        idle = None
+        if close_idle_ms is not None:
+            idle = IdleClose(context, node, close_idle_ms, lambda: sessions.close_all(forward))
 
         def push(batch: Batch) -> None:
+            if idle is not None:
+                idle.input_came()
             with processing(node, batch):
                 updates = sessions.fold(batch, fold, every_update=told)
             if final:
@@ -312,7 +329,15 @@ class _Sessions:
 
     def emit_closed(self, batch: Batch, forward: Forward) -> None:
         """Forward the sessions that `batch` has closed and that were not emitted, by end."""
-        since_ms, closed_ms = self._clock.take_closed()
+        self._emit(*self._clock.take_closed(), batch, forward)
+
+    def close_all(self, forward: Forward) -> None:
+        """Close all sessions, as if stream time had passed their ends, and forward them."""
+        if self._clock.now_ms >= 0:
+            closed = self._clock.close_up_to(self._clock.now_ms + 1)
+            self._emit(*closed, no_records(), forward)
+
+    def _emit(self, since_ms: int, closed_ms: int, batch: Batch, forward: Forward) -> None:
         if closed_ms > max(since_ms, 0):
             with closing(self._ended(max(since_ms, 0), closed_ms)) as ended:
                 self._clock.emit(ended, batch, forward)

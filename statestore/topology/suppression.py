@@ -34,7 +34,13 @@ from statestore.model.modes import Span, span_ms
 from statestore.model.records import Header, Serde
 from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec
-from statestore.topology.closing import WindowCloses
+from statestore.topology.closing import (
+    IdleClose,
+    WindowCloses,
+    checked_idle_ms,
+    idle_terms,
+    no_records,
+)
 from statestore.topology.failures import encoded
 from statestore.topology.flows import Look, Stamp, TableFlow
 from statestore.topology.nodes import Build, Forward, Held, NodeContext, Push, SendOldValues
@@ -63,18 +69,27 @@ class Suppressed:
     max_records: int | None
     max_bytes: int | None
     shut_down_when_full: bool
+    close_idle_ms: int | None = None
 
     @classmethod
     def until_window_closes(
-        cls, *, max_records: int | None = None, max_bytes: int | None = None
+        cls,
+        *,
+        max_records: int | None = None,
+        max_bytes: int | None = None,
+        close_idle_ms: Span | None = None,
     ) -> "Suppressed":
         """Hand on one result for each window: the last one, when no record can change it any more.
 
         The run ends with BufferFull if more than `max_records` results wait, or if their keys and
         values have more than `max_bytes`. Without these bounds the buffer takes what comes, which
-        is on disk. Misuse if a bound is less than 1.
+        is on disk. With `close_idle_ms` all that waits goes out, too, once there was no update for
+        that long by the wall clock, while the stream task is open; updates of these windows after
+        that are late. Misuse if a bound or `close_idle_ms` is less than 1.
         """
-        return cls(None, *_bounds(max_records, max_bytes), shut_down_when_full=True)
+        bounds = _bounds(max_records, max_bytes)
+        idle_ms = checked_idle_ms(close_idle_ms)
+        return cls(None, *bounds, shut_down_when_full=True, close_idle_ms=idle_ms)
 
     @classmethod
     def until_time_limit(
@@ -110,7 +125,8 @@ class Suppressed:
         full = "shut down" if self.shut_down_when_full else "emit early"
         bounds = (("records", self.max_records), ("bytes", self.max_bytes))
         most = tuple(f"max {what} {most}" for what, most in bounds if most is not None)
-        return (until, *most, f"when full {full}") if most else (until,)
+        bounded = (*most, f"when full {full}") if most else ()
+        return (until, *bounded, *idle_terms(self.close_idle_ms))
 
 
 def _bounds(max_records: int | None, max_bytes: int | None) -> tuple[int | None, int | None]:
@@ -269,10 +285,16 @@ class _UpdateBuffer:
         self._now_ms, self._done_ms, self._count, self._bytes = state
         count = self._count
         context.held_back.opened(place.store, lambda: count)
+        idle_ms = place.suppressed.close_idle_ms
+        self._idle = None
+        if idle_ms is not None:
+            self._idle = IdleClose(context, place.node, idle_ms, self._close_all)
 
     def push(self, batch: Batch) -> None:
         """Take the updates of a batch, and hand on what is due."""
         node, side = self._side.node, self._side
+        if self._idle is not None:
+            self._idle.input_came()
         keys = encoded(node, batch, "key", side.key_serde)
         values = encoded(node, batch, "value", side.value_serde)
         olds: list[bytes | None] = [None] * len(keys)
@@ -287,6 +309,11 @@ class _UpdateBuffer:
         if taking.late:
             self._table.count_late(len(taking.late))
             self._context.drop(node, batch, taking.late, "late")
+
+    def _close_all(self) -> None:
+        """Hand on all that waits, as if stream time had passed the ends of its windows."""
+        with closing(_Taking(self, no_records(), [], [], [])) as taking:
+            taking.release_all()
 
     # What `_Taking` does with the store.
 
@@ -323,9 +350,9 @@ class _UpdateBuffer:
         if self._count != before:
             self._context.held_back.changed(self._side.store, self._count - before)
 
-    def release(self, results: list[_Result], batch: Batch | None) -> None:
+    def release(self, results: list[_Result], batch: Batch) -> None:
         """Hand on results; each is judged by itself."""
-        side, then = self._side, None if batch is None else batch.stream_times
+        side, then = self._side, batch.stream_times
         waiting = [result.waiting for result in results]
         any_headers = any(one.headers for one in waiting)
         made = Batch(
@@ -404,6 +431,14 @@ class _Taking:
                     raise _full(side, self._count, self._bytes)
                 self._evict(i)
         self._settle()
+
+    def release_all(self) -> None:
+        """Let go of everything, and take its windows as closed."""
+        while self._head_ms < _NONE_LEFT:
+            self._done_ms = max(self._done_ms, self._head_ms)
+            self._evict(0)
+        if self._gone:
+            self._settle()
 
     def _put(self, i: int, place: int, *, final: bool) -> None:
         key, value, time = self._keys[i], self._values[i], self._batch.timestamps[i]

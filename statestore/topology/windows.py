@@ -23,7 +23,14 @@ from statestore.stores.in_windows import START, start_of
 from statestore.stores.specs import KeyValueSpec, WindowSpec
 from statestore.stores.windows import keys_of
 from statestore.topology.aggregates import KeyingOf, Placed
-from statestore.topology.closing import Closed, Closing, WindowCloses
+from statestore.topology.closing import (
+    Closed,
+    Closing,
+    IdleClose,
+    WindowCloses,
+    idle_terms,
+    no_records,
+)
 from statestore.topology.failures import decoded, encoded
 from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
 
@@ -131,10 +138,18 @@ def _spans(size_ms: Span, grace_ms: Span, retention_ms: Span | None) -> tuple[in
 
 
 def window_spec(
-    windows: TimeWindows, plain: KeyValueSpec[Any, Any], emit: EmitStrategy
+    windows: TimeWindows,
+    plain: KeyValueSpec[Any, Any],
+    emit: EmitStrategy,
+    close_idle_ms: int | None = None,
 ) -> WindowSpec[Any, Any]:
     """Return the window store to use in place of a plain one."""
-    terms = (f"grace {windows.grace_ms}", f"retention {windows.retention_ms}", f"emit {emit}")
+    terms = (
+        f"grace {windows.grace_ms}",
+        f"retention {windows.retention_ms}",
+        f"emit {emit}",
+        *idle_terms(close_idle_ms),
+    )
     advance = None if windows.advance_ms == windows.size_ms else windows.advance_ms
     return WindowSpec(
         plain.name,
@@ -156,10 +171,13 @@ def in_windows(
     emit: EmitStrategy,
     fold: Callable[[KeyingOf], Build],
     old_values: SendOldValues,
+    *,
+    close_idle_ms: int | None,
 ) -> Build:
     """Build an aggregate per key and window; `fold` makes it over the rows that it is given.
 
     `old_values` says whether results at the close of a window carry old values, which are None.
+    `close_idle_ms`: windows close, too, when there was no input for that long; None: they do not.
     """
     final = emit is EmitStrategy.ON_WINDOW_CLOSE
 
@@ -167,10 +185,15 @@ def in_windows(
         open_windows = _OpenWindows(node, spec, windows, context, old_values, final=final)
         push_rows = fold(lambda *_: open_windows)(context, silent if final else forward)
 
+        idle = None
+        if close_idle_ms is not None:
+            idle = IdleClose(context, node, close_idle_ms, lambda: open_windows.close_all(forward))
         windows_each = -(-windows.size_ms // windows.advance_ms)
         records_at_once = max(_PLACED_AT_ONCE // windows_each, 1)
 
         def push_some(batch: Batch) -> None:
+            if idle is not None:
+                idle.input_came()
             push_rows(batch)
             if final:
                 open_windows.emit_closed(batch, forward)
@@ -275,7 +298,19 @@ class _OpenWindows:
 
     def emit_closed(self, batch: Batch, forward: Forward) -> None:
         """Forward the windows that `batch` has closed and that were not emitted, by start."""
-        since_ms, closed_ms = self._closing.take_closed()
+        self._emit(*self._closing.take_closed(), batch, forward)
+
+    def close_all(self, forward: Forward) -> None:
+        """Close all windows there are, as if stream time had passed their ends, and forward them.
+
+        The one that ends last is the last one of the latest record.
+        """
+        now_ms, step = self._closing.now_ms, self._windows.advance_ms
+        if now_ms >= 0:
+            last_end_ms = now_ms - now_ms % step + self._windows.size_ms
+            self._emit(*self._closing.close_up_to(last_end_ms), no_records(), forward)
+
+    def _emit(self, since_ms: int, closed_ms: int, batch: Batch, forward: Forward) -> None:
         low, high = since_ms - self._windows.size_ms + 1, closed_ms - self._windows.size_ms
         if high >= max(low, 0):
             with closing(self._between(max(low, 0), high)) as closed:

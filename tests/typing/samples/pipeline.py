@@ -270,6 +270,8 @@ def joins(builder: ss.StreamsBuilder[str, bytes], orders: ss.KStream[str, Order]
         rates.left_join(names, lambda rate, name: name, foreign_key=lambda key, rate: len(key)),
         ss.KTable[str, str | None],
     )
+    closing = ss.Suppressed.until_window_closes(close_idle_ms=timedelta(hours=1))
+    assert_type(closing, ss.Suppressed)
     held = rates.suppress(ss.Suppressed.until_time_limit(timedelta(minutes=1), max_records=9))
     assert_type(held, ss.KTable[str, float])
     groups = rates.group_by(lambda key, rate: (len(key), str(rate)), key_serde=serdes.INT64)
