@@ -158,7 +158,14 @@ class ExpiringTable(StagedTable):
         """Stage one write; None deletes."""
         self._staged.check_open()
         self._overlay.put(key, value)
-        self._note((key,))
+        sweep, now_ms = self._sweep, self._clock.now_ms
+        if now_ms is None or now_ms < sweep.now_ms:
+            now_ms = sweep.now_ms
+        sweep.now_ms = now_ms
+        if sweep.first_put_ms is None:
+            sweep.first_put_ms = now_ms
+        sweep.puts += 1
+        self._stamps.note_one(key, now_ms)
 
     def put_all(self, writes: Writes, times: list[int] | None = None) -> None:
         """Stage many writes, all with stream time."""

@@ -361,11 +361,11 @@ class OwnerInWindows(TransactionalBase):
 
 def checked_ms(store: str, time: Time) -> int:
     """Return the time of a window in ms; Misuse if no window can have it."""
-    time_ms = to_ms(time)
-    if not 0 <= time_ms <= TIME_MAX:
+    time_ms: object = to_ms(time)
+    if not isinstance(time_ms, int) or not 0 <= time_ms <= TIME_MAX:
         raise Misuse(
-            f"store {store!r}: a window cannot start or end at {time_ms}: times are milliseconds "
-            "since 1970, and not negative"
+            f"store {store!r}: a window cannot start or end at {time_ms!r}: times are whole "
+            "milliseconds since 1970, and not negative, or aware datetimes"
         )
     return time_ms
 

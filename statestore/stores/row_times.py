@@ -97,6 +97,15 @@ class RowTimes:
         if self._kept:
             self._saw(max(times))
 
+    def note_one(self, key: bytes, time_ms: int) -> None:
+        """Note the time of one write, as `note` does; callers that put one by one wait for it."""
+        pending = self._pending
+        if self._undo is not None:
+            self._undo.append((key, pending.get(key, MISSING)))
+        pending[key] = time_ms
+        if self._kept and time_ms > self.latest_ms:
+            self.latest_ms = time_ms
+
     def of(self, keys: list[bytes]) -> list[int | None]:
         """Return the time of each row; None if it is not known or there is no row."""
         pending = self._pending

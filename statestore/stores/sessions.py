@@ -175,13 +175,7 @@ class TransactionalSessionStore(OwnerInWindows, SessionReader[K, V]):
     def put_all(self, pairs: Iterable[tuple[Windowed[K], V | None]]) -> None:
         """Stage many sessions, in this order; if one does not fit its serde, none is staged."""
         self._check_writable()
-        codec = self._codec
-        self._put(
-            [
-                (self._prefix(start, end) + codec.key(key), codec.value(value))
-                for (key, start, end), value in pairs
-            ]
-        )
+        self._put([(self._row(session), self._codec.value(value)) for session, value in pairs])
 
     def remove(self, session: Windowed[K]) -> None:
         """Stage the removal of a session; one that is not there stays so."""
@@ -198,14 +192,21 @@ class TransactionalSessionStore(OwnerInWindows, SessionReader[K, V]):
         """
         return SessionReader(self._live_rows(isolation_level, position_bound), self._spec)
 
-    def _prefix(self, start: Time, end: Time) -> bytes:
+    def _row(self, session: Windowed[K]) -> bytes:
+        given: object = session
+        if not isinstance(given, tuple) or len(given) != len(Windowed._fields):
+            raise Misuse(
+                f"store {self.name!r}: put takes a session, not {given!r}: pass "
+                "Windowed(key, start, end), the times of its first and its last record"
+            )
+        key, start, end = session
         start_ms, end_ms = checked_ms(self.name, start), checked_ms(self.name, end)
         if start_ms > end_ms:
             raise Misuse(
                 f"store {self.name!r}: a session cannot start at {start_ms} and end at {end_ms}: "
                 "pass Windowed(key, start, end), the times of its first and its last record"
             )
-        return SPAN.pack(end_ms, start_ms)
+        return SPAN.pack(end_ms, start_ms) + self._codec.key(key)
 
     def _stage_sessions(self, writes: Entries) -> None:
         self._table.put_all({**writes, **listed(writes, self._table.get_many)})

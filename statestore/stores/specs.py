@@ -38,9 +38,11 @@ class KeyValueSpec(Generic[K, V]):
 
     def __post_init__(self) -> None:
         check_store_name(self.name)
-        if self.ttl_ms is not None and self.ttl_ms <= 0:
+        ttl: object = self.ttl_ms
+        if ttl is not None and (not isinstance(ttl, int) or ttl <= 0):
             raise Misuse(
-                f"store {self.name!r}: ttl_ms {self.ttl_ms}: pass 1 or more, or leave it out"
+                f"store {self.name!r}: ttl_ms {ttl!r}: pass 1 or more milliseconds, or a "
+                "timedelta, or leave it out"
             )
         _place(self, "key_serde")
 

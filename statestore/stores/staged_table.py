@@ -89,8 +89,9 @@ class StagedTable:
         """Stage one write; None deletes."""
         self._staged.check_open()
         self._overlay.put(key, value)
-        if self._clock.now_ms is not None and self.times is not None:
-            self.times.note((key,))
+        now_ms = self._clock.now_ms
+        if now_ms is not None and self.times is not None:
+            self.times.note_one(key, now_ms)
 
     def put_all(self, writes: Writes, times: list[int] | None = None) -> None:
         """Stage many writes with their times; None: the time of what is being processed."""

@@ -80,7 +80,8 @@ def test_a_time_to_live_is_a_span_and_positive() -> None:
     spec = ss.in_memory_key_value_store("s", ttl_ms=timedelta(hours=1))
     assert (spec.ttl_ms, spec.persistent) == (3_600_000, False)
     assert ss.persistent_key_value_store("s").ttl_ms is None
-    for wrong in (0, -1):
+    wrong: Any
+    for wrong in (0, -1, "5m", 1.5, timedelta(microseconds=1)):
         with pytest.raises(Misuse, match="1 or more"):
             ss.persistent_key_value_store("s", ttl_ms=wrong)
 

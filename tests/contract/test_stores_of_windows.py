@@ -136,10 +136,12 @@ def test_times_may_be_datetimes_and_others_than_windows_have_are_refused(windows
     moment = datetime(2024, 1, 1, tzinfo=UTC)
     windows.put("a", 1, moment)
     assert windows.get("a", moment) == 1
+    wrong: Any
     for wrong in (-1, 1 << 63):
+        assert windows.get("a", wrong) is None
+    for wrong in (-1, 1 << 63, 1.5, "5", None):
         with pytest.raises(Misuse, match="cannot start or end"):
             windows.put("a", 1, wrong)
-        assert windows.get("a", wrong) is None
     with pytest.raises(Misuse, match="the key is None"):
         windows.put(None, 1, moment)
 
@@ -311,6 +313,9 @@ def test_sessions_that_cannot_be_are_refused(sessions: Any) -> None:
         with pytest.raises(Misuse, match="cannot start"):
             sessions.put(wrong, 1)
         assert sessions.get(*wrong) is None
+    for other in ("a", ("a", 1)):
+        with pytest.raises(Misuse, match="takes a session"):
+            sessions.put(other, 1)
     assert shown(sessions.all()) == []
 
 
