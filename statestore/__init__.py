@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from statestore import errors
+    from statestore.kafka.schema_registry import SchemaRegistry
     from statestore.model.ids import Position, PositionBound, TaskId, TopicPartition
     from statestore.model.modes import (
         AutoOffsetReset,
@@ -92,6 +93,7 @@ else:
 
     _HOMES = {
         "statestore.runtime.public": ("open_snapshot", "open_store", "run"),
+        "statestore.kafka.schema_registry": ("SchemaRegistry",),
         "statestore.model.ids": ("Position", "PositionBound", "TaskId", "TopicPartition"),
         "statestore.model.modes": (
             "AutoOffsetReset",
@@ -213,6 +215,7 @@ __all__ = [
     "Record",
     "RunSummary",
     "Schema",
+    "SchemaRegistry",
     "Serde",
     "SerdeContext",
     "SessionSpec",

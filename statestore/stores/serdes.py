@@ -5,10 +5,11 @@ A serde of the user's own is `Serde(name, serialize, deserialize, ordered)`. Reg
 """
 
 import functools
+import importlib
 import re
 import struct
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, overload
 
 import msgspec
 
@@ -27,7 +28,7 @@ from statestore.model.records import (
     Windowed,
 )
 from statestore.model.records import BYTES as PLAIN_BYTES
-from statestore.stores.typed_json import typed_json
+from statestore.stores.typed_json import schema_of, typed_json
 
 _AT_TIME = re.compile(r"KEY_AT_TIME\((.+)\)")
 _WINDOWED = re.compile(r"WINDOWED\((\d+),(.+)\)")
@@ -90,6 +91,85 @@ def json(kind: type[T]) -> Serde[T]:
     """
     asked: Any = kind
     return typed_json(asked)
+
+
+class Registry(Protocol):
+    """Where serdes of a schema registry come from: an `ss.SchemaRegistry`."""
+
+    def serde(self, form: str, schema: Any, kind: Any) -> Serde[Any]:
+        """Return the serde of a format: AVRO, JSON or PROTOBUF."""
+
+
+@overload
+def avro(schema: Any = None, *, registry: Registry | None = None) -> Serde[Any]: ...
+@overload
+def avro(
+    schema: Any = None, kind: type[T] = ..., *, registry: Registry | None = None
+) -> Serde[T]: ...
+def avro(schema: Any = None, kind: Any = None, *, registry: Registry | None = None) -> Serde[Any]:
+    """Return the serde of Avro data, as dicts or as objects of a type (extra `avro`).
+
+    `schema` is text, a dict or a list. Without `registry`, the bytes are the datum alone. With it,
+    they begin with the id of the schema that wrote them, and are read as `schema` says; without
+    `schema`, they are read as they were written, and written with the subject's latest schema.
+    Misuse if it is no Avro schema, or there is neither.
+    """
+    if registry is not None:
+        return registry.serde("AVRO", schema, kind)
+    if schema is None:
+        raise Misuse("serdes.avro: without a schema, a registry has to know it: pass either")
+    module = _extra("avro", "statestore.stores.avro")
+    made: Serde[Any] = module.avro_serde(module.avro_text(schema), kind)
+    return made
+
+
+def protobuf(message: type[T], *, registry: Registry | None = None) -> Serde[T]:
+    """Return the serde of a message class that protoc made (extra `protobuf`).
+
+    Misuse if it is none.
+    """
+    made: Serde[T]
+    if registry is not None:
+        made = registry.serde("PROTOBUF", message, message)
+    else:
+        made = _extra("protobuf", "statestore.stores.protobuf").protobuf_serde(message)
+    return made
+
+
+@overload
+def json_schema(schema: Any = None, *, registry: Registry | None = None) -> Serde[Any]: ...
+@overload
+def json_schema(
+    schema: Any = None, kind: type[T] = ..., *, registry: Registry | None = None
+) -> Serde[T]: ...
+def json_schema(
+    schema: Any = None, kind: Any = None, *, registry: Registry | None = None
+) -> Serde[Any]:
+    """Return the serde of JSON that a schema allows, as dicts or as objects of a type.
+
+    It is checked both as it is written and as it is read (extra `json-schema`). Without `schema`,
+    it is that of `kind`, or the latest one of the registry. Misuse if it is no JSON Schema, or if
+    nothing says what it is.
+    """
+    if schema is None and kind is not None:
+        schema = schema_of(kind)
+    if registry is not None:
+        return registry.serde("JSON", schema, kind)
+    if schema is None:
+        raise Misuse("serdes.json_schema: pass a schema, a type, or a registry that knows it")
+    module = _extra("json-schema", "statestore.stores.json_schema")
+    made: Serde[Any] = module.json_schema_serde(module.json_schema_text(schema), kind)
+    return made
+
+
+def _extra(extra: str, module: str) -> Any:
+    """Import the module of an extra; Misuse names the extra if it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise Misuse(
+            f"this serde needs the extra `{extra}` ({error}): pip install 'statestore[{extra}]'"
+        ) from error
 
 
 def register(serde: Serde[T]) -> Serde[T]:
@@ -350,14 +430,14 @@ def mismatch(
     keyword: str,
     cause: Exception,
     taker: str = "",
-) -> StateStoreError:
+) -> SerdeMismatch:
     """Return the error for a value that does not fit its serde (INTERFACE rule 3).
 
     `where` is empty if the caller names the place. `taker`: what takes the keyword, if unclear. If
-    `cause` is an error of this library that is about no record, it is the result.
+    `cause` is an error of this library that is about no record, it is raised as it is.
     """
     if isinstance(cause, StateStoreError) and not isinstance(cause, ABOUT_A_RECORD):
-        return cause
+        raise cause
     place = f"{where}: " if where else ""
     where_to = f" to {taker}" if taker else ""
     return SerdeMismatch(

@@ -12,6 +12,7 @@ from statestore.model.records import Functions, Schema, Serde
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 _sorted = msgspec.json.Encoder(order="sorted").encode
+_DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 
 @cache
@@ -21,6 +22,15 @@ def typed_json(kind: Any) -> Serde[Any]:
     schema, functions = (_by_pydantic if is_pydantic else _by_msgspec)(kind)
     made: Serde[Any] = Serde(f"JSON({name_of(kind)})", *functions, schema=schema)
     return made.made_by(typed_json, kind)
+
+
+def schema_of(kind: Any) -> dict[str, Any]:
+    """Return the JSON Schema of a type, with the type itself at its top; Misuse if it has none."""
+    made = typed_json(kind).schema
+    assert made is not None
+    schema: dict[str, Any] = msgspec.json.decode(made.text)
+    name = schema.get("$ref", "").rpartition("/")[2]
+    return {"$schema": _DRAFT, **schema.get("$defs", {}).get(name, {}), **_without_ref(schema)}
 
 
 def name_of(kind: Any) -> str:
@@ -43,6 +53,10 @@ def checked(kind: Any) -> Any:
             return made_of
         return dict if typing.is_typeddict(kind) else object
     return kind
+
+
+def _without_ref(schema: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in schema.items() if key != "$ref"}
 
 
 def _words(text: str) -> list[str]:

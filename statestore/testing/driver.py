@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any, Self, overload
 
 from statestore.engines.memory import MemoryEngine
-from statestore.errors import InvalidTopology, Misuse, SerdeMismatch, UnknownStore
+from statestore.errors import (
+    ABOUT_A_RECORD,
+    InvalidTopology,
+    Misuse,
+    SerdeMismatch,
+    StateStoreError,
+    UnknownStore,
+)
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.modes import Span, Time, span_ms, to_ms
@@ -424,6 +431,8 @@ def _encode(
     try:
         return serde.write(item, SerdeContext(topic, side, headers))
     except Exception as error:
+        if isinstance(error, StateStoreError) and not isinstance(error, ABOUT_A_RECORD):
+            raise
         raise SerdeMismatch(
             f"pipe into topic {topic!r}: the {side} {item!r:.99} is {type(item).__name__}, but the "
             f"topology reads {side}s as {serde.name} ({error}): pass one that fits, or pass "
@@ -440,6 +449,8 @@ def _decode(
     try:
         return serde.read(data, SerdeContext(topic, side, list(headers)))
     except Exception as error:
+        if isinstance(error, StateStoreError) and not isinstance(error, ABOUT_A_RECORD):
+            raise
         raise SerdeMismatch(
             f"read of topic {topic!r}: the {side} {serdes.printable(data):.99} is no {serde.name} "
             f"({error})"

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from statestore.errors import ABOUT_A_RECORD, RecordFailed, StateStoreError
+from statestore.errors import ABOUT_A_RECORD, RecordFailed, SerdeMismatch, StateStoreError
 from statestore.model.batch import Batch, Column
 from statestore.model.records import Header, Serde, SerdeContext, Side
 from statestore.stores import serdes
@@ -208,11 +208,8 @@ def encoded_for(
     for i, (value, some) in enumerate(zip(values, headers, strict=True)):
         try:
             made.append(write(value, some))
-        except Exception as error:  # any exception of a user's code is a finding
-            wrong = mismatch(side, value, serde, error, taker)
-            if not isinstance(wrong, ABOUT_A_RECORD):
-                raise wrong from error
-            found.append((i, wrong))
+        except Exception as error:  # noqa: BLE001  # any exception of a user's code is a finding  # any exception of a user's code is a finding
+            found.append((i, mismatch(side, value, serde, error, taker)))
     if found:
         raise failed(Stage.PRODUCTION, node, batch, found[0][1], found=found, certain=True)
     return made
@@ -232,7 +229,7 @@ def keyed(
 
 def mismatch(
     side: str, value: object, serde: Serde[Any], error: Exception, taker: str = ""
-) -> StateStoreError:
+) -> SerdeMismatch:
     """Return the error for a key or value that does not fit its serde (INTERFACE rule 3)."""
     keyword = f"{side}_serde"
     return serdes.mismatch(

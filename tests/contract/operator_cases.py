@@ -9,6 +9,7 @@ from statestore.topology.graph import Topology
 from tests.contract import (
     cogroup_cases,
     foreign_key_cases,
+    serde_cases,
     session_cases,
     stream_cases,
     stream_join_cases,
@@ -20,6 +21,7 @@ from tests.contract.operator_tables import Case
 
 MODULES = (
     stream_cases,
+    serde_cases,
     table_cases,
     window_cases,
     session_cases,

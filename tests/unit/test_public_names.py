@@ -16,7 +16,7 @@ PINNED = """
     Materialized Migration OnError Position PositionBound ProcessingGuarantee Processor
     ProcessorContext PunctuationType PutResult ReadOnlyKeyValueStore
     ReadOnlySessionStore ReadOnlyVersionedKeyValueStore ReadOnlyWindowStore
-    Record RunSummary Schema Serde SerdeContext SessionSpec SessionStore
+    Record RunSummary Schema SchemaRegistry Serde SerdeContext SessionSpec SessionStore
     SessionWindowedKStream SessionWindows Settings Span StateStore StoreContext
     StoreSupplier StreamsBuilder Subscription TaskId Time TimeWindowedKStream
     TopicPartition Topology TumblingWindows VersionedKeyValueStore VersionedRecord

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 import pytest
-from google.protobuf import descriptor_pb2  # type: ignore[import-untyped]  # it has no types
+from google.protobuf import descriptor_pb2
 
 from statestore.model.records import Schema
 from statestore.stores.schemas import same_but_for_notes, unreadable

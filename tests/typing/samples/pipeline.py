@@ -35,6 +35,12 @@ class Invoice(msgspec.Struct):
 
 assert_type(serdes.json(Invoice), ss.Serde[Invoice])
 assert_type(serdes.json(list[Invoice]), ss.Serde[list[Invoice]])
+REGISTRY = ss.SchemaRegistry("http://localhost:8081", auto_register=True, max_retries=1)
+assert_type(serdes.avro("{}", Invoice), ss.Serde[Invoice])
+assert_type(serdes.avro("{}", Invoice, registry=REGISTRY), ss.Serde[Invoice])
+assert_type(serdes.avro(registry=REGISTRY), ss.Serde[Any])
+assert_type(serdes.json_schema(None, Invoice), ss.Serde[Invoice])
+assert_type(serdes.protobuf(Invoice, registry=REGISTRY), ss.Serde[Invoice])
 
 
 def write_in_place(order: Order, context: ss.SerdeContext) -> bytes:

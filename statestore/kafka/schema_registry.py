@@ -1,0 +1,320 @@
+"""Serdes whose schemas are in a Confluent Schema Registry, through the client's own serializers.
+
+Belongs to the extra `schema-registry`, which is imported when the first serde is asked for. Each
+process has one client of a registry. It asks for a schema once, so that no request is made per
+record.
+"""
+
+import importlib
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Final, Protocol
+from urllib.parse import unquote
+
+import msgspec
+
+from statestore.errors import InvalidSetting, Misuse, StateStoreError, Unavailable
+from statestore.model.records import Schema, Serde, SerdeContext
+from statestore.settings import expand
+
+_PACKAGE: Final = "confluent_kafka.schema_registry"
+_SUBJECTS: Final = {
+    "topic": "topic_subject_name_strategy",
+    "record": "record_subject_name_strategy",
+    "topic-record": "topic_record_subject_name_strategy",
+}
+_ID_HEADERS: Final = {"key": "__key_schema_id", "value": "__value_schema_id"}
+_USER: Final = re.compile(r"//([^/]*)@")
+_TIMEOUT_S: Final = 10
+_UNKNOWN_SCHEMA: Final = 40403
+_LATER: Final = frozenset({408, 429, 500, 502, 503, 504})
+_DENIED: Final = frozenset({401, 403})
+_encode = msgspec.json.Encoder(order="deterministic").encode
+
+
+class SchemaRegistry:
+    """A schema registry: where it is, how to log in, and under which subjects schemas are.
+
+    `subjects` is `topic` (`<topic>-key`, `<topic>-value`), `record` (the record's full name) or
+    `topic-record`. `auto_register`: schemas that are missing are registered as records are written.
+    All other keywords are properties of Confluent's client with `_` for each dot, such as
+    `basic_auth_user_info="${REGISTRY_USER}:${REGISTRY_PASSWORD}"`, `bearer_auth_token` or
+    `ssl_ca_location`. In these and in the URL, `${NAME}` is the environment variable of whatever
+    process asks the registry.
+    """
+
+    def __init__(
+        self, url: str, *, auto_register: bool = False, subjects: str = "topic", **config: Any
+    ) -> None:
+        if subjects not in _SUBJECTS:
+            raise Misuse(
+                f"SchemaRegistry: subjects={subjects!r:.99}: pass one of {', '.join(_SUBJECTS)}"
+            )
+        given = {"timeout": _TIMEOUT_S, **config}
+        self._config = tuple(
+            sorted({"url": url, **{k.replace("_", "."): v for k, v in given.items()}}.items())
+        )
+        self._auto_register = auto_register
+        self._subjects = subjects
+
+    def __repr__(self) -> str:
+        keys = ", ".join(f"{key}=…" for key, _ in self._config if key not in ("url", "timeout"))
+        return f"SchemaRegistry({_without_user(self._url)!r}{', ' if keys else ''}{keys})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SchemaRegistry) and self._all == other._all
+
+    def __hash__(self) -> int:
+        return hash(self._all)
+
+    @property
+    def _url(self) -> str:
+        return str(dict(self._config)["url"])
+
+    @property
+    def _all(self) -> tuple[Any, ...]:
+        return (self._config, self._auto_register, self._subjects)
+
+    def serde(self, form: str, schema: Any, kind: Any) -> Serde[Any]:
+        """Return the serde of a format: AVRO, JSON or PROTOBUF; see `statestore.serdes`."""
+        if form == "PROTOBUF":
+            module = _part("statestore.stores.protobuf")
+            module.check_message(schema)
+            text: str | None = module.schema_of_message(schema).text
+        elif form == "AVRO":
+            text = None if schema is None else _part("statestore.stores.avro").avro_text(schema)
+        else:
+            module = _part("statestore.stores.json_schema")
+            text = None if schema is None else module.json_schema_text(schema)
+        return _serde(self, form, text, kind)
+
+    def client(self) -> Any:
+        """Return this process's client."""
+        config = {key: _expanded(key, value) for key, value in self._config}
+        user = _USER.search(config["url"])
+        if user is not None:
+            # The client would keep them in the URL, and its requests are logged with theirs.
+            config["url"] = _without_user(config["url"])
+            config.setdefault("basic.auth.user.info", unquote(user[1]))
+        return _client(tuple(sorted(config.items())))
+
+    def configured(self, *, writes: bool, latest: bool) -> dict[str, Any]:
+        """Return the configuration of a serializer or deserializer."""
+        made: dict[str, Any] = {
+            "subject.name.strategy": getattr(_part(_PACKAGE), _SUBJECTS[self._subjects])
+        }
+        if writes:
+            made["auto.register.schemas"] = self._auto_register and not latest
+            made["use.latest.version"] = latest
+        return made
+
+    def failure(self, error: Exception, where: str, *, writing: bool) -> Exception:
+        """Return what to raise for an error of the client; `where` says which subject it was."""
+        status = getattr(error, "http_status_code", getattr(error, "status_code", None))
+        at = f"the schema registry at {_without_user(_expanded('url', self._url))}"
+        if isinstance(error, OSError) or type(error).__module__.partition(".")[0] == "httpx2":
+            return Unavailable(
+                f"{at} does not answer ({type(error).__name__}: {error}): look whether it runs and "
+                "whether its URL is right; the run may be repeated"
+            )
+        if status is None:
+            return error
+        if status in _LATER:
+            return Unavailable(f"{at} cannot answer now ({error}): the run may be repeated")
+        if status in _DENIED:
+            return InvalidSetting(
+                f"{at} denies access ({error}): look at basic_auth_user_info, bearer_auth_token or "
+                "the certificates that SchemaRegistry was given, and at the environment variables "
+                "that they name"
+            )
+        if writing and status == 404:
+            return Misuse(
+                f"{at} does not have the schema of {where} ({error}): register it there, or give "
+                "SchemaRegistry auto_register=True"
+            )
+        if writing:
+            return Misuse(f"{at} does not take the schema of {where}: {error}")
+        if getattr(error, "error_code", None) == _UNKNOWN_SCHEMA:
+            return error
+        return InvalidSetting(f"{at} refuses what it is asked ({error}): look at its URL")
+
+
+@cache
+def _serde(registry: SchemaRegistry, form: str, text: str | None, kind: Any) -> Serde[Any]:
+    format_: _Format = _FORMATS[form](registry, text, kind)
+    serializers: dict[tuple[str, str], Callable[..., bytes]] = {}
+    deserializer: list[Callable[..., Any]] = []
+    context_of: Callable[..., Any] = _part("confluent_kafka.serialization").SerializationContext
+
+    def write(value: Any, context: SerdeContext) -> bytes:
+        topic, side, headers = context
+        plain = format_.dump(value)
+        if headers:
+            # An id that came with the record that this one was made of names another schema.
+            headers[:] = [header for header in headers if header[0] != _ID_HEADERS[side]]
+        try:
+            # One for each place, because a serializer keeps the id of the last subject only.
+            serializer = serializers.get((topic, side))
+            if serializer is None:
+                serializer = serializers[topic, side] = format_.serializer()
+            return serializer(plain, context_of(topic, side, headers))
+        except StateStoreError:
+            raise
+        except Exception as error:
+            where = f"{form_name} of the {side}s of {topic}"
+            raise registry.failure(error, where, writing=True) from error
+
+    def read(data: bytes, context: SerdeContext) -> Any:
+        topic, side, headers = context
+        try:
+            if not deserializer:
+                deserializer.append(format_.deserializer())
+            found = deserializer[0](data, context_of(topic, side, headers))
+        except StateStoreError:
+            raise
+        except Exception as error:
+            where = f"the {side}s of {topic}"
+            raise registry.failure(error, where, writing=False) from error
+        return format_.load(found)
+
+    form_name = format_.name
+    schema = None if text is None else format_.schema
+    made: Serde[Any] = Serde(f"CONFLUENT_{form_name}", write, read, schema=schema)
+    return made.made_by(_serde, registry, form, text, kind)
+
+
+class _Format(Protocol):
+    """What one format is called, and how Confluent's client writes and reads it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def schema(self) -> Schema | None: ...
+    @property
+    def dump(self) -> Callable[[Any], Any]: ...
+    @property
+    def load(self) -> Callable[[Any], Any]: ...
+    def serializer(self) -> Any: ...
+    def deserializer(self) -> Any: ...
+
+
+class _Avro:
+    """Avro through Confluent's serializers."""
+
+    def __init__(self, registry: SchemaRegistry, text: str | None, kind: Any) -> None:
+        avro = _part("statestore.stores.avro")
+        self._registry = registry
+        self._text = text
+        parsed = None if text is None else avro.parsed_avro(text)
+        self.name = f"AVRO({'any' if parsed is None else avro.name_of_avro(parsed)})"
+        self.schema = None if parsed is None else Schema("AVRO", avro.canonical_avro(parsed))
+        self.dump, self.load = _part("statestore.stores.objects").objects_of(kind)
+
+    def serializer(self) -> Any:
+        config = self._registry.configured(writes=True, latest=self._text is None)
+        module = _part(f"{_PACKAGE}.avro")
+        return module.AvroSerializer(self._registry.client(), self._text, conf=config)
+
+    def deserializer(self) -> Any:
+        config = self._registry.configured(writes=False, latest=False)
+        module = _part(f"{_PACKAGE}.avro")
+        return module.AvroDeserializer(self._registry.client(), self._text, conf=config)
+
+
+class _Json:
+    """JSON Schema through Confluent's serializers."""
+
+    def __init__(self, registry: SchemaRegistry, text: str | None, kind: Any) -> None:
+        module = _part("statestore.stores.json_schema")
+        self._registry = registry
+        self._text = text
+        self.name = f"JSON_SCHEMA({'any' if text is None else module.title_of(text)})"
+        self.schema = None if text is None else Schema("JSON", module.canonical(text))
+        self.dump, self.load = _part("statestore.stores.objects").objects_of(kind)
+
+    def serializer(self) -> Any:
+        config = self._registry.configured(writes=True, latest=self._text is None)
+        made = _part(f"{_PACKAGE}.json_schema").JSONSerializer
+        return made(
+            self._text,
+            self._registry.client(),
+            conf=config,
+            json_encode=lambda value: _encode(value).decode(),
+        )
+
+    def deserializer(self) -> Any:
+        config = self._registry.configured(writes=False, latest=False)
+        made = _part(f"{_PACKAGE}.json_schema").JSONDeserializer
+        return made(
+            self._text,
+            schema_registry_client=self._registry.client(),
+            conf=config,
+            json_decode=msgspec.json.decode,
+        )
+
+
+class _Protobuf:
+    """Protobuf messages through Confluent's serializers."""
+
+    def __init__(self, registry: SchemaRegistry, _text: str | None, kind: Any) -> None:
+        module = _part("statestore.stores.protobuf")
+        self._registry = registry
+        self._kind = kind
+        self.name = f"PROTOBUF({kind.DESCRIPTOR.full_name})"
+        self.schema: Schema | None = module.schema_of_message(kind)
+        self.load: Callable[[Any], Any] = _same
+
+    def dump(self, value: Any) -> Any:
+        if not isinstance(value, self._kind):
+            raise TypeError(f"want {self._kind.DESCRIPTOR.full_name}")
+        return value
+
+    def serializer(self) -> Any:
+        config = self._registry.configured(writes=True, latest=False)
+        made = _part(f"{_PACKAGE}.protobuf").ProtobufSerializer
+        return made(self._kind, self._registry.client(), conf=config)
+
+    def deserializer(self) -> Any:
+        config = self._registry.configured(writes=False, latest=False)
+        made = _part(f"{_PACKAGE}.protobuf").ProtobufDeserializer
+        return made(self._kind, conf=config, schema_registry_client=self._registry.client())
+
+
+_FORMATS: Final[dict[str, Callable[..., _Format]]] = {
+    "AVRO": _Avro,
+    "JSON": _Json,
+    "PROTOBUF": _Protobuf,
+}
+
+
+@cache
+def _client(config: tuple[tuple[str, Any], ...]) -> Any:
+    try:
+        return _part(_PACKAGE).SchemaRegistryClient(dict(config))
+    except (ValueError, TypeError) as error:
+        # Without the client's own error, whose text may have what it was given.
+        told = _without_user(str(error))
+        raise InvalidSetting(f"SchemaRegistry: {told}: correct its arguments") from None
+
+
+def _expanded(key: str, value: Any) -> Any:
+    return expand(value, f"SchemaRegistry({key})") if isinstance(value, str) else value
+
+
+def _without_user(url: str) -> str:
+    return _USER.sub("//", url)
+
+
+def _part(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise Misuse(
+            f"a schema registry needs the extra `schema-registry` ({error}): "
+            "pip install 'statestore[schema-registry]'"
+        ) from error
+
+
+def _same(value: Any) -> Any:
+    return value

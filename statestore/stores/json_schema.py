@@ -1,0 +1,71 @@
+"""JSON that a JSON Schema allows, without a registry. Belongs to the extra `json-schema`."""
+
+from functools import cache
+from typing import Any
+
+import msgspec
+from jsonschema.exceptions import SchemaError
+from jsonschema.validators import validator_for
+
+from statestore.errors import Misuse
+from statestore.model.records import Schema, Serde
+from statestore.stores.objects import objects_of
+
+encode = msgspec.json.Encoder(order="deterministic").encode
+_sorted = msgspec.json.Encoder(order="sorted").encode
+
+
+@cache
+def json_schema_serde(text: str, kind: Any) -> Serde[Any]:
+    """Return the serde of JSON of this schema, as objects of `kind` or, if it is None, dicts."""
+    declared = msgspec.json.decode(text)
+    validator, objects = _validator(declared), objects_of(kind)
+
+    def check(found: Any) -> None:
+        for error in validator.iter_errors(found):
+            raise ValueError(f"{error.message} - at `{error.json_path}`")
+
+    def write(value: Any) -> bytes:
+        plain = objects.dump(value)
+        check(plain)
+        return encode(plain)
+
+    def read(data: bytes) -> Any:
+        found = msgspec.json.decode(data)
+        check(found)
+        return objects.load(found)
+
+    made: Serde[Any] = Serde(
+        f"JSON_SCHEMA({title_of(text)})", write, read, schema=Schema("JSON", canonical(text))
+    )
+    return made.made_by(json_schema_serde, text, kind)
+
+
+def json_schema_text(schema: object) -> str:
+    """Return a schema given as text or as a dict as text; Misuse if it is no JSON Schema."""
+    text = schema if isinstance(schema, str) else _sorted(schema).decode()
+    try:
+        _validator(msgspec.json.decode(text))
+    except (msgspec.DecodeError, SchemaError, TypeError, AttributeError) as error:
+        why = error.message if isinstance(error, SchemaError) else error
+        raise Misuse(
+            f"no JSON Schema: {why}; pass a schema as text or as a dict: {text:.99}"
+        ) from error
+    return text
+
+
+def title_of(text: str) -> str:
+    """Return a schema's title, or `object` where it has none."""
+    declared = msgspec.json.decode(text)
+    return str(declared.get("title", "object")) if isinstance(declared, dict) else "any"
+
+
+def canonical(text: str) -> str:
+    """Return a schema with sorted keys."""
+    return _sorted(msgspec.json.decode(text)).decode()
+
+
+def _validator(declared: Any) -> Any:
+    found = validator_for(declared)
+    found.check_schema(declared)
+    return found(declared)
