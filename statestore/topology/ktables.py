@@ -51,6 +51,18 @@ class KTable(Generic[K_co, V_co]):
         kept = self._table.keep(materialized, self._table.value_serde)
         return KTable(views.filter_table(self._table, predicate, kept=kept, name=name))
 
+    def filter_not(
+        self,
+        predicate: Callable[[K_co, V_co], object],
+        materialized: Materialized[K_co, V_co] | str | None = None,
+        *,
+        name: str | None = None,
+    ) -> "KTable[K_co, V_co]":
+        """Return the rows for which predicate(key, value) is false."""
+        check_arity("filter_not", predicate, 2, name)
+        kept = self._table.keep(materialized, self._table.value_serde)
+        return KTable(views.filter_table(self._table, views.no(predicate), kept=kept, name=name))
+
     @overload
     def map_values(
         self,
@@ -242,11 +254,28 @@ class KTable(Generic[K_co, V_co]):
         """
         return KTable(suppressed_table(self._table, suppressed, name))
 
-    def to_stream(self, *, name: str | None = None) -> "streams.KStream[K_co, V_co]":
-        """Return the table's updates as a stream; a deleted row has a null value there."""
+    @overload
+    def to_stream(self, *, name: str | None = None) -> "streams.KStream[K_co, V_co]": ...
+    @overload
+    def to_stream(
+        self, function: Callable[[K_co, V_co | None], K2], *, name: str | None = None
+    ) -> "streams.KStream[K2, V_co]": ...
+    def to_stream(
+        self, function: Callable[[Any, Any], Any] | None = None, *, name: str | None = None
+    ) -> "streams.KStream[Any, V_co]":
+        """Return the table's updates as a stream; a deleted row has a null value there.
+
+        Their keys are those of the table, or what function(key, value) makes of them; then `name`
+        is that of the node that changes the keys.
+        """
         table = self._table
-        node = table.builder.node("KTABLE-TOSTREAM", name, (table.node,), lambda _: ops.passed())
-        return streams.KStream(Flow(table.builder, node, table.key_serde, table.value_serde))
+        own = name if function is None else None
+        node = table.builder.node("KTABLE-TOSTREAM", own, (table.node,), lambda _: ops.passed())
+        flow = Flow(table.builder, node, table.key_serde, table.value_serde)
+        if function is None:
+            return streams.KStream(flow)
+        check_arity("to_stream", function, 2, name)
+        return streams.KStream[Any, Any](flow).select_key(function, name=name)
 
     def _joined(
         self,

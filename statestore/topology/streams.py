@@ -140,6 +140,11 @@ class KStream(Generic[K_co, V_co]):
         check_arity("peek", function, 2, name)
         return self._same("KSTREAM-PEEK", name, lambda n: ops.peeked(n, function))
 
+    def foreach(self, function: Callable[[K_co, V_co], object], *, name: str | None = None) -> None:
+        """Call function(key, value) for each record; the stream ends here."""
+        check_arity("foreach", function, 2, name)
+        self._flow.add("KSTREAM-FOREACH", name, lambda n: ops.peeked(n, function))
+
     def merge(
         self, *others: "KStream[K_co, V_co]", name: str | None = None
     ) -> "KStream[K_co, V_co]":

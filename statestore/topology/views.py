@@ -45,6 +45,11 @@ def filter_table(
     return made if kept is None else made.kept_in(kept)
 
 
+def no(predicate: Callable[[Any, Any], object]) -> Callable[[Any, Any], bool]:
+    """Return the predicate that holds where another one does not."""
+    return lambda key, value: not predicate(key, value)
+
+
 def map_table(
     table: TableFlow,
     function: Callable[..., Any],

@@ -23,6 +23,30 @@ def table_filter(of: Case) -> None:
 
 
 @case("""
+    | in       | out      |
+    | a 5 0    |          |
+    | a 1 1    | a 1 1    |
+    | a 5 2    | a - 2    |
+    | a - 3    |          |
+""")
+def table_filter_not(of: Case) -> None:
+    of.out(of.table("in").filter_not(lambda _key, value: value > 3, of.kept()).to_stream())
+
+
+@case("""
+    | in       | out          |
+    | a 5 0    | a5 5 0       |
+    | a 1 1    | a1 1 1       |
+    | a - 2    | a! - 2       |
+""")
+def table_to_stream_with_other_keys(of: Case) -> None:
+    def rename(key: str, value: int | None) -> str:
+        return f"{key}{'!' if value is None else value}"
+
+    of.out(of.table("in").to_stream(rename))
+
+
+@case("""
     | in       | out        |
     | a 1 0    | a [1] 0    |
     | a - 1    | a - 1      |

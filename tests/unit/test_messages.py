@@ -185,7 +185,7 @@ WRITTEN: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
         "did you mean map_values()?",
     ),
     "a misspelling": (lambda b: b.stream("in").filtr(bool), AttributeError, "did you mean filter"),
-    "Java's foreach": (lambda b: b.stream("in").foreach(print), AttributeError, "call peek("),
+    "C#'s ForEach": (lambda b: b.stream("in").for_each(print), AttributeError, "call foreach("),
     "nothing like it": (lambda b: b.stream("in").zzz(), AttributeError, "it has branch, filter"),
     "a processor, not its class": (
         lambda b: b.stream("in").process(Forwarding(None, str)),

@@ -18,7 +18,9 @@ from statestore.model.ids import TaskId
 from statestore.model.records import Record
 from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec, in_memory_key_value_store
+from statestore.testing.driver import TopologyTestDriver
 from statestore.topology import operators as ops
+from statestore.topology.builder import StreamsBuilder
 from statestore.topology.failures import NodeFailed, Stage
 from statestore.topology.nodes import Build
 from statestore.topology.processors import ProcessorContext, processed
@@ -364,3 +366,12 @@ def test_a_with_block_does_not_close_a_store_of_a_task() -> None:
     with pytest.raises(CommitInsideProcessor), store:
         store.put("k", "v")
     assert store.is_open()
+
+
+def test_foreach_sees_each_record_and_ends_the_stream() -> None:
+    seen: list[tuple[str, int]] = []
+    builder = StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.INT64)
+    builder.stream("in").foreach(lambda key, value: seen.append((key, value)), name="end")
+    with TopologyTestDriver(builder.build()) as driver:
+        driver.pipe_all("in", [Record("a", 1, 0), Record("b", 2, 1)])
+    assert seen == [("a", 1), ("b", 2)]

@@ -287,6 +287,9 @@ def joins(builder: ss.StreamsBuilder[str, bytes], orders: ss.KStream[str, Order]
     seen = groups.aggregate(set[str], lambda k, v, a: a | {v}, lambda k, v, a: a - {v}, "v")
     assert_type(seen, ss.KTable[int, set[str]])
     assert_type(texts.to_stream(), ss.KStream[str, str])
+    assert_type(texts.to_stream(lambda key, text: len(key)), ss.KStream[int, str])
+    assert_type(texts.filter_not(lambda key, text: key + text), ss.KTable[str, str])
+    texts.to_stream().foreach(lambda key, text: key + text)
     unchanged = ss.Materialized(TOTALS, value_serde=serdes.FLOAT64)
     assert_type(unchanged, ss.Materialized[str, float])
 
