@@ -7,6 +7,7 @@ the default comes last (INTERFACE rule 9). A worker is told where to look (file,
 what was overridden, never a secret.
 """
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -87,9 +88,10 @@ class StateArguments(msgspec.Struct, frozen=True, kw_only=True):
         return settings
 
     def pipeline(self) -> str | None:
-        """The pipeline that the applications file names; None if it names none."""
-        if self.config is None:
-            return None
+        """The pipeline that the environment or the applications file names; None: neither does."""
+        named = os.environ.get("STATESTORE_PIPELINE")
+        if named or self.config is None:
+            return named or None
         return ConfiguredApplication.load(self.config, self.application_id).pipeline
 
     def for_workers(self) -> "StateArguments":

@@ -38,6 +38,7 @@ from statestore.operations.rows import Columns, Shape, committed_rows, logged_ro
 from statestore.runtime import Runtime
 from statestore.spark.audit_source import AuditReader, audit_schema
 from statestore.stores import serdes
+from statestore.stores.migration import outside
 from statestore.stores.specs import SessionSpec, WindowSpec
 from statestore.stores.versioned import layout as versioned_layout
 
@@ -222,7 +223,7 @@ def _decoder(serde: Serde[Any]) -> ColumnDecoder:
     if serde is serdes.BYTES:
         return ColumnDecoder(pa.binary(), None)
     for known, kind in _TYPES:
-        if serde is known:
+        if outside(serde) is known:
             return ColumnDecoder(kind, serde.deserialize)
     read = serde.deserialize
     return ColumnDecoder(pa.string(), lambda data: json_text(read(data)))

@@ -291,8 +291,14 @@ class _AvroReading:
         was, now = _kind(writer), _kind(reader)
         if was != now:
             return None if now in _PROMOTED.get(was, ()) else f"{at} is {now} and was {was}"
+        if "decimal" in (_logical(writer), _logical(reader)):
+            parts = ("logicalType", "scale", "precision")
+            if [_logical(writer, part) for part in parts] != [_logical(reader, p) for p in parts]:
+                return f"{at} is another decimal"
         if was not in (*_NAMED_KINDS, "array", "map"):
             return None
+        if was in _NAMED_KINDS and not _called_alike(writer, reader):
+            return f"{at} is {reader['name']} and was {writer['name']}: give it an alias"
         if (id(writer), id(reader)) in self._seen:
             return None
         self._seen.add((id(writer), id(reader)))
@@ -329,6 +335,17 @@ class _AvroReading:
 
     def _followed(self, node: Node, root: int) -> Node:
         return self._names[root].get(node, node) if isinstance(node, str) else node
+
+
+def _logical(node: Node, part: str = "logicalType") -> Any:
+    return node.get(part) if isinstance(node, Mapping) else None
+
+
+def _called_alike(writer: Node, reader: Node) -> bool:
+    """Tell whether the names are the same without their spaces, or one is an alias."""
+    names = (reader["name"], *reader.get("aliases", ()))
+    last = [str(name).rpartition(".")[2] for name in names]
+    return str(writer["name"]).rpartition(".")[2] in last
 
 
 def _kind(node: Node) -> str:

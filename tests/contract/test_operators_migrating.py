@@ -12,6 +12,7 @@ from statestore.stores.specs import BuiltInSpec
 from statestore.testing import TopologyTestDriver
 from tests.contract.operator_cases import CASES, topology
 from tests.contract.operator_tables import Seen, shown
+from tests.contract.test_serdes_in_context import KEYS, VALUES
 
 OLD = ss.Migration(ss.Serde("OLD", serdes.JSON.serialize, serdes.JSON.deserialize))
 
@@ -33,9 +34,13 @@ def marked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("marked")
+@pytest.mark.parametrize("placed", [False, True], ids=["plain", "placed"])
 @pytest.mark.parametrize("name", CASES)
-def test_every_operator_takes_marks_for_no_value_and_hands_on_none(name: str) -> None:
-    built = topology(name)
+def test_every_operator_takes_marks_for_no_value_and_hands_on_none(
+    name: str, *, placed: bool
+) -> None:
+    """`placed`: its serdes refuse bytes of another place, too."""
+    built = topology(name, key_serde=KEYS, value_serde=VALUES) if placed else topology(name)
     prefix, (_, written) = f"{name}.", built.topics()
     with TopologyTestDriver(built) as driver:
         for row, (record, expected) in enumerate(CASES[name].rows()):

@@ -76,6 +76,8 @@ def test_the_applications_file_names_the_pipeline_of_serdes_that_the_library_lac
     assert shop.said(*asked) == [["1.2"]]
     assert shop.said(*asked, "--raw") == [["1.2"]]
     file.write_text('[applications.shop]\nstate_dir = "unused"\npipeline = "gone:topology"\n')
+    named = shop.call(*asked, STATESTORE_PIPELINE=OWN)
+    assert named.out == "1.2\n", named.err
     assert "cannot import 'gone'" in shop.refused(*asked)
     assert shop.said(*asked, "--raw") == [["1.2"]]
 

@@ -140,6 +140,7 @@ def record(*fields: tuple[Any, ...], name: str = "shop.A") -> dict[str, Any]:
 
 
 ENUM = {"type": "enum", "name": "E", "symbols": ["a", "b"]}
+DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}
 AVRO_CASES = [
     (record(("a", "int")), record(("a", "int"), ("b", "string", "")), None),
     (
@@ -167,6 +168,10 @@ AVRO_CASES = [
         {"type": "fixed", "name": "F", "size": 8},
         "8 bytes and had 4",
     ),
+    (record(("a", "int")), record(("a", "int"), name="shop.B"), "was shop.A: give it an alias"),
+    (record(("a", "int")), {**record(("a", "int"), name="shop.B"), "aliases": ["shop.A"]}, None),
+    (DECIMAL, {**DECIMAL, "scale": 3}, "another decimal"),
+    (DECIMAL, "bytes", "another decimal"),
     (
         record(("a", ["null", "shop.A"], None)),
         record(("a", ["null", "shop.A"], None), ("b", "int", 0)),
