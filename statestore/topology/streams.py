@@ -20,12 +20,11 @@ from statestore.errors import InvalidTopology, Misuse
 from statestore.model.modes import Span, span_ms
 from statestore.model.records import K2, V2, K, K_co, Record, Serde, V, V_co
 from statestore.stores.specs import StoreSpec
-from statestore.topology import joins, ktables, missing_methods, sinks
+from statestore.topology import grouped_streams, joins, ktables, missing_methods, sinks
 from statestore.topology import operators as ops
 from statestore.topology.callbacks import check_arity, check_factory, takes_key
 from statestore.topology.fixed_keys import processed_values
 from statestore.topology.flows import Flow
-from statestore.topology.grouped_streams import KGroupedStream
 from statestore.topology.grouping import Grouping
 from statestore.topology.join_windows import JoinWindows
 from statestore.topology.joiners import Joiner
@@ -407,12 +406,14 @@ class KStream(Generic[K_co, V_co]):
         """
         return self._joined(joins.JoinKind.OUTER, other, function, windows, 0, name)
 
-    def group_by_key(self, *, name: str | None = None) -> KGroupedStream[K_co, V_co]:
+    def group_by_key(
+        self, *, name: str | None = None
+    ) -> "grouped_streams.KGroupedStream[K_co, V_co]":
         """Group by the key; records are repartitioned only if an operator changed their keys.
 
         The repartition topic is named after `name`, or else after the aggregate's store.
         """
-        return KGroupedStream(Grouping(self._flow, name))
+        return grouped_streams.KGroupedStream(Grouping(self._flow, name))
 
     def group_by(
         self: "KStream[K, V | None]",
@@ -421,7 +422,7 @@ class KStream(Generic[K_co, V_co]):
         key_serde: Serde[K2] | None = None,
         value_serde: Serde[V] | None = None,
         name: str | None = None,
-    ) -> KGroupedStream[K2, V]:
+    ) -> "grouped_streams.KGroupedStream[K2, V]":
         """Group by function(key, value), through a repartition topic with these serdes.
 
         The topic is named after `name`, or else after the aggregate's store.
@@ -430,7 +431,7 @@ class KStream(Generic[K_co, V_co]):
         flow = self._flow
         node = flow.add("KSTREAM-KEY-SELECT", None, lambda n: ops.keyed(n, function))
         keyed = flow.keyed_anew(node, value_serde=value_serde or flow.value_serde)
-        return KGroupedStream(
+        return grouped_streams.KGroupedStream(
             Grouping(replace(keyed, key_serde=key_serde or keyed.key_serde), name, "group_by()")
         )
 

@@ -18,7 +18,7 @@ PINNED = """
     ReadOnlySessionStore ReadOnlyVersionedKeyValueStore ReadOnlyWindowStore
     Record RunSummary Schema SchemaRegistry Serde SerdeContext SessionSpec SessionStore
     SessionWindowedKStream SessionWindows Settings Span StateStore StoreContext
-    StoreSupplier StreamsBuilder Subscription TaskId Time TimeWindowedKStream
+    StoreSupplier StreamsBuilder Subscription Suppressed TaskId Time TimeWindowedKStream
     TopicPartition Topology TumblingWindows VersionedKeyValueStore VersionedRecord
     VersionedSpec WindowSpec WindowStore Windowed errors
     in_memory_key_value_store in_memory_session_store
