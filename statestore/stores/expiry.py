@@ -23,7 +23,7 @@ import struct
 from collections.abc import Collection, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from statestore.model.ids import Position, TopicPartition
 from statestore.ports import Seeker, Table, Writes
@@ -41,6 +41,7 @@ _TIME: Final = struct.Struct(">q")
 _FIRST: Final = _INDEX + _TIME.pack(0)
 _SWEPT_AT_ONCE: Final = 1000
 _INDEXED_AT_ONCE: Final = 10_000
+_LOOKS_MAX: Final = 1_000_000
 
 
 def forget_times(staged: StagedEngine) -> None:
@@ -54,7 +55,8 @@ class _Sweep:
 
     `ahead`: those that were read and come next, a heap. All with a time before `read_ms` were read;
     the next ones begin at `from_row`. Nothing expires before `due_ms`. `written`: rows `x` to be
-    written or deleted. `taken`: the keys whose row `x` is to be deleted.
+    written or deleted. `taken`: the keys whose row `x` is to be deleted. `begun` and `puts` count
+    writes: if they differ, the time of a write or its row is not there yet.
     """
 
     def __init__(self, now_ms: int) -> None:
@@ -62,7 +64,7 @@ class _Sweep:
         self.ahead: list[tuple[int, bytes]] = []
         self.written: list[tuple[bytes, bytes | None]] = []
         self.taken: set[bytes] = set()
-        self.swept = self.puts = 0
+        self.swept = self.deleted = self.begun = self.puts = 0
         self.first_put_ms: int | None = None
         self.begin_again()
 
@@ -98,8 +100,16 @@ class _Sweep:
     def _end(self) -> None:
         self.written.clear()
         self.taken.clear()
-        self.swept = self.puts = 0
+        self.swept = self.deleted = self.begun = self.puts = 0
         self.first_put_ms = None
+
+
+class PendingRows(NamedTuple):
+    """What is pending in a store at one moment, and its owner's stream time; None: not asked."""
+
+    entries: Entries
+    times: dict[bytes, int]
+    now_ms: int | None
 
 
 class ExpiringTable(StagedTable):
@@ -157,20 +167,22 @@ class ExpiringTable(StagedTable):
     def put(self, key: bytes, value: bytes | None) -> None:
         """Stage one write; None deletes."""
         self._staged.check_open()
-        self._overlay.put(key, value)
         sweep, now_ms = self._sweep, self._clock.now_ms
+        sweep.begun += 1
+        self._overlay.put(key, value)
         if now_ms is None or now_ms < sweep.now_ms:
             now_ms = sweep.now_ms
         sweep.now_ms = now_ms
         if sweep.first_put_ms is None:
             sweep.first_put_ms = now_ms
-        sweep.puts += 1
         self._stamps.note_one(key, now_ms)
+        sweep.puts += 1
 
     def put_all(self, writes: Writes, times: list[int] | None = None) -> None:
         """Stage many writes, all with stream time."""
         assert times is None, "rows that expire have stream time"
         self._staged.check_open()
+        self._sweep.begun += len(writes)
         self._overlay.put_all(writes)
         self._note(writes)
 
@@ -224,14 +236,22 @@ class ExpiringTable(StagedTable):
             sweep.now_ms = sweep.committed_ms = stream_time_ms
             self._staged.keep(rows.TABLE, self._own_rows())
 
-    def pending_rows(self) -> Entries:
-        """Return a copy of what is pending, for readers on other threads."""
-        return self._entries.copy()
+    def pending(self) -> PendingRows:
+        """Return a copy of what is pending, for a reader on another thread that holds the turn."""
+        sweep = self._sweep
+        # The owner writes a row and then its time, and does not wait for readers. An owner that was
+        # interrupted between the two never ends this; its rollback waits for the turn.
+        for _ in range(_LOOKS_MAX):
+            finished = sweep.puts
+            if sweep.begun == finished:
+                found = self._copied()
+                if sweep.begun == finished:
+                    return found
+        return self._copied()
 
-    def pending_times(self) -> tuple[int, dict[bytes, int]]:
-        """Return stream time and the times of what is pending, for readers on other threads."""
+    def _copied(self) -> PendingRows:
         now_ms = max(self._clock.now_ms or 0, self._sweep.now_ms)
-        return now_ms, self._stamps.pending()
+        return PendingRows(self._entries.copy(), self._stamps.pending(), now_ms)
 
     # How it is done.
 
@@ -239,8 +259,8 @@ class ExpiringTable(StagedTable):
         now_ms, sweep = self._now(), self._sweep
         if sweep.first_put_ms is None:
             sweep.first_put_ms = now_ms
-        sweep.puts += len(keys)
         self._stamps.note(keys, [now_ms] * len(keys))
+        sweep.puts += len(keys)
 
     def _now(self) -> int:
         """Return stream time, which never goes back."""
@@ -256,7 +276,7 @@ class ExpiringTable(StagedTable):
             return False
         self._index_all()
         gone_ms = now_ms - self.ttl_ms
-        left = _SWEPT_AT_ONCE + 2 * sweep.puts - sweep.swept
+        left = _SWEPT_AT_ONCE + 2 * (sweep.puts - sweep.deleted) - sweep.swept
         next_ms = self._next_ms(now_ms)
         while next_ms <= gone_ms and left > 0:
             taken: list[tuple[int, bytes]] = []
@@ -305,8 +325,11 @@ class ExpiringTable(StagedTable):
                 sweep.taken.add(key)
                 gone[key] = None
         if gone:
+            sweep.begun += len(gone)
             self._overlay.put_all(gone)
             self._stamps.note(gone, [sweep.now_ms] * len(gone))
+            sweep.puts += len(gone)
+            sweep.deleted += len(gone)
 
     def _read_ahead(self, now_ms: int) -> bool:
         """Read more rows `x`; tell whether that was possible.
@@ -408,13 +431,13 @@ class ExpiringRows:
         source.check_ready()
         try:
             with source.turn:
-                entries: Entries = {} if owner is None else owner.pending_rows()
-                now_ms, times = (None, {}) if owner is None else owner.pending_times()
+                pending = PendingRows({}, {}, None) if owner is None else owner.pending()
                 seeker = self._table.seeker()
                 stamps = self._meta.seeker()
                 cursor = self._table.scan(lo, hi, reverse=reverse)
         except Exception as error:
             raise source.failure(error) from error
+        entries, times, now_ms = pending
         if now_ms is None:
             now_ms = _read_now(stamps.get_many([_NOW_KEY])[0])
         waiting = slice_of(entries, lo, hi, reverse=reverse) if entries else []

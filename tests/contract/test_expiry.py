@@ -2,6 +2,7 @@
 
 import random
 import shutil
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -17,7 +18,7 @@ from statestore.model.ids import TopicPartition
 from statestore.model.modes import ProcessingGuarantee
 from statestore.model.records import Record
 from statestore.operations.deployed import describe_deployment
-from statestore.stores import expiry, offsets
+from statestore.stores import expiry, offsets, row_times
 from statestore.testing.driver import TopologyTestDriver
 from statestore.topology.builder import StreamsBuilder
 from tests.contract.task_rig import TaskRig
@@ -384,3 +385,78 @@ def test_rows_at_rest_are_shown_as_of_the_last_commit(rig: TaskRig) -> None:
     with ss.open_snapshot(rig.layout.state_dir, "shop", "recent") as recent:
         assert list(recent.all(reverse=True)) == [("b", "b1050")]
         assert recent.get_many(["a", "b"]) == [None, "b1050"]
+
+
+def test_readers_on_other_threads_never_see_two_rows_further_apart_than_the_time_to_live(
+    rig: TaskRig,
+) -> None:
+    def do(store: Any, record: Record[str, Any]) -> None:
+        store.put(record.key, record.timestamp_ms)
+
+    rig.topology = topology(do)
+    task = rig.start()
+    store: Any = task.store("recent")
+    ended, wrong, looked = threading.Event(), [], []
+    keys = [f"k{n}" for n in range(300)]
+
+    def look(level: str) -> None:
+        reader = store.reader(level)
+        while not ended.is_set():
+            for found in ([at for _, at in reader.all()], reader.get_many(keys)):
+                times = [at for at in found if at is not None]
+                if times and max(times) - min(times) >= TTL:
+                    wrong.append((level, min(times), max(times)))
+                looked.append(len(times))
+
+    threads = [
+        threading.Thread(target=look, args=(level,))
+        for level in ("read_committed", "read_committed", "read_uncommitted")
+    ]
+    for thread in threads:
+        thread.start()
+    chance, time = random.Random(7), 1000
+    for _ in range(150):
+        for _ in range(20):
+            time += chance.choice((0, 1, 3, 70))
+            rig.broker.produce(IN, Record(chance.choice(keys).encode(), b"1", time))
+        task.step(0)
+        task.step_commit()
+    ended.set()
+    for thread in threads:
+        thread.join()
+    rig.end()
+    assert wrong == []
+    assert sum(looked) > 0
+
+
+@pytest.mark.parametrize("rows", [0, 25_000])
+def test_giving_times_to_rows_that_had_none_may_be_cut_short_and_begins_again(
+    rig: TaskRig, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.topology = topology(put, ss.persistent_key_value_store("recent", **TYPED))
+    task = rig.start()
+    for number in range(rows):
+        rig.broker.produce(IN, Record(f"k{number}".encode(), b"1", 1000))
+    rig.broker.produce(IN, Record(b"last", b"1", 1000))
+    task.step(0)
+    task.step_commit()
+    rig.end()
+    calls = 0
+    indexed = row_times.rows_at
+
+    def dies(*given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise KeyboardInterrupt
+        return indexed(*given)
+
+    monkeypatch.setattr(expiry, "rows_at", dies)
+    if rows:
+        with pytest.raises(KeyboardInterrupt):
+            lives(rig, TTL, "tick2000")
+        rig.crash()
+    monkeypatch.setattr(expiry, "rows_at", indexed)
+    assert len(lives(rig, TTL, "tick2000")) == rows + 1
+    assert len(lives(rig, TTL, "tick2099")) == rows + 1
+    assert lives(rig, TTL, "tick2100") == {}
