@@ -157,7 +157,7 @@ class _JsonReading:
                 return reason
         if "object" not in _types(writer):
             return None
-        beyond = writer.get("additionalProperties", None if had else True)
+        beyond = writer.get("additionalProperties", None if "properties" in writer else True)
         if beyond in (None, False):
             return None
         return self._compare(beyond, others, f"each value of {at}")
@@ -259,8 +259,7 @@ _PROMOTED: Final = {
     "long": ("float", "double"),
     "float": ("double",),
     "string": ("bytes",),
-    "bytes": ("string",),
-}
+}  # The specification also reads bytes as a string, which fails if they are no UTF-8.
 _NAMED_KINDS: Final = ("record", "error", "enum", "fixed")
 
 
@@ -285,9 +284,7 @@ class _AvroReading:
                     return reason
             return None
         if isinstance(reader, list):
-            if any(self._compare(writer, one, at) is None for one in reader):
-                return None
-            return f"{at} was {_kind(writer)}, which the union does not have now"
+            return self._in_union(writer, reader, at)
         was, now = _kind(writer), _kind(reader)
         if was != now:
             return None if now in _PROMOTED.get(was, ()) else f"{at} is {now} and was {was}"
@@ -303,6 +300,15 @@ class _AvroReading:
             return None
         self._seen.add((id(writer), id(reader)))
         return self._of_parts(was, writer, reader, at)
+
+    def _in_union(self, writer: Node, reader: list[Node], at: str) -> str | None:
+        for one in reader:
+            # Readers take the first type that the rules allow, and bytes may be no UTF-8.
+            if (_kind(writer), _kind(self._followed(one, 1))) == ("bytes", "string"):
+                break
+            if self._compare(writer, one, at) is None:
+                return None
+        return f"{at} was {_kind(writer)}, which the union does not have now"
 
     def _of_parts(self, kind: str, writer: Node, reader: Node, at: str) -> str | None:
         match kind:

@@ -310,3 +310,40 @@ def test_a_store_with_migrations_travels_to_workers() -> None:
     found: ss.Serde[Any] = there.stores["kept"].value_serde
     assert found.deserialize(b'{"total":3}') == V2(3)
     assert found.deserialize(found.serialize(V2(3, 4))) == V2(3, 4)
+
+
+def avro(*fields: tuple[Any, ...]) -> ss.Serde[Any]:
+    listed = [dict(zip(("name", "type", "default"), one, strict=False)) for one in fields]
+    return serdes.avro({"type": "record", "name": "shop.Total", "fields": listed})
+
+
+def test_rows_of_plain_avro_are_read_by_the_schemas_that_wrote_them(rig: TaskRig) -> None:
+    one, two = avro(("total", "int")), avro(("total", "long"), ("count", "int", 7))
+    three = avro(("sum", "string"))
+    with_rows(rig, pipeline(one))
+    refused(rig, pipeline(two), "do not say with which schema they were written")
+    deployed(rig, migrated(two, ss.Migration(one)))
+    second = ss.Migration(two, lambda old: {"sum": f"{old['total']} of {old['count']}"})
+    deployed(rig, migrated(three, ss.Migration(one), second))
+    in_two = migrated(two, ss.Migration(one)).stores["kept"].value_serde
+    in_three = migrated(three, ss.Migration(one), second).stores["kept"].value_serde
+    first: ss.Serde[Any] = in_two
+    last: ss.Serde[Any] = in_three
+    row = one.serialize({"total": 3})
+    assert first.deserialize(row) == {"total": 3, "count": 7}
+    assert last.deserialize(row) == {"sum": "3 of 7"}
+    assert last.deserialize(first.serialize({"total": 4, "count": 1})) == {"sum": "4 of 1"}
+    assert last.deserialize(last.serialize({"sum": "5"})) == {"sum": "5"}
+
+
+def test_three_schemas_of_plain_avro_need_no_function(rig: TaskRig) -> None:
+    one, two = avro(("a", "int")), avro(("a", "int"), ("b", "int", 1))
+    three = avro(("b", "int", 9), ("c", "string", "new"))
+    steps = (ss.Migration(one), ss.Migration(two))
+    with_rows(rig, pipeline(one))
+    deployed(rig, migrated(three, *steps))
+    value: ss.Serde[Any] = migrated(three, *steps).stores["kept"].value_serde
+    assert value.deserialize(one.serialize({"a": 5})) == {"b": 9, "c": "new"}
+    before: ss.Serde[Any] = migrated(two, steps[0]).stores["kept"].value_serde
+    written = before.serialize({"a": 5, "b": 6})
+    assert value.deserialize(written) == {"b": 6, "c": "new"}

@@ -1,12 +1,17 @@
 """Which schemas read what others wrote: JSON Schema of typed classes, Avro, Protobuf."""
 
 import base64
+import copy
+import io
 import json
+import random
 from dataclasses import dataclass, make_dataclass
 from typing import Any, Literal
 
+import fastavro
 import msgspec
 import pytest
+from fastavro.utils import generate_many
 from google.protobuf import descriptor_pb2
 
 from statestore.model.records import Schema
@@ -162,6 +167,8 @@ AVRO_CASES = [
     ),
     (record(("a", ENUM)), record(("a", {**ENUM, "symbols": ["a"], "default": "a"})), None),
     ({"type": "array", "items": "int"}, {"type": "array", "items": "long"}, None),
+    ("string", "bytes", None),
+    ("bytes", "string", "the value is string and was bytes"),
     ({"type": "map", "values": "int"}, {"type": "map", "values": "string"}, "each value"),
     (
         {"type": "fixed", "name": "F", "size": 4},
@@ -195,6 +202,27 @@ def test_an_avro_reader_resolves_the_writers_schema(
 ) -> None:
     found = unreadable(avro(writer), avro(reader))
     assert found is None if reason is None else found is not None and reason in found, found
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader", "reason"),
+    [case for case in AVRO_CASES if case[2] != "another decimal"],
+)
+def test_fastavro_reads_what_is_said_to_be_readable_and_fails_over_the_rest(
+    writer: Any, reader: Any, reason: str | None
+) -> None:
+    random.seed(1)
+    parsed = fastavro.parse_schema(copy.deepcopy(writer))
+    failed = 0
+    for value in generate_many(parsed, 50):
+        data = io.BytesIO()
+        fastavro.schemaless_writer(data, parsed, value)
+        data.seek(0)
+        try:
+            fastavro.schemaless_reader(data, parsed, fastavro.parse_schema(copy.deepcopy(reader)))
+        except Exception:  # noqa: BLE001  # it raises errors of many kinds
+            failed += 1
+    assert (failed > 0) == (reason is not None), f"{failed} of 50 failed"
 
 
 def protobuf(*fields: tuple[int, str, int], inner: tuple[tuple[int, str, int], ...] = ()) -> Schema:
