@@ -74,6 +74,7 @@ if TYPE_CHECKING:
         SessionWindowedCogroupedKStream,
         TimeWindowedCogroupedKStream,
     )
+    from statestore.topology.global_tables import GlobalKTable
     from statestore.topology.graph import Topology
     from statestore.topology.grouped_streams import (
         KGroupedStream,
@@ -159,6 +160,7 @@ else:
             "SessionWindowedKStream",
             "TimeWindowedKStream",
         ),
+        "statestore.topology.global_tables": ("GlobalKTable",),
         "statestore.topology.join_windows": ("JoinWindows",),
         "statestore.topology.ktables": ("KGroupedTable", "KTable"),
         "statestore.stores.migration": ("Migration",),
@@ -188,6 +190,7 @@ __all__ = [
     "BatchProcessor",
     "CogroupedKStream",
     "EmitStrategy",
+    "GlobalKTable",
     "HoppingWindows",
     "IsolationLevel",
     "JoinWindows",

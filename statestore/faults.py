@@ -81,6 +81,9 @@ class CrashPoint(StrEnum):
     CLONE_PLACED = "clone.placed"
     CLONE_COMMITTED = "clone.committed"
     CLONE_FINISHED = "clone.finished"
+    GLOBAL_LINKED = "global.linked"
+    GLOBAL_ROWS_WRITTEN = "global.rows-written"
+    GLOBAL_PUBLISHED = "global.published"
     CLOSE_STORES_CLOSED = "close.stores-closed"
     CLOSE_RELEASED = "close.released"
 

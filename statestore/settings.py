@@ -133,6 +133,13 @@ class Settings:
         "The same limit in time; it applies to idle stores too.",
         least=1,
     )
+    global_refresh_ms: int = _setting(
+        "statestore.global.refresh.ms",
+        10_000,
+        "ms",
+        "How often a continuous run refreshes global tables; a bounded one does before each wave.",
+        least=1,
+    )
     write_ahead_log: bool | None = _setting(
         "statestore.wal",
         None,

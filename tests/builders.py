@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from statestore.engines.memory import MemoryEngine
+from statestore.errors import UnknownStore
 from statestore.model.batch import Batch, Column
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.modes import IsolationLevel, PunctuationType, Span
@@ -17,6 +18,7 @@ from statestore.model.records import Record, Serde
 from statestore.ports import Clock, Engine
 from statestore.stores import keyvalue, offsets, serdes
 from statestore.stores.durability import LagLimits
+from statestore.stores.global_store import GlobalKeyValueStore
 from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.stores.row_times import WriteTime
 from statestore.stores.specs import KeyValueSpec, in_memory_key_value_store
@@ -168,6 +170,9 @@ class NodeBench:
 
     def store(self, name: str) -> Any:
         return self.stores[name]
+
+    def global_store(self, name: str) -> GlobalKeyValueStore[Any, Any]:
+        raise UnknownStore(f"this bench has no global table {name}")
 
     def clocks(self, _stores: Sequence[str]) -> list[WriteTime]:
         return []

@@ -178,6 +178,12 @@ def _answers(found: Status) -> list[tuple[str, Text]]:
     if held:
         at_least = "at least " if found.held_records is None else ""
         rows.append(("waiting", Text(at_least + held_text(held))))
+    for table in found.global_tables:
+        age = "not read yet"
+        if table.refreshed_age_seconds is not None:
+            age = f"complete {span_text(table.refreshed_age_seconds)} ago"
+        behind = f"{_count(table.lag_records)} records behind {table.topic}"
+        rows.append((f"global {table.store}", Text(f"{age}, {behind}")))
     rows += [("data", _audited(found)), ("last export", _exported(found))]
     if found.relocation:
         rows.append(("relocation", Text(found.relocation, "yellow")))

@@ -8,8 +8,8 @@ applications file names is asked. With `--raw` keys and values are bytes: whatev
 ASCII is shown as `\xNN`, and a KEY is written in the same way.
 """
 
-from collections.abc import Callable, Generator
-from contextlib import closing
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -75,6 +75,18 @@ def list_stores_command(*, as_json: bool, **flags: Any) -> None:
                 "kind": known and known.kind,
                 "key_serde": known and known.key_serde,
                 "value_serde": known and known.value_serde,
+            }
+        )
+    for shared in at_rest.global_files():
+        said = shared.deployed
+        rows.append(
+            {
+                "store": shared.store,
+                "stream_task": None,
+                "bytes": shared.size_bytes,
+                "kind": "global",
+                "key_serde": said and said.key_serde,
+                "value_serde": said and said.value_serde,
             }
         )
     print_rows(rows, as_json=as_json)
@@ -232,7 +244,7 @@ def count_command(*, store: str, partition: int | None, as_json: bool, **flags: 
         counts[row.task] += 1
     total = sum(counts.values())
     if as_json:
-        by_task = {str(task): count for task, count in counts.items()}
+        by_task = {str(task): count for task, count in counts.items() if task is not None}
         print_rows([{"store": store, "count": total, "stream_tasks": by_task}], as_json=True)
     else:
         click.echo(total)
@@ -281,7 +293,8 @@ class _Face:
     def fields(self, row: "_Row") -> dict[str, Any]:
         """The row as a line of JSON."""
         key = self._shown("key", row.entry.key, self.key_serde)
-        line = {"stream_task": str(row.task), "key": key, "value": self.value_of(row)}
+        task = None if row.task is None else str(row.task)
+        line = {"stream_task": task, "key": key, "value": self.value_of(row)}
         return line | dict(zip(row.span_names, row.entry[2:], strict=False))
 
     def value_of(self, row: "_Row") -> Any:
@@ -308,28 +321,39 @@ def _at_rest(arguments: StateArguments) -> StoresAtRest:
 
 
 class _Row(NamedTuple):
-    """A row of one stream task's store, and what the two times of its entry are called."""
+    """A row of one stream task's store, and what the two times of its entry are called.
 
-    task: TaskId
+    `task` None: of the store of a global table.
+    """
+
+    task: TaskId | None
     span_names: tuple[str, ...]
     entry: Entry
 
 
 @dataclass(frozen=True)
 class _LookedAt:
-    """One store of an application, read in bytes."""
+    """One store of an application, read in bytes.
+
+    `tasks` has None for the store of a global table.
+    """
 
     arguments: StateArguments
     at_rest: StoresAtRest
     spec: AtRestSpec
-    tasks: list[TaskId]
+    tasks: Sequence[TaskId | None]
 
     def rows(self, ask: Callable[[AnyReader], RowScan[Entry]]) -> Generator[_Row, None, None]:
         """What `ask` gets from the reader of each stream task, in turn."""
         for task in self.tasks:
-            with self.at_rest.reader(task, self.spec) as reader, ask(reader) as found:
+            with self._reader(task) as reader, ask(reader) as found:
                 for entry in found:
                     yield _Row(task, reader.span_names, entry)
+
+    def _reader(self, task: TaskId | None) -> AbstractContextManager[AnyReader]:
+        if task is None:
+            return self.at_rest.global_reader(self.spec.name)
+        return self.at_rest.reader(task, self.spec)
 
     def face(self, *, raw: bool, pipeline: str | None) -> _Face:
         """How its keys and values are shown; Misuse if nothing says so."""
@@ -341,7 +365,8 @@ class _LookedAt:
         if pipeline is not None:
             return self._face_of(pipeline)
         configured = self.arguments.pipeline()
-        known = self.at_rest.deployed.stores.get(store)
+        deployed = self.at_rest.deployed
+        known = deployed.stores.get(store) or deployed.global_stores.get(store)
         if known is None:
             if configured is not None:
                 return self._face_of(configured)
@@ -376,6 +401,14 @@ def _looked_at(
     """The store, as the deployed topology describes it; a time asks for one with history."""
     arguments = parse_state_arguments(flags)
     at_rest = _at_rest(arguments)
+    if store in at_rest.deployed.global_stores:
+        if as_of is not None or kind is not None or partition:
+            raise Misuse(
+                f"store {store!r} is that of a global table: it has one part and no history: leave "
+                "out times and --partition"
+            )
+        spec = KeyValueSpec(store, serdes.BYTES, serdes.BYTES)
+        return _LookedAt(arguments, at_rest, spec, [None])
     known = at_rest.deployed.stores.get(store)
     if as_of is not None and (known is None or known.kind not in _WITH_TIMES):
         kind = versioned_layout.KIND

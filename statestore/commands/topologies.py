@@ -73,6 +73,10 @@ def _told(found: StartPreview) -> str:
             else "stores to move: none",
             f"stores left behind: {', '.join(stays) or 'none'}",
             *report.serdes,
+            *(
+                f"global table {store}: {records} records to read"
+                for store, records in found.global_tables.items()
+            ),
         ]
     )
 

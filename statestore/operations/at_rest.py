@@ -7,20 +7,21 @@ of the store's kind (stores/kinds.py), over one `FileSource` per stream task, fo
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from statestore.errors import Misuse, StateStoreError, StoreClosed, TaskCorrupted, UnknownStore
+from statestore.errors import Misuse, StateStoreError, TaskCorrupted, UnknownStore
 from statestore.layout.folders import StateLayout
+from statestore.layout.global_versions import GlobalVersions
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.records import Serde
-from statestore.operations.deployed import Deployed, DeployedStore, read_deployed
+from statestore.operations.deployed import Deployed, DeployedGlobal, DeployedStore, read_deployed
 from statestore.operations.environment import Environment
 from statestore.operations.snapshots import Snapshot, Snapshots
-from statestore.ports import Engine, Table
+from statestore.ports import Engine
 from statestore.stores import keyvalue, offsets, serdes
+from statestore.stores.file_source import FileSource
 from statestore.stores.kinds import AnyReader, reader_over
 from statestore.stores.specs import (
     AtRestSpec,
@@ -30,7 +31,6 @@ from statestore.stores.specs import (
     WindowSpec,
     spec_in_bytes,
 )
-from statestore.stores.transaction import named_failure
 
 READABLE = (KeyValueSpec.kind, VersionedSpec.kind, WindowSpec.kind, SessionSpec.kind)
 """The kinds of stores whose files can be looked into."""
@@ -44,6 +44,14 @@ class StoreFiles(NamedTuple):
     task: TaskId
     size_bytes: int
     deployed: DeployedStore | None
+
+
+class GlobalFiles(NamedTuple):
+    """The store of a global table as it lies on disk."""
+
+    store: str
+    size_bytes: int
+    deployed: DeployedGlobal | None
 
 
 class Offsets(NamedTuple):
@@ -64,6 +72,7 @@ class StoresAtRest:
         self._snapshots = Snapshots(environment)
         self._taken: dict[TaskId, Snapshot] = {}
         self._databases = environment.databases
+        self._versions = GlobalVersions(layout)
         self.deployed = read_deployed(layout)
 
     def close(self) -> None:
@@ -84,6 +93,16 @@ class StoresAtRest:
             for store in self._layout.stores(task)
         ]
 
+    def global_files(self) -> list[GlobalFiles]:
+        """Return the stores of global tables on disk, without opening any."""
+        newest = self._global_version()
+        if newest is None:
+            return []
+        return [
+            GlobalFiles(store, size_of(newest / store), self.deployed.global_stores.get(store))
+            for store in sorted(self._versions.read(newest).stores)
+        ]
+
     def find(
         self, store: str, partition: int | None = None, *, kind: str = keyvalue.KIND
     ) -> list[TaskId]:
@@ -94,6 +113,12 @@ class StoresAtRest:
         """
         found = [task for task in self._layout.tasks() if store in self._layout.stores(task)]
         known = self.deployed.stores.get(store)
+        if store in self.deployed.global_stores:
+            raise Misuse(
+                f"store {store!r} is that of a global table, which belongs to no stream task: "
+                "`statestore stores` shows it, and its topic "
+                f"{self.deployed.global_stores[store].topic} has the same rows"
+            )
         if known is not None and known.kind != kind:
             raise Misuse(f"store {store!r} is a {known.kind} one: this command cannot read it")
         if not found and known is not None and not known.persistent:
@@ -108,6 +133,7 @@ class StoresAtRest:
             )
         if not found:
             names = {file.store for file in self.files()} | self.deployed.stores.keys()
+            names |= self.deployed.global_stores.keys()
             raise UnknownStore(
                 f"no store {store!r} in {self._layout.application_dir}; "
                 f"it has: {', '.join(sorted(names)) or 'none'}"
@@ -129,6 +155,27 @@ class StoresAtRest:
         if kind is not None and (known is None or known.kind != kind):
             return spec_in_bytes(kind, store)
         return spec_of(self.deployed, store, serdes.BYTES, serdes.BYTES)
+
+    @contextmanager
+    def global_reader(self, store: str) -> Iterator[AnyReader]:
+        """Read the store of a global table in bytes, as of its last refresh.
+
+        UnknownStore if no run has made it yet.
+        """
+        newest = self._global_version()
+        if newest is None or not (newest / store).is_dir():
+            raise UnknownStore(
+                f"global table {store!r} has no files in {self._versions.folder}: no run has read "
+                "its topic yet; start one"
+            )
+        spec = KeyValueSpec(store, serdes.BYTES, serdes.BYTES)
+        engine = self._databases.read(newest / store)
+        with closing(FileSource(store, engine, lambda: None)) as source:
+            yield reader_over(spec, [source], str(newest / store), source.close)
+
+    def _global_version(self) -> Path | None:
+        number = self._versions.newest()
+        return None if number is None else self._versions.path(number)
 
     @contextmanager
     def reader(self, task: TaskId, spec: AtRestSpec) -> Iterator[AnyReader]:
@@ -266,54 +313,6 @@ class HeldFiles(Protocol):
 
     def release(self) -> None:
         """Let them go. Releasing twice is harmless."""
-
-
-@dataclass
-class _Uncounted:
-    """Reads of files are in no store's metrics."""
-
-    gets: int = 0
-    ranges: int = 0
-
-
-class FileSource:
-    """The `reads.RowSource` of the files of one store of one stream task."""
-
-    def __init__(self, name: str, engine: Engine, renew: Callable[[], None]) -> None:
-        """Take over the engine. `renew` keeps the lease of the files up."""
-        self.name = name
-        self.counts = _Uncounted()
-        self.table: Callable[[str], Table] = engine.table
-        self._engine = engine
-        self._renew = renew
-        self._open = True
-
-    @property
-    def turn(self) -> AbstractContextManager[Any]:
-        """Return a context that waits for nothing, as nobody writes."""
-        return nullcontext()
-
-    def is_open(self) -> bool:
-        return self._open
-
-    def check_open(self) -> None:
-        """Raise StoreClosed after the close. While it is open, keep the lease of the files up."""
-        if not self._open:
-            raise StoreClosed(f"the reader of {self.name!r} is closed: open a new one")
-        self._renew()
-
-    check_ready = check_open
-
-    def failure(self, error: Exception) -> Exception:
-        """Return an engine's error as one of ours that names the store."""
-        if not self._open:
-            return StoreClosed(f"the reader of {self.name!r} is closed: open a new one")
-        return named_failure(error, self._engine, self.name)
-
-    def close(self) -> None:
-        """Close the files. Closing twice is harmless."""
-        self._open = False
-        self._engine.close()
 
 
 def open_reader(

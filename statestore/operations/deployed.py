@@ -80,6 +80,14 @@ class DeployedStore(msgspec.Struct, frozen=True):
         return self.value_writers or [DeployedWriter(0, self.value_serde)]
 
 
+class DeployedGlobal(msgspec.Struct, frozen=True):
+    """What the last deployed topology says of the store of a global table."""
+
+    topic: Topic
+    key_serde: Word
+    value_serde: Word
+
+
 class DeployedPart(msgspec.Struct, frozen=True):
     """A sub-topology; `tasks` None: it was deployed without a broker, so they were not counted.
 
@@ -114,6 +122,7 @@ class Deployed(msgspec.Struct, frozen=True):
     processing_guarantee: ProcessingGuarantee | None = None
     sub_topologies: list[DeployedPart] = []
     stores: dict[StoreName, DeployedStore] = {}
+    global_stores: dict[StoreName, DeployedGlobal] = {}
 
     def tasks(self) -> set[TaskId] | None:
         """All stream tasks; None if their number is not known."""

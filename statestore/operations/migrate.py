@@ -9,6 +9,7 @@ died is made again.
 """
 
 from collections.abc import Collection, Sequence
+from contextlib import closing
 
 import msgspec
 
@@ -18,7 +19,7 @@ from statestore.operations.deployed import publish_deployed, read_deployed
 from statestore.operations.environment import Environment
 from statestore.operations.rows import committed_rows, shape_of
 from statestore.operations.run import PlannedTask, RunRequest
-from statestore.operations.serving import start_run, stream_tasks
+from statestore.operations.serving import global_stores_of, start_run, stream_tasks
 from statestore.stores.migration import MigratingSerde
 from statestore.tasks.rewriting import why_not
 from statestore.topology.graph import Topology
@@ -117,20 +118,17 @@ def _rewritten(
         one.task: [it for it in parts[one.task_id.sub_topology].stores if it in stores]
         for one in planned
     }
-    tasks = stream_tasks(
-        environment,
-        topology,
-        [one for one in planned if concerned[one.task]],
-        RunRequest(),
-        slots=1,
-    )
-    made = []
-    for plan, task in tasks:
-        with task:
-            made += [
-                MigratedRows(name, plan.task, task.rewrite(name)) for name in concerned[plan.task]
-            ]
-            task.finish()
+    wanted, made = [one for one in planned if concerned[one.task]], []
+    with closing(global_stores_of(environment, topology, wanted)) as shared:
+        for plan, task in stream_tasks(
+            environment, topology, wanted, RunRequest(), slots=1, global_stores=shared.stores
+        ):
+            with task:
+                made += [
+                    MigratedRows(name, plan.task, task.rewrite(name))
+                    for name in concerned[plan.task]
+                ]
+                task.finish()
     return made
 
 

@@ -21,12 +21,15 @@ class StoreSerdes(NamedTuple):
 
 def serdes_of(topology: Topology, store: str, application_id: str) -> StoreSerdes:
     """Return the serdes that a pipeline gives a store; Misuse names the stores that it has."""
+    shared = {source.spec.name: source.spec for source in topology.global_sources}
+    if store in shared:
+        return StoreSerdes(shared[store].key_serde, shared[store].value_serde)
     spec = topology.stores.get(store)
     if spec is None:
+        known = sorted({*topology.stores, *shared})
         raise Misuse(
-            f"the pipeline has no store {store!r}; it has: "
-            f"{', '.join(sorted(topology.stores)) or 'none'}; name the pipeline that has it, or "
-            "read the store in bytes"
+            f"the pipeline has no store {store!r}; it has: {', '.join(known) or 'none'}; name the "
+            "pipeline that has it, or read the store in bytes"
         )
     key = spec.inner if isinstance(spec, WindowSpec | SessionSpec) else spec.key_serde
     return StoreSerdes(

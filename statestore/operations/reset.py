@@ -24,6 +24,7 @@ from statestore.layout import documents
 from statestore.layout.documents import Count, Topic
 from statestore.layout.files import folders_in, publish, remove
 from statestore.layout.folders import StateLayout
+from statestore.layout.global_versions import GlobalVersions
 from statestore.model.ids import TopicPartition
 from statestore.operations.at_rest import existing_application
 from statestore.operations.deployed import Deployed, read_deployed
@@ -214,6 +215,7 @@ class _Reset:
         layout = self.layout
         files = [journal_file(layout), layout.nonce_file, layout.topology_file]
         folders = [layout.task_dir(task) for task in layout.tasks()]
+        folders.append(GlobalVersions(layout).folder)
         for path in [*folders, *files]:
             remove(path, "repeat the reset")
 

@@ -31,6 +31,7 @@ from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.changelogs import Accepted, StartingPoint, check_source_topics
 from statestore.operations.environment import Environment
 from statestore.operations.first_offsets import commit_first_offsets
+from statestore.operations.global_tables import GlobalTables, Refresher
 from statestore.operations.relocation.apply import Relocation, RelocationReport
 from statestore.operations.relocation.plan import RelocationPlan
 from statestore.operations.topics import (
@@ -66,6 +67,8 @@ class PlannedTask(msgspec.Struct, frozen=True):
     """The largest batch that every topic which the task writes accepts; None: not known."""
     serving: str = ""
     """Names this serving of the task, as no other serving in any run is named; see `Tally`."""
+    global_version: int | None = None
+    """The version of the global tables that the task reads; None: it reads none."""
 
     @property
     def task_id(self) -> TaskId:
@@ -140,6 +143,8 @@ class StartPreview(NamedTuple):
     stream_tasks: int
     creates: list[str]
     relocation: RelocationReport
+    global_tables: dict[str, int]
+    """By store of a global table, how many records the first refresh reads at most."""
 
 
 class Run:
@@ -163,6 +168,8 @@ class Run:
         self._claim: Claim | None = None
         self._largest_batches: dict[str, int] | None = None
         self._logs = logs(topology, environment.settings)
+        self._global_tables = GlobalTables(environment, topology, self._nonce)
+        self._refresher: Refresher | None = None
 
     @property
     def _cluster(self) -> Cluster:
@@ -176,6 +183,7 @@ class Run:
             stream_tasks=sum(map(len, self.topology.tasks(self._counts).values())),
             creates=[spec.name for spec in self._missing_internal_topics()],
             relocation=relocation.report(),
+            global_tables=self._global_tables.pending(),
         )
 
     def _checked(self) -> Relocation:
@@ -202,6 +210,7 @@ class Run:
             files.publish(self._layout.nonce_file, self._nonce.encode())
             self._sweep_quarantine()
             self._sweep_snapshots()
+            self._global_tables.sweep_all()
         except BaseException:
             self._claim.release()
             raise
@@ -210,6 +219,8 @@ class Run:
     def __exit__(self, kind: type[BaseException] | None, *_exc: object) -> None:
         assert self._claim is not None
         try:
+            if self._refresher is not None:
+                self._refresher.close()
             if kind is None:
                 self._purge_repartitions()
         finally:
@@ -264,12 +275,16 @@ class Run:
     def waves(self) -> Iterator[list[PlannedTask]]:
         """Plan the tasks of each wave when it begins; a cycle repeats until nothing moves."""
         if self.request.run_for_ms is not None:
-            yield [task for wave in self.topology.waves for task in self._plan(wave)]
+            version = self._global_tables.refresh()
+            if version is not None:
+                every_ms = self._settings.global_refresh_ms
+                self._refresher = Refresher(self._global_tables, every_ms)
+            yield [task for wave in self.topology.waves for task in self._plan(wave, version)]
             return
         for wave in self.topology.waves:
             before: Mapping[TopicPartition, int] | None = None
             while True:
-                planned = self._plan(wave)
+                planned = self._plan(wave, self._global_version(wave))
                 ends = {tp: end for task in planned for tp, end in task.ends().items()}
                 if ends == before:
                     break
@@ -278,7 +293,14 @@ class Run:
                     break
                 before = ends
 
-    def _plan(self, wave: Wave) -> list[PlannedTask]:
+    def _global_version(self, wave: Wave) -> int | None:
+        """Refresh the global tables for a wave that reads some; return their version."""
+        parts = self.topology.sub_topologies
+        if not any(parts[ordinal].global_stores for ordinal in wave.ordinals):
+            return None
+        return self._global_tables.refresh()
+
+    def _plan(self, wave: Wave, version: int | None) -> list[PlannedTask]:
         tasks = self.topology.tasks(self._counts)
         self._plans += 1
         serving = f"{self._nonce}-{self._plans}"
@@ -292,7 +314,9 @@ class Run:
                     (topic, p, end) for (topic, p), end in ends.items() if p == task.partition
                 ]
                 planned.append(
-                    PlannedTask(str(task), inputs, bounded, self._nonce, batch_bytes, serving)
+                    PlannedTask(
+                        str(task), inputs, bounded, self._nonce, batch_bytes, serving, version
+                    )
                 )
         return planned
 

@@ -7,13 +7,15 @@ both in one process, with the same lock and the same guarantees.
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import Literal
 
 from statestore.errors import Misuse
 from statestore.model.modes import Span, Time, span_ms, to_ms
 from statestore.operations.clones.record import as_deployed
 from statestore.operations.environment import Environment
+from statestore.operations.global_tables import GlobalStores
 from statestore.operations.reset import require_no_reset
 from statestore.operations.run import (
     PlannedTask,
@@ -25,7 +27,7 @@ from statestore.operations.run import (
 )
 from statestore.tasks.history import WorkHistory
 from statestore.tasks.memory_share import MemoryLimits, MemoryShare
-from statestore.tasks.plan import Standing, TaskPlan, TaskReport
+from statestore.tasks.plan import GlobalStoresByName, Standing, TaskPlan, TaskReport
 from statestore.tasks.progress import ProgressFile
 from statestore.tasks.slot import FOREVER_MS, Served, Tell, serve
 from statestore.tasks.task import StreamTask
@@ -141,12 +143,22 @@ def serve_planned(
     environment, topology = as_deployed(environment, topology)
     clock, layout = environment.clock, environment.layout
     tasks = []
-    for task, made in stream_tasks(environment, topology, planned, request, slots=slots):
-        folder = layout.task_dir(task.task_id)
-        tasks.append(
-            Served(made, ProgressFile(folder, clock, slots=slots), WorkHistory(folder, clock))
+    with closing(global_stores_of(environment, topology, planned)) as shared:
+        for task, made in stream_tasks(
+            environment, topology, planned, request, slots=slots, global_stores=shared.stores
+        ):
+            folder = layout.task_dir(task.task_id)
+            tasks.append(
+                Served(made, ProgressFile(folder, clock, slots=slots), WorkHistory(folder, clock))
+            )
+        return serve(
+            tasks,
+            run_for_ms=request.run_for_ms,
+            stop=stop,
+            clock=clock,
+            tell=tell,
+            between=shared.look,
         )
-    return serve(tasks, run_for_ms=request.run_for_ms, stop=stop, clock=clock, tell=tell)
 
 
 def stream_tasks(
@@ -156,6 +168,7 @@ def stream_tasks(
     request: RunRequest,
     *,
     slots: int,
+    global_stores: GlobalStoresByName,
 ) -> list[tuple[PlannedTask, StreamTask]]:
     """Make the planned stream tasks; none is started. StateDirNotShared if this is another one."""
     layout, settings = environment.layout, environment.settings
@@ -166,8 +179,22 @@ def stream_tasks(
     for task in planned:
         plan = _task_plan(topology, task, request, slots)
         edges = environment.task_edges(plan, task.batch_bytes)
+        edges = replace(edges, global_stores=global_stores)
         made.append((task, StreamTask(plan, edges, settings, layout, memory)))
     return made
+
+
+def global_stores_of(
+    environment: Environment, topology: Topology, planned: Sequence[PlannedTask]
+) -> GlobalStores:
+    """Open what these stream tasks read of global tables, in the version planned for them."""
+    for task in planned:
+        check_shared(environment.layout, task)
+    parts = (topology.sub_topologies[task.task_id.sub_topology] for task in planned)
+    names = {store for part in parts for store in part.global_stores}
+    return GlobalStores(
+        environment, topology, names, planned[0].global_version if planned else None
+    )
 
 
 def _prepared(environment: Environment, topology: Topology, request: RunRequest) -> Run:

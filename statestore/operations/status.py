@@ -20,6 +20,7 @@ from statestore.errors import StateStoreError
 from statestore.layout import owners
 from statestore.layout.audits import LIVE, Audits, AuditVerdict
 from statestore.layout.folders import StateLayout
+from statestore.layout.global_versions import GlobalVersion, GlobalVersions
 from statestore.layout.owners import Owner
 from statestore.model.ids import TaskId
 from statestore.operations.deployed import Deployed, describe_deployment, read_deployed
@@ -69,6 +70,18 @@ class TaskStatus(msgspec.Struct, frozen=True):
     restore_records: int | None = None
     restore_seconds: float | None = None
     held_records: int | None = None
+
+
+class GlobalTableStatus(msgspec.Struct, frozen=True):
+    """A global table: how old its rows are, and how many offsets its topic has since.
+
+    None: not known, or no run has read the topic yet.
+    """
+
+    store: str
+    topic: str
+    lag_records: int | None = None
+    refreshed_age_seconds: float | None = None
 
 
 class AuditStatus(msgspec.Struct, frozen=True):
@@ -121,6 +134,7 @@ class Status(msgspec.Struct, frozen=True):
     held_records: int | None = None
     last_start_age_seconds: float | None = None
     """Since a process last claimed the application, to run it or to move its state."""
+    global_tables: list[GlobalTableStatus] = []
 
 
 class _Problems(list[str]):
@@ -213,7 +227,27 @@ class StatusReader:
             problems=list(dict.fromkeys(problems)),
             held_records=total_of(task.held_records for task in counted),
             last_start_age_seconds=None if owner is None else _age_s(owner.since_ms, now_ms),
+            global_tables=self._global_tables(shape, facts, now_ms, problems),
         )
+
+    def _global_tables(
+        self, shape: Deployed, facts: Facts, now_ms: int, problems: _Problems
+    ) -> list[GlobalTableStatus]:
+        versions = GlobalVersions(self._layout)
+        known = problems.told(versions.current, GlobalVersion()).stores
+        found = []
+        for store, shared in sorted(shape.global_stores.items()):
+            content, topic = known.get(store), shared.topic
+            logs = {tp.partition: log for tp, log in facts.logs.items() if tp.topic == topic}
+            lag = age_s = None
+            if content is not None and content.topic == topic:
+                at = content.offsets
+                if logs:
+                    lag = sum(max(0, e - max(s, at.get(p, s))) for p, (s, e) in logs.items())
+                if content.complete_ms is not None:
+                    age_s = _age_s(content.complete_ms, now_ms)
+            found.append(GlobalTableStatus(store, topic, lag, age_s))
+        return found
 
     def _task(
         self,

@@ -116,7 +116,9 @@ def table_topics(topology: Topology) -> dict[str, dict[str, str]]:
             for spec in (topology.stores[store] for node in nodes for store in node.stores):
                 lag_ms = max(found[name].get(_LAG, "0"), _spared(spec).get(_LAG, "0"), key=int)
                 found[name] |= {_LAG: lag_ms} if int(lag_ms) else {}
-    return found
+    # A stream that reads the topic as well would miss what compaction removes.
+    shared = {source.topic.name for source in topology.global_sources} - readers.keys()
+    return found | {name: {"cleanup.policy": "compact"} for name in shared}
 
 
 def written_topics(

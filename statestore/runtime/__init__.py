@@ -149,6 +149,11 @@ class Runtime:
             self.databases.link,
         )
 
+    def open_store(self, spec: BuiltInSpec, path: Path) -> BuiltIn:
+        """Open a store that belongs to no stream task, without a write-ahead log."""
+        level = self.settings.effective_isolation_level
+        return open_built_in(spec, path, self.settings, self.clock, wal=False, level=level)
+
     def check_settings(self) -> None:
         """InvalidSetting if the Kafka clients or RocksDB would refuse the settings later."""
         self._brokers.check_settings()

@@ -3,7 +3,7 @@
 A reader runs over the Rows of one partition or of several. They are the owner's, with what is
 pending (`staged_table.StagedTable`), those that another thread sees beside the owner
 (`LiveSource`), or those of files that nobody writes: a store at rest, a snapshot, an export
-(`operations.at_rest.FileSource`). Every answer is of one moment (I26). A range of rows is returned
+(`file_source.FileSource`). Every answer is of one moment (I26). A range of rows is returned
 as a `RowScan`, the one iterator of all stores.
 """
 

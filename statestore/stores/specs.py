@@ -48,6 +48,20 @@ class KeyValueSpec(Generic[K, V]):
 
 
 @dataclass(frozen=True)
+class GlobalSpec(KeyValueSpec[K, V]):
+    """The store of a global table: its rows are the keys and values of a topic, in bytes."""
+
+    topic: str = ""
+
+    def __post_init__(self) -> None:
+        check_store_name(self.name)
+        for name, side in (("key_serde", SIDES[0]), ("value_serde", SIDES[1])):
+            serde = getattr(self, name)
+            if isinstance(serde, Serde):
+                object.__setattr__(self, name, serde.at(self.topic, side))
+
+
+@dataclass(frozen=True)
 class VersionedSpec(Generic[K, V]):
     """A versioned store (KIP-889); reads are exact as far back as `history_retention_ms`.
 

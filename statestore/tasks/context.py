@@ -17,11 +17,13 @@ from statestore.model.modes import PunctuationType, Span
 from statestore.model.records import APPLICATION, SIDES, Header
 from statestore.ports import Clock, Outbox, Records
 from statestore.stores import serdes
+from statestore.stores.global_store import GlobalKeyValueStore
 from statestore.stores.row_times import WriteTime
 from statestore.stores.staged_table import StagedTable
 from statestore.stores.versioned.table import VersionedTable
 from statestore.tasks.intake import InputBatch
 from statestore.tasks.owned import OwnedStore
+from statestore.tasks.plan import NO_GLOBAL_STORES, GlobalStoresByName
 from statestore.tasks.poison import Poison
 from statestore.topology.failures import NodeFailed, Stage, encoded, encoded_for, failed
 from statestore.topology.nodes import (
@@ -62,6 +64,7 @@ class TaskContext:
         poison: Poison,
         held_back: HeldBack,
         dropped: "DroppedRecords",
+        global_stores: GlobalStoresByName = NO_GLOBAL_STORES,
     ) -> None:
         self.task_id = task_id
         self.stream_time_ms = stream_time_ms
@@ -71,6 +74,7 @@ class TaskContext:
         self.punctuations = Punctuations(self._fire)
         self.held_back = held_back
         self._stores = stores
+        self._global_stores = global_stores
         self._clock = clock
         self._poison = poison
         self._application_id = application_id
@@ -96,10 +100,13 @@ class TaskContext:
         return self._open(store).versions()
 
     def store(self, name: str) -> Any:
-        return self._open(name).store
+        return self._global_stores[name] if name in self._global_stores else self._open(name).store
+
+    def global_store(self, name: str) -> GlobalKeyValueStore[Any, Any]:
+        return self._global_stores[name]
 
     def clocks(self, stores: Sequence[str]) -> list[WriteTime]:
-        found = [self._open(name).clock for name in stores]
+        found = [self._open(name).clock for name in stores if name not in self._global_stores]
         return [clock for clock in found if clock is not None]
 
     def request_commit(self) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -12,17 +12,23 @@ from statestore.layout.documents import Count
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.ports import Changelog, Clock, Cluster, LinkStore, Outbox, Source
 from statestore.settings import Settings
+from statestore.stores.global_store import GlobalKeyValueStore
 from statestore.stores.kinds import BuiltIn
 from statestore.stores.specs import BuiltInSpec, StoreSpec
 from statestore.tasks.intake import Intake, Judge
 from statestore.topology.sub_topologies import SubTopology
 
+GlobalStoresByName = Mapping[str, GlobalKeyValueStore[Any, Any]]
+NO_GLOBAL_STORES: Final[GlobalStoresByName] = MappingProxyType({})
 OpenStoreAt = Callable[[BuiltInSpec, Path], BuiltIn]
 
 
 @dataclass(frozen=True)
 class TaskEdges:
-    """The ports through which one stream task reaches the outside world."""
+    """The ports through which one stream task reaches the outside world.
+
+    `global_stores`: those of the global tables, which it shares with all tasks of its process.
+    """
 
     source: Source
     outbox: Outbox
@@ -31,6 +37,7 @@ class TaskEdges:
     clock: Clock
     open_store: OpenStoreAt
     link_store: LinkStore
+    global_stores: GlobalStoresByName = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -56,9 +56,11 @@ def serve(
     stop: threading.Event,
     clock: Clock,
     tell: Tell,
+    between: Callable[[], None],
 ) -> list[TaskReport]:
     """Run the tasks in turn for `run_for_ms`; if that is None, run each to its planned ends.
 
+    `between` is called between two steps of tasks that run in turn.
     Once `stop` is set, they commit and release, and the call returns. Misuse if a function of the
     pipeline calls sys.exit, which would end the run as if everything had been done.
     """
@@ -68,7 +70,7 @@ def serve(
                 if not stop.is_set():
                     _to_its_end(served, stop, tell)
         else:
-            _in_turn(tasks, run_for_ms, stop, clock, tell)
+            _in_turn(tasks, run_for_ms, stop, clock, tell, between)
     return [served.task.report for served in tasks]
 
 
@@ -93,6 +95,7 @@ def _in_turn(
     stop: threading.Event,
     clock: Clock,
     tell: Tell,
+    between: Callable[[], None],
 ) -> None:
     deadline_s = clock.monotonic() + run_for_ms / 1000
     with ExitStack() as open_tasks:
@@ -106,6 +109,7 @@ def _in_turn(
         steps = 0
         while clock.monotonic() < deadline_s and not stop.is_set():
             for served in tasks:
+                between()
                 served.task.step(poll_ms)
                 served.note(tell)
             steps += 1

@@ -239,6 +239,7 @@ class StreamTask:
             poison=self._poison,
             held_back=self._held_back,
             dropped=self._dropped,
+            global_stores=edges.global_stores,
         )
         self.report.held_records = self._held_back.total()
         self._poison.went_back()

@@ -7,7 +7,7 @@ time stands still until a test moves it.
 
 import logging
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, overload
 
@@ -26,7 +26,7 @@ from statestore.model.modes import Span, Time, span_ms, to_ms
 from statestore.model.records import Header, K, Record, Serde, SerdeContext, Side, V
 from statestore.operations.run import check_named
 from statestore.operations.topics import dead_letter_topics, internal_topics
-from statestore.ports import TopicSpec
+from statestore.ports import Changelog, Replayed, TopicSpec
 from statestore.settings import Settings
 from statestore.stores import serdes
 from statestore.stores.contracts import (
@@ -36,6 +36,7 @@ from statestore.stores.contracts import (
     WindowStore,
 )
 from statestore.stores.durability import LagLimits
+from statestore.stores.global_store import GlobalKeyValueStore
 from statestore.stores.in_windows import TIME_ROW
 from statestore.stores.kinds import BuiltIn, open_over, tables_of
 from statestore.stores.specs import (
@@ -48,12 +49,13 @@ from statestore.stores.specs import (
     VersionedSpec,
     WindowSpec,
 )
+from statestore.stores.staged_table import StagedTable
 from statestore.tasks.plan import TaskEdges, TaskPlan
 from statestore.tasks.task import StreamTask
 from statestore.testing.memory_broker import MemoryBroker
 from statestore.topology.graph import Topology, require_topology
 from statestore.topology.logs import logs
-from statestore.topology.nodes import SinkNode, SourceNode, TopicName
+from statestore.topology.nodes import GlobalSource, SinkNode, SourceNode, TopicName
 
 _DEFAULTS = {
     "application.id": "topology-test",
@@ -107,9 +109,11 @@ class TopologyTestDriver:
         self._topology = topology
         self._layout = StateLayout(Path(self._scratch.name), self._settings.application_id)
         self._broker = MemoryBroker()
+        self._partitions = partitions
         self._clock = ManualClock()
         self._read: dict[str, int] = {}
         self._tasks: dict[TaskId, StreamTask] = {}
+        self._global_tables = _GlobalTables(topology, self._open_store)
         try:
             self._counts = self._create_topics(partitions)
             self._start()
@@ -151,7 +155,7 @@ class TopologyTestDriver:
 
         Misuse if they are no bytes, or if no broker would take the record.
         """
-        self._source(topic)
+        self._read_as(topic)
         for side, given in (("key", key), ("value", value)):
             if not isinstance(given, bytes | None):
                 raise Misuse(
@@ -168,13 +172,13 @@ class TopologyTestDriver:
         A record may be a tuple (key, value, timestamp_ms, …). If one of them is refused, none is
         processed.
         """
-        node = self._source(topic)
+        key_serde, value_serde = self._read_as(topic)
         encoded = []
         for given in records:
             record = _record_of(topic, given)
             headers = list(record.headers)
-            key = _encode(topic, "key", node.key_serde, record.key, headers)
-            value = _encode(topic, "value", node.value_serde, record.value, headers)
+            key = _encode(topic, "key", key_serde, record.key, headers)
+            value = _encode(topic, "value", value_serde, record.value, headers)
             encoded.append(record.replace(key=key, value=value, headers=tuple(headers)))
             self._check(topic, record)
         for record in encoded:
@@ -222,6 +226,8 @@ class TopologyTestDriver:
         """
         self._check_open()
         name = spec if isinstance(spec, str) else spec.name
+        if name in self._global_tables.stores:
+            return self._global_tables.stores[name]
         for part in self._topology.sub_topologies:
             if name in part.stores:
                 task = self._tasks.get(TaskId(part.ordinal, partition))
@@ -280,7 +286,7 @@ class TopologyTestDriver:
         for name in dead_letter_topics(self._topology, self._settings) - set(names):
             internal.append(TopicSpec(name, partitions, {}))
         cluster.create([TopicSpec(name, partitions, {}) for name in names] + internal)
-        return counts
+        return counts | {one.topic: partitions for one in self._topology.global_sources}
 
     def _start(self) -> None:
         tasks = self._topology.tasks(self._counts)
@@ -319,6 +325,7 @@ class TopologyTestDriver:
             self._clock,
             self._open_store,
             _nothing_to_link,
+            self._global_tables.stores,
         )
 
     def _open_store(self, spec: BuiltInSpec, _path: Path) -> BuiltIn:
@@ -369,6 +376,7 @@ class TopologyTestDriver:
         moved = True
         while moved:
             moved = False
+            self._global_tables.refresh(self._broker.changelog(), self._partitions)
             for task in self._tasks.values():
                 before = task.report.commits, task.report.rewinds
                 moved = task.step(0) > 0 or moved
@@ -376,10 +384,14 @@ class TopologyTestDriver:
                 # After a punctuation no record came in, but some may have gone out.
                 moved = moved or (task.report.commits, task.report.rewinds) != before
 
-    def _source(self, topic: str) -> SourceNode:
+    def _read_as(self, topic: str) -> tuple[Serde[Any], Serde[Any]]:
+        """Return the serdes with which the topology reads a topic."""
         for node in self._topology.nodes:
             if isinstance(node, SourceNode) and TopicName(topic) in node.topics:
-                return node
+                return node.key_serde, node.value_serde
+        for source in self._topology.global_sources:
+            if source.topic.name == topic:
+                return source.spec.key_serde, source.spec.value_serde
         read, _ = self._topology.topics()
         raise Misuse(f"the topology does not read {topic!r}; it reads: {', '.join(sorted(read))}")
 
@@ -398,6 +410,43 @@ class TopologyTestDriver:
         raise Misuse(
             f"the topology does not write {topic!r}; it writes: {', '.join(sorted(written))}"
         )
+
+
+class _GlobalTables:
+    """The global tables of a topology under test, in memory: up to date before each step."""
+
+    def __init__(
+        self, topology: Topology, open_store: Callable[[BuiltInSpec, Path], BuiltIn]
+    ) -> None:
+        self.stores: dict[str, GlobalKeyValueStore[Any, Any]] = {}
+        self._tables: list[tuple[GlobalSource, StagedTable]] = []
+        self._read: dict[TopicPartition, int] = {}
+        for source in topology.global_sources:
+            table = open_store(source.spec, Path()).table
+            assert isinstance(table, StagedTable)
+            self.stores[source.spec.name] = GlobalKeyValueStore(source.spec, table)
+            self._tables.append((source, table))
+
+    def refresh(self, changelog: Changelog, partitions: int) -> None:
+        """Take over what the topics got."""
+        for source, table in self._tables:
+            tps = [TopicPartition(source.topic.name, p) for p in range(partitions)]
+            for tp, bounds in changelog.bounds(tps).items():
+                start = self._read.get(tp, bounds.start)
+                if start < bounds.end:
+                    for stretch in changelog.replay(tp, start, bounds.end):
+                        self._apply(table, tp, stretch)
+
+    def _apply(self, table: StagedTable, tp: TopicPartition, stretch: Replayed) -> None:
+        keyless = set(stretch.batch.keys.nulls())
+        batch = stretch.batch.take([i for i in range(len(stretch.batch)) if i not in keyless])
+        table.restore(
+            batch.keys.objects,
+            batch.values.objects,
+            batch.timestamps,
+            {tp: stretch.offset_next},
+        )
+        self._read[tp] = stretch.offset_next
 
 
 def _nothing_to_link(_source: Path, _target: Path, _owner_dead: bool, /) -> None:  # noqa: FBT001  # a port

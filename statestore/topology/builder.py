@@ -12,6 +12,7 @@ from statestore.stores import serdes
 from statestore.topology.callbacks import check_arity
 from statestore.topology.collector import Collector
 from statestore.topology.flows import Flow
+from statestore.topology.global_tables import GlobalKTable, global_table
 from statestore.topology.graph import Topology
 from statestore.topology.ktables import KTable
 from statestore.topology.materialized import Materialized
@@ -194,6 +195,71 @@ class StreamsBuilder(Generic[KB, VB]):
             name=self._nodes.number("KSTREAM-SOURCE"),
         )
         return source.to_table(materialized, name=name)
+
+    @overload
+    def global_table(
+        self,
+        topic: str,
+        *,
+        key_serde: None = None,
+        value_serde: None = None,
+        materialized: Materialized[KB, VB] | str | None = None,
+        name: str | None = None,
+    ) -> GlobalKTable[KB, VB]: ...
+    @overload
+    def global_table(
+        self,
+        topic: str,
+        *,
+        key_serde: None = None,
+        value_serde: Serde[V],
+        materialized: Materialized[KB, V] | str | None = None,
+        name: str | None = None,
+    ) -> GlobalKTable[KB, V]: ...
+    @overload
+    def global_table(
+        self,
+        topic: str,
+        *,
+        key_serde: Serde[K],
+        value_serde: None = None,
+        materialized: Materialized[K, VB] | str | None = None,
+        name: str | None = None,
+    ) -> GlobalKTable[K, VB]: ...
+    @overload
+    def global_table(
+        self,
+        topic: str,
+        *,
+        key_serde: Serde[K],
+        value_serde: Serde[V],
+        materialized: Materialized[K, V] | str | None = None,
+        name: str | None = None,
+    ) -> GlobalKTable[K, V]: ...
+    def global_table(
+        self,
+        topic: str,
+        *,
+        key_serde: Serde[Any] | None = None,
+        value_serde: Serde[Any] | None = None,
+        materialized: Materialized[Any, Any] | str | None = None,
+        name: str | None = None,
+    ) -> GlobalKTable[Any, Any]:
+        """Return the table of the latest value per key of a topic, whole for every stream task.
+
+        A stream joins it by any key, and its topic may have any number of partitions. Its rows are
+        those of the last refresh: at the beginning of each wave of a run, and in a continuous run
+        every `statestore.global.refresh.ms`. A null value deletes its key; records with a null key
+        are dropped. InvalidTopology if `materialized` asks for a history, or for a store in memory.
+        """
+        return global_table(
+            self._nodes,
+            topic,
+            key_serde=key_serde or self._nodes.key_serde,
+            value_serde=value_serde or self._nodes.value_serde,
+            materialized=materialized,
+            name=name,
+        )
 
     def build(self) -> Topology:
         """Return the topology; InvalidTopology says what is wrong with it."""

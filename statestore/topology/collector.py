@@ -4,6 +4,7 @@ Internal to the DSL. Generated names are those of Kafka Streams.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from statestore.errors import InvalidTopology
@@ -13,6 +14,7 @@ from statestore.stores.specs import KeyValueSpec, StoreSpec
 from statestore.topology.graph import Topology
 from statestore.topology.nodes import (
     Build,
+    GlobalSource,
     Node,
     OperatorNode,
     Repartition,
@@ -32,15 +34,31 @@ class Collector:
         self._stores: dict[str, StoreSpec] = {}
         self._kept: set[str] = set()
         self._repartitions: dict[str, Repartition] = {}
+        self._globals: dict[str, GlobalSource] = {}
         self._unnamed: list[str] = []
         self._counter = 0
 
     def build(self) -> Topology:
         """Return the topology; InvalidTopology says what is wrong with it."""
-        check_names(self._nodes)
+        nodes = tuple(map(self._with_globals, self._nodes))
+        sources = tuple(self._globals.values())
+        check_names([*nodes, *sources])
+        for name in self._globals.keys() & self._stores.keys():
+            raise InvalidTopology(
+                f"a global table and an operator have a store named {name!r}: give each its own "
+                "name"
+            )
         return Topology(
-            tuple(self._nodes), dict(self._stores), dict(self._repartitions), tuple(self._unnamed)
+            nodes, dict(self._stores), dict(self._repartitions), tuple(self._unnamed), sources
         )
+
+    def _with_globals(self, node: Node) -> Node:
+        """Return the node with its stores told apart: its stream task's, and those of all."""
+        shared = tuple(name for name in node.stores if name in self._globals)
+        if not shared or not isinstance(node, OperatorNode):
+            return node
+        own = tuple(name for name in node.stores if name not in self._globals)
+        return replace(node, stores=own, global_stores=shared)
 
     def add(self, node: Node) -> None:
         """Add a node."""
@@ -82,11 +100,24 @@ class Collector:
             )
         self._kept.add(spec.name)
 
-    def store_name(self, kind: str) -> str:
-        """Return a generated store name, and note that it is generated (KIP-1111)."""
+    def keep_global(self, source: GlobalSource) -> None:
+        """Make a global table known; InvalidTopology if its store has the name of another's."""
+        if source.spec.name in self._globals:
+            raise InvalidTopology(
+                f"two global tables have a store named {source.spec.name!r}: give each its own "
+                "name, or join one of them twice"
+            )
+        self._globals[source.spec.name] = source
+
+    def store_name(self, kind: str, *, unnamed: bool = True) -> str:
+        """Return a generated store name, and note that it is generated (KIP-1111).
+
+        `unnamed` False: nothing is lost if the name changes.
+        """
         name = f"{kind}-STATE-STORE-{self._counter:010d}"
         self._counter += 1
-        self.note_unnamed(name)
+        if unnamed:
+            self.note_unnamed(name)
         return name
 
     def note_unnamed(self, store: str) -> None:
@@ -130,7 +161,7 @@ class Collector:
         return name
 
 
-def check_names(nodes: Iterable[Node]) -> None:
+def check_names(nodes: Iterable[Node | GlobalSource]) -> None:
     """Raise InvalidTopology if two nodes have one name."""
     seen: set[str] = set()
     for node in nodes:

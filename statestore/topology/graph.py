@@ -11,6 +11,7 @@ from statestore.errors import InvalidTopology, Misuse, NotCopartitioned, TopicMi
 from statestore.model.ids import TaskId
 from statestore.stores.specs import StoreSpec
 from statestore.topology.nodes import (
+    GlobalSource,
     Node,
     OperatorNode,
     Repartition,
@@ -52,6 +53,7 @@ class Topology:
     stores: Mapping[str, StoreSpec]
     repartitions: Mapping[str, Repartition]
     unnamed: tuple[str, ...] = ()
+    global_sources: tuple[GlobalSource, ...] = ()
 
     def __post_init__(self) -> None:
         if not any(isinstance(node, SourceNode) for node in self.nodes):
@@ -107,6 +109,13 @@ class Topology:
             part.ordinal: {o for sink in part.sinks for o in readers.get(sink.topic, ())}
             for part in self.sub_topologies
         }
+        # Who writes the topic of a global table goes first, and never waits for itself.
+        looked = {one.spec.name: one.topic for one in self.global_sources}
+        for part in self.sub_topologies:
+            topics = {looked[store] for store in part.global_stores}
+            for other in self.sub_topologies:
+                if other is not part and topics.intersection(s.topic for s in other.sinks):
+                    feeds[other.ordinal].add(part.ordinal)
         waves = []
         left = set(feeds)
         while left:
@@ -124,6 +133,7 @@ class Topology:
     def topics(self) -> tuple[set[str], set[str]]:
         """Return the user's topics that are read, and those that are written."""
         read = {t.name for p in self.sub_topologies for t in p.source_topics if not t.internal}
+        read |= {source.topic.name for source in self.global_sources}
         written = {
             sink.topic.name
             for part in self.sub_topologies
@@ -161,15 +171,15 @@ class Topology:
 
     def describe(self) -> str:
         """Return sub-topologies, nodes, stores and topics as text in Kafka Streams' layout."""
-        return _description(self.sub_topologies)
+        return _description(self.sub_topologies, self.global_sources)
 
     def fingerprint(self) -> str:
         """Return a hash of the description and of the serdes and terms of all stores."""
-        return _fingerprint(self.sub_topologies, self.stores)
+        return _fingerprint(self.sub_topologies, self.stores, self.global_sources)
 
     def deployed(self) -> dict[str, Any]:
         """Return what is written beside the state: where stores live and how to decode them."""
-        return _deployed(self.sub_topologies, self.stores)
+        return _deployed(self.sub_topologies, self.stores, self.global_sources)
 
 
 @dataclass(frozen=True)
@@ -269,7 +279,7 @@ def _joined(nodes: Sequence[Node]) -> tuple[Joined, ...]:
     return tuple(found)
 
 
-def _description(parts: Sequence[SubTopology]) -> str:
+def _description(parts: Sequence[SubTopology], shared: Sequence[GlobalSource]) -> str:
     """Return sub-topologies, nodes, stores and topics as text in Kafka Streams' layout."""
     lines = ["Topologies:"]
     for part in parts:
@@ -282,16 +292,31 @@ def _description(parts: Sequence[SubTopology]) -> str:
             if node.parents:
                 lines.append(f"      <-- {', '.join(node.parents)}")
         lines.append("")
+    for ordinal, table in enumerate(shared, len(parts)):
+        lines += [
+            f"   Sub-topology: {ordinal} for global store (will not generate tasks)",
+            f"    Source: {table.source} (topics: [{table.topic.without_application()}])",
+            f"      --> {table.name}",
+            f"    Processor: {table.name} (stores: [{table.spec.name}])",
+            "      --> none",
+            f"      <-- {table.source}",
+            "",
+        ]
     return "\n".join(lines)
 
 
-def _fingerprint(parts: Sequence[SubTopology], stores: Mapping[str, StoreSpec]) -> str:
+def _fingerprint(
+    parts: Sequence[SubTopology],
+    stores: Mapping[str, StoreSpec],
+    shared: Sequence[GlobalSource],
+) -> str:
     """Return a hash of the description and of the serdes, schemas and terms of all stores."""
+    every = {**stores, **{table.spec.name: table.spec for table in shared}}
     told = {
         name: (spec.key_serde.name, spec.value_serde.name, *spec.terms, *_schemas(spec))
-        for name, spec in stores.items()
+        for name, spec in every.items()
     }
-    text = _description(parts) + json.dumps(told, sort_keys=True)
+    text = _description(parts, shared) + json.dumps(told, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -301,12 +326,16 @@ def _schemas(spec: StoreSpec) -> list[str]:
     return [schema.text for schema in known if schema is not None]
 
 
-def _deployed(parts: Sequence[SubTopology], stores: Mapping[str, StoreSpec]) -> dict[str, Any]:
+def _deployed(
+    parts: Sequence[SubTopology],
+    stores: Mapping[str, StoreSpec],
+    shared: Sequence[GlobalSource],
+) -> dict[str, Any]:
     """Return what is written beside the state: where each store lives and how to decode it."""
     where = {store: part.ordinal for part in parts for store in part.stores}
     return {
         "version": 1,
-        "fingerprint": _fingerprint(parts, stores),
+        "fingerprint": _fingerprint(parts, stores, shared),
         "sub_topologies": [
             {
                 "ordinal": part.ordinal,
@@ -327,6 +356,14 @@ def _deployed(parts: Sequence[SubTopology], stores: Mapping[str, StoreSpec]) -> 
             for name, spec in stores.items()
             if name in where
         },
+        "global_stores": {
+            table.spec.name: {
+                "topic": table.topic.name,
+                "key_serde": table.spec.key_serde.name,
+                "value_serde": table.spec.value_serde.name,
+            }
+            for table in shared
+        },
     }
 
 
@@ -336,7 +373,8 @@ def _headline(node: Node) -> str:
             topics = ", ".join(topic.without_application() for topic in node.topics)
             return f"Source: {node.name} (topics: [{topics}])"
         case OperatorNode():
-            return f"Processor: {node.name} (stores: [{', '.join(node.stores)}])"
+            shared = f", global: [{', '.join(node.global_stores)}]" if node.global_stores else ""
+            return f"Processor: {node.name} (stores: [{', '.join(node.stores)}]{shared})"
         case SinkNode():
             return f"Sink: {node.name} (topic: {node.topic.without_application()})"
 

@@ -389,10 +389,10 @@ def _as_of(table: TableFlow, context: NodeContext) -> LookAsOf:
 def _as_it_is(table: TableFlow, context: NodeContext) -> LookAsOf:
     look = table.look(context)
 
-    return lambda keys, _times: _rows_of(look, keys)
+    return lambda keys, _times: rows_of(look, keys)
 
 
-def _rows_of(look: Look, keys: Sequence[bytes | None]) -> list[Any]:
+def rows_of(look: Look, keys: Sequence[bytes | None]) -> list[Any]:
     """Return the row of each key, looked up once.
 
     A joiner may change a row, and no other record sees that: a row of a type that can be changed is
@@ -460,7 +460,7 @@ class _Half:
         stamp: Stamp,
     ) -> Batch:
         keys = encoded(node, batch, "key", other.key_serde)
-        theirs = _rows_of(look, keys)
+        theirs = rows_of(look, keys)
         new = decoded(node, batch, "value")
         old = [None] * len(new) if batch.old_values is None else batch.old_values.objects
         if self.other_may_lack:
@@ -481,7 +481,7 @@ class _Half:
         after = [made(i, new[i], theirs[i]) for i in places]
         replaced = None
         if self.old_values.enabled:
-            again = _rows_of(look, keys) if _may_change(theirs) else theirs
+            again = rows_of(look, keys) if _may_change(theirs) else theirs
             replaced = [made(i, old[i], again[i]) for i in places]
         told = updates(batch, places, after, replaced)
         times = _later(stamp, [keys[i] for i in places], told.timestamps, met)

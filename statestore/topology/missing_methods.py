@@ -40,6 +40,11 @@ OF_TABLES = {
     **dict.fromkeys(("group_by_key", "windowed_by"), f"{_STREAM}, then group its records"),
     "to_table": "it is a table already",
 }
+OF_GLOBAL_TABLES = dict.fromkeys(
+    ("to_stream", "filter", "map_values", "join", "left_join", "outer_join", "group_by", "to"),
+    "a global table is only looked up: stream.join(table, function, key=selector); "
+    "StreamsBuilder.table(topic) has updates",
+)
 OF_GROUPS = dict.fromkeys(
     ("to", "to_stream", "map", "map_values", "filter", "peek", "join", "left_join", "process"),
     _AGGREGATE,

@@ -16,8 +16,10 @@ from statestore.model.batch import Batch
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.modes import AutoOffsetReset, PunctuationType, Span
 from statestore.model.records import Record, Serde
+from statestore.stores.global_store import GlobalKeyValueStore
 from statestore.stores.migration import outside
 from statestore.stores.row_times import WriteTime
+from statestore.stores.specs import GlobalSpec
 from statestore.stores.staged_table import StagedTable
 from statestore.stores.versioned.table import VersionedTable
 from statestore.topology.punctuation import Fire, Punctuation
@@ -103,6 +105,9 @@ class NodeContext(Protocol):
 
     def store(self, name: str) -> Any:
         """Return the store as a user's processor sees it."""
+
+    def global_store(self, name: str) -> GlobalKeyValueStore[Any, Any]:
+        """Return the store of a global table."""
 
     def clocks(self, stores: Sequence[str]) -> list[WriteTime]:
         """Return what has to know the time of a record whose processing writes these stores."""
@@ -247,7 +252,7 @@ class OperatorNode:
 
     `copartitioned`: it joins, so the topics of its inputs need equal partition counts, and it only
     reads its stores, unless it `writes` them. `keeps`: its store has the last record of each key as
-    it came.
+    it came. `global_stores`: of global tables, which it reads.
     """
 
     name: str
@@ -257,6 +262,7 @@ class OperatorNode:
     copartitioned: bool = False
     keeps: bool = False
     writes: bool = False
+    global_stores: tuple[str, ...] = ()
 
     @property
     def only_reads(self) -> bool:
@@ -283,6 +289,25 @@ class SinkNode:
 
     def __post_init__(self) -> None:
         check_serdes(f"node {self.name}", self.key_serde, self.value_serde)
+
+
+@dataclass(frozen=True)
+class GlobalSource:
+    """A topic of which every host has all rows, in a store that no stream task owns.
+
+    `source` and `name` are its two nodes in a description, as in Kafka Streams.
+    """
+
+    source: str
+    name: str
+    spec: GlobalSpec[Any, Any]
+
+    def __post_init__(self) -> None:
+        check_serdes(f"node {self.name}", self.spec.key_serde, self.spec.value_serde)
+
+    @property
+    def topic(self) -> TopicName:
+        return TopicName(self.spec.topic)
 
 
 Node = SourceNode | OperatorNode | SinkNode

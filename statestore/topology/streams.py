@@ -25,6 +25,7 @@ from statestore.topology import operators as ops
 from statestore.topology.callbacks import check_arity, check_factory, takes_key
 from statestore.topology.fixed_keys import processed_values
 from statestore.topology.flows import Flow
+from statestore.topology.global_tables import GlobalKTable, Selector, joined_with, refuse_key
 from statestore.topology.grouping import Grouping
 from statestore.topology.join_windows import JoinWindows
 from statestore.topology.joiners import Joiner
@@ -294,16 +295,39 @@ class KStream(Generic[K_co, V_co]):
         *,
         name: str | None = None,
     ) -> "KStream[K_co, R]": ...
+    @overload
     def join(
         self,
-        other: "ktables.KTable[Any, Any] | KStream[Any, Any]",
+        other: GlobalKTable[K2, V2],
+        function: Callable[[V_co, V2], R],
+        *,
+        key: Callable[[K_co, V_co], K2 | None],
+        name: str | None = None,
+    ) -> "KStream[K_co, R]": ...
+    @overload
+    def join(
+        self,
+        other: GlobalKTable[K2, V2],
+        function: Callable[[K_co, V_co, V2], R],
+        *,
+        key: Callable[[K_co, V_co], K2 | None],
+        name: str | None = None,
+    ) -> "KStream[K_co, R]": ...
+    def join(
+        self,
+        other: "ktables.KTable[Any, Any] | KStream[Any, Any] | GlobalKTable[Any, Any]",
         function: Callable[..., Any],
         windows: JoinWindows | None = None,
         *,
+        key: Selector | None = None,
         grace_ms: Span = 0,
         name: str | None = None,
     ) -> "KStream[K_co, Any]":
         """Join each record with the row of a table, or with the records of another stream.
+
+        With a global table: return function(left, right) for each record, where `right` is the row
+        whose key is key(record's key, value). The stream keeps its keys, and nothing needs equal
+        partitions. A record for which `key` returns None joins nothing.
 
         With a table: return function(left, right) for each record whose key the table has at that
         time; the function may take the key before both. If the table keeps versions, a record joins
@@ -320,7 +344,9 @@ class KStream(Generic[K_co, V_co]):
         missing or not needed; SerdeMismatch if the keys of both have different serdes;
         InvalidTopology if the other has another builder.
         """
-        return self._joined(joins.JoinKind.INNER, other, function, windows, grace_ms, name)
+        return self._joined(
+            joins.JoinKind.INNER, other, function, windows, key=key, grace_ms=grace_ms, name=name
+        )
 
     @overload
     def left_join(
@@ -358,21 +384,43 @@ class KStream(Generic[K_co, V_co]):
         *,
         name: str | None = None,
     ) -> "KStream[K_co, R]": ...
+    @overload
     def left_join(
         self,
-        other: "ktables.KTable[Any, Any] | KStream[Any, Any]",
+        other: GlobalKTable[K2, V2],
+        function: Callable[[V_co, V2 | None], R],
+        *,
+        key: Callable[[K_co, V_co], K2 | None],
+        name: str | None = None,
+    ) -> "KStream[K_co, R]": ...
+    @overload
+    def left_join(
+        self,
+        other: GlobalKTable[K2, V2],
+        function: Callable[[K_co, V_co, V2 | None], R],
+        *,
+        key: Callable[[K_co, V_co], K2 | None],
+        name: str | None = None,
+    ) -> "KStream[K_co, R]": ...
+    def left_join(
+        self,
+        other: "ktables.KTable[Any, Any] | KStream[Any, Any] | GlobalKTable[Any, Any]",
         function: Callable[..., Any],
         windows: JoinWindows | None = None,
         *,
+        key: Selector | None = None,
         grace_ms: Span = 0,
         name: str | None = None,
     ) -> "KStream[K_co, Any]":
         """Do as `join`, but return function(left, None) where there is nothing to join.
 
         With a stream, that result comes once the record's window and its grace have passed without
-        a match. A record without a key joins None, too.
+        a match. A record without a key joins None, too; with a global table, so does one for which
+        `key` returns None.
         """
-        return self._joined(joins.JoinKind.LEFT, other, function, windows, grace_ms, name)
+        return self._joined(
+            joins.JoinKind.LEFT, other, function, windows, key=key, grace_ms=grace_ms, name=name
+        )
 
     @overload
     def outer_join(
@@ -404,7 +452,9 @@ class KStream(Generic[K_co, V_co]):
 
         Those give function(None, right).
         """
-        return self._joined(joins.JoinKind.OUTER, other, function, windows, 0, name)
+        return self._joined(
+            joins.JoinKind.OUTER, other, function, windows, key=None, grace_ms=0, name=name
+        )
 
     def group_by_key(
         self, *, name: str | None = None
@@ -503,15 +553,21 @@ class KStream(Generic[K_co, V_co]):
     def _joined(
         self,
         kind: joins.JoinKind,
-        other: "ktables.KTable[Any, Any] | KStream[Any, Any]",
+        other: "ktables.KTable[Any, Any] | KStream[Any, Any] | GlobalKTable[Any, Any]",
         function: Callable[..., Any],
         windows: JoinWindows | None,
+        *,
+        key: Selector | None,
         grace_ms: Span,
         name: str | None,
     ) -> "KStream[K_co, Any]":
         verb = kind.value
         joiner = Joiner.checked(verb, function, name)
         given: object = windows
+        if isinstance(other, GlobalKTable):
+            join = joined_with(other._table, joiner, kind, key=key, others=(windows, grace_ms))
+            return KStream(join(self._flow, name))
+        refuse_key(verb, key)
         if isinstance(other, KStream):
             if not isinstance(given, JoinWindows) or grace_ms:
                 raise Misuse(

@@ -51,6 +51,12 @@ class SubTopology:
     def stores(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(store for node in self.nodes for store in node.stores))
 
+    @property
+    def global_stores(self) -> tuple[str, ...]:
+        """The stores of global tables that its nodes read."""
+        operators = (node for node in self.nodes if isinstance(node, OperatorNode))
+        return tuple(dict.fromkeys(store for node in operators for store in node.global_stores))
+
     def one_by_one(self) -> OneByOne:
         """Return where a batch would overtake itself: the last node or topic before ways part.
 

@@ -10,6 +10,7 @@ from tests.contract import (
     cogroup_cases,
     foreign_key_cases,
     serde_cases,
+    global_cases,
     session_cases,
     stream_cases,
     stream_join_cases,
@@ -29,6 +30,7 @@ MODULES = (
     foreign_key_cases,
     suppress_cases,
     cogroup_cases,
+    global_cases,
 )
 CASES = {name: case for module in MODULES for name, case in module.CASES.items()}
 

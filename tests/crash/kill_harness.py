@@ -43,6 +43,7 @@ _ELSEWHERE = (
     "audit.",
     "clone.",
     "export.",
+    "global.",
     "import.",
     "offsets.",
     "quarantine.",

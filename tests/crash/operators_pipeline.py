@@ -6,7 +6,7 @@ few updates, numbered by a processor, and rekeyed; what is rekeyed is joined wit
 users, counted in windows and in all, and that count joined with the users again, once filtered and
 once with users who have no count. A third one counts the users whose counts have the same rest, and
 each user is joined with that count by a foreign key. A processor writes a window store, a session
-store and a store whose rows expire.
+store and a store whose rows expire. Each record is also joined with a global table of the users.
 """
 
 import os
@@ -103,6 +103,14 @@ def topology() -> ss.Topology:
     both.aggregate(int, every("both")).to_stream().to(f"{prefix}-both")
     met = source.left_join(others, lambda number, other: [number, other], NEAR, name="met")
     met.to(f"{prefix}-met")
+    everyone = b.global_table(f"{prefix}-users", materialized="everyone")
+    known = source.join(
+        everyone,
+        lambda number, user: [number, user["n"]],
+        key=lambda _key, number: f"user-{number % USERS}",
+        name="known",
+    )
+    known.to(f"{prefix}-known")
     return b.build()
 
 

@@ -56,6 +56,7 @@ OUTPUTS = (
     "met",
     "turns",
     "again",
+    "known",
 )
 SUBSCRIPTIONS = "peers-subscription-store"
 RAW_STORES = (
@@ -160,6 +161,7 @@ class OperatorsRig(Rig):
         wanted: dict[str, Any] = {
             "passed": Counter(n for n in range(self.produced) if n % 3),
             "joined": Counter(range(self.produced)),
+            "known": Counter((n, n % USERS) for n in range(self.produced)),
             "closed": Counter(closed.items()),
             "windows": {w: list(range(1, n + 1)) for w, n in windows.items()},
             "hops": {w: list(range(1, n + 1)) for w, n in hops.items()},
@@ -216,6 +218,7 @@ class OperatorsRig(Rig):
         found: dict[str, Any] = {
             "passed": Counter(json.loads(value or b"") for _, _, value in rows["passed"]),
             "joined": Counter(json.loads(value or b"")[0] for _, _, value in rows["joined"]),
+            "known": Counter(tuple(json.loads(value or b"")) for _, _, value in rows["known"]),
             "met": Counter(tuple(json.loads(value or b"")) for _, _, value in rows["met"]),
             "groups": Counter((key or b"").decode() for _, key, _ in rows["groups"]),
             "again": Counter(tuple(json.loads(value or b"")) for _, _, value in rows["again"]),

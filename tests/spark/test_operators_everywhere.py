@@ -47,6 +47,8 @@ def fill(kafka: LocalKafka, topology: Topology, prefix: str) -> None:
         if isinstance(node, SourceNode)
         for topic in node.topics
     }
+    for source in topology.global_sources:
+        serdes[source.topic.name] = (source.spec.key_serde, source.spec.value_serde)
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 5})
     for name, case in CASES.items():
         for (topic, key, value, time), _ in case.rows():

@@ -69,6 +69,10 @@ class Writing:
         self._right = self._stepped(
             self._right_table(), self._program.right, f"{self._prefix}right"
         )
+        everywhere = f"{self._prefix}everywhere"
+        self._everywhere = self._builder.global_table(
+            everywhere, key_serde=serdes.STRING, materialized=everywhere
+        )
         stream = self._stream("in", self._keys)
         for place, step in enumerate(self._program.steps):
             name = f"{self._prefix}s{place}"
@@ -150,6 +154,26 @@ class Writing:
 
     def left_join(self, stream: KStream[Any, Any], number: int, name: str) -> KStream[Any, Any]:
         return stream.left_join(self._right, self._joiner(number, in_place=True), name=name)
+
+    def global_join(self, stream: KStream[Any, Any], number: int, name: str) -> KStream[Any, Any]:
+        functions = self._functions
+        return stream.join(
+            self._everywhere,
+            functions.both_in_place,
+            key=lambda _key, value: functions.somewhere(value, number),
+            name=name,
+        )
+
+    def global_left_join(
+        self, stream: KStream[Any, Any], number: int, name: str
+    ) -> KStream[Any, Any]:
+        functions = self._functions
+        return stream.left_join(
+            self._everywhere,
+            functions.both_in_place,
+            key=lambda _key, value: functions.somewhere(value, number),
+            name=name,
+        )
 
     def grace_join(self, stream: KStream[Any, Any], number: int, name: str) -> KStream[Any, Any]:
         grace = GRACE * number

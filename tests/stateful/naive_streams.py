@@ -61,6 +61,7 @@ class Naive:
         self._right_segment = min(meeting_right(program), default=None)
         self._source = self._table_of(program.right)
         self._right = self._stepped(self._source, program.right)
+        self._everywhere: dict[Any, Any] = {}
         self._stages: list[Stage] = []
         self._met_by_right: list[tuple[int, Stage]] = []
         for place, step in enumerate(program.steps):
@@ -73,7 +74,9 @@ class Naive:
     def run(self, topic: str, fact: Fact) -> list[Fact]:
         """What one record brings out."""
         self._made = []
-        if topic == "in":
+        if topic == "everywhere":
+            self._everywhere[fact.key] = fact.value
+        elif topic == "in":
             self._pass_time(0, fact.time)
             self._push(0, fact)
         else:
@@ -179,6 +182,23 @@ class Naive:
 
     def left_join(self, number: int, _place: int) -> Stage:
         return self._joined(number, outer=True)
+
+    def global_join(self, number: int, _place: int) -> Stage:
+        return self._found_everywhere(number, outer=False)
+
+    def global_left_join(self, number: int, _place: int) -> Stage:
+        return self._found_everywhere(number, outer=True)
+
+    def _found_everywhere(self, number: int, *, outer: bool) -> Stage:
+        def stage(fact: Fact) -> Iterator[Fact]:
+            if fact.value is not None:
+                name = self._functions.somewhere(fact.value, number)
+                row = None if name is None else copy.deepcopy(self._everywhere.get(name))
+                if outer or row is not None:
+                    left = copy.deepcopy(fact.value)
+                    yield Fact(fact.key, self._functions.both_in_place(left, row), fact.time)
+
+        return stage
 
     def grace_join(self, number: int, place: int) -> Stage:
         return self._joined_late(number, place, outer=False)

@@ -81,6 +81,10 @@ class Functions:
         """What aggregates give, under the serde that all the rest has."""
         return None if value is None else self.fit(value)
 
+    def somewhere(self, value: Any, number: int) -> str | None:
+        """The key of a global table that a value asks for."""
+        return f"k{weight(value) % number}" if weight(value) % 5 else None
+
     def plus(self, value: Any, number: int) -> Any:
         if value is None:
             return None
@@ -335,6 +339,8 @@ STREAM_STEPS = [
     *2 * ["regroup"],
     "process_values",
     *2 * ["cogroup"],
+    "global_join",
+    "global_left_join",
     "count",
     "reduce",
     "join_own_count",
@@ -446,7 +452,7 @@ def lots_of(chance: random.Random, program: Program, begin: int | None = None) -
         chance.choice([1, 5, 40]),
         chance.choice([1, 9]),
     )
-    lots = []
+    lots = [_everywhere(chance, program, now)]
     for i in range(chance.randint(2, 12)):
         topic = chance.choice(["in", "in", "right", "right" if i < 2 else "in"])
         facts = []
@@ -461,6 +467,15 @@ def lots_of(chance: random.Random, program: Program, begin: int | None = None) -
             facts.append(Fact(key, value, time))
         lots.append(Lot(topic, tuple(facts), chance.random() < 0.15))
     return tuple(lots)
+
+
+def _everywhere(chance: random.Random, program: Program, now: int) -> Lot:
+    """The rows of the global table, which a run has before any other record."""
+    facts = [
+        Fact(name, chance.choice([None, *2 * VALUES[program.values]]), max(now, 0))
+        for name in [None, "k0", "k1", "k0", "k2"]
+    ]
+    return Lot("everywhere", tuple(facts), crash=False)
 
 
 # Smaller ones.

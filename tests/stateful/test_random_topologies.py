@@ -196,7 +196,8 @@ def test_the_programs_join_tables_of_all_kinds_in_all_ways_and_something_comes_o
         *product(("history",), ("grace_join", "grace_left_join")),
     }
     names = {step.name for p, _ in given for step in p.steps}
-    assert names.issuperset({*STREAM_JOIN_STEPS, *FOREIGN_JOINS, "regroup", "cogroup"})
+    others = {"regroup", "cogroup", "global_join", "global_left_join"}
+    assert names.issuperset({*STREAM_JOIN_STEPS, *FOREIGN_JOINS, *others})
     made = [step.table for p, _ in given for step in p.steps if step.table is not None]
     steps = {(table.kind, step.name) for table in made for step in table.steps}
     # Keys in sessions meet no others.

@@ -50,7 +50,7 @@ def runs_of(seed: int) -> dict[str, Run]:
     for number in range(PROGRAMS):
         program = program_of(chance, values=values, windowed=windowed)
         lots = lots_of(chance, program, chance.choice(BEGINS))
-        made[f"r{seed}-{number}-"] = program, lots[:LOTS_MAX]
+        made[f"r{seed}-{number}-"] = program, lots[: 1 + LOTS_MAX]
     return made
 
 
@@ -70,7 +70,7 @@ def produce(kafka: LocalKafka, runs: Mapping[str, Run], lots: Mapping[str, Lot])
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 5})
     for prefix, lot in lots.items():
         program = runs[prefix][0]
-        keys = serdes.STRING if lot.topic == "right" else keys_of(program)
+        keys = keys_of(program) if lot.topic == "in" else serdes.STRING
         values = FUNCTIONS[program.values].serde
         for key, value, time, _ in lot.facts:
             producer.produce(

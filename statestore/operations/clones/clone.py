@@ -246,6 +246,12 @@ class Clone:
                     f"store {store!r} is restored from topic {topic}, which the application writes "
                     "itself: it cannot be cloned"
                 )
+        for source in self._topology.global_sources:
+            if source.topic.name in written:
+                raise Misuse(
+                    f"global table {source.spec.name!r} is made of topic {source.topic.name}, "
+                    "which the application writes itself: it cannot be cloned"
+                )
         internal = [spec.name for spec in self._internal(self._original, counts)]
         own = {name: f"{clone_id}-{name.removeprefix(f'{self._original}-')}" for name in internal}
         return {name: f"{clone_id}-{name}" for name in sorted(written)} | own

@@ -121,7 +121,14 @@ def renamed(topology: Topology, topics: Mapping[str, str]) -> Topology:
             case _:
                 return node
 
-    return replace(topology, nodes=tuple(map(over, topology.nodes)))
+    return replace(
+        topology,
+        nodes=tuple(map(over, topology.nodes)),
+        global_sources=tuple(
+            replace(source, spec=replace(source.spec, topic=name(source.topic).name))
+            for source in topology.global_sources
+        ),
+    )
 
 
 def with_own_dead_letters(settings: Settings, topics: Mapping[str, str]) -> Settings:

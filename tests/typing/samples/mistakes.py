@@ -85,6 +85,10 @@ lengths.join(lengths, lambda a, b: a)  # mistake: a stream needs windows
 lengths.join(texts, lambda a, b: a, NEAR)  # mistake: a table has no windows
 lengths.left_join(lengths, lambda a, b: a + b, NEAR)  # mistake: there may be no match
 lengths.join(lengths, lambda a, b: a, 1000)  # mistake: no windows
+everywhere = builder.global_table("everywhere", value_serde=serdes.STRING)
+lengths.join(everywhere, lambda n, text: text)  # mistake: a global table needs a key
+lengths.join(everywhere, lambda n, text: text, key=lambda k, n: n)  # mistake: key of the table
+lengths.left_join(everywhere, lambda n, t: t.upper(), key=lambda k, n: k)  # mistake: no row
 numbered.to_stream().join(lengths, lambda a, b: a, NEAR)  # mistake: key type of a stream
 lengths.merge(lengths.map_values(str))  # mistake: value type of a stream
 lengths.process(OfTexts)  # mistake: value type of a processor

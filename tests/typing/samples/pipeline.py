@@ -245,6 +245,16 @@ def joins(builder: ss.StreamsBuilder[str, bytes], orders: ss.KStream[str, Order]
     assert_type(named, ss.KStream[str, str])
     with_key = orders.join(rates, lambda key, order, rate: (key, order.cents, rate))
     assert_type(with_key, ss.KStream[str, tuple[str, int, float]])
+    prices = builder.global_table("prices", key_serde=serdes.INT64, value_serde=serdes.FLOAT64)
+    assert_type(prices, ss.GlobalKTable[int, float])
+    known = orders.join(
+        prices, lambda order, price: order.cents * price, key=lambda _key, order: order.cents
+    )
+    assert_type(known, ss.KStream[str, float])
+    maybe = orders.left_join(
+        prices, lambda key, order, price: (key, price), key=lambda _key, order: order.cents
+    )
+    assert_type(maybe, ss.KStream[str, tuple[str, float | None]])
     near = ss.JoinWindows(timedelta(minutes=1), grace_ms=1000)
     lengths = orders.map_values(lambda order: order.cents)
     pairs = orders.join(lengths, lambda order, n: (order, n), near)

@@ -1,0 +1,226 @@
+"""Global tables: every host has all rows of a topic, and streams join them by any key.
+
+A global table belongs to no sub-topology. The run keeps its rows in a store of its own
+(operations/global_tables.py), which stream tasks only read.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import length_hint
+from typing import Any, Generic
+
+from statestore.errors import InvalidTopology, Misuse, SerdeMismatch, StateStoreError
+from statestore.model.batch import Batch, Column
+from statestore.model.records import K, Serde, V_co
+from statestore.stores import serdes
+from statestore.stores.specs import GlobalSpec
+from statestore.topology import missing_methods
+from statestore.topology.callbacks import check_arity
+from statestore.topology.collector import Collector
+from statestore.topology.failures import Stage, decoded, encoded, failed, processing
+from statestore.topology.flows import Flow, Look
+from statestore.topology.joiners import Joiner
+from statestore.topology.joins import JoinKind, rows_of
+from statestore.topology.materialized import Materialized, wished
+from statestore.topology.nodes import (
+    Build,
+    Forward,
+    GlobalSource,
+    NodeContext,
+    Push,
+    check_topic,
+)
+
+Selector = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class GlobalFlow:
+    """A global table as it is written: what joins need to look up its rows."""
+
+    builder: Collector
+    source: GlobalSource
+
+
+@missing_methods.explains(missing_methods.OF_GLOBAL_TABLES)
+class GlobalKTable(Generic[K, V_co]):
+    """A table of the latest value per key of a topic, of which every stream task sees all rows.
+
+    Streams join it by any key: `stream.join(table, function, key=selector)`. A processor reads its
+    store: `stream.process(factory, table.store)`.
+    """
+
+    def __init__(self, table: GlobalFlow) -> None:
+        self._table = table
+
+    @property
+    def store(self) -> str:
+        """The name of the table's store."""
+        return self._table.source.spec.name
+
+
+def global_table(
+    builder: Collector,
+    topic: str,
+    *,
+    key_serde: Serde[Any],
+    value_serde: Serde[Any],
+    materialized: Materialized[Any, Any] | str | None,
+    name: str | None,
+) -> GlobalKTable[Any, Any]:
+    """Add a global table; InvalidTopology if its store is to be anything but key-value files."""
+    check_topic("global_table()", topic)
+    wanted = wished(materialized) or Materialized(builder.store_name(topic, unnamed=False))
+    spec = wanted.spec(key_serde, value_serde)
+    if not spec.persistent:
+        raise InvalidTopology(
+            f"store {spec.name!r}: the rows of a global table lie in files, which all processes of "
+            "a host share: give it a persistent store, or only a name"
+        )
+    source = GlobalSource(
+        builder.number("KSTREAM-SOURCE") if name is None else f"{name}-source",
+        name or builder.number("KTABLE-SOURCE"),
+        GlobalSpec(spec.name, spec.key_serde, spec.value_serde, topic=topic),
+    )
+    builder.keep_global(source)
+    return GlobalKTable(GlobalFlow(builder, source))
+
+
+def joined_with(
+    table: GlobalFlow,
+    joiner: Joiner,
+    kind: JoinKind,
+    *,
+    key: Selector | None,
+    others: Sequence[object],
+) -> Callable[[Flow, str | None], Flow]:
+    """Return what joins a stream with a global table: it keeps its keys and partitions.
+
+    Misuse if `key` is no selector, or if any of the `others` is given: what other joins take.
+    """
+    verb = kind.value
+    if any(others) or kind.left_may_lack:
+        raise Misuse(
+            f"{verb}: a global table is as it is, without windows or grace: use join() or "
+            "left_join() with key= alone"
+        )
+    if key is None:
+        raise Misuse(
+            f"{verb}: a global table is joined by any key: pass key=, a function of (key, value) "
+            "that returns the key of the row, such as key=lambda key, value: key"
+        )
+    check_arity(f"key of {verb}", key, 2)
+    left, spec, select = kind.right_may_lack, table.source.spec, key
+
+    def add(flow: Flow, name: str | None) -> Flow:
+        if table.builder is not flow.builder:
+            raise InvalidTopology(
+                f"{verb}: the global table has another builder; a topology has only one"
+            )
+        node = flow.add(
+            "KSTREAM-LEFTJOIN" if left else "KSTREAM-JOIN",
+            name,
+            lambda n: _joined(n, spec, joiner, select, left=left),
+            (spec.name,),
+        )
+        return flow.revalued(node)
+
+    return add
+
+
+def refuse_key(verb: str, key: object) -> None:
+    """Raise Misuse if a join with anything but a global table was given a selector."""
+    if key is not None:
+        raise Misuse(
+            f"{verb}: only a global table is joined by key=: leave it out, or give the stream "
+            "another key before, with select_key()"
+        )
+
+
+def _joined(
+    node: str, spec: GlobalSpec[Any, Any], joiner: Joiner, select: Selector, *, left: bool
+) -> Build:
+    """Build a node that joins each record with the row whose key the selector returns.
+
+    Nulls are treated as in Kafka Streams: a record without a value joins nothing; one for which the
+    selector returns None is joined with None in a left join, and joins nothing in an inner join.
+    """
+
+    def build(context: NodeContext, forward: Forward) -> Push:
+        look, function = _look_of(context, spec), joiner.function
+
+        def join(batch: Batch) -> Batch:
+            own, ours = decoded(node, batch, "key"), decoded(node, batch, "value")
+            asked, keys = _selected(node, batch, spec.key_serde, select)
+            found = dict(zip(asked, zip(keys, rows_of(look, keys), strict=True), strict=True))
+            places = [i for i, (_, row) in found.items() if left or row is not None]
+            nulls = [
+                i
+                for i, value in enumerate(ours)
+                if value is None or (found[i][0] is None and not left)
+            ]
+            if nulls:
+                context.drop(node, batch, nulls, "null_key_or_value")
+            ahead = iter(places)
+            try:
+                if joiner.takes_key:
+                    made = [function(own[i], ours[i], found[i][1]) for i in ahead]
+                else:
+                    made = [function(ours[i], found[i][1]) for i in ahead]
+            except Exception as error:
+                culprit = [(places[len(places) - length_hint(ahead) - 1], error)]
+                raise failed(Stage.PROCESSING, node, batch, error, found=culprit) from error
+            chosen = batch if len(places) == len(batch) else batch.take(places)
+            return chosen.with_columns(values=Column(objects=made))
+
+        def push(batch: Batch) -> None:
+            with processing(node, batch):
+                made = join(batch)
+            if len(made):
+                forward(made, None)
+
+        return push
+
+    return build
+
+
+def _selected(
+    node: str, batch: Batch, key_serde: Serde[Any], select: Selector
+) -> tuple[list[int], list[bytes | None]]:
+    """Return the places of the values that are not null, and the key that each of them asks for."""
+    own, ours = decoded(node, batch, "key"), decoded(node, batch, "value")
+    asked = [i for i, value in enumerate(ours) if value is not None]
+    ahead = iter(asked)
+    try:
+        chosen = [select(own[i], ours[i]) for i in ahead]
+    except Exception as error:
+        culprit = [(asked[len(asked) - length_hint(ahead) - 1], error)]
+        raise failed(Stage.PROCESSING, node, batch, error, found=culprit) from error
+    wanted = batch if len(asked) == len(batch) else batch.take(asked)
+    wanted = wanted.with_columns(keys=Column(objects=chosen))
+    return asked, encoded(node, wanted, "key", key_serde)
+
+
+def _look_of(context: NodeContext, spec: GlobalSpec[Any, Any]) -> Look:
+    """Return the look-up of the rows of a global table."""
+    store, read = context.global_store(spec.name), spec.value_serde.deserialize
+    plain = spec.value_serde is serdes.BYTES
+
+    def look(keys: list[bytes]) -> list[Any]:
+        rows = store.look_up(keys)
+        if plain:
+            return rows
+        ahead = iter(rows)
+        try:
+            return [None if data is None else read(data) for data in ahead]
+        except StateStoreError:
+            raise
+        except Exception as error:
+            key = keys[len(keys) - length_hint(ahead) - 1]
+            raise SerdeMismatch(
+                f"the row of key {serdes.printable(key):.99} in store {spec.name!r} of a global "
+                f"table is no {spec.value_serde.name} ({error}): pass the value_serde=… of its "
+                "topic to global_table(), or write a readable value of that key to the topic"
+            ) from error
+
+    return look
