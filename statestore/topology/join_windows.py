@@ -121,3 +121,13 @@ def time_of(row: bytes) -> int:
     """Return the time of a record, from its row."""
     time: int = TIME.unpack_from(row, len(row) - 16)[0]
     return time - BIAS
+
+
+def require_windows(verb: str, given: object, grace_ms: object) -> JoinWindows:
+    """Return the windows of a join of two streams; Misuse if there are none, or another grace."""
+    if not isinstance(given, JoinWindows) or grace_ms:
+        raise Misuse(
+            f"{verb}: two streams meet within windows: pass ss.JoinWindows(before_ms, "
+            "after_ms, grace_ms=…) and no other grace, or make a table by to_table()"
+        )
+    return given

@@ -22,12 +22,13 @@ from statestore.model.records import K2, V2, K, K_co, Record, Serde, V, V_co
 from statestore.stores.specs import StoreSpec
 from statestore.topology import grouped_streams, joins, ktables, missing_methods, sinks
 from statestore.topology import operators as ops
+from statestore.topology.branches import branched
 from statestore.topology.callbacks import check_arity, check_factory, takes_key
 from statestore.topology.fixed_keys import processed_values
 from statestore.topology.flows import Flow
 from statestore.topology.global_tables import GlobalKTable, Selector, joined_with, refuse_key
 from statestore.topology.grouping import Grouping
-from statestore.topology.join_windows import JoinWindows
+from statestore.topology.join_windows import JoinWindows, require_windows
 from statestore.topology.joiners import Joiner
 from statestore.topology.materialized import Materialized
 from statestore.topology.nodes import Build
@@ -170,7 +171,9 @@ class KStream(Generic[K_co, V_co]):
         for predicate in predicates:
             check_arity("branch", predicate, 2, name)
         numbers = [str(i + 1) for i in range(len(predicates))]
-        return tuple(self._branches(predicates, [*numbers, "rest"], name).values())
+        return tuple(
+            map(KStream, branched(self._flow, predicates, [*numbers, "rest"], name).values())
+        )
 
     def split(
         self,
@@ -191,7 +194,8 @@ class KStream(Generic[K_co, V_co]):
             raise Misuse(f"split(): {default!r} is a branch and the default: give them two names")
         for branch, predicate in branches.items():
             check_arity(f"split: branch {branch!r}", predicate, 2, name)
-        return self._branches([*branches.values()], [*branches, default], name)
+        made = branched(self._flow, [*branches.values()], [*branches, default], name)
+        return {each: KStream(flow) for each, flow in made.items()}
 
     def repartition(
         self: "KStream[K | None, V | None]",
@@ -563,24 +567,19 @@ class KStream(Generic[K_co, V_co]):
     ) -> "KStream[K_co, Any]":
         verb = kind.value
         joiner = Joiner.checked(verb, function, name)
-        given: object = windows
         if isinstance(other, GlobalKTable):
             join = joined_with(other._table, joiner, kind, key=key, others=(windows, grace_ms))
             return KStream(join(self._flow, name))
         refuse_key(verb, key)
         if isinstance(other, KStream):
-            if not isinstance(given, JoinWindows) or grace_ms:
-                raise Misuse(
-                    f"{verb}: two streams meet within windows: pass ss.JoinWindows(before_ms, "
-                    "after_ms, grace_ms=…) and no other grace, or make a table by to_table()"
-                )
+            near = require_windows(verb, windows, grace_ms)
             return KStream(
                 joins.stream_with_stream(
-                    self._flow, other._flow, joiner, kind, windows=given, name=name
+                    self._flow, other._flow, joiner, kind, windows=near, name=name
                 )
             )
         table = ktables.table_of(verb, other, self._flow)
-        if given is not None or kind.left_may_lack:
+        if windows is not None or kind.left_may_lack:
             raise Misuse(
                 f"{verb}: a table has one row of a key at a time, and no windows: use join() or "
                 "left_join(), without windows"
@@ -594,24 +593,6 @@ class KStream(Generic[K_co, V_co]):
             name=name,
         )
         return KStream(flow)
-
-    def _branches(
-        self,
-        predicates: Sequence[Callable[[K_co, V_co], object]],
-        names: Sequence[str | None],
-        name: str | None,
-    ) -> "dict[str, KStream[K_co, V_co]]":
-        """Return the streams by their names; the last one is for the rest, None drops it."""
-        flow = self._flow
-        chosen = name or flow.builder.number("KSTREAM-BRANCH")
-        children = [None if each is None else f"{chosen}-{each}" for each in names]
-        flow.add("", chosen, lambda n: ops.branched(n, predicates, children))
-        found = {}
-        for each in names:
-            if each is not None:
-                child = flow.builder.node("", f"{chosen}-{each}", (chosen,), lambda _: ops.passed())
-                found[each] = KStream[K_co, V_co](flow.same(child))
-        return found
 
     def _same(
         self, kind: str, name: str | None, make: Callable[[str], Build]

@@ -9,8 +9,8 @@ from statestore.topology.graph import Topology
 from tests.contract import (
     cogroup_cases,
     foreign_key_cases,
-    serde_cases,
     global_cases,
+    serde_cases,
     session_cases,
     stream_cases,
     stream_join_cases,

@@ -10,6 +10,7 @@ store and a store whose rows expire. Each record is also joined with a global ta
 """
 
 import os
+from typing import Any
 
 import statestore as ss
 from statestore import serdes
@@ -103,14 +104,7 @@ def topology() -> ss.Topology:
     both.aggregate(int, every("both")).to_stream().to(f"{prefix}-both")
     met = source.left_join(others, lambda number, other: [number, other], NEAR, name="met")
     met.to(f"{prefix}-met")
-    everyone = b.global_table(f"{prefix}-users", materialized="everyone")
-    known = source.join(
-        everyone,
-        lambda number, user: [number, user["n"]],
-        key=lambda _key, number: f"user-{number % USERS}",
-        name="known",
-    )
-    known.to(f"{prefix}-known")
+    _know_everyone(b, source, prefix)
     return b.build()
 
 
@@ -160,6 +154,19 @@ class Visits:
                 )
                 count += known
         self._sessions.put(made, count)
+
+
+def _know_everyone(
+    b: ss.StreamsBuilder[str, Any], source: ss.KStream[str, Any], prefix: str
+) -> None:
+    everyone = b.global_table(f"{prefix}-users", materialized="everyone")
+    known = source.join(
+        everyone,
+        lambda number, user: [number, user["n"]],
+        key=lambda _key, number: f"user-{number % USERS}",
+        name="known",
+    )
+    known.to(f"{prefix}-known")
 
 
 def every(store: str) -> ss.Materialized:

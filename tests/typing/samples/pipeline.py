@@ -158,6 +158,7 @@ def topology() -> ss.Topology:
     stateless(orders)
     aggregates(orders)
     joins(builder, orders)
+    global_joins(builder, orders)
     processors(orders)
     return builder.build()
 
@@ -235,16 +236,7 @@ def aggregates(orders: ss.KStream[str, Order]) -> None:
     assert_type(merged, ss.KTable[ss.Windowed[str], list[int]])
 
 
-def joins(builder: ss.StreamsBuilder[str, bytes], orders: ss.KStream[str, Order]) -> None:
-    rates = builder.table("rates", value_serde=serdes.FLOAT64, materialized=ss.Materialized(RATES))
-    assert_type(rates, ss.KTable[str, float])
-    assert_type(rates.store, str | None)
-    priced = orders.join(rates, lambda order, rate: order.cents * rate)
-    assert_type(priced, ss.KStream[str, float])
-    named = orders.left_join(rates, lambda order, rate: "none" if rate is None else str(rate))
-    assert_type(named, ss.KStream[str, str])
-    with_key = orders.join(rates, lambda key, order, rate: (key, order.cents, rate))
-    assert_type(with_key, ss.KStream[str, tuple[str, int, float]])
+def global_joins(builder: ss.StreamsBuilder[str, bytes], orders: ss.KStream[str, Order]) -> None:
     prices = builder.global_table("prices", key_serde=serdes.INT64, value_serde=serdes.FLOAT64)
     assert_type(prices, ss.GlobalKTable[int, float])
     known = orders.join(
@@ -255,6 +247,18 @@ def joins(builder: ss.StreamsBuilder[str, bytes], orders: ss.KStream[str, Order]
         prices, lambda key, order, price: (key, price), key=lambda _key, order: order.cents
     )
     assert_type(maybe, ss.KStream[str, tuple[str, float | None]])
+
+
+def joins(builder: ss.StreamsBuilder[str, bytes], orders: ss.KStream[str, Order]) -> None:
+    rates = builder.table("rates", value_serde=serdes.FLOAT64, materialized=ss.Materialized(RATES))
+    assert_type(rates, ss.KTable[str, float])
+    assert_type(rates.store, str | None)
+    priced = orders.join(rates, lambda order, rate: order.cents * rate)
+    assert_type(priced, ss.KStream[str, float])
+    named = orders.left_join(rates, lambda order, rate: "none" if rate is None else str(rate))
+    assert_type(named, ss.KStream[str, str])
+    with_key = orders.join(rates, lambda key, order, rate: (key, order.cents, rate))
+    assert_type(with_key, ss.KStream[str, tuple[str, int, float]])
     near = ss.JoinWindows(timedelta(minutes=1), grace_ms=1000)
     lengths = orders.map_values(lambda order: order.cents)
     pairs = orders.join(lengths, lambda order, n: (order, n), near)
