@@ -30,6 +30,7 @@ from statestore.testing.driver import TopologyTestDriver
 from statestore.topology.builder import StreamsBuilder
 from statestore.topology.graph import Topology
 from tests.contract.test_stores_at_rest import Shop
+from tests.contract.windows_text import pipe, shown
 
 KEPT = ss.SessionWindows(10, grace_ms=5, retention_ms=50)
 
@@ -49,16 +50,6 @@ def counting(
 def driver() -> Iterator[TopologyTestDriver]:
     with TopologyTestDriver(counting()) as made:
         yield made
-
-
-def pipe(driver: TopologyTestDriver, text: str) -> None:
-    """`a1 b12`: a record of key a at 1, one of b at 12; one commit."""
-    driver.pipe_all("in", [(word[0], 0, int(word[1:])) for word in text.split()])
-
-
-def shown(pairs: Any) -> list[str]:
-    with pairs as scan:
-        return [f"{w.key}@{w.start_ms}-{w.end_ms}={value}" for w, value in scan]
 
 
 def rows(driver: TopologyTestDriver) -> dict[bytes, bytes]:

@@ -31,6 +31,7 @@ from statestore.stores.in_windows import TIME_ROW, UNLOGGED
 from statestore.testing.driver import TopologyTestDriver
 from statestore.topology.builder import StreamsBuilder
 from tests.contract.test_stores_at_rest import Shop
+from tests.contract.windows_text import shown
 
 SIZE, KEPT = 10, 50
 TYPED = {"key_serde": serdes.STRING, "value_serde": serdes.JSON}
@@ -40,6 +41,7 @@ IN_MEMORY = (
     ss.in_memory_window_store("w", SIZE, KEPT, **TYPED),
     ss.in_memory_session_store("s", KEPT, **TYPED),
 )
+
 WORDS = ("", "a", "ab", "a\0", "b", "é" * 9)
 
 
@@ -57,11 +59,6 @@ def sessions(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     store = ss.open_store(spec, tmp_path, settings={"statestore.wal": False})
     yield store
     store.close()
-
-
-def shown(pairs: Any) -> list[str]:
-    with pairs as scan:
-        return [f"{of.key}@{of.start_ms}-{of.end_ms}={value}" for of, value in scan]
 
 
 # Specs.
