@@ -7,11 +7,11 @@ Therefore no repartition is needed after it, and the keys keep their serde.
 import reprlib
 from collections.abc import Callable
 from itertools import groupby
-from operator import attrgetter
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import Any
 
 from statestore.model.batch import Batch, Column
-from statestore.model.records import Header, Record
+from statestore.model.records import Record
 from statestore.topology.nodes import Build
 from statestore.topology.processors import (
     Maker,
@@ -24,17 +24,9 @@ from statestore.topology.processors import (
 _WAY_OUT = "forward record.replace(value=…), or use process(), which may change keys"
 
 
-class _Forwarded(NamedTuple):
-    """What was forwarded for the record at `place`."""
-
-    child: str | None
-    place: int
-    value: Any
-    time_ms: int
-    headers: tuple[Header, ...]
-
-
-_by_child = attrgetter("child")
+_Forwarded = tuple[str | None, int, Record[Any, Any]]
+"""The child that is named, the place of the record for which this was forwarded, and what was."""
+_by_child = itemgetter(0)
 
 
 class FixedKeyContext(ProcessorContext[Any, Any]):
@@ -51,28 +43,30 @@ class FixedKeyContext(ProcessorContext[Any, Any]):
 
     def at(self, stream_time_ms: int | None, time_ms: int | None) -> None:
         """Note the time of what comes now: of the next record, or of a timer between batches."""
-        super().at(stream_time_ms, time_ms)
+        self.stream_time = stream_time_ms
+        for clock in self._clocks:
+            clock.now_ms = time_ms
         if self._batch is not None:
             self._place += 1
             self._key = self._keys[self._place]
 
     def forward(self, record: Record[Any, Any], *, to: str | None = None) -> None:
         """Hand a record to all children of this node, or to the one that is named."""
-        if not isinstance(record, Record):
-            raise no_record([record])
+        try:
+            key = record.key
+        except AttributeError as error:
+            raise no_record([record]) from error
         if self._batch is None:
             raise ValueError(
                 "process_values() keeps keys, and a timer has no record whose key it could keep: "
                 "use process()"
             )
-        key = record.key
         if key is not self._key and key != self._key:
             raise ValueError(
                 f"process_values() keeps keys: the record has the key {reprlib.repr(self._key)}, "
                 f"and one with the key {reprlib.repr(key)} was forwarded: {_WAY_OUT}"
             )
-        _, value, time_ms, headers, *_ = record
-        self._made.append(_Forwarded(to, self._place, value, time_ms, headers))
+        self._made.append((to, self._place, record))
 
     def take_forwarded(self) -> list[tuple[Batch, str | None]]:
         """Return what was forwarded: each run of records for the same child as one batch."""
@@ -80,7 +74,10 @@ class FixedKeyContext(ProcessorContext[Any, Any]):
         if batch is None:
             return []
         runs = [(child, list(run)) for child, run in groupby(self._made, _by_child)]
-        return [(_made_of(batch, run), child) for child, run in runs]
+        try:
+            return [(_made_of(batch, run), child) for child, run in runs]
+        except AttributeError as error:
+            raise no_record([record for _, _, record in self._made]) from error
 
     def done(self) -> None:
         """End a call; what it forwarded is forgotten unless it was taken."""
@@ -90,12 +87,14 @@ class FixedKeyContext(ProcessorContext[Any, Any]):
 
 def _made_of(batch: Batch, run: list[_Forwarded]) -> Batch:
     """Return records of a batch, in the same places and with the same keys, as they went on."""
-    chosen = batch.take([one.place for one in run])
+    places, records = [place for _, place, _ in run], [record for _, _, record in run]
+    chosen = batch if places == [*range(len(batch))] else batch.take(places)
+    headers = [record.headers for record in records]
     return Batch(
         keys=chosen.keys,
-        values=Column(objects=[one.value for one in run]),
-        timestamps=[one.time_ms for one in run],
-        headers=[one.headers for one in run] if any(one.headers for one in run) else None,
+        values=Column(objects=[record.value for record in records]),
+        timestamps=[record.timestamp_ms for record in records],
+        headers=headers if any(headers) else None,
         topic=chosen.topic,
         partition=chosen.partition,
         offsets=chosen.offsets,

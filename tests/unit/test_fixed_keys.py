@@ -82,6 +82,20 @@ def test_what_is_forwarded_must_be_a_record() -> None:
         driver.pipe("in", "a", 1, 0)
 
 
+class Keyed:
+    """Has a key and nothing else that a record has."""
+
+    key = "a"
+
+
+def test_what_has_only_a_key_is_no_record() -> None:
+    with (
+        made(lambda c, r: c.forward(Keyed())) as driver,
+        pytest.raises(RecordFailed, match=r"forward\(\) takes a Record, not Keyed"),
+    ):
+        driver.pipe("in", "a", 1, 0)
+
+
 class Timed:
     """Forwards in a timer what it was given last."""
 
