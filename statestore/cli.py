@@ -40,6 +40,7 @@ _OF_EXTRAS = {
     "drill": ("testing", "statestore.testing.drills.command:drill_command"),
     "kafka": ("testing", "statestore.testing.kafka_command:kafka"),
     "ui": ("ui", "statestore.ui.command:ui_command"),
+    "serve": ("serve", "statestore.commands.serve:serve_command"),
 }
 """The extra that a command needs, and where it is."""
 
@@ -50,7 +51,7 @@ class _Commands(CommandGroup):
     sections: ClassVar = {
         "Begin": ("init", "settings", "topology", "topics"),
         "Run": ("run", "spark-job", "status", "ui"),
-        "Look into state": ("stores", "offsets", "audit"),
+        "Look into state": ("stores", "offsets", "serve", "audit"),
         "Keep copies": ("export", "restore", "exports"),
         "Change or begin again": ("relocate", "migrate", "upgrade-to-versioned", "reset"),
         "Try": ("kafka", "drill"),

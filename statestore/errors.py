@@ -14,6 +14,8 @@
     │   ├── UncommittedWrites                               `with` ended with uncommitted writes
     │   ├── UnknownStore (also LookupError)                 no store of that name
     │   ├── CommitInsideProcessor                           a processor called store.commit
+    │   ├── NotAuthorized                                   a server got no token, or a wrong one
+    │   ├── PageExpired                                     a server forgot the pages of an answer
     │   ├── FormatTooNew                                    written by a newer statestore
     │   ├── ExportTooOld                                    deleted keys would come back
     │   ├── ExportDamaged                                   a file is missing or has other content
@@ -116,6 +118,14 @@ class UnknownStore(Misuse, LookupError):
 
 class CommitInsideProcessor(Misuse):
     """A processor called `store.commit`; `context.commit()` requests a task commit (KIP-892)."""
+
+
+class NotAuthorized(Misuse):
+    """A server of state got no token, or one that it does not know."""
+
+
+class PageExpired(Misuse):
+    """A server of state has closed the scan from which a page was asked for: begin anew."""
 
 
 class FormatTooNew(Misuse):

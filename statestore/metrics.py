@@ -138,6 +138,11 @@ class StoreMetrics:
 _open_stores: weakref.WeakSet[StoreMetrics] = weakref.WeakSet()
 
 
+def open_stores() -> list[StoreMetrics]:
+    """Return the counters of the stores that are open in this process."""
+    return list(_open_stores)
+
+
 def _uncommitted(_options: CallbackOptions) -> Iterable[Observation]:
     return [store.observation() for store in list(_open_stores)]
 

@@ -10,7 +10,6 @@ what was overridden, never a secret.
 import os
 import re
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +18,7 @@ import msgspec
 
 from statestore.applications import ConfiguredApplication
 from statestore.errors import Misuse, UnknownApplication
-from statestore.model.modes import Time
+from statestore.model.modes import TIME_MAX_MS, Time, parse_time
 from statestore.operations.run import RunRequest
 from statestore.operations.serving import FOREVER, run_request
 from statestore.runtime import portable_target
@@ -29,8 +28,6 @@ from statestore.tasks.slot import FOREVER_MS
 F = TypeVar("F", bound=Callable[..., Any])
 _SPAN_UNITS = {"ms": 1, "": 1000, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 DEFAULT_CONFIG = "statestore.toml"
-_TIME_MAX_MS = 253_402_300_799_999
-"""The end of the year 9999."""
 PARTITION = click.IntRange(0, (1 << 31) - 1)
 
 
@@ -234,8 +231,8 @@ def parse_span(text: str) -> int:
             f"span {text!r} is not understood: pass a number with ms, s, m, h or d, such as 5m"
         )
     # There are too many digits for int() to try, or for any clock.
-    span_ms = int(match[1]) * _SPAN_UNITS[match[2]] if len(match[1]) < 20 else _TIME_MAX_MS + 1
-    if span_ms > _TIME_MAX_MS:
+    span_ms = int(match[1]) * _SPAN_UNITS[match[2]] if len(match[1]) < 20 else TIME_MAX_MS + 1
+    if span_ms > TIME_MAX_MS:
         raise Misuse(
             f"span {text[:40]}: longer than any clock runs: pass a shorter one, such as 5m"
         )
@@ -244,20 +241,6 @@ def parse_span(text: str) -> int:
 
 def _run_for_ms(text: str) -> int:
     return FOREVER_MS if text.strip().lower() == FOREVER else parse_span(text)
-
-
-def parse_time(text: str) -> Time:
-    """Parse epoch milliseconds, or ISO-8601 with a time zone."""
-    if re.fullmatch(r"-?[0-9]+", text.strip()):
-        if len(text.strip()) < 20 and abs(int(text)) <= _TIME_MAX_MS:
-            return int(text)
-        raise Misuse(f"time {text[:40]}: after the year 9999: pass ISO-8601, or epoch ms")
-    try:
-        return datetime.fromisoformat(text)
-    except (ValueError, OverflowError) as error:
-        raise Misuse(
-            f"time {text!r} is not understood ({error}): pass ISO-8601 with a zone, or epoch ms"
-        ) from error
 
 
 def _deployment_options() -> list[Callable[[F], F]]:

@@ -6,9 +6,9 @@ from typing import Any
 import click
 import msgspec
 
-from statestore.commands.arguments import broker_option, parse_state, parse_time, state_options
+from statestore.commands.arguments import broker_option, parse_state, state_options
 from statestore.errors import Misuse
-from statestore.model.modes import to_ms
+from statestore.model.modes import parse_time, to_ms
 from statestore.operations.reset import ResetReport, ResetTo, reset
 from statestore.runtime import Runtime
 

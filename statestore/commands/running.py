@@ -1,11 +1,12 @@
 """`statestore run`, and what a Spark job shares with it: the summary and its file."""
 
+import importlib
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,7 +17,7 @@ from rich.table import Table
 
 from statestore.commands.arguments import RunArguments, parse_run, run_options
 from statestore.commands.progress import shown_run
-from statestore.errors import HostFailure, failure_fields
+from statestore.errors import HostFailure, Misuse, failure_fields
 from statestore.model.texts import held_text
 from statestore.operations.pipelines import load_pipeline
 from statestore.operations.run import Run, RunSummary
@@ -41,13 +42,39 @@ _SHOW_CURSOR = b"\x1b[?25h"
     show_default=True,
     help="How many processes to spread the stream tasks over.",
 )
+@click.option(
+    "--metrics-port",
+    envvar="STATESTORE_METRICS_PORT",
+    type=click.IntRange(0, 65535),
+    help="Serve metrics for Prometheus at this port while it runs; 0 takes a free one.",
+)
+@click.option(
+    "--metrics-host",
+    envvar="STATESTORE_METRICS_HOST",
+    default="127.0.0.1",
+    show_default=True,
+    help="The address on which to do so.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line, on failure too.")
-def run_command(*, workers: int, as_json: bool, **flags: Any) -> None:
+def run_command(
+    *,
+    workers: int,
+    metrics_port: int | None,
+    metrics_host: str,
+    as_json: bool,
+    **flags: Any,
+) -> None:
     """Process what the input topics hold, without Spark, in one process or several.
 
     Ctrl-C and SIGTERM end a run after its next commit; a second Ctrl-C ends it at once.
     """
-    with _Signals() as stop:
+    if metrics_port is not None and workers > 1:
+        raise Misuse(
+            "--metrics-port shows the stores of this process, and those of --workers are in "
+            "others: leave one of them out, or set a provider of OpenTelemetry in the pipeline"
+        )
+    application_id = flags["application_id"] or ""
+    with _Signals() as stop, _metrics(application_id, metrics_host, metrics_port):
         summary = _run(workers, stop, flags, as_json=as_json)
     if as_json:
         click.echo(summary_line(summary))
@@ -56,6 +83,23 @@ def run_command(*, workers: int, as_json: bool, **flags: Any) -> None:
         _print_table("run", shown)
         if summary.held_records:
             click.echo(held_text(summary.held_records))
+
+
+def _metrics(
+    application_id: str, host: str, port: int | None
+) -> AbstractContextManager[int | None]:
+    """Serve the metrics of this process, if that was asked for."""
+    if port is None:
+        return nullcontext()
+    try:
+        # By its name, as the extra `serve` may not be there.
+        prometheus: Any = importlib.import_module("statestore.serving.prometheus")
+    except ModuleNotFoundError as error:
+        raise Misuse(
+            f"--metrics-port needs the extra `serve` ({error}): pip install 'statestore[serve]'"
+        ) from error
+    served: AbstractContextManager[int] = prometheus.metrics_port(application_id, host, port)
+    return served
 
 
 def _run(workers: int, stop: "_Signals", flags: dict[str, Any], *, as_json: bool) -> RunSummary:

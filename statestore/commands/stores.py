@@ -20,7 +20,6 @@ from statestore.commands.arguments import (
     PARTITION,
     StateArguments,
     parse_state_arguments,
-    parse_time,
     state_options,
 )
 from statestore.commands.help import CommandGroup
@@ -28,7 +27,7 @@ from statestore.commands.printing import print_rows, text_of
 from statestore.commands.typed_keys import serialized
 from statestore.errors import Misuse
 from statestore.model.ids import TaskId
-from statestore.model.modes import to_ms
+from statestore.model.modes import parse_time, to_ms
 from statestore.model.records import Serde
 from statestore.operations.at_rest import StoresAtRest
 from statestore.operations.pipelines import load_pipeline, serdes_of

@@ -4,6 +4,7 @@
 <task id>/snapshots/<id>/<store>/          the store's files: hard links that are never written
                          snapshot.json     the manifest: offsets, time, what is missing
                          lease.json        how long to keep it; then any process removes it
+                         .commits/         the commits since then, if asked for (commit_feeds.py)
 <task id>/snapshots/.<id>/                 an unfinished snapshot, also leased
 
 Keeps I14.
@@ -81,13 +82,19 @@ class Manifest(msgspec.Struct, frozen=True):
     stores: dict[StoreName, StoreOffsets]
     left_out: dict[StoreName, Text] = {}
     unreadable: list[StoreName] = []
+    committed_ms: TimeMs | None = None
+    """When that commit was made; None: not in the present run, or the task was at rest."""
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request to the owner: until when the caller waits, and how long to lease the snapshot."""
+    """A request to the owner: until when the caller waits, and how long to lease the snapshot.
+
+    `follow`: whether the caller also wants every commit that comes after it.
+    """
 
     expires_ms: TimeMs
     lease_ms: TimeMs
+    follow: bool = False
 
 
 class _SnapshotLease(msgspec.Struct, frozen=True):

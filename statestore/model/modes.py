@@ -1,5 +1,6 @@
 """Modes that users choose from, and the types in which they pass times and time spans."""
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -9,6 +10,8 @@ from statestore.errors import Misuse
 
 Time = int | datetime
 Span = int | timedelta
+TIME_MAX_MS = 253_402_300_799_999
+"""The end of the year 9999."""
 
 
 class _Word(StrEnum):
@@ -67,6 +70,20 @@ class Optimization(_Word):
     NONE = "none"
     ALL = "all"
     REUSE_SOURCE_TOPICS = "reuse.ktable.source.topics"
+
+
+def parse_time(text: str) -> Time:
+    """Parse epoch milliseconds, or ISO-8601 with a time zone."""
+    if re.fullmatch(r"-?[0-9]+", text.strip()):
+        if len(text.strip()) < 20 and abs(int(text)) <= TIME_MAX_MS:
+            return int(text)
+        raise Misuse(f"time {text[:40]}: after the year 9999: pass ISO-8601, or epoch ms")
+    try:
+        return datetime.fromisoformat(text)
+    except (ValueError, OverflowError) as error:
+        raise Misuse(
+            f"time {text!r} is not understood ({error}): pass ISO-8601 with a zone, or epoch ms"
+        ) from error
 
 
 def to_ms(time: Time) -> int:

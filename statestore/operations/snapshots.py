@@ -25,6 +25,7 @@ from statestore.errors import (
 )
 from statestore.faults import CrashPoint, reach
 from statestore.layout import owners
+from statestore.layout.commit_feeds import FeedReader
 from statestore.layout.snapshots import Manifest, Request, StoreOffsets, TaskSnapshots, new_id
 from statestore.model.ids import TaskId
 from statestore.operations.environment import Environment
@@ -64,6 +65,19 @@ class Snapshot:
             raise UnknownStore(f"no store {store!r} in the snapshot of task {task}; it has {known}")
         return self._snapshots.path(self._id) / store
 
+    def store_dirs(self) -> dict[str, Path]:
+        """Return the folders of all stores that it has."""
+        return {store: self._snapshots.path(self._id) / store for store in self.manifest.stores}
+
+    def feed(self) -> FeedReader | None:
+        """Return what brings the commits since then; None if the task had no owner.
+
+        The holder applies them to the files, which are its own copy.
+        """
+        if self.manifest.commit_number is None:
+            return None
+        return FeedReader(self._snapshots.path(self._id))
+
     def renew(self) -> None:
         """Extend the lease once half of it is over; Unavailable if the snapshot is gone."""
         now_s = self._clock.monotonic()
@@ -97,9 +111,10 @@ class Snapshots:
         self._clock = environment.clock
         self._databases = environment.databases
 
-    def take(self, task: TaskId) -> Snapshot:
+    def take(self, task: TaskId, *, follow: bool = False) -> Snapshot:
         """Take a snapshot of all stores of a stream task.
 
+        `follow`: an owner also sends every commit from then on (`Snapshot.feed`).
         Unavailable names an owner that did not answer within `statestore.snapshot.wait.ms`.
         """
         settings, clock = self._settings, self._clock
@@ -108,7 +123,7 @@ class Snapshots:
         manifest = self._at_rest(task, snapshots, snapshot_id)
         if manifest is None:
             expires_ms = clock.now_ms() + settings.snapshot_wait_ms
-            snapshots.ask(snapshot_id, Request(expires_ms, settings.snapshot_lease_ms))
+            snapshots.ask(snapshot_id, Request(expires_ms, settings.snapshot_lease_ms, follow))
             try:
                 reach(CrashPoint.SNAPSHOT_REQUESTED)
                 manifest = self._answer(task, snapshots, snapshot_id)

@@ -28,10 +28,10 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from statestore.commands.arguments import StateArguments, parse_state_arguments, parse_time
+from statestore.commands.arguments import StateArguments, parse_state_arguments
 from statestore.commands.printing import json_text
 from statestore.errors import Misuse
-from statestore.model.modes import Time, to_ms
+from statestore.model.modes import Time, parse_time, to_ms
 from statestore.model.records import Serde
 from statestore.operations.pipelines import load_pipeline, serdes_of
 from statestore.operations.rows import Columns, Shape, committed_rows, logged_rows, shape_of

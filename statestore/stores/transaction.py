@@ -25,6 +25,7 @@ from statestore.stores.pending import ENTRY_COST, CountedWrites, Overlay, Pendin
 _COMPLETE_KEPT_MS = 86_400_000
 """How old the recorded time of completeness may get: well below any delete.retention.ms."""
 Ranges = Mapping[str, Sequence[tuple[bytes, bytes]]]  # spans [from, to) of tables
+Tap = Callable[[Mapping[str, Writes], Ranges | None], None]
 
 
 class StagedEngine:
@@ -75,6 +76,8 @@ class StagedEngine:
         self._open = True
         self._lag = FlushLag(limits, clock)
         self._has_all = False
+        self.tap: Tap | None = None
+        """Told of each batch once it is written; it must not keep the rows (docs/adr/0028)."""
         self._flush_soon = flush_soon or StagedEngine.catch_up
         # Held while what is committed and what is durable are told apart: `maintain` and `catch_up`
         # may be called by other threads.
@@ -385,6 +388,8 @@ class StagedEngine:
 
     def _write(self, writes: Mapping[str, Writes], ranges: Ranges | None = None) -> None:
         self._guard(lambda: self._engine.write(writes, ranges=ranges))
+        if self.tap is not None:
+            self.tap(writes, ranges)
 
     def _guard(self, action: Callable[[], None]) -> None:
         try:

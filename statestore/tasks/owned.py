@@ -21,6 +21,7 @@ from statestore.stores.pending import Overlay
 from statestore.stores.row_times import WriteTime
 from statestore.stores.specs import InWindowsSpec, StoreSpec, StoreSupplier
 from statestore.stores.staged_table import Changes, StagedTable
+from statestore.stores.transaction import Tap
 from statestore.stores.versioned.table import VersionedTable
 from statestore.tasks.memory_share import Usage
 from statestore.tasks.store_log import StoreLog
@@ -101,6 +102,9 @@ class OwnedStore(Protocol):
 
     def checkpoint(self, target: Path) -> StoreOffsets | None:
         """Put its files as of the last commit into a new folder; return None if it cannot."""
+
+    def tap(self, tap: Tap | None) -> None:
+        """Tell `tap` of each batch from now on, or nobody; a store without files tells nobody."""
 
     @property
     def why_no_snapshot(self) -> str: ...
@@ -228,6 +232,10 @@ class OpenStore:
         position = self._staged.position(pending=False)
         return StoreOffsets.of(self._staged.committed_offsets(), position.as_dict())
 
+    def tap(self, tap: Tap | None) -> None:
+        if self.persistent():
+            self._staged.tap = tap
+
     @property
     def why_no_snapshot(self) -> str:
         return IN_MEMORY
@@ -351,6 +359,9 @@ class SuppliedStore:
 
     def checkpoint(self, target: Path) -> StoreOffsets | None:
         """Return None, because only its class can read its files."""
+
+    def tap(self, tap: Tap | None) -> None:
+        """Do nothing, because nobody else can read its files."""
 
     @property
     def why_no_snapshot(self) -> str:

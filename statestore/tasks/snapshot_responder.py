@@ -3,6 +3,7 @@
 answer()  the stores as of the last commit     snapshot.linked
           published by rename                  snapshot.published
           the request taken off the list
+publish() the commits since then, to those who follow (commit_feed.py)
 """
 
 import logging
@@ -10,10 +11,12 @@ from collections.abc import Mapping
 
 from statestore.errors import HostFailure
 from statestore.faults import CrashPoint, reach
+from statestore.layout.commit_feeds import FeedWriter
 from statestore.layout.folders import StateLayout
 from statestore.layout.snapshots import Manifest, Request, StoreOffsets, TaskSnapshots
 from statestore.model.ids import TaskId
 from statestore.ports import Clock
+from statestore.tasks.commit_feed import CommitFeed
 from statestore.tasks.owned import OwnedStore
 from statestore.tasks.plan import TaskReport
 
@@ -32,7 +35,24 @@ class SnapshotResponder:
         self._snapshots = TaskSnapshots(layout.task_dir(task_id))
         self._clock = clock
         self._report = report
+        self._feed = CommitFeed()
         self._look_s = self._sweep_s = 0.0
+
+    def publish(self, stores: Mapping[str, OwnedStore], commit_number: int) -> None:
+        """Send what was committed since the last call to those who follow the task.
+
+        Call it only when all stores are as of the last commit, pending writes apart.
+        """
+        self._feed.publish(stores, commit_number, self._report.last_commit_ms)
+
+    def finish(self, stores: Mapping[str, OwnedStore], commit_number: int) -> None:
+        """Send the last commit of a clean end, and tell those who follow that it is the last."""
+        self.publish(stores, commit_number)
+        self._feed.end(complete=True)
+
+    def end(self) -> None:
+        """Tell those who still follow that no commit comes any more."""
+        self._feed.end()
 
     def serve(self, stores: Mapping[str, OwnedStore], commit_number: int) -> None:
         """Answer requests and remove what has expired, if it is time to look.
@@ -40,6 +60,7 @@ class SnapshotResponder:
         Call it at any moment outside of commits, because pending writes are not in the files.
         """
         now_s = self._clock.monotonic()
+        self.publish(stores, commit_number)
         if now_s >= self._look_s:
             self._look_s = now_s + _LOOK_EVERY_S
             for snapshot_id in self._snapshots.requests():
@@ -75,6 +96,9 @@ class SnapshotResponder:
         if snapshots.manifest(snapshot_id) is not None:
             return  # published by an owner that died before it withdrew the request
         making = snapshots.begin(snapshot_id, now_ms + request.lease_ms)
+        feed = FeedWriter(making) if request.follow else None
+        if feed is not None:
+            feed.begin()
         taken: dict[str, StoreOffsets] = {}
         left_out: dict[str, str] = {}
         for opened in stores.values():
@@ -85,7 +109,18 @@ class SnapshotResponder:
                 taken[opened.name] = offsets
         reach(CrashPoint.SNAPSHOT_LINKED)
         snapshots.publish(
-            snapshot_id, Manifest(str(self._task_id), now_ms, commit_number, taken, left_out)
+            snapshot_id,
+            Manifest(
+                str(self._task_id),
+                now_ms,
+                commit_number,
+                taken,
+                left_out,
+                committed_ms=self._report.last_commit_ms,
+            ),
         )
+        if feed is not None:
+            feed.published_in(snapshots.path(snapshot_id))
+            self._feed.follow(feed, stores)
         reach(CrashPoint.SNAPSHOT_PUBLISHED)
         self._report.snapshots += 1

@@ -112,6 +112,7 @@ class StreamTask:
         if self._present().needs_commit():
             self.step_commit()
         self._ownership.check()
+        self._responder.finish(self._stores.opened, self._committer.stamp.number)
         self.report.caught_up = self._present().caught_up()
 
     def step_commit(self) -> None:
@@ -163,7 +164,7 @@ class StreamTask:
             steps.append(self._attempt.close)
         if self._ownership.holds():  # a newer owner has ended what this one had open
             steps.append(self._committer.abort)
-        steps += [self._edges.outbox.close, self._stores.close]
+        steps += [self._edges.outbox.close, self._responder.end, self._stores.close]
         steps.append(self._write_last_files)
         for step in steps:
             try:

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from statestore.commands.arguments import parse_time
 from statestore.commands.printing import text_of
 from statestore.commands.typed_keys import serialized
 from statestore.errors import Misuse, StateStoreError
 from statestore.model.ids import TaskId
-from statestore.model.modes import to_ms
+from statestore.model.modes import parse_time, to_ms
 from statestore.model.records import Serde
 from statestore.model.texts import time_text
 from statestore.operations.at_rest import StoresAtRest

@@ -31,6 +31,7 @@ APPLICATIONS = "# statestore.toml\n"
 STARTS = {
     "guides-airflow": [pytest.mark.airflow],
     "guides-security": [pytest.mark.kafka],
+    "guides-serving": [pytest.mark.kafka],
     "guides-spark": [pytest.mark.kafka, pytest.mark.spark],
     "guides-without-spark": [pytest.mark.kafka],
 }

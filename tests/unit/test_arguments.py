@@ -13,11 +13,10 @@ from statestore.commands.arguments import (
     RunArguments,
     parse_run,
     parse_span,
-    parse_time,
     run_options,
 )
 from statestore.errors import InvalidSetting, Misuse
-from statestore.model.modes import to_ms
+from statestore.model.modes import parse_time, to_ms
 
 FILE = """
 [applications.shop]

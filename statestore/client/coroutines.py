@@ -1,0 +1,202 @@
+"""`AsyncStateClient`: asks a server of state from coroutines."""
+
+import ssl
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Self
+
+import httpx
+import tenacity
+
+from statestore.client.requests import (
+    TIMEOUT_S,
+    ClientBase,
+    ClientRequest,
+    RowsRead,
+    ServedRows,
+    TasksRead,
+    Wanted,
+    read,
+    rows,
+    served,
+    values,
+)
+from statestore.model.modes import Time
+from statestore.model.served import Freshness, ServedRow
+
+
+class AsyncStateClient(ClientBase):
+    """Asks a server of state from coroutines; use `async with`, or close it."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        timeout_s: float = TIMEOUT_S,
+        retry_s: float = 10,
+    ) -> None:
+        """See `StateClient`."""
+        super().__init__(url, token, retry_s=retry_s)
+        self._http = httpx.AsyncClient(
+            base_url=url, headers=self.headers, verify=tls or True, timeout=timeout_s
+        )
+
+    async def get(self, store: str, key: Any, **how: Any) -> Any:
+        """Return the value of a key, or None; the keywords are those of `get_rows`."""
+        return (await self.get_many(store, [key], **how))[0]
+
+    async def get_many(self, store: str, keys: Sequence[Any], **how: Any) -> list[Any]:
+        """Return one value or None per key, in order; the keywords are those of `get_rows`."""
+        return values(await self.get_rows(store, keys, **how))
+
+    async def get_rows(
+        self,
+        store: str,
+        keys: Sequence[Any],
+        *,
+        as_of: Time | None = None,
+        raw: bool = False,
+        partition: int | None = None,
+        min_position: Wanted | None = None,
+        wait_ms: int = 5000,
+    ) -> ServedRows:
+        """Return one row or None per key, and how new they are: see `StateClient.get_rows`."""
+        request = self.many_request(
+            store,
+            keys,
+            as_of=as_of,
+            raw=raw,
+            partition=partition,
+            min_position=min_position,
+            wait_ms=wait_ms,
+        )
+        return served(await self._send(request))
+
+    async def range(
+        self,
+        store: str,
+        lo: Any = None,
+        hi: Any = None,
+        *,
+        prefix: Any = None,
+        reverse: bool = False,
+        as_of: Time | None = None,
+        raw: bool = False,
+        partition: int | None = None,
+        page_rows: int = 1000,
+        min_position: Wanted | None = None,
+        wait_ms: int = 5000,
+    ) -> AsyncIterator[ServedRow]:
+        """Return the rows with lo <= key <= hi, or with a prefix, page by page, of one moment."""
+        await self._know(store, lo, hi, prefix)
+        token: str | None = None
+        while True:
+            request = self.scan_request(
+                store,
+                "range",
+                lo=lo,
+                hi=hi,
+                prefix=prefix,
+                reverse=reverse,
+                as_of=as_of,
+                raw=raw,
+                partition=partition,
+                limit=page_rows,
+                page_token=token,
+                min_position=None if token else min_position,
+                wait_ms=wait_ms,
+            )
+            answer = await self._send(request)
+            for row in rows(answer):
+                yield row
+            token = answer.next_page_token
+            if token is None:
+                return
+
+    async def history(
+        self,
+        store: str,
+        key: Any,
+        *,
+        from_time: Time | None = None,
+        to_time: Time | None = None,
+        ascending: bool = False,
+        raw: bool = False,
+        partition: int | None = None,
+    ) -> list[ServedRow]:
+        """Return versions of a key that were valid in a span of time, the latest first."""
+        await self._know(store, key)
+        request = self.scan_request(
+            store,
+            "history",
+            key=key,
+            from_time=from_time,
+            to_time=to_time,
+            ascending=ascending,
+            raw=raw,
+            partition=partition,
+        )
+        return rows(await self._send(request))
+
+    async def windows(
+        self,
+        store: str,
+        key: Any,
+        *,
+        from_time: Time | None = None,
+        to_time: Time | None = None,
+        raw: bool = False,
+        partition: int | None = None,
+    ) -> list[ServedRow]:
+        """Return windows of a key that start in a span of time, or sessions that overlap it."""
+        await self._know(store, key)
+        request = self.scan_request(
+            store,
+            "windows",
+            key=key,
+            from_time=from_time,
+            to_time=to_time,
+            raw=raw,
+            partition=partition,
+        )
+        return rows(await self._send(request))
+
+    async def wait_for(self, store: str, position: Wanted, *, wait_ms: int = 30_000) -> None:
+        """Wait until the store has these records; NotUpToBound if that takes longer."""
+        request = self.many_request(store, [], min_position=position, wait_ms=wait_ms)
+        await self._send(request)
+
+    async def tasks(self) -> list[Freshness]:
+        """Return how new the copy of each stream task is."""
+        return read(await self._sent(ClientRequest("GET", "/v1/tasks", {})), TasksRead).tasks
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.close()
+
+    async def _know(self, store: str, *keys: Any) -> None:
+        if store not in self.serdes and any(isinstance(key, str) for key in keys):
+            self.learn(await self._sent(ClientRequest("GET", "/v1/stores", {})))
+
+    async def _send(self, request: ClientRequest) -> RowsRead:
+        return read(await self._sent(request), RowsRead)
+
+    async def _sent(self, request: ClientRequest) -> bytes:
+        found: bytes = await tenacity.AsyncRetrying(**self.repeating)(self._send_once, request)
+        return found
+
+    async def _send_once(self, request: ClientRequest) -> bytes:
+        try:
+            response = await self._http.request(
+                request.method, request.path, params=request.parameters, content=request.body
+            )
+        except httpx.TransportError as error:
+            raise self.unreachable(error) from error
+        return self.checked(response)

@@ -1,0 +1,47 @@
+"""Asks the brokers now and then how far each stream task is behind, beside what is served."""
+
+import threading
+from collections.abc import Callable
+
+from statestore.errors import StateStoreError
+from statestore.model.ids import TaskId
+from statestore.operations import lags
+from statestore.operations.deployed import Deployed
+from statestore.operations.environment import Environment
+
+_EVERY_S = 5.0
+
+
+class LagWatch:
+    """The lag of each stream task, some seconds old. It is unknown without brokers."""
+
+    def __init__(self, environment: Environment, deployed: Callable[[], Deployed]) -> None:
+        self._environment = environment
+        self._deployed = deployed
+        self._facts = lags.Facts()
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="statestore-lags", daemon=True)
+
+    def lag(self, task: TaskId) -> tuple[int | None, float | None]:
+        """Return records and seconds, each None if it is not known."""
+        found = self._facts.lag(task)
+        return found.records, found.seconds
+
+    def start(self) -> None:
+        """Begin to ask, if the settings name brokers."""
+        if self._environment.settings.bootstrap_servers:
+            self._thread.start()
+
+    def close(self) -> None:
+        """Stop asking. An answer that is still awaited keeps nobody waiting."""
+        self._ending.set()
+
+    def _run(self) -> None:
+        application_id = self._environment.settings.application_id
+        while not self._ending.is_set():
+            try:
+                client = self._environment.monitoring_client
+                self._facts = lags.ask(client, self._deployed(), application_id)
+            except StateStoreError as error:
+                self._facts = lags.Facts(str(error))
+            self._ending.wait(_EVERY_S)

@@ -1,0 +1,169 @@
+"""Metrics in Prometheus' format: those of `statestore serve`, and of the stores of a run.
+
+The gauges of a store have Kafka Streams' names, with underscores: `statestore_put_rate` is its
+`put-rate`. The counters are those of OpenTelemetry (metrics.py), as its own exporter names them.
+"""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from statestore.errors import HostFailure
+from statestore.metrics import open_stores
+from statestore.serving.service import StateService
+
+_log = logging.getLogger(__name__)
+Scope = MutableMapping[str, Any]
+_STORE_LABELS = ("application_id", "store", "task")
+_TASK_LABELS = ("application_id", "task")
+
+
+class StoreCollector(Collector):
+    """The stores that are open in this process."""
+
+    def __init__(self, application_id: str) -> None:
+        self._application_id = application_id
+
+    def collect(self) -> Iterator[Metric]:
+        """Return Kafka Streams' figures as gauges, and the totals below them as counters."""
+        gauges: dict[str, GaugeMetricFamily] = {}
+        totals = {
+            "commits": ("Store commits", "commits"),
+            "records_written": ("Rows committed, deletes included", "rows_written"),
+            "records_deleted": ("Deletes committed", "rows_deleted"),
+            "records_read": ("Keys looked up", "gets"),
+            "ranges": ("Iterators opened", "ranges"),
+            "records_restored": ("Rows restored", "rows_restored"),
+            "records_late": ("Records too late to be kept", "late"),
+        }
+        counters = {
+            name: CounterMetricFamily(f"statestore_{name}", about, labels=_STORE_LABELS)
+            for name, (about, _) in totals.items()
+        }
+        now_s = time.monotonic()
+        for store in open_stores():
+            labels = (self._application_id, store.store, store.task or "")
+            for name, figure in store.as_dict(now_s).items():
+                plain = f"statestore_{name.replace('-', '_')}"
+                if plain not in gauges:
+                    gauges[plain] = GaugeMetricFamily(
+                        plain, f"Kafka Streams' {name} of a store", labels=_STORE_LABELS
+                    )
+                gauges[plain].add_metric(labels, figure)
+            for name, (_, field) in totals.items():
+                counters[name].add_metric(labels, getattr(store, field))
+        yield from gauges.values()
+        yield from counters.values()
+
+
+class _CopyCollector(Collector):
+    """The copies that a server reads."""
+
+    def __init__(self, service: StateService, application_id: str) -> None:
+        self._service = service
+        self._application_id = application_id
+
+    def collect(self) -> Iterator[Metric]:
+        """Return how new each copy is."""
+        age = GaugeMetricFamily(
+            "statestore_serve_commit_age_seconds",
+            "How long ago the commit was made that the copy of a task is as of",
+            labels=_TASK_LABELS,
+        )
+        stale = GaugeMetricFamily(
+            "statestore_serve_stale",
+            "1 if commits may exist that the copy is not about to get",
+            labels=_TASK_LABELS,
+        )
+        lag = GaugeMetricFamily(
+            "statestore_serve_lag_records",
+            "Records of its inputs that the task has not committed",
+            labels=_TASK_LABELS,
+        )
+        for task in self._service.tasks():
+            labels = (self._application_id, task.stream_task)
+            stale.add_metric(labels, float(task.stale))
+            if task.age_ms is not None:
+                age.add_metric(labels, task.age_ms / 1000)
+            if task.lag_records is not None:
+                lag.add_metric(labels, task.lag_records)
+        yield from (age, stale, lag)
+
+
+class ServeMetrics:
+    """What a server counts of its requests, and the copies."""
+
+    def __init__(self, service: StateService, application_id: str) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_CopyCollector(service, application_id))
+        self._requests = Counter(
+            "statestore_serve_requests",
+            "Requests answered",
+            ["route", "status"],
+            registry=self._registry,
+        )
+        self._seconds = Histogram(
+            "statestore_serve_request_duration_seconds",
+            "Time until a request was answered",
+            ["route"],
+            registry=self._registry,
+            buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+        )
+
+    def scrape(self) -> tuple[bytes, str]:
+        """Return all metrics, and the type of that text."""
+        return generate_latest(self._registry), CONTENT_TYPE_LATEST
+
+    def counting(self, app: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+        """Return an ASGI app that counts the requests of another one."""
+
+        async def counted(scope: Scope, receive: Any, send: Any) -> None:
+            if scope["type"] != "http":
+                await app(scope, receive, send)
+                return
+            began_s, status = time.monotonic(), 499  # nginx's number of a client that went away
+
+            async def noting(message: MutableMapping[str, Any]) -> None:
+                nonlocal status
+                if message["type"] == "http.response.start":
+                    status = message["status"]
+                await send(message)
+
+            try:
+                await app(scope, receive, noting)
+            finally:
+                route = getattr(scope.get("route"), "path", "other")
+                self._requests.labels(route, str(status)).inc()
+                self._seconds.labels(route).observe(time.monotonic() - began_s)
+
+        return counted
+
+
+@contextmanager
+def metrics_port(application_id: str, host: str, port: int) -> Iterator[int]:
+    """Serve the metrics of the stores of this process at /metrics; yields the port.
+
+    HostFailure if the port is taken.
+    """
+    registry = CollectorRegistry()
+    registry.register(StoreCollector(application_id))
+    try:
+        server, thread = start_http_server(port, addr=host, registry=registry)
+    except OSError as error:
+        raise HostFailure(
+            f"--metrics-port {port}: {error.strerror}: free the port or name another one"
+        ) from error
+    _log.info("metrics at http://%s:%d/metrics", host, server.server_port)
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
