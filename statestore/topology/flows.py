@@ -139,6 +139,14 @@ class Flow:
         wanted = wished(materialized) or Materialized(self.builder.store_name(kind))
         return wanted.spec(self.key_serde, value_serde), not wanted.caching
 
+    def spec_in_time(
+        self, materialized: Materialized[Any, Any] | str | None, value_serde: Serde[Any]
+    ) -> VersionedSpec[Any, Any] | None:
+        """Return the store of an aggregate that keeps its history; None if it is to keep none."""
+        wanted = wished(materialized)
+        spec = None if wanted is None else wanted.table_spec(self.key_serde, value_serde)
+        return spec if isinstance(spec, VersionedSpec) else None
+
     def tabled(
         self, materialized: Materialized[Any, Any] | str | None, name: str | None
     ) -> "TableFlow":
@@ -225,6 +233,10 @@ class TableFlow:
             history=None,
             look_stored=_look_stored(spec),
         )
+
+    def with_history(self, history: History) -> "TableFlow":
+        """Return this table with a history, which streams are joined with."""
+        return replace(self, history=history)
 
     def values_in(self, store: str) -> Serde[Any]:
         """Return the serde of the values that `look_in_bytes` gives to what has this store."""

@@ -10,6 +10,7 @@ from statestore.model.records import Serde
 from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec, SessionSpec, WindowSpec
 from statestore.topology.aggregates import Spec, aggregated, counted
+from statestore.topology.aggregates_in_time import FoldStep, aggregate_in_time
 from statestore.topology.closing import WindowCloses, checked_idle_ms
 from statestore.topology.flows import Flow, TableFlow
 from statestore.topology.materialized import Materialized
@@ -74,7 +75,8 @@ class Grouping:
         """Add a node that counts."""
         if isinstance(materialized, Materialized):
             materialized = materialized.of_counts()
-        return self._aggregate(materialized, serdes.INT64, name, counted, COUNTED)
+        step = FoldStep(COUNTED.step, COUNTED.initial)
+        return self._aggregate(materialized, serdes.INT64, name, counted, COUNTED, step)
 
     def reduce(
         self,
@@ -83,13 +85,13 @@ class Grouping:
         name: str | None,
     ) -> TableFlow:
         """Add a node that folds function(old, new) over values."""
+        step = FoldStep(lambda _key, value, old: function(old, value), None)
 
         def fold(node: str, spec: Spec, **how: Any) -> Build:
-            return aggregated(
-                node, spec, lambda _key, value, old: function(old, value), None, **how
-            )
+            return aggregated(node, spec, step.fold, None, **how)
 
-        return self._aggregate(materialized, self.flow.value_serde, name, fold, reduced(function))
+        serde = self.flow.value_serde
+        return self._aggregate(materialized, serde, name, fold, reduced(function), step)
 
     def aggregate(
         self,
@@ -108,7 +110,8 @@ class Grouping:
         def fold(node: str, spec: Spec, **how: Any) -> Build:
             return aggregated(node, spec, function, initial, **how)
 
-        return self._aggregate(materialized, self.flow.builder.value_serde, name, fold, sessions)
+        serde, step = self.flow.builder.value_serde, FoldStep(function, initial)
+        return self._aggregate(materialized, serde, name, fold, sessions, step)
 
     def _aggregate(
         self,
@@ -117,8 +120,14 @@ class Grouping:
         name: str | None,
         fold: Callable[..., Build],
         sessions: SessionFold | None,
+        step: FoldStep,
     ) -> TableFlow:
         flow, old_values, windows = self.flow, SendOldValues(), self.windows
+        in_time = None if windows is not None else flow.spec_in_time(materialized, value_serde)
+        if in_time is not None:
+            flow.builder.keep(in_time)
+            source = self.source(in_time.name, explicit=True)
+            return aggregate_in_time(source, in_time, step, kind="KSTREAM-AGGREGATE", name=name)
         plain, every = flow.spec(materialized, "KSTREAM-AGGREGATE", value_serde)
         spec: Spec = plain if windows is None else _spec_of(plain, windows)
         flow.builder.keep(spec)

@@ -147,8 +147,9 @@ class Materialized(Generic[K, V]):
         made = self.table_spec(key_serde, value_serde)
         if isinstance(made, VersionedSpec):
             raise InvalidTopology(
-                f"store {made.name!r}: only table() and to_table() keep history: leave out "
-                "history_retention_ms, or append to_stream() and to_table()"
+                f"store {made.name!r}: tables of topics and streams and aggregates by key keep "
+                "history, but not windows, views and joins: leave out history_retention_ms, or "
+                "append to_stream() and to_table()"
             )
         return made
 

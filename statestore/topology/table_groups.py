@@ -20,6 +20,7 @@ from statestore.model.batch import Batch, Column
 from statestore.model.records import Functions, Serde
 from statestore.stores import serdes
 from statestore.topology.aggregates import aggregated
+from statestore.topology.aggregates_in_time import FoldStep, aggregate_in_time
 from statestore.topology.failures import Stage, decoded, encoded, failed
 from statestore.topology.flows import Flow, TableFlow
 from statestore.topology.materialized import Materialized, wished
@@ -225,6 +226,13 @@ class TableGroups:
         """Add a node that folds `step` over changes."""
         flow, old_values = self.changes, SendOldValues()
         kind = "KTABLE-AGGREGATE"
+        in_time = flow.spec_in_time(materialized, value_serde)
+        if in_time is not None:
+            flow.builder.keep(in_time)
+            source = self._source(in_time.name, explicit=True)
+            # A group without a row begins with the step's own first aggregate.
+            made = FoldStep(step, lambda: None)
+            return aggregate_in_time(source, in_time, made, kind=kind, name=name)
         wanted = wished(materialized) or Materialized(flow.builder.store_name(kind))
         spec = wanted.spec(flow.key_serde, value_serde)
         flow.builder.keep(spec)

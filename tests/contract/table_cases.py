@@ -353,6 +353,52 @@ def table_joins_of_joins_filtered(of: Case) -> None:
     of.out(more.map_values(lambda n: n + 10).filter(lambda _key, n: n < 20).to_stream())
 
 
+# Aggregates with history.
+
+
+@case("""
+    | in          | out         |
+    | right:a 1 10 | all:a [1] 10 |
+    | right:a 2 20 | all:a [1,2] 20 |
+    | right:a 3 15 | all:a [1,2,3] 20 |
+    | a 1 5       |             |
+    | a 2 12      | a [2,[1]] 12 |
+    | a 3 20      | a [3,[1,2,3]] 20 |
+    | right:a - 21 |            |
+    | right:a 0 30 | all:a - 30 |
+    | a 4 31      |             |
+    | a 5 29      | a [5,[1,2,3]] 29 |
+    | right:a 9 25 | all:a [9] 30 |
+    | a 6 31      | a [6,[9]] 31 |
+""")
+def join_with_an_aggregate_as_of_a_time(of: Case) -> None:
+    def add(_key: str, value: int, members: list[int]) -> list[int] | None:
+        return [*members, value] if value else None
+
+    kept = ss.Materialized(of.of("kept"), history_retention_ms=1000)
+    table = of.stream("right").group_by_key().aggregate(list, add, kept)
+    of.out(table.to_stream(), "all")
+    of.out(of.stream().join(table, lambda a, b: [a, b]))
+
+
+@case("""
+    | in           | out          |
+    | right:a 1 10 | all:1 1 10   |
+    | 1 0 15       | 1 [0,1] 15   |
+    | right:b 1 20 | all:1 2 20   |
+    | right:a 2 30 | all:1 1 30 ; all:2 1 30 |
+    | 1 0 25       | 1 [0,2] 25   |
+    | 2 0 25       |              |
+    | 1 0 31       | 1 [0,1] 31   |
+""")
+def join_with_counted_groups_as_of_a_time(of: Case) -> None:
+    kept = ss.Materialized(of.of("kept"), history_retention_ms=1000)
+    groups = of.table("right").group_by(lambda key, value: (str(value), key), name=of.of("by"))
+    table = groups.count(kept)
+    of.out(table.to_stream(), "all")
+    of.out(of.stream().join(table, lambda a, b: [a, b], name=of.of("met")))
+
+
 # A table in groups.
 
 

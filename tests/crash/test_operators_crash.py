@@ -53,6 +53,7 @@ OUTPUTS = (
     "groups",
     "peers",
     "both",
+    "timed",
     "met",
     "turns",
     "again",
@@ -189,10 +190,7 @@ class OperatorsRig(Rig):
             "store by-hand": kept,
             "store seen": {(f"k{n % 5}", START_MS + n): n for n in range(self.produced)},
         }
-        ours = Counter(f"k{number % 5}" for number in range(self.produced))
-        others = Counter(f"k{number % 5}" for number in range(0, self.produced, OTHERS))
-        wanted["both"] = ours + others
-        wanted["store both"] = {key: n + 1_000_000 * others[key] for key, n in ours.items()}
+        wanted |= self._by_key()
         sizes = wanted["store groups"]
         wanted["store peers"] = {user: [n, sizes[str(n % GROUPS)]] for user, n in totals.items()}
         wanted["peers"] = wanted["store peers"]
@@ -224,6 +222,8 @@ class OperatorsRig(Rig):
             "again": Counter(tuple(json.loads(value or b"")) for _, _, value in rows["again"]),
             "lately as shown": self._shown("lately"),
             "both": Counter((key or b"").decode() for _, key, _ in rows["both"]),
+            "timed": _sequences(((key or b"").decode(), _int(v)) for _, key, v in rows["timed"]),
+            "history of timed": self._histories("timed"),
             "closed": Counter((_window(key), _int(value)) for _, key, value in rows["closed"]),
             "windows": _sequences((_window(key), _int(value)) for _, key, value in rows["windows"]),
             "sessions": _sequences(
@@ -404,6 +404,31 @@ class OperatorsRig(Rig):
                         found[_session(row[16:] + row[:16])] = _int(value)
                     else:
                         found[_window(row[8:] + row[:8])] = _int(value)
+        return found
+
+    def _by_key(self) -> dict[str, Any]:
+        """What must come of both streams in one aggregate, and of one with its history."""
+        ours = Counter(f"k{number % 5}" for number in range(self.produced))
+        others = Counter(f"k{number % 5}" for number in range(0, self.produced, OTHERS))
+        times = {key: range(START_MS + key, START_MS + self.produced, 5) for key in range(5)}
+        return {
+            "both": ours + others,
+            "store both": {key: n + 1_000_000 * others[key] for key, n in ours.items()},
+            "timed": {key: list(range(1, n + 1)) for key, n in ours.items()},
+            "history of timed": {f"k{key}": list(enumerate(at, 1)) for key, at in times.items()},
+        }
+
+    def _histories(self, store: str) -> dict[str, list[tuple[int, int]]]:
+        """The versions on disk, with their times."""
+        found: dict[str, list[tuple[int, int]]] = {}
+        spec = ss.persistent_versioned_key_value_store(
+            store, 10**9, key_serde=serdes.STRING, value_serde=serdes.INT64
+        )
+        for folder in (self.state_dir / self.application_id).glob(f"*/rocksdb/{store}"):
+            with ss.open_store(spec, folder.parent) as opened:
+                for key in [f"k{number}" for number in range(5)]:
+                    versions = [(v.value, v.timestamp_ms) for v in opened.history(key)]
+                    found[key] = sorted([*found.get(key, []), *versions])
         return found
 
     def _raw_rows(self, store: str) -> dict[bytes, bytes]:

@@ -291,20 +291,23 @@ class Writing:
             history = ss.Materialized(name, history_retention_ms=RETENTION)
             return stream.to_table(history, name=f"{name}-by")
         by_key = stream.group_by_key(name=f"{name}-by")
+        kept = self._kept_in(name)
+        if emit == "history":
+            kept, emit = ss.Materialized(name, history_retention_ms=RETENTION), ""
         when = "on_window_close" if emit.startswith("closed") else "on_update"
         if in_sessions(made):
             sessions = by_key.windowed_by(ss.SessionWindows(GAP, grace_ms=GRACE), emit=when)
             return self._of_sessions(sessions, fold, made.number, name)
         grouped = by_key.windowed_by(_windows_of(made), emit=when) if emit else by_key
         if fold == "count":
-            return grouped.count(self._kept_in(name))
+            return grouped.count(kept)
         functions, number = self._functions, made.number
         if fold == "reduce":
-            return grouped.reduce(functions.heavier, self._kept_in(name))
+            return grouped.reduce(functions.heavier, kept)
         return grouped.aggregate(
             lambda: functions.fit(0),
             lambda _key, value, old: functions.total(value, old, number),
-            self._kept_in(name),
+            kept,
         )
 
     def _of_sessions(

@@ -14,6 +14,7 @@ from tests.stateful.naive_tables import (
     Copy,
     Fact,
     Folded,
+    FoldedHistory,
     Groups,
     History,
     Joined,
@@ -352,6 +353,8 @@ class Naive:
         if name == "history":
             return History(RETENTION)
         fold = self._fold(name, made.number)
+        if emit == "history":
+            return FoldedHistory(RETENTION, fold)
         if not emit:
             return Folded(fold)
         if in_sessions(made):

@@ -95,16 +95,19 @@ class History(Kept):
     def take(self, fact: Fact) -> None:
         for waiting in self._before:
             waiting()
-        if fact.key is None:
-            return
-        self._now = fact.time if self._now is None else max(self._now, fact.time)
-        if fact.time < self._now - self.retention_ms:
-            return
+        if fact.key is not None and not self._too_late(fact.time):
+            self._put(fact)
+
+    def _too_late(self, time: int) -> bool:
+        self._now = time if self._now is None else max(self._now, time)
+        return time < self._now - self.retention_ms
+
+    def _put(self, fact: Fact) -> None:
         versions = self._versions.setdefault(fact.key, {})
         newest = max(versions, default=fact.time)
         versions[fact.time] = fact.value
         if fact.time >= newest:
-            super().take(fact)
+            self.keep(fact._replace(old=value_of(self.row(fact.key))))
 
     def as_of(self, key: Key, time: int) -> Any:
         versions = self._versions.get(key, {})
@@ -114,6 +117,25 @@ class History(Kept):
         assert self._now is not None
         gone = time < self._now - self.retention_ms and max(begun) != max(versions)
         return None if gone else copy.deepcopy(versions[max(begun)])
+
+
+class FoldedHistory(History):
+    """An aggregate by key and all its versions: none is before the one that it replaces."""
+
+    def __init__(self, retention_ms: int, fold: Callable[[Any, Any], Any]) -> None:
+        """`fold(aggregate or None, value)`."""
+        super().__init__(retention_ms)
+        self._fold = fold
+
+    def take(self, fact: Fact) -> None:
+        for waiting in self._before:
+            waiting()
+        if fact.key is None or fact.value is None:
+            return
+        time = max(fact.time, *self._versions.get(fact.key, {}), fact.time)
+        if not self._too_late(time):
+            made = self._fold(value_of(self.row(fact.key)), fact.value)
+            self._put(fact._replace(value=made, time=time))
 
 
 class Folded(Kept):

@@ -200,7 +200,7 @@ def hop_of(made: Made) -> int:
 
 def has_history(made: Made) -> bool:
     """Whether a stream joins the version as of its own time."""
-    return made.kind == "history" and not any(
+    return made.kind in HISTORIES and not any(
         step.kept or step.name == "suppress" for step in made.steps
     )
 
@@ -323,7 +323,8 @@ def latest(made: Iterable[Outcome]) -> dict[Any, Outcome]:
 
 # At random.
 
-BY_KEY = ["plain", "history", "count", "reduce", "aggregate"]
+HISTORIES = ["history", "count history", "aggregate history"]
+BY_KEY = ["plain", "count", "reduce", "aggregate", *HISTORIES]
 BY_WINDOW = [
     f"{fold} {emit}" for emit in ("windows", "closed") for fold in ("count", "reduce", "aggregate")
 ]
@@ -360,7 +361,7 @@ def program_of(chance: random.Random, *, values: str = "", windowed: bool | None
     """Any program, or one with values and keys of this kind."""
     kind = values or chance.choice(["any", "any", "texts", "bytes"])
     of_windows = chance.random() < 0.4 if windowed is None else windowed
-    rights = BY_WINDOW if of_windows else [*BY_KEY, *2 * ["history"]]
+    rights = BY_WINDOW if of_windows else [*BY_KEY, *HISTORIES]
     right = Made(chance.choice(rights), chance.randint(2, 4), _table_steps(chance, "fm", 2))
     steps: list[Step] = []
     for _ in range(chance.choice([0, 1, 1, 2, 2, 3, 4])):

@@ -24,6 +24,7 @@ from tests.stateful.random_programs import (
     BY_SESSION,
     BY_WINDOW,
     FOREIGN_JOINS,
+    HISTORIES,
     JOINS,
     STREAM_JOIN_STEPS,
     Lot,
@@ -193,7 +194,7 @@ def test_the_programs_join_tables_of_all_kinds_in_all_ways_and_something_comes_o
     met = {(p.right.kind, step.name) for p, _ in given for step in p.steps if step.name in JOINS}
     assert met == {
         *product(kinds, ("join", "left_join")),
-        *product(("history",), ("grace_join", "grace_left_join")),
+        *product(HISTORIES, ("grace_join", "grace_left_join")),
     }
     names = {step.name for p, _ in given for step in p.steps}
     others = {"regroup", "cogroup", "global_join", "global_left_join"}

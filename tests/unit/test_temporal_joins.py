@@ -164,11 +164,20 @@ def test_a_grace_the_history_does_not_cover_is_refused() -> None:
         joined(-1)
 
 
-def test_only_tables_of_topics_and_streams_keep_history() -> None:
+def test_windows_views_and_joins_keep_no_history() -> None:
     b = ss.StreamsBuilder(key_serde=serdes.STRING)
-    grouped = b.stream("in").group_by_key()
-    with pytest.raises(InvalidTopology, match=r"only table\(\) and to_table\(\) keep history"):
-        grouped.count(ss.Materialized("counts", history_retention_ms=10))
+    windows = b.stream("in").group_by_key().windowed_by(ss.TumblingWindows(10))
+    kept: Any = ss.Materialized("kept", history_retention_ms=10)
+    table = b.table("rows", materialized="rows")
+    for refused in (
+        lambda: windows.count(kept),
+        lambda: table.filter(lambda _k, v: v, kept),
+        lambda: table.map_values(lambda v: v, kept),
+        lambda: table.join(table, lambda a, _b: a, kept),
+        lambda: table.join(table, lambda a, _b: a, kept, foreign_key=lambda v: v),
+    ):
+        with pytest.raises(InvalidTopology, match="but not windows, views and joins"):
+            refused()
     spec_alone: Any = ss.persistent_key_value_store("s")
     with pytest.raises(Misuse, match="a spec itself says"):
         ss.Materialized(spec_alone, history_retention_ms=10)
@@ -369,3 +378,53 @@ def test_a_join_of_a_latest_version_older_than_history_is_answered_without_a_wor
     with TopologyTestDriver(joined()) as driver:
         assert play(driver, "T k1@10 T j2@900 S kx@20") == "k:x+1@20"
     assert "history begins at" not in caplog.text
+
+
+def test_an_aggregate_with_history_counts_no_record_that_is_older_than_it() -> None:
+    b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.INT64)
+    kept = ss.Materialized("counts", history_retention_ms=100)
+    counts = b.stream("in").group_by_key().count(kept)
+    counts.to_stream().to("out")
+    with TopologyTestDriver(b.build()) as driver:
+        driver.pipe_all("in", [("a", 1, 0), ("b", 1, 1000), ("c", 1, 899), ("c", 1, 900)])
+        # What is later than a late record takes it in.
+        driver.pipe_all("in", [("b", 1, 0), ("a", 1, 5), ("a", 1, 950), ("d", None, 2000)])
+        assert sum(task.report.dropped_records for task in driver._tasks.values()) == 3
+        driver.crash()
+        driver.pipe("in", "b", 1, 950)
+        assert [(r.key, r.value, r.timestamp_ms) for r in driver.read("out")] == [
+            ("a", 1, 0),
+            ("b", 1, 1000),
+            ("c", 1, 900),
+            ("b", 2, 1000),
+            ("a", 2, 950),
+            ("b", 3, 1000),
+        ]
+        found = driver.store("counts")
+        assert [(v.value, v.timestamp_ms) for v in found.history("a")] == [(2, 950), (1, 0)]
+        assert found.get("b").value == 3
+
+
+@pytest.mark.parametrize("lot", [1, 3, 40])
+def test_the_history_of_an_aggregate_does_not_depend_on_batches(lot: int) -> None:
+    b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
+
+    def add(_key: str, value: int, members: list[int]) -> list[int]:
+        members.append(value)
+        return members
+
+    kept: Any = ss.Materialized("kept", history_retention_ms=10**6)
+    b.stream("in").group_by_key().aggregate(list[int], add, kept)
+    rows = [(f"k{i % 3}", i, 10 * i - 25 * (i % 4 == 3)) for i in range(10, 50)]
+    with TopologyTestDriver(b.build()) as driver:
+        for start in range(0, len(rows), lot):
+            driver.pipe_all("in", rows[start : start + lot])
+        for name in ("k0", "k1", "k2"):
+            members, latest, expected = [], 0, {}
+            for key, value, time in rows:
+                if key == name:
+                    members.append(value)
+                    latest = max(latest, time)
+                    expected[latest] = list(members)
+            versions = driver.store("kept").history(name)
+            assert {v.timestamp_ms: v.value for v in versions} == expected

@@ -1,0 +1,144 @@
+"""Aggregates by key that keep their history: each update is a version (KIP-914).
+
+A version is valid from the time of the record that made it, or from that of the version before it,
+if that is later: a late record does not change what was before. A record that is older than the
+retention is dropped unless its key has a later version. Every update is kept and handed on, so that
+the history does not depend on where batches end.
+
+Keeps I24 and I25.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from statestore.model.batch import Batch, Column
+from statestore.stores.specs import VersionedSpec
+from statestore.stores.versioned import layout
+from statestore.stores.versioned.table import VersionedTable
+from statestore.topology.aggregates import Updates, updated
+from statestore.topology.failures import Stage, decoded, failed, keyed, mismatch
+from statestore.topology.flows import Flow, TableFlow
+from statestore.topology.grace import Gate, Waiter
+from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
+from statestore.topology.tables import history_of
+
+
+@dataclass(frozen=True)
+class FoldStep:
+    """What a record does: fold(key, value, aggregate), from initial() on.
+
+    Without `initial`, the first value stands as it is.
+    """
+
+    fold: Callable[[Any, Any, Any], Any]
+    initial: Callable[[], Any] | None
+
+    def next(self, key: Any, value: Any, aggregate: Any) -> Any:
+        """Return the aggregate after a record; None: there is none."""
+        if aggregate is None:
+            if self.initial is None:
+                return value
+            aggregate = self.initial()
+        return self.fold(key, value, aggregate)
+
+
+def aggregate_in_time(
+    source: Flow, spec: VersionedSpec[Any, Any], step: FoldStep, *, kind: str, name: str | None
+) -> TableFlow:
+    """Add a node that folds records into a table with history; its store is known already."""
+    old_values, waiters = SendOldValues(), list[Waiter]()
+    node = source.add(
+        kind,
+        name,
+        lambda n: _aggregated(n, spec, step, old_values=old_values, waiters=waiters),
+        (spec.name,),
+    )
+    table = TableFlow.stored(source.builder, node, spec, old_values)
+    return table.with_history(history_of(spec, node, waiters))
+
+
+def _aggregated(
+    node: str,
+    spec: VersionedSpec[Any, Any],
+    step: FoldStep,
+    *,
+    old_values: SendOldValues,
+    waiters: Sequence[Waiter],
+) -> Build:
+    fold = _Fold(node, spec, step)
+
+    def build(context: NodeContext, forward: Forward) -> Push:
+        table = context.versions(spec.name)
+        gate = Gate(context, waiters, forward) if waiters else None
+
+        def push(batch: Batch) -> None:
+            for part in (batch,) if gate is None else gate.parts(batch):
+                apply(part)
+
+        def apply(batch: Batch) -> None:
+            batch, keys = keyed(context, node, batch, spec.key_serde)
+            nulls = [i for i, value in enumerate(decoded(node, batch, "value")) if value is None]
+            updates, late = fold.run(table, batch, keys)
+            for places, reason in ((nulls, "null_value"), (late, "older_than_history")):
+                if places:
+                    context.drop(node, batch, places, reason)
+            if updates.rows:
+                table.put_all(updates.rows, updates.values, updates.times)
+                told = Column(raw=list[bytes | None](updates.rows), serde=spec.key_serde)
+                forward(updated(batch, updates, told, spec.value_serde, old_values), None)
+
+        return push
+
+    return build
+
+
+@dataclass(frozen=True)
+class _Fold:
+    node: str
+    spec: VersionedSpec[Any, Any]
+    step: FoldStep
+
+    def run(
+        self, table: VersionedTable, batch: Batch, keys: list[bytes]
+    ) -> tuple[Updates, list[int]]:
+        """Return the updates of the records with a value, and which records are too late."""
+        names, values = decoded(self.node, batch, "key"), decoded(self.node, batch, "value")
+        rows = [
+            (layout.NEVER, None) if r is None else layout.read_version(r) for r in _of(table, keys)
+        ]
+        unique = list(dict.fromkeys(keys))
+        begins = {key: began for key, (began, _) in zip(unique, rows, strict=True)}
+        held = {key: value for key, (_, value) in zip(unique, rows, strict=True)}
+        now_ms, late = table.time.now, list[int]()
+        updates = Updates([], [], [], [], [])
+        for i, (key, value) in enumerate(zip(keys, values, strict=True)):
+            if value is None:
+                continue
+            time = max(batch.timestamps[i], begins[key])
+            now_ms = max(now_ms, time)
+            if time < table.time.bound_at(now_ms):
+                late.append(i)
+                continue
+            try:
+                data = self._next(names[i], value, held[key])
+            except Exception as error:
+                culprit = [(i, error)]
+                raise failed(Stage.PROCESSING, self.node, batch, error, found=culprit) from error
+            updates.add(i, time, key, data, held[key])
+            begins[key], held[key] = time, data
+        return updates, late
+
+    def _next(self, key: Any, value: Any, held: bytes | None) -> bytes | None:
+        """Return the aggregate after a record, which passes through its serde each time."""
+        serde = self.spec.value_serde
+        made = self.step.next(key, value, None if held is None else serde.deserialize(held))
+        try:
+            return None if made is None else serde.serialize(made)
+        except Exception as error:
+            raise mismatch("value", made, serde, error) from error
+
+
+def _of(table: VersionedTable, keys: list[bytes]) -> list[bytes | None]:
+    """Return the row of the latest version of each of the keys, once."""
+    return table.latest_rows(list(dict.fromkeys(keys))) if keys else []
