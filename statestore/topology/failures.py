@@ -208,7 +208,7 @@ def encoded_for(
     for i, (value, some) in enumerate(zip(values, headers, strict=True)):
         try:
             made.append(write(value, some))
-        except Exception as error:  # noqa: BLE001  # any exception of a user's code is a finding  # any exception of a user's code is a finding
+        except Exception as error:  # noqa: BLE001  # any exception of a user's code is a finding
             found.append((i, mismatch(side, value, serde, error, taker)))
     if found:
         raise failed(Stage.PRODUCTION, node, batch, found[0][1], found=found, certain=True)

@@ -1,16 +1,22 @@
 """Killed runs of a pipeline whose schemas are in a registry: every record is counted once."""
 
+import json
+import os
 import signal
+import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from statestore.faults import CrashPoint
+from tests.builders import ROOT
 from tests.kafka.registry_pipelines import ORDERS, TOTALS, URL_VARIABLE, Order, Total
-from tests.kafka.run_rig import DEADLINE_S, App, end_of
+from tests.kafka.run_pipelines import PREFIX_VARIABLE
+from tests.kafka.run_rig import DEADLINE_S, STATESTORE, App, end_of
 from tests.schema_registry_rig import Registry, local_registry
 
 pytestmark = pytest.mark.kafka
@@ -69,6 +75,25 @@ def outputs(app: App) -> dict[str, list[Total]]:
     return found
 
 
+def shown(app: App, *words: str) -> "subprocess.CompletedProcess[str]":
+    """`statestore stores`, beside the application."""
+    return subprocess.run(
+        [
+            str(STATESTORE),
+            "stores",
+            *words,
+            f"--application-id={app.name}",
+            f"--state-dir={app.state_dir}",
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT), PREFIX_VARIABLE: app.name},
+        cwd=app.state_dir.parent,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+
 def test_killed_runs_lose_and_double_nothing(app: App, registry: Registry) -> None:
     for topic in ("in", "out"):
         app.delete_topic(f"{app.name}-{topic}")
@@ -85,6 +110,13 @@ def test_killed_runs_lose_and_double_nothing(app: App, registry: Registry) -> No
         totals = found[f"user-{user}"]
         assert [total.count for total in totals] == list(range(1, len(numbers) + 1))
         assert totals[-1].sum == sum(numbers)
+    last = found["user-3"][-1]
+    for more in ([f"--pipeline={PIPELINE}"], []):
+        told = shown(app, "get", "totals", "user-3", *more)
+        if more:
+            assert (told.returncode, json.loads(told.stdout)) == (0, msgspec.to_builtins(last))
+        else:
+            assert "pass --pipeline" in told.stderr
     assert {f"{app.name}-totals-changelog-value", f"{app.name}-totals-repartition-value"} <= set(
         registry.subjects()
     )
