@@ -112,6 +112,16 @@ def joining() -> ss.Topology:
     return builder.build()
 
 
+def joining_globally() -> ss.Topology:
+    """The same table, whole for every stream task and looked up by its own key."""
+    builder = ss.StreamsBuilder()
+    table = builder.global_table(os.environ[TABLE_VARIABLE], materialized="everywhere")
+    builder.stream(os.environ[INPUT_VARIABLE], name="records").left_join(
+        table, lambda value, row: row or value, key=lambda key, _value: key, name="joined"
+    ).to(os.environ[OUTPUT_VARIABLE], name="joined-out")
+    return builder.build()
+
+
 def json_values() -> ss.Topology:
     """Objects filtered and changed, to the output topic."""
     builder = ss.StreamsBuilder(value_serde=serdes.JSON)
