@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     from statestore.topology.materialized import Materialized
     from statestore.topology.processors import BatchProcessor, Processor, ProcessorContext
     from statestore.topology.sessions import SessionWindows
+    from statestore.topology.sliding_windows import SlidingWindows
     from statestore.topology.streams import KStream
     from statestore.topology.suppression import Suppressed
     from statestore.topology.windows import HoppingWindows, TumblingWindows
@@ -168,6 +169,7 @@ else:
         "statestore.topology.processors": ("BatchProcessor", "Processor", "ProcessorContext"),
         "statestore.topology.streams": ("KStream",),
         "statestore.topology.sessions": ("SessionWindows",),
+        "statestore.topology.sliding_windows": ("SlidingWindows",),
         "statestore.topology.suppression": ("Suppressed",),
         "statestore.topology.windows": ("HoppingWindows", "TumblingWindows"),
     }
@@ -227,6 +229,7 @@ __all__ = [
     "SessionWindowedKStream",
     "SessionWindows",
     "Settings",
+    "SlidingWindows",
     "Span",
     "StateStore",
     "StoreContext",

@@ -198,6 +198,12 @@ class TransactionalWindowStore(OwnerInWindows, WindowReader[K, V]):
         return now_ms - self._kept_ms + 1
 
 
+def range_of_key(data: bytes, first: int, last: int) -> tuple[bytes, bytes]:
+    """Return the first and the last row that finds windows of a key that start between both."""
+    at = _index_of(data)
+    return at + packed(first), at + packed(last)
+
+
 def _index_of(data: bytes) -> bytes:
     """Return how the rows begin that find the windows of a key."""
     return INDEX + _LENGTH.pack(len(data)) + data

@@ -11,6 +11,7 @@ from statestore.topology.cogroups import Cogroup
 from statestore.topology.grouping import Windowing
 from statestore.topology.materialized import Materialized
 from statestore.topology.sessions import SessionWindows
+from statestore.topology.sliding_windows import SlidingWindows
 from statestore.topology.windows import TimeWindows
 
 A = TypeVar("A")
@@ -90,7 +91,7 @@ class CogroupedKStream(_Folded[K_co, K_co, A]):
     @overload
     def windowed_by(
         self,
-        windows: TimeWindows,
+        windows: TimeWindows | SlidingWindows,
         *,
         emit: EmitStrategy | str = ...,
         close_idle_ms: Span | None = ...,
@@ -105,7 +106,7 @@ class CogroupedKStream(_Folded[K_co, K_co, A]):
     ) -> SessionWindowedCogroupedKStream[K_co, A]: ...
     def windowed_by(
         self,
-        windows: TimeWindows | SessionWindows,
+        windows: TimeWindows | SlidingWindows | SessionWindows,
         *,
         emit: EmitStrategy | str = EmitStrategy.ON_UPDATE,
         close_idle_ms: Span | None = None,

@@ -12,6 +12,7 @@ from statestore.topology.cogroups import Cogroup
 from statestore.topology.grouping import Grouping, Windowing
 from statestore.topology.materialized import Materialized
 from statestore.topology.sessions import SessionWindows
+from statestore.topology.sliding_windows import SlidingWindows
 from statestore.topology.windows import TimeWindows
 
 A = TypeVar("A")
@@ -135,7 +136,7 @@ class KGroupedStream(_Grouped[K_co, K_co, V_co]):
     @overload
     def windowed_by(
         self,
-        windows: TimeWindows,
+        windows: TimeWindows | SlidingWindows,
         *,
         emit: EmitStrategy | str = ...,
         close_idle_ms: Span | None = ...,
@@ -150,7 +151,7 @@ class KGroupedStream(_Grouped[K_co, K_co, V_co]):
     ) -> SessionWindowedKStream[K_co, V_co]: ...
     def windowed_by(
         self,
-        windows: TimeWindows | SessionWindows,
+        windows: TimeWindows | SlidingWindows | SessionWindows,
         *,
         emit: EmitStrategy | str = EmitStrategy.ON_UPDATE,
         close_idle_ms: Span | None = None,

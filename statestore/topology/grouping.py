@@ -23,9 +23,14 @@ from statestore.topology.sessions import (
     reduced,
     session_spec,
 )
+from statestore.topology.sliding_windows import (
+    SlidingWindows,
+    in_sliding_windows,
+    sliding_spec,
+)
 from statestore.topology.windows import TimeWindows, in_windows, window_spec
 
-AnyWindows = TimeWindows | SessionWindows
+AnyWindows = TimeWindows | SlidingWindows | SessionWindows
 
 
 class Windowing(NamedTuple):
@@ -105,7 +110,7 @@ class Grouping:
 
         `merger(key, one, other)` makes one aggregate of those of two sessions.
         """
-        sessions = None if merger is None else SessionFold(initial, function, merger)
+        sessions = SessionFold(initial, function, merger or function)
 
         def fold(node: str, spec: Spec, **how: Any) -> Build:
             return aggregated(node, spec, function, initial, **how)
@@ -151,6 +156,18 @@ class Grouping:
                     close_idle_ms=close_idle_ms,
                 )
             assert isinstance(spec, WindowSpec)
+            if isinstance(over, SlidingWindows):
+                assert sessions is not None
+                return in_sliding_windows(
+                    node,
+                    spec,
+                    over,
+                    emit,
+                    sessions,
+                    every_update=every,
+                    old_values=old_values,
+                    close_idle_ms=close_idle_ms,
+                )
             return in_windows(
                 node,
                 spec,
@@ -191,4 +208,6 @@ def _spec_of(plain: KeyValueSpec[Any, Any], windowing: Windowing) -> Spec:
     over, emit, close_idle_ms = windowing
     if isinstance(over, SessionWindows):
         return session_spec(over, plain, emit, close_idle_ms)
+    if isinstance(over, SlidingWindows):
+        return sliding_spec(over, plain, emit, close_idle_ms)
     return window_spec(over, plain, emit, close_idle_ms)

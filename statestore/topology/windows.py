@@ -21,7 +21,7 @@ from statestore.model.modes import EmitStrategy, Span, span_ms
 from statestore.model.records import WINDOW_BYTES
 from statestore.stores.in_windows import START, start_of
 from statestore.stores.specs import KeyValueSpec, WindowSpec
-from statestore.stores.windows import keys_of
+from statestore.stores.windows import indexed, keys_of
 from statestore.topology.aggregates import KeyingOf, Placed
 from statestore.topology.closing import (
     Closed,
@@ -182,7 +182,7 @@ def in_windows(
     final = emit is EmitStrategy.ON_WINDOW_CLOSE
 
     def build(context: NodeContext, forward: Forward) -> Push:
-        open_windows = _OpenWindows(node, spec, windows, context, old_values, final=final)
+        open_windows = OpenWindows(node, spec, windows, context, old_values, final=final)
         push_rows = fold(lambda *_: open_windows)(context, silent if final else forward)
 
         idle = None
@@ -212,7 +212,7 @@ def silent(_batch: Batch, _to: str | None) -> None:
     """Take the place of `forward` for results that are emitted only when their window closes."""
 
 
-class _OpenWindows:
+class OpenWindows:
     """The rows of one window store: a Keying, and what closes and expires them."""
 
     def __init__(
@@ -229,10 +229,10 @@ class _OpenWindows:
         self._node = node
         self._spec = spec
         self._windows = windows
-        self._closing = Closing(
+        self.closing = Closing(
             node, spec, context, old_values, delay_ms=windows.grace_ms, final=final
         )
-        self._table = self._closing.table
+        self._table = self.closing.table
         self._expired_ms = -1
         self._low: bytes | None = None
 
@@ -242,7 +242,7 @@ class _OpenWindows:
         keys = encoded(self._node, batch, "key", self._spec.inner)
         times = np.array(batch.timestamps, np.int64)
         known = np.array([key is not None for key in keys]) if None in keys else None
-        closed = self._closing.observe(times, known)
+        closed = self.closing.observe(times, known)
         size, step = self._windows.size_ms, self._windows.advance_ms
         last = times - times % step
         first = np.maximum((times - size) // step * step + step, 0)
@@ -253,7 +253,7 @@ class _OpenWindows:
             missed, counts = np.where(known, missed, 0), np.where(known, counts, 0)
         if missed.any():
             dropped = np.flatnonzero((counts == 0) & (missed > 0)).tolist()
-            self._closing.drop_late(batch, dropped, int(missed.sum()))
+            self.closing.drop_late(batch, dropped, int(missed.sum()))
         return self._rows(keys, still_open, counts)
 
     def _rows(
@@ -298,23 +298,23 @@ class _OpenWindows:
 
     def emit_closed(self, batch: Batch, forward: Forward) -> None:
         """Forward the windows that `batch` has closed and that were not emitted, by start."""
-        self._emit(*self._closing.take_closed(), batch, forward)
+        self._emit(*self.closing.take_closed(), batch, forward)
 
     def close_all(self, forward: Forward) -> None:
         """Close all windows there are, as if stream time had passed their ends, and forward them.
 
         The one that ends last is the last one of the latest record.
         """
-        now_ms, step = self._closing.now_ms, self._windows.advance_ms
+        now_ms, step = self.closing.now_ms, self._windows.advance_ms
         if now_ms >= 0:
             last_end_ms = now_ms - now_ms % step + self._windows.size_ms
-            self._emit(*self._closing.close_up_to(last_end_ms), no_records(), forward)
+            self._emit(*self.closing.close_up_to(last_end_ms), no_records(), forward)
 
     def _emit(self, since_ms: int, closed_ms: int, batch: Batch, forward: Forward) -> None:
         low, high = since_ms - self._windows.size_ms + 1, closed_ms - self._windows.size_ms
         if high >= max(low, 0):
             with closing(self._between(max(low, 0), high)) as closed:
-                self._closing.emit(closed, batch, forward)
+                self.closing.emit(closed, batch, forward)
 
     def _between(self, low_ms: int, high_ms: int) -> Generator[Closed, None, None]:
         """Yield the windows that start between both times, inclusive."""
@@ -328,7 +328,7 @@ class _OpenWindows:
     def expire(self, limit: int) -> None:
         """Delete up to `limit` rows of expired windows, the oldest first."""
         step = self._windows.advance_ms
-        last = (self._closing.now_ms - self._windows.retention_ms) // step * step
+        last = (self.closing.now_ms - self._windows.retention_ms) // step * step
         if last < 0 or last <= self._expired_ms:
             return
         gone: dict[bytes, bytes | None] = {}
@@ -339,4 +339,6 @@ class _OpenWindows:
                 gone[row] = None
         if len(gone) < limit:
             self._expired_ms, self._low = last, START.pack(last + 1)
+        if self._spec.any_start:
+            gone |= indexed(gone)
         self._table.put_all(gone)

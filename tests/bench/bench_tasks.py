@@ -112,6 +112,7 @@ GOALS = {
     "windows": KAFKA_STREAMS,
     "hops": "",
     "sessions": "",
+    "slides": "",
     "final_windows": "",
     "fewer_updates": "",
 }
@@ -141,6 +142,7 @@ def bench_operators(bench: Bench, rig: Rig, repeats: int) -> None:
             "windows",
             "hops",
             "sessions",
+            "slides",
             "final_windows",
             "fewer_updates",
             "meeting",

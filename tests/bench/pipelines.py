@@ -149,6 +149,11 @@ def sessions() -> ss.Topology:
     return _counting_in(ss.SessionWindows(1000, grace_ms=60_000))
 
 
+def slides() -> ss.Topology:
+    """The same in sliding windows of a tenth of a second."""
+    return _counting_in(ss.SlidingWindows(100, grace_ms=60_000))
+
+
 def final_windows() -> ss.Topology:
     """Count by key in windows of a second, the last count of each to the output topic."""
     builder = ss.StreamsBuilder()
@@ -178,7 +183,7 @@ def fewer_updates() -> ss.Topology:
 
 
 def _counting_in(
-    windows: ss.TumblingWindows | ss.HoppingWindows | ss.SessionWindows,
+    windows: ss.TumblingWindows | ss.HoppingWindows | ss.SlidingWindows | ss.SessionWindows,
 ) -> ss.Topology:
     builder = ss.StreamsBuilder()
     grouped = builder.stream(os.environ[INPUT_VARIABLE], name="records").group_by_key(name="by-key")

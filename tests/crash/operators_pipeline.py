@@ -23,6 +23,8 @@ BURST = 60
 """Of a thousand numbers, how many come in sessions."""
 CLOSING = ss.TumblingWindows(1000)
 HOPS = ss.HoppingWindows(1000, 400, retention_ms=10**9)
+# A key has a number every five: three of them in the window that ends with the last one.
+SLIDING = ss.SlidingWindows(12)
 SESSIONS = ss.SessionWindows(100, retention_ms=10**9)
 SEEN = ss.persistent_window_store(
     "seen", 1, 10**9, key_serde=serdes.STRING, value_serde=serdes.INT64
@@ -72,6 +74,8 @@ def topology() -> ss.Topology:
     final.to_stream().to(f"{prefix}-final")
     fewer = source.group_by_key().count(every("counted")).suppress(FEWER, name="fewer")
     fewer.to_stream().to(f"{prefix}-fewer")
+    slides = source.group_by_key().windowed_by(SLIDING).count(every("slides"))
+    slides.to_stream().to(f"{prefix}-slides")
     bursts = source.filter(lambda _key, number: number % 1000 < BURST).group_by_key()
     sessions = bursts.windowed_by(SESSIONS).count(every("sessions"))
     sessions.to_stream().to(f"{prefix}-sessions")

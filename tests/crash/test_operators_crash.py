@@ -45,6 +45,7 @@ OUTPUTS = (
     "hops",
     "final",
     "fewer",
+    "slides",
     "sessions",
     "joined",
     "windows",
@@ -168,6 +169,7 @@ class OperatorsRig(Rig):
             "hops": {w: list(range(1, n + 1)) for w, n in hops.items()},
             "final": self._final(hops),
             "fewer": self._fewer(),
+            "slides": self._slides(),
             "store counted": dict(Counter(f"k{number % 5}" for number in range(self.produced))),
             "rich": {user: _evens(n) for user, n in totals.items() if n > 1},
             "either": {user: [None, *range(1, n + 1)] for user, n in totals.items()},
@@ -236,6 +238,7 @@ class OperatorsRig(Rig):
             "turns": _sequences(
                 ((key or b"").decode(), _int(value)) for _, key, value in rows["turns"]
             ),
+            "slides": _sequences((_window(key), _int(value)) for _, key, value in rows["slides"]),
             "final": Counter((_window(key), _int(value)) for _, key, value in rows["final"]),
             "fewer": _sequences(
                 ((key or b"").decode(), _int(value)) for _, key, value in rows["fewer"]
@@ -276,6 +279,20 @@ class OperatorsRig(Rig):
         return Counter(
             {(w, n): 1 for w, n in hops.items() if w[1] + HOPPING_MS <= last[where[w[0]]]}
         )
+
+    def _slides(self) -> dict[tuple[str, int], list[int]]:
+        """What is told of the windows that end with each number, and of those that begin after it.
+
+        The latter have the next two numbers of the key.
+        """
+        told = {}
+        for number in range(self.produced):
+            key, time = f"k{number % 5}", START_MS + number
+            told[key, time - 12] = [min(number // 5 + 1, 3)]
+            after = sum(number + 5 * n < self.produced for n in (1, 2))
+            if after:
+                told[key, time + 1] = list(range(1, after + 1))
+        return told
 
     def _fewer(self) -> dict[str, list[int]]:
         """What goes out of counts of which each waits for so long, and so many at most."""

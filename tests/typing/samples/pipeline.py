@@ -213,6 +213,8 @@ def aggregates(orders: ss.KStream[str, Order]) -> None:
     windows = by_cents.windowed_by(ss.TumblingWindows(timedelta(minutes=1)))
     assert_type(windows, ss.TimeWindowedKStream[int, Order])
     assert_type(windows.count("per-minute"), ss.KTable[ss.Windowed[int], int])
+    slides = by_cents.windowed_by(ss.SlidingWindows(timedelta(minutes=5), grace_ms=1000))
+    assert_type(slides, ss.TimeWindowedKStream[int, Order])
     hops = by_cents.windowed_by(ss.HoppingWindows(timedelta(minutes=5), timedelta(minutes=1)))
     assert_type(hops, ss.TimeWindowedKStream[int, Order])
     sessions = by_cents.windowed_by(ss.SessionWindows(timedelta(minutes=5)), emit="on_window_close")

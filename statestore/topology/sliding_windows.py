@@ -1,0 +1,455 @@
+"""Sliding windows: a record has one that ends with it, and one that begins after it (KIP-450).
+
+A window has the records of a key that are at most the difference apart. For each record there is
+the window that ends at its time, and the one that starts a millisecond after it, if a record lies
+there. So as a window slides over time, there is one for each different set of records in it. Of
+records earlier than the difference, the window that starts at 0 has them all.
+
+As in Kafka Streams, a window that is new begins with the aggregate of the window that had the same
+records so far, and a record that comes for a closed window does not count in it. The windows of a
+batch's keys are looked up once, by the rows that find windows by key (docs/adr/0021), its records
+are folded one after another in memory, and what changed is written once.
+"""
+
+from bisect import bisect_left, bisect_right, insort
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from statestore.errors import Misuse
+from statestore.model.batch import Batch, Column
+from statestore.model.modes import EmitStrategy, Span, span_ms
+from statestore.model.records import WINDOW_BYTES
+from statestore.stores import serdes
+from statestore.stores.in_windows import START, start_of
+from statestore.stores.pending import Entries
+from statestore.stores.specs import ANY_START, KeyValueSpec, WindowSpec
+from statestore.stores.windows import indexed, keys_of, range_of_key
+from statestore.topology.aggregates import Updates, updated
+from statestore.topology.closing import IdleClose, WindowCloses, idle_terms
+from statestore.topology.failures import (
+    Stage,
+    decoded,
+    encoded,
+    failed,
+    mismatch,
+    processing,
+)
+from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
+from statestore.topology.sessions import SessionFold
+from statestore.topology.windows import HoppingWindows, OpenWindows, silent
+
+_EXPIRED_AT_ONCE = 1000
+
+
+@dataclass(frozen=True, init=False)
+class SlidingWindows:
+    """Windows of records that are at most `difference_ms` apart, one for each set of such records.
+
+    They are open to late records for `grace_ms`, and leave the store when stream time has passed
+    their start by twice the difference and the grace. Both are milliseconds or timedeltas. They are
+    Kafka Streams' SlidingWindows.ofTimeDifferenceAndGrace, where `end_ms` is the last moment that
+    still belongs to a window. Misuse if the difference or the grace is negative.
+    """
+
+    difference_ms: int
+    grace_ms: int
+
+    def __init__(self, difference_ms: Span, *, grace_ms: Span = 0) -> None:
+        difference, grace = span_ms(difference_ms), span_ms(grace_ms)
+        if difference < 0 or grace < 0:
+            raise Misuse(
+                f"sliding windows with a difference of {difference} ms and {grace} ms of grace: "
+                "neither may be negative"
+            )
+        object.__setattr__(self, "difference_ms", difference)
+        object.__setattr__(self, "grace_ms", grace)
+
+    @property
+    def closes(self) -> WindowCloses:
+        """When a window closes."""
+        return WindowCloses(WINDOW_BYTES, self.difference_ms + self.grace_ms + 1)
+
+    @property
+    def retention_ms(self) -> int:
+        """How long a window is kept: as long as a record may come that has to see it."""
+        return 2 * self.difference_ms + self.grace_ms + 2
+
+
+def sliding_spec(
+    windows: SlidingWindows,
+    plain: KeyValueSpec[Any, Any],
+    emit: EmitStrategy,
+    close_idle_ms: int | None,
+) -> WindowSpec[Any, Any]:
+    """Return the window store to use in place of a plain one."""
+    return WindowSpec(
+        plain.name,
+        plain.key_serde,
+        plain.value_serde,
+        windows.difference_ms,
+        windows.retention_ms,
+        plain.persistent,
+        plain.changelog_config,
+        ("sliding", f"grace {windows.grace_ms}", f"emit {emit}", *idle_terms(close_idle_ms)),
+        ANY_START,
+    )
+
+
+def in_sliding_windows(
+    node: str,
+    spec: WindowSpec[Any, Any],
+    windows: SlidingWindows,
+    emit: EmitStrategy,
+    fold: SessionFold,
+    *,
+    every_update: bool,
+    old_values: SendOldValues,
+    close_idle_ms: int | None,
+) -> Build:
+    """Build an aggregate per key and sliding window; parameters as for `in_sessions`."""
+    final = emit is EmitStrategy.ON_WINDOW_CLOSE
+    # Both its ends belong to a sliding window.
+    shape = HoppingWindows(
+        windows.difference_ms + 1, 1, grace_ms=windows.grace_ms, retention_ms=windows.retention_ms
+    )
+
+    def build(context: NodeContext, forward: Forward) -> Push:
+        opened = OpenWindows(node, spec, shape, context, old_values, final=final)
+        sliding = _Sliding(node, spec, windows, context, opened, fold)
+        idle = None
+        if close_idle_ms is not None:
+            idle = IdleClose(context, node, close_idle_ms, lambda: opened.close_all(forward))
+        told = silent if final else forward
+
+        def push(batch: Batch) -> None:
+            if idle is not None:
+                idle.input_came()
+            with processing(node, batch):
+                updates = sliding.fold(batch, every_update=every_update and not final)
+            if updates.rows:
+                keys = Column(raw=keys_of(updates.rows), serde=spec.key_serde)
+                told(updated(batch, updates, keys, spec.value_serde, old_values), None)
+            if final:
+                opened.emit_closed(batch, forward)
+            opened.expire(4 * len(batch) + _EXPIRED_AT_ONCE)
+
+        return push
+
+    return build
+
+
+class _Window:
+    """A window while a batch is folded.
+
+    `data` is its value in bytes, None as long as an immutable `value` was not encoded.
+    """
+
+    __slots__ = ("before", "data", "latest_ms", "place", "value")
+
+    def __init__(self, data: bytes | None, latest_ms: int) -> None:
+        self.before = self.data = data
+        self.latest_ms = latest_ms
+        self.value: Any = None
+        self.place = -1
+        """The last record that changed it; -1: none of this batch."""
+
+
+class _OfKey:
+    """The windows of one key: those that are stored, and those that the batch makes."""
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+        self.name: Any = None
+        self.starts: list[int] = []
+        self.by_start: dict[int, _Window] = {}
+        self.gone: dict[int, _Window] = {}
+
+    def between(self, first: int, last: int) -> list[int]:
+        """Return where windows start from `first` to `last`."""
+        return self.starts[bisect_left(self.starts, first) : bisect_right(self.starts, last)]
+
+    def add(self, start: int, window: _Window) -> None:
+        insort(self.starts, start)
+        self.by_start[start] = window
+        before = self.gone.pop(start, None)
+        if before is not None:
+            window.before = before.before
+
+    def remove(self, start: int, place: int) -> None:
+        self.starts.remove(start)
+        window = self.gone[start] = self.by_start.pop(start)
+        window.place = place
+
+
+class _Copy(NamedTuple):
+    """The aggregate of a window as it was: bytes or an immutable value, and its latest record."""
+
+    data: bytes | None
+    value: Any
+    latest_ms: int
+
+
+class _Sliding:
+    """The windows of one store."""
+
+    def __init__(
+        self,
+        node: str,
+        spec: WindowSpec[Any, Any],
+        windows: SlidingWindows,
+        context: NodeContext,
+        opened: OpenWindows,
+        fold: SessionFold,
+    ) -> None:
+        self._node = node
+        self._spec = spec
+        self._difference_ms = windows.difference_ms
+        self._context = context
+        self._clock = opened.closing
+        self._table = opened.closing.table
+        self._fold = fold
+
+    def fold(self, batch: Batch, *, every_update: bool) -> Updates:
+        """Fold the records of a batch into their windows, and return what changed."""
+        keys = encoded(self._node, batch, "key", self._spec.inner)
+        values = decoded(self._node, batch, "value")
+        missing = [
+            i for i, pair in enumerate(zip(keys, values, strict=True)) if None in (pair[0], pair[1])
+        ]
+        known = None
+        if missing:
+            self._context.drop(self._node, batch, missing, "null_key_or_value")
+            known = np.ones(len(keys), np.bool_)
+            known[missing] = False
+        closed = self._clock.observe(np.array(batch.timestamps, np.int64), known).tolist()
+        left_out, late, rows = set(missing), [], []
+        for i, time in enumerate(batch.timestamps):
+            if i in left_out:
+                continue
+            if time < 0 or time + self._difference_ms + 1 <= closed[i]:
+                late.append(i)
+            else:
+                rows.append(i)
+        if late:
+            self._clock.drop_late(batch, late, len(late))
+        of_keys = self._look_up([(keys[i], batch.timestamps[i]) for i in rows])
+        work = _Folding(self._node, self._spec, self._difference_ms, batch, self._fold)
+        for i in rows:
+            work.one(of_keys[keys[i]], i, values[i], closed[i], every_update=every_update)
+        self._write(of_keys, work)
+        return work.updates if every_update else work.changes(of_keys)
+
+    def _look_up(self, records: list[tuple[Any, int]]) -> dict[Any, _OfKey]:
+        """Return the windows that the records of each key may change or begin with."""
+        lows: dict[bytes, int] = {}
+        highs: dict[bytes, int] = {}
+        for key, time in records:
+            lows[key] = min(time, lows.get(key, time))
+            highs[key] = max(time, highs.get(key, time))
+        ranges = sorted(
+            (*range_of_key(key, max(low - 2 * self._difference_ms, 0), highs[key] + 1), key)
+            for key, low in lows.items()
+        )
+        found = self._table.scan_many([(lo, hi) for lo, hi, _ in ranges]) if ranges else []
+        asked = [
+            at[-START.size :] + key
+            for (_, _, key), pairs in zip(ranges, found, strict=True)
+            for at, _ in pairs
+        ]
+        stored = self._table.get_many(asked) if asked else []
+        times = self._table.times_of(asked) if asked else []
+        of_keys: dict[Any, _OfKey] = {key: _OfKey(key) for key in lows}
+        for row, data, kept_ms in zip(asked, stored, times, strict=True):
+            start = start_of(row)
+            latest = start + self._difference_ms if kept_ms is None else kept_ms
+            of_keys[row[START.size :]].add(start, _Window(data, latest))
+        return of_keys
+
+    def _write(self, of_keys: dict[Any, _OfKey], work: "_Folding") -> None:
+        writes: dict[bytes, bytes | None] = {}
+        stamps: list[int] = []
+        indices: Entries = {}
+        for of in of_keys.values():
+            for start, window in (*of.by_start.items(), *of.gone.items()):
+                if window.place < 0:
+                    continue
+                data = None if start in of.gone else work.encode(window)
+                if data is None and window.before is None:
+                    continue
+                row = START.pack(start) + of.key
+                writes[row] = data
+                stamps.append(window.latest_ms)
+                if data is None or window.before is None:
+                    indices |= indexed({row: data})
+        if writes:
+            self._table.put_all(writes, stamps)
+        if indices:
+            self._table.put_all(indices, [0] * len(indices))
+
+
+class _Folding:
+    """One batch on its way into windows."""
+
+    def __init__(
+        self,
+        node: str,
+        spec: WindowSpec[Any, Any],
+        difference_ms: int,
+        batch: Batch,
+        fold: SessionFold,
+    ) -> None:
+        self.updates = Updates([], [], [], [], [])
+        self._node = node
+        self._serde = spec.value_serde
+        self._inner = spec.inner
+        self._difference_ms = difference_ms
+        self._batch = batch
+        self._fold = fold
+        self._unchanged = serdes.unchanged(spec.value_serde)
+        self._place = 0
+        self._value: Any = None
+        self._closed_ms = 0
+        self._tells = False
+
+    def one(
+        self, of: _OfKey, place: int, value: Any, closed_ms: int, *, every_update: bool
+    ) -> None:
+        """Fold one record, as Kafka Streams does."""
+        self._place, self._value, self._closed_ms = place, value, closed_ms
+        self._tells = every_update
+        time = self._batch.timestamps[place]
+        if of.name is None:
+            of.name = self._inner.deserialize(of.key)
+        try:
+            if time < self._difference_ms:
+                self._early(of, time)
+            else:
+                self._in_order(of, time)
+        except Exception as error:
+            found = [(place, error)]
+            raise failed(Stage.PROCESSING, self._node, self._batch, error, found=found) from error
+
+    def changes(self, of_keys: dict[Any, _OfKey]) -> Updates:
+        """Return one update for each window that changed."""
+        found = []
+        for of in of_keys.values():
+            for start, window in (*of.by_start.items(), *of.gone.items()):
+                if window.place >= 0:
+                    data = None if start in of.gone else self.encode(window)
+                    if data is None and window.before is None:
+                        continue
+                    row = START.pack(start) + of.key
+                    found.append((window.place, row, window.latest_ms, data, window.before))
+        found.sort(key=itemgetter(0, 1))
+        updates = Updates([], [], [], [], [])
+        for place, row, time, data, before in found:
+            updates.add(place, time, row, data, before)
+        return updates
+
+    def encode(self, window: _Window) -> bytes | None:
+        """Return the stored form of a window's value; a failure names the record that made it."""
+        if window.data is None and window.value is not None:
+            try:
+                window.data = self._serde.serialize(window.value)
+            except Exception as error:
+                wrong = mismatch("value", window.value, self._serde, error)
+                found: list[tuple[int, Exception]] = [(window.place, wrong)]
+                raise failed(
+                    Stage.PROCESSING, self._node, self._batch, wrong, found=found
+                ) from error
+        return window.data
+
+    def _in_order(self, of: _OfKey, time: int) -> None:
+        difference = self._difference_ms
+        starts = of.between(time - 2 * difference, time + 1)
+        left: _Copy | None = None
+        right: _Copy | None = None
+        previous: int | None = None
+        for start in starts:
+            window, end = of.by_start[start], start + difference
+            if end < time:
+                left, previous = _copy(window), window.latest_ms
+            elif start <= time:
+                if end > time:
+                    right = _copy(window)
+                elif window.latest_ms < time:
+                    previous = window.latest_ms
+                self._count(of, start, _copy(window), time)
+        if previous is not None:
+            begin = previous + 1
+            if begin not in starts and begin + difference >= time:
+                self._count(of, begin, None, time)
+        if time - difference not in starts:
+            reached = previous is not None and previous >= time - difference
+            self._count(of, time - difference, left if reached else None, time)
+        self._slide(of, starts, right, time)
+
+    def _early(self, of: _OfKey, time: int) -> None:
+        """Fold a record whose own window would start before 0: all of these share one window."""
+        starts = of.between(0, time + 1)
+        combined = of.by_start.get(0)
+        right: _Copy | None = None
+        for start in starts:
+            if 0 < start <= time:
+                right = _copy(of.by_start[start])
+                self._count(of, start, right, time)
+        if right is None and combined is not None:
+            right = _copy(combined)
+        self._slide(of, starts, right, time)
+        if combined is not None and combined.latest_ms < time:
+            begin = combined.latest_ms + 1
+            if begin not in starts:
+                self._count(of, begin, None, time)
+        self._count(of, 0, None if combined is None else _copy(combined), time)
+
+    def _slide(self, of: _OfKey, starts: list[int], right: _Copy | None, time: int) -> None:
+        """Make the window that begins after the record, of what lies there already."""
+        if time + 1 not in starts and right is not None and right.latest_ms > time:
+            self._set(of, time + 1, right, right.latest_ms)
+
+    def _count(self, of: _OfKey, start: int, base: _Copy | None, time: int) -> None:
+        """Count the record in a window, whose aggregate so far is `base`."""
+        fold = self._fold
+        if base is None:
+            old, latest = fold.initial(), time
+        else:
+            old = base.value if base.data is None else self._serde.deserialize(base.data)
+            latest = max(base.latest_ms, time)
+        made = fold.step(of.name, self._value, old)
+        data = None
+        if made is not None and (self._tells or type(made) not in self._unchanged):
+            try:
+                data = self._serde.serialize(made)
+            except Exception as error:
+                raise mismatch("value", made, self._serde, error) from error
+        self._set(of, start, _Copy(data, made, latest), latest)
+
+    def _set(self, of: _OfKey, start: int, made: _Copy, latest_ms: int) -> None:
+        """Give a window its aggregate, unless it is closed."""
+        if start + self._difference_ms + 1 <= self._closed_ms:
+            return
+        window = of.by_start.get(start)
+        old = None if window is None else window.data
+        if made.data is None and made.value is None:
+            if window is not None:
+                of.remove(start, self._place)
+                window.latest_ms = latest_ms
+        else:
+            if window is None:
+                window = _Window(None, latest_ms)
+                of.add(start, window)
+            window.data, window.value = made.data, made.value
+            window.latest_ms, window.place = latest_ms, self._place
+            if self._tells:
+                self.encode(window)
+        if self._tells:
+            row = START.pack(start) + of.key
+            new = None if window is None or start in of.gone else window.data
+            self.updates.add(self._place, latest_ms, row, new, old)
+
+
+def _copy(window: _Window) -> _Copy:
+    return _Copy(window.data, window.value, window.latest_ms)
