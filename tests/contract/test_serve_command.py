@@ -1,0 +1,109 @@
+"""`statestore serve` and the metrics of a run, as a shell and Prometheus see them."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from click.testing import CliRunner
+from prometheus_client.parser import text_string_to_metric_families
+
+from statestore.cli import cli
+from statestore.errors import HostFailure, Misuse
+from statestore.serving.prometheus import metrics_port
+from tests.builders import DEADLINE_S, eventually
+from tests.contract.task_rig import TaskRig
+from tests.contract.test_serve_http import TOKEN, filled, pipeline
+from tests.serving_rig import LONG_LEASE
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> TaskRig:
+    return TaskRig(pipeline(), tmp_path, settings=LONG_LEASE)
+
+
+def flags(rig: TaskRig, *more: str) -> list[str]:
+    state = f"--state-dir={rig.layout.state_dir}"
+    return ["serve", "--application-id=shop", state, "--port=0", *more]
+
+
+def test_it_serves_until_sigterm_ends_it_with_0_and_leaves_nothing(
+    rig: TaskRig, tmp_path: Path
+) -> None:
+    filled(rig)
+    rig.end()
+    (tmp_path / "tokens").write_text(f"{TOKEN}\n")
+    command = [sys.executable, "-m", "statestore", *flags(rig, f"--token-file={tmp_path}/tokens")]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        url = server.stdout.readline().split()[-1]
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        eventually(lambda: httpx.get(f"{url}/ready").status_code == 200, "ready")
+        asked = httpx.get(f"{url}/v1/stores/counts/get", params={"key": "k1"}, headers=headers)
+        assert asked.json()["row"] == {"key": "k1", "value": 3}
+        assert httpx.get(f"{url}/v1/stores").status_code == 401
+        server.send_signal(signal.SIGTERM)
+        _, errors = server.communicate(timeout=DEADLINE_S)
+    assert server.returncode == 0
+    assert TOKEN not in errors
+    assert "Traceback" not in errors
+    assert list((rig.folder / "snapshots").iterdir()) == []
+
+
+def test_what_cannot_be_served_is_refused_before_it_listens(rig: TaskRig, tmp_path: Path) -> None:
+    filled(rig)
+    rig.end()
+    for more, said in (
+        (["--host=0.0.0.0"], "others could read all state"),
+        (["--token-file=/none"], "--token-file /none"),
+        (["--tls-cert=a"], "TLS needs both"),
+        (["--application-id=other"], "no application 'other'"),
+    ):
+        refused = CliRunner().invoke(cli, flags(rig, *more))
+        assert isinstance(refused.exception, Misuse), more
+        assert said in str(refused.exception)
+
+
+def test_without_the_extra_serve_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("statestore.serving.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "statestore.commands.serve", raising=False)
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    refused = CliRunner().invoke(cli, ["serve"])
+    assert isinstance(refused.exception, Misuse)
+    assert "pip install 'statestore[serve]'" in str(refused.exception)
+
+
+def test_the_metrics_of_a_run_are_scraped_under_kafka_streams_names(rig: TaskRig) -> None:
+    with metrics_port("shop", "127.0.0.1", 0) as port:
+        task = filled(rig)
+        text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+        found = {family.name: family for family in text_string_to_metric_families(text)}
+        counts = {"application_id": "shop", "store": "counts", "task": "0_0"}
+        for name in ("commit_rate", "commit_latency_avg", "put_rate", "uncommitted_bytes"):
+            family = found[f"statestore_{name}"]
+            assert family.type == "gauge"
+            assert any(one.labels == counts for one in family.samples)
+        commits = found["statestore_commits"]
+        assert commits.type == "counter"
+        assert [one.value for one in commits.samples if one.labels == counts] == [
+            float(task._committer.stamp.number)
+        ]
+        with (
+            pytest.raises(HostFailure, match="free the port"),
+            metrics_port("x", "127.0.0.1", port),
+        ):
+            pass
+        rig.end()
+
+
+def test_metrics_of_several_workers_are_refused() -> None:
+    refused = CliRunner().invoke(
+        cli, ["run", "--application-id=a", "--metrics-port=0", "--workers=2"]
+    )
+    assert isinstance(refused.exception, Misuse)
+    assert "OpenTelemetry" in str(refused.exception)
