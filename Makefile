@@ -76,6 +76,7 @@ bench: setup ## measure stores and tasks; figures go to .scratch/bench
 	@$(BIN)/python -m tests.bench.bench_epochs
 	@$(BIN)/python -m tests.bench.bench_lives
 	@$(BIN)/python -m tests.bench.bench_relocation
+	@$(BIN)/python -m tests.bench.bench_serve
 	@$(BIN)/python -m tests.bench.bench_exports
 	@$(BIN)/python -m tests.bench.bench_migrations
 	@$(BIN)/python -m tests.bench.bench_ui
