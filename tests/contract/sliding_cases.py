@@ -29,17 +29,6 @@ def slide_count(of: Case) -> None:
 
 @case("""
     | in     | out                                        |
-    | a 1 3  | a@0-10 1 3                                 |
-    | a 2 5  | a@4-14 2 5 ; a@0-10 12 5                   |
-    | a 3 4  | a@4-14 23 5 ; a@5-15 2 5 ; a@0-10 123 5    |
-""")
-def slide_reduce_at_the_beginning(of: Case) -> None:
-    windowed = of.stream().group_by_key().windowed_by(TENS)
-    of.out(windowed.reduce(lambda old, new: 10 * old + new, of.kept()).to_stream())
-
-
-@case("""
-    | in     | out                                        |
     | a 1 20 | a@10-20 ["a",1] 20                         |
     | a 2 25 | a@21-31 ["a",2] 25 ; a@15-25 ["a",1,2] 25  |
     | a 0 25 | a@15-25 - 25 ; a@21-31 - 25                |

@@ -162,6 +162,19 @@ def test_the_windows_of_kip_450() -> None:
         ]
 
 
+def test_records_before_the_first_difference_share_the_window_from_0() -> None:
+    with TopologyTestDriver(topology(ss.SlidingWindows(10, grace_ms=20), "reduce")) as driver:
+        driver.pipe_all("in", [("a", 1, 3), ("a", 2, 5), ("a", 3, 4)])
+        assert told(driver) == [
+            ("a", 0, 1, 3),
+            ("a", 4, 2, 5),
+            ("a", 0, 12, 5),
+            ("a", 4, 23, 5),
+            ("a", 5, 2, 5),
+            ("a", 0, 123, 5),
+        ]
+
+
 def test_closed_windows_leave_store_index_and_changelog() -> None:
     windows = ss.SlidingWindows(10, grace_ms=5)
     with TopologyTestDriver(topology(windows, "count")) as driver:
