@@ -21,8 +21,8 @@ def taken(_key: str, value: Any, total: list[Any]) -> list[Any] | None:
     | a 1 0       | a [1] 0     |
     | right:b 5 1 | b - 1       |
     | a 2 2       | a [1,2] 2   |
-    | right:a 1 3 | a [2] 3     |
-    | a 4 1       | a [2,4] 3   |
+    | a 4 1       | a [1,2,4] 2 |
+    | right:a 1 3 | a [2,4] 3   |
     | right:a - 4 |             |
     | right:a 2 5 | a [4] 5     |
     | right:a 4 6 | a - 6       |
@@ -70,8 +70,8 @@ def cogroup_of_a_stream_with_itself(of: Case) -> None:
     | a 1 0        | a@0-10 1 0      |
     | right:a 2 5  | a@0-10 21 5     |
     | a 3 12       | a@10-20 3 12    |
-    | right:a 1 9  |                 |
     | right:a - 13 | a@10-20 3 13    |
+    | right:a 1 9  |                 |
     | right:a 1 14 | a@10-20 13 14   |
 """)
 def cogroup_in_windows(of: Case) -> None:
@@ -84,12 +84,12 @@ def cogroup_in_windows(of: Case) -> None:
 
 
 @case("""
-    | in           | out                          |
-    | a 1 0        |                              |
-    | right:a 2 5  |                              |
-    | right:b 1 7  |                              |
-    | a 3 12       | a@0-10 21 9 ; b@0-10 10 9    |
-    | right:c 1 18 | a@5-15 23 14 ; b@5-15 10 14  |
+    | in           | out                             |
+    | a 1 10       |                                 |
+    | right:a 2 15 | a@5-15 1 14                     |
+    | right:b 1 17 |                                 |
+    | a 3 22       | a@10-20 21 19 ; b@10-20 10 19   |
+    | right:c 1 28 | a@15-25 23 24 ; b@15-25 10 24   |
 """)
 def cogroup_in_hopping_windows_that_close(of: Case) -> None:
     left, right = of.stream().group_by_key(), of.stream("right").group_by_key()
@@ -104,8 +104,8 @@ def cogroup_in_hopping_windows_that_close(of: Case) -> None:
     | in           | out                        |
     | a 1 0        | a@0-0 1 0                  |
     | right:a 2 8  | a@8-8 20 8                 |
-    | a 3 4        | a@0-0 - 0 ; a@8-8 - 8 ; a@0-8 24 8 |
-    | right:a 1 30 | a@30-30 10 30              |
+    | right:a 3 4  | a@0-0 - 0 ; a@8-8 - 8 ; a@0-8 51 8 |
+    | a 1 30       | a@30-30 1 30               |
 """)
 def cogroup_in_sessions(of: Case) -> None:
     left, right = of.stream().group_by_key(), of.stream("right").group_by_key()
