@@ -21,7 +21,7 @@ from tests.contract.task_rig import APPLICATION
 from tests.relocation_rig import in_memory_folder
 
 PIPELINE = "tests.contract.export_rig:keeping"
-STARTERS = {("kafka", "start"), ("drill",), ("serve",)}
+STARTERS = {("kafka", "start"), ("drill",), ("serve",), ("ui",)}
 HUGE = "9" * 40
 NASTY = (
     "",
