@@ -29,12 +29,12 @@ def suppress_windows(of: Case) -> None:
 
 @case("""
     | in       | out                          |
-    | a 1 3    |                              |
-    | a 2 7    |                              |
-    | b 0 12   |                              |
-    | b 1 15   | a@0-10 [3] 7 ; a@5-15 [2] 7  |
-    | b 0 13   |                              |
-    | c 1 40   | b@10-20 [1] 15 ; b@15-25 [1] 15 |
+    | a 1 13   |                              |
+    | a 2 17   | a@5-15 [1] 13                |
+    | b 0 22   |                              |
+    | b 1 25   | a@10-20 [3] 17 ; a@15-25 [2] 17 |
+    | b 0 23   |                              |
+    | c 1 50   | b@20-30 [1] 25 ; b@25-35 [1] 25 |
 """)
 def suppress_hops_filtered_and_mapped(of: Case) -> None:
     sums = of.stream().group_by_key().windowed_by(HOPS).reduce(int.__add__, of.kept())
