@@ -300,7 +300,7 @@ def any_of(key: str, *values: str) -> str:
         (str.upper, "V"),
         (repr, "'v'"),
     ],
-    ids=str,
+    ids=["first", "default", "key", "partial", "any", "method", "built in"],
 )
 def test_a_function_gets_the_key_only_if_it_cannot_be_called_without(
     function: Callable[..., str], expected: str
