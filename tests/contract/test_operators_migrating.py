@@ -14,6 +14,8 @@ from tests.contract.operator_cases import CASES, topology
 from tests.contract.operator_tables import Seen, shown
 from tests.contract.test_serdes_in_context import KEYS, VALUES
 
+NAMES = [name for name in CASES if "global" not in name]
+"""Rows of global tables are those of their topic, which nobody migrates."""
 OLD = ss.Migration(ss.Serde("OLD", serdes.JSON.serialize, serdes.JSON.deserialize))
 
 
@@ -35,7 +37,7 @@ def marked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("marked")
 @pytest.mark.parametrize("placed", [False, True], ids=["plain", "placed"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_operator_takes_marks_for_no_value_and_hands_on_none(
     name: str, *, placed: bool
 ) -> None:
@@ -56,8 +58,10 @@ def test_every_operator_takes_marks_for_no_value_and_hands_on_none(
 
 @pytest.mark.usefixtures("marked")
 def test_most_operators_have_a_store_with_marks() -> None:
-    stores = [spec for name in CASES for spec in topology(name).stores.values()]
+    stores = [spec for name in NAMES for spec in topology(name).stores.values()]
     found: list[ss.Serde[Any]] = [spec.value_serde for spec in stores]
     marked = [serde for serde in found if isinstance(serde, MigratingSerde)]
-    assert len(marked) > len(CASES) // 4
-    assert all(serde.serialize([]).startswith(MARK) for serde in marked)
+    assert len(marked) > len(NAMES) // 4
+    of_json = [serde for serde in marked if serde.name == "MIGRATED[1](JSON)"]
+    assert len(of_json) > len(marked) // 2
+    assert all(serde.serialize([]).startswith(MARK) for serde in of_json)

@@ -17,7 +17,7 @@ PINNED = """
     ProcessorContext PunctuationType PutResult ReadOnlyKeyValueStore
     ReadOnlySessionStore ReadOnlyVersionedKeyValueStore ReadOnlyWindowStore
     Record RunSummary Schema SchemaRegistry Serde SerdeContext SessionSpec SessionStore
-    SessionWindowedKStream SessionWindows Settings Span StateStore StoreContext
+    SessionWindowedKStream SessionWindows Settings SlidingWindows Span StateStore StoreContext
     StoreSupplier StreamsBuilder Subscription Suppressed TaskId Time TimeWindowedKStream
     TopicPartition Topology TumblingWindows VersionedKeyValueStore VersionedRecord
     VersionedSpec WindowSpec WindowStore Windowed errors

@@ -16,7 +16,7 @@ from tests.wheel_rig import built_wheel, installed
 
 RUN_S = 60
 # What belongs to an extra, and so is imported by nothing else.
-OF_EXTRAS = ("airflow", "spark", "testing", "ui")
+OF_EXTRAS = ("airflow", "client", "serving", "spark", "testing", "ui")
 
 IMPORT_ALL = """
 import importlib, pkgutil, statestore
@@ -100,7 +100,8 @@ def test_its_metadata_name_the_extras_and_pin_nothing(metadata: Message) -> None
     assert metadata["Version"] == ss.__version__
     assert metadata["License-Expression"] == "Apache-2.0"
     assert set(metadata.get_all("Provides-Extra", [])) == {
-        *("airflow", "gx", "openlineage", "s3", "spark", "testing", "ui")
+        *("airflow", "avro", "gx", "json-schema", "openlineage", "protobuf", "s3"),
+        *("schema-registry", "serve", "spark", "testing", "ui"),
     }
     required = metadata.get_all("Requires-Dist", [])
     assert [one for one in required if re.search(r"[=]=\s*\d", one)] == []
