@@ -18,7 +18,10 @@ RUN_S = 60
 # What belongs to an extra, and so is imported by nothing else.
 OF_EXTRAS = tuple(
     f"statestore.{name}."
-    for name in ("airflow", "client", "commands.serve", "serving", "spark", "testing", "ui")
+    for name in (
+        *("airflow", "client", "commands.serve", "serving", "spark", "testing", "ui"),
+        *("stores.avro", "stores.json_schema", "stores.protobuf", "kafka.schema_registry"),
+    )
 )
 
 IMPORT_ALL = """
