@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -66,10 +66,14 @@ class DrillRun(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Look:
-    """What the overview shows of an application."""
+    """What the overview shows of an application.
+
+    `rates`: the records per second of each sub-topology when its tasks last worked, by ordinal.
+    """
 
     status: Status
     work: Timeline
+    rates: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -78,8 +82,6 @@ class Details:
 
     deployed: Deployed = field(default_factory=Deployed)
     stores: list[StoreFiles] = field(default_factory=list)
-    rates: dict[int, float] = field(default_factory=dict)
-    """The records per second of each sub-topology when its tasks last worked, by ordinal."""
     exports: list[Listed] = field(default_factory=list)
     audits: list[AuditRecord] = field(default_factory=list)
     drills: list[DrillRun] = field(default_factory=list)
@@ -88,12 +90,11 @@ class Details:
 
 @dataclass(frozen=True)
 class LastLook:
-    """The last look at an application, and when it was; `problem`: why there is none."""
+    """The last look at an application; `problem`: why there is none."""
 
     look: Look | None = None
     details: Details | None = None
     problem: str | None = None
-    at_ms: int = 0
 
 
 Open = Callable[[], Runtime]
@@ -107,6 +108,17 @@ def applications_of(config: Path, folder: Path) -> Callable[[], Mapping[str, Ope
     }
 
 
+class _Kept(NamedTuple):
+    found: Any = None
+    problem: str | None = None
+    at_ms: int = -_EVERY_MS
+
+
+_Kind = Callable[[Environment], Any]
+"""What is looked for: `look_at` or `details_of`, each in its own time."""
+_NOTHING: Final = _Kept()
+
+
 class Lookout:
     """Keeps the last look at each application."""
 
@@ -115,8 +127,8 @@ class Lookout:
         self._applications = applications
         self._clock = clock
         self._lock = threading.Condition()
-        self._seen: dict[str, LastLook] = {}
-        self._underway: set[tuple[str, bool]] = set()
+        self._kept: dict[tuple[str, _Kind], _Kept] = {}
+        self._underway: set[tuple[str, _Kind]] = set()
         self._workers = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="statestore-ui")
 
     def close(self) -> None:
@@ -135,48 +147,47 @@ class Lookout:
     def seen(
         self, names: Iterable[str], *, details: bool = False, wait_s: float = 0.0
     ) -> dict[str, LastLook]:
-        """Return the last look at each application, and look again where it is old.
+        """Return the last look at each of these applications, and look again where it is old.
 
-        Wait up to `wait_s` for those that nobody has looked at yet.
+        Wait up to `wait_s` for those that nobody has looked at yet. A name that no application has
+        is left out.
         """
-        known, wanted = self._applications(), list(names)
+        known = self._applications()
+        openers = {name: known[name] for name in names if name in known}
+        kinds = (look_at, details_of) if details else (look_at,)
         with self._lock:
-            for name in wanted:
-                self._look_if_old(name, known, details=details)
-            self._lock.wait_for(
-                lambda: all(self._is_there(name, details=details) for name in wanted), wait_s
-            )
-            return {name: self._seen.get(name, LastLook()) for name in wanted}
+            for name, opener in openers.items():
+                for kind in kinds:
+                    self._look_if_old(name, opener, kind)
+            wanted = {(name, kind) for name in openers for kind in kinds}
+            self._lock.wait_for(lambda: wanted <= self._kept.keys(), wait_s)
+            return {name: self._last(name) for name in openers}
 
-    def _is_there(self, name: str, *, details: bool) -> bool:
-        seen = self._seen.get(name, LastLook())
-        found = seen.details if details else seen.look
-        return found is not None or seen.problem is not None
+    def _last(self, name: str) -> LastLook:
+        look = self._kept.get((name, look_at), _NOTHING)
+        details = self._kept.get((name, details_of), _NOTHING)
+        return LastLook(look.found, details.found, look.problem or details.problem)
 
-    def _look_if_old(self, name: str, known: Mapping[str, Open], *, details: bool) -> None:
-        seen, opener = self._seen.get(name, LastLook()), known.get(name)
-        is_new = seen.at_ms + _EVERY_MS > self._clock.now_ms()
-        if opener is None or (is_new and self._is_there(name, details=details)):
+    def _look_if_old(self, name: str, opener: Open, kind: _Kind) -> None:
+        kept, now_ms = self._kept.get((name, kind), _NOTHING), self._clock.now_ms()
+        if kept.at_ms + _EVERY_MS > now_ms or (name, kind) in self._underway:
             return
-        if (name, details) not in self._underway:
-            self._underway.add((name, details))
-            future = self._workers.submit(self._look, name, opener, details=details)
-            future.add_done_callback(_log_failure)
+        self._underway.add((name, kind))
+        future = self._workers.submit(self._look, name, opener, kind)
+        future.add_done_callback(_log_failure)
 
-    def _look(self, name: str, opener: Open, *, details: bool) -> None:
-        before = self._seen.get(name, LastLook())
-        seen = replace(before, problem="it could not be looked at: see the log of the page")
+    def _look(self, name: str, opener: Open, kind: _Kind) -> None:
+        found: Any = None
+        problem: str | None = "it could not be looked at: see the log of the page"
         try:
             with opener() as runtime:
-                found = look_at(runtime)
-                more = details_of(runtime) if details else before.details
-            seen = LastLook(found, more)
+                found, problem = kind(runtime), None
         except (StateStoreError, OSError) as error:
-            seen = replace(before, look=None, problem=str(error))
+            problem = str(error)
         finally:
             with self._lock:
-                self._seen[name] = replace(seen, at_ms=self._clock.now_ms())
-                self._underway.discard((name, details))
+                self._kept[name, kind] = _Kept(found, problem, self._clock.now_ms())
+                self._underway.discard((name, kind))
                 self._lock.notify_all()
 
 
@@ -198,8 +209,14 @@ def look_at(environment: Environment) -> Look:
     """Look at an application; it notices nothing of it."""
     layout, clock = environment.layout, environment.clock
     status = StatusReader(environment).now()
-    samples = [read_history(layout.task_dir(task)) for task in layout.tasks()]
-    return Look(status, timeline_of(samples, clock.now_ms()))
+    samples = {task: read_history(layout.task_dir(task)) for task in layout.tasks()}
+    rates: dict[int, float] = {}
+    for task, kept in samples.items():
+        if kept:
+            last = kept[-1]
+            rate = 1000 * last.records_in / max(1, last.until_ms - last.since_ms)
+            rates[task.sub_topology] = rates.get(task.sub_topology, 0.0) + rate
+    return Look(status, timeline_of(samples.values(), clock.now_ms()), rates)
 
 
 def details_of(environment: Environment) -> Details:
@@ -209,7 +226,6 @@ def details_of(environment: Environment) -> Details:
     readers: dict[str, Callable[[], object]] = {
         "deployed": lambda: read_deployed(layout),
         "stores": lambda: _stores(environment),
-        "rates": lambda: _rates(environment),
         "exports": lambda: _exports(environment),
         "audits": lambda: list(Audits(layout).newest()),
         "drills": lambda: _drills(environment),
@@ -230,17 +246,6 @@ def _stores(environment: Environment) -> list[StoreFiles]:
         return at_rest.files()
     finally:
         at_rest.close()
-
-
-def _rates(environment: Environment) -> dict[int, float]:
-    rates: dict[int, float] = {}
-    for task in environment.layout.tasks():
-        samples = read_history(environment.layout.task_dir(task))
-        if samples:
-            last = samples[-1]
-            rate = 1000 * last.records_in / max(1, last.until_ms - last.since_ms)
-            rates[task.sub_topology] = rates.get(task.sub_topology, 0.0) + rate
-    return rates
 
 
 def _exports(environment: Environment) -> list[Listed]:

@@ -48,14 +48,14 @@ class Pages:
         names = [name for name in self._lookout.names() if search.lower() in name.lower()]
         shown = _page(names, page, ON_A_PAGE)
         seen = self._lookout.seen(shown.items, wait_s=_FIRST_WAIT_S)
-        rows = [_row(name, seen[name]) for name in shown.items]
+        rows = [_row(name, seen.get(name, LastLook())) for name in shown.items]
         return _render("overview.html", root=root, rows=rows, page=shown, search=search)
 
     def application(self, root: str, name: str, *, page: int = 1) -> str | None:
         """Everything about one application."""
-        if name not in self._lookout.names():
+        seen = self._lookout.seen([name], details=True, wait_s=_FIRST_WAIT_S).get(name)
+        if seen is None:
             return None
-        seen = self._lookout.seen([name], details=True, wait_s=_FIRST_WAIT_S)[name]
         shown: dict[str, Any] = {"root": root, "name": name, "seen": seen, "look": seen.look}
         if seen.look is not None:
             details = seen.details or Details()
@@ -66,7 +66,7 @@ class Pages:
                 "tasks": _page(status.stream_tasks, page, TASKS_ON_A_PAGE),
                 "charts": _charts(work),
                 "details": details,
-                "graph": _graph(root, name, details),
+                "graph": _graph(root, name, details.deployed, seen.look.rates),
                 "stores": _stores(details),
             }
         return _render("application.html", **shown)
@@ -137,9 +137,8 @@ def _charts(work: Timeline) -> dict[str, Any]:
     }
 
 
-def _graph(root: str, name: str, details: Details) -> Markup:
+def _graph(root: str, name: str, deployed: Deployed, rates: dict[int, float]) -> Markup:
     """The topology as it was deployed last: topics, sub-topologies and stores."""
-    deployed: Deployed = details.deployed
     boxes: dict[str, Box] = {}
     edges: dict[tuple[str, str], str] = {}
     internal = {topic for part in deployed.sub_topologies for topic in part.internal or ()}
@@ -150,7 +149,7 @@ def _graph(root: str, name: str, details: Details) -> Markup:
         return f"topic {topic}"
 
     for part in deployed.sub_topologies:
-        rate = details.rates.get(part.ordinal)
+        rate = rates.get(part.ordinal)
         note = "" if rate is None else f"{rate:,.0f}/s"
         own = f"part {part.ordinal}"
         for topic in part.source_topics:

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from statestore.layout.audits import AuditRecord, Audits, AuditVerdict
 from statestore.runtime import Runtime, SystemClock
 from statestore.ui.looks import Lookout, applications_of
 from statestore.ui.site import application
 from tests.builders import ManualClock, eventually
-from tests.ui_rig import HOSTILE, told_of
+from tests.ui_rig import HOSTILE, filled, told_of
 
 
 @pytest.fixture(scope="module")
@@ -205,4 +206,32 @@ def test_a_look_that_fails_shows_why_and_is_tried_again(tmp_path: Path) -> None:
     eventually(lambda: "Input/output error" in client.get("/applications/a").text, "the reason")
     clock.advance(60_000)
     eventually(lambda: "Stream tasks" in client.get("/applications/a").text, "another look")
+    lookout.close()
+
+
+def test_details_are_looked_for_again_however_often_the_overview_is(tmp_path: Path) -> None:
+    layout = filled(tmp_path, "a")
+    clock = ManualClock(SystemClock().now_ms())
+    known = {"application.id": "a", "state.dir": str(tmp_path)}
+    lookout = Lookout(lambda: {"a": lambda: Runtime(known, clock=clock)}, clock)
+    eventually(lambda: lookout.seen(["a"], details=True)["a"].details is not None, "details")
+    Audits(layout).keep(
+        AuditRecord(application_id="a", time_ms=5, verdict=AuditVerdict.NOTHING_CHECKED)
+    )
+
+    for _ in range(3):
+        clock.advance(6_000)
+        now_ms = clock.now_ms()
+
+        def is_new(now_ms: int = now_ms) -> bool:
+            look = lookout.seen(["a"])["a"].look
+            return look is not None and look.status.at_ms >= now_ms
+
+        eventually(is_new, "the overview")
+
+    def shows_the_audit() -> bool:
+        details = lookout.seen(["a"], details=True)["a"].details
+        return details is not None and bool(details.audits)
+
+    eventually(shows_the_audit, "the audit shows")
     lookout.close()
