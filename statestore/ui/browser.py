@@ -5,7 +5,7 @@ cannot be answered is a problem in words, never an error.
 """
 
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final, NamedTuple
@@ -28,6 +28,8 @@ from statestore.stores.versioned.store import VersionedReader
 
 ROWS_MAX: Final = 100
 _SKIP_MAX: Final = 10_000
+_SHOWN_MAX: Final = 2000
+"""How many characters of a key or a value are shown."""
 _TASKS_MAX: Final = 16
 """In how many stream tasks a key is looked for."""
 
@@ -184,13 +186,16 @@ class _Asked:
 
 
 def _shown(data: bytes, serde: Serde[Any]) -> str:
-    """The value as text; bytes that the serde refuses are shown as they are."""
-    if serde is serdes.BYTES:
-        return serdes.printable(data)
-    try:
-        return text_of(serde.deserialize(data))
-    except Exception:  # noqa: BLE001  # a serde may raise anything
-        return serdes.printable(data)
+    """The value as text, or its beginning; bytes that the serde refuses are shown as they are."""
+    text = None
+    if serde is not serdes.BYTES:
+        with suppress(Exception):  # a serde may raise anything
+            text = text_of(serde.deserialize(data))
+    if text is None:
+        text = serdes.printable(data)
+    if len(text) <= _SHOWN_MAX:
+        return text
+    return f"{text[:_SHOWN_MAX]}… ({len(text):,} characters)"
 
 
 def _time(at_ms: int | None) -> str:

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+import statestore as ss
 from statestore.layout.audits import AuditRecord, Audits, AuditVerdict
+from statestore.model.ids import TaskId
 from statestore.runtime import Runtime, SystemClock
 from statestore.ui.looks import Lookout, applications_of
 from statestore.ui.site import application
 from tests.builders import ManualClock, eventually
-from tests.ui_rig import HOSTILE, filled, told_of
+from tests.ui_rig import HOSTILE, NAMES, filled, told_of
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +120,24 @@ def test_keys_are_text_wherever_they_stand(page: TestClient) -> None:
         assert "<img" not in answer.text
         assert HOSTILE in html.unescape(answer.text)
     assert "\\x00" not in page.get(path, params={"key": "\x00"}).text.replace("&#92;", "\\")
+
+
+def test_what_is_very_large_is_shown_in_part(tmp_path: Path) -> None:
+    layout = filled(tmp_path, "a")
+    with ss.open_store(NAMES, layout.task_dir(TaskId(0, 0)) / "rocksdb") as names:
+        names.put("large" + "k" * 5000, {"x": "v" * 20_000_000})
+        names.commit()
+    known = {"application.id": "a", "state.dir": str(tmp_path)}
+    lookout = Lookout(lambda: {"a": lambda: Runtime(known)}, SystemClock())
+    client = TestClient(application(lookout, ["testserver"]))
+    for raw in ("", "1"):
+        answer = client.get("/applications/a/stores/names", params={"prefix": "large", "raw": raw})
+        ((_, key, value),) = cells(answer.text)
+        assert len(answer.text) < 20_000
+        assert key.startswith("largekkk")
+        assert re.search(r"… \(5,005 characters\)$", key), key[-60:]
+        assert re.search(r"… \(20,000,0[0-9]{2} characters\)$", value), value[-60:]
+    lookout.close()
 
 
 def test_a_store_with_history_is_shown_as_of_a_time_and_with_all_versions(
