@@ -49,7 +49,8 @@ def _behind(status: Status) -> Answer:
         return Answer(question, Level.UNKNOWN, "not known", status.broker)
     records, seconds = status.lag_records, status.lag_seconds
     if records is None:
-        return Answer(question, Level.UNKNOWN, "not known", "the brokers did not tell")
+        note = "the brokers did not tell" if status.stream_tasks else "it never ran"
+        return Answer(question, Level.UNKNOWN, "not known", note)
     if records == 0:
         held = status.held_records
         note = f"{held:,} records wait in operators for later input" if held else ""

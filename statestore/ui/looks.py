@@ -34,6 +34,7 @@ from statestore.ui.timeline import Timeline, timeline_of
 _log = logging.getLogger(__name__)
 _EVERY_MS: Final = 5_000
 """How old an answer may be before it is looked for again."""
+_OLD_S: Final = 15.0
 _AT_ONCE: Final = 4
 _EXPORTS_MAX: Final = 20
 _DRILLS_MAX: Final = 10
@@ -90,11 +91,17 @@ class Details:
 
 @dataclass(frozen=True)
 class LastLook:
-    """The last look at an application; `problem`: why there is none."""
+    """The last look at an application; `problem`: why there is none; `age_s`: of the look."""
 
     look: Look | None = None
     details: Details | None = None
     problem: str | None = None
+    age_s: float = 0.0
+
+    @property
+    def is_old(self) -> bool:
+        """Whether it is so old that people should know."""
+        return self.age_s > _OLD_S
 
 
 Open = Callable[[], Runtime]
@@ -149,8 +156,8 @@ class Lookout:
     ) -> dict[str, LastLook]:
         """Return the last look at each of these applications, and look again where it is old.
 
-        Wait up to `wait_s` for those that nobody has looked at yet. A name that no application has
-        is left out.
+        Wait up to `wait_s` for new looks; after that, the old ones have to do. A name that no
+        application has is left out.
         """
         known = self._applications()
         openers = {name: known[name] for name in names if name in known}
@@ -160,13 +167,14 @@ class Lookout:
                 for kind in kinds:
                     self._look_if_old(name, opener, kind)
             wanted = {(name, kind) for name in openers for kind in kinds}
-            self._lock.wait_for(lambda: wanted <= self._kept.keys(), wait_s)
+            self._lock.wait_for(lambda: not wanted & self._underway, wait_s)
             return {name: self._last(name) for name in openers}
 
     def _last(self, name: str) -> LastLook:
         look = self._kept.get((name, look_at), _NOTHING)
         details = self._kept.get((name, details_of), _NOTHING)
-        return LastLook(look.found, details.found, look.problem or details.problem)
+        age_s = (self._clock.now_ms() - look.at_ms) / 1000
+        return LastLook(look.found, details.found, look.problem or details.problem, age_s)
 
     def _look_if_old(self, name: str, opener: Open, kind: _Kind) -> None:
         kept, now_ms = self._kept.get((name, kind), _NOTHING), self._clock.now_ms()

@@ -86,7 +86,7 @@ class Pages:
 
 
 def _row(name: str, seen: LastLook) -> dict[str, Any]:
-    row: dict[str, Any] = {"name": name, "problem": seen.problem, "status": None}
+    row: dict[str, Any] = {"name": name, "seen": seen, "status": None}
     if seen.look is not None:
         status, work = seen.look.status, seen.look.work
         row |= {

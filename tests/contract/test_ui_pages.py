@@ -2,6 +2,7 @@
 
 import html
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +15,10 @@ from statestore.model.ids import TaskId
 from statestore.runtime import Runtime, SystemClock
 from statestore.ui.looks import Lookout, applications_of
 from statestore.ui.site import application
-from tests.builders import ManualClock, eventually
+from tests.builders import DEADLINE_S, ManualClock, eventually
 from tests.ui_rig import HOSTILE, NAMES, filled, told_of
+
+PATH = "/applications/a"
 
 
 @pytest.fixture(scope="module")
@@ -254,4 +257,40 @@ def test_details_are_looked_for_again_however_often_the_overview_is(tmp_path: Pa
         return details is not None and bool(details.audits)
 
     eventually(shows_the_audit, "the audit shows")
+    lookout.close()
+
+
+def test_a_page_opened_after_an_hour_shows_what_is_now(tmp_path: Path) -> None:
+    clock = ManualClock(SystemClock().now_ms())
+    known = {"application.id": "a", "state.dir": str(tmp_path)}
+    lookout = Lookout(lambda: {"a": lambda: Runtime(known, clock=clock)}, clock)
+    client = TestClient(application(lookout, ["testserver"]))
+    eventually(lambda: "None yet: the application never ran" in client.get(PATH).text, "a look")
+    filled(tmp_path, "a")
+    clock.advance(3_600_000)
+    for path in (PATH, "/"):
+        assert "1,000 records" in client.get(path).text, path
+    lookout.close()
+
+
+def test_an_old_look_says_how_old_it_is_while_there_is_no_new_one(tmp_path: Path) -> None:
+    clock, held = ManualClock(SystemClock().now_ms()), threading.Event()
+    known = {"application.id": "a", "state.dir": str(tmp_path)}
+    opened: list[int] = []
+
+    def opening() -> Runtime:
+        opened.append(1)
+        if len(opened) > 2:
+            held.wait(DEADLINE_S)
+        return Runtime(known, clock=clock)
+
+    lookout = Lookout(lambda: {"a": opening}, clock)
+    client = TestClient(application(lookout, ["testserver"]))
+    eventually(lambda: "Stream tasks" in client.get(PATH).text, "a look")
+    assert "ago: looking again" not in client.get(PATH).text
+    clock.advance(600_000)
+    for path in (PATH, "/"):
+        assert "10 min ago: looking again" in client.get(path).text, path
+    held.set()
+    eventually(lambda: "ago: looking again" not in client.get(PATH).text, "a new look")
     lookout.close()

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from statestore.layout.audits import AuditVerdict
-from statestore.operations.status import AuditStatus, State, Status
+from statestore.operations.status import AuditStatus, State, Status, TaskStatus
 from statestore.ui.answers import Answer, Level, answers_of, level_of
 
 
@@ -57,6 +57,13 @@ def answers(**fields: Any) -> tuple[Answer, Answer, Answer]:
 def test_am_i_behind(fields: dict[str, Any], level: Level, words: str) -> None:
     answer = answers(**fields)[0]
     assert (answer.level, answer.words) == (level, words)
+
+
+def test_an_application_that_never_ran_is_told_from_brokers_that_say_nothing() -> None:
+    unknown = {"lag_records": None, "lag_seconds": None}
+    assert answers(**unknown)[0].note == "it never ran"
+    tasks = [TaskStatus("0_0", State.STOPPED, None)]
+    assert answers(**unknown, stream_tasks=tasks)[0].note == "the brokers did not tell"
 
 
 def test_records_held_back_are_told_when_nothing_else_is_behind() -> None:
