@@ -286,7 +286,7 @@ class KStream(Generic[K_co, V_co]):
         self,
         other: "KStream[K_co, V2]",
         function: Callable[[V_co, V2], R],
-        windows: JoinWindows,
+        within: JoinWindows,
         *,
         name: str | None = None,
     ) -> "KStream[K_co, R]": ...
@@ -295,7 +295,7 @@ class KStream(Generic[K_co, V_co]):
         self,
         other: "KStream[K_co, V2]",
         function: Callable[[K_co, V_co, V2], R],
-        windows: JoinWindows,
+        within: JoinWindows,
         *,
         name: str | None = None,
     ) -> "KStream[K_co, R]": ...
@@ -321,7 +321,7 @@ class KStream(Generic[K_co, V_co]):
         self,
         other: "ktables.KTable[Any, Any] | KStream[Any, Any] | GlobalKTable[Any, Any]",
         function: Callable[..., Any],
-        windows: JoinWindows | None = None,
+        within: JoinWindows | None = None,
         *,
         key: Selector | None = None,
         grace_ms: Span = 0,
@@ -338,18 +338,18 @@ class KStream(Generic[K_co, V_co]):
         the version valid at its own time, after waiting for `grace_ms` of stream time (KIP-923).
 
         With a stream: return function(left, right) for each two records of one key whose times lie
-        within `windows`, with the later of both times. Records that are behind stream time by more
-        than the windows and their grace are dropped as late.
+        `within` these windows, with the later of both times. Records that are behind stream time by
+        more than the windows and their grace are dropped as late.
 
         Records without a key or value join nothing. A stream whose keys were changed goes through a
         repartition topic named after `name`.
 
-        Misuse if the grace is negative or longer than the table's history, or if `windows` are
+        Misuse if the grace is negative or longer than the table's history, or if `within` is
         missing or not needed; SerdeMismatch if the keys of both have different serdes;
         InvalidTopology if the other has another builder.
         """
         return self._joined(
-            joins.JoinKind.INNER, other, function, windows, key=key, grace_ms=grace_ms, name=name
+            joins.JoinKind.INNER, other, function, within, key=key, grace_ms=grace_ms, name=name
         )
 
     @overload
@@ -375,7 +375,7 @@ class KStream(Generic[K_co, V_co]):
         self,
         other: "KStream[K_co, V2]",
         function: Callable[[V_co, V2 | None], R],
-        windows: JoinWindows,
+        within: JoinWindows,
         *,
         name: str | None = None,
     ) -> "KStream[K_co, R]": ...
@@ -384,7 +384,7 @@ class KStream(Generic[K_co, V_co]):
         self,
         other: "KStream[K_co, V2]",
         function: Callable[[K_co, V_co, V2 | None], R],
-        windows: JoinWindows,
+        within: JoinWindows,
         *,
         name: str | None = None,
     ) -> "KStream[K_co, R]": ...
@@ -410,7 +410,7 @@ class KStream(Generic[K_co, V_co]):
         self,
         other: "ktables.KTable[Any, Any] | KStream[Any, Any] | GlobalKTable[Any, Any]",
         function: Callable[..., Any],
-        windows: JoinWindows | None = None,
+        within: JoinWindows | None = None,
         *,
         key: Selector | None = None,
         grace_ms: Span = 0,
@@ -423,7 +423,7 @@ class KStream(Generic[K_co, V_co]):
         `key` returns None.
         """
         return self._joined(
-            joins.JoinKind.LEFT, other, function, windows, key=key, grace_ms=grace_ms, name=name
+            joins.JoinKind.LEFT, other, function, within, key=key, grace_ms=grace_ms, name=name
         )
 
     @overload
@@ -431,7 +431,7 @@ class KStream(Generic[K_co, V_co]):
         self,
         other: "KStream[K_co, V2]",
         function: Callable[[V_co | None, V2 | None], R],
-        windows: JoinWindows,
+        within: JoinWindows,
         *,
         name: str | None = None,
     ) -> "KStream[K_co, R]": ...
@@ -440,7 +440,7 @@ class KStream(Generic[K_co, V_co]):
         self,
         other: "KStream[K_co, V2]",
         function: Callable[[K_co, V_co | None, V2 | None], R],
-        windows: JoinWindows,
+        within: JoinWindows,
         *,
         name: str | None = None,
     ) -> "KStream[K_co, R]": ...
@@ -448,7 +448,7 @@ class KStream(Generic[K_co, V_co]):
         self,
         other: "KStream[Any, Any]",
         function: Callable[..., Any],
-        windows: JoinWindows,
+        within: JoinWindows,
         *,
         name: str | None = None,
     ) -> "KStream[K_co, Any]":
@@ -457,7 +457,7 @@ class KStream(Generic[K_co, V_co]):
         Those give function(None, right).
         """
         return self._joined(
-            joins.JoinKind.OUTER, other, function, windows, key=None, grace_ms=0, name=name
+            joins.JoinKind.OUTER, other, function, within, key=None, grace_ms=0, name=name
         )
 
     def group_by_key(
@@ -559,7 +559,7 @@ class KStream(Generic[K_co, V_co]):
         kind: joins.JoinKind,
         other: "ktables.KTable[Any, Any] | KStream[Any, Any] | GlobalKTable[Any, Any]",
         function: Callable[..., Any],
-        windows: JoinWindows | None,
+        within: JoinWindows | None,
         *,
         key: Selector | None,
         grace_ms: Span,
@@ -568,18 +568,18 @@ class KStream(Generic[K_co, V_co]):
         verb = kind.value
         joiner = Joiner.checked(verb, function, name)
         if isinstance(other, GlobalKTable):
-            join = joined_with(other._table, joiner, kind, key=key, others=(windows, grace_ms))
+            join = joined_with(other._table, joiner, kind, key=key, others=(within, grace_ms))
             return KStream(join(self._flow, name))
         refuse_key(verb, key)
         if isinstance(other, KStream):
-            near = require_windows(verb, windows, grace_ms)
+            near = require_windows(verb, within, grace_ms)
             return KStream(
                 joins.stream_with_stream(
                     self._flow, other._flow, joiner, kind, windows=near, name=name
                 )
             )
         table = ktables.table_of(verb, other, self._flow)
-        if windows is not None or kind.left_may_lack:
+        if within is not None or kind.left_may_lack:
             raise Misuse(
                 f"{verb}: a table has one row of a key at a time, and no windows: use join() or "
                 "left_join(), without windows"

@@ -46,7 +46,7 @@ def pairs(kind: str = "outer_join", windows: ss.JoinWindows = NEAR) -> ss.Topolo
     b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.STRING)
     left, right = b.stream("in"), b.stream("right")
     left.group_by_key().count("counts")
-    joined = getattr(left, kind)(right, text, windows, name="pairs")
+    joined = getattr(left, kind)(right, text, within=windows, name="pairs")
     joined.map_values(str.upper, name="above").to("out")
     return b.build()
 
