@@ -1,8 +1,10 @@
 """The versions of an application's global tables on disk.
 
-    <state.dir>/<application id>/global/<number>/version.json <store>/
+    <state.dir>/<application id>/global/<number>/.version.json <store>/
                                  global/.<nonce>/            a version that is being made
                                  global/<number>/.damaged    by a reader who met damage
+
+No store has a name that begins with a dot, so files of ours have such names.
 
 A version is made in a folder of its own, mostly of hard links to the files of the last one, and
 appears by one rename. From then on nobody writes to its stores. So it needs no owner: whoever
@@ -28,7 +30,7 @@ from statestore.layout.files import folders_in, publish, sync_folder
 from statestore.layout.folders import StateLayout
 
 VERSION: Final = 1
-_RECORD: Final = "version.json"
+_RECORD: Final = ".version.json"
 _DAMAGED: Final = ".damaged"
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,17}")
 _WAY_OUT: Final = "remove the folder: the next run makes a new one from the topics"
@@ -48,7 +50,7 @@ class GlobalContent(msgspec.Struct, frozen=True):
 
 
 class GlobalVersion(msgspec.Struct, frozen=True):
-    """The content of `version.json`: all stores of one version."""
+    """The content of `.version.json`: all stores of one version."""
 
     stores: dict[StoreName, GlobalContent] = {}
     version: Count = VERSION

@@ -18,7 +18,13 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from statestore.errors import FormatTooNew, HostFailure, StateStoreError, TaskCorrupted
+from statestore.errors import (
+    FormatTooNew,
+    HostFailure,
+    StateStoreError,
+    TaskCorrupted,
+    TopicMissing,
+)
 from statestore.faults import CrashPoint, reach
 from statestore.layout.global_versions import GlobalContent, GlobalVersion, GlobalVersions
 from statestore.metrics import count_dropped
@@ -137,8 +143,14 @@ class GlobalTables:
         environment, topics = self._environment, sorted({s.topic.name for s in self._sources})
         asked_ms = environment.clock.now_ms()
         counts = environment.cluster.partitions(topics)
+        for source in self._sources:
+            if source.topic.name not in counts:
+                raise TopicMissing(
+                    f"topic {source.topic.name} of global table {source.spec.name} does not exist: "
+                    "create it with its records, or leave the table out of the pipeline"
+                )
         ids = environment.cluster.topic_ids(topics)
-        tps = [TopicPartition(topic, p) for topic in topics for p in range(counts.get(topic, 0))]
+        tps = [TopicPartition(topic, p) for topic in topics for p in range(counts[topic])]
         bounds = environment.changelog.bounds(tps)
         folders = list(self._versions.unfinished())
         if newest is not None:
@@ -299,9 +311,18 @@ class GlobalStores:
     """The stores of global tables for the stream tasks of one process. Close it when done."""
 
     def __init__(
-        self, environment: Environment, topology: Topology, names: Iterable[str], number: int | None
+        self,
+        environment: Environment,
+        topology: Topology,
+        names: Iterable[str],
+        number: int | None,
+        *,
+        bounded: bool,
     ) -> None:
-        """Open version `number` of these stores; Unavailable if it is gone."""
+        """Open version `number` of these stores; Unavailable if it is gone.
+
+        In a continuous run, open the last version, as `number` may have been removed since.
+        """
         wanted = set(names)
         self.stores = {
             source.spec.name: GlobalKeyValueStore[Any, Any](source.spec)
@@ -317,7 +338,8 @@ class GlobalStores:
         self._open: list[FileSource] = []
         if self.stores:
             assert number is not None, "a wave that reads global tables has a version of them"
-            self._show(number)
+            newest = None if bounded else self._versions.newest()
+            self._show(number if newest is None else newest)
 
     def look(self) -> None:
         """Go on with a newer version if there is one; ask for it between two batches."""

@@ -187,14 +187,17 @@ def stream_tasks(
 def global_stores_of(
     environment: Environment, topology: Topology, planned: Sequence[PlannedTask]
 ) -> GlobalStores:
-    """Open what these stream tasks read of global tables, in the version planned for them."""
+    """Open what these stream tasks read of global tables, in the version planned for them.
+
+    A continuous run goes on from the version of now.
+    """
     for task in planned:
         check_shared(environment.layout, task)
     parts = (topology.sub_topologies[task.task_id.sub_topology] for task in planned)
     names = {store for part in parts for store in part.global_stores}
-    return GlobalStores(
-        environment, topology, names, planned[0].global_version if planned else None
-    )
+    number = planned[0].global_version if planned else None
+    bounded = all(task.bounded for task in planned)
+    return GlobalStores(environment, topology, names, number, bounded=bounded)
 
 
 def _prepared(environment: Environment, topology: Topology, request: RunRequest) -> Run:

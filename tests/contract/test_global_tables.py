@@ -20,7 +20,13 @@ import statestore as ss
 from statestore import faults, serdes
 from statestore.cli import cli
 from statestore.commands.status import rendered
-from statestore.errors import Misuse, SerdeMismatch, TaskCorrupted, TopicMissing
+from statestore.errors import (
+    Misuse,
+    SerdeMismatch,
+    StateStoreError,
+    TaskCorrupted,
+    TopicMissing,
+)
 from statestore.faults import CrashPoint
 from statestore.layout.folders import StateLayout
 from statestore.layout.global_versions import GlobalVersions
@@ -30,7 +36,14 @@ from statestore.model.records import Record
 from statestore.operations.deployed import describe_deployment
 from statestore.operations.reset import ResetTo, reset
 from statestore.operations.run import RunRequest, RunSummary
-from statestore.operations.serving import FOREVER, check_run, run_request, serve_here, start_run
+from statestore.operations.serving import (
+    FOREVER,
+    check_run,
+    run_request,
+    serve_here,
+    serve_planned,
+    start_run,
+)
 from statestore.operations.status import Status, StatusReader, read_status
 from statestore.operations.topics import table_topics
 from statestore.ports import Records, TopicSpec
@@ -40,7 +53,8 @@ from statestore.topology.graph import Topology
 from tests.builders import ManualClock, eventually
 
 RATES, INPUT, OUT = "rates", "in", "out"
-DAY_MS = 86_400_000
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
 POINTS = [point for point in CrashPoint if point.startswith("global.")]
 
 
@@ -394,6 +408,72 @@ def test_a_continuous_run_shows_newer_rows(world: World) -> None:
     finally:
         stop.set()
         thread.join()
+
+
+def test_a_worker_that_takes_over_late_begins_with_the_rows_of_then(world: World) -> None:
+    """By then, the version that was planned for its stream tasks may have been removed."""
+    world.refresh_ms = 20
+    world.rate("a", 1)
+    stop, request = Event(), run_request(run_for=FOREVER)
+    with world.runtime() as runtime, start_run(runtime, world.topology, request) as started:
+        planned = next(started.waves())
+        world.rate("a", 2)
+        eventually(lambda: world.versions.newest() == 2, "a newer version")
+
+        def first_is_removed() -> bool:
+            world.clock.advance(HOUR_MS)  # a version is kept for a while after the next one
+            world.rate("a", 3)
+            return 1 not in world.versions.numbers()
+
+        eventually(first_is_removed, "the first version is removed")
+        world.send("a")
+        told: list[Exception] = []
+
+        def work() -> None:
+            try:
+                serve_planned(runtime, world.topology, planned, request, slots=1, stop=stop)
+            except StateStoreError as error:
+                told.append(error)
+
+        def answered() -> bool:
+            world.clock.advance(1000)  # so that commits come due
+            return bool(told or world.broker.records(OUT))
+
+        thread = Thread(target=work)
+        thread.start()
+        try:
+            eventually(answered, "a result or an error")
+        finally:
+            stop.set()
+            thread.join()
+    assert told == []
+    assert world.out() == [["a", 3]]
+
+
+def test_a_topic_that_is_gone_in_a_continuous_run_leaves_the_rows_as_they_were(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.refresh_ms = 20
+    world.rate("a", 1)
+    request = run_request(run_for=FOREVER)
+    with world.runtime() as runtime, start_run(runtime, world.topology, request) as started:
+        next(started.waves())
+        world.broker.cluster("app").remove([RATES], "other")
+        eventually(lambda: "as they were, and tried again" in caplog.text, "a warning")
+    assert "topic rates of global table rates does not exist" in caplog.text
+    assert world.versions.numbers() == [1]
+
+
+def test_a_global_table_may_have_the_name_of_any_file_that_we_write(world: World) -> None:
+    b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
+    rates = b.global_table(RATES, materialized="version.json")
+    b.stream(INPUT).join(rates, lambda v, rate: [v, rate], key=lambda _k, v: v).to(OUT)
+    topology = b.build()
+    for rate in (1, 2):
+        world.rate("a", rate)
+        world.send("a")
+        world.run(topology)
+        assert world.out() == [["a", rate]]
 
 
 def test_a_missing_topic_is_a_refusal(world: World) -> None:
