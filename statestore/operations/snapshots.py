@@ -9,6 +9,7 @@ What is seen is committed state. Each snapshot is leased: `renew` it while you r
 `release` it. One that is forgotten is removed when its lease has run out.
 """
 
+import threading
 from pathlib import Path
 from typing import Self
 
@@ -111,10 +112,13 @@ class Snapshots:
         self._clock = environment.clock
         self._databases = environment.databases
 
-    def take(self, task: TaskId, *, follow: bool = False) -> Snapshot:
+    def take(
+        self, task: TaskId, *, follow: bool = False, ending: threading.Event | None = None
+    ) -> Snapshot:
         """Take a snapshot of all stores of a stream task.
 
         `follow`: an owner also sends every commit from then on (`Snapshot.feed`).
+        `ending`: once it is set, an owner is waited for no longer.
         Unavailable names an owner that did not answer within `statestore.snapshot.wait.ms`.
         """
         settings, clock = self._settings, self._clock
@@ -126,13 +130,15 @@ class Snapshots:
             snapshots.ask(snapshot_id, Request(expires_ms, settings.snapshot_lease_ms, follow))
             try:
                 reach(CrashPoint.SNAPSHOT_REQUESTED)
-                manifest = self._answer(task, snapshots, snapshot_id)
+                manifest = self._answer(task, snapshots, snapshot_id, ending or threading.Event())
             finally:
                 snapshots.withdraw(snapshot_id)
         lease_ms = settings.snapshot_lease_ms
         return Snapshot(folder, snapshot_id, manifest, clock=clock, lease_ms=lease_ms)
 
-    def _answer(self, task: TaskId, snapshots: TaskSnapshots, snapshot_id: str) -> Manifest:
+    def _answer(
+        self, task: TaskId, snapshots: TaskSnapshots, snapshot_id: str, ending: threading.Event
+    ) -> Manifest:
         """Return the owner's answer, or take the snapshot here once the task has no owner."""
 
         def look() -> Manifest | None:
@@ -147,7 +153,10 @@ class Snapshots:
         tries = tenacity.Retrying(
             retry=tenacity.retry_if_result(lambda found: found is None),
             wait=tenacity.wait_fixed(_ASK_AGAIN_S),
-            stop=tenacity.stop_after_delay(self._settings.snapshot_wait_ms / 1000),
+            stop=tenacity.stop_any(
+                tenacity.stop_when_event_set(ending),
+                tenacity.stop_after_delay(self._settings.snapshot_wait_ms / 1000),
+            ),
             retry_error_callback=lambda _state: None,
         )
         manifest = tries(look)

@@ -106,7 +106,7 @@ class Follower:
 
     def close(self) -> None:
         """Let the copy go."""
-        if self._opening is not None:
+        if self._opening is not None and not self._opening.cancel():
             self._opening.add_done_callback(_discard)
         if self._replica is not None:
             self._replica.retire()
@@ -181,7 +181,8 @@ class Follower:
     def _open(self) -> _Opened:
         # The owner is read first: if there is another one meanwhile, its epoch tells.
         owner = read_owner(self._folder)
-        snapshot = Snapshots(self._environment).take(self.task, follow=True)
+        snapshots, ending = Snapshots(self._environment), self._openers.ending
+        snapshot = snapshots.take(self.task, follow=True, ending=ending)
         replica = Replica(self.task, snapshot, self._environment.databases)
         if replica.committed_ms is None:
             replica.committed_ms = read_progress(self._folder).last_commit_ms
@@ -221,12 +222,13 @@ class Followers:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop, and let all copies go."""
+        """Stop, and let all copies go: those that are being made, too."""
         self._ending.set()
         if self._thread.ident is not None:
             self._thread.join()
         for follower in self._followers.values():
             follower.close()
+        self._openers.close()
 
     def _run(self) -> None:
         clock = self._environment.clock
@@ -263,10 +265,12 @@ class Followers:
 
 
 class _Openers:
-    """Threads that take snapshots. They may wait long for an owner; a process ends without them."""
+    """Threads that take snapshots. They may wait long for an owner, unless `ending` is set."""
 
     def __init__(self) -> None:
+        self.ending = threading.Event()
         self._free = threading.Semaphore(_OPENERS)
+        self._threads: list[threading.Thread] = []
 
     def submit(self, action: Callable[[], _Opened]) -> Future[_Opened]:
         """Do it in a thread, as soon as one is free."""
@@ -281,8 +285,16 @@ class _Openers:
                 except BaseException as error:  # noqa: BLE001  # who asks for the result gets it
                     future.set_exception(error)
 
-        threading.Thread(target=work, name="statestore-copy", daemon=True).start()
+        thread = threading.Thread(target=work, name="statestore-copy", daemon=True)
+        self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
+        thread.start()
         return future
+
+    def close(self) -> None:
+        """Let nobody wait for an owner any more; return when what was begun is done."""
+        self.ending.set()
+        for thread in self._threads:
+            thread.join()
 
 
 def _identity(path: Path) -> object:
@@ -295,5 +307,5 @@ def _identity(path: Path) -> object:
 
 
 def _discard(opening: Future[_Opened]) -> None:
-    if not opening.cancelled() and opening.exception() is None:
+    if opening.exception() is None:
         opening.result().replica.retire()

@@ -15,6 +15,7 @@ from statestore import serdes
 from statestore.layout import commit_feeds
 from statestore.layout.commit_feeds import FeedEnd, FeedReader, FeedWriter, StoreWrites
 from statestore.layout.commit_feeds import encoded_commit as encoded
+from statestore.layout.snapshots import TaskSnapshots
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Record
 from statestore.serving.followers import OwnerState
@@ -184,6 +185,22 @@ def test_after_a_clean_end_the_copy_is_complete_and_the_next_owner_is_followed(
         assert service.get("left", [b"a"]).rows == [(b"a", b"2", None, None)]
         rig.end()
     assert list((rig.folder / "snapshots").iterdir()) == []
+
+
+def test_a_close_leaves_no_snapshot_and_asks_no_owner_any_more(tmp_path: Path) -> None:
+    rig = rig_of(both(), tmp_path, **{"statestore.snapshot.wait.ms": 600_000})
+    task = rig.start()
+
+    def asked() -> list[str]:
+        return TaskSnapshots(rig.folder).requests()
+
+    with service_of(rig):
+        # The owner does not answer now, so the copy is still being made at the close.
+        eventually(lambda: bool(asked()), "a request for a snapshot")
+    assert asked() == []
+    task.step(0)
+    assert list((rig.folder / "snapshots").glob("*")) == []
+    rig.end()
 
 
 def test_the_copy_of_a_dead_owner_is_read_as_stale_and_never_goes_back(tmp_path: Path) -> None:
