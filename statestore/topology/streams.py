@@ -1,4 +1,4 @@
-"""KStream: what a pipeline is written with, with `grouped_streams` and `ktables`.
+"""KStream: what a pipeline is written with, with `joinable_streams`, `grouped_streams`, `ktables`.
 
 Nothing runs here. A callable that cannot work is refused with the name of its operator: Misuse if
 it does not take the right number of arguments or if calling it would run nothing. Keys and values
@@ -12,12 +12,12 @@ KStream receive it. Functions given to a KTable never do.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, overload
 
 from typing_extensions import TypeVar as TypeVarWithDefault
 
 from statestore.errors import InvalidTopology, Misuse
-from statestore.model.modes import Span, span_ms
+from statestore.model.modes import span_ms
 from statestore.model.records import K2, V2, K, K_co, Record, Serde, V, V_co
 from statestore.stores.specs import StoreSpec
 from statestore.topology import grouped_streams, joins, ktables, missing_methods, sinks
@@ -26,21 +26,21 @@ from statestore.topology.branches import branched
 from statestore.topology.callbacks import check_arity, check_factory, takes_key
 from statestore.topology.fixed_keys import processed_values
 from statestore.topology.flows import Flow
-from statestore.topology.global_tables import GlobalKTable, Selector, joined_with, refuse_key
+from statestore.topology.global_tables import GlobalKTable, joined_with, refuse_key
 from statestore.topology.grouping import Grouping
-from statestore.topology.join_windows import JoinWindows, require_windows
+from statestore.topology.join_windows import require_windows
+from statestore.topology.joinable_streams import JoinableStream, JoinTerms
 from statestore.topology.joiners import Joiner
 from statestore.topology.materialized import Materialized
 from statestore.topology.nodes import Build
 from statestore.topology.processors import BatchProcessor, Processor, ProcessorContext, processed
 
-R = TypeVar("R")
 KF = TypeVarWithDefault("KF", default=Any)
 VF = TypeVarWithDefault("VF", default=Any)
 
 
 @missing_methods.explains(missing_methods.OF_STREAMS)
-class KStream(Generic[K_co, V_co]):
+class KStream(JoinableStream[K_co, V_co]):
     """A stream of records. Every method returns a new stream, and this one stays usable.
 
     `name` is the name of the operator in the topology; without it, one is generated.
@@ -263,203 +263,6 @@ class KStream(Generic[K_co, V_co]):
         """
         return ktables.KTable(self._flow.tabled(materialized, name))
 
-    @overload
-    def join(
-        self,
-        other: "ktables.KTable[K_co, V2]",
-        function: Callable[[V_co, V2], R],
-        *,
-        grace_ms: Span = 0,
-        name: str | None = None,
-    ) -> "KStream[K_co, R]": ...
-    @overload
-    def join(
-        self,
-        other: "ktables.KTable[K_co, V2]",
-        function: Callable[[K_co, V_co, V2], R],
-        *,
-        grace_ms: Span = 0,
-        name: str | None = None,
-    ) -> "KStream[K_co, R]": ...
-    @overload
-    def join(
-        self,
-        other: "KStream[K_co, V2]",
-        function: Callable[[V_co, V2], R],
-        within: JoinWindows,
-        *,
-        name: str | None = None,
-    ) -> "KStream[K_co, R]": ...
-    @overload
-    def join(
-        self,
-        other: "KStream[K_co, V2]",
-        function: Callable[[K_co, V_co, V2], R],
-        within: JoinWindows,
-        *,
-        name: str | None = None,
-    ) -> "KStream[K_co, R]": ...
-    @overload
-    def join(
-        self,
-        other: GlobalKTable[K2, V2],
-        function: Callable[[V_co, V2], R],
-        *,
-        key: Callable[[K_co, V_co], K2 | None],
-        name: str | None = None,
-    ) -> "KStream[K_co, R]": ...
-    @overload
-    def join(
-        self,
-        other: GlobalKTable[K2, V2],
-        function: Callable[[K_co, V_co, V2], R],
-        *,
-        key: Callable[[K_co, V_co], K2 | None],
-        name: str | None = None,
-    ) -> "KStream[K_co, R]": ...
-    def join(
-        self,
-        other: "ktables.KTable[Any, Any] | KStream[Any, Any] | GlobalKTable[Any, Any]",
-        function: Callable[..., Any],
-        within: JoinWindows | None = None,
-        *,
-        key: Selector | None = None,
-        grace_ms: Span = 0,
-        name: str | None = None,
-    ) -> "KStream[K_co, Any]":
-        """Join each record with the row of a table, or with the records of another stream.
-
-        With a global table: return function(left, right) for each record, where `right` is the row
-        whose key is key(record's key, value). The stream keeps its keys, and nothing needs equal
-        partitions. A record for which `key` returns None joins nothing.
-
-        With a table: return function(left, right) for each record whose key the table has at that
-        time; the function may take the key before both. If the table keeps versions, a record joins
-        the version valid at its own time, after waiting for `grace_ms` of stream time (KIP-923).
-
-        With a stream: return function(left, right) for each two records of one key whose times lie
-        `within` these windows, with the later of both times. Records that are behind stream time by
-        more than the windows and their grace are dropped as late.
-
-        Records without a key or value join nothing. A stream whose keys were changed goes through a
-        repartition topic named after `name`.
-
-        Misuse if the grace is negative or longer than the table's history, or if `within` is
-        missing or not needed; SerdeMismatch if the keys of both have different serdes;
-        InvalidTopology if the other has another builder.
-        """
-        return self._joined(
-            joins.JoinKind.INNER, other, function, within, key=key, grace_ms=grace_ms, name=name
-        )
-
-    @overload
-    def left_join(
-        self,
-        other: "ktables.KTable[K_co, V2]",
-        function: Callable[[V_co, V2 | None], R],
-        *,
-        grace_ms: Span = 0,
-        name: str | None = None,
-    ) -> "KStream[K_co, R]": ...
-    @overload
-    def left_join(
-        self,
-        other: "ktables.KTable[K_co, V2]",
-        function: Callable[[K_co, V_co, V2 | None], R],
-        *,
-        grace_ms: Span = 0,
-        name: str | None = None,
-    ) -> "KStream[K_co, R]": ...
-    @overload
-    def left_join(
-        self,
-        other: "KStream[K_co, V2]",
-        function: Callable[[V_co, V2 | None], R],
-        within: JoinWindows,
-        *,
-        name: str | None = None,
-    ) -> "KStream[K_co, R]": ...
-    @overload
-    def left_join(
-        self,
-        other: "KStream[K_co, V2]",
-        function: Callable[[K_co, V_co, V2 | None], R],
-        within: JoinWindows,
-        *,
-        name: str | None = None,
-    ) -> "KStream[K_co, R]": ...
-    @overload
-    def left_join(
-        self,
-        other: GlobalKTable[K2, V2],
-        function: Callable[[V_co, V2 | None], R],
-        *,
-        key: Callable[[K_co, V_co], K2 | None],
-        name: str | None = None,
-    ) -> "KStream[K_co, R]": ...
-    @overload
-    def left_join(
-        self,
-        other: GlobalKTable[K2, V2],
-        function: Callable[[K_co, V_co, V2 | None], R],
-        *,
-        key: Callable[[K_co, V_co], K2 | None],
-        name: str | None = None,
-    ) -> "KStream[K_co, R]": ...
-    def left_join(
-        self,
-        other: "ktables.KTable[Any, Any] | KStream[Any, Any] | GlobalKTable[Any, Any]",
-        function: Callable[..., Any],
-        within: JoinWindows | None = None,
-        *,
-        key: Selector | None = None,
-        grace_ms: Span = 0,
-        name: str | None = None,
-    ) -> "KStream[K_co, Any]":
-        """Do as `join`, but return function(left, None) where there is nothing to join.
-
-        With a stream, that result comes once the record's window and its grace have passed without
-        a match. A record without a key joins None, too; with a global table, so does one for which
-        `key` returns None.
-        """
-        return self._joined(
-            joins.JoinKind.LEFT, other, function, within, key=key, grace_ms=grace_ms, name=name
-        )
-
-    @overload
-    def outer_join(
-        self,
-        other: "KStream[K_co, V2]",
-        function: Callable[[V_co | None, V2 | None], R],
-        within: JoinWindows,
-        *,
-        name: str | None = None,
-    ) -> "KStream[K_co, R]": ...
-    @overload
-    def outer_join(
-        self,
-        other: "KStream[K_co, V2]",
-        function: Callable[[K_co, V_co | None, V2 | None], R],
-        within: JoinWindows,
-        *,
-        name: str | None = None,
-    ) -> "KStream[K_co, R]": ...
-    def outer_join(
-        self,
-        other: "KStream[Any, Any]",
-        function: Callable[..., Any],
-        within: JoinWindows,
-        *,
-        name: str | None = None,
-    ) -> "KStream[K_co, Any]":
-        """Do as `left_join` of streams, but also for records of the other stream without a match.
-
-        Those give function(None, right).
-        """
-        return self._joined(
-            joins.JoinKind.OUTER, other, function, within, key=None, grace_ms=0, name=name
-        )
-
     def group_by_key(
         self, *, name: str | None = None
     ) -> "grouped_streams.KGroupedStream[K_co, V_co]":
@@ -559,13 +362,10 @@ class KStream(Generic[K_co, V_co]):
         kind: joins.JoinKind,
         other: "ktables.KTable[Any, Any] | KStream[Any, Any] | GlobalKTable[Any, Any]",
         function: Callable[..., Any],
-        within: JoinWindows | None,
-        *,
-        key: Selector | None,
-        grace_ms: Span,
+        terms: JoinTerms,
         name: str | None,
     ) -> "KStream[K_co, Any]":
-        verb = kind.value
+        verb, (within, key, grace_ms) = kind.value, terms
         joiner = Joiner.checked(verb, function, name)
         if isinstance(other, GlobalKTable):
             join = joined_with(other._table, joiner, kind, key=key, others=(within, grace_ms))

@@ -1,0 +1,236 @@
+"""The joins of a KStream, as they are written; `streams` has its other methods.
+
+KStream derives from the class of this module and says how a join is added. The methods here name
+streams and tables only as types, which is why they are imported last.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple, TypeVar, overload
+
+from statestore.model.modes import Span
+from statestore.model.records import K2, V2, K_co, V_co
+from statestore.topology.global_tables import GlobalKTable, Selector
+from statestore.topology.join_windows import JoinWindows
+from statestore.topology.joins import JoinKind
+
+R = TypeVar("R")
+
+
+class JoinTerms(NamedTuple):
+    """What a join was given beside the other side and the function."""
+
+    within: JoinWindows | None = None
+    key: Selector | None = None
+    grace_ms: Span = 0
+
+
+class JoinableStream(Generic[K_co, V_co]):
+    """A stream that is joined with tables and with other streams."""
+
+    @overload
+    def join(
+        self,
+        other: "ktables.KTable[K_co, V2]",
+        function: Callable[[V_co, V2], R],
+        *,
+        grace_ms: Span = 0,
+        name: str | None = None,
+    ) -> "streams.KStream[K_co, R]": ...
+    @overload
+    def join(
+        self,
+        other: "ktables.KTable[K_co, V2]",
+        function: Callable[[K_co, V_co, V2], R],
+        *,
+        grace_ms: Span = 0,
+        name: str | None = None,
+    ) -> "streams.KStream[K_co, R]": ...
+    @overload
+    def join(
+        self,
+        other: "streams.KStream[K_co, V2]",
+        function: Callable[[V_co, V2], R],
+        within: JoinWindows,
+        *,
+        name: str | None = None,
+    ) -> "streams.KStream[K_co, R]": ...
+    @overload
+    def join(
+        self,
+        other: "streams.KStream[K_co, V2]",
+        function: Callable[[K_co, V_co, V2], R],
+        within: JoinWindows,
+        *,
+        name: str | None = None,
+    ) -> "streams.KStream[K_co, R]": ...
+    @overload
+    def join(
+        self,
+        other: GlobalKTable[K2, V2],
+        function: Callable[[V_co, V2], R],
+        *,
+        key: Callable[[K_co, V_co], K2 | None],
+        name: str | None = None,
+    ) -> "streams.KStream[K_co, R]": ...
+    @overload
+    def join(
+        self,
+        other: GlobalKTable[K2, V2],
+        function: Callable[[K_co, V_co, V2], R],
+        *,
+        key: Callable[[K_co, V_co], K2 | None],
+        name: str | None = None,
+    ) -> "streams.KStream[K_co, R]": ...
+    def join(
+        self,
+        other: "ktables.KTable[Any, Any] | streams.KStream[Any, Any] | GlobalKTable[Any, Any]",
+        function: Callable[..., Any],
+        within: JoinWindows | None = None,
+        *,
+        key: Selector | None = None,
+        grace_ms: Span = 0,
+        name: str | None = None,
+    ) -> "streams.KStream[K_co, Any]":
+        """Join each record with the row of a table, or with the records of another stream.
+
+        With a global table: return function(left, right) for each record, where `right` is the row
+        whose key is key(record's key, value). The stream keeps its keys, and nothing needs equal
+        partitions. A record for which `key` returns None joins nothing.
+
+        With a table: return function(left, right) for each record whose key the table has at that
+        time; the function may take the key before both. If the table keeps versions, a record joins
+        the version valid at its own time, after waiting for `grace_ms` of stream time (KIP-923).
+
+        With a stream: return function(left, right) for each two records of one key whose times lie
+        `within` these windows, with the later of both times. Records that are behind stream time by
+        more than the windows and their grace are dropped as late.
+
+        Records without a key or value join nothing. A stream whose keys were changed goes through a
+        repartition topic named after `name`.
+
+        Misuse if the grace is negative or longer than the table's history, or if `within` is
+        missing or not needed; SerdeMismatch if the keys of both have different serdes;
+        InvalidTopology if the other has another builder.
+        """
+        extra = JoinTerms(within, key, grace_ms)
+        return self._joined(JoinKind.INNER, other, function, extra, name)
+
+    @overload
+    def left_join(
+        self,
+        other: "ktables.KTable[K_co, V2]",
+        function: Callable[[V_co, V2 | None], R],
+        *,
+        grace_ms: Span = 0,
+        name: str | None = None,
+    ) -> "streams.KStream[K_co, R]": ...
+    @overload
+    def left_join(
+        self,
+        other: "ktables.KTable[K_co, V2]",
+        function: Callable[[K_co, V_co, V2 | None], R],
+        *,
+        grace_ms: Span = 0,
+        name: str | None = None,
+    ) -> "streams.KStream[K_co, R]": ...
+    @overload
+    def left_join(
+        self,
+        other: "streams.KStream[K_co, V2]",
+        function: Callable[[V_co, V2 | None], R],
+        within: JoinWindows,
+        *,
+        name: str | None = None,
+    ) -> "streams.KStream[K_co, R]": ...
+    @overload
+    def left_join(
+        self,
+        other: "streams.KStream[K_co, V2]",
+        function: Callable[[K_co, V_co, V2 | None], R],
+        within: JoinWindows,
+        *,
+        name: str | None = None,
+    ) -> "streams.KStream[K_co, R]": ...
+    @overload
+    def left_join(
+        self,
+        other: GlobalKTable[K2, V2],
+        function: Callable[[V_co, V2 | None], R],
+        *,
+        key: Callable[[K_co, V_co], K2 | None],
+        name: str | None = None,
+    ) -> "streams.KStream[K_co, R]": ...
+    @overload
+    def left_join(
+        self,
+        other: GlobalKTable[K2, V2],
+        function: Callable[[K_co, V_co, V2 | None], R],
+        *,
+        key: Callable[[K_co, V_co], K2 | None],
+        name: str | None = None,
+    ) -> "streams.KStream[K_co, R]": ...
+    def left_join(
+        self,
+        other: "ktables.KTable[Any, Any] | streams.KStream[Any, Any] | GlobalKTable[Any, Any]",
+        function: Callable[..., Any],
+        within: JoinWindows | None = None,
+        *,
+        key: Selector | None = None,
+        grace_ms: Span = 0,
+        name: str | None = None,
+    ) -> "streams.KStream[K_co, Any]":
+        """Do as `join`, but return function(left, None) where there is nothing to join.
+
+        With a stream, that result comes once the record's window and its grace have passed without
+        a match. A record without a key joins None, too; with a global table, so does one for which
+        `key` returns None.
+        """
+        extra = JoinTerms(within, key, grace_ms)
+        return self._joined(JoinKind.LEFT, other, function, extra, name)
+
+    @overload
+    def outer_join(
+        self,
+        other: "streams.KStream[K_co, V2]",
+        function: Callable[[V_co | None, V2 | None], R],
+        within: JoinWindows,
+        *,
+        name: str | None = None,
+    ) -> "streams.KStream[K_co, R]": ...
+    @overload
+    def outer_join(
+        self,
+        other: "streams.KStream[K_co, V2]",
+        function: Callable[[K_co, V_co | None, V2 | None], R],
+        within: JoinWindows,
+        *,
+        name: str | None = None,
+    ) -> "streams.KStream[K_co, R]": ...
+    def outer_join(
+        self,
+        other: "streams.KStream[Any, Any]",
+        function: Callable[..., Any],
+        within: JoinWindows,
+        *,
+        name: str | None = None,
+    ) -> "streams.KStream[K_co, Any]":
+        """Do as `left_join` of streams, but also for records of the other stream without a match.
+
+        Those give function(None, right).
+        """
+        return self._joined(JoinKind.OUTER, other, function, JoinTerms(within), name)
+
+    @abstractmethod
+    def _joined(
+        self,
+        kind: JoinKind,
+        other: "ktables.KTable[Any, Any] | streams.KStream[Any, Any] | GlobalKTable[Any, Any]",
+        function: Callable[..., Any],
+        terms: JoinTerms,
+        name: str | None,
+    ) -> "streams.KStream[K_co, Any]":
+        """Add a join, and return the stream of its results."""
+
+
+from statestore.topology import ktables, streams  # noqa: E402 - streams derives from JoinableStream
