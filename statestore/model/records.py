@@ -226,12 +226,11 @@ class Serde(Generic[T]):
         return f"Serde({self.name})"
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return self._recipe or (_copied, tuple(getattr(self, one.name) for one in fields(self)))
+        return self._recipe or (_of_fields, (_fields_of(self),))
 
     def made_by(self, function: "Callable[..., Serde[T]]", *arguments: Any) -> "Serde[T]":
         """Return this serde so that it travels to other processes as a call of `function`."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
-        return _of_fields({**values, "_recipe": (function, arguments)})
+        return _of_fields({**_fields_of(self), "_recipe": (function, arguments)})
 
     @property
     def contextual(self) -> bool:
@@ -309,15 +308,14 @@ def _assign(serde: Serde[Any], **values: Any) -> None:
         object.__setattr__(serde, name, value)
 
 
+def _fields_of(serde: Serde[Any]) -> dict[str, Any]:
+    return {one.name: getattr(serde, one.name) for one in fields(Serde)}
+
+
 def _of_fields(values: dict[str, Any]) -> Serde[Any]:
     made: Serde[Any] = object.__new__(Serde)
     _assign(made, **values)
     return made
-
-
-def _copied(*values: Any) -> Serde[Any]:
-    """Return the serde with these values of its fields, in their order."""
-    return _of_fields({one.name: value for one, value in zip(fields(Serde), values, strict=True)})
 
 
 def _in_context(function: Callable[..., Any]) -> Callable[..., Any] | None:
@@ -352,14 +350,13 @@ def _placed(serde: Serde[T], place: _Place) -> Serde[T]:
     assert write is not None
     assert read is not None
     context = _context_of(place)
-    values = {one.name: getattr(serde, one.name) for one in fields(serde)}
     placed = {
         "serialize": lambda value: write(value, context()),
         "deserialize": lambda data: read(data, context()),
         "_place": place,
         "_recipe": (_placed, (serde, place)),
     }
-    return _of_fields({**values, **placed})
+    return _of_fields({**_fields_of(serde), **placed})
 
 
 def _context_of(place: _Place) -> Callable[[], SerdeContext]:

@@ -11,14 +11,16 @@ import io
 import pickle
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 import msgspec
 from cloudpickle import Pickler
 
 from statestore.errors import InvalidTopology, PipelineNotFound
+from statestore.model.records import Serde
 from statestore.topology.graph import Topology
 
 _OURS = "statestore"
@@ -27,6 +29,9 @@ _MODULES = ("statestore.model.", "statestore.stores.", "statestore.topology.")
 # They travel by themselves: functions and classes by name, and these by value.
 _BY_THEMSELVES = (type, ModuleType, FunctionType)
 _STRUCT = type(msgspec.Struct)
+_CACHE_OF_MSGSPEC = "__msgspec_cache__"
+# Fields of dataclasses have it, and it is recognized by identity.
+_NO_DEFAULT = dataclasses.MISSING
 _PLAIN = (str, bytes, int, float, bool, type(None), tuple, frozenset)
 
 
@@ -61,13 +66,14 @@ class _Place(NamedTuple):
 
 def _named_values() -> dict[int, _Place]:
     """Where modules of statestore hold values under names, by the values' identity."""
-    return {
+    ours = {
         id(value): _Place(module, name)
         for module, loaded in list(sys.modules.items())
         if module.startswith(_MODULES)
         for name, value in list(vars(loaded).items())
         if not name.startswith("__") and not isinstance(value, (*_BY_THEMSELVES, *_PLAIN))
     }
+    return {**ours, id(_NO_DEFAULT): _Place("dataclasses", "MISSING")}
 
 
 class _Pickler(Pickler):  # type: ignore[misc]  # the library has no types
@@ -85,7 +91,26 @@ class _Pickler(Pickler):  # type: ignore[misc]  # the library has no types
                 "a msgspec.Struct would lose its fields: define it in a module that the workers "
                 "import, or use a dataclass"
             )
-        return super().reducer_override(value)
+        reduced = super().reducer_override(value)
+        if isinstance(value, type) and isinstance(reduced, tuple) and len(reduced) > 2:
+            make, arguments, (attributes, slots), *others = reduced
+            return make, arguments, (_travelling(value, attributes), slots), *others
+        return reduced
+
+
+def _travelling(kind: type, attributes: dict[str, Any]) -> dict[str, Any]:
+    """Return what a class that travels by value has, without what only this process has.
+
+    What msgspec found out about a class is made again. Annotations that are text are evaluated,
+    because the module with their names stays here.
+    """
+    kept = {name: one for name, one in attributes.items() if name != _CACHE_OF_MSGSPEC}
+    own = kept.get("__annotations__", {})
+    if any(isinstance(one, str) for one in own.values()):
+        with suppress(Exception):  # Then they arrive as they are.
+            hints = get_type_hints(kind, include_extras=True)
+            kept["__annotations__"] = {name: hints[name] for name in own}
+    return kept
 
 
 def _is_in_a_module(kind: type) -> bool:
@@ -160,15 +185,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield what a value is made of, by name, as far as pickling it would pickle that."""
     match value:
         case FunctionType():
-            cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-            for name, cell in cells:
-                try:
-                    yield name, cell.cell_contents
-                except ValueError:  # It was deleted, or is not yet set.
-                    continue
-            for name in sorted(_names(value.__code__) & value.__globals__.keys()):
-                yield name, value.__globals__[name]
-            yield from ((f"a default of {value.__name__}", it) for it in value.__defaults__ or ())
+            yield from _parts_of_function(value)
         case MethodType() | BuiltinFunctionType():
             yield "self", value.__self__
         case partial():
@@ -182,11 +199,27 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         case type():
             # A class of msgspec is the culprit itself.
             yield from () if isinstance(value, _STRUCT) else vars(value).items()
+        case Serde():
+            # It is pickled as the call that makes it.
+            for part in value.__reduce__()[1]:
+                yield from part.items() if isinstance(part, dict) else [("", part)]
+        case _ if get_args(value):
+            yield from (("", it) for it in get_args(value))
         case _ if dataclasses.is_dataclass(value):
             yield from ((it.name, getattr(value, it.name)) for it in dataclasses.fields(value))
         case _:
             yield type(value).__name__, type(value)
             yield from getattr(value, "__dict__", {}).items()
+
+
+def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    for name, cell in cells:
+        with suppress(ValueError):  # It was deleted, or is not yet set.
+            yield name, cell.cell_contents
+    for name in sorted(_names(function.__code__) & function.__globals__.keys()):
+        yield name, function.__globals__[name]
+    yield from ((f"a default of {function.__name__}", it) for it in function.__defaults__ or ())
 
 
 def _names(code: CodeType) -> set[str]:
@@ -198,7 +231,10 @@ def _names(code: CodeType) -> set[str]:
 def _told(where: str, way: list[_Step]) -> str:
     """What cannot travel, and which function or class of the user's has it."""
     culprit = way[-1]
-    what = f"a {type(culprit.value).__module__}.{type(culprit.value).__qualname__}"
+    kind = type(culprit.value)
+    what = f"a {kind.__module__}.{kind.__qualname__}"
+    if isinstance(culprit.value, type):
+        what = f"the class {culprit.value.__qualname__}"
     users = [number for number, step in enumerate(way[:-1]) if _is_users(step.value)]
     if not users:
         path = ".".join(step.name for step in way if step.name and not step.name.startswith("["))

@@ -1,8 +1,10 @@
 """JSON of one type: of a msgspec.Struct, a dataclass, a pydantic model, or another annotation."""
 
+import copyreg
 import importlib
+import types
 import typing
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import msgspec
@@ -22,6 +24,14 @@ def typed_json(kind: Any) -> Serde[Any]:
     schema, functions = (_by_pydantic if is_pydantic else _by_msgspec)(kind)
     made: Serde[Any] = Serde(f"JSON({name_of(kind)})", *functions, schema=schema)
     return made.made_by(typed_json, kind)
+
+
+def _again(meta: msgspec.Meta) -> tuple[typing.Callable[[], msgspec.Meta], tuple[()]]:
+    return partial(msgspec.Meta, **dict(meta.__rich_repr__())), ()
+
+
+# Types with constraints travel to workers, and msgspec does not say how.
+copyreg.pickle(msgspec.Meta, _again)
 
 
 def schema_of(kind: Any) -> dict[str, Any]:
@@ -45,10 +55,14 @@ def name_of(kind: Any) -> str:
 
 def checked(kind: Any) -> Any:
     """Return what isinstance() can check of a type: itself, or the class of which it is made."""
+    made_of = typing.get_origin(kind)
+    if made_of is typing.Annotated:
+        return checked(typing.get_args(kind)[0])
+    if made_of in (typing.Union, types.UnionType):
+        return tuple(map(checked, typing.get_args(kind)))
     try:
         isinstance(None, kind)
     except TypeError:
-        made_of = typing.get_origin(kind)
         if isinstance(made_of, type):
             return made_of
         return dict if typing.is_typeddict(kind) else object
@@ -60,7 +74,8 @@ def _without_ref(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _words(text: str) -> list[str]:
-    return "".join(c if c.isidentifier() or c in ".0123456789" else " " for c in text).split()
+    found = "".join(c if c.isidentifier() or c in ".0123456789" else " " for c in text).split()
+    return [one for one in found if all(part.isidentifier() for part in one.split("."))]
 
 
 def _by_msgspec(kind: Any) -> tuple[Schema, Functions[Any]]:
@@ -78,7 +93,11 @@ def _by_msgspec(kind: Any) -> tuple[Schema, Functions[Any]]:
     def write(value: Any) -> bytes:
         if not isinstance(value, klass):
             raise TypeError(f"want {name}")
-        data = _encode(value)
+        try:
+            data = _encode(value)
+        except TypeError:
+            # Only keys that are texts can be sorted.
+            data = _encode(msgspec.to_builtins(value, str_keys=True))
         # What could not be read back must not be written: no constructor checks the fields.
         decode(data)
         return data
@@ -89,12 +108,14 @@ def _by_msgspec(kind: Any) -> tuple[Schema, Functions[Any]]:
 def _by_pydantic(kind: Any) -> tuple[Schema, Functions[Any]]:
     adapter = importlib.import_module("pydantic").TypeAdapter(kind)
     schema = Schema("JSON", _sorted(adapter.json_schema()).decode())
-    name, dump = name_of(kind), adapter.dump_json
+    name, dump, read = name_of(kind), adapter.dump_python, adapter.validate_json
 
     def write(value: Any) -> bytes:
         if not isinstance(value, kind):
             raise TypeError(f"want {name}")
-        data: bytes = dump(value, by_alias=True, warnings="error")
+        data = _encode(dump(value, mode="json", by_alias=True, warnings="error"))
+        # Assignments, `model_construct` and fields that are left out may have made it unreadable.
+        read(data)
         return data
 
-    return schema, (write, adapter.validate_json)
+    return schema, (write, read)

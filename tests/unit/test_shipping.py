@@ -3,6 +3,7 @@
 import functools
 import importlib
 import struct
+import subprocess
 import sys
 import threading
 import types
@@ -164,3 +165,93 @@ def test_a_worker_without_the_modules_says_how_to_bring_them(
     monkeypatch.delitem(sys.modules, "only_here")
     with pytest.raises(PipelineNotFound, match=r"No module named 'only_here'.*addArtifacts"):
         unpacked(sent)
+
+
+NOTEBOOK = """
+from __future__ import annotations
+
+import dataclasses
+import enum
+import sys
+import typing
+
+import msgspec
+
+import statestore as ss
+from statestore import serdes
+from statestore.operations.shipping import packed
+
+
+class Size(enum.Enum):
+    SMALL = "small"
+
+
+class Note(typing.NamedTuple):
+    text: str
+
+
+class Place(typing.TypedDict):
+    city: str
+
+
+@dataclasses.dataclass
+class Order:
+    cents: typing.Annotated[int, msgspec.Meta(ge=0)]
+    notes: list[Note]
+    place: Place
+    parts: list[Order] = dataclasses.field(default_factory=list)
+    size: Size | None = None
+
+
+ORDER = serdes.json(Order)
+ORDERS = serdes.json(dict[str, Order])
+
+
+def doubled(order: Order) -> dict[str, Order]:
+    return {"twice": dataclasses.replace(order, cents=2 * order.cents)}
+
+
+b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=ORDER)
+b.stream("in").map_values(doubled).to("out", value_serde=ORDERS)
+sys.stdout.buffer.write(packed(b.build()))
+"""
+WORKER = """
+import sys
+
+from statestore.operations.shipping import unpacked
+from statestore.testing import TopologyTestDriver
+
+with TopologyTestDriver(unpacked(sys.stdin.buffer.read())) as driver:
+    text = b'{"cents": 5, "notes": [["a"]], "place": {"city": "Ulm"}, "size": "small"}'
+    driver.pipe_bytes("in", b"k", text)
+    (record,) = driver.read("out")
+    print(record.value)
+"""
+
+
+def test_types_of_a_notebook_travel_with_the_serdes_of_their_json() -> None:
+    sent = subprocess.run([sys.executable, "-c", NOTEBOOK], capture_output=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", WORKER], input=sent.stdout, capture_output=True, check=True
+    )
+    assert ran.stdout.decode().strip() == (
+        "{'twice': Order(cents=10, notes=[Note(text='a')], place={'city': 'Ulm'}, parts=[], "
+        "size=<Size.SMALL: 'small'>)}"
+    )
+
+
+def test_a_struct_of_a_notebook_is_named_that_only_a_serde_uses() -> None:
+    class Order(msgspec.Struct):
+        cents: int
+
+    for serde in (serdes.json(Order), serdes.json(list[Order])):
+        with pytest.raises(
+            InvalidTopology,
+            match=r"value_serde is the class .*Order.*would lose its fields",
+        ):
+            packed(over(str, value_serde=serde))
+    migrate = ss.Migration(serdes.json(Order), lambda old: [old.cents])
+    builder = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
+    builder.stream("in").to_table(ss.Materialized("kept", migrate=migrate))
+    with pytest.raises(InvalidTopology, match=r"the class .*Order.*would lose its fields"):
+        packed(builder.build())

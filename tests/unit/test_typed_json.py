@@ -3,7 +3,8 @@
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypedDict
+from datetime import date
+from typing import Annotated, Any, NamedTuple, TypedDict
 
 import cloudpickle
 import msgspec
@@ -43,6 +44,21 @@ class Entry(TypedDict):
     cents: int
 
 
+@dataclass
+class Numbered:
+    by_number: dict[int, Struct]
+
+
+class Tagged(pydantic.BaseModel):
+    tags: dict[str, int]
+    rank: int = pydantic.Field(default=1, ge=1)
+    note: int = pydantic.Field(default=0, exclude=True)
+
+
+class Hidden(pydantic.BaseModel):
+    left_out: int = pydantic.Field(exclude=True)
+
+
 VALUES: list[tuple[Any, Any, str]] = [
     (Struct, Struct("ann", 5), "JSON(Struct)"),
     (Plain, Plain("ann", 5, {"b": 1, "a": 2}), "JSON(Plain)"),
@@ -52,6 +68,14 @@ VALUES: list[tuple[Any, Any, str]] = [
     (list[Struct], [Struct("ann", 5)], "JSON(list[Struct])"),
     (Struct | None, Struct("ann"), "JSON(Struct | None)"),
     (dict[str, int], {"a": 1}, "JSON(dict[str, int])"),
+    (dict[int, date], {10: date(2026, 1, 2), 9: date(2026, 1, 3)}, "JSON(dict[int, date])"),
+    (Numbered, Numbered({2: Struct("b"), 1: Struct("a")}), "JSON(Numbered)"),
+    (list[int] | None, [1], "JSON(list[int] | None)"),
+    (list[Struct] | Struct, [Struct("ann")], "JSON(list[Struct] | Struct)"),
+    (Entry | None, Entry(customer="ann", cents=5), "JSON(Entry | None)"),
+    (Annotated[int, msgspec.Meta(ge=0)], 7, "JSON(Annotated[int, Meta(ge=0)])"),
+    (Annotated[float, msgspec.Meta(ge=0.5)], 1.0, "JSON(Annotated[float, Meta(ge=0.5)])"),
+    (tuple[int, ...], (1, 2), "JSON(tuple[int, ...])"),
 ]
 NAMES = [name for _, _, name in VALUES]
 
@@ -86,13 +110,18 @@ def test_the_serde_of_a_type_is_one_object_here_and_in_other_processes(
         (Model, Model.model_construct(customer=7)),
         (list[Struct], [{"cents": 1}]),
         (dict[str, int], [1]),
+        (Tagged, Tagged.model_construct(tags={}, rank=0)),
+        (Hidden, Hidden(left_out=1)),
+        (list[int] | None, {"a": 1}),
+        (Annotated[int, msgspec.Meta(ge=0)], -1),
+        (Numbered, Numbered({"one": Struct("a")})),  # type: ignore[dict-item]
     ],
-    ids=range(7),
+    ids=range(12),
 )
 def test_a_value_that_could_not_be_read_back_is_refused_as_it_is_written(
     kind: Any, bad: object
 ) -> None:
-    with pytest.raises(Exception, match=r"want|Expected|missing|Unexpected"):
+    with pytest.raises(Exception, match=r"want|Expected|missing|Unexpected|should be|required"):
         serdes.json(kind).serialize(bad)
 
 
@@ -110,6 +139,11 @@ def test_an_older_row_is_read_with_the_defaults_of_its_new_fields() -> None:
 def test_equal_keys_have_equal_bytes() -> None:
     one, other = Plain("a", 1, {"x": 1, "y": 2}), Plain("a", 1, {"y": 2, "x": 1})
     assert serdes.json(Plain).serialize(one) == serdes.json(Plain).serialize(other)
+    tagged = serdes.json(Tagged)
+    assert tagged.serialize(Tagged(tags=one.tags)) == tagged.serialize(Tagged(tags=other.tags))
+    numbers, again = {9: Struct("a"), 10: Struct("b")}, {10: Struct("b"), 9: Struct("a")}
+    numbered = serdes.json(Numbered)
+    assert numbered.serialize(Numbered(numbers)) == numbered.serialize(Numbered(again))
 
 
 def test_the_schema_is_that_of_the_type() -> None:
