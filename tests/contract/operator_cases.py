@@ -4,6 +4,7 @@ from typing import Any
 
 from statestore import serdes
 from statestore.model.records import Serde
+from statestore.testing import TopologyTestDriver
 from statestore.topology.builder import StreamsBuilder
 from statestore.topology.graph import Topology
 from tests.contract import (
@@ -19,7 +20,7 @@ from tests.contract import (
     table_cases,
     window_cases,
 )
-from tests.contract.operator_tables import Case
+from tests.contract.operator_tables import Case, Seen, shown
 
 MODULES = (
     stream_cases,
@@ -58,3 +59,23 @@ def on_kafka() -> Topology:
 def on_spark() -> Topology:
     """All cases, for Spark's workers to import."""
     return topology(prefix="spark.")
+
+
+def seen(driver: TopologyTestDriver, built: Topology, name: str) -> list[Seen]:
+    """What came out of a case since the last look, its topics in order of name."""
+    _, written = built.topics()
+    return [
+        Seen(topic.removeprefix(f"{name}."), shown(record.key), record.value, record.timestamp_ms)
+        for topic in sorted(written)
+        for record in driver.read(topic)
+    ]
+
+
+def follow_table(name: str, built: Topology, *, crashing: bool = False) -> None:
+    """Each record of a case brings out what its row says; `crashing`: after a crash."""
+    with TopologyTestDriver(built) as driver:
+        for row, (record, expected) in enumerate(CASES[name].rows()):
+            if crashing:
+                driver.crash()
+            driver.pipe(f"{name}.{record.topic}", record.key, record.value, record.timestamp_ms)
+            assert seen(driver, built, name) == expected, f"row {row + 1}: {record}"

@@ -9,9 +9,7 @@ import statestore as ss
 from statestore import serdes
 from statestore.stores.migration import MARK, MigratingSerde, migrating
 from statestore.stores.specs import BuiltInSpec
-from statestore.testing import TopologyTestDriver
-from tests.contract.operator_cases import CASES, topology
-from tests.contract.operator_tables import Seen, shown
+from tests.contract.operator_cases import CASES, follow_table, topology
 from tests.contract.test_serdes_in_context import KEYS, VALUES
 
 NAMES = [name for name in CASES if "global" not in name]
@@ -43,17 +41,7 @@ def test_every_operator_takes_marks_for_no_value_and_hands_on_none(
 ) -> None:
     """`placed`: its serdes refuse bytes of another place, too."""
     built = topology(name, key_serde=KEYS, value_serde=VALUES) if placed else topology(name)
-    prefix, (_, written) = f"{name}.", built.topics()
-    with TopologyTestDriver(built) as driver:
-        for row, (record, expected) in enumerate(CASES[name].rows()):
-            topic = f"{name}.{record.topic}"
-            driver.pipe(topic, record.key, record.value, record.timestamp_ms)
-            found = [
-                Seen(topic.removeprefix(prefix), shown(made.key), made.value, made.timestamp_ms)
-                for topic in sorted(written)
-                for made in driver.read(topic)
-            ]
-            assert found == expected, f"row {row + 1}: {record}"
+    follow_table(name, built)
 
 
 @pytest.mark.usefixtures("marked")

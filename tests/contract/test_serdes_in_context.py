@@ -8,8 +8,7 @@ import statestore as ss
 from statestore import serdes
 from statestore.errors import Misuse
 from statestore.testing import TopologyTestDriver
-from tests.contract.operator_cases import CASES, topology
-from tests.contract.operator_tables import Seen, shown
+from tests.contract.operator_cases import CASES, follow_table, topology
 
 
 def marking(serde: ss.Serde[Any]) -> ss.Serde[Any]:
@@ -36,18 +35,7 @@ KEYS, VALUES = marking(serdes.STRING), marking(serdes.JSON)
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_operator_converts_bytes_for_the_place_where_they_are(name: str) -> None:
-    built = topology(name, key_serde=KEYS, value_serde=VALUES)
-    prefix, (_, written) = f"{name}.", built.topics()
-    with TopologyTestDriver(built) as driver:
-        for row, (record, expected) in enumerate(CASES[name].rows()):
-            topic = f"{name}.{record.topic}"
-            driver.pipe(topic, record.key, record.value, record.timestamp_ms)
-            found = [
-                Seen(topic.removeprefix(prefix), shown(made.key), made.value, made.timestamp_ms)
-                for topic in sorted(written)
-                for made in driver.read(topic)
-            ]
-            assert found == expected, f"row {row + 1}: {record}"
+    follow_table(name, topology(name, key_serde=KEYS, value_serde=VALUES))
 
 
 def counting(serde: ss.Serde[Any]) -> ss.StreamsBuilder:
