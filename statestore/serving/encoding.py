@@ -56,7 +56,7 @@ class Encoding:
             return self.key(text)
         try:
             return self.key(msgspec.json.decode(text))
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return self.key(text)
 
     def key(self, item: Any) -> bytes:
@@ -109,7 +109,7 @@ def to_json(answer: object) -> bytes:
     """Encode an answer; Misuse if a serde of the user's own makes what JSON cannot have."""
     try:
         return msgspec.json.encode(answer)
-    except (TypeError, ValueError, msgspec.MsgspecError) as error:
+    except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise Misuse(f"a key or a value cannot be JSON ({error}): pass raw=true") from error
 
 

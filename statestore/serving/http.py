@@ -16,6 +16,7 @@ in time is answered with 503, one whose `min_position` is not reached with 504.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -55,6 +56,8 @@ _BODY_MAX = 8 << 20
 _KEYS_MAX = 10_000
 _LIMIT_MAX = 10_000
 _WAIT_MAX_MS = 60_000
+_DIGITS_MAX = 19
+"""Those of the largest offset; Python itself refuses to read some thousands."""
 _SWEEP_S = 5
 _LOOK_S = 0.002
 _LOOK_MAX_S = 0.05
@@ -192,7 +195,7 @@ class _Face:
 
     async def get_many(self, store: _Store, request: Request) -> Response:
         """Return one row or null per key, in order."""
-        body = await _body(request)
+        body = await self._body(request)
         if len(body.keys) > _KEYS_MAX:
             raise Misuse(f"{len(body.keys)} keys: ask for at most {_KEYS_MAX} at once")
         await self.wait(store, body.min_position, min(max(body.wait_ms, 0), _WAIT_MAX_MS))
@@ -247,7 +250,7 @@ class _Face:
         if ARROW in request.headers.get("accept", ""):
             if page_token is not None:
                 raise Misuse("page_token: an Arrow stream has no pages: leave it out")
-            stream = await self.asked(partial(self._service.scan, store, wanted))
+            stream = await self._opened(partial(self._service.scan, store, wanted))
             return StreamingResponse(self._streamed(stream, encoding), media_type=ARROW)
 
         def ask() -> bytes:
@@ -324,6 +327,26 @@ class _Face:
         text, kind = await self.asked(self.metrics.scrape)
         return Response(text, media_type=kind)
 
+    async def _body(self, request: Request) -> ManyKeys:
+        """Read a body. Unavailable if it is not here in time."""
+        data, timeout_s = bytearray(), self._limits.request_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                async for chunk in request.stream():
+                    data += chunk
+                    if len(data) > _BODY_MAX:
+                        raise Misuse(
+                            f"the body has more than {_BODY_MAX} bytes: ask for fewer keys at once"
+                        )
+        except TimeoutError as error:
+            raise Unavailable(
+                f"the body was not here within {timeout_s:g} s: send it again"
+            ) from error
+        try:
+            return msgspec.json.decode(data, type=ManyKeys)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise Misuse(f'body: {error}: send JSON such as {{"keys": ["a", "b"]}}') from error
+
     async def _of_key(
         self, store: str, key: str, ask: Callable[..., RowsFound], *, raw: bool
     ) -> Response:
@@ -332,6 +355,21 @@ class _Face:
             return rows_answer(ask(key=encoding.key_of_text(key)), encoding)
 
         return _json(await self.asked(answer))
+
+    async def _opened(self, scan: Callable[[], RowStream]) -> RowStream:
+        """Begin a stream; one that begins after its request was given up is closed at once."""
+        begun: Future[RowStream] = Future()
+
+        def begin() -> RowStream:
+            stream = scan()
+            begun.set_result(stream)
+            return stream
+
+        try:
+            return await self.asked(begin)
+        except BaseException:
+            begun.add_done_callback(lambda done: done.result().close())
+            raise
 
     async def _streamed(self, stream: RowStream, encoding: Encoding) -> AsyncIterator[bytes]:
         """Encode batches in a thread; whatever ends the request closes the stream."""
@@ -456,20 +494,9 @@ def _position(texts: list[str]) -> dict[TopicPartition, int]:
         topic, _, rest = text.partition(":")
         partition, _, offset = rest.partition(":")
         if not topic or not all(
-            each.isascii() and each.isdecimal() for each in (partition, offset)
+            each.isascii() and each.isdecimal() and len(each) <= _DIGITS_MAX
+            for each in (partition, offset)
         ):
             raise Misuse(f"min_position {text[:80]!r}: pass topic:partition:offset")
         found[TopicPartition(topic, int(partition))] = int(offset)
     return found
-
-
-async def _body(request: Request) -> ManyKeys:
-    data = bytearray()
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > _BODY_MAX:
-            raise Misuse(f"the body has more than {_BODY_MAX} bytes: ask for fewer keys at once")
-    try:
-        return msgspec.json.decode(data, type=ManyKeys)
-    except msgspec.MsgspecError as error:
-        raise Misuse(f'body: {error}: send JSON such as {{"keys": ["a", "b"]}}') from error

@@ -98,9 +98,9 @@ class RowPages:
             if scan.closed:
                 raise self._expired()
             scan.used_s = self._clock.monotonic()
-            if int(number) == scan.number and scan.last is not None:
+            if number == str(scan.number) and scan.last is not None:
                 return scan.last
-            if int(number) != scan.number + 1:
+            if number != str(scan.number + 1):
                 raise self._expired()
             page = self._read(scan, name, limit)
         with self._lock:
