@@ -122,7 +122,11 @@ class StartingPoint:
     def _check_missing(
         self, existing: Collection[str], group: Mapping[TopicPartition, GroupOffset]
     ) -> None:
-        """Misuse if the changelog of a store with commits is gone or was created again."""
+        """Misuse if the changelog of a store with commits is gone or was created again.
+
+        Where no deployment is known, an offset without a stamp is no commit of a stream task: a
+        reset has put it there, or the first start.
+        """
         ids = self._cluster.topic_ids(sorted(existing))
         gone: dict[str, str] = {}
         for store in self._logged():
@@ -134,7 +138,11 @@ class StartingPoint:
             elif topic in existing and made is not None and made != ids[topic]:
                 gone[topic] = f"or was: topic {topic} was deleted and created again"
         for task in self._tasks:
-            committed = self._committed_of(task, group)
+            committed = [
+                tp
+                for tp in self._committed_of(task, group)
+                if self._previous.fingerprint or group[tp].metadata
+            ]
             for tp in task.changelogs:
                 if tp.topic in gone and committed:
                     raise Misuse(

@@ -4,10 +4,12 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 
 import pytest
 
-from statestore import faults
+import statestore as ss
+from statestore import faults, serdes
 from statestore.errors import HostFailure, Locked, Misuse, Unavailable
 from statestore.faults import CrashPoint
 from statestore.layout.folders import StateLayout
@@ -21,6 +23,7 @@ from statestore.operations.deployed import (
     publish_deployed,
 )
 from statestore.operations.reset import ResetReport, ResetTo, require_no_reset, reset
+from statestore.operations.serving import run_request, serve_here, start_run
 from statestore.ports import Records, TopicSpec
 from statestore.runtime import Runtime
 from statestore.tasks.plan import transactional_ids
@@ -277,3 +280,72 @@ def test_brokers_that_do_not_answer_leave_everything_as_it_was(world: World) -> 
     require_no_reset(world.layout)
     assert world.committed()[INPUT] == 3
     assert list(world.layout.tasks())
+
+
+# After a reset.
+
+
+def counted() -> ss.Topology:
+    b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.STRING)
+    b.stream("words").group_by_key().count(materialized="words")
+    return b.build()
+
+
+def test_an_application_whose_stores_are_fed_by_its_inputs_begins_again(tmp_path: Path) -> None:
+    broker = MemoryBroker()
+    broker.cluster(APPLICATION).create([TopicSpec("words", 2, {})])
+    words = {
+        "application.id": APPLICATION,
+        "state.dir": str(tmp_path),
+        "bootstrap.servers": "in-memory:9092",
+    }
+    for _ in range(5):
+        broker.produce(TopicPartition("words", 0), Record(b"k", b"v", 1))
+
+    def run() -> int:
+        with (
+            Runtime(words, brokers=broker.clients) as runtime,
+            start_run(runtime, counted(), run_request()) as started,
+        ):
+            return serve_here(started, Event()).records_in
+
+    assert run() == 5
+    for to, again in ((EARLIEST, 5), (ResetTo(shift=-2), 2), (ResetTo(latest=True), 0)):
+        with Runtime(words, brokers=broker.clients) as runtime:
+            reset(runtime, to)
+        assert run() == again
+
+
+def test_a_first_start_that_dies_after_its_first_offsets_is_begun_again(tmp_path: Path) -> None:
+    broker = MemoryBroker()
+    broker.cluster(APPLICATION).create([TopicSpec("words", 2, {})])
+    broker.produce(TopicPartition("words", 0), Record(b"k", b"v", 1))
+    words = {
+        "application.id": APPLICATION,
+        "state.dir": str(tmp_path),
+        "bootstrap.servers": "in-memory:9092",
+    }
+    b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.STRING)
+    late = ss.AutoOffsetReset.latest()
+    b.stream("words", offset_reset=late).group_by_key().count(materialized="words")
+    topology = b.build()
+
+    def run() -> int:
+        with (
+            Runtime(words, brokers=broker.clients) as runtime,
+            start_run(runtime, topology, run_request()) as started,
+        ):
+            return serve_here(started, Event()).records_in
+
+    def die(point: CrashPoint) -> None:
+        if point is CrashPoint.OFFSETS_BEGUN:
+            raise Killed
+
+    faults.on_reach(die)
+    try:
+        with pytest.raises(Killed):
+            run()
+    finally:
+        faults.on_reach(None)
+    broker.produce(TopicPartition("words", 0), Record(b"k", b"v", 1))
+    assert run() == 1

@@ -13,6 +13,7 @@ from typing import NamedTuple, Self
 
 from statestore.errors import (
     ExportDamaged,
+    Misuse,
     StateStoreError,
     TaskCorrupted,
     TopicMissing,
@@ -125,10 +126,16 @@ class AuditPlan:
 def plan_live(environment: Environment, stores: Collection[str] = ()) -> AuditPlan:
     """Plan the audit of the live stores as of their last commits.
 
-    `stores` names the stores to audit; all if it is empty, UnknownStore if one does not exist.
+    `stores` names the stores to audit; all if it is empty, UnknownStore if one does not exist,
+    Misuse if one has no changelog to compare with.
     """
     layout, cluster, snapshots = environment.layout, environment.cluster, Snapshots(environment)
     deployed = read_deployed(layout)
+    for name in deployed.global_stores.keys() & set(stores):
+        raise Misuse(
+            f"store {name!r} is that of a global table, which has no changelog: there is nothing "
+            "to compare it with; name other stores, or none for all of them"
+        )
     there = {
         store for task in layout.tasks() for store in layout.stores(task)
     } | deployed.stores.keys()
