@@ -14,9 +14,9 @@ import uvicorn
 
 from statestore.operations.environment import Environment
 from statestore.runtime import Runtime
-from statestore.serving.access import Tokens
+from statestore.serving.access import ServeLimits, Tokens
 from statestore.serving.followers import OwnerState
-from statestore.serving.http import ServeLimits, make_app
+from statestore.serving.http import make_app
 from statestore.serving.service import StateService
 from statestore.tasks.task import StreamTask
 from tests.builders import DEADLINE_S, eventually

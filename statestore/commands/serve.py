@@ -1,5 +1,7 @@
 """`statestore serve`: the state of an application over HTTP, read-only."""
 
+import importlib
+from importlib.util import find_spec
 from typing import Any
 
 import click
@@ -7,9 +9,10 @@ import click
 from statestore.commands.arguments import broker_option, parse_state, state_options
 from statestore.operations.pipelines import load_pipeline
 from statestore.runtime import Runtime
-from statestore.serving.access import TOKEN_VARIABLE, Listening, Tokens
-from statestore.serving.http import ServeLimits
-from statestore.serving.server import serve_state
+from statestore.serving.access import TOKEN_VARIABLE, Listening, ServeLimits, Tokens
+
+if find_spec("fastapi") is None:
+    raise ModuleNotFoundError("No module named 'fastapi'")
 
 
 @click.command("serve")
@@ -106,8 +109,10 @@ def serve_command(
     limits = ServeLimits(
         readers=readers, requests_max=requests_max, request_timeout_s=request_timeout
     )
+    # Only now, as its imports take a second, which `statestore --help` need not wait for.
+    server: Any = importlib.import_module("statestore.serving.server")
     with Runtime(settings) as runtime:
-        serve_state(
+        server.serve_state(
             runtime,
             listening,
             tokens,

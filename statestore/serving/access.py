@@ -1,4 +1,4 @@
-"""Who may ask a server of state: bearer tokens, client certificates, and where it may listen."""
+"""Who may ask a server of state, where it may listen, and how much it does at once."""
 
 import hashlib
 import hmac
@@ -104,6 +104,16 @@ class Listening:
         if tokens or self.tls_client_ca or not self.is_local():
             return None
         return frozenset({*_LOCAL, self.host})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeLimits:
+    """What one server does at once, and for how long."""
+
+    readers: int = 8
+    requests_max: int = 2000
+    request_timeout_s: float = 30
+    stream_timeout_s: float = 600
 
 
 def _digest(token: bytes) -> bytes:

@@ -18,7 +18,6 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
@@ -35,7 +34,7 @@ from statestore.errors import Misuse, NotUpToBound, StateStoreError, Unavailable
 from statestore.model.ids import TopicPartition
 from statestore.model.modes import parse_time, to_ms
 from statestore.serving import openapi
-from statestore.serving.access import Tokens
+from statestore.serving.access import ServeLimits, Tokens
 from statestore.serving.answers import (
     ARROW,
     StoresAnswer,
@@ -61,16 +60,6 @@ _DIGITS_MAX = 19
 _SWEEP_S = 5
 _LOOK_S = 0.002
 _LOOK_MAX_S = 0.05
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServeLimits:
-    """What one server does at once, and for how long."""
-
-    readers: int = 8
-    requests_max: int = 2000
-    request_timeout_s: float = 30
-    stream_timeout_s: float = 600
 
 
 class ManyKeys(msgspec.Struct, forbid_unknown_fields=True):

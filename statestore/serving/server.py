@@ -13,8 +13,8 @@ import uvicorn
 from statestore.errors import HostFailure, Misuse
 from statestore.model.ids import TaskId
 from statestore.operations.environment import Environment
-from statestore.serving.access import Listening, Tokens
-from statestore.serving.http import ServeLimits, make_app
+from statestore.serving.access import Listening, ServeLimits, Tokens
+from statestore.serving.http import make_app
 from statestore.serving.lag_watch import LagWatch
 from statestore.serving.service import StateService
 from statestore.topology.graph import Topology

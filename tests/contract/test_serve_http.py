@@ -19,9 +19,8 @@ from statestore.errors import Misuse
 from statestore.model.modes import ProcessingGuarantee
 from statestore.operations.deployed import describe_deployment, publish_deployed
 from statestore.serving import pages
-from statestore.serving.access import Listening, Tokens
+from statestore.serving.access import Listening, ServeLimits, Tokens
 from statestore.serving.answers import ARROW
-from statestore.serving.http import ServeLimits
 from statestore.tasks.task import StreamTask
 from statestore.topology.nodes import TopicName
 from tests.builders import DEADLINE_S, eventually

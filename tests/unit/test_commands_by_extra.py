@@ -29,6 +29,24 @@ def test_only_commands_of_testing_import_it(command: str, imports: bool) -> None
     assert json.loads(output) is imports
 
 
+LISTING = """
+import json, sys
+from click.testing import CliRunner
+from statestore.cli import cli
+for asked in (["--help"], ["serve", "--help"]):
+    assert CliRunner().invoke(cli, asked).exit_code == 0
+heavy = {"fastapi", "pydantic", "prometheus_client"}
+print(json.dumps(sorted(heavy & sys.modules.keys())))
+"""
+
+
+def test_help_does_not_import_what_only_a_server_needs() -> None:
+    with child(LISTING) as process:
+        output, errors = process.communicate(timeout=DEADLINE_S)
+    assert errors == ""
+    assert json.loads(output) == []
+
+
 @pytest.mark.parametrize("command", ["drill", "kafka"])
 def test_without_the_extra_a_command_says_how_to_install_it(
     command: str, monkeypatch: pytest.MonkeyPatch
