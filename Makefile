@@ -80,6 +80,7 @@ bench: setup ## measure stores and tasks; figures go to .scratch/bench
 	@$(BIN)/python -m tests.bench.bench_exports
 	@$(BIN)/python -m tests.bench.bench_migrations
 	@$(BIN)/python -m tests.bench.bench_ui
+	@$(BIN)/python -m tests.bench.bench_kafka_streams
 
 lock: setup ## resolve requirements/lock.txt again from pyproject.toml
 	@$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-header --all-extras \
