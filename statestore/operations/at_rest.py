@@ -268,7 +268,13 @@ def spec_of(
         if windows.size_ms is None:
             return SessionSpec(store, keys, values, kept_ms)
         return WindowSpec(
-            store, keys, values, windows.size_ms, kept_ms, advance_ms=known.advance_ms
+            store,
+            keys,
+            values,
+            windows.size_ms,
+            kept_ms,
+            advance_ms=known.advance_ms,
+            includes_end=known.includes_end,
         )
     keys = serde(key_serde, known.key_serde, "key_serde")
     if known.kind == VersionedSpec.kind:

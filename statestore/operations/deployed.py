@@ -56,11 +56,11 @@ class DeployedStore(msgspec.Struct, frozen=True):
     """What the last deployed topology says of a store.
 
     `retention_ms`: of a versioned, window or session store; how long rows of a key-value store live
-    after their last put. `advance_ms`: how far apart hopping
-    windows start. `source_topic`: the topic that the table is made of, if that is its log; None: it
-    has a changelog. `changelog_id`: what the cluster calls that changelog; None: not known yet.
-    `value_writers`: all that may have written rows that are there (docs/adr/0022); none: only
-    `value_serde`, whose schema was not recorded.
+    after their last put. `advance_ms`: how far apart hopping windows start. `includes_end`: the end
+    of a window belongs to it, as that of a sliding one does. `source_topic`: the topic that the
+    table is made of, if that is its log; None: it has a changelog. `changelog_id`: what the cluster
+    calls that changelog; None: not known yet. `value_writers`: all that may have written rows that
+    are there (docs/adr/0022); none: only `value_serde`, whose schema was not recorded.
     """
 
     sub_topology: Ordinal
@@ -72,6 +72,7 @@ class DeployedStore(msgspec.Struct, frozen=True):
     retention_ms: Count | None = None
     changelog_id: Word | None = None
     advance_ms: Count | None = None
+    includes_end: bool = False
     key_schema: DeployedSchema | None = None
     value_writers: list[DeployedWriter] = []
 
@@ -188,6 +189,7 @@ def describe_deployment(
             source_topic=(logs or {}).get(name),
             retention_ms=_retention_ms(topology.stores[name]),
             advance_ms=_advance_ms(topology.stores[name]),
+            includes_end=_includes_end(topology.stores[name]),
             changelog_id=(changelog_ids or {}).get(name),
             key_schema=DeployedSchema.of(key_schema_of(topology.stores[name])),
             value_writers=(writers or {}).get(name) or writers_in(topology.stores[name]),
@@ -236,3 +238,7 @@ def _retention_ms(spec: StoreSpec) -> int | None:
 
 def _advance_ms(spec: StoreSpec) -> int | None:
     return spec.advance_ms if isinstance(spec, WindowSpec) else None
+
+
+def _includes_end(spec: StoreSpec) -> bool:
+    return isinstance(spec, WindowSpec) and spec.includes_end

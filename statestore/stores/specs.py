@@ -158,7 +158,7 @@ class WindowSpec(Generic[K, V]):
 
     A window starts every `advance_ms`; None: every `size_ms`; ANY_START: at any time. It expires
     when stream time is past its start by `retention_ms`. `writable`: processors write it, not an
-    aggregate.
+    aggregate. `includes_end`: its last moment is its end, not the one before.
     """
 
     kind: ClassVar[str] = "window"
@@ -174,6 +174,7 @@ class WindowSpec(Generic[K, V]):
     """What else determines its rows, for the fingerprint of a topology."""
     advance_ms: int | None = None
     writable: bool = False
+    includes_end: bool = False
 
     def __post_init__(self) -> None:
         check_store_name(self.name)

@@ -98,7 +98,7 @@ class WindowReader(ReaderInWindows[K, V]):
         return None
 
     def _containing(self, key: K, time_ms: int) -> RowScan[tuple[Windowed[K], V]]:
-        size, step = self._spec.size_ms, self._spec.step_ms
+        size, step = self._spec.size_ms + self._spec.includes_end, self._spec.step_ms
         first = max(((time_ms - size) // step + 1) * step, 0)
         return self.fetch(key, from_time=first, to_time=time_ms)
 

@@ -122,6 +122,11 @@ class Updates(NamedTuple):
     values: list[bytes | None]
     old_values: list[bytes | None]
 
+    @property
+    def more_rows(self) -> int:
+        """How many rows there are more than before; negative: fewer."""
+        return self.old_values.count(None) - self.values.count(None)
+
     def add(
         self, place: int, time: int, row: bytes, value: bytes | None, old_value: bytes | None
     ) -> None:

@@ -6,7 +6,8 @@ gone is kept beside it. So a start with another grace neither leaves out a windo
 second result, even if results went out on update for a while.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
 from itertools import islice
 from typing import NamedTuple
 
@@ -135,6 +136,26 @@ class Closing:
         self._seen = np.zeros(0, np.int64)
         """The time of this store at each record of the last batch."""
 
+    @property
+    def emitted_ms(self) -> int:
+        """Up to when windows have had their result."""
+        return self._emitted_ms
+
+    def opened(self, still_open: Callable[[], Generator[Closed, None, None]]) -> None:
+        """Register the windows that have had no result as held back, if each has only one."""
+
+        def count() -> int:
+            with closing(still_open()) as found:
+                return sum(1 for _ in found)
+
+        if self._final_only:
+            self._context.held_back.opened(self._spec.name, count)
+
+    def count_open(self, by: int) -> None:
+        """Note that so many more windows have had no result; negative: fewer."""
+        if by:
+            self._context.held_back.changed(self._spec.name, by)
+
     def observe(
         self, times: NDArray[np.int64], known: NDArray[np.bool_] | None
     ) -> NDArray[np.int64]:
@@ -172,6 +193,7 @@ class Closing:
         """Forward the results of windows that `batch` has closed."""
         left = iter(closed)
         while found := list(islice(left, _EMITTED_AT_ONCE)):
+            self.count_open(-len(found))
             held = Held(self._spec.name, self._results(found, batch))
             self._context.release(self._node, held, lambda made: forward(made, None))
 

@@ -237,6 +237,16 @@ def mismatch(
     )
 
 
+def made_by(node: str, batch: Batch, place: int, value: Any, serde: Serde[Any]) -> bytes:
+    """Return the stored form of a value; a failure names the record at `place`, which made it."""
+    try:
+        return serde.serialize(value)
+    except Exception as error:
+        wrong = mismatch("value", value, serde, error)
+        found = [(place, wrong)]
+        raise failed(Stage.PROCESSING, node, batch, wrong, found=found) from error
+
+
 def _one_by_one(
     stage: Stage,
     node: str,

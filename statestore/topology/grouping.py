@@ -173,8 +173,8 @@ class Grouping:
                 spec,
                 over,
                 emit,
-                lambda rows: fold(
-                    node, spec, every_update=every, old_values=old_values, keying=rows
+                lambda rows, told: fold(
+                    node, spec, every_update=every, old_values=told, keying=rows
                 ),
                 old_values,
                 close_idle_ms=close_idle_ms,

@@ -37,7 +37,7 @@ from statestore.topology.closing import (
     idle_terms,
     no_records,
 )
-from statestore.topology.failures import Stage, decoded, encoded, failed, mismatch, processing
+from statestore.topology.failures import Stage, decoded, encoded, failed, made_by, processing
 from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
 
 _EXPIRED_AT_ONCE = 1000
@@ -167,6 +167,7 @@ def in_sessions(
             with processing(node, batch):
                 updates = sessions.fold(batch, fold, every_update=told)
             if final:
+                clock.count_open(updates.more_rows)
                 sessions.emit_closed(batch, forward)
             elif updates.rows:
                 keys = Column(raw=keys_of(updates.rows), serde=spec.key_serde)
@@ -246,6 +247,7 @@ class _Sessions:
         self._clock = clock
         self._table = clock.table
         self._expired_ms = 0
+        clock.opened(lambda: self._ended(max(clock.emitted_ms, 0), clock.now_ms + 1))
 
     def fold(self, batch: Batch, fold: SessionFold, *, every_update: bool) -> Updates:
         """Fold the records of a batch into their sessions, and return what changed."""
@@ -486,11 +488,7 @@ class _Folding:
     def encode(self, one: _Session) -> bytes | None:
         """Return the stored form of a session's value; a failure names the record that made it."""
         if one.data is None and one.value is not None:
-            try:
-                one.data = self._serde.serialize(one.value)
-            except Exception as error:
-                wrong = mismatch("value", one.value, self._serde, error)
-                raise self._failed(one.place, wrong) from error
+            one.data = made_by(self._node, self._batch, one.place, one.value, self._serde)
         return one.data
 
     def _count(self, stretches: Iterable[_Stretch], of_keys: list[_OfKey]) -> None:
@@ -521,7 +519,8 @@ class _Folding:
             if every_update or type(made.value) not in self._unchanged:
                 self.encode(made)
         except Exception as error:
-            raise self._failed(place, error) from error
+            found = [(place, error)]
+            raise failed(Stage.PROCESSING, self._node, self._batch, error, found=found) from error
         if every_update:
             self._tell(of, merged, made)
         of.replace(merged, made if made.value is not None else None, place)
@@ -552,10 +551,6 @@ class _Folding:
             else:
                 self.updates.add(made.place, one.end, one.row(of.key), None, one.data)
         self.updates.add(made.place, made.end, row, made.data, old)
-
-    def _failed(self, place: int, error: Exception) -> Exception:
-        found = [(place, error)]
-        return failed(Stage.PROCESSING, self._node, self._batch, error, found=found)
 
 
 def _by_place(update: tuple[int, int, bytes, int, bytes | None, bytes | None]) -> tuple[int, int]:

@@ -34,12 +34,13 @@ from statestore.topology.failures import (
     decoded,
     encoded,
     failed,
+    made_by,
     mismatch,
     processing,
 )
 from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
 from statestore.topology.sessions import SessionFold
-from statestore.topology.windows import HoppingWindows, OpenWindows, silent
+from statestore.topology.windows import HoppingWindows, OpenWindows
 
 _EXPIRED_AT_ONCE = 1000
 
@@ -95,6 +96,7 @@ def sliding_spec(
         plain.changelog_config,
         ("sliding", f"grace {windows.grace_ms}", f"emit {emit}", *idle_terms(close_idle_ms)),
         ANY_START,
+        includes_end=True,
     )
 
 
@@ -122,18 +124,18 @@ def in_sliding_windows(
         idle = None
         if close_idle_ms is not None:
             idle = IdleClose(context, node, close_idle_ms, lambda: opened.close_all(forward))
-        told = silent if final else forward
 
         def push(batch: Batch) -> None:
             if idle is not None:
                 idle.input_came()
             with processing(node, batch):
                 updates = sliding.fold(batch, every_update=every_update and not final)
-            if updates.rows:
-                keys = Column(raw=keys_of(updates.rows), serde=spec.key_serde)
-                told(updated(batch, updates, keys, spec.value_serde, old_values), None)
             if final:
+                opened.closing.count_open(updates.more_rows)
                 opened.emit_closed(batch, forward)
+            elif updates.rows:
+                keys = Column(raw=keys_of(updates.rows), serde=spec.key_serde)
+                forward(updated(batch, updates, keys, spec.value_serde, old_values), None)
             opened.expire(4 * len(batch) + _EXPIRED_AT_ONCE)
 
         return push
@@ -352,14 +354,7 @@ class _Folding:
     def encode(self, window: _Window) -> bytes | None:
         """Return the stored form of a window's value; a failure names the record that made it."""
         if window.data is None and window.value is not None:
-            try:
-                window.data = self._serde.serialize(window.value)
-            except Exception as error:
-                wrong = mismatch("value", window.value, self._serde, error)
-                found: list[tuple[int, Exception]] = [(window.place, wrong)]
-                raise failed(
-                    Stage.PROCESSING, self._node, self._batch, wrong, found=found
-                ) from error
+            window.data = made_by(self._node, self._batch, window.place, window.value, self._serde)
         return window.data
 
     def _in_order(self, of: _OfKey, time: int) -> None:

@@ -169,21 +169,25 @@ def in_windows(
     spec: WindowSpec[Any, Any],
     windows: TimeWindows,
     emit: EmitStrategy,
-    fold: Callable[[KeyingOf], Build],
+    fold: Callable[[KeyingOf, SendOldValues], Build],
     old_values: SendOldValues,
     *,
     close_idle_ms: int | None,
 ) -> Build:
     """Build an aggregate per key and window; `fold` makes it over the rows that it is given.
 
-    `old_values` says whether results at the close of a window carry old values, which are None.
-    `close_idle_ms`: windows close, too, when there was no input for that long; None: they do not.
+    It is told, too, whether its updates carry old values. `old_values` says whether results carry
+    them, which are None at the close of a window. `close_idle_ms`: windows close, too,
+    when there was no input for that long; None: they do not.
     """
     final = emit is EmitStrategy.ON_WINDOW_CLOSE
 
     def build(context: NodeContext, forward: Forward) -> Push:
         open_windows = OpenWindows(node, spec, windows, context, old_values, final=final)
-        push_rows = fold(lambda *_: open_windows)(context, silent if final else forward)
+        # For final results, updates only tell how many more windows there are.
+        told = SendOldValues(enabled=True) if final else old_values
+        to = open_windows.count_updates if final else forward
+        push_rows = fold(lambda *_: open_windows, told)(context, to)
 
         idle = None
         if close_idle_ms is not None:
@@ -208,10 +212,6 @@ def in_windows(
     return build
 
 
-def silent(_batch: Batch, _to: str | None) -> None:
-    """Take the place of `forward` for results that are emitted only when their window closes."""
-
-
 class OpenWindows:
     """The rows of one window store: a Keying, and what closes and expires them."""
 
@@ -233,6 +233,7 @@ class OpenWindows:
             node, spec, context, old_values, delay_ms=windows.grace_ms, final=final
         )
         self._table = self.closing.table
+        self.closing.opened(self._still_open)
         self._expired_ms = -1
         self._low: bytes | None = None
 
@@ -294,6 +295,11 @@ class OpenWindows:
         keys = Column(raw=raw, serde=self._spec.inner)
         decoded(self._node, batch.with_columns(keys=keys), "key")
 
+    def count_updates(self, updates: Batch, _to: str | None) -> None:
+        """Take in updates, with old values, of windows that are forwarded at their close."""
+        assert updates.old_values is not None
+        self.closing.count_open(len(updates.old_values.nulls()) - len(updates.values.nulls()))
+
     # What happens as stream time passes.
 
     def emit_closed(self, batch: Batch, forward: Forward) -> None:
@@ -324,6 +330,11 @@ class OpenWindows:
                 start = start_of(row)
                 if start <= high_ms:
                     yield Closed(row, value, start + last)
+
+    def _still_open(self) -> Generator[Closed, None, None]:
+        """Yield the windows that have had no result."""
+        after_ms = self.closing.emitted_ms - self._windows.size_ms
+        return self._between(max(after_ms + 1, 0), self.closing.now_ms)
 
     def expire(self, limit: int) -> None:
         """Delete up to `limit` rows of expired windows, the oldest first."""

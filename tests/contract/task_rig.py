@@ -141,8 +141,13 @@ class TaskRig:
         self.lives += 1
         for task in self.running:
             task.abandon()
-        if before.is_dir():
-            shutil.copytree(before, self.layout.state_dir)
+        while before.is_dir():
+            try:
+                shutil.copytree(before, self.layout.state_dir)
+            except shutil.Error:  # RocksDB compacted files away meanwhile.
+                shutil.rmtree(self.layout.state_dir)
+            else:
+                break
         for task in self.running:
             release(task)
         self.running.clear()

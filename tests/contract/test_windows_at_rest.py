@@ -17,7 +17,7 @@ from statestore.model.texts import time_text
 from statestore.operations.deployed import describe_deployment
 from statestore.stores.in_windows import START, TIME_ROW
 from statestore.stores.specs import WindowSpec
-from statestore.topology.windows import TimeWindows
+from statestore.stores.windows import indexed
 from tests.contract.test_stores_at_rest import Shop
 
 WINDOWS = ss.TumblingWindows(10, grace_ms=5, retention_ms=30)
@@ -26,6 +26,9 @@ ROWS = (
     [("c", 10, 5), ("c", 40, 6)],  # stream time 45: 10 has expired, and not gone yet
 )
 TIMES = (29, 45)
+
+
+TimeWindows = ss.TumblingWindows | ss.HoppingWindows | ss.SlidingWindows
 
 
 def pipeline(windows: TimeWindows = WINDOWS) -> ss.Topology:
@@ -47,7 +50,9 @@ def shop_in(state_dir: Path, windows: TimeWindows = WINDOWS) -> Shop:
         folder = layout.task_dir(TaskId(0, partition)) / "rocksdb"
         with ss.open_store(spec.rows, folder) as store:
             for key, start, count in rows:
-                store.put(START.pack(start) + key.encode(), serdes.INT64.serialize(count))
+                row = {START.pack(start) + key.encode(): serdes.INT64.serialize(count)}
+                for at, value in (row | indexed(row) if spec.any_start else row).items():
+                    store.put(at, value)
             store.put(TIME_ROW, START.pack(TIMES[partition]))
             store.commit({TopicPartition("shop-counts-changelog", partition): 7})
     said = describe_deployment(pipeline(windows), ProcessingGuarantee.EXACTLY_ONCE)
@@ -89,6 +94,13 @@ def test_get_finds_the_last_hopping_window_a_time_lies_in(tmp_path: Path) -> Non
     assert shop.said("stores", "get", "counts", "b", "--as-of", "39") == [["4"]]
     with ss.open_snapshot(shop.layout.state_dir, "shop", "counts") as counts:
         assert list(counts.fetch("a")) == [(Windowed("a", 0, 20), 1), (Windowed("a", 10, 30), 2)]
+
+
+def test_the_end_of_a_sliding_window_belongs_to_it(tmp_path: Path) -> None:
+    shop = shop_in(tmp_path, ss.SlidingWindows(10, grace_ms=9))
+    assert shop.said("stores", "get", "counts", "a", "--as-of", "20") == [["2"]]
+    assert shop.said("stores", "get", "counts", "b", "--as-of", "30") == [["4"]]
+    assert shop.call("stores", "get", "counts", "b", "--as-of", "31").code == 1
 
 
 def test_offsets_tell_where_a_window_store_stands(shop: Shop) -> None:
