@@ -121,7 +121,7 @@ class CommitInsideProcessor(Misuse):
 
 
 class NotAuthorized(Misuse):
-    """A server of state got no token, or one that it does not know."""
+    """A server of state and its client do not know each other: no token or certificate fits."""
 
 
 class PageExpired(Misuse):

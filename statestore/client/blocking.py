@@ -2,6 +2,7 @@
 
 import ssl
 from collections.abc import Iterator, Sequence
+from os import PathLike
 from typing import Any, Self
 
 import httpx
@@ -11,6 +12,7 @@ from statestore.client.requests import (
     TIMEOUT_S,
     ClientBase,
     ClientRequest,
+    ClientTls,
     RowsRead,
     ServedRows,
     TasksRead,
@@ -33,17 +35,23 @@ class StateClient(ClientBase):
         *,
         token: str | None = None,
         tls: ssl.SSLContext | None = None,
+        tls_ca: str | PathLike[str] | None = None,
+        tls_certificate: str | PathLike[str] | None = None,
+        tls_key: str | PathLike[str] | None = None,
         timeout_s: float = TIMEOUT_S,
         retry_s: float = 10,
     ) -> None:
         """`token`: None takes the one in STATESTORE_SERVE_TOKEN, if it is set.
 
-        `tls`: which certificates to trust, and one of one's own. `retry_s`: for how long a request
-        is repeated that the server could not answer.
+        `tls_ca`: the certificate of the authority of the server, by default those that the machine
+        trusts. `tls_certificate` and `tls_key`: one's own, for a server with --tls-client-ca. Files
+        in PEM format; `tls` is for what they cannot say. `retry_s`: for how long a request is
+        repeated that the server could not answer.
         """
         super().__init__(url, token, retry_s=retry_s)
+        verify = ClientTls(tls_ca, tls_certificate, tls_key).context(tls)
         self._http = httpx.Client(
-            base_url=url, headers=self.headers, verify=tls or True, timeout=timeout_s
+            base_url=url, headers=self.headers, verify=verify, timeout=timeout_s
         )
 
     def get(self, store: str, key: Any, **how: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import ssl
 from collections.abc import AsyncIterator, Sequence
+from os import PathLike
 from typing import Any, Self
 
 import httpx
@@ -11,6 +12,7 @@ from statestore.client.requests import (
     TIMEOUT_S,
     ClientBase,
     ClientRequest,
+    ClientTls,
     RowsRead,
     ServedRows,
     TasksRead,
@@ -33,13 +35,17 @@ class AsyncStateClient(ClientBase):
         *,
         token: str | None = None,
         tls: ssl.SSLContext | None = None,
+        tls_ca: str | PathLike[str] | None = None,
+        tls_certificate: str | PathLike[str] | None = None,
+        tls_key: str | PathLike[str] | None = None,
         timeout_s: float = TIMEOUT_S,
         retry_s: float = 10,
     ) -> None:
         """See `StateClient`."""
         super().__init__(url, token, retry_s=retry_s)
+        verify = ClientTls(tls_ca, tls_certificate, tls_key).context(tls)
         self._http = httpx.AsyncClient(
-            base_url=url, headers=self.headers, verify=tls or True, timeout=timeout_s
+            base_url=url, headers=self.headers, verify=verify, timeout=timeout_s
         )
 
     async def get(self, store: str, key: Any, **how: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import base64
 import os
+import ssl
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
@@ -11,7 +12,7 @@ import msgspec
 import tenacity
 
 from statestore import errors
-from statestore.errors import Misuse, StateStoreError, Unavailable
+from statestore.errors import Misuse, NotAuthorized, StateStoreError, Unavailable
 from statestore.model.ids import Position, TopicPartition
 from statestore.model.modes import Time, to_ms
 from statestore.model.served import Freshness, ServedRow
@@ -163,8 +164,54 @@ class ClientBase:
         message = f"{self._url} answered {response.status_code}: {said}"
         raise Unavailable(message) if response.is_server_error else Misuse(message)
 
-    def unreachable(self, error: httpx.TransportError) -> Unavailable:
+    def unreachable(self, error: httpx.TransportError) -> StateStoreError:
+        """Return why there is no answer; a certificate that is refused now is refused later too."""
+        if _is_of_tls(error):
+            return NotAuthorized(
+                f"{self._url}: no connection with TLS: {error}: pass the authority of the server's "
+                "certificate as tls_ca, and tls_certificate and tls_key if it asks clients for one"
+            )
         return Unavailable(f"cannot reach {self._url}: {error}: is `statestore serve` running?")
+
+
+class ClientTls(NamedTuple):
+    """Files in PEM format: whom a client trusts, and what it shows of itself."""
+
+    ca: str | os.PathLike[str] | None
+    certificate: str | os.PathLike[str] | None
+    key: str | os.PathLike[str] | None
+
+    def context(self, given: ssl.SSLContext | None) -> ssl.SSLContext | bool:
+        """Return what httpx takes; Misuse if a file cannot be used."""
+        if given is not None:
+            if any(self):
+                raise Misuse("tls has certificates already: pass it, or tls_ca and the others")
+            return given
+        if not any(self):
+            return True
+        if self.key is not None and self.certificate is None:
+            raise Misuse("tls_key is the key of tls_certificate: pass both")
+        named = ", ".join(
+            f"tls_{name} {item}" for name, item in self._asdict().items() if item is not None
+        )
+        try:
+            context = ssl.create_default_context(cafile=self.ca)
+            if self.certificate is not None:
+                # Without a password, so that nothing asks for one at a terminal.
+                context.load_cert_chain(self.certificate, self.key, password="")
+        except (OSError, ssl.SSLError) as error:
+            raise Misuse(
+                f"{named}: {error}: name files in PEM format, and a key without a password"
+            ) from error
+        return context
+
+
+def _is_of_tls(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, ssl.SSLError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _path(store: str, question: str) -> str:

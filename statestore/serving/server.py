@@ -138,7 +138,12 @@ def _load(config: uvicorn.Config, listening: Listening) -> None:
     try:
         config.load()
     except (OSError, ssl.SSLError) as error:
+        flags = {
+            "--tls-cert": listening.tls_certificate,
+            "--tls-key": listening.tls_key,
+            "--tls-client-ca": listening.tls_client_ca,
+        }
+        named = ", ".join(f"{flag} {path}" for flag, path in flags.items() if path is not None)
         raise Misuse(
-            f"--tls-cert {listening.tls_certificate}, --tls-key {listening.tls_key}: {error}: name "
-            "a certificate and its key, in PEM format"
+            f"{named}: {error}: name certificates and the key of the first, in PEM format"
         ) from error
