@@ -18,8 +18,10 @@ from statestore.commands.arguments import (
     state_options,
     target_option,
 )
+from statestore.commands.progress import shown_progress
 from statestore.errors import StateStoreError, failure_fields
 from statestore.layout.audits import AuditRecord
+from statestore.layout.works import Unit
 from statestore.operations.audits.audit import failure_line, require_pass
 from statestore.operations.audits.perform import audit
 from statestore.runtime import Runtime
@@ -52,8 +54,11 @@ def audit_command(
     """
     record: AuditRecord | None = None
     try:
-        with Runtime(parse_state(flags)) as runtime:
-            record = audit(runtime, stores, export=export)
+        with (
+            Runtime(parse_state(flags)) as runtime,
+            shown_progress("audit", Unit.OFFSETS) as progress,
+        ):
+            record = audit(runtime, stores, export=export, progress=progress)
         require_pass(record)
     except StateStoreError as error:
         if as_json:

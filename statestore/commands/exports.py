@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import click
@@ -14,6 +14,7 @@ from statestore.commands.help import CommandGroup
 from statestore.commands.printing import print_rows
 from statestore.commands.progress import shown_progress
 from statestore.errors import Misuse, failure_fields
+from statestore.layout.works import Progress, Unit
 from statestore.operations.clones.clone import clone_export, drop_clone
 from statestore.operations.exports.catalog import LATEST, Exports, Retention
 from statestore.operations.exports.create import (
@@ -23,6 +24,7 @@ from statestore.operations.exports.create import (
 )
 from statestore.operations.exports.restore import Choice, RestoreReport, restore_export
 from statestore.operations.pipelines import load_pipeline
+from statestore.operations.works import works_in
 from statestore.runtime import Runtime
 from statestore.topology.graph import Topology
 
@@ -80,14 +82,21 @@ def verify_command(*, export: str, opens: bool, as_json: bool, **flags: Any) -> 
     """Read every file of EXPORT (the newest) again and check it against its manifest."""
     with showing_results(flags, as_json=as_json) as (runtime, tell):
         found = Exports.of(runtime)
-        with shown_progress("verify") as progress:
+        with shown_progress("verify") as progress, _told(runtime, "verify", progress) as told:
             done = found.verify(
-                found.read(export), progress, runtime.databases.offsets_of if opens else None
+                found.read(export), told, runtime.databases.offsets_of if opens else None
             )
         tell(
             msgspec.structs.asdict(done),
             f"{done.export_id}: {done.files} files, {done.bytes} bytes, all as they were exported",
         )
+
+
+def _told(runtime: Runtime, kind: str, progress: Progress) -> AbstractContextManager[Progress]:
+    """Tell of a work in the state directory, too, if there is one."""
+    if not runtime.settings.state_dir:
+        return nullcontext(progress)
+    return works_in(runtime).underway(kind, Unit.BYTES, progress)
 
 
 @exports.command("restore")

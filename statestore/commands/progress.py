@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -18,15 +18,20 @@ from rich.live import Live
 from rich.progress import (
     BarColumn,
     DownloadColumn,
+    MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
 from rich.text import Text
 
+from statestore.layout.works import RESTORE, Unit, Works, together, work_text
 from statestore.model.texts import held_text, span_text, time_text
+from statestore.operations.environment import Environment
 from statestore.operations.lags import total_of
+from statestore.operations.works import catch_up_of, running, works_in
 from statestore.ports import Clock
 from statestore.tasks.plan import Standing
 from statestore.tasks.slot import Tell
@@ -47,59 +52,57 @@ class Bar:
         self._expected = 0
         self._lock = threading.Lock()
 
-    def expect(self, size_bytes: int) -> None:
-        """Add to the bytes that are to be done."""
+    def expect(self, amount: int) -> None:
+        """Add to what is to be done."""
         with self._lock:
-            self._expected += size_bytes
+            self._expected += amount
             self._progress.update(self._task, total=self._expected)
 
-    def done(self, size_bytes: int) -> None:
-        """Add to the bytes that are done."""
-        self._progress.advance(self._task, size_bytes)
+    def done(self, amount: int) -> None:
+        """Add to what is done."""
+        self._progress.advance(self._task, amount)
 
 
 class Lines:
     """Shows progress in a log."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, unit: Unit) -> None:
         self._what = what
+        self._unit = unit
         self._expected = self._done = 0
         self._began_s = self._told_s = time.monotonic()
         self._lock = threading.Lock()
 
-    def expect(self, size_bytes: int) -> None:
-        """Add to the bytes that are to be done."""
+    def expect(self, amount: int) -> None:
+        """Add to what is to be done."""
         with self._lock:
-            self._expected += size_bytes
+            self._expected += amount
 
-    def done(self, size_bytes: int) -> None:
-        """Add to the bytes that are done."""
+    def done(self, amount: int) -> None:
+        """Add to what is done."""
         with self._lock:
-            self._done += size_bytes
+            self._done += amount
             now_s = time.monotonic()
             if now_s - self._told_s < _EVERY_S:
                 return
             self._told_s = now_s
             rate = self._done / (now_s - self._began_s)
-            left_s = (self._expected - self._done) / max(rate, 1e-9)
-            line = "%s: %.1f of %.1f MB, %.1f MB/s, %.0f s left"
-            _log.info(line, self._what, self._done / 1e6, self._expected / 1e6, rate / 1e6, left_s)
+            left_s = max(0, self._expected - self._done) / max(rate, 1e-9)
+            text = work_text(self._unit, self._done, self._expected, rate, left_s)
+            _log.info("%s: %s", self._what, text)
 
 
 @contextmanager
-def shown_progress(what: str) -> Iterator[Bar | Lines]:
-    """Show the progress of some work, in bytes."""
+def shown_progress(what: str, unit: Unit = Unit.BYTES) -> Iterator[Bar | Lines]:
+    """Show the progress of some work."""
     console = Console(file=sys.stderr)
     if not console.is_terminal:
-        yield Lines(what)
+        yield Lines(what, unit)
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
+    counts: tuple[ProgressColumn, ...] = (DownloadColumn(), TransferSpeedColumn())
+    if unit is not Unit.BYTES:
+        counts = (MofNCompleteColumn(), TextColumn(unit))
+    columns = (TextColumn("{task.description}"), BarColumn(), *counts, TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
         yield Bar(progress, what)
 
@@ -107,9 +110,13 @@ def shown_progress(what: str) -> Iterator[Bar | Lines]:
 class RunProgress:
     """What the stream tasks of a run told last, in one line. Any thread may ask for it."""
 
-    def __init__(self, clock: Clock, *, bounded: bool = False) -> None:
-        """`bounded`: stream tasks begin one after the other, so the whole lag is not known."""
+    def __init__(self, clock: Clock, works: Works | None = None, *, bounded: bool = False) -> None:
+        """`works`: where stream tasks tell how far their restores are.
+
+        `bounded`: stream tasks begin one after the other, so the whole lag is not known.
+        """
         self._clock = clock
+        self._works = works
         self._bounded = bounded
         self._told: dict[str, Standing] = {}
         self._total = 0
@@ -134,8 +141,9 @@ class RunProgress:
         """The line for people; it says what is not known."""
         with self._lock:
             told, noted = list(self._told.values()), list(self._records)
+        restoring = [] if self._works is None else _restoring(self._works)
         if not told:
-            return "opening and restoring stores"
+            return "; ".join(restoring) or "opening and restoring stores"
         now_s = self._clock.monotonic()
         (first_s, first), (last_s, last) = noted[0], noted[-1]
         # It includes the time since the last note: tasks may have told nothing for long.
@@ -143,6 +151,7 @@ class RunProgress:
         if now_s - last_s > _RATE_OVER_S:
             rate = 0.0
         parts = [
+            *restoring,
             f"{rate:,.0f} records/s",
             f"{last:,} records so far" if self._bounded else _lag_text(told),
             *_event_time(told),
@@ -184,9 +193,9 @@ def _dropped(told: list[Standing]) -> list[str]:
 
 
 @contextmanager
-def shown_run(clock: Clock, *, bounded: bool) -> Iterator[Tell]:
+def shown_run(clock: Clock, works: Works, *, bounded: bool) -> Iterator[Tell]:
     """Show how a run gets on; the stream tasks tell the function that this gives."""
-    console, progress = Console(file=sys.stderr), RunProgress(clock, bounded=bounded)
+    console, progress = Console(file=sys.stderr), RunProgress(clock, works, bounded=bounded)
     if console.is_terminal:
         with Live(
             console=console,
@@ -198,16 +207,44 @@ def shown_run(clock: Clock, *, bounded: bool) -> Iterator[Tell]:
         ):
             yield progress.note
         return
+    with _logged(lambda: [progress.line()]):
+        yield progress.note
+
+
+@contextmanager
+def logged_works(environment: Environment) -> Iterator[None]:
+    """Log how far the works of an application are which go on in other processes, as Spark's."""
+    works = works_in(environment)
+
+    def lines() -> Iterator[str]:
+        adds = together(works.seen())
+        if (catching_up := catch_up_of(running(environment))) is not None:
+            adds.append(catching_up)
+        for each in adds:
+            yield f"{each.kind}: {each.text()}"
+
+    with _logged(lines):
+        yield
+
+
+def _restoring(works: Works) -> list[str]:
+    return [f"{one.kind}: {one.text()}" for one in together(works.seen()) if one.kind == RESTORE]
+
+
+@contextmanager
+def _logged(lines: Callable[[], Iterable[str]]) -> Iterator[None]:
+    """Log these lines every few seconds."""
     ended = threading.Event()
 
     def log_lines() -> None:
         while not ended.wait(_RUN_EVERY_S):
-            _log.info("%s", progress.line())
+            for line in lines():
+                _log.info("%s", line)
 
     thread = threading.Thread(target=log_lines, name="progress", daemon=True)
     thread.start()
     try:
-        yield progress.note
+        yield
     finally:
         ended.set()
         thread.join()

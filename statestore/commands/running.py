@@ -22,6 +22,7 @@ from statestore.model.texts import held_text
 from statestore.operations.pipelines import load_pipeline
 from statestore.operations.run import Run, RunSummary
 from statestore.operations.serving import serve_here, start_run
+from statestore.operations.works import works_in
 from statestore.runtime import Runtime
 from statestore.runtime.workers import serve_by_workers
 from statestore.settings import expand
@@ -106,7 +107,8 @@ def _run(workers: int, stop: "_Signals", flags: dict[str, Any], *, as_json: bool
     def work(arguments: RunArguments, started: Run) -> RunSummary:
         stop.gently()
         bounded = arguments.run_for_ms is None
-        with shown_run(started.environment.clock, bounded=bounded) as tell:
+        environment = started.environment
+        with shown_run(environment.clock, works_in(environment), bounded=bounded) as tell:
             if workers > 1:
                 return serve_by_workers(started, arguments.pipeline, workers, stop.asked, tell)
             return serve_here(started, stop.asked, tell)

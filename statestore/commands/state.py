@@ -19,7 +19,9 @@ from statestore.commands.arguments import (
     relocate_options,
     state_options,
 )
+from statestore.commands.progress import shown_progress
 from statestore.errors import Misuse, failure_fields
+from statestore.layout.works import Unit
 from statestore.model.ids import TaskId
 from statestore.operations.migrate import MigrationReport, migrate
 from statestore.operations.pipelines import load_pipeline
@@ -60,7 +62,10 @@ def relocate_command(
         choices = Choices(frozenset(map(TaskId.parse, keep)), _renames(rename))
         arguments = parse_run(flags)
         topology = load_pipeline(arguments.pipeline)
-        with Runtime(arguments.settings()) as runtime:
+        with (
+            Runtime(arguments.settings()) as runtime,
+            shown_progress("relocation", Unit.STORES) as progress,
+        ):
             report = relocate(
                 runtime,
                 topology,
@@ -68,6 +73,7 @@ def relocate_command(
                 dry_run=dry_run,
                 offline=offline,
                 accept_new_serdes=arguments.accept_new_serdes,
+                progress=progress,
             )
     except Exception as error:
         if as_json:

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -23,6 +24,7 @@ from statestore.errors import (
     failure_fields,
 )
 from statestore.layout.audits import AuditVerdict
+from statestore.layout.works import WorkState
 from statestore.model.texts import held_text, span_text, time_text
 from statestore.operations.status import State, Status, StatusReader, TaskStatus
 from statestore.runtime import Runtime
@@ -174,6 +176,7 @@ def _answers(found: Status) -> list[tuple[str, Text]]:
         ("last commit", Text(_committed(found))),
         ("back in", Text(_way_back(found))),
     ]
+    rows += [("under way", Text(f"{name}: {text}", style)) for name, text, style in _works(found)]
     held = sum(task.held_records or 0 for task in found.stream_tasks)
     if held:
         at_least = "at least " if found.held_records is None else ""
@@ -192,6 +195,21 @@ def _answers(found: Status) -> list[tuple[str, Text]]:
     rows += [("not known", Text(problem, "red")) for problem in found.problems]
     rows.append(("looked at", Text(time_text(found.at_ms))))
     return rows
+
+
+def _works(found: Status) -> Iterator[tuple[str, str, str]]:
+    """The name of each work, how far it is, and its style."""
+    for work in found.works:
+        of = f" of {work.stream_task}" if work.stream_task else ""
+        match work.state:
+            case WorkState.WORKING:
+                yield f"{work.kind}{of}", work.text(), ""
+            case WorkState.SILENT:
+                ago = span_text(work.age_seconds)
+                yield f"{work.kind}{of}", f"{work.process} has told nothing for {ago}", "yellow"
+            case WorkState.DIED:
+                ago = span_text(work.age_seconds)
+                yield f"{work.kind}{of}", f"{work.process} died {ago} ago at the latest", "red"
 
 
 def _committed(found: Status) -> str:

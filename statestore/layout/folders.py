@@ -6,6 +6,7 @@
                                  <task id>/rocksdb.<epoch>/<store>/     instead (takeover.py)
                                  <task id>/rocksdb/<store>/.from-export.json
                                  <task id>/<store>.position     left by Kafka Streams
+                                 works/<random>.json                          for people only
                                  quarantine/<store>-<time>-<reason>/.quarantined.json
 
 The process that holds a folder's `.lock` owns the folder (owners.py). A store that cannot be

@@ -55,6 +55,19 @@ class Owner(msgspec.Struct, frozen=True):
     released: bool = False
     in_place: bool = True
 
+    @classmethod
+    def of_this_process(cls, epoch: int, now_ms: int, *, in_place: bool = True) -> "Owner":
+        """Return this process as the owner that claimed something now."""
+        return cls(
+            epoch=epoch,
+            host=socket.gethostname(),
+            boot_id=_boot_id(),
+            pid=os.getpid(),
+            since_ms=now_ms,
+            started_ticks=_started_ticks(os.getpid()) or 0,
+            in_place=in_place,
+        )
+
     def describe(self) -> str:
         """Return the process, host and epoch as a text."""
         return f"process {self.pid} on {self.host}, epoch {self.epoch}"
@@ -123,13 +136,9 @@ def claim(folder: Path, *, what: str, wait_ms: int, clock: Clock, locks: bool = 
     reach(CrashPoint.CLAIM_LOCKED)
     try:
         previous = read_owner(folder)
-        owner = Owner(
-            epoch=1 if previous is None else previous.epoch + 1,
-            host=socket.gethostname(),
-            boot_id=_boot_id(),
-            pid=os.getpid(),
-            since_ms=clock.now_ms(),
-            started_ticks=_started_ticks(os.getpid()) or 0,
+        owner = Owner.of_this_process(
+            1 if previous is None else previous.epoch + 1,
+            clock.now_ms(),
             in_place=locks and (previous is None or left_for_good(folder, previous)),
         )
         publish(folder / "owner.json", msgspec.json.encode(owner))

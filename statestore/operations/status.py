@@ -10,7 +10,7 @@ Keeps I21.
 """
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import TypeVar
 
@@ -22,6 +22,7 @@ from statestore.layout.audits import LIVE, Audits, AuditVerdict
 from statestore.layout.folders import StateLayout
 from statestore.layout.global_versions import GlobalVersion, GlobalVersions
 from statestore.layout.owners import Owner
+from statestore.layout.works import WorkNote
 from statestore.model.ids import TaskId
 from statestore.operations.deployed import Deployed, describe_deployment, read_deployed
 from statestore.operations.environment import Environment
@@ -30,6 +31,7 @@ from statestore.operations.exports.manifest import made_after
 from statestore.operations.lags import Facts, InputLag, ask, to_restore, total_of, worst_of
 from statestore.operations.pipelines import load_pipeline
 from statestore.operations.relocation.disk import read_journal
+from statestore.operations.works import WorkStatus, restores_of, works_in, works_of
 from statestore.tasks.progress import TaskProgress, read_progress
 
 T = TypeVar("T")
@@ -135,6 +137,8 @@ class Status(msgspec.Struct, frozen=True):
     last_start_age_seconds: float | None = None
     """Since a process last claimed the application, to run it or to move its state."""
     global_tables: list[GlobalTableStatus] = []
+    works: list[WorkStatus] = []
+    """What takes long and goes on now, or ended without a word."""
 
 
 class _Problems(list[str]):
@@ -183,6 +187,7 @@ class StatusReader:
         self._settings = settings
         self._layout = environment.layout
         self._clock = environment.clock
+        self._works = works_in(environment)
         self._client = environment.monitoring_client if settings.bootstrap_servers else None
         self._wanted = wanted if pipeline is None else self._deployed(pipeline)
         self._exports = self._exports_of(environment) if settings.export_target else None
@@ -199,7 +204,14 @@ class StatusReader:
         there: list[TaskId] = []
         names = sorted({*problems.told(lambda: list(layout.tasks()), there), *expected})
         progress = {task: read_progress(layout.task_dir(task)) for task in names}
-        tasks = [self._task(task, progress[task], shape, facts, now_ms, problems) for task in names]
+        seen = self._works.seen()
+        restores = restores_of(seen)
+        tasks = [
+            _restoring(found, restores.get(found.stream_task))
+            for found in (
+                self._task(task, progress[task], shape, facts, now_ms, problems) for task in names
+            )
+        ]
         # A folder left by a former topology has no inputs. What it says of itself is told.
         counted = [task for task, name in zip(tasks, names, strict=True) if name in expected]
         counted = counted if expected else tasks
@@ -228,6 +240,7 @@ class StatusReader:
             held_records=total_of(task.held_records for task in counted),
             last_start_age_seconds=None if owner is None else _age_s(owner.since_ms, now_ms),
             global_tables=self._global_tables(shape, facts, now_ms, problems),
+            works=works_of(seen, layout, _running(tasks, progress), now_ms),
         )
 
     def _global_tables(
@@ -329,6 +342,25 @@ def state_of(owner: Owner | None, progress: TaskProgress, now_ms: int) -> State:
     if not owner.is_here() and heard_ms + _SILENT_MS < now_ms:
         return State.SILENT
     return state
+
+
+def _restoring(task: TaskStatus, note: WorkNote | None) -> TaskStatus:
+    """What the restore of a stream task itself tells is newer than what its files do."""
+    if note is None:
+        return task
+    return msgspec.structs.replace(
+        task,
+        restore_records=max(0, note.expected - note.done),
+        restore_rate=note.rate,
+        restore_seconds=note.seconds_left,
+    )
+
+
+def _running(
+    tasks: Iterable[TaskStatus], progress: Mapping[TaskId, TaskProgress]
+) -> list[TaskProgress]:
+    running = {TaskId.parse(task.stream_task) for task in tasks if task.state is State.RUNNING}
+    return [progress[task] for task in sorted(running)]
 
 
 def _left(records: int | None, rate: float | None) -> float | None:

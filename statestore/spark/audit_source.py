@@ -15,9 +15,11 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from statestore.commands.arguments import StateArguments
 from statestore.errors import ExportDamaged, TaskCorrupted
+from statestore.layout.works import Unit
 from statestore.operations.audits.audit import KeyTexts
 from statestore.operations.audits.perform import log_side, store_side
 from statestore.operations.audits.rows import AuditRows, Subject, placing_keys
+from statestore.operations.works import works_in
 from statestore.runtime import PARTITIONERS, Runtime
 
 STORE, LOG = "store", "log"
@@ -90,7 +92,10 @@ class AuditReader(DataSourceReader):
                 said = {"subject": number, "unreadable": str(error)}
                 yield pa.RecordBatch.from_pylist([said], schema=_STORED)
             return
-        replayed = log_side(runtime, subject)
+        works, task = works_in(runtime), subject.stream_task
+        with works.underway("audit", Unit.OFFSETS, stream_task=task, after_s=1.0) as told:
+            told.expect(subject.log_end)
+            replayed = log_side(runtime, subject, told)
         for rows in replayed.chunks():
             count = len(rows.keys)
             yield _batch(_LOGGED, number, rows, texts, [[False] * count, [True] * count])

@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from statestore.commands.arguments import RunArguments
+from statestore.commands.progress import logged_works
 from statestore.errors import InvalidSetting, Misuse
 from statestore.faults import VARIABLE
 from statestore.operations.run import PlannedTask, Run, RunSummary
@@ -48,7 +49,10 @@ def run_waves(
         _log.info("wave %d: %d stream tasks on %d slots", number, len(planned), slots.everywhere)
         stage = commit_reports(spark, arguments.for_workers(), planned, slots, topology)
         try:
-            with _interruptible(spark, f"statestore-{summary.application_id}"):
+            with (
+                _interruptible(spark, f"statestore-{summary.application_id}"),
+                logged_works(started.environment),
+            ):
                 reports = stage.collect()
         except PySparkException as error:
             raise _explained(error) from error

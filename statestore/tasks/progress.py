@@ -6,6 +6,7 @@ rates are those of the last run that processed enough records to have one.
 """
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +18,7 @@ from statestore.faults import CrashPoint, reach
 from statestore.layout import documents
 from statestore.layout.documents import Amount, Count, TimeMs
 from statestore.ports import Clock
-from statestore.tasks.plan import TaskReport
+from statestore.tasks.plan import Standing, TaskReport
 
 NAME = "progress.json"
 Slots = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
@@ -30,8 +31,9 @@ class TaskProgress(msgspec.Struct, frozen=True):
     """The content of the file. Rates are records per second; None: not known.
 
     `slots`: the slots of its host. `held_records`: the records that waited in operators at the last
-    commit; None: an older version wrote the file. If `pid` is not that of the folder's owner, the
-    owner has not begun to process yet.
+    commit; None: an older version wrote the file. `records`: processed in this run. `lag_records`:
+    up to the ends of its inputs, as last heard of; None: not known. If `pid` is not that of the
+    folder's owner, the owner has not begun to process yet.
     """
 
     pid: Count = 0
@@ -43,6 +45,8 @@ class TaskProgress(msgspec.Struct, frozen=True):
     restored_records: Count = 0
     restore_seconds: Amount = 0.0
     held_records: Count | None = None
+    records: Count = 0
+    lag_records: Count | None = None
 
 
 class ProgressFile:
@@ -55,17 +59,18 @@ class ProgressFile:
         self._slots = slots
         self._written_s = float("-inf")
 
-    def note(self, report: TaskReport) -> bool:
+    def note(self, report: TaskReport, standing: Callable[[], Standing]) -> Standing | None:
         """Write the progress after a step of the task, if the file is a second old.
 
-        Return whether it was, so that others are told at the same time.
+        Return how far the task has come if it was written, so that others are told the same.
         """
         if self._clock.monotonic() - self._written_s < _EVERY_S:
-            return False
-        self.write(report)
-        return True
+            return None
+        now = standing()
+        self.write(report, now)
+        return now
 
-    def write(self, report: TaskReport) -> None:
+    def write(self, report: TaskReport, standing: Standing) -> None:
         """Write the progress now, as at the end of a run."""
         self._written_s = self._clock.monotonic()
         before, busy_s = self._before, report.process_seconds + report.commit_seconds
@@ -80,6 +85,8 @@ class ProgressFile:
             report.restored_records,
             report.restore_seconds,
             report.held_records,
+            standing.records,
+            standing.lag_records,
         )
         temporary = self._path.with_name(f".{NAME}.tmp")
         # If the folder cannot be written, the task itself will report it.

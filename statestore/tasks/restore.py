@@ -10,10 +10,12 @@ Keeps I2.
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from statestore.errors import Misuse, TaskCorrupted
 from statestore.faults import CrashPoint, reach
+from statestore.layout.works import RESTORE, Progress, Unit, Works
 from statestore.metrics import count_dropped
 from statestore.model.ids import Position, TaskId, TopicPartition
 from statestore.ports import Bounds, Changelog, Clock, Cluster
@@ -21,6 +23,8 @@ from statestore.tasks.owned import OwnedStore
 
 _log = logging.getLogger(__name__)
 _REPORT_EVERY_S = 5.0
+_TELL_AFTER_S = 1.0
+"""Most restores take less, and shall not cost a file."""
 _NO_LOG = Bounds(0, 0)
 UNCLEAN = "unclean"
 """The reason if a store does not manage its offsets and was not closed."""
@@ -53,6 +57,7 @@ class Restorer:
     changelog: Changelog
     cluster: Cluster
     clock: Clock
+    works: Works
 
     def restore(
         self,
@@ -69,22 +74,30 @@ class Restorer:
         logs = dict.fromkeys(opened.log.tp for opened in stores if opened.log.exists)
         bounds = self.changelog.bounds(list(logs)) if logs else {}
         records = dropped = 0
-        for opened in stores:
-            known = bounds.get(opened.log.tp, _NO_LOG)
-            try:
-                done = self._restore(opened, known, opened.log.end(known, committed))
-                opened.caught_up(position)
-            except StoreCorrupted:
-                raise
-            except TaskCorrupted as error:
-                reason = "unreadable" if error.store else "offset-out-of-range"
-                raise StoreCorrupted(opened.name, reason, str(error)) from error
-            records += done.records
-            dropped += done.dropped
+        with self.works.underway(
+            RESTORE, Unit.OFFSETS, stream_task=str(self.task), after_s=_TELL_AFTER_S
+        ) as told:
+            for opened in stores:
+                known = bounds.get(opened.log.tp, _NO_LOG)
+                with suppress(TaskCorrupted):  # it is raised again where the store is restored
+                    end = opened.log.end(known, committed)
+                    told.expect(max(0, end - max(opened.offset() or 0, known.start)))
+            for opened in stores:
+                known = bounds.get(opened.log.tp, _NO_LOG)
+                try:
+                    done = self._restore(opened, known, opened.log.end(known, committed), told)
+                    opened.caught_up(position)
+                except StoreCorrupted:
+                    raise
+                except TaskCorrupted as error:
+                    reason = "unreadable" if error.store else "offset-out-of-range"
+                    raise StoreCorrupted(opened.name, reason, str(error)) from error
+                records += done.records
+                dropped += done.dropped
         reach(CrashPoint.RESTORE_DONE)
         return Restored(records, self.clock.monotonic() - started, dropped)
 
-    def _restore(self, opened: OwnedStore, bounds: Bounds, end: int) -> Restored:
+    def _restore(self, opened: OwnedStore, bounds: Bounds, end: int, told: Progress) -> Restored:
         log, clock = opened.log, self.clock
         start = _start(opened, bounds)
         if opened.offset() is not None and (why := self._why_too_old(opened, start, end)):
@@ -95,10 +108,13 @@ class Restorer:
             return Restored(0, 0.0)
         began = last_report = clock.monotonic()
         records = dropped = 0
+        at = start
         for stretch in self.changelog.replay(log.tp, start, end):
             rows = log.rows(stretch.batch)
             opened.restore(rows.batch, stretch.offset_next)
             reach(CrashPoint.RESTORE_BATCH_WRITTEN)
+            told.done(stretch.offset_next - at)
+            at = stretch.offset_next
             records += len(stretch.batch) - rows.foreign
             dropped += rows.foreign
             now = clock.monotonic()

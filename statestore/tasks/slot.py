@@ -36,15 +36,15 @@ class Served(NamedTuple):
 
     def note(self, tell: Tell) -> None:
         """Tell how far the task has come, if it did not do so within the last second."""
-        if self.progress.note(self.task.report):
-            standing = self.task.standing()
+        standing = self.progress.note(self.task.report, self.task.standing)
+        if standing is not None:
             self.history.note(self.task.report, standing)
             tell(standing)
 
     def write(self, tell: Tell) -> None:
         """Tell how far the task has come now, as at its start and its end."""
-        self.progress.write(self.task.report)
         standing = self.task.standing()
+        self.progress.write(self.task.report, standing)
         self.history.write(self.task.report, standing)
         tell(standing)
 

@@ -16,6 +16,7 @@ from statestore.layout.folders import (
     read_export_origin,
     remove_export_origin,
 )
+from statestore.layout.works import Works
 from statestore.model.ids import Position, TaskId, TopicPartition
 from statestore.settings import Settings
 from statestore.stores.specs import (
@@ -51,7 +52,8 @@ class TaskStores:
         self._layout = layout
         self._folder = layout.stores_dir(plan.task_id)
         self._logs = logs_of(plan.part.nodes, plan.specs, settings)
-        self._restorer = Restorer(plan.task_id, edges.changelog, edges.cluster, edges.clock)
+        works = Works(layout.application_dir, edges.clock)
+        self._restorer = Restorer(plan.task_id, edges.changelog, edges.cluster, edges.clock, works)
         self._checkpoint = CheckpointFile(
             plan.task_id, layout, self.opened, exactly_once=settings.exactly_once
         )

@@ -22,8 +22,9 @@ from statestore.errors import (
     UnknownStore,
 )
 from statestore.faults import CrashPoint
+from statestore.layout.works import NoProgress
 from statestore.operations.deployed import describe_deployment, publish_deployed
-from statestore.operations.exports.catalog import NoProgress, Retention, find_exported
+from statestore.operations.exports.catalog import Retention, find_exported
 from statestore.operations.exports.create import ExportReport
 from statestore.operations.exports.leases import LEASE_MS
 from statestore.operations.exports.manifest import encode_manifest

@@ -15,7 +15,7 @@ from statestore.operations.run import RunSummary
 from statestore.operations.status import read_status
 from statestore.stores.reads import Pair, RowScan
 from statestore.stores.staged_table import StagedTable
-from statestore.tasks.plan import TaskReport
+from statestore.tasks.plan import Standing, TaskReport
 from statestore.tasks.progress import ProgressFile, read_progress
 from tests.contract.task_rig import TASK, TaskRig, rows_of
 from tests.unit.poison_rig import GUARANTEES
@@ -123,7 +123,7 @@ def test_a_task_that_has_ended_leaves_the_last_figure_for_status(rig: TaskRig) -
         send(rig, "stream", time_ms)
     report = drain(rig)
     assert report.held_records == 6
-    ProgressFile(rig.folder, rig.clock, slots=1).write(report)
+    ProgressFile(rig.folder, rig.clock, slots=1).write(report, Standing("0_0"))
     rig.end()
     assert read_progress(rig.folder).held_records == 6
     status = read_status(rig.runtime)

@@ -9,7 +9,8 @@ import fsspec
 import pytest
 
 from statestore.errors import HostFailure, Misuse, Unavailable
-from statestore.operations.exports.catalog import SMALL, NoProgress, Retention, sha256_of
+from statestore.layout.works import NoProgress
+from statestore.operations.exports.catalog import SMALL, Retention, sha256_of
 from statestore.targets import FsspecTarget
 from tests.builders import child
 from tests.contract.export_rig import ExportRig

@@ -6,11 +6,14 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from starlette.testclient import TestClient
 
 import statestore as ss
 from statestore.layout.audits import AuditRecord, Audits, AuditVerdict
+from statestore.layout.owners import Owner
+from statestore.layout.works import Unit, WorkNote, Works
 from statestore.model.ids import TaskId
 from statestore.runtime import Runtime, SystemClock
 from statestore.ui.looks import Lookout, applications_of
@@ -229,6 +232,29 @@ def test_a_look_that_fails_shows_why_and_is_tried_again(tmp_path: Path) -> None:
     eventually(lambda: "Input/output error" in client.get("/applications/a").text, "the reason")
     clock.advance(60_000)
     eventually(lambda: "Stream tasks" in client.get("/applications/a").text, "another look")
+    lookout.close()
+
+
+def test_works_under_way_have_a_bar_and_dead_ones_have_none(tmp_path: Path) -> None:
+    layout = filled(tmp_path, "a")
+    works = Works(layout.application_dir, ManualClock(SystemClock().now_ms() - 10_000))
+    lookout = Lookout(
+        lambda: {"a": lambda: Runtime({"application.id": "a", "state.dir": str(tmp_path)})},
+        SystemClock(),
+    )
+    client = TestClient(application(lookout, ["testserver"]))
+    gone = Owner.of_this_process(0, SystemClock().now_ms() - 5000)
+    gone = msgspec.structs.replace(gone, started_ticks=-1, host=gone.host)
+    with works.underway(HOSTILE, Unit.BYTES) as told:
+        told.expect(4_000_000)
+        note = WorkNote("export", Unit.BYTES, gone, gone.since_ms, 5, 10, "0_1")
+        (layout.application_dir / "works" / "dead.json").write_bytes(msgspec.json.encode(note))
+        text = shown(client, "/applications/a")
+    assert text.count("<progress") == 1
+    assert HOSTILE not in text
+    assert ">export of 0_1</span>" in text
+    assert 'chip bad">died<' in text
+    assert 'hx-trigger="every 5s"' in text
     lookout.close()
 
 

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from statestore.faults import VARIABLE, CrashPoint
-from statestore.operations.exports.catalog import Exports, FetchedStore, NoProgress, Retention
+from statestore.layout.works import NoProgress
+from statestore.operations.exports.catalog import Exports, FetchedStore, Retention
 from statestore.operations.exports.leases import LEASE_MS
 from statestore.runtime import SystemClock
 from statestore.runtime.databases import RocksDatabases

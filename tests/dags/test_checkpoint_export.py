@@ -10,7 +10,8 @@ from airflow.sdk.exceptions import ParamValidationError
 from airflow.serialization.serialized_objects import DagSerialization
 
 import statestore as ss
-from statestore.operations.exports.catalog import Exports, NoProgress
+from statestore.layout.works import NoProgress
+from statestore.operations.exports.catalog import Exports
 from statestore.runtime import SystemClock
 from statestore.targets import FsspecTarget
 from statestore.testing.local_kafka import LocalKafka

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from statestore.operations.exports.catalog import Exports, NoProgress
+from statestore.layout.works import NoProgress
+from statestore.operations.exports.catalog import Exports
 from statestore.runtime import Runtime
 from statestore.runtime.databases import RocksDatabases
 from statestore.settings import Settings

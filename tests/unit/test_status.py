@@ -20,10 +20,12 @@ from statestore.model.ids import TaskId
 from statestore.operations.deployed import Deployed, DeployedStore
 from statestore.operations.exports.manifest import ExportManifest, encode_manifest, new_export_id
 from statestore.operations.status import State, Status, state_of
-from statestore.tasks.plan import TaskReport
+from statestore.tasks.plan import Standing, TaskReport
 from statestore.tasks.progress import ProgressFile, TaskProgress, read_progress
 from tests.builders import ManualClock
 from tests.status_rig import reader_of
+
+STANDING = Standing("0_0")
 
 TASK = TaskId(0, 0)
 
@@ -72,8 +74,8 @@ def test_a_run_with_little_to_do_keeps_the_rates_of_the_one_before(tmp_path: Pat
     clock = ManualClock()
     busy = TaskReport("0_0", records_in=5000, process_seconds=1.5, commit_seconds=1.0)
     busy.restored_records, busy.restore_seconds, busy.last_commit_ms = 4000, 2.0, 123
-    ProgressFile(tmp_path, clock, slots=2).write(busy)
-    ProgressFile(tmp_path, clock, slots=2).write(TaskReport("0_0", records_in=3))
+    ProgressFile(tmp_path, clock, slots=2).write(busy, STANDING)
+    ProgressFile(tmp_path, clock, slots=2).write(TaskReport("0_0", records_in=3), STANDING)
     noted = read_progress(tmp_path)
     assert (noted.process_rate, noted.restore_rate, noted.last_commit_ms) == (2000, 2000, 123)
 
@@ -83,13 +85,13 @@ def test_a_note_is_written_once_a_second_and_a_folder_that_is_gone_is_no_error(
 ) -> None:
     clock = ManualClock()
     file = ProgressFile(tmp_path, clock, slots=1)
-    file.note(TaskReport("0_0", last_commit_ms=1))
-    file.note(TaskReport("0_0", last_commit_ms=2))
+    file.note(TaskReport("0_0", last_commit_ms=1), lambda: STANDING)
+    file.note(TaskReport("0_0", last_commit_ms=2), lambda: STANDING)
     assert read_progress(tmp_path).last_commit_ms == 1
     clock.advance(1000)
-    file.note(TaskReport("0_0", last_commit_ms=3))
+    file.note(TaskReport("0_0", last_commit_ms=3), lambda: STANDING)
     assert read_progress(tmp_path).last_commit_ms == 3
-    ProgressFile(tmp_path / "gone", clock, slots=1).write(TaskReport("0_0"))
+    ProgressFile(tmp_path / "gone", clock, slots=1).write(TaskReport("0_0"), STANDING)
 
 
 def look(state_dir: Path) -> Status:

@@ -5,6 +5,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from statestore.layout.audits import AuditedStore, AuditFailure, AuditRecord, Audits
+from statestore.layout.works import Progress, Unit
 from statestore.operations.at_rest import existing_application
 from statestore.operations.audits.audit import StoreAudit, places_of, verdict_of
 from statestore.operations.audits.plan import AuditPlan, plan_export, plan_live
@@ -18,10 +19,15 @@ from statestore.operations.audits.rows import (
 )
 from statestore.operations.environment import Environment
 from statestore.operations.exports.catalog import Exports, FetchedStore, find_exported
+from statestore.operations.works import works_in
 
 
 def audit(
-    environment: Environment, stores: Collection[str] = (), *, export: str | None = None
+    environment: Environment,
+    stores: Collection[str] = (),
+    *,
+    export: str | None = None,
+    progress: Progress | None = None,
 ) -> AuditRecord:
     """Compare stores with their logs in this process and store the record where status finds it.
 
@@ -30,8 +36,13 @@ def audit(
     Unavailable if brokers or the owner of a stream task do not answer.
     """
     time_ms = environment.clock.now_ms()
-    with planned_audit(environment, stores, export=export) as plan:
+    works = works_in(environment)
+    with (
+        planned_audit(environment, stores, export=export) as plan,
+        works.underway("audit", Unit.OFFSETS, progress) as told,
+    ):
         examined = []
+        told.expect(sum(subject.log_end for subject in plan.subjects))
         for store, subjects in plan.by_store():
             one = StoreAudit(store, subjects[0].kind, subjects[0].key_serde)
             for subject in subjects:
@@ -39,7 +50,7 @@ def audit(
                 one.examine(
                     subject,
                     store_side(environment, subject),
-                    log_side(environment, subject),
+                    log_side(environment, subject, told),
                     environment.partitioners,
                 )
             examined.append(one)
@@ -81,9 +92,11 @@ def store_side(environment: Environment, subject: Subject) -> Iterator[AuditRows
         yield from stored_rows(engine, subject.kind, subject.bound_ms)
 
 
-def log_side(environment: Environment, subject: Subject) -> ReplayedLog:
-    """Return the rows of the log."""
-    return replay_log(environment.audit_log_reader, subject)
+def log_side(
+    environment: Environment, subject: Subject, progress: Progress | None = None
+) -> ReplayedLog:
+    """Return the rows of the log; `progress` has been told to expect its `log_end`."""
+    return replay_log(environment.audit_log_reader, subject, progress)
 
 
 def keep_audit(

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from statestore.errors import Misuse
+from statestore.layout.works import NoProgress, Progress
 from statestore.model.ids import TopicPartition
 from statestore.model.records import SESSION_BYTES, WINDOW_BYTES
 from statestore.ports import AuditLogReader, Engine, LogRecords
@@ -151,35 +152,52 @@ def stored_rows(engine: Engine, kind: str, bound_ms: int) -> Iterator[AuditRows]
         yield rows
 
 
-def replay_log(audit_log: AuditLogReader, subject: Subject) -> ReplayedLog:
+def replay_log(
+    audit_log: AuditLogReader, subject: Subject, progress: Progress | None = None
+) -> ReplayedLog:
     """Read the log up to the store's offset, and then to an end that is asked for after that.
 
     So if compaction removed a record meanwhile, the record that replaced it is among the later
     ones. A record without a key belongs to no row.
     """
-    tp = subject.log
+    tp, told = subject.log, progress or NoProgress()
     start, end = audit_log.bounds(tp)
+    told.expect(-min(start, subject.log_end))
     cut = max(start, min(subject.offset_next, end))
     known: Iterable[bytes | None]
     if subject.versioned:
         versions: dict[bytes | None, dict[int, bytes | None]] = {}
-        for records in audit_log.read(tp, start, cut):
+        for records in _counted(audit_log.read(tp, start, cut), cut - start, told):
             for key, value, time in zip(*records, strict=True):
                 if key is not None:
                     versions.setdefault(key, {})[time] = value
         known, rows = versions, dict(_versions(versions, subject.bound_ms))
     else:
         held: dict[bytes | None, bytes | None] = {}
-        for records in _kept(audit_log.read(tp, start, cut), subject):
+        read = _counted(audit_log.read(tp, start, cut), cut - start, told)
+        for records in _kept(read, subject):
             held.update(zip(records.keys, records.values, strict=True))
         held.pop(None, None)
         known = held
         rows = {(key, 0): AuditRow(value, None) for key, value in held.items() if value is not None}
     later: dict[bytes | None, bytes | None] = {}
-    for records in _kept(audit_log.read(tp, cut, audit_log.bounds(tp).end), subject):
+    last = audit_log.bounds(tp).end
+    told.expect(max(0, last - max(start, subject.log_end)))
+    read = _counted(audit_log.read(tp, cut, last), last - cut, told)
+    for records in _kept(read, subject):
         later.update(zip(records.keys, records.values, strict=True))
     later.pop(None, None)
     return ReplayedLog(rows, frozenset(known), later)
+
+
+def _counted(stretches: Iterator[LogRecords], offsets: int, told: Progress) -> Iterator[LogRecords]:
+    """Tell of so many offsets as they are read, also of those that have no record."""
+    counted = 0
+    for records in stretches:
+        yield records
+        counted += len(records.keys)
+        told.done(len(records.keys))
+    told.done(offsets - counted)
 
 
 def placing_keys(keys: list[bytes | None], kind: str, key_serde: str | None) -> list[bytes]:

@@ -25,6 +25,7 @@ import msgspec
 from statestore.errors import Misuse, TaskCorrupted, Unavailable
 from statestore.faults import CrashPoint, reach
 from statestore.layout.files import remove, sync_folder
+from statestore.layout.works import Progress, Unit
 from statestore.model.ids import Position, TaskId, TopicPartition
 from statestore.operations.clones.record import (
     CloneRecord,
@@ -35,9 +36,10 @@ from statestore.operations.clones.record import (
 )
 from statestore.operations.deployed import describe_deployment, publish_deployed
 from statestore.operations.environment import Environment
-from statestore.operations.exports.catalog import LATEST, Exports, NoProgress, TransferProgress
+from statestore.operations.exports.catalog import LATEST, Exports
 from statestore.operations.exports.manifest import ExportManifest, LogCut, StoreOfTask
 from statestore.operations.topics import ANY_TIME, dead_letter_topics, internal_topics
+from statestore.operations.works import works_in
 from statestore.ports import Bounds, Changelog, Engine, Outbox, Records, TopicSpec
 from statestore.stores import keyvalue, offsets
 from statestore.stores.kinds import logged_keys
@@ -74,7 +76,7 @@ def clone_export(
     clone_id: str,
     *,
     export: str = LATEST,
-    progress: TransferProgress | None = None,
+    progress: Progress | None = None,
 ) -> CloneReport:
     """Open an export of an application under `clone_id`, in the same state directory.
 
@@ -122,12 +124,12 @@ class Clone:
         topology: Topology,
         exports: Exports,
         manifest: ExportManifest,
-        progress: TransferProgress | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self._topology = topology
         self._exports = exports
         self._manifest = manifest
-        self._progress = progress or NoProgress()
+        self._progress = progress
         self._environment = environment
         self._settings = environment.settings
         self._layout = environment.layout
@@ -156,9 +158,11 @@ class Clone:
             copied = self._copy(cut, topics, counts)
             reach(CrashPoint.CLONE_COPIED)
             stores = list(self._manifest.stores())
-            self._progress.expect(sum(at.store.size_bytes for at in stores))
-            for at in stores:
-                self._place(at, cut, topics, counts)
+            works = works_in(self._environment)
+            with works.underway("clone", Unit.BYTES, self._progress) as told:
+                told.expect(sum(at.store.size_bytes for at in stores))
+                for at in stores:
+                    self._place(at, cut, topics, counts, told)
             self._commit_group(cut, topics)
             reach(CrashPoint.CLONE_COMMITTED)
             own = renamed(self._topology, topics)
@@ -317,12 +321,13 @@ class Clone:
         cut: LogCut,
         topics: Mapping[str, str],
         counts: Mapping[TopicName, int],
+        told: Progress,
     ) -> None:
         layout = self._layout
         making = layout.task_dir(at.task) / f".import-{at.name}"
         target = layout.store_dir(at.task, at.name)
         layout.create(target.parent)
-        self._exports.fetch(at, making, self._progress)
+        self._exports.fetch(at, making, told)
         engine = self._environment.databases.rewrite(making)
         try:
             self._rewrite(at, engine, self._stream_time_ms(at.task, cut, counts), topics)

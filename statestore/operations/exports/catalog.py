@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
 import msgspec
 
@@ -31,6 +31,7 @@ from statestore.errors import (
 )
 from statestore.faults import CrashPoint, reach
 from statestore.layout.snapshots import StoreOffsets
+from statestore.layout.works import NoProgress, Progress
 from statestore.operations.at_rest import tasks_text
 from statestore.operations.environment import Environment
 from statestore.operations.exports import manifest as manifests
@@ -43,26 +44,6 @@ ReadOffsets = Callable[[Path], StoreOffsets | None]
 LATEST = "latest"
 SMALL = 8 << 20
 """Files of up to this size are read into memory as a whole."""
-
-
-class TransferProgress(Protocol):
-    """Hears how long work proceeds, in bytes; it may be called from any thread."""
-
-    def expect(self, size_bytes: int) -> None:
-        """Add to the bytes that are to be done."""
-
-    def done(self, size_bytes: int) -> None:
-        """Add to the bytes that are done."""
-
-
-class NoProgress:
-    """Progress that nobody watches."""
-
-    def expect(self, size_bytes: int) -> None:
-        pass
-
-    def done(self, size_bytes: int) -> None:
-        pass
 
 
 class Verified(msgspec.Struct, frozen=True):
@@ -198,7 +179,7 @@ class Exports:
         """TargetNotShared unless the upload that was begun into that folder is seen from here."""
         self._leases.see(folder)
 
-    def fetch(self, at: StoreOfTask, folder: Path, progress: TransferProgress) -> None:
+    def fetch(self, at: StoreOfTask, folder: Path, progress: Progress) -> None:
         """Fetch a store's files into the new `folder`; ExportDamaged names a file that is wrong."""
         folder.mkdir(parents=True)
         for file in at.store.files:
@@ -208,7 +189,7 @@ class Exports:
     def verify(
         self,
         manifest: ExportManifest,
-        progress: TransferProgress,
+        progress: Progress,
         opened: ReadOffsets | None = None,
     ) -> Verified:
         """Read every content again; ExportDamaged names the first one that has changed.
@@ -273,7 +254,7 @@ class Exports:
                         "was published"
                     )
 
-    def _read_all(self, stores: Sequence[StoreOfTask], progress: TransferProgress) -> None:
+    def _read_all(self, stores: Sequence[StoreOfTask], progress: Progress) -> None:
         seen: set[str] = set()
         for at in stores:
             for file in at.store.files:
@@ -282,7 +263,7 @@ class Exports:
                     self._read_content(file, at, None)
                     progress.done(file.size_bytes)
 
-    def _open(self, at: StoreOfTask, progress: TransferProgress, opened: ReadOffsets) -> None:
+    def _open(self, at: StoreOfTask, progress: Progress, opened: ReadOffsets) -> None:
         with FetchedStore(self, at, progress) as fetched:
             try:
                 found = opened(fetched.store_dir(at.name))
@@ -364,7 +345,7 @@ class FetchedStore:
     """The files of one exported store in a temporary folder. Use `with`, or call `release`."""
 
     def __init__(
-        self, exports: "Exports", at: StoreOfTask, progress: TransferProgress | None = None
+        self, exports: "Exports", at: StoreOfTask, progress: Progress | None = None
     ) -> None:
         """Fetch and verify the files; TMPDIR says where temporary folders are made."""
         self.at = at

@@ -31,17 +31,12 @@ from statestore.layout import documents, owners
 from statestore.layout.documents import Count, FileName, Sha256, Text
 from statestore.layout.files import publish
 from statestore.layout.snapshots import Manifest, StoreOffsets
+from statestore.layout.works import Progress, Unit
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.at_rest import existing_application
 from statestore.operations.deployed import Deployed, read_deployed
 from statestore.operations.environment import Environment
-from statestore.operations.exports.catalog import (
-    SMALL,
-    Exports,
-    NoProgress,
-    TransferProgress,
-    sha256_of,
-)
+from statestore.operations.exports.catalog import SMALL, Exports, sha256_of
 from statestore.operations.exports.cut import behind, take_cut
 from statestore.operations.exports.leases import Upload
 from statestore.operations.exports.manifest import (
@@ -54,6 +49,7 @@ from statestore.operations.exports.manifest import (
 )
 from statestore.operations.relocation.disk import journal_file
 from statestore.operations.snapshots import Snapshot, Snapshots
+from statestore.operations.works import works_in
 from statestore.topology.graph import Topology
 
 _TASKS_AT_ONCE = 4
@@ -103,15 +99,13 @@ class Begun:
     since_s: float
 
 
-def create_export(
-    environment: Environment, progress: TransferProgress | None = None
-) -> ExportReport:
+def create_export(environment: Environment, progress: Progress | None = None) -> ExportReport:
     """Export all stores of an application, beside its run or between two runs."""
     return Export(environment, progress).create()
 
 
 def create_export_for_clones(
-    environment: Environment, topology: Topology, progress: TransferProgress | None = None
+    environment: Environment, topology: Topology, progress: Progress | None = None
 ) -> ExportReport:
     """Export a stopped application together with its group's offsets, so that it can be cloned.
 
@@ -138,7 +132,7 @@ class Export:
     def __init__(
         self,
         environment: Environment,
-        progress: TransferProgress | None = None,
+        progress: Progress | None = None,
         *,
         cut: Callable[[list[ExportedTask]], LogCut] | None = None,
     ) -> None:
@@ -149,7 +143,8 @@ class Export:
         environment.settings.require("application.id", "state.dir")
         self.layout = existing_application(environment.layout)
         self.exports = Exports.of(environment)
-        self.progress = progress or NoProgress()
+        self._progress = progress
+        self._works = works_in(environment)
         self._cut = cut
         self._environment = environment
         self._snapshots = Snapshots(environment)
@@ -182,8 +177,13 @@ class Export:
         """
         self.exports.see_upload(folder)
         deployed, contents = self.check(), self.exports.contents()
-        with ThreadPoolExecutor(_TASKS_AT_ONCE, "export") as pool:
-            return list(pool.map(lambda task: self._part(task, deployed, contents, folder), tasks))
+        with (
+            self._works.underway("export", Unit.BYTES, self._progress) as told,
+            ThreadPoolExecutor(_TASKS_AT_ONCE, "export") as pool,
+        ):
+            return list(
+                pool.map(lambda task: self._part(task, deployed, contents, folder, told), tasks)
+            )
 
     def publish(self, begun: Begun, parts: Sequence[Part]) -> ExportReport:
         """Make an export of the parts; Unavailable if they do not belong together."""
@@ -224,7 +224,12 @@ class Export:
         return deployed
 
     def _part(
-        self, task: TaskId, deployed: Deployed, contents: dict[str, int], folder: str
+        self,
+        task: TaskId,
+        deployed: Deployed,
+        contents: dict[str, int],
+        folder: str,
+        told: Progress,
     ) -> Part:
         with self._snapshots.take(task) as snapshot:
             self._check_whole(task, snapshot)
@@ -243,7 +248,7 @@ class Export:
                     continue
                 # Spark may have two attempts at one task, with different files to upload.
                 beside = f"{folder}/{task}-{store}-{secrets.token_hex(4)}"
-                files = _Files(self, beside, contents, checksums, found, part)
+                files = _Files(self, beside, contents, checksums, found, part, told)
                 identity = _identity_of(self.layout.store_dir(task, store))
                 stored = files.store(snapshot, store, identity)
                 stores[store] = ExportedStore(known.kind, offsets, stored)
@@ -387,13 +392,14 @@ class _Files:
     checksums: _Checksums
     found: dict[_Known, str]
     part: Part
+    told: Progress
 
     def store(self, snapshot: Snapshot, store: str, identity: str) -> list[ExportedFile]:
         """Store every file of a store, except those that the snapshot keeps for itself."""
         folder = snapshot.store_dir(store)
         paths = sorted(path for path in folder.iterdir() if not _NOT_DATA.match(path.name))
         sizes = {path: path.stat().st_size for path in paths}
-        self.export.progress.expect(sum(sizes.values()))
+        self.told.expect(sum(sizes.values()))
         files = []
         for nth, (path, size) in enumerate(sizes.items()):
             snapshot.renew()
@@ -403,7 +409,7 @@ class _Files:
                 sha256 = self._add(path, size, f"{self.temporary}-{nth}")
             if known is not None:
                 self.found[known] = sha256
-            self.export.progress.done(size)
+            self.told.done(size)
             files.append(ExportedFile(path.name, size, sha256))
         return files
 

@@ -27,11 +27,13 @@ from statestore.errors import ExportTooOld, HostFailure, Misuse, StateStoreError
 from statestore.faults import CrashPoint, reach
 from statestore.layout.files import sync_folder
 from statestore.layout.folders import ExportOrigin, write_export_origin
+from statestore.layout.works import RESTORE, Progress, Unit
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.deployed import publish_deployed, read_deployed
 from statestore.operations.environment import Environment
-from statestore.operations.exports.catalog import LATEST, Exports, NoProgress, TransferProgress
+from statestore.operations.exports.catalog import LATEST, Exports
 from statestore.operations.exports.manifest import ExportManifest, StoreOfTask
+from statestore.operations.works import works_in
 from statestore.ports import Bounds, Cluster
 
 _REPLACED = "replaced"
@@ -121,7 +123,7 @@ def restore_export(
     environment: Environment,
     export: str = LATEST,
     choice: Choice | None = None,
-    progress: TransferProgress | None = None,
+    progress: Progress | None = None,
     *,
     dry_run: bool = False,
 ) -> RestoreReport:
@@ -158,12 +160,13 @@ class Restore:
         manifest: ExportManifest,
         ask_log: AskLog,
         choice: Choice | None = None,
-        progress: TransferProgress | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self._manifest = manifest
         self._ask_log = ask_log
         self._choice = choice or Choice()
-        self._progress = progress or NoProgress()
+        self._progress = progress
+        self._works = works_in(environment)
         self._settings = environment.settings
         self._layout = environment.layout
         self._databases = environment.databases
@@ -181,9 +184,10 @@ class Restore:
         with self._locked():
             steps = self._steps()
             self._sweep()
-            self._progress.expect(self._report(steps).bytes)
-            for step in steps:
-                self._take(step)
+            with self._works.underway(RESTORE, Unit.BYTES, self._progress) as told:
+                told.expect(self._report(steps).bytes)
+                for step in steps:
+                    self._take(step, told)
             if not read_deployed(self._layout).fingerprint:
                 publish_deployed(self._layout, self._manifest.deployed)
             reach(CrashPoint.IMPORT_DEPLOYED)
@@ -236,13 +240,13 @@ class Restore:
             sum(one.replay for one in placed),
         )
 
-    def _take(self, step: _Step) -> None:
+    def _take(self, step: _Step, told: Progress) -> None:
         layout, name = self._layout, step.at.name
         making = layout.task_dir(step.home) / f".import-{name}"
         target = layout.store_dir(step.home, name)
         if step.placed is not None:
             try:
-                self._exports.fetch(step.at, making, self._progress)
+                self._exports.fetch(step.at, making, told)
             except StateStoreError:
                 shutil.rmtree(making, ignore_errors=True)
                 raise

@@ -30,6 +30,7 @@ from statestore.errors import HostFailure, Misuse, TopologyMismatch
 from statestore.faults import CrashPoint, reach
 from statestore.layout import files, owners
 from statestore.layout.folders import QUARANTINE_RECORD, Quarantined, StateLayout
+from statestore.layout.works import Progress, Unit
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.at_rest import existing_application
 from statestore.operations.changelogs import check_logs_unchanged, holds_records
@@ -61,6 +62,7 @@ from statestore.operations.relocation.plan import (
     plan_relocation,
 )
 from statestore.operations.reset import require_no_reset
+from statestore.operations.works import works_in
 from statestore.ports import Cluster
 from statestore.tasks import input_checkpoint
 from statestore.tasks.plan import transactional_ids
@@ -90,6 +92,7 @@ def relocate(
     dry_run: bool,
     offline: bool,
     accept_new_serdes: bool = False,
+    progress: Progress | None = None,
 ) -> RelocationReport:
     """Move the state of a stopped application to where `topology` looks for it (SEMANTICS R1-R5).
 
@@ -111,6 +114,7 @@ def relocate(
         counts=counts,
         choices=choices,
         accept_new_serdes=accept_new_serdes,
+        progress=progress,
     )
     return relocation.report() if dry_run else relocation.apply_locked()
 
@@ -129,6 +133,7 @@ class Relocation:
         automatic: bool = True,
         make_topics: Callable[[], Mapping[str, str]] | None = None,
         accept_new_serdes: bool = False,
+        progress: Progress | None = None,
     ) -> None:
         """Nothing is read or written yet.
 
@@ -149,6 +154,7 @@ class Relocation:
         self._automatic = automatic
         self._make_topics = make_topics
         self._accept_new_serdes = accept_new_serdes
+        self._progress = progress
         self._environment = environment
         self._settings = environment.settings
         self._layout = environment.layout
@@ -377,10 +383,15 @@ class Relocation:
         _raise_owners(layout, journal)
         reach(CrashPoint.RELOCATE_OWNERS_RAISED)
         changed = {layout.application_dir}
-        for aside in journal.asides:
-            changed |= _put_aside(layout, aside)
-        for move in journal.moves:
-            changed |= _move(layout, move)
+        works = works_in(self._environment)
+        with works.underway("relocation", Unit.STORES, self._progress) as told:
+            told.expect(len(journal.asides) + len(journal.moves))
+            for aside in journal.asides:
+                changed |= _put_aside(layout, aside)
+                told.done(1)
+            for move in journal.moves:
+                changed |= _move(layout, move)
+                told.done(1)
         for folder in sorted(changed):
             files.sync_folder(folder)
         by_task: dict[str, list[CheckpointEntry]] = defaultdict(list)
