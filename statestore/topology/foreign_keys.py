@@ -19,7 +19,7 @@ from statestore.stores.specs import KeyValueSpec
 from statestore.topology.callbacks import takes_key
 from statestore.topology.collector import Collector
 from statestore.topology.failures import Stage, decoded, encoded, failed, processing
-from statestore.topology.flows import TableFlow
+from statestore.topology.flows import Stamp, TableFlow
 from statestore.topology.joiners import Joiner
 from statestore.topology.materialized import Materialized, wished
 from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
@@ -32,6 +32,8 @@ from statestore.topology.subscriptions import (
     ForeignKeyJoin,
     digest,
     following,
+    right_value,
+    subscriber,
     subscribing,
 )
 
@@ -304,7 +306,7 @@ def _resolving(node: str, join: ForeignKeyJoin) -> Build:
     read_left, read_right = join.left_values.deserialize, join.right_values.deserialize
 
     def build(context: NodeContext, forward: Forward) -> Push:
-        look = join.left.look_in_bytes(context, join.left_values)
+        look, stamp = join.left.look_in_bytes(context, join.left_values), join.left.stamp(context)
 
         def push(batch: Batch) -> None:
             keys = encoded(node, batch, "key", join.left.key_serde)
@@ -315,14 +317,22 @@ def _resolving(node: str, join: ForeignKeyJoin) -> Build:
                     zip(unique, look(unique), strict=True)
                 )
             digests = {key: digest(row) for key, row in rows.items() if row is not None}
-            places, lefts, rights = [], [], []
+            places: list[int] = []
+            others: list[_Other] = []
             for place, (key, data) in enumerate(zip(keys, told, strict=True)):
-                if data is not None and digests.get(key) == data[1 : 1 + DIGEST_BYTES]:
+                if data is None or key not in digests:
+                    continue
+                if digests[key] == data[1 : 1 + DIGEST_BYTES]:
                     places.append(place)
-                    lefts.append(rows[key])
-                    rights.append(data[1 + DIGEST_BYTES :] if data[:1] == SOME else None)
+                else:
+                    others.append(_Other(place, key, rows[key], data))  # type: ignore[arg-type]
+            if others:
+                places = sorted(places + _rewritten(node, join, batch, others, stamp))
             if not places:
                 return
+            lefts = [rows[keys[i]] for i in places]
+            # Those places have answers.
+            rights = [right_value(told[i]) for i in places]  # type: ignore[arg-type]
             taken = batch.take(places)
             # Each result has values of its own, because a joiner may change them.
             lefts_read = (None if row is None else read_left(row) for row in lefts)
@@ -333,6 +343,37 @@ def _resolving(node: str, join: ForeignKeyJoin) -> Build:
         return push
 
     return build
+
+
+class _Other(NamedTuple):
+    """An answer for other bytes than the left row has: where it is, and both."""
+
+    place: int
+    key: bytes
+    row: bytes
+    answer: bytes
+
+
+def _rewritten(
+    node: str, join: ForeignKeyJoin, batch: Batch, others: list[_Other], stamp: Stamp
+) -> list[int]:
+    """Return the places of the answers that are for a row that was only written anew.
+
+    Its foreign key is the one that subscribed. If the row is later than what subscribed, it has
+    subscribed again, and the answer to that is under way.
+    """
+    known = [(one, of) for one in others if (of := subscriber(one.answer)) is not None]
+    with processing(node, batch):
+        times = stamp([one.key for one, _ in known], [of.time_ms for _, of in known])
+        same = [pair for pair, time in zip(known, times, strict=True) if time == pair[1].time_ms]
+        values = [join.left_values.deserialize(one.row) for one, _ in same]
+    rows = batch.take([one.place for one, _ in same])
+    found = _foreign_keys(node, join, rows, Column(objects=values), range(len(same)))
+    return [
+        one.place
+        for i, (one, of) in enumerate(same)
+        if (foreign := found.get(i)) is not None and digest(foreign) == of.foreign_key
+    ]
 
 
 def _results(

@@ -6,13 +6,21 @@ and whenever that changes. An answer says by a digest for which left value it is
 takes it only while the row has that value. Every subscription is answered, so the last answer that
 is taken is that of both rows as they are (docs/adr/0023).
 
+A migration, and a view with another function, give rows other bytes that nobody subscribes. So an
+answer for other bytes is taken, too, if the row is not later than what subscribed and has the same
+foreign key.
+
     registration topic    key: the foreign key; value, one of
                           0 <key>                 this left row no longer has the foreign key
                           1 <digest, 16> <key>    this left row has it, and the value of the digest
     subscription store    key: `serdes.subscription`; value: <digest, 16> <time of the left row, 8>
     response topic        key: that of the left row; value, one of
-                          0 <digest, 16>          there is no right row
-                          1 <digest, 16> <right value>
+                          2 <of, 40>              there is no right row
+                          3 <of, 40> <right value>
+                          of: what the subscription store has, <digest of the foreign key, 16>
+
+Answers that begin with 0 or 1, which an earlier version may have left in the topic, have no more of
+`of` than the first digest.
 
 A batch makes one registration per left row, one answer per subscription and, of a right row, those
 of its last value only: what comes in between is stale before it arrives.
@@ -23,7 +31,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
 from struct import Struct
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from statestore.model.batch import Batch, Column
 from statestore.model.records import Serde
@@ -39,15 +47,42 @@ ForeignKey = Callable[[Any, Any], Any]
 
 NONE: Final = b"\x00"
 SOME: Final = b"\x01"
+_ANSWERED_NONE: Final = b"\x02"
+_ANSWERED_SOME: Final = b"\x03"
 DIGEST_BYTES: Final = 16
 _TIME: Final = Struct(">q")
+_SUBSCRIBER: Final = Struct(f">q{DIGEST_BYTES}s")
+_BEFORE_RIGHT: Final = 1 + DIGEST_BYTES + _SUBSCRIBER.size
 _ANSWERED_AT_ONCE: Final = 10_000
 _SCANNED_AT_ONCE: Final = 500
 
 
-def digest(row: bytes) -> bytes:
-    """Return the digest of a left value."""
-    return blake2b(row, digest_size=DIGEST_BYTES).digest()
+def digest(data: bytes) -> bytes:
+    """Return the digest of a left value or of a foreign key."""
+    return blake2b(data, digest_size=DIGEST_BYTES).digest()
+
+
+class Subscriber(NamedTuple):
+    """What an answer says of the left value that subscribed: its time, and its foreign key."""
+
+    time_ms: int
+    foreign_key: bytes
+    """A digest."""
+
+
+def subscriber(answer: bytes) -> Subscriber | None:
+    """Return what an answer says of the left value that subscribed; None if it does not."""
+    if answer[:1] in {NONE, SOME}:
+        return None
+    return Subscriber(*_SUBSCRIBER.unpack_from(answer, 1 + DIGEST_BYTES))
+
+
+def right_value(answer: bytes) -> bytes | None:
+    """Return the right value of an answer; None: there is no right row."""
+    kind = answer[:1]
+    if kind == SOME:
+        return answer[1 + DIGEST_BYTES :]
+    return answer[_BEFORE_RIGHT:] if kind == _ANSWERED_SOME else None
 
 
 @dataclass(frozen=True)
@@ -102,10 +137,11 @@ def subscribing(node: str, join: ForeignKeyJoin) -> Build:
                     writes[row] = None, time
                     asked.pop(row, None)
                 else:
-                    told_of, key = data[1 : 1 + DIGEST_BYTES], data[1 + DIGEST_BYTES :]
+                    key = data[1 + DIGEST_BYTES :]
                     row = serdes.subscription_row(prefix, key)
-                    writes[row] = told_of + _TIME.pack(time), time
-                    asked[row] = place, foreign, told_of, key
+                    subscribed = data[1 : 1 + DIGEST_BYTES] + _TIME.pack(time)
+                    writes[row] = subscribed, time
+                    asked[row] = place, foreign, subscribed, key
             table.put_all(
                 {row: value for row, (value, _) in writes.items()},
                 [time for _, time in writes.values()],
@@ -114,10 +150,11 @@ def subscribing(node: str, join: ForeignKeyJoin) -> Build:
             with processing(node, batch):
                 rows = dict(zip(unique, look(unique), strict=True))
                 times = _later(stamp, batch.timestamps, foreign_keys, rows)
+            digests = {foreign: digest(foreign) for foreign in unique}
             made = _Answers(
                 (
-                    (place, key, told_of, rows[foreign], times[place])
-                    for place, foreign, told_of, key in asked.values()
+                    (place, key, subscribed + digests[foreign], rows[foreign], times[place])
+                    for place, foreign, subscribed, key in asked.values()
                 ),
                 join,
             )
@@ -171,15 +208,16 @@ def following(node: str, join: ForeignKeyJoin) -> Build:
                     (
                         places[key],
                         row[len(prefix) :],
-                        told[:DIGEST_BYTES],
+                        subscribed + foreign,
                         value,
                         max(
                             batch.timestamps[places[key]],
-                            _TIME.unpack_from(told, DIGEST_BYTES)[0],
+                            _TIME.unpack_from(subscribed, DIGEST_BYTES)[0],
                         ),
                     )
                     for (prefix, key), value, pairs in zip(part, rows, found, strict=True)
-                    for row, told in pairs
+                    for foreign in (digest(key),)
+                    for row, subscribed in pairs
                     if row.startswith(prefix)
                 )
                 _Answers(answers, join).hand_on(batch, forward)
@@ -191,7 +229,7 @@ def following(node: str, join: ForeignKeyJoin) -> Build:
 
 @dataclass(frozen=True)
 class _Answers:
-    """Answers to left rows: place in the batch, key, digest, right value and time."""
+    """Answers to left rows: place in the batch, key, what they are of, right value and time."""
 
     rows: Iterable[tuple[int, bytes, bytes, bytes | None, int]]
     join: ForeignKeyJoin
@@ -200,8 +238,8 @@ class _Answers:
         """Hand them on, some at a time: a right row may have very many left ones."""
         for part in _parts(self.rows, _ANSWERED_AT_ONCE):
             values: list[bytes | None] = [
-                NONE + told_of if value is None else SOME + told_of + value
-                for _, _, told_of, value, _ in part
+                _ANSWERED_NONE + of if value is None else _ANSWERED_SOME + of + value
+                for _, _, of, value, _ in part
             ]
             made = batch.take([place for place, *_ in part]).with_columns(
                 keys=Column(raw=[key for _, key, *_ in part], serde=self.join.keys),

@@ -1,5 +1,7 @@
 """Joins by a foreign key, beyond their text tables: names, serdes, sizes, poison and topics."""
 
+import json
+from itertools import count
 from typing import Any
 
 import pytest
@@ -8,9 +10,11 @@ import statestore as ss
 from statestore import serdes
 from statestore.errors import InvalidTopology, Misuse, NotCopartitioned, StateStoreError
 from statestore.kafka.partitioner import murmur2_partition
-from statestore.model.records import Subscription
+from statestore.model.ids import TopicPartition
+from statestore.model.records import Record, Subscription
 from statestore.testing import TopologyTestDriver
 from statestore.topology.nodes import TopicName
+from statestore.topology.subscriptions import NONE, SOME, digest
 from tests.unit.poison_rig import POISON, settings
 
 
@@ -232,3 +236,40 @@ def test_tables_with_history_are_joined_as_of_their_latest_versions() -> None:
         assert driver.read("out") == []
         driver.pipe("in", "k", None, 30)
         assert [(r.value, r.timestamp_ms) for r in driver.read("out")] == [(None, 30)]
+
+
+def test_answers_of_the_format_before_are_taken_only_for_the_bytes_that_the_row_has() -> None:
+    with TopologyTestDriver(joined(name="j", left=True)) as driver:
+        driver.pipe("in", "k", ["x"], 1)
+        driver.read("out")
+        topic = "topology-test-j-subscription-response-repartition"
+        mine, other = digest(serdes.JSON.serialize(["x"])), digest(b"other")
+        answers = [SOME + mine + b"7", SOME + other + b"8", NONE + other, SOME + other, NONE + mine]
+        for time, answer in enumerate(answers, 2):
+            driver._broker.produce(TopicPartition(topic, 0), Record(b"k", answer, time))
+        driver.pipe("in", "other", [None], 10)
+        found = [(r.value, r.timestamp_ms) for r in driver.read("out") if r.key == "k"]
+        assert found in ([([["x"], 7], 2), ([["x"], None], 6)], [([["x"], None], 6)])
+        driver.pipe("right", "x", 9, 11)
+        assert [r.value for r in driver.read("out")] == [[["x"], 9]]
+
+
+def test_a_row_that_has_other_bytes_each_time_follows_its_right_row() -> None:
+    writes = count()
+    never = ss.Serde(
+        "NEVER_TWICE", lambda value: b" " * next(writes) + json.dumps(value).encode(), json.loads
+    )
+    b = builder()
+    rows = b.table("in", value_serde=never).filter(lambda _key, _row: True)
+    rows.join(b.table("right"), pair, foreign_key=first, name="j").to_stream().to("out")
+    with TopologyTestDriver(b.build()) as driver:
+        driver.pipe_all("in", [("a", ["x", 1], 5), ("b", ["y", 2], 6), ("a", ["x", 3], 2)])
+        driver.pipe_all("right", [("x", 1, 1), ("y", 1, 9)])
+        assert {r.key: (r.value, r.timestamp_ms) for r in driver.read("out")} == {
+            "a": ([["x", 3], 1], 2),
+            "b": ([["y", 2], 1], 9),
+        }
+        driver.pipe("in", "a", ["y", 4], 7)
+        driver.read("out")
+        driver.pipe("right", "x", 2, 10)
+        assert driver.read("out") == []

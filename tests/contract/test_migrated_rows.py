@@ -464,3 +464,42 @@ def test_rows_that_expire_are_left_to_expire() -> None:
         "its rows keep their bytes until they expire, and are converted when read"
     )
     assert spec.value_serde.deserialize(V1.serialize(3)) == {"n": 3}
+
+
+def as_tree(version: int) -> ss.Topology:
+    """Each row is joined with the row of a, by a foreign key."""
+    builder, numbers = begun(version)
+    rows = numbers.map_values(SHAPES[version]).to_table(kept(version))
+    rows.join(
+        rows,
+        lambda row, root: plain(row) * 1000 + plain(root),
+        ss.Materialized("sums", value_serde=serdes.INT64),
+        foreign_key=lambda _row: "a",
+        name="tree",
+    ).to_stream().to("out")
+    return builder.build()
+
+
+def sums(world: World) -> dict[bytes, int]:
+    """What the join has once its messages have gone through both of their topics."""
+    for _ in range(3):
+        world.process()
+    found = world.rig.changelog("sums")
+    return {key: serdes.INT64.deserialize(value) for key, value in found.items()}
+
+
+def test_rows_of_older_serdes_go_on_following_the_row_whose_key_they_hold(tmp_path: Path) -> None:
+    world = World(tmp_path, as_tree)
+    world.deploy(0)
+    world.send(a=1, b=2, c=3)
+    assert sums(world) == {b"a": 1001, b"b": 2001, b"c": 3001}
+    for version, root in ((1, 5), (2, 6)):
+        world.deploy(version)
+        world.send(a=root)
+        assert sums(world) == {b"a": 1001 * root, b"b": 2000 + root, b"c": 3000 + root}
+    world.rig.end()
+    migrate(world.rig.runtime, as_tree(2), dry_run=False)
+    world.deploy(2)
+    world.send(a=7)
+    assert sums(world) == {b"a": 7007, b"b": 2007, b"c": 3007}
+    world.rig.end()

@@ -8,7 +8,7 @@ STATESTORE_PROGRAM_SEED=77 repeats one, STATESTORE_PROGRAMS=9000 tries so many o
 import os
 import random
 from collections import defaultdict
-from itertools import pairwise, product
+from itertools import count, pairwise, product
 from typing import Any, NamedTuple
 
 import pytest
@@ -37,15 +37,31 @@ class Setup(NamedTuple):
     of_views: bool
     history: bool
     caching: bool
+    rewritten: bool
+    """Rows of the left view have other bytes whenever they are looked up, as after a migration."""
 
 
-SETUPS = [Setup(*given) for given in product([False, True], repeat=4)]
+SETUPS = [Setup(*given) for given in product([False, True], repeat=5)]
+
+
+def rewriting() -> ss.Serde[Any]:
+    """A serde that never writes the same bytes for the same value."""
+    writes = count()
+    return ss.Serde(
+        "REWRITING",
+        lambda value: serdes.JSON.serialize(value) + b" " * next(writes),
+        serdes.JSON.deserialize,
+    )
 
 
 def topology(setup: Setup) -> ss.Topology:
     b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
     history = 10**6 if setup.history else None
-    left = b.table("left", materialized=ss.Materialized("left", history_retention_ms=history))
+    left = b.table(
+        "left",
+        value_serde=rewriting() if setup.rewritten else None,
+        materialized=ss.Materialized("left", history_retention_ms=history),
+    )
     right = b.table("right", materialized=ss.Materialized("right", history_retention_ms=history))
     if setup.of_views:
         left = left.filter(lambda _key, row: row[1] % 5 != 0)
