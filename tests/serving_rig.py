@@ -57,6 +57,28 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
+def listening(app: Any, **options: Any) -> Iterator[int]:
+    """Serve an ASGI app in a thread of this process; its port."""
+    given = {"timeout_graceful_shutdown": 5, **options}
+    config = uvicorn.Config(app, port=0, log_config=None, **given)
+    server = _Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        eventually(lambda: server.started, "the server listens")
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join(DEADLINE_S)
+        server.server_state.connections.clear()
+        with warnings.catch_warnings():
+            # A connection that was being accepted at the end is nobody's; it must not be found in
+            # the middle of another test.
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
+
+
+@contextmanager
 def serving(
     environment: Environment,
     *,
@@ -74,27 +96,11 @@ def serving(
         hosts=hosts,
         limits=limits or ServeLimits(),
     )
-    config = uvicorn.Config(app, port=0, log_config=None, timeout_graceful_shutdown=5)
-    server = _Server(config)
-    thread = threading.Thread(target=server.run)
-    with service:
-        thread.start()
-        try:
-            eventually(lambda: server.started, "the server listens")
-            port = server.servers[0].sockets[0].getsockname()[1]
-            url = f"http://127.0.0.1:{port}"
-            headers = {"authorization": f"Bearer {tokens[0]}"} if tokens else {}
-            with httpx.Client(base_url=url, headers=headers, timeout=DEADLINE_S) as client:
-                yield Server(service, url, client)
-        finally:
-            server.should_exit = True
-            thread.join(DEADLINE_S)
-            server.server_state.connections.clear()
-            with warnings.catch_warnings():
-                # A connection that was being accepted at the end is nobody's; it must not be found
-                # in the middle of another test.
-                warnings.simplefilter("ignore", ResourceWarning)
-                gc.collect()
+    with service, listening(app) as port:
+        url = f"http://127.0.0.1:{port}"
+        headers = {"authorization": f"Bearer {tokens[0]}"} if tokens else {}
+        with httpx.Client(base_url=url, headers=headers, timeout=DEADLINE_S) as client:
+            yield Server(service, url, client)
 
 
 def stepping(task: StreamTask, rig: TaskRig, holds: Callable[[], bool], what: str) -> None:

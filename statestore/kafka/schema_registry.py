@@ -7,6 +7,7 @@ record.
 
 import importlib
 import re
+import ssl
 from collections.abc import Callable
 from functools import cache
 from typing import Any, Final, Protocol
@@ -24,6 +25,7 @@ _SUBJECTS: Final = {
     "record": "record_subject_name_strategy",
     "topic-record": "topic_record_subject_name_strategy",
 }
+_IDS: Final = ("prefix", "headers")
 _ID_HEADERS: Final = {"key": "__key_schema_id", "value": "__value_schema_id"}
 _USER: Final = re.compile(r"//([^/]*)@")
 _TIMEOUT_S: Final = 10
@@ -38,6 +40,10 @@ class SchemaRegistry:
 
     `subjects` is `topic` (`<topic>-key`, `<topic>-value`), `record` (the record's full name) or
     `topic-record`. `auto_register`: schemas that are missing are registered as records are written.
+    `ids` is `prefix`, or `headers`: records have the id of their value's schema in a header. Keys,
+    and rows of stores, have it before their bytes in either case, because keys are placed by their
+    bytes and rows have no headers. Both forms are read.
+
     All other keywords are properties of Confluent's client with `_` for each dot, such as
     `basic_auth_user_info="${REGISTRY_USER}:${REGISTRY_PASSWORD}"`, `bearer_auth_token` or
     `ssl_ca_location`. In these and in the URL, `${NAME}` is the environment variable of whatever
@@ -45,18 +51,24 @@ class SchemaRegistry:
     """
 
     def __init__(
-        self, url: str, *, auto_register: bool = False, subjects: str = "topic", **config: Any
+        self,
+        url: str,
+        *,
+        auto_register: bool = False,
+        subjects: str = "topic",
+        ids: str = "prefix",
+        **config: Any,
     ) -> None:
-        if subjects not in _SUBJECTS:
-            raise Misuse(
-                f"SchemaRegistry: subjects={subjects!r:.99}: pass one of {', '.join(_SUBJECTS)}"
-            )
+        for name, said, known in (("subjects", subjects, _SUBJECTS), ("ids", ids, _IDS)):
+            if said not in known:
+                raise Misuse(f"SchemaRegistry: {name}={said!r:.99}: pass one of {', '.join(known)}")
         given = {"timeout": _TIMEOUT_S, **config}
         self._config = tuple(
             sorted({"url": url, **{k.replace("_", "."): v for k, v in given.items()}}.items())
         )
         self._auto_register = auto_register
         self._subjects = subjects
+        self._ids = ids
 
     def __repr__(self) -> str:
         keys = ", ".join(f"{key}=…" for key, _ in self._config if key not in ("url", "timeout"))
@@ -74,7 +86,7 @@ class SchemaRegistry:
 
     @property
     def _all(self) -> tuple[Any, ...]:
-        return (self._config, self._auto_register, self._subjects)
+        return (self._config, self._auto_register, self._subjects, self._ids)
 
     def serde(self, form: str, schema: Any, kind: Any) -> Serde[Any]:
         """Return the serde of a format: AVRO, JSON or PROTOBUF; see `statestore.serdes`."""
@@ -107,13 +119,24 @@ class SchemaRegistry:
         if writes:
             made["auto.register.schemas"] = self._auto_register and not latest
             made["use.latest.version"] = latest
+            if self._ids == "headers":
+                made["schema.id.serializer"] = _in_header
         return made
 
     def failure(self, error: Exception, where: str, *, writing: bool) -> Exception:
         """Return what to raise for an error of the client; `where` says which subject it was."""
         status = getattr(error, "http_status_code", getattr(error, "status_code", None))
         at = f"the schema registry at {_without_user(_expanded('url', self._url))}"
-        if isinstance(error, OSError) or type(error).__module__.partition(".")[0] == "httpx2":
+        of_network = isinstance(error, OSError) or (
+            type(error).__module__.partition(".")[0] == "httpx2"
+        )
+        if of_network and _of_tls(error):
+            return InvalidSetting(
+                f"{at} and this process do not accept each other's certificates ({error}): give "
+                "SchemaRegistry the authority's as ssl_ca_location, and one of your own as "
+                "ssl_certificate_location and ssl_key_location if the registry wants one"
+            )
+        if of_network:
             return Unavailable(
                 f"{at} does not answer ({type(error).__name__}: {error}): look whether it runs and "
                 "whether its URL is right; the run may be repeated"
@@ -167,6 +190,10 @@ def _serde(registry: SchemaRegistry, form: str, text: str | None, kind: Any) -> 
 
     def read(data: bytes, context: SerdeContext) -> Any:
         topic, side, headers = context
+        if headers:
+            # The client would refuse short bytes whose id is in a header.
+            ids = [head for name, head in headers if name == _ID_HEADERS[side] and head]
+            data, headers = b"".join([*ids[:1], data]), None if ids else headers
         try:
             if not deserializer:
                 deserializer.append(format_.deserializer())
@@ -296,6 +323,37 @@ def _client(config: tuple[tuple[str, Any], ...]) -> Any:
         # Without the client's own error, whose text may have what it was given.
         told = _without_user(str(error))
         raise InvalidSetting(f"SchemaRegistry: {told}: correct its arguments") from None
+    except OSError as error:
+        raise InvalidSetting(
+            f"SchemaRegistry cannot use its certificates ({error}): look at the files that "
+            "ssl_ca_location, ssl_certificate_location and ssl_key_location name, here and on each "
+            "worker"
+        ) from error
+
+
+def _of_tls(error: BaseException) -> bool:
+    """Tell whether the certificates or the protocol of TLS are at fault, not the network."""
+    found: BaseException | None = error
+    seen: set[int] = set()
+    while found is not None and id(found) not in seen:
+        if isinstance(found, ssl.SSLError):
+            return not isinstance(found, ssl.SSLEOFError | ssl.SSLZeroReturnError)
+        seen.add(id(found))
+        found = found.__cause__ or found.__context__
+    return False
+
+
+def _in_header(payload: bytes, context: Any, schema_id: Any) -> bytes:
+    """Add a header with the id of a value's schema, as Confluent's clients read it.
+
+    It is the schema's GUID where the registry knows it, and its id otherwise.
+    """
+    if context.field != "value" or context.headers is None:
+        return bytes(schema_id.id_to_bytes() + payload)
+    has_guid = schema_id.guid is not None
+    head = schema_id.guid_to_bytes() if has_guid else schema_id.id_to_bytes()
+    context.headers.append((_ID_HEADERS["value"], head))
+    return payload
 
 
 def _expanded(key: str, value: Any) -> Any:
