@@ -429,11 +429,35 @@ def without_suppress(program: Program) -> Program:
     def told(made: Made) -> Made:
         return made._replace(steps=tuple(step for step in made.steps if step.name != "suppress"))
 
+    return _with_tables(program, told)
+
+
+def certain_in_batches(program: Program) -> Program:
+    """The program without outer joins that show, as in Kafka Streams, where batches ended.
+
+    A filter tells nothing of a row that came and went within one, so an outer join behind it does
+    not look at the other side. And an inner join with the table that an outer join met before
+    keeps its last result when that table loses the row, for both sides lack it at once.
+    """
+
+    def certain(made: Made) -> Made:
+        names = [step.name for step in made.steps]
+        steps = (
+            step
+            for i, step in enumerate(made.steps)
+            if step.name != "outer_join" or not ("filter" in names[:i] or "join" in names[i:])
+        )
+        return made._replace(steps=tuple(steps))
+
+    return _with_tables(program, certain)
+
+
+def _with_tables(program: Program, changed: Callable[[Made], Made]) -> Program:
     steps = tuple(
-        step if step.table is None else step._replace(table=told(step.table))
+        step if step.table is None else step._replace(table=changed(step.table))
         for step in program.steps
     )
-    return program._replace(right=told(program.right), steps=steps)
+    return program._replace(right=changed(program.right), steps=steps)
 
 
 class Lot(NamedTuple):

@@ -31,6 +31,7 @@ from tests.stateful.random_programs import (
     Outcome,
     Program,
     Run,
+    certain_in_batches,
     latest,
     lots_of,
     program_of,
@@ -136,6 +137,7 @@ def with_caching(run: Run) -> tuple[Any, Any]:
     program, lots = run
     last = next((step for step in program.steps if step.table is not None), None)
     program = without_suppress(program._replace(steps=() if last is None else (last,)))
+    program = certain_in_batches(program)
     return latest(found(program, lots, caching=True)), latest(wanted(program, lots))
 
 
