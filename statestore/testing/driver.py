@@ -52,7 +52,7 @@ from statestore.stores.specs import (
 from statestore.stores.staged_table import StagedTable
 from statestore.tasks.plan import TaskEdges, TaskPlan
 from statestore.tasks.task import StreamTask
-from statestore.testing.memory_broker import MemoryBroker
+from statestore.testing.memory_broker import MemoryBroker, MemorySource
 from statestore.topology.graph import Topology, require_topology
 from statestore.topology.logs import logs
 from statestore.topology.nodes import GlobalSource, SinkNode, SourceNode, TopicName
@@ -113,6 +113,7 @@ class TopologyTestDriver:
         self._clock = ManualClock()
         self._read: dict[str, int] = {}
         self._tasks: dict[TaskId, StreamTask] = {}
+        self._sources: dict[TaskId, MemorySource] = {}
         self._global_tables = _GlobalTables(topology, self._open_store)
         try:
             self._counts = self._create_topics(partitions)
@@ -312,13 +313,14 @@ class TopologyTestDriver:
 
     def _edges(self, task_id: TaskId) -> TaskEdges:
         group_id = self._settings.application_id
+        source = self._sources[task_id] = self._broker.source()
         outbox = (
             self._broker.outbox(f"{group_id}-{task_id}", group_id)
             if self._settings.exactly_once
             else self._broker.plain_outbox(group_id)
         )
         return TaskEdges(
-            self._broker.source(),
+            source,
             outbox,
             self._broker.changelog(),
             self._broker.cluster(group_id),
@@ -377,12 +379,19 @@ class TopologyTestDriver:
         while moved:
             moved = False
             self._global_tables.refresh(self._broker.changelog(), self._partitions)
-            for task in self._tasks.values():
-                before = task.report.commits, task.report.rewinds
+            for task_id, task in self._tasks.items():
+                before = self._signs_of_life(task_id)
                 moved = task.step(0) > 0 or moved
                 task.finish()
-                # After a punctuation no record came in, but some may have gone out.
-                moved = moved or (task.report.commits, task.report.rewinds) != before
+                moved = moved or self._signs_of_life(task_id) != before
+
+    def _signs_of_life(self, task_id: TaskId) -> tuple[object, ...]:
+        """Return what changes when a task does something without processing a record.
+
+        A punctuation may have sent some, and records may have been read that wait for others.
+        """
+        report = self._tasks[task_id].report
+        return report.commits, report.rewinds, self._sources[task_id].positions()
 
     def _read_as(self, topic: str) -> tuple[Serde[Any], Serde[Any]]:
         """Return the serdes with which the topology reads a topic."""

@@ -196,6 +196,10 @@ class MemorySource:
         """The offset that is read next from `tp`, past control records."""
         return self._positions[tp]
 
+    def positions(self) -> dict[TopicPartition, int]:
+        """The offset that is read next from each partition."""
+        return dict(self._positions)
+
     def at_end(self, tp: TopicPartition) -> bool:
         """Whether nothing stable is left to read of `tp`."""
         return self._positions[tp] >= self._state.log(tp).last_stable

@@ -64,9 +64,13 @@ def wanted(program: Program, lots: tuple[Lot, ...]) -> list[Outcome]:
     ]
 
 
-def found(program: Program, lots: Iterable[Lot], *, caching: bool = False) -> list[Outcome]:
+def found(
+    program: Program, lots: Iterable[Lot], *, caching: bool = False, most: int | None = None
+) -> list[Outcome]:
+    """What comes out; `most`: the largest number of records that are polled at once."""
     made: list[Outcome] = []
-    with TopologyTestDriver(topology(program, caching=caching)) as driver:
+    settings = {} if most is None else {"statestore.batch.max.records": most}
+    with TopologyTestDriver(topology(program, caching=caching), settings) as driver:
         for lot in lots:
             if lot.crash:
                 driver.crash()
@@ -132,6 +136,11 @@ def by_singles(run: Run) -> tuple[Any, Any]:
     return _in_the_end(program, found(program, lots), found(program, singles(lots)))
 
 
+def by_small_batches(run: Run) -> tuple[Any, Any]:
+    program, lots = run
+    return _in_the_end(program, found(program, lots, most=1 + len(lots) % 2), wanted(*run))
+
+
 def with_caching(run: Run) -> tuple[Any, Any]:
     """Of one table of a stream, or none: what is made of updates depends on how many there are."""
     program, lots = run
@@ -167,6 +176,12 @@ def check(seeds: Iterable[int], judged: Judged, values: str = "") -> None:
 @pytest.mark.parametrize("seeds", SHARES, ids=lambda seeds: f"{seeds[0]}-")
 def test_a_pipeline_does_what_its_naive_interpreter_does(seeds: list[int]) -> None:
     check(seeds, by_the_naive)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seeds", SHARES[::4], ids=lambda seeds: f"{seeds[0]}-")
+def test_a_pipeline_does_the_same_with_one_or_two_records_at_once(seeds: list[int]) -> None:
+    check(seeds, by_small_batches)
 
 
 @pytest.mark.timeout(600)
