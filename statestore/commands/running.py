@@ -124,13 +124,16 @@ def report_run(
     flags: dict[str, Any],
     work: Callable[[RunArguments, Run], RunSummary],
     tell: Callable[[str], object] = click.echo,
+    prepare: Callable[[], object] = lambda: None,
 ) -> RunSummary:
     """Call `work` between lock and release; write the summary file, after a failure too.
 
-    `tell` is called with the JSON line of a run that failed.
+    `tell` is called with the JSON line of a run that failed. `prepare` is called first; the summary
+    tells of its failure too.
     """
     summary_file = flags["summary_file"]
     try:
+        prepare()
         check_summary_file(summary_file)
         arguments = parse_run(flags)
         request = arguments.request()

@@ -65,10 +65,10 @@ def command(
     *, stores: tuple[str, ...], export: str | None, summary_file: str | None, **flags: Any
 ) -> None:
     """Audit stores on Spark."""
-    set_up_logging()
     application_id = flags["application_id"]
     record: AuditRecord | None = None
     try:
+        set_up_logging()
         check_summary_file(summary_file)
         arguments = parse_state_arguments(flags)
         record = audit_on_spark(

@@ -23,8 +23,7 @@ from statestore.spark.waves import run_waves
 @run_options
 def command(**flags: Any) -> None:
     """Run a pipeline on Spark."""
-    set_up_logging()
-    summary = report_run(flags, run_on_spark, click.echo)
+    summary = report_run(flags, run_on_spark, click.echo, set_up_logging)
     click.echo(summary_line(summary))
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders import ROOT
+
 ASKED = {"flag": ["--log-format", "json"], "variable": []}
 
 
@@ -62,3 +64,22 @@ def test_a_format_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     done = called(tmp_path, "stores", "ls", STATESTORE_LOG_FORMAT="xml")
     assert done.returncode == 2
     assert "'xml' is not one of 'text', 'json'" in done.stderr
+
+
+@pytest.mark.parametrize("job", ["process", "audit"])
+def test_the_summary_of_a_job_tells_of_a_format_that_does_not_exist(
+    tmp_path: Path, job: str
+) -> None:
+    path = tmp_path / "summary.json"
+    done = subprocess.run(
+        [sys.executable, ROOT / "jobs" / f"{job}.py", "--summary-file", path],
+        cwd=tmp_path,
+        env=os.environ | {"STATESTORE_LOG_FORMAT": "xml"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert json.loads(done.stdout) == json.loads(path.read_text())
+    error = json.loads(path.read_text())["error"]
+    assert "'xml': set it to text or json" in str(error)
