@@ -65,12 +65,27 @@ class ConfiguredApplication:
         return {"application.id": self.application_id} | named | dict(self.settings)
 
 
+def page_imports(path: str | Path) -> bool:
+    """Whether the page may import the pipelines of a file: `import_pipelines` of `[page]`."""
+    page = dict(_table(_document(path).get("page", {}), path, "[page]"))
+    allowed = page.pop("import_pipelines", False)
+    for name in page:
+        known = nearest(name, ["import_pipelines"])
+        raise InvalidSetting(f"{path}: unknown field {name!r} in [page]{known}")
+    if not isinstance(allowed, bool):
+        raise InvalidSetting(f"{path}: import_pipelines in [page] is neither true nor false")
+    return allowed
+
+
 def _applications(path: str | Path) -> Mapping[str, object]:
+    return _table(_document(path).get("applications", {}), path, "[applications]")
+
+
+def _document(path: str | Path) -> dict[str, object]:
     try:
-        document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InvalidSetting(f"cannot read applications file {path}: {error}") from error
-    return _table(document.get("applications", {}), path, "[applications]")
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

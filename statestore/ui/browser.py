@@ -4,7 +4,7 @@ Rows come from a snapshot of each stream task, so that they are those of one com
 cannot be answered is a problem in words, never an error.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -19,7 +19,8 @@ from statestore.model.records import Serde
 from statestore.model.texts import time_text
 from statestore.operations.at_rest import StoresAtRest
 from statestore.operations.deployed import DeployedStore
-from statestore.operations.environment import Environment, Partitioner
+from statestore.operations.environment import Environment
+from statestore.operations.pipelines import load_pipeline, serdes_of
 from statestore.stores import serdes
 from statestore.stores.codec import after_prefix
 from statestore.stores.reads import Entry
@@ -65,10 +66,14 @@ class Browsed:
     has_history: bool = False
     next_token: str = ""
     problem: str = ""
+    notes: Sequence[str] = ()
+    """What people should know of the rows."""
 
     @classmethod
-    def of(cls, environment: Environment, question: Question) -> "Browsed":
-        """Look for what the question asks for."""
+    def of(
+        cls, environment: Environment, question: Question, pipeline: str | None = None
+    ) -> "Browsed":
+        """Look for what the question asks for; `pipeline` may be imported for its serdes."""
         kind = KeyValueSpec.kind
         try:
             with closing(StoresAtRest(environment)) as at_rest:
@@ -76,7 +81,7 @@ class Browsed:
                 kind = kind if known is None else known.kind
                 tasks = at_rest.find(question.store, kind=kind)
                 spec = at_rest.spec_in_bytes(question.store)
-                asked = _Asked(at_rest, question, known, spec, environment.partitioners)
+                asked = _Asked(at_rest, question, known, spec, environment, pipeline)
                 return asked.answer(tasks)
         except (StateStoreError, OSError) as error:
             versioned = kind == VersionedSpec.kind
@@ -89,8 +94,10 @@ class _Asked:
     question: Question
     known: DeployedStore | None
     spec: AtRestSpec
-    partitioners: Mapping[str, Partitioner]
+    environment: Environment
+    pipeline: str | None
     _names: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def answer(self, tasks: Sequence[TaskId]) -> Browsed:
         question, versioned = self.question, self.spec.kind == VersionedSpec.kind
@@ -120,6 +127,7 @@ class _Asked:
             has_times=versioned,
             has_history=versioned,
             next_token=str(skip + ROWS_MAX) if more else "",
+            notes=self.notes,
         )
 
     def _told(self, count: int, skip: int, tasks: int, *, more: bool) -> str:
@@ -163,7 +171,7 @@ class _Asked:
         A snapshot of each takes time. Only a processor could have put the key elsewhere.
         """
         count = max(task.partition for task in tasks) + 1
-        homes = {place([key], count)[0] for place in self.partitioners.values()}
+        homes = {place([key], count)[0] for place in self.environment.partitioners.values()}
         return sorted(tasks, key=lambda task: task.partition not in homes)[:_TASKS_MAX]
 
     def _key(self, text: str, serde: Serde[Any]) -> bytes:
@@ -175,21 +183,30 @@ class _Asked:
             ) from error
 
     def _serdes(self) -> tuple[Serde[Any], Serde[Any]]:
-        if self.question.raw or self.known is None:
+        if self.question.raw:
+            return serdes.BYTES, serdes.BYTES
+        if self.pipeline is not None:
+            try:
+                found = load_pipeline(self.pipeline)
+                return serdes_of(found, self.spec.name, self.environment.settings.application_id)
+            except StateStoreError as error:
+                self.notes.append(f"Not decoded by the pipeline: {error}")
+        if self.known is None:
             return serdes.BYTES, serdes.BYTES
         windows = serdes.of_windowed(self.known.key_serde)
         keys = self.known.key_serde if windows is None else windows.inner
         try:
             return serdes.by_name(keys), serdes.by_name(self.known.value_serde)
         except Misuse as error:
-            raise Misuse(f"{error}: show bytes instead") from error
+            why = "; ".join([str(error), *self.notes])
+            raise Misuse(f"{why}: show bytes instead") from error
 
 
 def _shown(data: bytes, serde: Serde[Any]) -> str:
     """The value as text, or its beginning; bytes that the serde refuses are shown as they are."""
     text = None
     if serde is not serdes.BYTES:
-        with suppress(Exception):  # a serde may raise anything
+        with suppress(Exception, SystemExit):  # a serde may raise anything
             text = text_of(serde.deserialize(data))
     if text is None:
         text = serdes.printable(data)

@@ -17,8 +17,9 @@ from statestore.commands.arguments import (
     target_option,
 )
 from statestore.errors import HostFailure, Misuse
+from statestore.operations.pipelines import load_pipeline
 from statestore.runtime import Runtime, SystemClock
-from statestore.ui.looks import Lookout, Open, applications_of
+from statestore.ui.looks import Lookout, Open, PipelineOf, applications_of, pipelines_of
 from statestore.ui.site import application
 
 _OWN_NAMES: Final = ["127.0.0.1", "localhost", "[::1]"]
@@ -34,10 +35,16 @@ _OWN_NAMES: Final = ["127.0.0.1", "localhost", "[::1]"]
     is_flag=True,
     help="Show the page to other machines without a login, as behind a proxy that asks for one.",
 )
+@click.option(
+    "--pipeline",
+    help="module:function, whose serdes decode rows: it is imported. Needs --application-id.",
+)
 @state_options
 @broker_option
 @target_option
-def ui_command(*, host: str, port: int, unprotected: bool, **flags: Any) -> None:
+def ui_command(
+    *, host: str, port: int, unprotected: bool, pipeline: str | None, **flags: Any
+) -> None:
     """Show applications in a browser: the answers, tasks, stores, audits and exports; read-only.
 
     They are those of statestore.toml, or the one that --application-id names. Ctrl-C ends it.
@@ -48,7 +55,8 @@ def ui_command(*, host: str, port: int, unprotected: bool, **flags: Any) -> None
             "login: use 127.0.0.1, or put a proxy with a login in front and pass --unprotected"
         )
     hosts = ["*"] if unprotected else _OWN_NAMES
-    with closing(Lookout(_applications(flags), SystemClock())) as lookout:
+    applications, pipelines = _applications(flags), _pipelines(flags, pipeline)
+    with closing(Lookout(applications, SystemClock(), pipelines)) as lookout:
         lookout.names()
         config = uvicorn.Config(
             application(lookout, hosts), host=host, port=port, log_level="warning", lifespan="off"
@@ -86,6 +94,22 @@ def _applications(flags: dict[str, Any]) -> Callable[[], Mapping[str, Open]]:
     if flags["state_dir"] or flags["bootstrap_servers"] or flags["target"] or flags["pairs"]:
         raise Misuse("these flags are for one application: pass --application-id as well")
     return applications_of(Path(config), Path())
+
+
+def _pipelines(flags: dict[str, Any], pipeline: str | None) -> PipelineOf:
+    """Names the pipelines that may be imported: the one named here, or those of the file."""
+    if pipeline is not None:
+        if not flags["application_id"]:
+            raise Misuse(
+                "--pipeline is for one application: pass --application-id as well, or write "
+                "import_pipelines = true under [page] of the applications file"
+            )
+        load_pipeline(pipeline)  # A mistake shows at once.
+        return lambda _name: pipeline
+    config = Path(flags["config"] or DEFAULT_CONFIG)
+    if flags["application_id"] and not config.is_file():
+        return lambda _name: None
+    return pipelines_of(config, Path())
 
 
 def _is_loopback(host: str) -> bool:

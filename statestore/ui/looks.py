@@ -5,6 +5,7 @@ what it needs and closes it again. An answer says how old it is.
 """
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,8 +16,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from statestore.applications import ConfiguredApplication
-from statestore.errors import HostFailure, StateStoreError
+from statestore.applications import ConfiguredApplication, page_imports
+from statestore.errors import HostFailure, StateStoreError, UnknownApplication
 from statestore.layout import documents
 from statestore.layout.audits import AuditRecord, Audits
 from statestore.layout.documents import Amount, Count, Text, TimeMs
@@ -115,23 +116,56 @@ def applications_of(config: Path, folder: Path) -> Callable[[], Mapping[str, Ope
     }
 
 
+PipelineOf = Callable[[str], str | None]
+"""Names the pipeline of an application that the page may import; None: there is none."""
+
+
+def pipelines_of(config: Path, folder: Path) -> PipelineOf:
+    """Return what names the pipelines of a file, if it lets the page import them.
+
+    Their modules may lie in `folder`.
+    """
+
+    def pipeline(name: str) -> str | None:
+        if not page_imports(config):
+            return None
+        if (beside := str(folder.resolve())) not in sys.path:
+            sys.path.append(beside)
+        try:
+            return ConfiguredApplication.load(config, name).pipeline
+        except UnknownApplication:  # it was named on the command line
+            return None
+
+    return pipeline
+
+
+def _no_pipeline(_name: str) -> None:
+    """No application has a pipeline that may be imported."""
+
+
 class _Kept(NamedTuple):
     found: Any = None
     problem: str | None = None
     at_ms: int = -_EVERY_MS
 
 
-_Kind = Callable[[Environment], Any]
-"""What is looked for: `look_at` or `details_of`, each in its own time."""
+_Kind = Callable[[Environment, str | None], Any]
+"""What is looked for: `look_at` or `details_of`, each in its own time. The text is the pipeline."""
 _NOTHING: Final = _Kept()
 
 
 class Lookout:
     """Keeps the last look at each application."""
 
-    def __init__(self, applications: Callable[[], Mapping[str, Open]], clock: Clock) -> None:
-        """`applications` is asked again for every page, because its file may change."""
+    def __init__(
+        self,
+        applications: Callable[[], Mapping[str, Open]],
+        clock: Clock,
+        pipeline_of: PipelineOf = _no_pipeline,
+    ) -> None:
+        """Both functions are asked again for every page, because their file may change."""
         self._applications = applications
+        self.pipeline_of = pipeline_of
         self._clock = clock
         self._lock = threading.Condition()
         self._kept: dict[tuple[str, _Kind], _Kept] = {}
@@ -189,7 +223,7 @@ class Lookout:
         problem: str | None = "it could not be looked at: see the log of the page"
         try:
             with opener() as runtime:
-                found, problem = kind(runtime), None
+                found, problem = kind(runtime, self.pipeline_of(name)), None
         except (StateStoreError, OSError) as error:
             problem = str(error)
         finally:
@@ -213,10 +247,10 @@ def _log_failure(looked: "Future[None]") -> None:
         _log.error("a look at an application failed", exc_info=error)
 
 
-def look_at(environment: Environment) -> Look:
-    """Look at an application; it notices nothing of it."""
+def look_at(environment: Environment, pipeline: str | None = None) -> Look:
+    """Look at an application; it notices nothing of it. `pipeline`: what is to run, to import."""
     layout, clock = environment.layout, environment.clock
-    status = StatusReader(environment).now()
+    status = StatusReader(environment, pipeline=pipeline).now()
     samples = {task: read_history(layout.task_dir(task)) for task in layout.tasks()}
     rates: dict[int, float] = {}
     for task, kept in samples.items():
@@ -227,7 +261,7 @@ def look_at(environment: Environment) -> Look:
     return Look(status, timeline_of(samples.values(), clock.now_ms()), rates)
 
 
-def details_of(environment: Environment) -> Details:
+def details_of(environment: Environment, _pipeline: str | None = None) -> Details:
     """Read what else there is to tell about an application; each part may fail by itself."""
     layout, problems = environment.layout, list[str]()
     found: dict[str, object] = {}

@@ -77,7 +77,7 @@ class Pages:
         if runtime is None:
             return None
         with runtime:
-            found = Browsed.of(runtime, question)
+            found = Browsed.of(runtime, question, self._lookout.pipeline_of(name))
         return _render("store.html", root=root, name=name, asked=question, found=found)
 
     def missing(self, root: str, title: str, what: str) -> str:

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from statestore.errors import StateStoreError
 from statestore.runtime import SystemClock
 from statestore.ui.browser import Question
-from statestore.ui.looks import Lookout, applications_of
+from statestore.ui.looks import Lookout, applications_of, pipelines_of
 from statestore.ui.pages import Pages
 
 _HEADERS: Final = {
@@ -108,7 +108,9 @@ class Site:
 
 def routes_of(config: Path) -> dict[str, Endpoint]:
     """Return the routes for an applications file; relative paths in it start at its folder."""
-    return Site(Lookout(applications_of(config, config.parent), SystemClock())).routes()
+    folder = config.parent
+    lookout = Lookout(applications_of(config, folder), SystemClock(), pipelines_of(config, folder))
+    return Site(lookout).routes()
 
 
 def application(lookout: Lookout, hosts: list[str]) -> Starlette:

@@ -71,6 +71,8 @@ def refused(*flags: str) -> tuple[int, str]:
         (("--config", "broken.toml"), "cannot read applications file"),
         (("--config", "a.toml", "--state-dir", "x"), "pass --application-id as well"),
         (("--set", "a=b"), "there is no statestore.toml"),
+        (("--config", "a.toml", "--pipeline", "x:y"), "import_pipelines = true"),
+        (("--application-id", "a", "--state-dir", "x", "--pipeline", "x_y:z"), "cannot import"),
     ],
 )
 def test_a_call_that_cannot_be_served_is_refused(

@@ -1,24 +1,30 @@
 """The page over HTTP: real stores, exports and audits, and whatever people type into it."""
 
 import html
+import json
 import re
 import threading
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 
 import msgspec
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Route
 from starlette.testclient import TestClient
 
 import statestore as ss
 from statestore.layout.audits import AuditRecord, Audits, AuditVerdict
+from statestore.layout.folders import StateLayout
 from statestore.layout.owners import Owner
 from statestore.layout.works import Unit, WorkNote, Works
-from statestore.model.ids import TaskId
+from statestore.model.ids import TaskId, TopicPartition
 from statestore.runtime import Runtime, SystemClock
 from statestore.ui.looks import Lookout, applications_of
-from statestore.ui.site import application
+from statestore.ui.site import application, routes_of
 from tests.builders import DEADLINE_S, ManualClock, eventually
+from tests.contract import own_serdes
 from tests.ui_rig import HOSTILE, NAMES, filled, told_of
 
 PATH = "/applications/a"
@@ -233,6 +239,88 @@ def test_a_look_that_fails_shows_why_and_is_tried_again(tmp_path: Path) -> None:
     clock.advance(60_000)
     eventually(lambda: "Stream tasks" in client.get("/applications/a").text, "another look")
     lookout.close()
+
+
+def stocked(state_dir: Path) -> str:
+    """An application whose serdes are its own, with a row; the path of its store's page."""
+    layout = StateLayout(state_dir, "own")
+    with ss.open_store(own_serdes.STOCK, layout.task_dir(TaskId(0, 0)) / "rocksdb") as stock:
+        stock.put(own_serdes.Place("<b>Rome", 7), Decimal("12.50"))
+        stock.commit({TopicPartition("own-stock-changelog", 0): 1})
+    layout.topology_file.write_text(json.dumps(own_serdes.topology().deployed()))
+    return "/applications/own/stores/stock"
+
+
+def serving_of(state_dir: Path, pipeline: str | None) -> tuple[Lookout, TestClient]:
+    known = {"application.id": "own", "state.dir": str(state_dir)}
+    lookout = Lookout(lambda: {"own": lambda: Runtime(known)}, SystemClock(), lambda _: pipeline)
+    return lookout, TestClient(application(lookout, ["testserver"]))
+
+
+def test_rows_are_decoded_by_the_serdes_of_the_pipeline(tmp_path: Path) -> None:
+    path = stocked(tmp_path)
+    lookout, client = serving_of(tmp_path, "tests.contract.own_serdes:topology")
+    wanted = ["0_0", '{"city":"<b>Rome","shelf":7}', "12.50"]
+    assert [cell.strip('"') for cell in cells(client.get(path).text)[0]] == wanted
+    key = '{"city":"<b>Rome","shelf":7}'
+    assert len(cells(client.get(path, params={"key": key}).text)) == 1
+    assert "is no PLACE" in html.unescape(client.get(path, params={"key": "Rome"}).text)
+    assert "Rome" in cells(client.get(path, params={"raw": "1"}).text)[0][1]
+    assert "<b>" not in client.get(path).text
+    lookout.close()
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "told"),
+    [
+        (None, "show bytes instead"),
+        ("tests.contract.own_serdes:broken", "no topology today"),
+        ("tests.contract.own_serdes:without_stores", "the pipeline has no store 'stock'"),
+        ("nowhere_at_all:topology", "cannot import 'nowhere_at_all'"),
+    ],
+)
+def test_a_pipeline_that_does_not_help_is_told_in_words(
+    tmp_path: Path, pipeline: str | None, told: str
+) -> None:
+    path = stocked(tmp_path)
+    lookout, client = serving_of(tmp_path, pipeline)
+    answer = client.get(path)
+    assert (answer.status_code, told in html.unescape(answer.text)) == (200, True), answer.text
+    assert "Rome" in cells(client.get(path, params={"raw": "1"}).text)[0][1]
+    lookout.close()
+
+
+def test_a_broken_pipeline_hides_no_row_that_the_library_can_decode(tmp_path: Path) -> None:
+    filled(tmp_path, "own")
+    lookout, client = serving_of(tmp_path, "tests.contract.own_serdes:broken")
+    answer = client.get("/applications/own/stores/names", params={"key": "n1-007"})
+    assert cells(answer.text) == [["0_1", "n1-007", '{"is":7}']]
+    assert "no topology today" in answer.text
+    assert "no topology today" in shown(client, "/applications/own")
+    lookout.close()
+
+
+def test_a_pipeline_is_imported_only_if_the_file_says_so(tmp_path: Path) -> None:
+    path, config = stocked(tmp_path / "state"), tmp_path / "statestore.toml"
+    (tmp_path / "own_by_page.py").write_text(
+        "from pathlib import Path\n"
+        "from tests.contract.own_serdes import topology\n"
+        "Path(__file__).with_name('imported').touch()\n"
+    )
+    section = '[applications.own]\nstate_dir = "state"\npipeline = "own_by_page:topology"\n'
+    config.write_text(section)
+    routes = [Route(*each) for each in routes_of(config).items()]
+    client = TestClient(Starlette(routes=routes))
+    assert "show bytes instead" in client.get(path).text
+    shown(client, "/applications/own")
+    assert not (tmp_path / "imported").exists()
+    config.write_text(section + "[page]\nimport_pipelines = true\n")
+    assert "12.50" in cells(client.get(path).text)[0][2]
+    assert (tmp_path / "imported").exists()
+    for wrong in ('import_pipelines = "yes"', "import_pipeline = true"):
+        config.write_text(section + f"[page]\n{wrong}\n")
+        answer = client.get(path)
+        assert (answer.status_code, "[page]" in answer.text) == (503, True)
 
 
 def test_works_under_way_have_a_bar_and_dead_ones_have_none(tmp_path: Path) -> None:
