@@ -106,6 +106,30 @@ def history_reordered() -> ss.Topology:
     return b.build()
 
 
+def named_by_user() -> ss.Topology:
+    """Each row of `in` with the name of its user, which `users` has."""
+    return _named_by_user(builder())
+
+
+def named_by_user_reordered() -> ss.Topology:
+    """The same as `named_by_user`, behind a sub-topology that is new."""
+    b = builder()
+    b.stream(f"{prefix()}-other").group_by_key().count("others")
+    return _named_by_user(b)
+
+
+def _named_by_user(b: ss.StreamsBuilder) -> ss.Topology:
+    rows = b.table(f"{prefix()}-in", materialized="rows")
+    users = b.table(f"{prefix()}-users", materialized="users")
+    rows.left_join(
+        users,
+        lambda row, name: {"number": row["number"], "name": name},
+        foreign_key=lambda row: row["user"],
+        name="named",
+    ).to_stream().to(f"{prefix()}-out")
+    return b.build()
+
+
 def windows_in_memory() -> ss.Topology:
     """Windows under the name of the counts that `counts_in_memory` has."""
     b = builder()
