@@ -198,6 +198,7 @@ class Followers:
         self._followers: dict[TaskId, Follower] = {}
         self._deployed = read_deployed(environment.layout)
         self._deployed_seen: object = None
+        self._widths: dict[str, int] = {}
         self._looked_s = float("-inf")
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="statestore-follow", daemon=True)
@@ -206,6 +207,10 @@ class Followers:
     def deployed(self) -> Deployed:
         """What the topology deployed last says of the stores."""
         return self._deployed
+
+    def width(self, store: str) -> int:
+        """Return how many partitions of a store were seen on disk; they never become fewer."""
+        return self._widths.get(store, 0)
 
     def states(self) -> Mapping[TaskId, TaskState]:
         """Return the copies as they are now, for any thread."""
@@ -254,10 +259,14 @@ class Followers:
             if self._deployed_seen != seen:
                 self._deployed = read_deployed(layout)
                 self._deployed_seen = seen
-            there = {task for task in layout.tasks() if layout.stores(task)}
+            stores = {task: layout.stores(task) for task in layout.tasks()}
         except (OSError, StateStoreError) as error:
             _log.warning("cannot look at %s: %s", layout.application_dir, error)
             return
+        there = {task for task, found in stores.items() if found}
+        for task in there:
+            for store in stores[task]:
+                self._widths[store] = max(self.width(store), task.partition + 1)
         for task in there - self._followers.keys():
             self._followers[task] = Follower(task, self._environment, self._openers)
         for task in self._followers.keys() - there:

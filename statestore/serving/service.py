@@ -370,17 +370,18 @@ class StateService:
                 sources = [replica.source(store) for replica, _ in replicas]
                 reader = reader_over(self._spec(store), sources, f"store {store!r}", lambda: None)
                 result = ask(reader)
-                freshness = [
-                    self._freshness(replica.task, state, replica.stand(store))
-                    for replica, state in replicas
-                ]
+                freshness = []
+                for replica, state in replicas:
+                    moved = not self._is_home(store, replica.task)
+                    known = state._replace(stale=state.stale or moved)
+                    freshness.append(self._freshness(replica.task, known, replica.stand(store)))
             return _Asked(result, reader.span_names, freshness, kept.pop_all().close)
 
     def _borrowed(self, store: str, task: TaskId, kept: ExitStack) -> tuple[Replica, TaskState]:
         for _ in range(_BORROW_TRIES):
             state = self._followers.state(task)
-            if state is None or state.replica is None:
-                break
+            if state is None or state.replica is None or not state.replica.knows(store):
+                break  # Among others, because the store has just been moved.
             if state.replica.borrow():
                 kept.callback(state.replica.give_back)
                 return state.replica, state
@@ -390,13 +391,16 @@ class StateService:
         return spec_of(self.deployed, store, serdes.BYTES, serdes.BYTES)
 
     def _partitions(self, store: str) -> int:
-        """Return how many partitions a store has: as deployed, or else as there are on disk."""
+        """Return how many partitions a store has: as deployed, or else as were seen on disk.
+
+        Those that are copied are no measure: a row of another one would seem not to exist.
+        """
         known = self.deployed.stores.get(store)
         if known is not None:
             for part in self.deployed.sub_topologies:
                 if part.ordinal == known.sub_topology and part.tasks is not None:
                     return part.tasks
-        return max((task.partition + 1 for task in self._having(store).values()), default=0)
+        return self._followers.width(store)
 
     def _inputs(self, store: str) -> list[str]:
         """Return the topics that the tasks of a store read."""
@@ -410,20 +414,36 @@ class StateService:
         ]
 
     def _having(self, store: str) -> dict[int, TaskId]:
-        """Return the stream tasks whose copy has the store, by partition."""
-        return {
-            task.partition: task
+        """Return the stream tasks whose copy has the store, by partition.
+
+        While a store is moved to another sub-topology two copies may have it: the one that is not
+        of its new place is of the time before.
+        """
+        having = [
+            task
             for task, state in self._followers.states().items()
             if state.replica is not None and state.replica.knows(store)
-        }
+        ]
+        having.sort(key=lambda task: self._is_home(store, task))
+        return {task.partition: task for task in having}
+
+    def _is_home(self, store: str, task: TaskId) -> bool:
+        """Return whether the deployed topology has the store in that stream task."""
+        known = self.deployed.stores.get(store)
+        return known is None or known.sub_topology == task.sub_topology
 
     def _tasks(self, store: str, partition: int | None) -> list[TaskId]:
         """Return the stream tasks to ask; an error says which have no copy, and why."""
         found = self._having(store)
         chosen = [task for p, task in sorted(found.items()) if partition in {None, p}]
-        missing = self.deployed.missing(store, chosen, partition)
+        wanted = range(self._partitions(store))
+        if partition is not None:
+            wanted = wanted[partition:][:1]
+        missing = [place for place in wanted if place not in found]
         if missing or not chosen:
-            raise self._not_there(store, missing, partition)
+            known = self.deployed.stores.get(store)
+            tasks = [] if known is None else [TaskId(known.sub_topology, p) for p in missing]
+            raise self._not_there(store, tasks, partition)
         return chosen
 
     def _task(self, store: str, partition: int) -> TaskId:
