@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         Serde,
         SerdeContext,
         Subscription,
+        Timer,
         VersionedRecord,
         Windowed,
     )
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
         persistent_key_value_store,
         persistent_versioned_key_value_store,
     )
+    from statestore.stores.timer_specs import TimerSpec, timer_store
     from statestore.stores.window_specs import (
         in_memory_session_store,
         in_memory_window_store,
@@ -89,6 +91,7 @@ if TYPE_CHECKING:
     from statestore.topology.sliding_windows import SlidingWindows
     from statestore.topology.streams import KStream
     from statestore.topology.suppression import Suppressed
+    from statestore.topology.timers import Timers
     from statestore.topology.windows import HoppingWindows, TumblingWindows
 else:
     import importlib
@@ -115,6 +118,7 @@ else:
             "Serde",
             "SerdeContext",
             "Subscription",
+            "Timer",
             "VersionedRecord",
             "Windowed",
         ),
@@ -143,6 +147,7 @@ else:
             "persistent_key_value_store",
             "persistent_versioned_key_value_store",
         ),
+        "statestore.stores.timer_specs": ("TimerSpec", "timer_store"),
         "statestore.stores.window_specs": (
             "in_memory_session_store",
             "in_memory_window_store",
@@ -171,6 +176,7 @@ else:
         "statestore.topology.sessions": ("SessionWindows",),
         "statestore.topology.sliding_windows": ("SlidingWindows",),
         "statestore.topology.suppression": ("Suppressed",),
+        "statestore.topology.timers": ("Timers",),
         "statestore.topology.windows": ("HoppingWindows", "TumblingWindows"),
     }
     _MODULES = {"errors": "statestore.errors", "serdes": "statestore.stores.serdes"}
@@ -241,6 +247,9 @@ __all__ = [
     "Time",
     "TimeWindowedCogroupedKStream",
     "TimeWindowedKStream",
+    "Timer",
+    "TimerSpec",
+    "Timers",
     "TopicPartition",
     "Topology",
     "TumblingWindows",
@@ -263,4 +272,5 @@ __all__ = [
     "persistent_window_store",
     "run",
     "serdes",
+    "timer_store",
 ]

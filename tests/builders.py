@@ -26,7 +26,7 @@ from statestore.stores.staged_table import StagedTable
 from statestore.stores.transaction import StagedEngine
 from statestore.stores.versioned.table import VersionedTable
 from statestore.topology.nodes import Build, Held, HeldBack, Push
-from statestore.topology.punctuation import Fire, Punctuation, Punctuations
+from statestore.topology.punctuation import Alarm, Fire, Punctuation, Punctuations
 
 ROOT = Path(__file__).resolve().parents[1]
 DEADLINE_S = 20.0
@@ -182,6 +182,16 @@ class NodeBench:
 
     def schedule(self, node: str, every: Span, by: PunctuationType, fire: Fire) -> Punctuation:
         return self.punctuations.add(node, every, by, fire, now_ms=0)
+
+    def keep_alarm(self, alarm: Alarm) -> None:
+        self.punctuations.keep_alarm(alarm)
+
+    def wall_clock_ms(self) -> int:
+        return 0
+
+    @property
+    def judges_singly(self) -> bool:
+        return False
 
     @property
     def held_back(self) -> HeldBack:

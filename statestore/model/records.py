@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, overload
 
 from statestore.errors import Misuse
+from statestore.model.modes import PunctuationType
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -114,6 +115,31 @@ class Subscription(NamedTuple, Generic[K_co, K2_co]):
 
     foreign_key: K2_co
     key: K_co
+
+
+class Timer(NamedTuple, Generic[K_co]):
+    """A timer of a processor, known by `key` and `name`.
+
+    It fires at `time_ms`: by stream time, or by wall-clock time.
+    """
+
+    key: K_co
+    name: str
+    time_ms: int
+    kind: PunctuationType
+
+
+class TimerRow(NamedTuple, Generic[K_co]):
+    """The key of a row in a store of timers.
+
+    Each timer has two rows: one by its time and kind, and one by its key and name alone, whose
+    `time_ms` and `kind` are None.
+    """
+
+    key: K_co
+    name: str
+    time_ms: int | None = None
+    kind: PunctuationType | None = None
 
 
 AT_TIME_BYTES = 16

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, overload
 import msgspec
 
 from statestore.errors import ABOUT_A_RECORD, Misuse, SerdeMismatch, StateStoreError
+from statestore.model.modes import PunctuationType
 from statestore.model.records import (
     AT_TIME_BYTES,
     SESSION_BYTES,
@@ -25,6 +26,7 @@ from statestore.model.records import (
     SerdeContext,
     Subscription,
     T,
+    TimerRow,
     Windowed,
 )
 from statestore.model.records import BYTES as PLAIN_BYTES
@@ -36,6 +38,12 @@ _SESSION = re.compile(r"SESSION\((.+)\)")
 _TYPED_JSON = re.compile(r"JSON\(.+\)")
 _MIGRATED = re.compile(r"MIGRATED\[\d+\]\(")
 _SUBSCRIPTION = re.compile(r"SUBSCRIPTION\((.+)\)")
+_TIMER = re.compile(r"TIMER\((.+)\)")
+_BY_KEY = b"k"
+_TIMER_TAGS = {PunctuationType.STREAM_TIME: b"e", PunctuationType.WALL_CLOCK_TIME: b"w"}
+_TIMER_KINDS = {tag: kind for kind, tag in _TIMER_TAGS.items()}
+_KEY_END = b"\x00\x00"
+_TIME = struct.Struct(">Q")
 _LENGTH = struct.Struct(">I")
 _SPAN = struct.Struct(">qq")
 _INT64 = struct.Struct(">q")
@@ -195,6 +203,9 @@ def by_name(name: str) -> Serde[Any]:
         return JSON
     if _MIGRATED.match(name):
         raise Misuse(f"several serdes wrote the rows of {name}, and only the pipeline has them")
+    timers = _TIMER.fullmatch(name)
+    if timers is not None:
+        return timer(by_name(timers[1]))
     names = _of_subscription(name)
     if names is not None:
         return subscription(*map(by_name, names))
@@ -257,6 +268,9 @@ def placed_by(name: str) -> Callable[[bytes], bytes] | None:
         return functools.partial(without_last, count=found.span_bytes)
     if _AT_TIME.fullmatch(name) is not None:
         return functools.partial(without_last, count=AT_TIME_BYTES)
+    timers = _TIMER.fullmatch(name)
+    if timers is not None:
+        return functools.partial(_placed_timer, place=placed_by(timers[1]))
     names = _of_subscription(name)
     return None if names is None else functools.partial(_placed_foreign, place=placed_by(names[0]))
 
@@ -381,6 +395,65 @@ def _of_subscription(name: str) -> tuple[str, str] | None:
         if letter == "," and not depth:
             return inner[:place], inner[place + 1 :]
     return None
+
+
+@functools.cache
+def timer(key_serde: Serde[T]) -> Serde[TimerRow[T]]:
+    """Return the serde of keys in a store of timers; `stores/timer_specs.py` has their bytes."""
+
+    def make(
+        serialize: Callable[[T], bytes], deserialize: Callable[[bytes], T]
+    ) -> Functions[TimerRow[T]]:
+        def write(row: TimerRow[T]) -> bytes:
+            of_timer = timer_id(serialize(row.key), row.name)
+            if row.kind is None or row.time_ms is None:
+                return _BY_KEY + of_timer
+            return timer_time(row.kind, row.time_ms) + of_timer
+
+        def read(data: bytes) -> TimerRow[T]:
+            key, name = key_and_name(data)
+            kind = _TIMER_KINDS.get(data[:1])
+            time_ms = None if kind is None else _TIME.unpack_from(data, 1)[0] - _TIME_BIAS
+            return TimerRow(deserialize(key), name.decode(), time_ms, kind)
+
+        return write, read
+
+    return key_serde.around(f"TIMER({key_serde.name})", make, timer)
+
+
+def timer_id(key: bytes, name: str) -> bytes:
+    """Return how the rows of a timer end: with its key and name."""
+    return key.replace(b"\x00", b"\x00\xff") + _KEY_END + name.encode()
+
+
+def timer_time(kind: PunctuationType, time_ms: int) -> bytes:
+    """Return how the row of a timer by its time, in ms, begins; struct.error beyond 64 bits."""
+    return _TIMER_TAGS[kind] + _TIME.pack(time_ms + _TIME_BIAS)
+
+
+def time_in(row: bytes) -> int:
+    """Return the time of a timer, given the row by its time, or the beginning of it."""
+    found: int = _TIME.unpack_from(row, 1)[0]
+    return found - _TIME_BIAS
+
+
+def timer_kind(row: bytes) -> PunctuationType:
+    """Return the kind of a timer, given the row by its time, or the beginning of it."""
+    return _TIMER_KINDS[row[:1]]
+
+
+def key_and_name(row: bytes) -> tuple[bytes, bytes]:
+    """Return the bytes of the key and of the name in a row of a timer."""
+    start = len(_BY_KEY) if row[:1] == _BY_KEY else len(_BY_KEY) + _TIME.size
+    end = row.find(_KEY_END, start)
+    if end < 0 or (row[:1] != _BY_KEY and row[:1] not in _TIMER_KINDS):
+        raise ValueError(f"want a row of a timer, not {printable(row[:40])}")
+    return row[start:end].replace(b"\x00\xff", b"\x00"), row[end + len(_KEY_END) :]
+
+
+def _placed_timer(row: bytes, place: Callable[[bytes], bytes] | None) -> bytes:
+    key, _ = key_and_name(row)
+    return key if place is None else place(key)
 
 
 @functools.cache

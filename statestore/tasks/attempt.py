@@ -161,6 +161,8 @@ class Attempt:
     def _process_within_share(self, batch: InputBatch) -> int | None:
         """Return the number of records; None: another task of the slot must commit first."""
         intake, memory = self._intake, self._memory
+        if self._fire_timers_before(batch):
+            return 0
         portion = self._poison.portion(batch)
         if portion.alone and self._dirty:
             intake.put_back(batch)
@@ -183,6 +185,27 @@ class Attempt:
             self.commit()
         return len(batch)
 
+    def _fire_timers_before(self, batch: InputBatch) -> bool:
+        """Fire timers that are due before a batch; commit between them if they are many.
+
+        Return whether the batch was put back, as some may be left. Timers that are due within the
+        batch fire as it is processed. So do these if a record of it may be passed over, which does
+        not move stream time.
+        """
+        context, memory = self._context, self._memory
+        if self._poison.judges_singly or not context.has_timers_before(batch):
+            return False
+        self._committer.begin()
+        self._dirty = True
+        are_left = context.fire_timers_before(batch)
+        is_full = memory.is_full() and memory.make_room()
+        if not (are_left or is_full):
+            return False
+        self._intake.put_back(batch)
+        if is_full or self._committer.interval_has_passed():
+            self.commit()
+        return True
+
     def _process(self, batch: InputBatch) -> None:
         self._committer.begin()
         self._dirty = True
@@ -198,7 +221,7 @@ class Attempt:
         context, memory, now_ms = self._context, self._memory, self._clock.now_ms()
         if context.punctuations.wall_clock_due(now_ms):
             self._committer.begin()
-            context.punctuations.wall_clock_is(now_ms)
+            context.punctuate(now_ms)
             if context.has_written() or memory.usage() != _NOTHING:
                 self._dirty = True
             if memory.is_full() and memory.make_room():

@@ -37,7 +37,7 @@ from statestore.topology.nodes import (
     running,
 )
 from statestore.topology.partitioners import choice
-from statestore.topology.punctuation import Fire, Firing, Punctuation, Punctuations
+from statestore.topology.punctuation import Alarm, Fire, Firing, Punctuation, Punctuations
 from statestore.topology.sub_topologies import SubTopology
 
 _log = logging.getLogger(__name__)
@@ -80,12 +80,14 @@ class TaskContext:
         self._application_id = application_id
         self._closers: list[Callable[[], None]] = []
         self._keeps_stream_times = False
+        alone = part.one_by_one()
+        self._overtakes = bool(alone.nodes or alone.topics)
         try:
             self.pushes = _wire(part, self, outbox, application_id)
         except BaseException:
             self.close()
             raise
-        self.punctuations.opened()
+        self.punctuations.opened(clock.now_ms())
 
     def stream_time(self) -> int | None:
         return self.stream_time_ms
@@ -114,6 +116,16 @@ class TaskContext:
 
     def schedule(self, node: str, every: Span, by: PunctuationType, fire: Fire) -> Punctuation:
         return self.punctuations.add(node, every, by, fire, self._clock.now_ms())
+
+    def keep_alarm(self, alarm: Alarm) -> None:
+        self.punctuations.keep_alarm(alarm)
+
+    def wall_clock_ms(self) -> int:
+        return self._clock.now_ms()
+
+    @property
+    def judges_singly(self) -> bool:
+        return self._poison.judges_singly
 
     def release(self, node: str, held: Held, hand_on: Push) -> None:
         self._poison.release(node, held, hand_on, self)
@@ -151,10 +163,14 @@ class TaskContext:
 
     def _process(self, batch: InputBatch) -> None:
         push, records = self.pushes[batch.tp.topic], batch.records
-        start, count = 0, len(records)
+        start, count, has_timers = 0, len(records), self.punctuations.has_alarms
         while start < count:
             before_ms = self.stream_time_ms
             stop = self.punctuations.cut(before_ms, records.timestamps, start)
+            if has_timers and self._overtakes:
+                # A timer may share a store with nodes that its node's own records do not reach.
+                stop = start + 1
+                self.punctuations.timers_pass(records.timestamps[start])
             part = records if stop - start == count else records.slice(start, stop)
             if self._keeps_stream_times:
                 part = part.with_stream_times(running(before_ms, part.timestamps))
@@ -163,8 +179,31 @@ class TaskContext:
             if before_ms is None or latest_ms > before_ms:
                 self.stream_time_ms = latest_ms
                 after = batch.tp, batch.offsets[stop - 1]
+                self.punctuations.timers_pass(latest_ms)
                 self.punctuations.stream_time_rose(before_ms, latest_ms, after)
             start = stop
+
+    def has_timers_before(self, batch: InputBatch) -> bool:
+        """Return whether timers may be due that fire before the first of these records."""
+        return self.punctuations.timers_due(batch.records.timestamps[0])
+
+    def fire_timers_before(self, batch: InputBatch) -> bool:
+        """Fire some timers that are due before these records; return whether some may be left."""
+        outer = APPLICATION.set(self._application_id)
+        try:
+            return self.punctuations.timers_near(batch.records.timestamps[0])
+        finally:
+            APPLICATION.reset(outer)
+
+    def punctuate(self, now_ms: int) -> None:
+        """Fire what is due by wall-clock time."""
+        outer = APPLICATION.set(self._application_id)
+        try:
+            self.punctuations.wall_clock_is(now_ms)
+            if self.stream_time_ms is not None:
+                self.punctuations.timers_pass(self.stream_time_ms)
+        finally:
+            APPLICATION.reset(outer)
 
     def committed(self) -> None:
         """Take what was counted since the last commit as final, and start counting again."""

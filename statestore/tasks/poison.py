@@ -123,6 +123,11 @@ class Poison:
         """Whether a trial is running, which is not committed."""
         return self._trials.is_on
 
+    @property
+    def judges_singly(self) -> bool:
+        """Whether some of what waited may not be handed on."""
+        return bool(self._verdicts) or self._trials.is_on
+
     # Records of the input.
 
     def portion(self, batch: InputBatch) -> Portion:
@@ -423,7 +428,7 @@ def _items(held: Held) -> list[HeldItem]:
         [()] * count if batch.headers is None else batch.headers,
         [None] * count if held.origins is None else held.origins,
     )
-    return [HeldItem(held.store, *row) for row in zip(*columns, strict=True)]
+    return [HeldItem(held.store, *row, held.what) for row in zip(*columns, strict=True)]
 
 
 def _stored(column: Column) -> list[bytes | None]:

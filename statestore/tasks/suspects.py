@@ -88,13 +88,14 @@ class HeldItem(NamedTuple):
     time_ms: int
     headers: tuple[Header, ...]
     origin: Origin | None
+    what: str
 
     def __str__(self) -> str:
         if self.origin is not None:
             tp, offset = self.origin
             return f"{tp} offset {offset}, which waited in store {self.store!r}"
-        key = serdes.printable(self.key or b"")
-        return f"the result of key b'{key}' up to {self.time_ms} in store {self.store!r}"
+        key = f"b'{serdes.printable(self.key or b'')}'"
+        return f"{self.what.format(key=key, time=self.time_ms)} in store {self.store!r}"
 
 
 class TrialResult(NamedTuple):

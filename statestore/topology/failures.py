@@ -135,6 +135,11 @@ def punctuating(node: str, time_ms: int) -> Iterator[None]:
         raise made from error
 
 
+def timer_failed(node: str, error: Exception) -> NodeFailed:
+    """Return the error for what a processor did when its timers fired."""
+    return NodeFailed(Stage.PROCESSING, f"node {node}", error, node=node, where="at its timers")
+
+
 @contextmanager
 def processing(node: str, batch: Batch) -> Iterator[None]:
     """Turn what a user's function raises into NodeFailed for some record of the batch."""

@@ -22,7 +22,7 @@ from statestore.stores.row_times import WriteTime
 from statestore.stores.specs import GlobalSpec
 from statestore.stores.staged_table import StagedTable
 from statestore.stores.versioned.table import VersionedTable
-from statestore.topology.punctuation import Fire, Punctuation
+from statestore.topology.punctuation import Alarm, Fire, Punctuation
 
 Partitioner = Callable[[str, Any, Any, int], int | None]
 """From topic, key, value and the number of partitions to a partition; None: by the key's hash."""
@@ -78,11 +78,13 @@ class Held(NamedTuple):
     """Records that waited in the store of a node until their time came, as stored bytes.
 
     `origins` has, for each record of the batch, the input record that it was, as far as known.
+    `what`: what each is, for messages.
     """
 
     store: str
     batch: Batch
     origins: Sequence[Origin | None] | None = None
+    what: str = "the result of key {key} up to {time}"
 
 
 class NodeContext(Protocol):
@@ -118,6 +120,12 @@ class NodeContext(Protocol):
     def schedule(self, node: str, every: Span, by: PunctuationType, fire: Fire) -> Punctuation:
         """Have `fire` called by stream time or wall-clock time."""
 
+    def keep_alarm(self, alarm: Alarm) -> None:
+        """Have the timers of a node fired by stream time and wall-clock time."""
+
+    def wall_clock_ms(self) -> int:
+        """Return the wall-clock time, in ms since the epoch."""
+
     @property
     def held_back(self) -> HeldBack:
         """Where an operator counts the records that wait in it."""
@@ -127,6 +135,13 @@ class NodeContext(Protocol):
 
         Each record is judged by itself. The batch that `hand_on` receives has no topic, and its
         offsets are places in the batch that was released.
+        """
+
+    @property
+    def judges_singly(self) -> bool:
+        """Whether some of what `release` hands on may be left out.
+
+        Then an operator that can do so releases its records one by one, as late as possible.
         """
 
     def drop(self, node: str, batch: Batch, indices: Sequence[int], reason: str) -> None:

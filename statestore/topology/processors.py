@@ -32,10 +32,13 @@ from statestore.stores.specs import (
     VersionedSpec,
     WindowSpec,
 )
+from statestore.stores.timer_specs import TimerSpec
 from statestore.topology.callbacks import check_arity, why_processor_idle
-from statestore.topology.failures import Stage, decoded, failed, punctuating
+from statestore.topology.collector import Collector
+from statestore.topology.failures import Stage, decoded, failed, punctuating, timer_failed
 from statestore.topology.nodes import Build, Forward, NodeContext, Push, stream_times
 from statestore.topology.punctuation import Punctuation
+from statestore.topology.timers import Fired, TimerQueue, Timers
 
 K_contra = TypeVar("K_contra", contravariant=True)
 V_contra = TypeVar("V_contra", contravariant=True)
@@ -46,7 +49,8 @@ VF_contra = TypeVar("VF_contra", contravariant=True, default=Any)
 class Processor(Protocol[K_contra, V_contra]):
     """A user's code that takes records one by one.
 
-    It may also have a method `close()`, which is called when its stream task closes.
+    It may also have a method `close()`, which is called when its stream task closes. If it has
+    timers, it needs a method `on_timer(timer)`, which may do what `process` may do.
     """
 
     def process(self, record: Record[K_contra, V_contra], /) -> None:
@@ -85,6 +89,7 @@ class ProcessorContext(Generic[KF_contra, VF_contra]):
         self._clocks = [clock for clock in clocks if not clock.of_stream]
         self._clocks_of_stream = [clock for clock in clocks if clock.of_stream]
         self._forwarded: list[tuple[Record[Any, Any], str | None, int | None]] = []
+        self._queue: TimerQueue | None = None
         self.stream_time: int | None = None
 
     @property
@@ -116,7 +121,25 @@ class ProcessorContext(Generic[KF_contra, VF_contra]):
                 f"store {name!r} is not connected to this processor; connected: "
                 f"{', '.join(self._stores) or 'none'}; pass the store to process()"
             )
+        if self._queue is not None and name == self._queue.store:
+            raise UnknownStore(f"store {name!r} has timers: take them with context.timers(spec)")
         return self._node.store(name)
+
+    def timers(self, spec: TimerSpec[K]) -> Timers[K]:
+        """Return the timers in a store that `timer_store` described and process() was given.
+
+        UnknownStore if this processor has no such store.
+        """
+        if self._queue is None or spec.name != self._queue.store:
+            raise UnknownStore(
+                f"store {spec.name!r} has no timers of this processor: pass "
+                "ss.timer_store(name, key_serde=…) to process()"
+            )
+        return Timers(self._queue)
+
+    def wall_clock_ms(self) -> int:
+        """Return the wall-clock time in ms since the epoch, as timers and punctuations go by it."""
+        return self._node.wall_clock_ms()
 
     def forward(self, record: Record[KF_contra, VF_contra], *, to: str | None = None) -> None:
         """Hand a record to all children of this node, or to the one that is named.
@@ -143,6 +166,10 @@ class ProcessorContext(Generic[KF_contra, VF_contra]):
         check_arity(f"schedule of node {self._name}", function, 1)
         fire = partial(self._punctuate, function)
         return self._node.schedule(self._name, interval_ms, PunctuationType(kind), fire)
+
+    def keep_timers(self, queue: TimerQueue) -> None:
+        """Give the processor timers, before it is made."""
+        self._queue = queue
 
     def take_forwarded(self) -> list[tuple[Batch, str | None]]:
         """Return what was forwarded: each run of records for the same child as one batch."""
@@ -186,8 +213,38 @@ class ProcessorContext(Generic[KF_contra, VF_contra]):
                 function(time_ms)
                 for made, child in self.take_forwarded():
                     self._forward(made, child)
+            if self._queue is not None:
+                self._queue.write()
         finally:
             self.done()
+
+
+def declared(
+    builder: Collector, verb: str, stores: Sequence[StoreSpec | str], name: str | None
+) -> tuple[tuple[str, ...], TimerSpec[Any] | None]:
+    """Make the stores of a processor known; return their names, and the store of its timers.
+
+    InvalidTopology if it cannot have such timers.
+    """
+    timers = [store for store in stores if isinstance(store, TimerSpec)]
+    where = verb if name is None else f"{verb} {name!r}"
+    if timers and verb != "process":
+        raise InvalidTopology(
+            f"{where}: store {timers[0].name!r} has timers, which fire between two records: use "
+            "process()"
+        )
+    if len(timers) > 1:
+        raise InvalidTopology(
+            f"{where}: a processor has one store of timers, not {len(timers)}: give its timers "
+            "names"
+        )
+    for store in stores:
+        if isinstance(store, TimerSpec):
+            builder.keep(store)
+        elif not isinstance(store, str):
+            builder.declare(store)
+    names = tuple(store if isinstance(store, str) else store.name for store in stores)
+    return names, timers[0] if timers else None
 
 
 def processed(
@@ -278,6 +335,109 @@ def _per_batch(
         raise failed(Stage.PROCESSING, node, batch, error) from error
 
 
+def timed(
+    node: str,
+    factory: Callable[[ProcessorContext[Any, Any]], Any],
+    stores: tuple[str, ...],
+    spec: TimerSpec[Any],
+) -> Build:
+    """Build a node that runs a user's Processor with timers."""
+    maker = Maker(node, factory, "process", "on_timer")
+
+    def build(context: NodeContext, forward: Forward) -> Push:
+        outward: ProcessorContext[Any, Any] = ProcessorContext(context, stores, node, forward)
+        timed_node = _TimedNode(context, node, spec, outward, forward)
+        timed_node.processor = processor = _made(node, maker, outward)
+        context.keep_stream_times()
+        context.keep_alarm(timed_node.queue)
+        if hasattr(processor, "close"):
+            context.on_close(processor.close)
+        return timed_node.push
+
+    return build
+
+
+class _TimedNode:
+    """A processor with timers, in one stream task."""
+
+    processor: Any = None
+
+    def __init__(
+        self,
+        context: NodeContext,
+        node: str,
+        spec: TimerSpec[Any],
+        outward: ProcessorContext[Any, Any],
+        forward: Forward,
+    ) -> None:
+        self._context = context
+        self._node = node
+        self._outward = outward
+        self._forward = forward
+        self.queue = TimerQueue(context, node, spec, self._call, self._hand_on)
+        outward.keep_timers(self.queue)
+
+    def push(self, batch: Batch) -> None:
+        """Take the records of a batch, and fire the timers that are due between them."""
+        node, queue, outward = self._node, self.queue, self._outward
+        decoded(node, batch, "key")
+        decoded(node, batch, "value")
+        times, records = stream_times(self._context, batch), list(batch.records())
+        start = 0
+        try:
+            while start < len(records):
+                queue.stream_time_passes(times[start])
+                start = self._take(batch, records, times, start)
+            queue.stream_time_passes(times[-1])
+            queue.write()
+            runs = outward.take_forwarded()
+        except TypeError as error:  # What it forwarded was not a record.
+            raise failed(Stage.PROCESSING, node, batch, error) from error
+        finally:
+            outward.done()
+        for made, child in runs:
+            self._forward(made, child)
+
+    def _take(
+        self, batch: Batch, records: list[Record[Any, Any]], times: list[int], start: int
+    ) -> int:
+        """Have the processor take records up to one before which a timer is due."""
+        queue, outward, call = self.queue, self._outward, self.processor.process
+        place = start
+        try:
+            for place in range(start, len(records)):
+                time = times[place]
+                if queue.next_ms < time:
+                    return place
+                outward.at(time, records[place].timestamp_ms)
+                call(records[place])
+                queue.stream_time_is(time)
+        except Exception as error:
+            found = [(place, error)]
+            raise failed(Stage.PROCESSING, self._node, batch, error, found=found) from error
+        return len(records)
+
+    def _call(self, fired: Fired) -> None:
+        timer, now_ms = fired
+        by_stream_time = timer.kind is PunctuationType.STREAM_TIME
+        self._outward.at(now_ms, timer.time_ms if by_stream_time else now_ms)
+        try:
+            self.processor.on_timer(timer)
+        except BaseException:
+            self._outward.done()
+            raise
+
+    def _hand_on(self) -> None:
+        try:
+            runs = self._outward.take_forwarded()
+        except TypeError as error:
+            raise timer_failed(self._node, error) from error
+        finally:
+            self._outward.done()
+        for made, child in runs:
+            self._forward(made, child)
+
+
 def no_record(forwarded: Sequence[object]) -> TypeError:
     """The error for the first thing forwarded that is no Record."""
     wrong = next((it for it in forwarded if not isinstance(it, Record)), None)
@@ -302,11 +462,11 @@ def _made(node: str, maker: "Maker", context: ProcessorContext[Any, Any]) -> Any
 class Maker:
     """Makes the processors of one node, a new one for each start and rewind of a stream task."""
 
-    def __init__(self, node: str, factory: Callable[..., Any], verb: str) -> None:
-        """`verb`: the method that takes records."""
+    def __init__(self, node: str, factory: Callable[..., Any], *verbs: str) -> None:
+        """`verbs`: the methods that take records, and timers."""
         self._node = node
         self._factory = factory
-        self._verb = verb
+        self._verbs = verbs
         self._made: list[Callable[[], Any]] = []
 
     def make(self, context: Any) -> Any:
@@ -318,13 +478,14 @@ class Maker:
         known = [kept() for kept in self._made] + list(_within_reach(self._factory))
         processor = self._factory(context)
         name = type(processor).__name__
-        if not callable(getattr(processor, self._verb, None)):
-            raise InvalidTopology(
-                f"node {self._node}: its factory made {name}, which has no {self._verb}()"
-            )
-        why = why_processor_idle(processor, self._verb)
-        if why is not None:
-            raise InvalidTopology(f"node {self._node}: {why}")
+        for verb in self._verbs:
+            if not callable(getattr(processor, verb, None)):
+                raise InvalidTopology(
+                    f"node {self._node}: its factory made {name}, which has no {verb}()"
+                )
+            why = why_processor_idle(processor, verb)
+            if why is not None:
+                raise InvalidTopology(f"node {self._node}: {why}")
         if any(one is processor for one in known):
             raise InvalidTopology(
                 f"node {self._node}: its factory returned a processor ({name}) that existed "

@@ -9,7 +9,7 @@ that is scheduled after the opening first fires an interval later.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from statestore.errors import Misuse
 from statestore.model.ids import TopicPartition
@@ -37,6 +37,26 @@ def run_plainly(_firing: Firing, fire: Fire, time_ms: int) -> bool:
     """Call the function; leave out nothing."""
     fire(time_ms)
     return True
+
+
+class Alarm(Protocol):
+    """The timers of a node, which are due at times of their own (topology/timers.py)."""
+
+    @property
+    def next_ms(self) -> int:
+        """A time before which nothing is due by stream time."""
+
+    def stream_time_rose(self, now_ms: int) -> None:
+        """Fire what is due before that stream time."""
+
+    def stream_time_nears(self, now_ms: int) -> bool:
+        """Fire some of what is due before that stream time; return whether some may be left."""
+
+    def wall_clock_due_ms(self) -> int:
+        """Return a time before which nothing is due by the wall clock."""
+
+    def wall_clock_is(self, now_ms: int) -> None:
+        """Fire what is due by the wall clock, within bounds."""
 
 
 class Punctuation:
@@ -70,7 +90,9 @@ class Punctuations:
         self._numbers: Counter[str] = Counter()
         self._stream: list[Punctuation] = []
         self._wall: list[Punctuation] = []
+        self._alarms: list[Alarm] = []
         self._opening = True
+        self._opened_ms = 0
         self.has_fired = False
 
     def add(
@@ -93,12 +115,27 @@ class Punctuations:
                 self._wall.append(made)
         return made
 
-    def opened(self) -> None:
+    def keep_alarm(self, alarm: Alarm) -> None:
+        """Have the timers of a node fired, before those of the nodes that were made earlier."""
+        self._alarms.insert(0, alarm)
+
+    @property
+    def has_alarms(self) -> bool:
+        """Whether any node has timers."""
+        return bool(self._alarms)
+
+    def timers_due(self, now_ms: int) -> bool:
+        """Return whether a timer may be due before that stream time."""
+        return any(alarm.next_ms < now_ms for alarm in self._alarms)
+
+    def opened(self, now_ms: int) -> None:
         """Note that all processors are made."""
         self._opening = False
+        self._opened_ms = now_ms
 
     def clear(self) -> None:
         """Cancel all punctuations, because the task closes."""
+        self._alarms.clear()
         for one in self._stream + self._wall:
             one.cancel()
 
@@ -129,12 +166,25 @@ class Punctuations:
             if crossed and one.armed and one.active:
                 self._fire(one, now_ms, after)
 
+    def timers_pass(self, now_ms: int) -> None:
+        """Fire the timers that are due before that stream time."""
+        for alarm in self._alarms:
+            alarm.stream_time_rose(now_ms)
+
+    def timers_near(self, now_ms: int) -> bool:
+        """Fire some of the timers due before that stream time; return whether some may be left."""
+        return any(alarm.stream_time_nears(now_ms) for alarm in self._alarms)
+
     def wall_clock_due(self, now_ms: int) -> bool:
         """Return whether `wall_clock_is` would fire something."""
-        return any(one.active and one.due_ms <= now_ms for one in self._wall)
+        return any(one.active and one.due_ms <= now_ms for one in self._wall) or any(
+            alarm.wall_clock_due_ms() <= now_ms for alarm in self._alarms
+        )
 
     def wall_clock_is(self, now_ms: int) -> None:
         """Fire what is due by wall-clock time."""
+        for alarm in self._alarms:
+            alarm.wall_clock_is(now_ms)
         for one in self._wall.copy():
             if one.active and one.due_ms <= now_ms:
                 passed = (now_ms - one.due_ms) // one.interval_ms
@@ -145,12 +195,15 @@ class Punctuations:
 
     def wait_ms(self, now_ms: int, limit_ms: int) -> int:
         """Return for how long nothing will be due, at most `limit_ms`."""
-        due_ms = (one.due_ms for one in self._wall if one.active)
+        due_ms = [one.due_ms for one in self._wall if one.active]
+        due_ms += [alarm.wall_clock_due_ms() for alarm in self._alarms]
         return max(0, min(min(due_ms, default=now_ms + limit_ms) - now_ms, limit_ms))
 
     def all_opened(self) -> bool:
-        """Return whether each punctuation that fires when the task opens has fired."""
-        return all(one.armed or not (one.opens and one.active) for one in self._wall)
+        """Return whether all that was due when the task opened has fired."""
+        return all(one.armed or not (one.opens and one.active) for one in self._wall) and all(
+            alarm.wall_clock_due_ms() > self._opened_ms for alarm in self._alarms
+        )
 
     def _fire(
         self, one: Punctuation, time_ms: int, after: tuple[TopicPartition, int] | None

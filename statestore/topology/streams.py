@@ -33,7 +33,14 @@ from statestore.topology.joinable_streams import JoinableStream, JoinTerms
 from statestore.topology.joiners import Joiner
 from statestore.topology.materialized import Materialized
 from statestore.topology.nodes import Build
-from statestore.topology.processors import BatchProcessor, Processor, ProcessorContext, processed
+from statestore.topology.processors import (
+    BatchProcessor,
+    Processor,
+    ProcessorContext,
+    declared,
+    processed,
+    timed,
+)
 
 KF = TypeVarWithDefault("KF", default=Any)
 VF = TypeVarWithDefault("VF", default=Any)
@@ -301,7 +308,9 @@ class KStream(JoinableStream[K_co, V_co]):
         """Hand each record to a Processor, which factory(context) makes for each stream task.
 
         `stores` are the specs, or names, of the stores that the processor uses; a store that is
-        given to several processors is shared by them. The result is what the processor forwards.
+        given to several processors is shared by them. A store of timers (`timer_store`) is for one
+        processor, whose `on_timer(timer)` is called as they fire. The result is what the processor
+        forwards.
         Misuse if the factory, or the class it is, cannot work.
         """
         return self._process("process", factory, stores, name)
@@ -340,10 +349,7 @@ class KStream(JoinableStream[K_co, V_co]):
         check_factory(
             verb, factory, name, "process_batch" if verb == "process_batch" else "process"
         )
-        names = tuple(store if isinstance(store, str) else store.name for store in stores)
-        for store in stores:
-            if not isinstance(store, str):
-                self._flow.builder.declare(store)
+        names, timers = declared(self._flow.builder, verb, stores, name)
         if verb == "process_values":
             kept = self._flow.add(
                 "KSTREAM-PROCESSVALUES", name, lambda n: processed_values(n, factory, names), names
@@ -352,7 +358,11 @@ class KStream(JoinableStream[K_co, V_co]):
         node = self._flow.add(
             "KSTREAM-PROCESSOR",
             name,
-            lambda n: processed(n, factory, names, per_record=verb == "process"),
+            lambda n: (
+                timed(n, factory, names, timers)
+                if timers is not None
+                else processed(n, factory, names, per_record=verb == "process")
+            ),
             names,
         )
         return KStream(self._flow.keyed_anew(node))

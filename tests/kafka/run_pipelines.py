@@ -5,6 +5,7 @@ A child process has the prefix from its environment.
 
 import os
 from dataclasses import replace
+from typing import Any
 
 import statestore as ss
 from statestore import serdes
@@ -333,6 +334,51 @@ def ticking() -> ss.Topology:
     b = builder()
     ticks = ss.persistent_key_value_store("ticks", key_serde=serdes.STRING, value_serde=serdes.JSON)
     b.stream(f"{prefix()}-in").process(Ticking, ticks).to(f"{prefix()}-out")
+    return b.build()
+
+
+REMINDERS = ss.timer_store("reminders", key_serde=serdes.STRING)
+
+
+class Reminding:
+    """Sets timers for each user, and tells what fires.
+
+    Output: `<partition>` with [kind, user, name, time].
+    """
+
+    def __init__(self, context: ProcessorContext) -> None:
+        self._context = context
+        self._timers = context.timers(REMINDERS)
+
+    def process(self, record: "ss.Record[str, dict[str, Any]]") -> None:
+        of, number, at = record.value["user"], record.value["number"], record.timestamp_ms
+        self._timers.schedule(of, at + 8)
+        if number % 10 == 0:
+            self._timers.schedule(of, at + 25, name="later")
+        if number % 30 == 0:
+            self._timers.cancel(of, name="later")
+        if number % 100 == 0:
+            self._timers.schedule(
+                of, number, name=f"{number}", kind=PunctuationType.WALL_CLOCK_TIME
+            )
+
+    def on_timer(self, timer: "ss.Timer[str]") -> None:
+        told = [timer.kind, timer.key, timer.name, timer.time_ms]
+        key = str(self._context.task_id.partition)
+        self._context.forward(ss.Record(key, told, self._context.stream_time or 1))
+
+
+def reminding() -> ss.Topology:
+    b = builder()
+    b.stream(f"{prefix()}-in").process(Reminding, REMINDERS).to(f"{prefix()}-out")
+    return b.build()
+
+
+def reminding_elsewhere() -> ss.Topology:
+    """The same in the second sub-topology, so that the store of timers is relocated."""
+    b = builder()
+    b.stream(f"{prefix()}-other").to(f"{prefix()}-elsewhere")
+    b.stream(f"{prefix()}-in").process(Reminding, REMINDERS).to(f"{prefix()}-out")
     return b.build()
 
 

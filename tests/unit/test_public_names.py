@@ -19,12 +19,13 @@ PINNED = """
     Record RunSummary Schema SchemaRegistry Serde SerdeContext SessionSpec SessionStore
     SessionWindowedKStream SessionWindows Settings SlidingWindows Span StateStore StoreContext
     StoreSupplier StreamsBuilder Subscription Suppressed TaskId Time TimeWindowedKStream
-    TopicPartition Topology TumblingWindows VersionedKeyValueStore VersionedRecord
-    VersionedSpec WindowSpec WindowStore Windowed errors
+    Timer TimerSpec Timers TopicPartition Topology TumblingWindows VersionedKeyValueStore
+    VersionedRecord VersionedSpec WindowSpec WindowStore Windowed errors
     in_memory_key_value_store in_memory_session_store
     in_memory_versioned_key_value_store in_memory_window_store
     open_snapshot open_store persistent_key_value_store persistent_session_store
     persistent_versioned_key_value_store persistent_window_store run serdes
+    timer_store
 """
 HEAVY = ("rocksdict", "confluent_kafka", "pyspark", "airflow", "great_expectations", "pandas")
 

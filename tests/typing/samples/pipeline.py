@@ -73,6 +73,19 @@ VISITS = ss.in_memory_session_store(
 )
 assert_type(SEEN, ss.WindowSpec[str, bytes])
 assert_type(VISITS, ss.SessionSpec[str, int])
+ENDS = ss.timer_store("ends", key_serde=serdes.STRING)
+assert_type(ENDS, ss.TimerSpec[str])
+assert_type(ss.timer_store("raw-ends"), ss.TimerSpec[bytes])
+
+
+def timers_of(context: ss.ProcessorContext[str, int]) -> ss.Timers[str]:
+    timers = context.timers(ENDS)
+    timers.schedule("a", 10, name="b", kind="wall_clock_time")
+    timers.cancel("a")
+    assert_type(timers.get("a"), ss.Timer[str] | None)
+    return timers
+
+
 assert_type(ss.in_memory_window_store("raw-windows", 1, 1), ss.WindowSpec[bytes, bytes])
 assert_type(
     ss.persistent_session_store("raw-sessions", 1, value_serde=serdes.INT64),

@@ -1,0 +1,100 @@
+"""Timers fire exactly once, through kills, relocation and restore, and are rows as any (I40)."""
+
+import json
+import shutil
+import signal
+import subprocess
+import time
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+from statestore.faults import CrashPoint
+from tests.kafka.run_rig import STATESTORE, App, Row, end_of
+
+pytestmark = pytest.mark.kafka
+
+POINTS = (
+    CrashPoint.COMMIT_RECORDS_SENT,
+    CrashPoint.COMMIT_OFFSETS_SENT,
+    CrashPoint.COMMIT_LOG_DONE,
+    CrashPoint.COMMIT_DONE,
+)
+SMALL = ("--set=commit.interval.ms=20", "--set=statestore.batch.max.records=100")
+STREAM, WALL = "stream_time", "wall_clock_time"
+
+
+def told(rows: list[Row]) -> dict[str, list[Any]]:
+    """What fired in each partition by stream time, in order, and by the wall clock."""
+    found: dict[str, list[Any]] = defaultdict(list)
+    for row in rows:
+        kind, *timer = row.value
+        found[f"{kind} {row.key}"].append(timer)
+    return {name: sorted(some) if name.startswith(WALL) else some for name, some in found.items()}
+
+
+def wanted(rows: list[Row]) -> tuple[dict[str, list[Any]], list[list[Any]]]:
+    """What a naive reading of the input gives, and the timers that wait in the end."""
+    timers: dict[int, dict[tuple[str, str], int]] = defaultdict(dict)
+    now: dict[int, int] = {}
+    found: dict[str, list[Any]] = defaultdict(list)
+    for partition, _, value, at in rows:
+        waiting = timers[partition]
+        while due := [(t, *of) for of, t in waiting.items() if t < max(at, now.get(partition, 0))]:
+            due_ms, user, name = min(due)
+            del waiting[user, name]
+            found[f"{STREAM} {partition}"].append([user, name, due_ms])
+        now[partition] = max(at, now.get(partition, 0))
+        user, number = value["user"], value["number"]
+        waiting[user, ""] = at + 8
+        if number % 10 == 0:
+            waiting[user, "later"] = at + 25
+        if number % 30 == 0:
+            waiting.pop((user, "later"), None)
+        if number % 100 == 0:
+            found[f"{WALL} {partition}"].append([user, str(number), number])
+    for name, some in found.items():
+        if name.startswith(WALL):
+            some.sort()
+    left = [[*of, t, STREAM] for waiting in timers.values() for of, t in waiting.items()]
+    return found, sorted(left)
+
+
+def called(app: App, *words: str) -> list[Any]:
+    """What a command prints that must succeed."""
+    flags = [f"--application-id={app.name}", f"--state-dir={app.state_dir}", "--json"]
+    done = subprocess.run(
+        [STATESTORE, *words, *flags], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_timers_of_killed_runs_are_neither_lost_nor_doubled(app: App) -> None:
+    for round_, point in enumerate(POINTS):
+        app.produce(range(20 + 1000 * round_, 1020 + 1000 * round_))
+        process = app.start(*SMALL, pipeline="reminding", crash_at=f"{point}:4")
+        ended = end_of(process, time.monotonic())
+        assert ended.code == -signal.SIGKILL, f"{point} was not reached: {ended.err[-2000:]}"
+    app.drained(*SMALL, pipeline="reminding")
+    expected, waiting = wanted(app.read("in"))
+    assert sum(len(some) for name, some in expected.items() if name.startswith(STREAM)) > 500
+    assert told(app.read()) == expected
+    assert len(waiting) > 5
+    rows = [row["key"] for row in called(app, "stores", "range", "reminders")]
+    by_key = [[user, name, None, None] for user, name, _, _ in waiting]
+    assert sorted(rows, key=str) == sorted(waiting + by_key, key=str)
+
+    # The timers that wait move with the processor, and are restored from the changelog.
+    app.kafka.create_topic(f"{app.name}-other", 2)
+    app.kafka.create_topic(f"{app.name}-elsewhere", 2)
+    app.produce(range(4020, 4520))
+    app.drained(*SMALL, pipeline="reminding_elsewhere")
+    for folder in (app.state_dir / app.name).glob("*/rocksdb/reminders"):
+        shutil.rmtree(folder)
+    app.produce(range(4520, 5020))
+    app.drained(*SMALL, pipeline="reminding_elsewhere")
+    expected, _ = wanted(app.read("in"))
+    assert told(app.read()) == expected
+    called(app, "audit", f"--bootstrap-servers={app.kafka.bootstrap_servers}")
