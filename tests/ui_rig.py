@@ -49,6 +49,14 @@ def filled(state_dir: Path, name: str) -> StateLayout:
     return layout
 
 
+def misplaced(state_dir: Path, name: str) -> StateLayout:
+    """An application whose stores lie elsewhere than its topology looks for them."""
+    layout = filled(state_dir, name)
+    for partition in range(2):
+        layout.task_dir(TaskId(0, partition)).rename(layout.task_dir(TaskId(1, partition)))
+    return layout
+
+
 def told_of(state_dir: Path, name: str) -> None:
     """A filled application, with an audit that found a hostile key, and reports of drills."""
     layout = filled(state_dir, name)

@@ -22,9 +22,8 @@ from fastapi.exception_handlers import http_exception_handler
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from statestore.airflow.reports import REPORT_KEY, outer_prefix
-from statestore.airflow.state_pages import add_pages
+from statestore.airflow.state_pages import MOUNTED_AT, add_pages
 
-PREFIX: Final = "/statestore"
 _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'self'; sandbox",
@@ -72,7 +71,7 @@ async def refused(request: Request, error: HTTPException) -> Response:
     """Send a browser to the login if its user is not logged in."""
     reads = "text/html" in request.headers.get("accept", "")
     if error.status_code == status.HTTP_401_UNAUTHORIZED and reads:
-        outside = request.scope.get("root_path", "").removesuffix(PREFIX)
+        outside = request.scope.get("root_path", "").removesuffix(MOUNTED_AT)
         login = f"{outside}/api/v2/auth/login?{urlencode({'next': str(request.url)})}"
         return RedirectResponse(login, status.HTTP_303_SEE_OTHER)
     return await http_exception_handler(request, error)
@@ -83,12 +82,12 @@ class StateStoreReports(AirflowPlugin):
 
     name = "statestore_reports"
     fastapi_apps = [  # noqa: RUF012  # Airflow declares it so
-        {"app": app, "url_prefix": PREFIX, "name": "statestore"}
+        {"app": app, "url_prefix": MOUNTED_AT, "name": "statestore"}
     ]
     external_views = [  # noqa: RUF012  # Airflow declares it so
         {
             "name": "State stores",
-            "href": f"{outer_prefix()}{PREFIX}/",
+            "href": f"{outer_prefix()}{MOUNTED_AT}/",
             "destination": "nav",
             "category": "browse",
             "url_route": "statestore",

@@ -19,6 +19,7 @@ from fastapi import Depends, FastAPI, HTTPException, Request, Response, status
 
 from statestore.airflow.applications import applications_file
 
+MOUNTED_AT: Final = "/statestore"
 VIEW: Final = "statestore"
 ROWS: Final = "statestore_rows"
 _PATHS: Final = {
@@ -64,5 +65,5 @@ def _routes() -> dict[str, Callable[[Request], Response]]:
     except ValueError as error:
         raise HTTPException(status.HTTP_404_NOT_FOUND, str(error)) from error
     site: Any = importlib.import_module(_SITE)
-    routes: dict[str, Callable[[Request], Response]] = site.routes_of(config)
+    routes: dict[str, Callable[[Request], Response]] = site.routes_of(config, MOUNTED_AT)
     return routes

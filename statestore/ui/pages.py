@@ -40,8 +40,10 @@ class Pages:
     A method returns the HTML, or None if there is no such application or store.
     """
 
-    def __init__(self, lookout: Lookout) -> None:
+    def __init__(self, lookout: Lookout, mounted_at: str | None = None) -> None:
+        """`mounted_at`: where Airflow serves the pages below its own address; None: it does not."""
         self._lookout = lookout
+        self._mounted_at = mounted_at
 
     def overview(self, root: str, *, search: str = "", page: int = 1) -> str:
         """The applications, with the three answers for each."""
@@ -56,7 +58,14 @@ class Pages:
         seen = self._lookout.seen([name], details=True, wait_s=_FIRST_WAIT_S).get(name)
         if seen is None:
             return None
-        shown: dict[str, Any] = {"root": root, "name": name, "seen": seen, "look": seen.look}
+        airflow = None if self._mounted_at is None else root.removesuffix(self._mounted_at)
+        shown: dict[str, Any] = {
+            "root": root,
+            "name": name,
+            "seen": seen,
+            "look": seen.look,
+            "airflow": airflow,
+        }
         if seen.look is not None:
             details = seen.details or Details()
             status, work = seen.look.status, seen.look.work

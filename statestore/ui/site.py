@@ -34,6 +34,7 @@ _STATIC: Final = {
     "style.css": "text/css",
     "icon.svg": "image/svg+xml",
     "htmx.min.js": "text/javascript",
+    "approve.js": "text/javascript",
     "htmx.LICENSE.txt": "text/plain",
 }
 _FIELD_MAX: Final = 2000
@@ -44,8 +45,9 @@ Endpoint = Callable[[Request], Response]
 class Site:
     """The routes of the page."""
 
-    def __init__(self, lookout: Lookout) -> None:
-        self._pages = Pages(lookout)
+    def __init__(self, lookout: Lookout, mounted_at: str | None = None) -> None:
+        """`mounted_at`: where Airflow serves the routes below its own address."""
+        self._pages = Pages(lookout, mounted_at)
 
     def routes(self) -> dict[str, Endpoint]:
         """Return each endpoint by its path; all answer GET, and block."""
@@ -106,11 +108,14 @@ class Site:
         return Response(page, status, _HEADERS, "text/html; charset=utf-8")
 
 
-def routes_of(config: Path) -> dict[str, Endpoint]:
-    """Return the routes for an applications file; relative paths in it start at its folder."""
+def routes_of(config: Path, mounted_at: str | None = None) -> dict[str, Endpoint]:
+    """Return the routes for an applications file; relative paths in it start at its folder.
+
+    `mounted_at`: where Airflow serves them below its own address, if it does.
+    """
     folder = config.parent
     lookout = Lookout(applications_of(config, folder), SystemClock(), pipelines_of(config, folder))
-    return Site(lookout).routes()
+    return Site(lookout, mounted_at).routes()
 
 
 def application(lookout: Lookout, hosts: list[str]) -> Starlette:

@@ -25,7 +25,7 @@ from statestore.ui.looks import Lookout, applications_of
 from statestore.ui.site import application, routes_of
 from tests.builders import DEADLINE_S, ManualClock, eventually
 from tests.contract import own_serdes
-from tests.ui_rig import HOSTILE, NAMES, filled, told_of
+from tests.ui_rig import HOSTILE, NAMES, filled, misplaced, told_of
 
 PATH = "/applications/a"
 
@@ -321,6 +321,24 @@ def test_a_pipeline_is_imported_only_if_the_file_says_so(tmp_path: Path) -> None
         config.write_text(section + f"[page]\n{wrong}\n")
         answer = client.get(path)
         assert (answer.status_code, "[page]" in answer.text) == (503, True)
+
+
+def test_a_planned_relocation_is_told_move_by_move_and_how_to_approve_it(tmp_path: Path) -> None:
+    misplaced(tmp_path / "state", "moved")
+    config = tmp_path / "statestore.toml"
+    config.write_text('[applications.moved]\nstate_dir = "state"\n')
+    for mounted_at, root in ((None, ""), ("/statestore", "/af/statestore")):
+        routes = [Route(*each) for each in routes_of(config, mounted_at).items()]
+        client = TestClient(Starlette(routes=routes), root_path=root)
+        text = shown(client, "/applications/moved")
+        assert "4 stores lie elsewhere" in text
+        assert "<li>names: in 1_0, should be in 0_0</li>" in text
+        assert "To approve means" in text
+        assert "statestore relocate --application-id moved --dry-run" in text
+        in_airflow = mounted_at is not None
+        assert ('class="approve" data-api="/af/api/v2"' in text) is in_airflow
+        assert ("approve.js" in text) is in_airflow
+        assert ("<button" in text) is in_airflow
 
 
 def test_works_under_way_have_a_bar_and_dead_ones_have_none(tmp_path: Path) -> None:

@@ -12,10 +12,12 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webdriver import WebDriver
 
+from statestore.layout.works import Unit, Works
+from statestore.runtime import SystemClock
 from tests.contract.test_ui_command import ui
 from tests.dags.airflow_rig import Api, airflow_up, eventually
 from tests.dags.project_rig import ROOT, Project
-from tests.ui_rig import told_of
+from tests.ui_rig import misplaced, told_of
 
 pytestmark = [pytest.mark.slow]
 SHOTS = ROOT / ".scratch" / "screenshots"
@@ -42,7 +44,15 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("page")
     told_of(folder / "state", "orders")
     (folder / "statestore.toml").write_text('[applications.orders]\nstate_dir = "state"\n')
-    with ui(folder) as (found, _):
+    works = Works(folder / "state" / "orders", SystemClock())
+    with works.underway("export", Unit.BYTES) as told, ui(folder) as (found, _):
+        told.expect(4_200_000_000)
+
+        def moved_on() -> bool:
+            told.done(300_000_000)
+            return works.seen()[0].note.done > 0
+
+        eventually(moved_on)
         yield found
 
 
@@ -120,9 +130,11 @@ def test_the_page_looks_again_by_itself_and_keeps_what_has_the_focus(
 @pytest.fixture(scope="module")
 def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     project = Project.copied(
-        tmp_path_factory.mktemp("project"), '[applications.orders]\nstate_dir = "state"\n'
+        tmp_path_factory.mktemp("project"),
+        "".join(f'[applications.{name}]\nstate_dir = "state"\n' for name in ("orders", "moved")),
     )
     told_of(project.folder / "state", "orders")
+    misplaced(project.folder / "state", "moved")
     users = "admin:admin,reader:viewer,outsider:"
     with airflow_up(project, AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS=users) as api:
         yield api
@@ -148,18 +160,65 @@ def test_airflow_shows_the_page_to_those_whom_it_lets_see_it(airflow: Api) -> No
         assert client.post("/statestore/").status_code == 405
 
 
-@pytest.mark.airflow
-def test_the_page_stands_in_airflows_own_frame(airflow: Api, browser: WebDriver) -> None:
-    as_on(browser, width=1400, scheme="light")
+def log_in(airflow: Api, browser: WebDriver, user: str) -> None:
+    """As that user, whoever was logged in before."""
+    browser.get(airflow.url)
+    browser.delete_all_cookies()
     browser.get(f"{airflow.url}/plugin/statestore")
     eventually(lambda: browser.find_elements(By.NAME, "username"))
-    for name, text in (("username", "admin"), ("password", airflow.passwords["admin"])):
+    for name, text in (("username", user), ("password", airflow.passwords[user])):
         browser.find_element(By.NAME, name).send_keys(text)
     for button in browser.find_elements(By.TAG_NAME, "button"):
         if button.text.strip() == "Sign in":
             button.click()
             break
     eventually(lambda: "/auth/login" not in browser.current_url)
+
+
+def approved(airflow: Api, browser: WebDriver, user: str) -> str:
+    """Approve the relocation in Airflow's frame as that user; what the page says then."""
+    log_in(airflow, browser, user)
+    browser.get(f"{airflow.url}/plugin/statestore")
+    frame = eventually(lambda: browser.find_elements(By.TAG_NAME, "iframe"))[0]
+    browser.switch_to.frame(frame)
+    eventually(lambda: browser.find_elements(By.LINK_TEXT, "moved"))[0].click()
+    eventually(lambda: browser.find_elements(By.CSS_SELECTOR, "form.approve summary"))[0].click()
+    eventually(lambda: browser.find_elements(By.CSS_SELECTOR, "form.approve button"))[0].click()
+
+    def said() -> str:
+        text = browser.find_element(By.CSS_SELECTOR, "form.approve output").text
+        return "" if text == "asking Airflow …" else text
+
+    eventually(said)
+    told = said()
+    form = browser.find_element(By.CSS_SELECTOR, "form.approve")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", form)
+    shoot(browser, f"page-approved-by-{user}")
+    browser.switch_to.default_content()
+    return told
+
+
+@pytest.mark.airflow
+def test_a_relocation_is_approved_with_the_permissions_of_the_user(
+    airflow: Api, browser: WebDriver
+) -> None:
+    as_on(browser, width=1400, scheme="light")
+    runs = "/api/v2/dags/state_relocation/dagRuns"
+    eventually(lambda: airflow.client.get("/api/v2/dags/state_relocation/details").is_success)
+    assert approved(airflow, browser, "reader") == "Airflow does not let you do this."
+    assert airflow.client.get(runs).json()["dag_runs"] == []
+    told = approved(airflow, browser, "admin")
+    (run,) = airflow.client.get(runs).json()["dag_runs"]
+    assert f"Approved: run {run['dag_run_id']} of state_relocation" in told
+    assert "The DAG is switched off" in told
+    assert (run["conf"]["application"], run["conf"]["approve"]) == ("moved", True)
+    assert run["triggering_user_name"] == "admin"
+
+
+@pytest.mark.airflow
+def test_the_page_stands_in_airflows_own_frame(airflow: Api, browser: WebDriver) -> None:
+    as_on(browser, width=1400, scheme="light")
+    log_in(airflow, browser, "admin")
     browser.get(f"{airflow.url}/plugin/statestore")
     frame = eventually(lambda: browser.find_elements(By.TAG_NAME, "iframe"))[0]
     browser.switch_to.frame(frame)
