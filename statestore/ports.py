@@ -1,8 +1,8 @@
 """All ports on one page: Protocols for what the library needs from the outside world.
 
 `engines/` implements Engine; `kafka/` implements Source, Outbox, Changelog, Cluster,
-AuditLogReader and MonitoringClient; `targets` implements Target. `testing/` implements the ports
-of Kafka in memory. One contract suite per port runs on every implementation.
+AuditLogReader and MonitoringClient; `targets` implements Target and ReadFile. `testing/` implements
+the ports of Kafka in memory. One contract suite per port runs on every implementation.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -390,6 +390,23 @@ class MonitoringClient(Protocol):
         """Return the facts of each input partition; those not read in time are absent."""
 
     def close(self) -> None: ...
+
+
+class FileRead(NamedTuple):
+    """A file as it was read, of one moment.
+
+    `tag`: the ETag that its file system gives it, or else the time of its last change.
+    """
+
+    content: bytes
+    tag: str
+
+
+ReadFile = Callable[[str, int], FileRead]
+"""Read the file at a URL or path, which has at most so many bytes.
+
+Misuse if there is no such file or it is larger, Unavailable if it changes while it is read.
+"""
 
 
 class Target(Protocol):

@@ -1,4 +1,6 @@
-"""Export targets on any file system that fsspec supports, by URL; a plain path is a local folder.
+"""Export targets and the files of lookups on any file system that fsspec supports, by URL.
+
+A plain path is a local folder or file.
 
 This is the only module that uses fsspec. Credentials and endpoints come from the variables of the
 file system (`AWS_*`) or of fsspec (`FSSPEC_S3_ENDPOINT_URL` …), so no secret passes through
@@ -14,6 +16,7 @@ import secrets
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -21,12 +24,15 @@ import fsspec
 
 from statestore.errors import HostFailure, Misuse, StateStoreError, Unavailable
 from statestore.layout.files import sync_folder
+from statestore.ports import FileRead
 
 _CHUNK = 4 << 20
 _WHOLE = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "memory"})
 """Protocols that show a file only once it is written completely."""
 _CONTAINERS = frozenset({"abfs", "abfss", "wasb", "wasbs"})
 """Schemes whose URLs have a container's name before an @."""
+_MOMENT = ("size", "ETag", "etag", "LastModified", "last_modified", "mtime", "ino", "created")
+"""What file systems say of a file that is another after it was written."""
 _OURS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EEXIST})
 """Errors that only this machine's disk raises, whatever the target."""
 
@@ -75,8 +81,8 @@ def fixed(url: str) -> str:
 class FsspecTarget:
     """`ports.Target` on one file system of fsspec."""
 
-    def __init__(self, url: str) -> None:
-        """Open the file system of `url`.
+    def __init__(self, url: str, use: str = "an export target") -> None:
+        """Open the file system of `url`, which is to be used as `use`.
 
         Misuse if no file system is known for it or its package is missing; Unavailable if the file
         system has to be reached and does not answer.
@@ -93,7 +99,7 @@ class FsspecTarget:
         except (ConnectionError, TimeoutError, socket.gaierror) as error:
             self._fail(Unavailable, f"{shown}: {error}: is it up and reachable?", error)
         except Exception as error:  # noqa: BLE001  # what a file system's own client raises
-            self._fail(Misuse, f"{shown} cannot be used as an export target: {error}", error)
+            self._fail(Misuse, f"{shown} cannot be used as {use}: {error}", error)
         protocol = self._fs.protocol
         names = {protocol} if isinstance(protocol, str) else set(protocol)
         self._local = "file" in names
@@ -104,7 +110,7 @@ class FsspecTarget:
         self.url = self._root if self._local else shown.rstrip("/")
         """The URL without passwords and tokens."""
         if "\0" in self._root:
-            raise Misuse(f"{self.url!r} cannot be used as an export target: it has a zero byte")
+            raise Misuse(f"{self.url!r} cannot be used as {use}: it has a zero byte")
 
     def names(self, folder: str) -> dict[str, int]:
         """See `ports.Target`."""
@@ -163,6 +169,33 @@ class FsspecTarget:
                     return digest.hexdigest()
                 _copy(source, into, digest.update)
         return digest.hexdigest()
+
+    def read_root(self, bytes_max: int) -> FileRead:
+        """Return the file that the URL itself names; see `ports.ReadFile`."""
+        with self._asking("read the file"):
+            try:
+                before = self._moment()
+                size = before.get("size")
+                if isinstance(size, int) and size > bytes_max:
+                    raise Misuse(_too_large(self.url, size, bytes_max))
+                data: bytes = self._fs.cat_file(self._root)
+                after = self._moment()
+            except (FileNotFoundError, IsADirectoryError) as error:
+                self._fail(Misuse, f"there is no file {self.url}: write it, or mend the URL", error)
+        if len(data) > bytes_max:
+            raise Misuse(_too_large(self.url, len(data), bytes_max))
+        if before != after or size not in (None, len(data)):
+            raise Unavailable(
+                f"{self.url} changed while it was read: write another file beside it, and rename "
+                "that one"
+            )
+        return FileRead(data, _tag_of(after))
+
+    def _moment(self) -> dict[str, Any]:
+        told = self._fs.info(self._root)
+        if told.get("type") == "directory":
+            raise IsADirectoryError(self.url)
+        return {name: told[name] for name in _MOMENT if name in told}
 
     def remove(self, names: Sequence[str]) -> None:
         """See `ports.Target`."""
@@ -224,6 +257,27 @@ class FsspecTarget:
         """Raise the error without the address's secrets, and without a cause that may show them."""
         cleaned = self._address.clean(message)
         raise kind(cleaned) from (None if self._address.secrets else cause)
+
+
+def read_file(url: str, bytes_max: int) -> FileRead:
+    """See `ports.ReadFile`."""
+    return FsspecTarget(url, "the file of a lookup").read_root(bytes_max)
+
+
+def _tag_of(moment: dict[str, Any]) -> str:
+    found = (moment.get(name) for name in ("ETag", "etag", "LastModified", "last_modified"))
+    tag = next((str(one).strip('"') for one in found if one), "")
+    mtime = moment.get("mtime")
+    if not tag and isinstance(mtime, float | int):
+        tag = datetime.fromtimestamp(mtime, UTC).isoformat(timespec="milliseconds")
+    return tag or str(moment.get("created", ""))
+
+
+def _too_large(url: str, size: int, bytes_max: int) -> str:
+    return (
+        f"{url} has {size} bytes, more than the {bytes_max} that a lookup may have: write its rows "
+        "into a topic, and read that with global_table()"
+    )
 
 
 @contextmanager

@@ -80,7 +80,8 @@ def run_command(
     if as_json:
         click.echo(summary_line(summary))
     else:
-        shown = [(name, value) for name, value in summary.fields().items() if name != "lineage"]
+        left_out = {"lineage"} | ({"lookups"} if not summary.lookups else set())
+        shown = [(name, value) for name, value in summary.fields().items() if name not in left_out]
         _print_table("run", shown)
         if summary.held_records:
             click.echo(held_text(summary.held_records))

@@ -186,7 +186,8 @@ def _answers(found: Status) -> list[tuple[str, Text]]:
         if table.refreshed_age_seconds is not None:
             age = f"complete {span_text(table.refreshed_age_seconds)} ago"
         behind = f"{_count(table.lag_records)} records behind {table.topic}"
-        rows.append((f"global {table.store}", Text(f"{age}, {behind}")))
+        told = behind if table.file is None else f"file {table.file}"
+        rows.append((f"global {table.store}", Text(f"{age}, {told}")))
     rows += [("data", _audited(found)), ("last export", _exported(found))]
     if found.relocation:
         rows.append(("relocation", Text(found.relocation, "yellow")))

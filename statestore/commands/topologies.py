@@ -77,6 +77,7 @@ def _told(found: StartPreview) -> str:
                 f"global table {store}: {records} records to read"
                 for store, records in found.global_tables.items()
             ),
+            *(f"lookup {store}: {rows} rows" for store, rows in found.lookups.items()),
         ]
     )
 

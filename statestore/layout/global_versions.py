@@ -25,7 +25,7 @@ import msgspec
 
 from statestore.errors import HostFailure, Unavailable
 from statestore.layout import documents, files
-from statestore.layout.documents import Count, Ordinal, StoreName, TimeMs, Topic, Word
+from statestore.layout.documents import Count, Ordinal, StoreName, Text, TimeMs, Topic, Word
 from statestore.layout.files import folders_in, publish, sync_folder
 from statestore.layout.folders import StateLayout
 
@@ -49,10 +49,26 @@ class GlobalContent(msgspec.Struct, frozen=True):
     complete_ms: TimeMs | None = None
 
 
+class FileContent(msgspec.Struct, frozen=True):
+    """What a store of a lookup has: the rows of a file.
+
+    `tag`: what the file system called the file's content. `terms`: how its rows were made.
+    `read_ms`: when the file was read last and was found to have this content.
+    """
+
+    url: Text
+    sha256: Word
+    tag: Text
+    rows: Count
+    terms: list[Text]
+    read_ms: TimeMs
+
+
 class GlobalVersion(msgspec.Struct, frozen=True):
-    """The content of `.version.json`: all stores of one version."""
+    """The content of `.version.json`: all stores of one version, of topics and of files."""
 
     stores: dict[StoreName, GlobalContent] = {}
+    files: dict[StoreName, FileContent] = {}
     version: Count = VERSION
 
 

@@ -98,9 +98,10 @@ class StoresAtRest:
         newest = self._global_version()
         if newest is None:
             return []
+        found = self._versions.read(newest)
         return [
             GlobalFiles(store, size_of(newest / store), self.deployed.global_stores.get(store))
-            for store in sorted(self._versions.read(newest).stores)
+            for store in sorted({*found.stores, *found.files})
         ]
 
     def find(
@@ -116,8 +117,8 @@ class StoresAtRest:
         if store in self.deployed.global_stores:
             raise Misuse(
                 f"store {store!r} is that of a global table, which belongs to no stream task: "
-                "`statestore stores` shows it, and its topic "
-                f"{self.deployed.global_stores[store].topic} has the same rows"
+                "`statestore stores` shows it, and its "
+                f"{self.deployed.global_stores[store].origin()} has the same rows"
             )
         if known is not None and known.kind != kind:
             raise Misuse(f"store {store!r} is a {known.kind} one: this command cannot read it")
@@ -166,7 +167,7 @@ class StoresAtRest:
         if newest is None or not (newest / store).is_dir():
             raise UnknownStore(
                 f"global table {store!r} has no files in {self._versions.folder}: no run has read "
-                "its topic yet; start one"
+                "its rows yet; start one"
             )
         spec = KeyValueSpec(store, serdes.BYTES, serdes.BYTES)
         engine = self._databases.read(newest / store)

@@ -82,11 +82,19 @@ class DeployedStore(msgspec.Struct, frozen=True):
 
 
 class DeployedGlobal(msgspec.Struct, frozen=True):
-    """What the last deployed topology says of the store of a global table."""
+    """What the last deployed topology says of the store of a global table, or of a lookup.
 
-    topic: Topic
+    `topic`: of which a global table is made; None: it is made of `file`.
+    """
+
     key_serde: Word
     value_serde: Word
+    topic: Topic | None = None
+    file: Text | None = None
+
+    def origin(self) -> str:
+        """Where its rows come from, in words."""
+        return f"file {self.file}" if self.topic is None else f"topic {self.topic}"
 
 
 class DeployedPart(msgspec.Struct, frozen=True):

@@ -18,6 +18,7 @@ from statestore.ports import (
     Engine,
     MonitoringClient,
     Outbox,
+    ReadFile,
     Target,
 )
 from statestore.settings import Settings
@@ -82,6 +83,10 @@ class Environment(Protocol):
     @property
     def target(self) -> Target:
         """Where exports lie; InvalidSetting if `statestore.export.target` is not set."""
+
+    @property
+    def read_file(self) -> ReadFile:
+        """Reads the files of lookups."""
 
     @property
     def cluster(self) -> Cluster:

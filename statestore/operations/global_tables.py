@@ -1,16 +1,18 @@
-"""Keeps the rows of global tables, and opens them for stream tasks.
+"""Keeps the rows of global tables and lookups, and opens them for stream tasks.
 
 The run is their only writer: it holds the application's lock. At the beginning of each wave it
 brings a new version of the stores up to the last stable offsets of their topics, from the offsets
 in the last version's own batches, and every stream task of the wave reads that one. In a continuous
 run a thread goes on doing so, and processes look for newer versions between two batches. Nothing of
-it is part of a commit, and there is no changelog: the topic is the log.
+it is part of a commit, and there is no changelog: the topic is the log. What belongs to the files
+of lookups is in lookups.py.
 
 Keeps I38.
 """
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -26,11 +28,17 @@ from statestore.errors import (
     TopicMissing,
 )
 from statestore.faults import CrashPoint, reach
-from statestore.layout.global_versions import GlobalContent, GlobalVersion, GlobalVersions
+from statestore.layout.global_versions import (
+    FileContent,
+    GlobalContent,
+    GlobalVersion,
+    GlobalVersions,
+)
 from statestore.metrics import count_dropped
 from statestore.model.batch import Batch
 from statestore.model.ids import TopicPartition
 from statestore.operations.environment import Databases, Environment
+from statestore.operations.lookups import LookedUp, look_up, write
 from statestore.ports import Bounds
 from statestore.stores import keyvalue
 from statestore.stores.file_source import FileSource
@@ -41,6 +49,7 @@ from statestore.topology.nodes import GlobalSource
 
 _log = logging.getLogger(__name__)
 _NOTED_MS: Final = 60_000
+_FILES_TOLD: Final = 100
 _KEPT_MS: Final = 600_000
 """How long a version that another one has followed is kept for processes that still read it."""
 
@@ -70,22 +79,27 @@ class GlobalTables:
         """`nonce` names this run as no other."""
         self._environment = environment
         self._sources = topology.global_sources
+        self._lookups = topology.lookups
         self._nonce = nonce
         self._made = 0
         self._versions = GlobalVersions(environment.layout)
         self._followed: list[tuple[int, int]] = []  # versions, and when another one followed
+        self._files_read: deque[tuple[str, FileContent]] = deque(maxlen=_FILES_TOLD)
 
     def refresh(self) -> int | None:
         """Bring all stores up to their topics; return the number of the version that has them.
 
         None if there are no global tables. If nothing has changed, the last version is still right.
         """
-        if not self._sources:
+        if not self._sources and not self._lookups:
             return None
-        newest = self._versions.newest()
+        newest, now_ms = self._versions.newest(), self._environment.clock.now_ms()
         tails = self._tails(newest)
-        if newest is not None and self._is_right(newest, tails):
-            self._note_complete(self._versions.path(newest), tails[0].asked_ms)
+        files = self._look_up()
+        for found in files:
+            self._tell_of(found)
+        if newest is not None and self._is_right(newest, tails, files):
+            self._note_complete(self._versions.path(newest), files, now_ms)
             return newest
         self._made += 1
         folder = self._versions.begin(f"{self._nonce}-{self._made}")
@@ -96,7 +110,9 @@ class GlobalTables:
         # The record comes first, so that a later run can go on from what this one has read.
         self._versions.note(folder, GlobalVersion(known))
         stores = {tail.source.spec.name: self._brought_up(tail, folder) for tail in tails}
-        self._versions.note(folder, GlobalVersion(stores))
+        for found in files:
+            write(self._environment, found, folder)
+        self._versions.note(folder, GlobalVersion(stores, _contents(files)))
         number = self._versions.publish(folder)
         reach(CrashPoint.GLOBAL_PUBLISHED)
         self._sweep(newest)
@@ -104,42 +120,87 @@ class GlobalTables:
 
     def pending(self) -> dict[str, int]:
         """Return how many records the next refresh reads at most, by store; write nothing."""
-        tails = self._tails(self._versions.newest()) if self._sources else ()
+        tails = self._tails(self._versions.newest())
         return {tail.source.spec.name: tail.records() for tail in tails}
+
+    def rows_of_files(self) -> dict[str, int]:
+        """Return how many rows the file of each lookup has, by store; write nothing.
+
+        Misuse if a file cannot be a lookup.
+        """
+        return {one.source.spec.name: one.content.rows for one in self._look_up()}
+
+    def files_read(self) -> list[dict[str, object]]:
+        """Return what files this run has shown to its stream tasks, the last hundred in order."""
+        return [
+            {
+                "store": store,
+                "file": content.url,
+                "tag": content.tag,
+                "sha256": content.sha256,
+                "rows": content.rows,
+            }
+            for store, content in self._files_read
+        ]
+
+    def _look_up(self) -> list[LookedUp]:
+        newest = self._versions.newest()
+        return [look_up(self._environment, it, self._versions, newest) for it in self._lookups]
+
+    def _tell_of(self, found: LookedUp) -> None:
+        """Keep what a file had for the summary, unless it is what it had before."""
+        name, content = found.source.spec.name, found.content
+        before = [one.sha256 for store, one in self._files_read if store == name]
+        if not before or before[-1] != content.sha256:
+            self._files_read.append((name, content))
 
     def sweep_all(self) -> None:
         """Remove all versions but the last, and this one too if the topology has no global table.
 
         It is for the start of a run, when nobody else reads them.
         """
-        kept = self._versions.numbers()[-1:] if self._sources else []
+        needed = bool(self._sources or self._lookups)
+        kept = self._versions.numbers()[-1:] if needed else []
         for number in self._versions.numbers():
             if number not in kept:
                 self._remove(self._versions.path(number))
-        if not self._sources and self._versions.folder.is_dir():
+        if not needed and self._versions.folder.is_dir():
             self._remove(self._versions.folder)
             _log.info("removed %s: the topology has no global table", self._versions.folder)
 
-    def _is_right(self, newest: int, tails: Sequence[_Tail]) -> bool:
-        """Return whether a version has just these stores, up to the ends of their topics."""
+    def _is_right(self, newest: int, tails: Sequence[_Tail], files: Sequence[LookedUp]) -> bool:
+        """Return whether a version has just these stores, as their topics and files are now."""
         folder = self._versions.path(newest)
-        had = self._versions.read(folder).stores
-        return had.keys() == {tail.source.spec.name for tail in tails} and all(
+        try:
+            had = self._versions.read(folder)
+        except (TaskCorrupted, FormatTooNew, HostFailure):
+            return False  # Whoever looked into it before has said so.
+        if had.stores.keys() != {tail.source.spec.name for tail in tails}:
+            return False
+        if had.files.keys() != _contents(files).keys():
+            return False
+        if any(one.since is None for one in files):
+            return False
+        return all(
             tail.since is not None and tail.since.parent == folder and not tail.records()
             for tail in tails
         )
 
-    def _note_complete(self, folder: Path, now_ms: int) -> None:
+    def _note_complete(self, folder: Path, files: Sequence[LookedUp], now_ms: int) -> None:
         """Note that a version still has everything, so that it is not made anew some day (I29)."""
-        stores = self._versions.read(folder).stores
-        if any((content.complete_ms or 0) + _NOTED_MS <= now_ms for content in stores.values()):
+        had = self._versions.read(folder)
+        noted = [content.complete_ms or 0 for content in had.stores.values()]
+        noted += [content.read_ms for content in had.files.values()]
+        if min(noted) + _NOTED_MS <= now_ms:
             fresh = {
                 name: msgspec.structs.replace(content, complete_ms=now_ms)
-                for name, content in stores.items()
+                for name, content in had.stores.items()
             }
-            self._versions.note(folder, GlobalVersion(fresh))
+            self._versions.note(folder, GlobalVersion(fresh, _contents(files)))
 
     def _tails(self, newest: int | None) -> list[_Tail]:
+        if not self._sources:
+            return []
         environment, topics = self._environment, sorted({s.topic.name for s in self._sources})
         asked_ms = environment.clock.now_ms()
         counts = environment.cluster.partitions(topics)
@@ -325,9 +386,9 @@ class GlobalStores:
         """
         wanted = set(names)
         self.stores = {
-            source.spec.name: GlobalKeyValueStore[Any, Any](source.spec)
-            for source in topology.global_sources
-            if source.spec.name in wanted
+            name: GlobalKeyValueStore[Any, Any](spec)
+            for name, spec in topology.shared_specs.items()
+            if name in wanted
         }
         self._versions = GlobalVersions(environment.layout)
         self._databases = environment.databases
@@ -389,8 +450,12 @@ class _VersionSource(FileSource):
     def _damaged(self, error: TaskCorrupted, name: str) -> TaskCorrupted:
         self._versions.mark_damaged(self._number)
         return TaskCorrupted(
-            f"global table {name}: {error}; the next run makes it anew from its topic"
+            f"global table {name}: {error}; the next run makes it anew from its topic or file"
         )
+
+
+def _contents(files: Iterable[LookedUp]) -> dict[str, FileContent]:
+    return {found.source.spec.name: found.content for found in files}
 
 
 def _with_keys(store: str, batch: Batch) -> Batch:

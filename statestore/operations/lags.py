@@ -53,7 +53,7 @@ def ask(monitoring: MonitoringClient, shape: Deployed, application_id: str) -> F
         topic: f"{application_id}-{topic}" for topic in sources if topic.endswith(_INTERNAL)
     }
     logs = [shape.log_of(application_id, name) for name in sorted(shape.stores)]
-    logs += sorted({shared.topic for shared in shape.global_stores.values()} - {*logs})
+    logs += sorted({it.topic for it in shape.global_stores.values() if it.topic} - {*logs})
     try:
         counts = monitoring.partitions([*sorted(sources), *internal.values(), *logs])
         full = {topic: name for topic, name in internal.items() if name in counts}

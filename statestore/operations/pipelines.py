@@ -21,7 +21,7 @@ class StoreSerdes(NamedTuple):
 
 def serdes_of(topology: Topology, store: str, application_id: str) -> StoreSerdes:
     """Return the serdes that a pipeline gives a store; Misuse names the stores that it has."""
-    shared = {source.spec.name: source.spec for source in topology.global_sources}
+    shared = topology.shared_specs
     if store in shared:
         return StoreSerdes(shared[store].key_serde, shared[store].value_serde)
     spec = topology.stores.get(store)

@@ -111,6 +111,8 @@ class RunSummary:
     restore_seconds: float = 0.0
     held_records: int = 0
     caught_up: bool = True
+    lookups: list[dict[str, object]] = field(default_factory=list)
+    """By lookup, what its file had: its tag on its file system, SHA-256 and number of rows."""
     lineage: dict[str, object] | None = None
     """Where data came from and went to: brokers, inputs, outputs, stores; None after a failure."""
     error: dict[str, object] | None = None
@@ -145,6 +147,8 @@ class StartPreview(NamedTuple):
     relocation: RelocationReport
     global_tables: dict[str, int]
     """By store of a global table, how many records the first refresh reads at most."""
+    lookups: dict[str, int]
+    """By store of a lookup, how many rows its file has."""
 
 
 class Run:
@@ -184,7 +188,12 @@ class Run:
             creates=[spec.name for spec in self._missing_internal_topics()],
             relocation=relocation.report(),
             global_tables=self._global_tables.pending(),
+            lookups=self._global_tables.rows_of_files(),
         )
+
+    def lookups(self) -> list[dict[str, object]]:
+        """What files of lookups this run has shown to its stream tasks."""
+        return self._global_tables.files_read()
 
     def _checked(self) -> Relocation:
         check_named(self.topology, self._settings)
@@ -198,6 +207,7 @@ class Run:
     def __enter__(self) -> Self:
         """Check, lock, prepare; every refusal comes before anything is written (I9)."""
         relocation = self._checked()
+        self._global_tables.rows_of_files()
         self._layout.create(self._layout.application_dir)
         self._claim = self._layout.claim(
             wait_ms=self._settings.lock_wait_ms,

@@ -109,6 +109,7 @@ def serve_waves(
         reports = serve_wave(wave)
         summary.add(reports)
         _log.info("%d stream tasks done, %d records so far", len(reports), summary.records_in)
+    summary.lookups = started.lookups()
     return summary
 
 

@@ -77,13 +77,14 @@ class TaskStatus(msgspec.Struct, frozen=True):
 class GlobalTableStatus(msgspec.Struct, frozen=True):
     """A global table: how old its rows are, and how many offsets its topic has since.
 
-    None: not known, or no run has read the topic yet.
+    None: not known, or no run has read the topic yet. A lookup has a `file` and no topic.
     """
 
     store: str
-    topic: str
+    topic: str | None
     lag_records: int | None = None
     refreshed_age_seconds: float | None = None
+    file: str | None = None
 
 
 class AuditStatus(msgspec.Struct, frozen=True):
@@ -247,9 +248,14 @@ class StatusReader:
         self, shape: Deployed, facts: Facts, now_ms: int, problems: _Problems
     ) -> list[GlobalTableStatus]:
         versions = GlobalVersions(self._layout)
-        known = problems.told(versions.current, GlobalVersion()).stores
-        found = []
+        current = problems.told(versions.current, GlobalVersion())
+        known, found = current.stores, []
         for store, shared in sorted(shape.global_stores.items()):
+            if shared.topic is None:
+                file = current.files.get(store)
+                age_s = None if file is None else _age_s(file.read_ms, now_ms)
+                found.append(GlobalTableStatus(store, None, None, age_s, shared.file))
+                continue
             content, topic = known.get(store), shared.topic
             logs = {tp.partition: log for tp, log in facts.logs.items() if tp.topic == topic}
             lag = age_s = None

@@ -23,6 +23,7 @@ from statestore.ports import (
     Cluster,
     MonitoringClient,
     Outbox,
+    ReadFile,
     Source,
     Target,
 )
@@ -31,7 +32,7 @@ from statestore.runtime.databases import RocksDatabases, open_built_in, options_
 from statestore.settings import Settings, expand
 from statestore.stores.kinds import BuiltIn
 from statestore.stores.specs import BuiltInSpec
-from statestore.targets import Address, FsspecTarget, fixed
+from statestore.targets import Address, FsspecTarget, fixed, read_file
 from statestore.tasks.plan import TaskEdges, TaskPlan
 
 PARTITIONERS: Mapping[str, Partitioner] = {
@@ -102,6 +103,11 @@ class Runtime:
         """Where exports lie; InvalidSetting if `statestore.export.target` is not set."""
         self.settings.require("application.id", "statestore.export.target")
         return self._open_target(expand(self.settings.export_target, "statestore.export.target"))
+
+    @property
+    def read_file(self) -> ReadFile:
+        """Reads the files of lookups."""
+        return read_file
 
     @cached_property
     def cluster(self) -> Cluster:

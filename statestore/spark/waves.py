@@ -60,6 +60,7 @@ def run_waves(
             _log.info("%s", report.asDict())
         raise_first_error([report.error for report in reports])
         summary.add([TaskReport(**{name: report[name] for name in fields}) for report in reports])
+    summary.lookups = started.lookups()
     return summary
 
 

@@ -19,9 +19,9 @@ def _refused(verb: str) -> Callable[..., NoReturn]:
         self: "GlobalKeyValueStore[Any, Any]", *_args: object, **_kwargs: object
     ) -> NoReturn:
         raise Misuse(
-            f"{verb}() of store {self.name!r}: it is the store of a global table, which is "
-            "read-only: write the record to the table's topic with to(), and the table has it at "
-            "its next refresh"
+            f"{verb}() of store {self.name!r}: it is the store of a global table or a lookup, "
+            "which is read-only: write the record to the table's topic with to(), or change the "
+            "lookup's file, and the store has it at its next refresh"
         )
 
     return refuse

@@ -9,7 +9,7 @@ import logging
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, overload
+from typing import Any, NamedTuple, Self, overload
 
 from statestore.engines.memory import MemoryEngine
 from statestore.errors import (
@@ -24,6 +24,7 @@ from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.modes import Span, Time, span_ms, to_ms
 from statestore.model.records import Header, K, Record, Serde, SerdeContext, Side, V
+from statestore.operations.lookups import BYTES_MAX, rows_of
 from statestore.operations.run import check_named
 from statestore.operations.topics import dead_letter_topics, internal_topics
 from statestore.ports import Changelog, Replayed, TopicSpec
@@ -50,12 +51,13 @@ from statestore.stores.specs import (
     WindowSpec,
 )
 from statestore.stores.staged_table import StagedTable
+from statestore.targets import read_file
 from statestore.tasks.plan import TaskEdges, TaskPlan
 from statestore.tasks.task import StreamTask
 from statestore.testing.memory_broker import MemoryBroker, MemorySource
 from statestore.topology.graph import Topology, require_topology
 from statestore.topology.logs import logs
-from statestore.topology.nodes import GlobalSource, SinkNode, SourceNode, TopicName
+from statestore.topology.nodes import GlobalSource, LookupSource, SinkNode, SourceNode, TopicName
 
 _DEFAULTS = {
     "application.id": "topology-test",
@@ -421,8 +423,15 @@ class TopologyTestDriver:
         )
 
 
+class _LookupFile(NamedTuple):
+    """The file of a lookup as it was read last, and the keys of its rows."""
+
+    content: bytes
+    keys: frozenset[bytes]
+
+
 class _GlobalTables:
-    """The global tables of a topology under test, in memory: up to date before each step."""
+    """The global tables and lookups of a topology under test: up to date before each step."""
 
     def __init__(
         self, topology: Topology, open_store: Callable[[BuiltInSpec, Path], BuiltIn]
@@ -435,9 +444,25 @@ class _GlobalTables:
             assert isinstance(table, StagedTable)
             self.stores[source.spec.name] = GlobalKeyValueStore(source.spec, table)
             self._tables.append((source, table))
+        self._lookups: list[tuple[LookupSource, StagedTable]] = []
+        self._files: dict[str, _LookupFile] = {}
+        for lookup in topology.lookups:
+            table = open_store(lookup.spec, Path()).table
+            assert isinstance(table, StagedTable)
+            self.stores[lookup.spec.name] = GlobalKeyValueStore(lookup.spec, table)
+            self._lookups.append((lookup, table))
 
     def refresh(self, changelog: Changelog, partitions: int) -> None:
-        """Take over what the topics got."""
+        """Take over what the topics got, and what the files of lookups have."""
+        for lookup, table in self._lookups:
+            name, content = lookup.spec.name, read_file(lookup.url, BYTES_MAX).content
+            before = self._files.get(name)
+            if before is None or before.content != content:
+                now = rows_of(lookup, content)
+                gone = () if before is None else before.keys - now.keys()
+                keys = [*now, *gone]
+                table.restore(keys, [now.get(key) for key in keys], [0] * len(keys), {})
+                self._files[name] = _LookupFile(content, frozenset(now))
         for source, table in self._tables:
             tps = [TopicPartition(source.topic.name, p) for p in range(partitions)]
             for tp, bounds in changelog.bounds(tps).items():

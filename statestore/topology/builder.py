@@ -15,6 +15,7 @@ from statestore.topology.flows import Flow
 from statestore.topology.global_tables import GlobalKTable, global_table
 from statestore.topology.graph import Topology
 from statestore.topology.ktables import KTable
+from statestore.topology.lookups import lookup
 from statestore.topology.materialized import Materialized
 from statestore.topology.nodes import SourceNode, TimestampExtractor, TopicName, check_topic
 from statestore.topology.streams import KStream
@@ -258,6 +259,86 @@ class StreamsBuilder(Generic[KB, VB]):
             key_serde=key_serde or self._nodes.key_serde,
             value_serde=value_serde or self._nodes.value_serde,
             materialized=materialized,
+            name=name,
+        )
+
+    @overload
+    def lookup(
+        self,
+        url: str,
+        *,
+        key: str,
+        file_format: str | None = None,
+        key_serde: None = None,
+        value_serde: None = None,
+        store: str | None = None,
+        name: str | None = None,
+    ) -> GlobalKTable[str, Any]: ...
+    @overload
+    def lookup(
+        self,
+        url: str,
+        *,
+        key: str,
+        file_format: str | None = None,
+        key_serde: None = None,
+        value_serde: Serde[V],
+        store: str | None = None,
+        name: str | None = None,
+    ) -> GlobalKTable[str, V]: ...
+    @overload
+    def lookup(
+        self,
+        url: str,
+        *,
+        key: str,
+        file_format: str | None = None,
+        key_serde: Serde[K],
+        value_serde: None = None,
+        store: str | None = None,
+        name: str | None = None,
+    ) -> GlobalKTable[K, Any]: ...
+    @overload
+    def lookup(
+        self,
+        url: str,
+        *,
+        key: str,
+        file_format: str | None = None,
+        key_serde: Serde[K],
+        value_serde: Serde[V],
+        store: str | None = None,
+        name: str | None = None,
+    ) -> GlobalKTable[K, V]: ...
+    def lookup(
+        self,
+        url: str,
+        *,
+        key: str,
+        file_format: str | None = None,
+        key_serde: Serde[Any] | None = None,
+        value_serde: Serde[Any] | None = None,
+        store: str | None = None,
+        name: str | None = None,
+    ) -> GlobalKTable[Any, Any]:
+        """Return the rows of a small file as a table that is whole for every stream task.
+
+        The file is CSV with a header, JSON lines or Parquet, by `file_format` (`csv`, `jsonl`,
+        `parquet`) or the end of its name, at a path or any URL of fsspec. `key` names the column
+        whose values are the keys, strings unless `key_serde` says otherwise. A row is a dict by
+        column, or what `value_serde` reads from it as JSON. A run reads the file at the beginning
+        of each wave, and in a continuous run every `statestore.global.refresh.ms`; all stream
+        tasks of a wave see the same rows. A missing file, one without the column and a key that is
+        there twice end the run.
+        """
+        return lookup(
+            self._nodes,
+            url,
+            key=key,
+            file_format=file_format,
+            key_serde=key_serde or serdes.STRING,
+            value_serde=value_serde or serdes.JSON,
+            store=store,
             name=name,
         )
 

@@ -15,6 +15,7 @@ from statestore.topology.graph import Topology
 from statestore.topology.nodes import (
     Build,
     GlobalSource,
+    LookupSource,
     Node,
     OperatorNode,
     Repartition,
@@ -34,7 +35,7 @@ class Collector:
         self._stores: dict[str, StoreSpec] = {}
         self._kept: set[str] = set()
         self._repartitions: dict[str, Repartition] = {}
-        self._globals: dict[str, GlobalSource] = {}
+        self._globals: dict[str, GlobalSource | LookupSource] = {}
         self._unnamed: list[str] = []
         self._counter = 0
 
@@ -45,11 +46,16 @@ class Collector:
         check_names([*nodes, *sources])
         for name in self._globals.keys() & self._stores.keys():
             raise InvalidTopology(
-                f"a global table and an operator have a store named {name!r}: give each its own "
-                "name"
+                f"a global table or a lookup and an operator have a store named {name!r}: give "
+                "each its own name"
             )
         return Topology(
-            nodes, dict(self._stores), dict(self._repartitions), tuple(self._unnamed), sources
+            nodes,
+            dict(self._stores),
+            dict(self._repartitions),
+            tuple(self._unnamed),
+            tuple(source for source in sources if isinstance(source, GlobalSource)),
+            tuple(source for source in sources if isinstance(source, LookupSource)),
         )
 
     def _with_globals(self, node: Node) -> Node:
@@ -100,12 +106,12 @@ class Collector:
             )
         self._kept.add(spec.name)
 
-    def keep_global(self, source: GlobalSource) -> None:
-        """Make a global table known; InvalidTopology if its store has the name of another's."""
+    def keep_global(self, source: GlobalSource | LookupSource) -> None:
+        """Make a global table or lookup known; InvalidTopology if its store is another's, too."""
         if source.spec.name in self._globals:
             raise InvalidTopology(
-                f"two global tables have a store named {source.spec.name!r}: give each its own "
-                "name, or join one of them twice"
+                f"two global tables or lookups have a store named {source.spec.name!r}: give "
+                "each its own name, or join one of them twice"
             )
         self._globals[source.spec.name] = source
 
@@ -161,7 +167,7 @@ class Collector:
         return name
 
 
-def check_names(nodes: Iterable[Node | GlobalSource]) -> None:
+def check_names(nodes: Iterable[Node | GlobalSource | LookupSource]) -> None:
     """Raise InvalidTopology if two nodes have one name."""
     seen: set[str] = set()
     for node in nodes:

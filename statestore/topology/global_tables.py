@@ -13,7 +13,7 @@ from statestore.errors import InvalidTopology, Misuse, SerdeMismatch, StateStore
 from statestore.model.batch import Batch, Column
 from statestore.model.records import K, Serde, V_co
 from statestore.stores import serdes
-from statestore.stores.specs import GlobalSpec
+from statestore.stores.specs import GlobalSpec, KeyValueSpec
 from statestore.topology import missing_methods
 from statestore.topology.callbacks import check_arity
 from statestore.topology.collector import Collector
@@ -36,18 +36,19 @@ Selector = Callable[[Any, Any], Any]
 
 @dataclass(frozen=True)
 class GlobalFlow:
-    """A global table as it is written: what joins need to look up its rows."""
+    """A global table or a lookup as it is written: what joins need to look up its rows."""
 
     builder: Collector
-    source: GlobalSource
+    spec: KeyValueSpec[Any, Any]
 
 
 @missing_methods.explains(missing_methods.OF_GLOBAL_TABLES)
 class GlobalKTable(Generic[K, V_co]):
-    """A table of the latest value per key of a topic, of which every stream task sees all rows.
+    """A table of which every stream task sees all rows.
 
-    Streams join it by any key: `stream.join(table, function, key=selector)`. A processor reads its
-    store: `stream.process(factory, table.store)`.
+    They are the latest value per key of a topic, or the rows of a file. Streams join it by any key:
+    `stream.join(table, function, key=selector)`. A processor reads its store:
+    `stream.process(factory, table.store)`.
     """
 
     def __init__(self, table: GlobalFlow) -> None:
@@ -56,7 +57,7 @@ class GlobalKTable(Generic[K, V_co]):
     @property
     def store(self) -> str:
         """The name of the table's store."""
-        return self._table.source.spec.name
+        return self._table.spec.name
 
 
 def global_table(
@@ -83,7 +84,7 @@ def global_table(
         GlobalSpec(spec.name, spec.key_serde, spec.value_serde, topic=topic),
     )
     builder.keep_global(source)
-    return GlobalKTable(GlobalFlow(builder, source))
+    return GlobalKTable(GlobalFlow(builder, source.spec))
 
 
 def joined_with(
@@ -110,7 +111,7 @@ def joined_with(
             "that returns the key of the row, such as key=lambda key, value: key"
         )
     check_arity(f"key of {verb}", key, 2)
-    left, spec, select = kind.right_may_lack, table.source.spec, key
+    left, spec, select = kind.right_may_lack, table.spec, key
 
     def add(flow: Flow, name: str | None) -> Flow:
         if table.builder is not flow.builder:
@@ -138,7 +139,7 @@ def refuse_key(verb: str, key: object) -> None:
 
 
 def _joined(
-    node: str, spec: GlobalSpec[Any, Any], joiner: Joiner, select: Selector, *, left: bool
+    node: str, spec: KeyValueSpec[Any, Any], joiner: Joiner, select: Selector, *, left: bool
 ) -> Build:
     """Build a node that joins each record with the row whose key the selector returns.
 
@@ -201,7 +202,7 @@ def _selected(
     return asked, encoded(node, wanted, "key", key_serde)
 
 
-def _look_of(context: NodeContext, spec: GlobalSpec[Any, Any]) -> Look:
+def _look_of(context: NodeContext, spec: KeyValueSpec[Any, Any]) -> Look:
     """Return the look-up of the rows of a global table."""
     store, read = context.global_store(spec.name), spec.value_serde.deserialize
     plain = spec.value_serde is serdes.BYTES

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 from statestore.errors import InvalidTopology, Misuse, NotCopartitioned, TopicMissing
 from statestore.model.ids import TaskId
-from statestore.stores.specs import StoreSpec
+from statestore.stores.specs import KeyValueSpec, StoreSpec
 from statestore.topology.nodes import (
     GlobalSource,
+    LookupSource,
     Node,
     OperatorNode,
     Repartition,
@@ -54,6 +55,7 @@ class Topology:
     repartitions: Mapping[str, Repartition]
     unnamed: tuple[str, ...] = ()
     global_sources: tuple[GlobalSource, ...] = ()
+    lookups: tuple[LookupSource, ...] = ()
 
     def __post_init__(self) -> None:
         if not any(isinstance(node, SourceNode) for node in self.nodes):
@@ -112,7 +114,7 @@ class Topology:
         # Who writes the topic of a global table goes first, and never waits for itself.
         looked = {one.spec.name: one.topic for one in self.global_sources}
         for part in self.sub_topologies:
-            topics = {looked[store] for store in part.global_stores}
+            topics = {looked[store] for store in part.global_stores if store in looked}
             for other in self.sub_topologies:
                 if other is not part and topics.intersection(s.topic for s in other.sinks):
                     feeds[other.ordinal].add(part.ordinal)
@@ -141,6 +143,12 @@ class Topology:
             if not sink.topic.internal
         }
         return read, written
+
+    @property
+    def shared_specs(self) -> dict[str, KeyValueSpec[Any, Any]]:
+        """The stores of global tables and lookups, which every stream task may read, by name."""
+        tables = {table.spec.name: table.spec for table in self.global_sources}
+        return {**tables, **{one.spec.name: one.spec for one in self.lookups}}
 
     def topics_above(self, names: Iterable[str]) -> tuple[TopicName, ...]:
         """Return the source topics whose records reach the named nodes."""
@@ -171,15 +179,15 @@ class Topology:
 
     def describe(self) -> str:
         """Return sub-topologies, nodes, stores and topics as text in Kafka Streams' layout."""
-        return _description(self.sub_topologies, self.global_sources)
+        return _description(self.sub_topologies, self.global_sources, self.lookups)
 
     def fingerprint(self) -> str:
         """Return a hash of the description and of the serdes and terms of all stores."""
-        return _fingerprint(self.sub_topologies, self.stores, self.global_sources)
+        return _fingerprint(self)
 
     def deployed(self) -> dict[str, Any]:
         """Return what is written beside the state: where stores live and how to decode them."""
-        return _deployed(self.sub_topologies, self.stores, self.global_sources)
+        return _deployed(self)
 
 
 @dataclass(frozen=True)
@@ -279,7 +287,9 @@ def _joined(nodes: Sequence[Node]) -> tuple[Joined, ...]:
     return tuple(found)
 
 
-def _description(parts: Sequence[SubTopology], shared: Sequence[GlobalSource]) -> str:
+def _description(
+    parts: Sequence[SubTopology], tables: Sequence[GlobalSource], lookups: Sequence[LookupSource]
+) -> str:
     """Return sub-topologies, nodes, stores and topics as text in Kafka Streams' layout."""
     lines = ["Topologies:"]
     for part in parts:
@@ -292,10 +302,14 @@ def _description(parts: Sequence[SubTopology], shared: Sequence[GlobalSource]) -
             if node.parents:
                 lines.append(f"      <-- {', '.join(node.parents)}")
         lines.append("")
-    for ordinal, table in enumerate(shared, len(parts)):
+    told: list[tuple[GlobalSource | LookupSource, str]] = [
+        *((table, f"topics: [{table.topic.without_application()}]") for table in tables),
+        *((one, f"file: [{one.url}], key: [{one.key}]") for one in lookups),
+    ]
+    for ordinal, (table, origin) in enumerate(told, len(parts)):
         lines += [
             f"   Sub-topology: {ordinal} for global store (will not generate tasks)",
-            f"    Source: {table.source} (topics: [{table.topic.without_application()}])",
+            f"    Source: {table.source} ({origin})",
             f"      --> {table.name}",
             f"    Processor: {table.name} (stores: [{table.spec.name}])",
             "      --> none",
@@ -305,18 +319,14 @@ def _description(parts: Sequence[SubTopology], shared: Sequence[GlobalSource]) -
     return "\n".join(lines)
 
 
-def _fingerprint(
-    parts: Sequence[SubTopology],
-    stores: Mapping[str, StoreSpec],
-    shared: Sequence[GlobalSource],
-) -> str:
+def _fingerprint(topology: Topology) -> str:
     """Return a hash of the description and of the serdes, schemas and terms of all stores."""
-    every = {**stores, **{table.spec.name: table.spec for table in shared}}
+    every = {**topology.stores, **topology.shared_specs}
     told = {
         name: (spec.key_serde.name, spec.value_serde.name, *spec.terms, *_schemas(spec))
         for name, spec in every.items()
     }
-    text = _description(parts, shared) + json.dumps(told, sort_keys=True)
+    text = topology.describe() + json.dumps(told, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -326,16 +336,17 @@ def _schemas(spec: StoreSpec) -> list[str]:
     return [schema.text for schema in known if schema is not None]
 
 
-def _deployed(
-    parts: Sequence[SubTopology],
-    stores: Mapping[str, StoreSpec],
-    shared: Sequence[GlobalSource],
-) -> dict[str, Any]:
+def _deployed(topology: Topology) -> dict[str, Any]:
     """Return what is written beside the state: where each store lives and how to decode it."""
+    parts, stores = topology.sub_topologies, topology.stores
+    origins: dict[str, dict[str, str]] = {
+        **{table.spec.name: {"topic": table.topic.name} for table in topology.global_sources},
+        **{one.spec.name: {"file": one.url} for one in topology.lookups},
+    }
     where = {store: part.ordinal for part in parts for store in part.stores}
     return {
         "version": 1,
-        "fingerprint": _fingerprint(parts, stores, shared),
+        "fingerprint": topology.fingerprint(),
         "sub_topologies": [
             {
                 "ordinal": part.ordinal,
@@ -357,12 +368,12 @@ def _deployed(
             if name in where
         },
         "global_stores": {
-            table.spec.name: {
-                "topic": table.topic.name,
-                "key_serde": table.spec.key_serde.name,
-                "value_serde": table.spec.value_serde.name,
+            name: {
+                **origins[name],
+                "key_serde": spec.key_serde.name,
+                "value_serde": spec.value_serde.name,
             }
-            for table in shared
+            for name, spec in topology.shared_specs.items()
         },
     }
 

@@ -7,6 +7,7 @@ returns the function that takes the operator's batches.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import accumulate
 from operator import gt
 from typing import Any, NamedTuple, Protocol
@@ -19,7 +20,7 @@ from statestore.model.records import Record, Serde
 from statestore.stores.global_store import GlobalKeyValueStore
 from statestore.stores.migration import outside
 from statestore.stores.row_times import WriteTime
-from statestore.stores.specs import GlobalSpec
+from statestore.stores.specs import GlobalSpec, KeyValueSpec
 from statestore.stores.staged_table import StagedTable
 from statestore.stores.versioned.table import VersionedTable
 from statestore.topology.punctuation import Alarm, Fire, Punctuation
@@ -306,6 +307,14 @@ class SinkNode:
         check_serdes(f"node {self.name}", self.key_serde, self.value_serde)
 
 
+class FileFormat(StrEnum):
+    """How the file of a lookup is written."""
+
+    CSV = "csv"
+    JSONL = "jsonl"
+    PARQUET = "parquet"
+
+
 @dataclass(frozen=True)
 class GlobalSource:
     """A topic of which every host has all rows, in a store that no stream task owns.
@@ -323,6 +332,25 @@ class GlobalSource:
     @property
     def topic(self) -> TopicName:
         return TopicName(self.spec.topic)
+
+
+@dataclass(frozen=True)
+class LookupSource:
+    """A file of which every host has all rows, in a store that no stream task owns.
+
+    `key` is the column or field whose values are the keys of the rows. `source` and `name` are its
+    two nodes in a description.
+    """
+
+    source: str
+    name: str
+    spec: KeyValueSpec[Any, Any]
+    url: str
+    key: str
+    format: FileFormat
+
+    def __post_init__(self) -> None:
+        check_serdes(f"node {self.name}", self.spec.key_serde, self.spec.value_serde)
 
 
 Node = SourceNode | OperatorNode | SinkNode

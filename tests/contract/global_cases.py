@@ -3,6 +3,7 @@
 A run has all rows of a global table before the first record of a stream. So do these tables.
 """
 
+from pathlib import Path
 from typing import Any
 
 import statestore as ss
@@ -74,6 +75,22 @@ def global_joins_of_one_table(of: Case) -> None:
 def global_join_that_takes_the_key(of: Case) -> None:
     table = rates(of)
     of.out(of.stream().join(table, lambda k, v, rate: [k, v, rate], key=lambda _k, v: v))
+
+
+@case("""
+    | in            | out                                    |
+    | a "x" 1       | a ["x",{"code":"x","rate":"2"}] 1      |
+    | b "z" 2       | b ["z",null] 2                         |
+    | c "none" 3    | c ["none",null] 3                      |
+""")
+def join_with_a_lookup(of: Case) -> None:
+    file = Path(__file__).with_name("rates.csv")
+    table = of.builder.lookup(str(file), key="code", store=of.of("lookup"))
+    of.out(
+        of.stream().left_join(
+            table, lambda v, row: [v, row], key=lambda _k, v: None if v == "none" else v
+        )
+    )
 
 
 class Looking:

@@ -254,6 +254,10 @@ def aggregates(orders: ss.KStream[str, Order]) -> None:
 def global_joins(builder: ss.StreamsBuilder[str, bytes], orders: ss.KStream[str, Order]) -> None:
     prices = builder.global_table("prices", key_serde=serdes.INT64, value_serde=serdes.FLOAT64)
     assert_type(prices, ss.GlobalKTable[int, float])
+    tariffs = builder.lookup("tariffs.csv", key="country")
+    assert_type(tariffs, ss.GlobalKTable[str, Any])
+    weights = builder.lookup("weights.parquet", key="cents", key_serde=serdes.INT64)
+    assert_type(weights, ss.GlobalKTable[int, Any])
     known = orders.join(
         prices, lambda order, price: order.cents * price, key=lambda _key, order: order.cents
     )
