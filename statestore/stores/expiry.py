@@ -186,6 +186,21 @@ class ExpiringTable(StagedTable):
         self._overlay.put_all(writes)
         self._note(writes)
 
+    def put_anew(self, writes: Writes) -> None:
+        """Stage other bytes of rows that are there; they expire when they would have expired."""
+        self._index_all()
+        keys = list(writes)
+        stamped = zip(keys, self._stamps.of(keys), strict=True)
+        times = {key: time for key, time in stamped if time is not None}
+        self._staged.check_open()
+        self._sweep.begun += len(writes)
+        self._overlay.put_all(writes)
+        self._stamps.note(times, list(times.values()))
+        self._sweep.puts += len(times)
+        unknown = [key for key in keys if key not in times]
+        if unknown:  # There is no stream time yet.
+            self._note(unknown)
+
     # The transaction.
 
     def changes(self, otherwise_ms: int) -> Changes:

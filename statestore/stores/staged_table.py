@@ -100,6 +100,17 @@ class StagedTable:
         if self.times is not None:
             self.times.note(writes, times)
 
+    def put_anew(self, writes: Writes) -> None:
+        """Stage other bytes of rows that are there, and that keep their times."""
+        rows = list(writes)
+        stamped = zip(rows, self.times_of(rows), strict=True)
+        times = {row: time for row, time in stamped if time is not None}
+        if times:
+            self.put_all({row: writes[row] for row in times}, list(times.values()))
+        unknown = {row: value for row, value in writes.items() if row not in times}
+        if unknown:
+            self.put_all(unknown)
+
     def times_of(self, keys: list[bytes]) -> list[int | None]:
         """Return the time of each row; None where it is not kept."""
         return [None] * len(keys) if self.times is None else self.times.of(keys)
@@ -121,6 +132,10 @@ class StagedTable:
         cursor = self._table.scan(lo, hi, reverse=reverse)
         pending = self._overlay.between(lo, hi, reverse=reverse) if self._entries else []
         return scan_of(self._staged, cursor, pending, reverse=reverse)
+
+    def scan_kept(self, lo: bytes | None = None, hi: bytes | None = None) -> RowScan[Pair]:
+        """Return the pairs that are there, also those that are not shown any more."""
+        return StagedTable.scan(self, lo, hi)
 
     def moment(
         self, lo: bytes | None = None, hi: bytes | None = None, *, reverse: bool = False

@@ -13,7 +13,6 @@ from statestore.stores import serdes
 from statestore.stores.in_windows import TIME_ROW, UNLOGGED, start_of
 from statestore.stores.migration import MigratingSerde
 from statestore.stores.specs import KeyValueSpec, SessionSpec, StoreSpec, VersionedSpec, WindowSpec
-from statestore.stores.staged_table import StagedTable
 from statestore.tasks.owned import OwnedStore
 
 _ROWS_AT_ONCE: Final = 10_000
@@ -33,8 +32,6 @@ def why_not(spec: StoreSpec) -> str | None:
         return "it has no migration"
     if isinstance(spec, VersionedSpec):
         return "its versions keep their bytes until they expire, and are converted when read"
-    if isinstance(spec, KeyValueSpec) and spec.ttl_ms is not None:
-        return "its rows keep their bytes until they expire, and are converted when read"
     return None
 
 
@@ -47,7 +44,7 @@ def stage(opened: OwnedStore, after: bytes | None) -> Chunk:
     in_windows = not isinstance(spec, KeyValueSpec)
     writes: dict[bytes, bytes | None] = {}
     size, last = 0, None
-    with table.scan(after, UNLOGGED if in_windows else None) as rows:
+    with table.scan_kept(after, UNLOGGED if in_windows else None) as rows:
         looked_at = 0
         for row, value in islice(rows, _ROWS_AT_ONCE + 1):
             if row == after:
@@ -62,8 +59,10 @@ def stage(opened: OwnedStore, after: bytes | None) -> Chunk:
                 break
         if not looked_at:
             last = None
-    if writes:
-        _put(table, writes, of_sessions=isinstance(spec, SessionSpec))
+    if writes and isinstance(spec, SessionSpec):
+        table.put_all(writes, list(map(start_of, writes)))  # The time of a session is its end.
+    elif writes:
+        table.put_anew(writes)
     return Chunk(len(writes), last)
 
 
@@ -78,15 +77,3 @@ def _anew(store: str, row: bytes, value: bytes, serde: MigratingSerde[object]) -
             f"{serdes.printable(value[:200])} cannot be migrated: {type(error).__name__}: {error}; "
             "correct the migration, then start again"
         ) from error
-
-
-def _put(table: StagedTable, writes: dict[bytes, bytes | None], *, of_sessions: bool) -> None:
-    """Stage rows that keep their times, where these are known; that of a session is its end."""
-    rows = list(writes)
-    times = list(map(start_of, rows)) if of_sessions else table.times_of(rows)
-    known = {row: time for row, time in zip(rows, times, strict=True) if time is not None}
-    if known:
-        table.put_all({row: writes[row] for row in known}, list(known.values()))
-    unknown = {row: value for row, value in writes.items() if row not in known}
-    if unknown:
-        table.put_all(unknown)

@@ -5,6 +5,7 @@ migration reads and writes, and a third one does so with two. Sinks never see a 
 """
 
 import json
+import random
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,13 +16,14 @@ import pytest
 import statestore as ss
 from statestore import serdes
 from statestore.errors import Misuse, RecordFailed, TopologyMismatch, UnknownStore
-from statestore.model.ids import TopicPartition
+from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.records import Record
 from statestore.operations.audits.audit import require_pass
 from statestore.operations.audits.perform import audit
 from statestore.operations.deployed import read_deployed
 from statestore.operations.migrate import migrate
 from statestore.operations.run import Run, RunRequest
+from statestore.stores import expiry
 from statestore.stores.in_windows import TIME_ROW
 from statestore.stores.migration import MARK
 from statestore.tasks import rewriting
@@ -161,16 +163,21 @@ class Adding:
         self._context.forward(record._replace(value=SHAPES[self._version](total)))
 
 
-def as_processor(version: int) -> ss.Topology:
+def as_processor(version: int, ttl_ms: int | None = None) -> ss.Topology:
     builder, numbers = begun(version)
     spec = ss.persistent_key_value_store(
         "kept",
         key_serde=serdes.STRING,
         value_serde=SERDES[version],
         migrate=STEPS[:version] or None,
+        ttl_ms=ttl_ms,
     )
     numbers.process(lambda context: Adding(version, context), spec, name="adding").to("out")
     return builder.build()
+
+
+def as_expiring(version: int) -> ss.Topology:
+    return as_processor(version, ttl_ms=1000)
 
 
 MAKES = [
@@ -181,6 +188,7 @@ MAKES = [
     as_history,
     as_view,
     as_processor,
+    as_expiring,
 ]
 Make = Callable[[int], ss.Topology]
 
@@ -452,18 +460,99 @@ def test_a_row_that_cannot_be_migrated_is_named_and_nothing_is_lost(tmp_path: Pa
     assert len(read_deployed(world.rig.layout).stores["kept"].value_writers) == 2
 
 
-def test_rows_that_expire_are_left_to_expire() -> None:
-    spec = ss.persistent_key_value_store(
-        "s",
-        ttl_ms=1,
-        key_serde=serdes.STRING,
-        value_serde=V2,
-        migrate=ss.Migration(V1, to_v2),
-    )
-    assert rewriting.why_not(spec) == (
-        "its rows keep their bytes until they expire, and are converted when read"
-    )
-    assert spec.value_serde.deserialize(V1.serialize(3)) == {"n": 3}
+def test_rows_that_were_written_anew_expire_when_they_would_have(tmp_path: Path) -> None:
+    world = World(tmp_path, lambda version: as_processor(version, ttl_ms=10))
+    world.deploy(0)
+    world.send(a=1, b=2)
+    world.process()
+    world.sent = 7
+    world.send(c=3)
+    world.process()
+    world.rig.end()
+    (done,) = migrate(world.rig.runtime, world.make(1), dry_run=False).migrated
+    assert (done.rows, world.generations()) == (3, [1, 1, 1])
+    shutil.rmtree(world.rig.layout.task_dir(TaskId(0, 0)))
+    world.deploy(1)
+    world.sent = 11  # The next record has the time 12, at which b has just expired.
+    world.send(d=4)
+    world.process()
+    assert sorted(world.rig.changelog("kept")) == [b"c", b"d"]
+    world.sent = 17
+    world.send(d=5)
+    world.process()
+    assert sorted(world.rig.changelog("kept")) == [b"d"]
+    world.rig.end()
+    assert require_pass(audit(world.rig.runtime)).failures == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whenever_rows_are_written_anew_they_expire_as_they_would_have(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(seed)
+    monkeypatch.setattr(rewriting, "_ROWS_AT_ONCE", chance.choice([1, 3, 10_000]))
+    monkeypatch.setattr(expiry, "_SWEPT_AT_ONCE", chance.choice([1, 1000]))
+    world = World(tmp_path, lambda version: as_processor(version, ttl_ms=30))
+    known: dict[str, tuple[int, int]] = {}
+    for version in range(3):
+        world.deploy(version)
+        for _ in range(chance.randint(1, 12)):
+            key = chance.choice("abcdefgh")
+            world.sent += chance.choice([0, 0, 1, 5])
+            now_ms = world.sent + 1
+            old, since_ms = known.get(key, (0, now_ms))
+            total = 1 + (old if since_ms > now_ms - 30 else 0)
+            known[key] = (total, now_ms)
+            world.send(**{key: 1})
+            world.process()
+            assert plain(world.out(version)[-1]) == total, f"seed {seed}"
+        if version and chance.random() < 0.7:
+            world.rig.end()
+            migrate(world.rig.runtime, world.make(version), dry_run=False)
+            assert set(world.generations()) <= {version}, f"seed {seed}"
+            logged = world.rig.broker.records("shop-kept-changelog")
+            times = {r.key: r.timestamp_ms for r in logged if r.value is not None}
+            for key, (_, since_ms) in known.items():
+                assert times[key.encode()] == since_ms, f"seed {seed}"
+            assert require_pass(audit(world.rig.runtime)).failures == []
+            if chance.random() < 0.5:
+                shutil.rmtree(world.rig.layout.task_dir(TaskId(0, 0)))
+    world.rig.end()
+
+
+def test_no_old_row_is_left_that_has_expired_and_is_not_deleted_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expiry, "_SWEPT_AT_ONCE", 1)
+    world = World(tmp_path, lambda version: as_processor(version, ttl_ms=10))
+    world.deploy(0)
+    world.send(**{f"k{number}": number for number in range(20)})
+    world.process()
+    world.sent = 1000
+    world.send(z=7)
+    world.process()
+    assert len(world.generations()) > 10
+    world.rig.end()
+    migrate(world.rig.runtime, world.make(1), dry_run=False)
+    assert set(world.generations()) == {1}
+    assert require_pass(audit(world.rig.runtime)).failures == []
+
+
+def test_rows_of_a_store_that_is_given_a_time_to_live_are_written_anew(tmp_path: Path) -> None:
+    world = World(tmp_path, as_processor)
+    world.deploy(0)
+    world.send(a=1, b=2)
+    world.process()
+    world.rig.end()
+    world.make = lambda version: as_processor(version, ttl_ms=10)
+    (done,) = migrate(world.rig.runtime, world.make(1), dry_run=False).migrated
+    assert (done.rows, world.generations()) == (2, [1, 1])
+    world.deploy(1)
+    world.sent = 11
+    world.send(c=3)
+    world.process()
+    assert sorted(world.rig.changelog("kept")) == [b"c"]
+    world.rig.end()
 
 
 def as_tree(version: int) -> ss.Topology:

@@ -8,6 +8,7 @@ import statestore as ss
 from statestore import serdes
 from tests.kafka.run_pipelines import prefix
 
+HOUR_MS = 3_600_000
 NUMBERS: ss.Serde[Any] = serdes.JSON
 
 
@@ -68,3 +69,38 @@ def v2() -> ss.Topology:
 def v3() -> ss.Topology:
     kept = ss.Materialized("sums", value_serde=V3, migrate=[TO_V2, TO_V3])
     return _summing(lambda: Described("0 0"), _plus_v3, kept)
+
+
+def _recent(value_serde: ss.Serde[Any], migrate: Any = None) -> ss.Topology:
+    """The last number of each key, for an hour."""
+    recent = ss.persistent_key_value_store(
+        "recent",
+        key_serde=serdes.STRING,
+        value_serde=value_serde,
+        ttl_ms=HOUR_MS,
+        migrate=migrate,
+    )
+
+    class Keep:
+        def __init__(self, context: ss.ProcessorContext) -> None:
+            self._store = context.store(recent)
+
+        def process(self, record: ss.Record[str, Any]) -> None:
+            number = record.value["number"]
+            self._store.put(record.key, Sum(number) if migrate is None else SumAndCount(number, 1))
+
+    b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
+    b.stream(f"{prefix()}-in").process(Keep, recent, name="keep")
+    return b.build()
+
+
+def recent_v1() -> ss.Topology:
+    return _recent(V1)
+
+
+def recent_v2() -> ss.Topology:
+    return _recent(V2, TO_V2)
+
+
+def recent_v2_alone() -> ss.Topology:
+    return _recent(V2, ss.Migration.gone())
