@@ -5,9 +5,12 @@ close. Without an OpenTelemetry SDK they are no-ops. Reads counted by several th
 be counted too low.
 """
 
+import threading
+import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from opentelemetry import metrics as otel
 from opentelemetry.metrics import CallbackOptions, Observation
@@ -70,7 +73,8 @@ class StoreMetrics:
         self._attributes = {"store": self.store}
         if self.task is not None:
             self._attributes["task"] = self.task
-        _open_stores.add(self)
+        with _opening:
+            _open_stores.add(self)
 
     def committed(self, seconds: float, rows: int, deletes: int) -> None:
         """Count one commit of `rows` writes, of which `deletes` were deletes."""
@@ -94,7 +98,8 @@ class StoreMetrics:
     def closed(self) -> None:
         """Report the remaining counts; the store is closed."""
         self._report_reads()
-        _open_stores.discard(self)
+        with _opening:
+            _open_stores.discard(self)
 
     def as_dict(self, now_s: float) -> dict[str, float]:
         """Return the metrics under Kafka Streams' names.
@@ -136,15 +141,66 @@ class StoreMetrics:
 
 
 _open_stores: weakref.WeakSet[StoreMetrics] = weakref.WeakSet()
+_opening = threading.Lock()  # A set that grows cannot be read by another thread.
 
 
-def open_stores() -> list[StoreMetrics]:
-    """Return the counters of the stores that are open in this process."""
-    return list(_open_stores)
+def _now_open() -> list[StoreMetrics]:
+    with _opening:
+        return list(_open_stores)
+
+
+class StoreFigures(NamedTuple):
+    """The metrics of one open store at one moment, for whoever shows them.
+
+    `gauges` have Kafka Streams' names, `totals` those of the fields of `StoreMetrics`.
+    """
+
+    store: str
+    task: str | None
+    gauges: Mapping[str, float]
+    totals: Mapping[str, int]
+
+
+_TOTALS = (
+    *("commits", "rows_written", "rows_deleted", "rows_restored"),
+    *("gets", "ranges", "late"),
+)
+
+
+def figures() -> list[StoreFigures]:
+    """Return the metrics of the stores that are open in this process."""
+    now_s = time.monotonic()
+    return [
+        StoreFigures(
+            store.store,
+            store.task,
+            store.as_dict(now_s),
+            {name: getattr(store, name) for name in _TOTALS},
+        )
+        for store in _now_open()
+    ]
+
+
+class GatheredFigures:
+    """The metrics of stores that other processes have sent, for any thread."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, Sequence[StoreFigures]] = {}
+        self._lock = threading.Lock()
+
+    def put(self, sender: int, found: Sequence[StoreFigures]) -> None:
+        """Take what a process has sent, in place of what it sent before; nothing lets it go."""
+        with self._lock:
+            self._of[sender] = found
+
+    def figures(self) -> list[StoreFigures]:
+        """Return the newest of all of them."""
+        with self._lock:
+            return [store for _, found in sorted(self._of.items()) for store in found]
 
 
 def _uncommitted(_options: CallbackOptions) -> Iterable[Observation]:
-    return [store.observation() for store in list(_open_stores)]
+    return [store.observation() for store in _now_open()]
 
 
 _meter.create_observable_gauge(

@@ -18,6 +18,7 @@ from rich.table import Table
 from statestore.commands.arguments import RunArguments, parse_run, run_options
 from statestore.commands.progress import shown_run
 from statestore.errors import HostFailure, Misuse, failure_fields
+from statestore.metrics import GatheredFigures, StoreFigures, figures
 from statestore.model.texts import held_text
 from statestore.operations.pipelines import load_pipeline
 from statestore.operations.run import Run, RunSummary
@@ -69,14 +70,11 @@ def run_command(
 
     Ctrl-C and SIGTERM end a run after its next commit; a second Ctrl-C ends it at once.
     """
-    if metrics_port is not None and workers > 1:
-        raise Misuse(
-            "--metrics-port shows the stores of this process, and those of --workers are in "
-            "others: leave one of them out, or set a provider of OpenTelemetry in the pipeline"
-        )
     application_id = flags["application_id"] or ""
-    with _Signals() as stop, _metrics(application_id, metrics_host, metrics_port):
-        summary = _run(workers, stop, flags, as_json=as_json)
+    gathered = GatheredFigures() if workers > 1 and metrics_port is not None else None
+    stores = figures if gathered is None else gathered.figures
+    with _Signals() as stop, _metrics(application_id, metrics_host, metrics_port, stores):
+        summary = _run(workers, stop, flags, gathered, as_json=as_json)
     if as_json:
         click.echo(summary_line(summary))
     else:
@@ -88,9 +86,9 @@ def run_command(
 
 
 def _metrics(
-    application_id: str, host: str, port: int | None
+    application_id: str, host: str, port: int | None, stores: Callable[[], list[StoreFigures]]
 ) -> AbstractContextManager[int | None]:
-    """Serve the metrics of this process, if that was asked for."""
+    """Serve the metrics of stores, if that was asked for."""
     if port is None:
         return nullcontext()
     try:
@@ -100,18 +98,29 @@ def _metrics(
         raise Misuse(
             f"--metrics-port needs the extra `serve` ({error}): pip install 'statestore[serve]'"
         ) from error
-    served: AbstractContextManager[int] = prometheus.metrics_port(application_id, host, port)
+    served: AbstractContextManager[int] = prometheus.metrics_port(
+        application_id, host, port, stores
+    )
     return served
 
 
-def _run(workers: int, stop: "_Signals", flags: dict[str, Any], *, as_json: bool) -> RunSummary:
+def _run(
+    workers: int,
+    stop: "_Signals",
+    flags: dict[str, Any],
+    gathered: GatheredFigures | None,
+    *,
+    as_json: bool,
+) -> RunSummary:
     def work(arguments: RunArguments, started: Run) -> RunSummary:
         stop.gently()
         bounded = arguments.run_for_ms is None
         environment = started.environment
         with shown_run(environment.clock, works_in(environment), bounded=bounded) as tell:
             if workers > 1:
-                return serve_by_workers(started, arguments.pipeline, workers, stop.asked, tell)
+                return serve_by_workers(
+                    started, arguments.pipeline, workers, stop.asked, tell, gathered
+                )
             return serve_here(started, stop.asked, tell)
 
     try:

@@ -17,12 +17,15 @@ import queue
 import signal
 import threading
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from logging.handlers import QueueHandler
 from multiprocessing.connection import Connection
 from typing import Any, Final, NamedTuple
 
 from statestore.errors import StateStoreError
 from statestore.faults import arm_from_environment
+from statestore.metrics import StoreFigures, figures
 from statestore.operations.pipelines import load_pipeline
 from statestore.operations.run import PlannedTask, RunRequest
 from statestore.operations.serving import serve_planned
@@ -36,15 +39,20 @@ SIGNALS: Final = frozenset({signal.SIGINT, signal.SIGTERM})
 """The signals that a worker leaves to its run."""
 _PR_SET_PDEATHSIG: Final = 1
 _ORPHANED: Final = 70
+_FIGURES_EVERY_S: Final = 1.0
 
 
 class Hello(NamedTuple):
-    """What a worker has to know first. `pipeline`: its name, or a packed topology."""
+    """What a worker has to know first.
+
+    `pipeline`: its name, or a packed topology. `figures`: whether the run wants metrics of stores.
+    """
 
     number: int
     settings: Settings
     pipeline: str | bytes
     log_level: int
+    figures: bool = False
 
 
 class Share(NamedTuple):
@@ -71,9 +79,15 @@ class Failed(NamedTuple):
     error: Exception
 
 
+class Figures(NamedTuple):
+    """The metrics of all stores that the worker has open now."""
+
+    stores: list[StoreFigures]
+
+
 Order = Share | Stop | None
 """What the run sends; None: there is no more to do."""
-News = Standing | logging.LogRecord | Done | Failed
+News = Standing | logging.LogRecord | Figures | Done | Failed
 """What the worker sends."""
 
 
@@ -109,7 +123,8 @@ class _Worker:
                 try:
                     if topology is None:
                         topology = _topology(hello.pipeline)
-                    reports = self._serve(runtime, topology, share)
+                    with self._telling_figures(wanted=hello.figures):
+                        reports = self._serve(runtime, topology, share)
                 except Exception as error:  # noqa: BLE001  # the run raises it
                     self.send(Failed(_portable(error, hello.number)))
                 else:
@@ -133,6 +148,25 @@ class _Worker:
             stop=self._stop,
             tell=self.send,
         )
+
+    @contextmanager
+    def _telling_figures(self, *, wanted: bool) -> Iterator[None]:
+        """Send the metrics of stores now and then, if the run wants them."""
+        ending = threading.Event()
+
+        def tell() -> None:
+            while not ending.wait(_FIGURES_EVERY_S):
+                self.send(Figures(figures()))
+
+        thread = threading.Thread(target=tell, name="figures", daemon=True)
+        if wanted:
+            thread.start()
+        try:
+            yield
+        finally:
+            ending.set()
+            if wanted:
+                thread.join()  # None of them comes behind the end of its share.
 
     def _listen(self) -> None:
         try:

@@ -21,9 +21,10 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import Final, Self, assert_never
 
 from statestore.errors import HostFailure, Misuse
+from statestore.metrics import GatheredFigures, StoreFigures
 from statestore.operations.run import PlannedTask, Run, RunSummary
 from statestore.operations.serving import serve_waves, shares_of, untold
-from statestore.runtime.worker import SIGNALS, Done, Failed, Hello, News, Share, Stop
+from statestore.runtime.worker import SIGNALS, Done, Failed, Figures, Hello, News, Share, Stop
 from statestore.tasks.plan import Standing, TaskReport
 from statestore.tasks.slot import Tell
 
@@ -44,12 +45,14 @@ def serve_by_workers(
     count: int,
     stop: threading.Event,
     tell: Tell = untold,
+    gathered: GatheredFigures | None = None,
 ) -> RunSummary:
     """Run the waves of a run in up to `count` processes of this machine.
 
-    `pipeline`: its name, which each worker imports, or a packed topology.
+    `pipeline`: its name, which each worker imports, or a packed topology. `gathered`: where the
+    metrics of their stores go.
     """
-    with Workers(started, pipeline, count, stop, tell) as workers:
+    with Workers(started, pipeline, count, stop, tell, gathered) as workers:
         return serve_waves(started, stop, workers.serve)
 
 
@@ -63,7 +66,13 @@ class Workers:
     """The worker processes of one run; use `with`. All of them are gone when it ends."""
 
     def __init__(
-        self, started: Run, pipeline: str | bytes, count: int, stop: threading.Event, tell: Tell
+        self,
+        started: Run,
+        pipeline: str | bytes,
+        count: int,
+        stop: threading.Event,
+        tell: Tell,
+        gathered: GatheredFigures | None = None,
     ) -> None:
         self._request = started.request
         self._settings = started.environment.settings
@@ -72,6 +81,7 @@ class Workers:
         self._slots = min(count, started.width())
         self._stop = stop
         self._tell = tell
+        self._gathered = gathered
         self._made = 0
         self._idle: list[_Process] = []
         self._busy: dict[_Process, _Work] = {}
@@ -131,7 +141,8 @@ class Workers:
         self._made += 1
         level = logging.getLogger("statestore").getEffectiveLevel()
         process = _Process(self._made)
-        process.send(Hello(self._made, self._settings, self._pipeline, level))
+        wanted = self._gathered is not None
+        process.send(Hello(self._made, self._settings, self._pipeline, level, wanted))
         return process
 
     def _take(self, process: "_Process", work: "_Work", news: News) -> list[TaskReport]:
@@ -145,6 +156,8 @@ class Workers:
                 logger = logging.getLogger(news.name)
                 if logger.isEnabledFor(news.levelno):
                     logger.handle(news)
+            case Figures(stores):
+                self._gather(process, stores)
             case Done(reports):
                 self._rest(process)
                 return reports
@@ -156,12 +169,18 @@ class Workers:
                 assert_never(unreachable)
         return []
 
+    def _gather(self, process: "_Process", stores: Sequence[StoreFigures]) -> None:
+        if self._gathered is not None:
+            self._gathered.put(process.number, stores)
+
     def _rest(self, process: "_Process") -> None:
+        self._gather(process, ())
         del self._busy[process]
         self._idle.append(process)
 
     def _bury(self, process: "_Process", work: "_Work") -> "_Work":
         """Note the death of a worker at work; return what another one is to take over."""
+        self._gather(process, ())
         del self._busy[process]
         death = process.join()
         work.deaths += 1

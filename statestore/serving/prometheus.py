@@ -6,7 +6,7 @@ The gauges of a store have Kafka Streams' names, with underscores: `statestore_p
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from statestore.errors import HostFailure
-from statestore.metrics import open_stores
+from statestore.metrics import StoreFigures, figures
 from statestore.serving.service import StateService
 
 _log = logging.getLogger(__name__)
@@ -26,10 +26,11 @@ _TASK_LABELS = ("application_id", "task")
 
 
 class StoreCollector(Collector):
-    """The stores that are open in this process."""
+    """The stores that are open in this process, or in those that a run has started."""
 
-    def __init__(self, application_id: str) -> None:
+    def __init__(self, application_id: str, stores: Callable[[], Iterable[StoreFigures]]) -> None:
         self._application_id = application_id
+        self._stores = stores
 
     def collect(self) -> Iterator[Metric]:
         """Return Kafka Streams' figures as gauges, and the totals below them as counters."""
@@ -47,10 +48,14 @@ class StoreCollector(Collector):
             name: CounterMetricFamily(f"statestore_{name}", about, labels=_STORE_LABELS)
             for name, (about, _) in totals.items()
         }
-        now_s = time.monotonic()
-        for store in open_stores():
-            labels = (self._application_id, store.store, store.task or "")
-            for name, figure in store.as_dict(now_s).items():
+        seen: set[tuple[str, str]] = set()
+        for store in self._stores():
+            place = store.store, store.task or ""
+            if place in seen:
+                continue  # Several workers have the store of a global table, with the same rows.
+            seen.add(place)
+            labels = (self._application_id, *place)
+            for name, figure in store.gauges.items():
                 plain = f"statestore_{name.replace('-', '_')}"
                 if plain not in gauges:
                     gauges[plain] = GaugeMetricFamily(
@@ -58,7 +63,7 @@ class StoreCollector(Collector):
                     )
                 gauges[plain].add_metric(labels, figure)
             for name, (_, field) in totals.items():
-                counters[name].add_metric(labels, getattr(store, field))
+                counters[name].add_metric(labels, store.totals[field])
         yield from gauges.values()
         yield from counters.values()
 
@@ -147,13 +152,18 @@ class ServeMetrics:
 
 
 @contextmanager
-def metrics_port(application_id: str, host: str, port: int) -> Iterator[int]:
-    """Serve the metrics of the stores of this process at /metrics; yields the port.
+def metrics_port(
+    application_id: str,
+    host: str,
+    port: int,
+    stores: Callable[[], Iterable[StoreFigures]] = figures,
+) -> Iterator[int]:
+    """Serve the metrics of stores at /metrics, by default those of this process; yields the port.
 
     HostFailure if the port is taken.
     """
     registry = CollectorRegistry()
-    registry.register(StoreCollector(application_id))
+    registry.register(StoreCollector(application_id, stores))
     try:
         server, thread = start_http_server(port, addr=host, registry=registry)
     except OSError as error:

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from statestore.cli import cli
 from statestore.errors import HostFailure, Misuse
+from statestore.metrics import GatheredFigures, figures
 from statestore.serving.prometheus import metrics_port
 from tests.builders import DEADLINE_S, eventually
 from tests.contract.task_rig import TaskRig
@@ -101,9 +102,25 @@ def test_the_metrics_of_a_run_are_scraped_under_kafka_streams_names(rig: TaskRig
         rig.end()
 
 
-def test_metrics_of_several_workers_are_refused() -> None:
-    refused = CliRunner().invoke(
-        cli, ["run", "--application-id=a", "--metrics-port=0", "--workers=2"]
-    )
-    assert isinstance(refused.exception, Misuse)
-    assert "OpenTelemetry" in str(refused.exception)
+def test_figures_of_other_processes_are_shown_until_they_end_and_each_store_once(
+    rig: TaskRig,
+) -> None:
+    gathered = GatheredFigures()
+    filled(rig)
+    theirs = figures()
+    rig.end()
+    gathered.put(1, theirs)
+    gathered.put(2, theirs)  # as of a global table, of which every worker has all rows
+    with metrics_port("shop", "127.0.0.1", 0, gathered.figures) as port:
+
+        def scraped() -> list[tuple[str, str]]:
+            text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+            families = list(text_string_to_metric_families(text))
+            (commits,) = [one for one in families if one.name == "statestore_commits"]
+            return [(one.labels["store"], one.labels["task"]) for one in commits.samples]
+
+        assert sorted(scraped()) == sorted({(one.store, one.task or "") for one in theirs})
+        gathered.put(1, ())
+        assert ("counts", "0_0") in scraped()
+        gathered.put(2, ())
+        assert scraped() == []

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,8 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 import statestore as ss
 from statestore.errors import Misuse
@@ -33,6 +36,7 @@ from tests.kafka.run_rig import (
 pytestmark = pytest.mark.kafka
 PARTITIONS = 2
 FOREVER = "--run-for=forever"
+METRICS_AT = re.compile(r"metrics at (http://\S+/metrics)")
 
 
 @pytest.fixture
@@ -144,6 +148,38 @@ def test_another_host_sees_who_owns_what_is_refused_and_takes_over(
 
 
 # What is lived through.
+
+
+def test_one_scrape_has_the_stores_of_all_workers_and_of_one_that_takes_over(app: App) -> None:
+    app.produce(range(40))
+    process = app.start(FOREVER, "--workers=2", "--metrics-port=0")
+    assert process.stderr is not None
+    lines = iter(process.stderr.readline, "")
+    (url,) = next(found for line in lines if (found := METRICS_AT.findall(line)))
+
+    def written() -> dict[str, float]:
+        families = text_string_to_metric_families(httpx.get(url).text)
+        (rows,) = [one for one in families if one.name == "statestore_records_written"]
+        return {
+            one.labels["task"]: one.value for one in rows.samples if one.labels["store"] == "counts"
+        }
+
+    def scraped() -> bool:
+        found = written()
+        return found.keys() == {"1_0", "1_1"} and sum(found.values()) > 0
+
+    running(app, process, drained_in_the_end(app, range(40)))
+    running(app, process, scraped)
+    owners = owners_of(app)
+    os.kill(owners["1_0"], signal.SIGKILL)
+    running(app, process, lambda: owners_of(app)["1_0"] != owners["1_0"])
+    running(app, process, scraped)
+    app.produce(range(40, 60))
+    running(app, process, drained_in_the_end(app, range(60)))
+    process.send_signal(signal.SIGTERM)
+    ended = end_of(process, 0)
+    assert ended.code == 0, ended.err[-4000:]
+    assert_exact(app, range(60))
 
 
 @pytest.mark.parametrize("workers", [1, 2])
