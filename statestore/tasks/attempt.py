@@ -105,7 +105,8 @@ class Attempt:
             records_out=context.records_out,
             dropped_records=context.dropped.total(),
         )
-        self._committer.commit(offsets, context.stream_time_ms, done)
+        times = self._intake.partition_times()
+        self._committer.commit(offsets, context.stream_time_ms, done, times)
         self._memory.free()
         self._retry.committed()
         self._poison.committed(offsets)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from hashlib import blake2b
 from typing import Annotated
 
 import msgspec
@@ -40,11 +41,13 @@ class CommitStamp(msgspec.Struct, frozen=True, omit_defaults=True):
     """The metadata of every committed input offset (SEMANTICS E4).
 
     `tally` tells the next worker that serves the task in the same run what was done; None: unknown.
+    `partition_times` has the times of inputs whose extractor needs them, by `topic_digest`.
     """
 
     number: Annotated[int, msgspec.Meta(ge=0, le=_INT64_MAX)]
     stream_time_ms: Annotated[int, msgspec.Meta(ge=-_INT64_MAX, le=_INT64_MAX)] | None
     tally: Tally | None = None
+    partition_times: dict[str, int] = {}
 
     def text(self) -> str:
         return msgspec.json.encode(self).decode()
@@ -58,15 +61,19 @@ class CommitStamp(msgspec.Struct, frozen=True, omit_defaults=True):
         A topology change may give a task the inputs of several: the one that committed most often
         need not be the one that had come furthest in time (SEMANTICS E4b).
         """
-        stamps = []
-        for offset in committed.values():
-            try:
-                stamps.append(msgspec.json.decode(offset.metadata, type=cls))
-            except msgspec.DecodeError:
-                continue
+        found = map(cls.read, committed.values())
+        stamps = [stamp for stamp in found if stamp is not None]
         times = [stamp.stream_time_ms for stamp in stamps if stamp.stream_time_ms is not None]
         last = max(stamps, key=lambda stamp: stamp.number, default=cls(0, None))
         return cls(last.number, max(times, default=None), last.tally)
+
+    @classmethod
+    def read(cls, offset: GroupOffset) -> "CommitStamp | None":
+        """Return the stamp that a committed input offset carries; None if it carries none."""
+        try:
+            return msgspec.json.decode(offset.metadata, type=cls)
+        except msgspec.DecodeError:
+            return None
 
     @classmethod
     def number_in(cls, metadata: str) -> int:
@@ -75,6 +82,25 @@ class CommitStamp(msgspec.Struct, frozen=True, omit_defaults=True):
             return msgspec.json.decode(metadata, type=cls).number
         except msgspec.DecodeError:
             return 0
+
+
+def topic_digest(topic: str) -> str:
+    """Return what stands for a topic in a stamp, because metadata has at most 4096 bytes."""
+    return blake2b(topic.encode(), digest_size=8).hexdigest()
+
+
+def in_stamp(partition_times: Mapping[TopicPartition, int]) -> dict[str, int]:
+    """Return the times of the partitions of one stream task as a stamp has them."""
+    return {topic_digest(tp.topic): time_ms for tp, time_ms in sorted(partition_times.items())}
+
+
+def partition_times_in(
+    committed: Mapping[TopicPartition, GroupOffset],
+) -> dict[TopicPartition, int]:
+    """Return the time of each input, in ms, as its own last commit has it."""
+    stamps = ((tp, CommitStamp.read(offset)) for tp, offset in committed.items())
+    found = ((tp, stamp.partition_times) for tp, stamp in stamps if stamp is not None)
+    return {tp: times[digest] for tp, times in found if (digest := topic_digest(tp.topic)) in times}
 
 
 Settle = Callable[["TaskCommit"], Mapping[TopicPartition, int] | None]

@@ -13,6 +13,7 @@ from statestore.tasks.commit import (
     CommitStamp,
     TaskCommit,
     commit_task,
+    in_stamp,
     position_at,
     rehearse,
     settled,
@@ -39,6 +40,8 @@ class Committer:
         """Of each input, the offset NEXT to read after the last commit."""
         self.position = Position()
         """Of the inputs the group has committed, the LAST offset processed."""
+        self.partition_times: Mapping[TopicPartition, int] = {}
+        """Of inputs whose extractor needs it, the latest time of the records committed so far."""
         self.stamp = CommitStamp(0, None)
         self.tally = Tally(serving=plan.serving)
         """What this serving of the task has committed, earlier attempts included."""
@@ -64,7 +67,7 @@ class Committer:
         """Ask the log how far the inputs are committed, and set `offsets`, `stamp` and `tally`."""
         # Under at_least_once a store commits before the group does, so its position says nothing.
         opened = self._stores.opened.values() if self._settings.exactly_once else ()
-        self.offsets, self.stamp, group = committed_inputs(
+        self.offsets, self.stamp, group, self.partition_times = committed_inputs(
             self._plan, self._edges.cluster, [one.store for one in opened], self._checkpoint.read()
         )
         self.position = position_at(group)
@@ -81,14 +84,19 @@ class Committer:
             self._begun = True
 
     def commit(
-        self, offsets: Mapping[TopicPartition, int], stream_time_ms: int | None, tally: Tally
+        self,
+        offsets: Mapping[TopicPartition, int],
+        stream_time_ms: int | None,
+        tally: Tally,
+        partition_times: Mapping[TopicPartition, int],
     ) -> None:
         """Commit all that was written, with the offsets of the inputs NEXT to read (E2).
 
-        `tally` includes this commit.
+        `tally` includes this commit. `partition_times`: see the attribute, now.
         """
         told = tally if tally.serving else None
-        stamp = CommitStamp(self.stamp.number + 1, stream_time_ms, told)
+        times = in_stamp(partition_times)
+        stamp = CommitStamp(self.stamp.number + 1, stream_time_ms, told, times)
         self.begin()
         if not self._settings.exactly_once:
             self._check_ours()  # Kafka fences nobody in this mode (E6)
@@ -104,6 +112,7 @@ class Committer:
         self.stamp = stamp
         self.tally = tally
         self.offsets = offsets
+        self.partition_times = partition_times
         self.position = position_at(offsets)
         self._stores.committed()
         self._checkpoint.committed(offsets)

@@ -28,7 +28,7 @@ from statestore.ports import Clock, Cluster
 from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.stores.sessions import TransactionalSessionStore
 from statestore.stores.windows import TransactionalWindowStore
-from statestore.tasks.commit import CommitStamp
+from statestore.tasks.commit import CommitStamp, partition_times_in
 from statestore.tasks.plan import TaskPlan
 
 _NAME = "inputs.json"
@@ -137,11 +137,15 @@ def carry(
 
 
 class CommittedInputs(NamedTuple):
-    """The NEXT offset of each input, the last commit's stamp, and what the group itself has."""
+    """The NEXT offset of each input, the last commit's stamp, and what the group itself has.
+
+    `partition_times`: of the inputs whose commit says it, the latest time of their records.
+    """
 
     offsets: dict[TopicPartition, int]
     stamp: CommitStamp
     group: dict[TopicPartition, int]
+    partition_times: dict[TopicPartition, int]
 
 
 def committed_inputs(
@@ -176,7 +180,8 @@ def committed_inputs(
         tp: committed[tp].offset if tp in committed else bounds[tp].start for tp in plan.inputs
     }
     group = {tp: at.offset for tp, at in committed.items()}
-    return CommittedInputs(offsets, CommitStamp.latest(committed), group)
+    times = partition_times_in(committed)
+    return CommittedInputs(offsets, CommitStamp.latest(committed), group, times)
 
 
 def truncated(tp: TopicPartition, *, end: int, committed: int) -> RecordFailed:

@@ -12,13 +12,17 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, Final, Protocol
 
 from statestore.model.batch import Batch
 from statestore.model.ids import TopicPartition
+from statestore.model.records import Record
 from statestore.ports import Source
 from statestore.topology.failures import NodeFailed, Stage, decoded, failed
 from statestore.topology.nodes import SourceNode, TimestampExtractor
+
+NO_TIMES: Final[Mapping[TopicPartition, int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +70,14 @@ class Intake:
         ends: Mapping[TopicPartition, int] | None,
         judge: Judge,
         idle_ms: int = 0,
+        *,
+        partition_times: Mapping[TopicPartition, int] = NO_TIMES,
     ) -> None:
         """`inputs` in order of declaration; `ends` None: no planned end, wait for `idle_ms`.
 
         `extracted`: by topic, the sources that have a timestamp extractor. Records it has no time
         for keep the broker's and are handed on like any other: `judge` decides on them.
+        `partition_times`: of inputs whose extractor needs it, the latest time of earlier records.
         """
         self._waiting: dict[TopicPartition, deque[InputBatch]] = {tp: deque() for tp in inputs}
         self._extracted = extracted
@@ -81,6 +88,10 @@ class Intake:
         self._silent_since: dict[TopicPartition, float] = {}
         self._read: dict[TopicPartition, int] = {}
         self._cut: set[TopicPartition] = set()
+        timed = {topic for topic, source in extracted.items() if source.takes_partition_time}
+        self._times = {
+            tp: _PartitionTime(partition_times.get(tp)) for tp in inputs if tp.topic in timed
+        }
 
     def poll(self, source: Source, limit: int, timeout_ms: int) -> None:
         """Take what the source has, except from inputs with `limit` records waiting."""
@@ -104,7 +115,8 @@ class Intake:
             self._cut.add(tp)
         source = self._extracted.get(tp.topic)
         if source is not None and source.timestamp_extractor is not None and len(batch):
-            times = _extracted(source, source.timestamp_extractor, batch, self._judge)
+            extract = source.timestamp_extractor
+            times = _extracted(source, extract, batch, self._judge, self._times.get(tp))
             batch = InputBatch.of(batch.records.with_columns(timestamps=times))
         if len(batch):
             self._waiting[tp].append(batch)
@@ -151,6 +163,16 @@ class Intake:
         """Return the offset to commit of each input for which it is known."""
         reached = ((tp, self.reached(tp)) for tp in self._waiting)
         return {tp: offset for tp, offset in reached if offset is not None}
+
+    def partition_times(self) -> dict[TopicPartition, int]:
+        """Return the time, in ms, of each input that has one, once what was handed on is done."""
+        found = {}
+        for tp, time in self._times.items():
+            queue = self._waiting[tp]
+            now_ms = time.before(queue[0].offsets[0] if queue else None)
+            if now_ms is not None:
+                found[tp] = now_ms
+        return found
 
     def lag(self, source: Source) -> int | None:
         """Return how many offsets are left up to the known ends of the logs; None: not known."""
@@ -221,8 +243,37 @@ class Intake:
         return ends is not None and self._read.get(tp, -1) >= ends.get(tp, 0)
 
 
+class _PartitionTime:
+    """The latest time of the records of an input: of all so far, and before each that may wait."""
+
+    def __init__(self, now_ms: int | None) -> None:
+        self.now_ms = now_ms
+        self._offsets: deque[int] = deque()
+        self._before: deque[int | None] = deque()
+
+    def extract(self, extract: TimestampExtractor, record: Record[Any, Any], offset: int) -> int:
+        """Return the time of the next record; TypeError if it is none."""
+        self._offsets.append(offset)
+        self._before.append(self.now_ms)
+        time_ms = _time(extract(record, self.now_ms))
+        if time_ms >= 0:
+            self.now_ms = time_ms if self.now_ms is None else max(time_ms, self.now_ms)
+        return time_ms
+
+    def before(self, offset: int | None) -> int | None:
+        """Return the time before a record that waits, None: after all; forget what was before."""
+        while self._offsets and (offset is None or self._offsets[0] < offset):
+            self._offsets.popleft()
+            self._before.popleft()
+        return self._before[0] if self._before else self.now_ms
+
+
 def _extracted(
-    source: SourceNode, extract: TimestampExtractor, batch: InputBatch, judge: Judge
+    source: SourceNode,
+    extract: TimestampExtractor,
+    batch: InputBatch,
+    judge: Judge,
+    partition: _PartitionTime | None,
 ) -> list[int]:
     """Return the times that the source's extractor returns for the decoded records."""
     tp, records = batch.tp, batch.records
@@ -232,7 +283,10 @@ def _extracted(
     found: list[tuple[int, Exception]] = []
     for i, record in zip(kept, readable.take(kept).records(), strict=True):
         try:
-            times[i] = _time(extract(record))
+            if partition is None:
+                times[i] = _time(extract(record))
+            else:
+                times[i] = partition.extract(extract, record, batch.offsets[i])
         except Exception as error:  # noqa: BLE001  # whatever a user's code raises is the finding
             found.append((i, error))
     if found:

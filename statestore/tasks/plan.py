@@ -54,7 +54,9 @@ class TaskPlan:
     serving: str = ""
     """Names this serving of the task, whichever worker attempts it; empty: not known."""
 
-    def intake(self, settings: Settings, judge: Judge) -> Intake:
+    def intake(
+        self, settings: Settings, judge: Judge, partition_times: Mapping[TopicPartition, int]
+    ) -> Intake:
         """Return an empty buffer for the inputs, up to the planned ends."""
         extracted = {
             topic.full(settings.application_id): node
@@ -62,7 +64,14 @@ class TaskPlan:
             for topic in node.topics
             if node.timestamp_extractor is not None
         }
-        return Intake(self.inputs, extracted, self.ends, judge, settings.max_task_idle_ms)
+        return Intake(
+            self.inputs,
+            extracted,
+            self.ends,
+            judge,
+            settings.max_task_idle_ms,
+            partition_times=partition_times,
+        )
 
 
 def transactional_ids(application_id: str, task: TaskId | str) -> tuple[str, str]:

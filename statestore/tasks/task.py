@@ -244,7 +244,7 @@ class StreamTask:
         )
         self.report.held_records = self._held_back.total()
         self._poison.went_back()
-        intake = plan.intake(settings, self._poison)
+        intake = plan.intake(settings, self._poison, committer.partition_times)
         self._attempt = Attempt(
             context,
             intake,

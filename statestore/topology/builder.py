@@ -9,7 +9,7 @@ from statestore.errors import InvalidTopology
 from statestore.model.modes import AutoOffsetReset
 from statestore.model.records import K, Record, Serde, V
 from statestore.stores import serdes
-from statestore.topology.callbacks import check_arity
+from statestore.topology.callbacks import check_extractor
 from statestore.topology.collector import Collector
 from statestore.topology.flows import Flow
 from statestore.topology.global_tables import GlobalKTable, global_table
@@ -23,6 +23,8 @@ from statestore.topology.streams import KStream
 # Of the serdes of nodes that name none. A function that takes a builder of any serdes can say so.
 KB = TypeVar("KB", default=Any)
 VB = TypeVar("VB", default=Any)
+Extractor = Callable[[Record[K, V]], int] | Callable[[Record[K, V], int | None], int]
+"""From a record, or a record and the time of its partition so far, to its time."""
 
 
 class StreamsBuilder(Generic[KB, VB]):
@@ -54,7 +56,7 @@ class StreamsBuilder(Generic[KB, VB]):
         *,
         key_serde: None = None,
         value_serde: None = None,
-        timestamp_extractor: Callable[[Record[KB, VB]], int] | None = None,
+        timestamp_extractor: Extractor[KB, VB] | None = None,
         offset_reset: AutoOffsetReset | None = None,
         name: str | None = None,
     ) -> KStream[KB, VB]: ...
@@ -65,7 +67,7 @@ class StreamsBuilder(Generic[KB, VB]):
         *,
         key_serde: Serde[K],
         value_serde: None = None,
-        timestamp_extractor: Callable[[Record[K, VB]], int] | None = None,
+        timestamp_extractor: Extractor[K, VB] | None = None,
         offset_reset: AutoOffsetReset | None = None,
         name: str | None = None,
     ) -> KStream[K, VB]: ...
@@ -76,7 +78,7 @@ class StreamsBuilder(Generic[KB, VB]):
         *,
         key_serde: None = None,
         value_serde: Serde[V],
-        timestamp_extractor: Callable[[Record[KB, V]], int] | None = None,
+        timestamp_extractor: Extractor[KB, V] | None = None,
         offset_reset: AutoOffsetReset | None = None,
         name: str | None = None,
     ) -> KStream[KB, V]: ...
@@ -87,7 +89,7 @@ class StreamsBuilder(Generic[KB, VB]):
         *,
         key_serde: Serde[K],
         value_serde: Serde[V],
-        timestamp_extractor: Callable[[Record[K, V]], int] | None = None,
+        timestamp_extractor: Extractor[K, V] | None = None,
         offset_reset: AutoOffsetReset | None = None,
         name: str | None = None,
     ) -> KStream[K, V]: ...
@@ -104,7 +106,9 @@ class StreamsBuilder(Generic[KB, VB]):
         """Return the records of one or more topics.
 
         `timestamp_extractor(record)` returns the time to use for a record, in ms since the epoch;
-        a record for which it returns a negative time is dropped. `offset_reset` says where a topic
+        a record for which it returns a negative time is dropped. If it takes two arguments, the
+        other one is the latest time of the earlier records of the partition, None before the first;
+        it is committed with each offset. `offset_reset` says where a topic
         begins that the application reads for the first time: at its start if None. All sources of
         a topic need the same extractor and the same beginning. InvalidTopology if no topic is
         given.
@@ -116,7 +120,7 @@ class StreamsBuilder(Generic[KB, VB]):
         for topic in names:
             check_topic("stream()", topic)
         if timestamp_extractor is not None:
-            check_arity("timestamp_extractor", timestamp_extractor, 1, name)
+            check_extractor(timestamp_extractor, name)
         node = SourceNode(
             name or self._nodes.number("KSTREAM-SOURCE"),
             tuple(TopicName(topic) for topic in names),
@@ -136,7 +140,7 @@ class StreamsBuilder(Generic[KB, VB]):
         key_serde: None = None,
         value_serde: None = None,
         materialized: Materialized[KB, VB] | str | None = None,
-        timestamp_extractor: Callable[[Record[KB, VB]], int] | None = None,
+        timestamp_extractor: Extractor[KB, VB] | None = None,
         name: str | None = None,
     ) -> KTable[KB, VB]: ...
     @overload
@@ -147,7 +151,7 @@ class StreamsBuilder(Generic[KB, VB]):
         key_serde: Serde[K],
         value_serde: None = None,
         materialized: Materialized[K, VB] | str | None = None,
-        timestamp_extractor: Callable[[Record[K, VB]], int] | None = None,
+        timestamp_extractor: Extractor[K, VB] | None = None,
         name: str | None = None,
     ) -> KTable[K, VB]: ...
     @overload
@@ -158,7 +162,7 @@ class StreamsBuilder(Generic[KB, VB]):
         key_serde: None = None,
         value_serde: Serde[V],
         materialized: Materialized[KB, V] | str | None = None,
-        timestamp_extractor: Callable[[Record[KB, V]], int] | None = None,
+        timestamp_extractor: Extractor[KB, V] | None = None,
         name: str | None = None,
     ) -> KTable[KB, V]: ...
     @overload
@@ -169,7 +173,7 @@ class StreamsBuilder(Generic[KB, VB]):
         key_serde: Serde[K],
         value_serde: Serde[V],
         materialized: Materialized[K, V] | str | None = None,
-        timestamp_extractor: Callable[[Record[K, V]], int] | None = None,
+        timestamp_extractor: Extractor[K, V] | None = None,
         name: str | None = None,
     ) -> KTable[K, V]: ...
     def table(

@@ -57,6 +57,22 @@ def takes_key(
     return True
 
 
+def check_extractor(function: Callable[..., Any], name: str | None) -> None:
+    """Raise Misuse unless `function` takes a record, or a record and the time of its partition."""
+    where = _check_runs("timestamp_extractor", function, 1, name, may_yield=False)
+    error = _misfit(function, 2)
+    if takes_partition_time(function) and error is not None:
+        raise Misuse(
+            f"{where}: {_name(function)!r} cannot take 1 argument, the record, nor 2, the record "
+            f"and the time of its partition ({error})"
+        ) from error
+
+
+def takes_partition_time(extractor: Callable[..., Any]) -> bool:
+    """Return whether a timestamp extractor needs the time of the partition, too."""
+    return _misfit(extractor, 1) is not None
+
+
 def _misfit(function: Callable[..., Any], count: int) -> TypeError | None:
     """Return why a function cannot take `count` positional arguments; None: it can."""
     try:

@@ -23,6 +23,8 @@ from statestore.topology.nodes import (
 )
 from statestore.topology.sub_topologies import SubTopology, connected
 
+_TIMED_TOPICS_MAX = 100
+
 
 class Joined(NamedTuple):
     """A node that joins, and the topics whose keys meet in it: their partition counts are equal."""
@@ -74,6 +76,8 @@ class Topology:
     def _check_sources(self) -> None:
         """Raise InvalidTopology if two sources read one topic in different ways.
 
+        Nor may more topics have partition times than the metadata of a commit has room for.
+
         A stream task reads it once, in the order of its records' times: each has one time, and the
         topic begins at one place.
         """
@@ -94,6 +98,12 @@ class Topology:
                         f"two sources read topic {topic.name!r} with different values of "
                         "offset_reset: give both the same one (a table begins at the start)"
                     )
+        timed = sum(source.takes_partition_time for source in seen.values())
+        if timed > _TIMED_TOPICS_MAX:
+            raise InvalidTopology(
+                f"{timed} topics have a timestamp_extractor that takes the partition's time, but a "
+                f"commit has room for {_TIMED_TOPICS_MAX}: let some take the record alone"
+            )
 
     @cached_property
     def sub_topologies(self) -> tuple[SubTopology, ...]:

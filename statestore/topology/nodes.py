@@ -16,18 +16,20 @@ from statestore.errors import Misuse
 from statestore.model.batch import Batch
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.modes import AutoOffsetReset, PunctuationType, Span
-from statestore.model.records import Record, Serde
+from statestore.model.records import Serde
 from statestore.stores.global_store import GlobalKeyValueStore
 from statestore.stores.migration import outside
 from statestore.stores.row_times import WriteTime
 from statestore.stores.specs import GlobalSpec, KeyValueSpec
 from statestore.stores.staged_table import StagedTable
 from statestore.stores.versioned.table import VersionedTable
+from statestore.topology.callbacks import takes_partition_time
 from statestore.topology.punctuation import Alarm, Fire, Punctuation
 
 Partitioner = Callable[[str, Any, Any, int], int | None]
 """From topic, key, value and the number of partitions to a partition; None: by the key's hash."""
-TimestampExtractor = Callable[[Record[Any, Any]], int]
+TimestampExtractor = Callable[..., int]
+"""From a record, or a record and the time of its partition so far, to its time."""
 Push = Callable[[Batch], None]
 Forward = Callable[[Batch, str | None], None]
 Origin = tuple[TopicPartition, int]
@@ -260,6 +262,12 @@ class SourceNode:
 
     def __post_init__(self) -> None:
         check_serdes(f"node {self.name}", self.key_serde, self.value_serde)
+
+    @property
+    def takes_partition_time(self) -> bool:
+        """Whether its extractor needs the time of the partition so far."""
+        extractor = self.timestamp_extractor
+        return extractor is not None and takes_partition_time(extractor)
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,26 @@ def called(app: App, *words: str) -> list[Any]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+def test_times_of_partitions_are_those_of_the_commit_after_kills(app: App) -> None:
+    for round_, point in enumerate(POINTS):
+        app.produce(range(20 + 1000 * round_, 1020 + 1000 * round_))
+        process = app.start(*SMALL, pipeline="previous_times", crash_at=f"{point}:4")
+        ended = end_of(process, time.monotonic())
+        assert ended.code == -signal.SIGKILL, f"{point} was not reached: {ended.err[-2000:]}"
+    app.drained(*SMALL, pipeline="previous_times")
+    last: dict[int, int] = {}
+    expected = {}
+    for partition, key, value, at in app.read("in"):
+        if value["number"] % 3 == 0 or partition not in last:
+            last[partition] = max(at, last.get(partition, 0))
+            expected[key] = at
+        else:
+            expected[key] = last[partition]
+    found = app.read()
+    assert len(found) == len(expected)
+    assert {row.key: row.timestamp_ms for row in found} == expected
+
+
 def test_timers_of_killed_runs_are_neither_lost_nor_doubled(app: App) -> None:
     for round_, point in enumerate(POINTS):
         app.produce(range(20 + 1000 * round_, 1020 + 1000 * round_))

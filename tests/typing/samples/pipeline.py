@@ -73,6 +73,11 @@ VISITS = ss.in_memory_session_store(
 )
 assert_type(SEEN, ss.WindowSpec[str, bytes])
 assert_type(VISITS, ss.SessionSpec[str, int])
+LATER = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.INT64)
+assert_type(
+    LATER.stream("later", timestamp_extractor=lambda r, last_ms: max(r.value, last_ms or 0)),
+    ss.KStream[str, int],
+)
 ENDS = ss.timer_store("ends", key_serde=serdes.STRING)
 assert_type(ENDS, ss.TimerSpec[str])
 assert_type(ss.timer_store("raw-ends"), ss.TimerSpec[bytes])
