@@ -323,6 +323,52 @@ def test_a_pipeline_is_imported_only_if_the_file_says_so(tmp_path: Path) -> None
         assert (answer.status_code, "[page]" in answer.text) == (503, True)
 
 
+def test_odd_names_are_text_or_refused_on_every_page(tmp_path: Path) -> None:
+    layout = filled(tmp_path / "state", "odd")
+    deployed = json.loads(layout.topology_file.read_text())
+    deployed["stores"]["names"]["value_serde"] = HOSTILE
+    layout.topology_file.write_text(json.dumps(deployed))
+    names = ["odd", HOSTILE, "../../etc", "a/b?c#d", "ü" * 300, " ", "%2e%2e", "'\"<b>"]
+    sections = "".join(f"[applications.{json.dumps(n)}]\nstate_dir = 'state'\n" for n in names)
+    config = tmp_path / "statestore.toml"
+    config.write_text(sections)
+    client = TestClient(Starlette(routes=[Route(*each) for each in routes_of(config).items()]))
+    overview = shown(client, "/")
+    pages = [overview, shown(client, "/applications/odd")]
+    for address in re.findall(r'scope="row"><a href="([^"]+)"', overview):
+        for path in (html.unescape(address), html.unescape(address) + "/stores/names"):
+            answer = client.get(path)
+            assert answer.status_code in {200, 404, 503}, path
+            pages.append(answer.text)
+    for topic in (HOSTILE, "../x"):
+        deployed["sub_topologies"][0]["source_topics"] = [topic]
+        layout.topology_file.write_text(json.dumps(deployed))
+        pages.append(client.get("/applications/odd/stores/names").text)
+        assert "topology.json" in pages[-1], "such a file is refused by name"
+    for text in pages:
+        assert "<img" not in text
+        assert "<b>" not in text
+    assert len(pages) > 2 * len(names)
+
+
+def test_a_thousand_stores_and_tasks_come_in_part(tmp_path: Path) -> None:
+    layout = StateLayout(tmp_path, "a")
+    specs = [ss.persistent_key_value_store(f"store-{number:04}") for number in range(1000)]
+    builder = ss.StreamsBuilder()
+    builder.stream("in").process(lambda _: own_serdes.Passing(), *specs, name="all")
+    for number in range(120):
+        layout.create(layout.task_dir(TaskId(0, number)))
+    layout.topology_file.write_text(json.dumps(builder.build().deployed()))
+    known = {"application.id": "a", "state.dir": str(tmp_path)}
+    lookout = Lookout(lambda: {"a": lambda: Runtime(known)}, SystemClock())
+    client = TestClient(application(lookout, ["testserver"]))
+    eventually(lambda: "and 800 more" in client.get("/applications/a").text, "the stores")
+    text = client.get("/applications/a").text
+    assert "page 1 of 3, 120 in all" in text
+    assert ">0_119<" in client.get("/applications/a?page=3").text
+    lookout.close()
+
+
 def test_a_planned_relocation_is_told_move_by_move_and_how_to_approve_it(tmp_path: Path) -> None:
     misplaced(tmp_path / "state", "moved")
     config = tmp_path / "statestore.toml"
