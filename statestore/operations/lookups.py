@@ -107,18 +107,22 @@ def _known(versions: GlobalVersions, folder: Path) -> GlobalVersion:
 def rows_of(source: LookupSource, content: bytes) -> dict[bytes, bytes]:
     """Return the rows of a lookup's file by key; Misuse says what is wrong where."""
     spec, rows = source.spec, dict[bytes, bytes]()
-    places: dict[bytes, str] = {}
     for place, row in _parsed(source, content):
         where = f"lookup {spec.name}: {place} of {source.url}"
         _require_key(where, source, row)
         key = _key(where, source, row[source.key])
         if key in rows:
             raise Misuse(
-                f"{where} has the key {row[source.key]!r:.99} again, which {places[key]} has: a "
-                "lookup has one row for each key; mend the file"
+                f"{where} has the key {row[source.key]!r:.99} again, which "
+                f"{_first_place(source, content, row[source.key])} has: a lookup has one row for "
+                "each key; mend the file"
             )
-        rows[key], places[key] = _value(where, source, row), place
+        rows[key] = _value(where, source, row)
     return rows
+
+
+def _first_place(source: LookupSource, content: bytes, key: object) -> str:
+    return next(place for place, row in _parsed(source, content) if row[source.key] == key)
 
 
 def _require_key(where: str, source: LookupSource, names: Iterable[str]) -> None:
