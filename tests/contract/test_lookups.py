@@ -27,6 +27,7 @@ from statestore.commands.status import rendered
 from statestore.errors import Misuse, StateStoreError, Unavailable
 from statestore.faults import CrashPoint
 from statestore.operations import lookups
+from statestore.operations.global_tables import GlobalTables
 from statestore.operations.reset import ResetTo, reset
 from statestore.operations.run import RunRequest
 from statestore.operations.serving import (
@@ -115,6 +116,8 @@ def test_a_wave_sees_the_file_as_it_was_when_the_wave_was_planned(world: World, 
         start_run(runtime, world.topology, RunRequest()) as started,
     ):
         planned = next(started.waves())
+        file.write_text("code,rate\na,7\n")
+        assert GlobalTables(runtime, world.topology, "another").refresh() == 2
         file.unlink()
         request, stop = RunRequest(), Event()
         serve_planned(runtime, world.topology, planned, request, slots=1, stop=stop)
