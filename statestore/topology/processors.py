@@ -384,6 +384,7 @@ class _TimedNode:
         decoded(node, batch, "value")
         times, records = stream_times(self._context, batch), list(batch.records())
         start = 0
+        queue.batch_begins(times[-1])
         try:
             while start < len(records):
                 queue.stream_time_passes(times[start])

@@ -142,6 +142,7 @@ class TimerQueue:
         """By key and name, how the row of the timer begins now; None: there is no timer."""
         self._firing: bytes | None = None
         self._stream_time_ms = context.stream_time()
+        self._batch_end_ms = -TIMER_MAX_MS
         self._stream, self._wall = _Line(_STREAM), _Line(_WALL)
         for line in (self._stream, self._wall):
             self._read_ahead(line, -TIMER_MAX_MS)
@@ -188,6 +189,10 @@ class TimerQueue:
     def next_ms(self) -> int:
         """No timer by stream time is due before that."""
         return self._stream.next_ms
+
+    def batch_begins(self, end_ms: int) -> None:
+        """Note the stream time at the end of a batch: what is due until then is read at once."""
+        self._batch_end_ms = end_ms
 
     def stream_time_passes(self, time_ms: int) -> None:
         """Fire what is due before stream time is `time_ms`, however it got there."""
@@ -264,6 +269,8 @@ class TimerQueue:
     def _read_ahead(self, line: _Line, before_ms: int) -> None:
         """Read the rows that come next, up to that time; know when the one after them is due."""
         self.write()
+        if line.kind is _STREAM:
+            before_ms = max(before_ms, self._batch_end_ms)
         bound = serdes.timer_time(line.kind, min(before_ms, TIMER_MAX_MS))
         line.beyond_ms, horizon = _NEVER, bound
         with self._table.scan(line.horizon, line.after_last) as found:
@@ -280,7 +287,8 @@ class TimerQueue:
         ids = [row[_TIME_BYTES:] for row in rows]
         asked = [of_timer for of_timer in ids if of_timer not in self._changed]
         stored = self._table.get_many([b"k" + of_timer for of_timer in asked]) if asked else []
-        begins = {**dict(zip(asked, stored, strict=True)), **self._changed}
+        begins = dict(zip(asked, stored, strict=True))
+        begins |= {of_timer: self._changed[of_timer] for of_timer in ids if of_timer not in begins}
         there = [row for row in rows if begins[row[_TIME_BYTES:]] == row[:_TIME_BYTES]]
         return list(dict.fromkeys(there))
 
