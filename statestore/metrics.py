@@ -15,6 +15,8 @@ from typing import NamedTuple
 from opentelemetry import metrics as otel
 from opentelemetry.metrics import CallbackOptions, Observation
 
+from statestore.model.ids import TopicPartition
+
 _meter = otel.get_meter("statestore")
 _commits = _meter.create_counter("statestore.commits", unit="1", description="Store commits")
 _commit_seconds = _meter.create_histogram(
@@ -39,6 +41,15 @@ _quarantined = _meter.create_counter(
 )
 _dropped = _meter.create_counter(
     "statestore.records.dropped", unit="1", description="Records skipped, with the reason"
+)
+# By OpenTelemetry's semantic conventions for messaging, whose dashboards know Kafka by them.
+_consumed = _meter.create_counter(
+    "messaging.client.consumed.messages",
+    unit="{message}",
+    description="Input records processed and committed",
+)
+_sent = _meter.create_counter(
+    "messaging.client.sent.messages", unit="{message}", description="Records written and committed"
 )
 # KIP-892 removes store flushes; the instrument remains for dashboards and records nothing.
 _flush_seconds = _meter.create_histogram(
@@ -219,3 +230,34 @@ def count_quarantine(store: str, reason: str) -> None:
 def count_dropped(task: str, reason: str, count: int) -> None:
     """Count records that a stream task skipped and whose offsets are now committed."""
     _dropped.add(count, {"task": task, "reason": reason})
+
+
+def count_messages(
+    application_id: str,
+    task: str,
+    consumed: Mapping[TopicPartition, int],
+    sent: Mapping[str, int],
+) -> None:
+    """Count the records that one commit of a stream task has taken and written, by topic."""
+    for (topic, partition), count in consumed.items():
+        _consumed.add(
+            count,
+            {
+                "messaging.system": "kafka",
+                "messaging.operation.name": "process",
+                "messaging.consumer.group.name": application_id,
+                "messaging.destination.name": topic,
+                "messaging.destination.partition.id": str(partition),
+                "task": task,
+            },
+        )
+    for topic, count in sent.items():
+        _sent.add(
+            count,
+            {
+                "messaging.system": "kafka",
+                "messaging.operation.name": "send",
+                "messaging.destination.name": topic,
+                "task": task,
+            },
+        )

@@ -216,6 +216,7 @@ class Attempt:
         self._poison.passed()
         self._memory.grew(len(batch))
         self._records_in += len(batch)
+        self._context.consumed[batch.tp] += len(batch)
 
     def _punctuate(self) -> None:
         """Fire what is due by the wall clock; its writes are committed like those of records."""

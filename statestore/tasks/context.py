@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from statestore.errors import RecordFailed, UnknownStore
-from statestore.metrics import count_dropped
+from statestore.metrics import count_dropped, count_messages
 from statestore.model.batch import Batch
-from statestore.model.ids import TaskId
+from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.modes import PunctuationType, Span
 from statestore.model.records import APPLICATION, SIDES, Header
 from statestore.ports import Clock, Outbox, Records
@@ -48,7 +48,7 @@ class TaskContext:
     """The NodeContext of one attempt of a stream task, and the nodes that it is for.
 
     `pushes`: by source topic, where its batches go. `stream_time_ms`: the largest timestamp so far.
-    `commit_requested`, `records_out`, `dropped`: since the last commit.
+    `commit_requested`, `records_out`, `consumed`, `sent`, `dropped`: since the last commit.
     """
 
     def __init__(
@@ -70,6 +70,8 @@ class TaskContext:
         self.stream_time_ms = stream_time_ms
         self.commit_requested = False
         self.records_out = 0
+        self.consumed: Counter[TopicPartition] = Counter()
+        self.sent: Counter[str] = Counter()
         self.dropped = dropped
         self.punctuations = Punctuations(self._fire)
         self.held_back = held_back
@@ -209,6 +211,9 @@ class TaskContext:
         """Take what was counted since the last commit as final, and start counting again."""
         self.dropped.committed()
         self.held_back.committed()
+        count_messages(self._application_id, str(self.task_id), self.consumed, self.sent)
+        self.consumed.clear()
+        self.sent.clear()
         self.records_out = 0
         self.commit_requested = self.punctuations.has_fired = False
 
@@ -357,6 +362,7 @@ def _sink(node: SinkNode, context: TaskContext, outbox: Outbox, application_id: 
                 Stage.PRODUCTION, node.name, batch, error, found=found, certain=True
             ) from error
         context.records_out += len(batch)
+        context.sent[topic] += len(batch)
 
     return push
 
