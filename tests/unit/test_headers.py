@@ -81,6 +81,41 @@ CASES: dict[str, tuple[Callable[[Stream, Stream], Stream], str]] = {
         lambda s, o: s.left_join(o, lambda a, b: f"{a}{b}", MEET, name="j"),
         "z z",
     ),
+    "matched": (
+        lambda s, _: s.join(s, lambda a, b: f"{a}{b}", MEET, name="j"),
+        "x y z",
+    ),
+    "waiting for a table": (
+        lambda s, o: s.left_join(
+            o.to_table(ss.Materialized("t", history_retention_ms=100)),
+            lambda a, b: f"{a}{b}",
+            grace_ms=5,
+            name="j",
+        ),
+        "x y",
+    ),
+    "suppressed": (
+        lambda s, _: (
+            grouped(s)
+            .count(ss.Materialized("n", caching=False))
+            .suppress(ss.Suppressed.until_time_limit(5), name="later")
+            .to_stream()
+        ),
+        "z y",
+    ),
+    "foreign key": (
+        lambda s, o: (
+            s.to_table("l")
+            .left_join(
+                o.to_table("r"),
+                lambda a, b: f"{a}{b}",
+                foreign_key=lambda value: value,
+                name="j",
+            )
+            .to_stream()
+        ),
+        "z y",
+    ),
     "table join": (
         lambda s, _: s.left_join(s.to_table("t"), lambda a, b: f"{a}{b}", name="j"),
         "x y z",
