@@ -55,7 +55,8 @@ def aggregate_in_time(
         (spec.name,),
     )
     table = TableFlow.stored(source.builder, node, spec, old_values)
-    return table.with_history(history_of(spec, node, waiters))
+    # None of its versions is before another, so that followers are handed all of them.
+    return table.with_history(history_of(spec, node, waiters, []))
 
 
 def _aggregated(

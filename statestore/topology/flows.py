@@ -14,7 +14,13 @@ from statestore.stores import serdes
 from statestore.stores.kinds import row_of
 from statestore.stores.migration import outside
 from statestore.stores.sessions import SPAN
-from statestore.stores.specs import KeyValueSpec, SessionSpec, VersionedSpec, WindowSpec
+from statestore.stores.specs import (
+    BuiltInSpec,
+    KeyValueSpec,
+    SessionSpec,
+    VersionedSpec,
+    WindowSpec,
+)
 from statestore.topology import tables
 from statestore.topology.aggregates import Spec
 from statestore.topology.closing import WindowCloses
@@ -157,17 +163,19 @@ class Flow:
         spec = wanted.table_spec(source.key_serde, source.value_serde)
         self.builder.keep(spec)
         old_values = SendOldValues()
-        waiters: list[Waiter] = []
+        waiters, followers = list[Waiter](), list[str]()
 
         def make(node: str) -> Build:
             if isinstance(spec, VersionedSpec):
-                return tables.with_history(node, spec, old_values=old_values, waiters=waiters)
+                return tables.with_history(
+                    node, spec, old_values=old_values, waiters=waiters, followers=followers
+                )
             return tables.latest(node, spec, old_values=old_values)
 
         node = source.add("KSTREAM-TOTABLE", name, make, (spec.name,), keeps=True)
         table = TableFlow.stored(self.builder, node, spec, old_values)
         if isinstance(spec, VersionedSpec):
-            table = replace(table, history=tables.history_of(spec, node, waiters))
+            table = replace(table, history=tables.history_of(spec, node, waiters, followers))
         return table
 
 
@@ -259,7 +267,7 @@ class TableFlow:
         kind: str,
         name: str | None,
         make: Callable[[str], Build],
-        kept: KeyValueSpec[Any, Any] | None,
+        kept: BuiltInSpec | None,
     ) -> str:
         """Add an operator that takes this table's updates; return the operator's name."""
         stores = () if kept is None else (kept.name,)
@@ -267,12 +275,12 @@ class TableFlow:
 
     def keep(
         self, materialized: Materialized[Any, Any] | str | None, value_serde: Serde[Any]
-    ) -> KeyValueSpec[Any, Any] | None:
+    ) -> BuiltInSpec | None:
         """Declare the store of a table computed from this one; None if it is to have no store."""
         wanted = wished(materialized)
         if wanted is None:
             return None
-        spec = wanted.spec(self.key_serde, value_serde)
+        spec = wanted.table_spec(self.key_serde, value_serde)
         self.builder.keep(spec)
         return spec
 

@@ -15,7 +15,8 @@ from typing import Any, Final, NamedTuple
 from statestore.model.batch import Batch, Column
 from statestore.model.records import Serde
 from statestore.stores import serdes
-from statestore.stores.specs import KeyValueSpec
+from statestore.stores.migration import outside
+from statestore.stores.specs import KeyValueSpec, VersionedSpec
 from statestore.topology.callbacks import takes_key
 from statestore.topology.collector import Collector
 from statestore.topology.failures import Stage, decoded, encoded, failed, processing
@@ -36,6 +37,7 @@ from statestore.topology.subscriptions import (
     subscriber,
     subscribing,
 )
+from statestore.topology.views_in_time import keep_in_time
 
 _TAKER: Final = "the right table, or let foreign_key return a key that fits"
 
@@ -81,7 +83,8 @@ def join_by_foreign_key(
     """Add the join of a table with the rows of another whose keys it holds.
 
     The result has a store: without one, nobody could tell which rows it has. Topics and stores that
-    the user does not name are named after the join, or else after that store.
+    the user does not name are named after the join, or else after that store. A history of the
+    result has one of its own beside it.
     """
     builder, wanted = left.builder, wished(materialized)
     names = _Names(builder, name or (None if wanted is None else wanted.name))
@@ -91,11 +94,9 @@ def join_by_foreign_key(
         serdes.subscription(right.key_serde, left.key_serde),
         serdes.BYTES,
     )
-    if wanted is None:
-        wanted = Materialized(names.of_store("store", "KTABLE-FK-JOIN-OUTPUT"))
-    kept = wanted.spec(left.key_serde, builder.value_serde)
-    for spec in (subscriptions, kept):
-        builder.keep(spec)
+    builder.keep(subscriptions)
+    asked = left.keep(wanted, builder.value_serde)
+    kept = asked if isinstance(asked, KeyValueSpec) else _own_store(names, left, asked)
     join = ForeignKeyJoin(
         left,
         right,
@@ -135,7 +136,20 @@ def join_by_foreign_key(
         lambda n: _keeping(n, kept, old_values),
         (kept.name,),
     )
-    return TableFlow.stored(builder, node, kept, old_values)
+    made = TableFlow.stored(builder, node, kept, old_values)
+    return keep_in_time(made, asked, name) if isinstance(asked, VersionedSpec) else made
+
+
+def _own_store(
+    names: _Names, left: TableFlow, history: VersionedSpec[Any, Any] | None
+) -> KeyValueSpec[Any, Any]:
+    """Declare the store of a result that the user gave none, or only one for its history."""
+    builder = left.builder
+    value_serde = builder.value_serde if history is None else outside(history.value_serde)
+    own = Materialized[Any, Any](names.of_store("store", "KTABLE-FK-JOIN-OUTPUT"))
+    kept = own.spec(left.key_serde, value_serde)
+    builder.keep(kept)
+    return kept
 
 
 def _in_the_right_task(join: ForeignKeyJoin, names: _Names, registrations: str) -> str:

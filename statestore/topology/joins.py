@@ -16,7 +16,7 @@ from statestore.errors import InvalidTopology, Misuse, SerdeMismatch
 from statestore.model.batch import Batch, Column
 from statestore.stores import serdes
 from statestore.stores.migration import outside
-from statestore.stores.specs import KeyValueSpec
+from statestore.stores.specs import KeyValueSpec, VersionedSpec
 from statestore.topology import grace
 from statestore.topology.failures import Stage, decoded, encoded, failed, processing
 from statestore.topology.flows import Flow, Look, Stamp, TableFlow
@@ -28,6 +28,7 @@ from statestore.topology.operators import passed
 from statestore.topology.stream_joins import LEFT, RIGHT, Side, StreamJoin
 from statestore.topology.tables import LookAsOf
 from statestore.topology.views import merged, updates
+from statestore.topology.views_in_time import keep_in_time
 
 _FIXED = frozenset({type(None), str, bytes, int, float, bool})
 
@@ -196,6 +197,20 @@ def table_with_table(
     """
     other.check_keys(kind.value, name, this.key_serde, "the first table")
     kept = this.keep(materialized, this.builder.value_serde)
+    if isinstance(kept, VersionedSpec):
+        return keep_in_time(_tables_joined(this, other, joiner, kind, name=name), kept, name)
+    return _tables_joined(this, other, joiner, kind, name=name, kept=kept)
+
+
+def _tables_joined(
+    this: TableFlow,
+    other: TableFlow,
+    joiner: Joiner,
+    kind: JoinKind,
+    *,
+    name: str | None,
+    kept: KeyValueSpec[Any, Any] | None = None,
+) -> TableFlow:
     builder, old_values = this.builder, SendOldValues()
     mine = _Half(kind.left_may_lack, kind.right_may_lack, old_values)
     theirs = _Half(kind.right_may_lack, kind.left_may_lack, old_values)

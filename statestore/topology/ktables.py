@@ -27,8 +27,9 @@ A = TypeVar("A")
 class KTable(Generic[K_co, V_co]):
     """A table of the latest value per key, in a store of its own or computed from other tables.
 
-    The results of filter, map_values and joins have a store only if `materialized` names one.
-    Otherwise their functions are called again whenever a row is looked up.
+    The results of filter, map_values and joins have a store only if `materialized` names one, with
+    their history if it has a retention for that. Otherwise their functions are called again
+    whenever a row is looked up.
     """
 
     def __init__(self, table: TableFlow) -> None:

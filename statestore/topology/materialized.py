@@ -142,14 +142,13 @@ class Materialized(Generic[K, V]):
     def spec(self, key_serde: Serde[Any], value_serde: Serde[Any]) -> KeyValueSpec[Any, Any]:
         """Return the spec of an aggregate's store, whose serdes are these unless others were given.
 
-        InvalidTopology if the store would keep history, which only tables do.
+        InvalidTopology if the store would keep history, which windows do not.
         """
         made = self.table_spec(key_serde, value_serde)
         if isinstance(made, VersionedSpec):
             raise InvalidTopology(
-                f"store {made.name!r}: tables of topics and streams and aggregates by key keep "
-                "history, but not windows, views and joins: leave out history_retention_ms, or "
-                "append to_stream() and to_table()"
+                f"store {made.name!r}: tables, aggregates by key, views and joins keep history, "
+                "but not windows: leave out history_retention_ms, or keep it in a view of them"
             )
         return made
 

@@ -5,8 +5,9 @@ times. An update older than the latest version of its key changes history and is
 older than the retention is dropped (SEMANTICS V4, V10).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from statestore.model.batch import Batch, Column
@@ -61,14 +62,18 @@ def _swapped(held: dict[Any, bytes | None], key: Any, new: bytes | None) -> byte
 class History:
     """What a table with versions offers to joins.
 
-    `node` is the one whose updates change the history. `waiters` are the joins that wait for it;
-    they are added while the topology is written.
+    `node` is the one whose updates change the history. `waiters` are the joins that wait for it,
+    `followers` the nodes that keep every version, too; both are added while the topology is
+    written. `value_of` computes a value from the key's bytes and what `node` keeps; None: it is
+    that itself.
     """
 
     retention_ms: int
     look: Callable[[NodeContext], LookAsOf]
     node: str
     waiters: list[Waiter]
+    followers: list[str]
+    value_of: Callable[[bytes, Any], Any] | None = None
 
     def through(self, function: Callable[[bytes, Any], Any]) -> "History":
         """Return the history of a table computed row by row from this one.
@@ -87,11 +92,19 @@ class History:
 
             return look
 
-        return replace(self, look=make)
+        before = self.value_of
+
+        def value_of(key: bytes, value: Any) -> Any:
+            held = value if before is None or value is None else before(key, value)
+            return None if held is None else function(key, held)
+
+        return replace(self, look=make, value_of=value_of)
 
 
-def history_of(spec: VersionedSpec[Any, Any], node: str, waiters: list[Waiter]) -> History:
-    """Return the history in a versioned store, which `with_history` made with these waiters."""
+def history_of(
+    spec: VersionedSpec[Any, Any], node: str, waiters: list[Waiter], followers: list[str]
+) -> History:
+    """Return the history in a versioned store, which `node` keeps for these."""
 
     def make(context: NodeContext) -> LookAsOf:
         table, read = context.versions(spec.name), spec.value_serde.deserialize
@@ -104,7 +117,7 @@ def history_of(spec: VersionedSpec[Any, Any], node: str, waiters: list[Waiter]) 
 
         return look
 
-    return History(spec.history_retention_ms, make, node, waiters)
+    return History(spec.history_retention_ms, make, node, waiters, followers)
 
 
 def latest_version(spec: VersionedSpec[Any, Any]) -> Callable[[NodeContext], Any]:
@@ -128,9 +141,17 @@ def latest_in_bytes(
 
 
 def with_history(
-    node: str, spec: VersionedSpec[Any, Any], *, old_values: SendOldValues, waiters: list[Waiter]
+    node: str,
+    spec: VersionedSpec[Any, Any],
+    *,
+    old_values: SendOldValues,
+    waiters: list[Waiter],
+    followers: Sequence[str] = (),
 ) -> Build:
-    """Build a node that keeps every version and hands on those that are their keys' latest."""
+    """Build a node that keeps every version and hands on those that are their keys' latest.
+
+    The `followers` among its children are handed the others, too, in the order of all.
+    """
 
     def build(context: NodeContext, forward: Forward) -> Push:
         table = context.versions(spec.name)
@@ -153,17 +174,34 @@ def with_history(
             late = table.put_all(known, values, batch.timestamps)
             if late:
                 context.drop(node, batch, late, "older_than_history")
-            places, replaced = _newest(known, values, batch.timestamps, rows, set(late or ()))
-            if not places:
-                return
-            made = batch if len(places) == len(known) else batch.take(places)
+            gone = set(late or ())
+            places, replaced = _newest(known, values, batch.timestamps, rows, gone)
             if old_values.enabled:
-                made = made.with_columns(old_values=Column(raw=replaced, serde=spec.value_serde))
-            forward(made, None)
+                old = dict(zip(places, replaced, strict=True))
+                raw = list(map(old.get, range(len(batch))))
+                batch = batch.with_columns(old_values=Column(raw=raw, serde=spec.value_serde))
+            for child, part in in_turn(places, gone, len(batch), followers):
+                forward(batch if len(part) == len(batch) else batch.take(part), child)
 
         return push
 
     return build
+
+
+def in_turn(
+    places: list[int], gone: set[int], count: int, followers: Sequence[str]
+) -> Iterator[tuple[str | None, list[int]]]:
+    """Yield which records go to which child: `places` to all, others that are kept to followers."""
+    if not followers or len(places) + len(gone) == count:
+        if places:
+            yield None, places
+        return
+    latest = set(places)
+    kept = (i for i in range(count) if i not in gone)
+    for is_latest, run in groupby(kept, latest.__contains__):
+        part = list(run)
+        for child in (None,) if is_latest else followers:
+            yield child, part
 
 
 def _latest_rows(table: VersionedTable, keys: list[bytes]) -> dict[bytes, bytes | None]:

@@ -10,10 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from statestore.model.batch import Batch, Column
-from statestore.stores.specs import KeyValueSpec
+from statestore.stores.specs import BuiltInSpec, KeyValueSpec, VersionedSpec
 from statestore.topology.failures import decoded, encoded, processing
 from statestore.topology.flows import Look, TableFlow
 from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
+from statestore.topology.views_in_time import follow_in_time, keep_in_time
 
 Keep = Callable[[Batch], None]
 Kept = KeyValueSpec[Any, Any] | None
@@ -24,17 +25,21 @@ def filter_table(
     table: TableFlow,
     predicate: Callable[[Any, Any], object],
     *,
-    kept: Kept,
+    kept: BuiltInSpec | None,
     name: str | None,
 ) -> TableFlow:
     """Add a filter of a table."""
-    old_values = SendOldValues()
-    table.send_old_values()
     read_key = table.key_serde.deserialize
 
     def passing(key: bytes, value: Any) -> Any:
         return value if predicate(read_key(key), value) else None
 
+    if isinstance(kept, VersionedSpec):
+        if table.history is not None:
+            return follow_in_time(_computed(table, passing), kept, kind="KTABLE-FILTER", name=name)
+        return keep_in_time(filter_table(table, predicate, kept=None, name=name), kept, name)
+    old_values = SendOldValues()
+    table.send_old_values()
     node = table.add(
         "KTABLE-FILTER",
         name,
@@ -55,12 +60,23 @@ def map_table(
     function: Callable[..., Any],
     *,
     with_key: bool,
-    kept: Kept,
+    kept: BuiltInSpec | None,
     name: str | None,
 ) -> TableFlow:
     """Add a map of a table's values; `with_key`: the function takes the key before the value."""
-    old_values = SendOldValues()
     read_key = table.key_serde.deserialize
+
+    def mapping(key: bytes, value: Any) -> Any:
+        return function(read_key(key), value) if with_key else function(value)
+
+    if isinstance(kept, VersionedSpec):
+        if table.history is not None:
+            return follow_in_time(
+                _computed(table, mapping), kept, kind="KTABLE-MAPVALUES", name=name
+            )
+        view = map_table(table, function, with_key=with_key, kept=None, name=name)
+        return keep_in_time(view, kept, name)
+    old_values = SendOldValues()
 
     def send_old_values() -> None:
         old_values.enable()
@@ -72,9 +88,6 @@ def map_table(
         lambda n: _mapped(n, function, with_key=with_key, old_values=old_values, kept=kept),
         kept,
     )
-
-    def mapping(key: bytes, value: Any) -> Any:
-        return function(read_key(key), value) if with_key else function(value)
 
     made = replace(
         _computed(table, mapping),

@@ -398,6 +398,75 @@ def join_with_counted_groups_as_of_a_time(of: Case) -> None:
     of.out(of.stream().join(table, lambda a, b: [a, b], name=of.of("met")))
 
 
+# Views and joins of tables with history.
+
+
+@case("""
+    | in           | out             |
+    | right:a 1 10 |                 |
+    | right:a 5 20 | all:a 5 20      |
+    | right:a 7 12 |                 |
+    | a 1 11       |                 |
+    | a 2 25       | a [2,[5]] 25    |
+    | a 3 14       | a [3,[7]] 14    |
+    | right:a 2 30 | all:a - 30      |
+    | right:a 9 26 |                 |
+    | a 4 27       | a [4,[9]] 27    |
+    | right:a 3 40 |                 |
+    | right:a 8 35 |                 |
+    | a 5 36       | a [5,[8]] 36    |
+    | a 6 41       |                 |
+    | right:a - 50 |                 |
+    | right:a 6 60 | all:a 6 60      |
+""")
+def join_with_a_kept_view_of_a_table_with_history(of: Case) -> None:
+    kept = [ss.Materialized(of.of(n), history_retention_ms=1000) for n in ("right", "kept", "more")]
+    table = of.builder.table(of.of("right"), materialized=kept[0])
+    seen = table.filter(lambda _key, value: value > 3, kept[1])
+    of.out(seen.to_stream(), "all")
+    of.out(of.stream().join(seen.map_values(lambda v: [v], kept[2]), lambda a, b: [a, b]))
+
+
+@case("""
+    | in           | out             |
+    | right:a 5 20 | all:a [5] 20    |
+    | right:a 7 30 | all:a [7] 30    |
+    | a 1 25       | a [1,[5]] 25    |
+    | right:a 6 25 |                 |
+    | a 2 26       | a [2,[6]] 26    |
+    | a 3 31       | a [3,[7]] 31    |
+    | right:a - 40 | all:a - 40      |
+    | right:a - 50 |                 |
+    | a 4 39       | a [4,[7]] 39    |
+    | a 5 50       |                 |
+""")
+def join_with_the_history_of_a_view(of: Case) -> None:
+    kept = ss.Materialized(of.of("kept"), history_retention_ms=1000)
+    seen = of.table("right").map_values(lambda value: [value], kept, name=of.of("seen"))
+    of.out(seen.to_stream(), "all")
+    of.out(of.stream().join(seen, lambda a, b: [a, b]))
+
+
+@case("""
+    | in           | out             |
+    | right:a 1 10 |                 |
+    | last:a 2 20  | all:a 3 20      |
+    | right:a 5 30 | all:a 7 30      |
+    | a 0 25       | a [0,3] 25      |
+    | a 1 35       | a [1,7] 35      |
+    | last:a - 40  | all:a - 40      |
+    | a 2 45       |                 |
+    | a 3 35       | a [3,7] 35      |
+    | last:a 1 15  |                 |
+    | a 4 35       | a [4,6] 35      |
+""")
+def join_with_the_history_of_a_join_of_tables(of: Case) -> None:
+    kept = ss.Materialized(of.of("kept"), history_retention_ms=1000)
+    both = of.table("right").join(of.table("last"), lambda a, b: a + b, kept, name=of.of("both"))
+    of.out(both.to_stream(), "all")
+    of.out(of.stream().join(both, lambda a, b: [a, b]))
+
+
 # A table in groups.
 
 

@@ -238,6 +238,23 @@ def test_tables_with_history_are_joined_as_of_their_latest_versions() -> None:
         assert [(r.value, r.timestamp_ms) for r in driver.read("out")] == [(None, 30)]
 
 
+def test_a_stream_meets_the_result_that_was_there_at_its_own_time() -> None:
+    b = builder()
+    rows, others = tables(b)
+    kept = ss.Materialized("pairs", history_retention_ms=1000)
+    pairs = rows.join(others, pair, kept, foreign_key=first)
+    b.stream("asked").join(pairs, pair).to("out")
+    topology = b.build()
+    assert {"pairs", "pairs-store", "pairs-subscription-store"} <= set(topology.stores)
+    with TopologyTestDriver(topology) as driver:
+        driver.pipe("right", "x", 1, 10)
+        driver.pipe("in", "k", ["x"], 20)
+        driver.pipe("right", "x", 2, 30)
+        driver.pipe("in", "k", None, 40)
+        driver.pipe_all("asked", [("k", time, time) for time in (15, 25, 35, 45)])
+        assert [r.value for r in driver.read("out")] == [[25, [["x"], 1]], [35, [["x"], 2]]]
+
+
 def test_answers_of_the_format_before_are_taken_only_for_the_bytes_that_the_row_has() -> None:
     with TopologyTestDriver(joined(name="j", left=True)) as driver:
         driver.pipe("in", "k", ["x"], 1)

@@ -106,8 +106,7 @@ def topology() -> ss.Topology:
     both = source.group_by_key().cogroup(lambda _key, _number, total: total + 1)
     both = both.cogroup(others.group_by_key(), lambda _key, _number, total: total + 1_000_000)
     both.aggregate(int, every("both")).to_stream().to(f"{prefix}-both")
-    timed = source.group_by_key().count(ss.Materialized("timed", history_retention_ms=10**9))
-    timed.to_stream().to(f"{prefix}-timed")
+    _keep_history(source, prefix)
     met = source.left_join(others, lambda number, other: [number, other], NEAR, name="met")
     met.to(f"{prefix}-met")
     _know_everyone(b, source, prefix)
@@ -160,6 +159,13 @@ class Visits:
                 )
                 count += known
         self._sessions.put(made, count)
+
+
+def _keep_history(source: ss.KStream[str, Any], prefix: str) -> None:
+    timed = source.group_by_key().count(ss.Materialized("timed", history_retention_ms=10**9))
+    timed.to_stream().to(f"{prefix}-timed")
+    evens = ss.Materialized("evens", history_retention_ms=10**9)
+    timed.filter(lambda _key, total: total % 2 == 0, evens)
 
 
 def _know_everyone(

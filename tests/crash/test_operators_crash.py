@@ -226,6 +226,7 @@ class OperatorsRig(Rig):
             "both": Counter((key or b"").decode() for _, key, _ in rows["both"]),
             "timed": _sequences(((key or b"").decode(), _int(v)) for _, key, v in rows["timed"]),
             "history of timed": self._histories("timed"),
+            "history of evens": self._histories("evens"),
             "closed": Counter((_window(key), _int(value)) for _, key, value in rows["closed"]),
             "windows": _sequences((_window(key), _int(value)) for _, key, value in rows["windows"]),
             "sessions": _sequences(
@@ -433,6 +434,10 @@ class OperatorsRig(Rig):
             "store both": {key: n + 1_000_000 * others[key] for key, n in ours.items()},
             "timed": {key: list(range(1, n + 1)) for key, n in ours.items()},
             "history of timed": {f"k{key}": list(enumerate(at, 1)) for key, at in times.items()},
+            "history of evens": {
+                f"k{key}": [one for one in enumerate(at, 1) if one[0] % 2 == 0]
+                for key, at in times.items()
+            },
         }
 
     def _histories(self, store: str) -> dict[str, list[tuple[int, int]]]:

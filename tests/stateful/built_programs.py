@@ -23,6 +23,7 @@ from tests.stateful.random_programs import (
     held_by,
     hop_of,
     in_sessions,
+    in_time,
     in_windows,
     meet,
     name_of,
@@ -328,6 +329,8 @@ class Writing:
     def _stepped(self, table: KTable[Any, Any], made: Made, name: str) -> KTable[Any, Any]:
         for place, (step, number, kept) in enumerate(made.steps):
             store = self._kept_in(f"{name}-{place}-kept") if kept else None
+            if in_time(made.steps[place]):
+                store = ss.Materialized(f"{name}-{place}-kept", history_retention_ms=RETENTION)
             named = f"{name}-{place}"
             if step == "filter":
                 table = table.filter(self._filtering(number), store, name=named)

@@ -23,6 +23,7 @@ from tests.stateful.naive_tables import (
     Sessions,
     Stage,
     Table,
+    Versions,
     View,
     Windows,
 )
@@ -41,6 +42,7 @@ from tests.stateful.random_programs import (
     held_by,
     hop_of,
     in_sessions,
+    in_time,
     in_windows,
     meet,
     meeting_right,
@@ -382,7 +384,8 @@ class Naive:
 
     def _stepped(self, table: Table, made: Made) -> Table:
         functions = self._functions
-        for name, number, kept in made.steps:
+        for step in made.steps:
+            name, number, kept = step
             if name == "filter":
                 table = View(table, self._filtering(number), quiet=True)
             elif name == "map_values":
@@ -392,7 +395,9 @@ class Naive:
             elif meet(self._program, made):
                 may_lack = {"join": "", "left_join": "r", "outer_join": "lr"}[name]
                 table = Joined(table, self._right, functions.joiner(number), may_lack=may_lack)
-            if kept and name != "suppress":
+            if in_time(step):
+                table = Versions(table, RETENTION)
+            elif kept and name != "suppress":
                 table = Copy(table)
         return table
 

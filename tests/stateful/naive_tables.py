@@ -87,10 +87,15 @@ class History(Kept):
         self._now: int | None = None
         self._versions: dict[Key, dict[int, Any]] = {}
         self._before: list[Callable[[], None]] = []
+        self._followers: list[Listener] = []
 
     def wake(self, waiting: Callable[[], None]) -> None:
         """Before each update, those that wait are joined, if they are due with it."""
         self._before.append(waiting)
+
+    def follow(self, follower: Listener) -> None:
+        """Tell `follower` of every version that is kept, also of those that are no latest ones."""
+        self._followers.append(follower)
 
     def take(self, fact: Fact) -> None:
         for waiting in self._before:
@@ -108,6 +113,8 @@ class History(Kept):
         versions[fact.time] = fact.value
         if fact.time >= newest:
             self.keep(fact._replace(old=value_of(self.row(fact.key))))
+        for follower in self._followers:
+            follower(fact)
 
     def as_of(self, key: Key, time: int) -> Any:
         versions = self._versions.get(key, {})
@@ -136,6 +143,23 @@ class FoldedHistory(History):
         if not self._too_late(time):
             made = self._fold(value_of(self.row(fact.key)), fact.value)
             self._put(fact._replace(value=made, time=time))
+
+
+class Versions(History):
+    """The versions of a view: those of its parent's history, or its updates if it has none."""
+
+    def __init__(self, parent: Table, retention_ms: int) -> None:
+        super().__init__(retention_ms)
+        if parent.history is None:
+            parent.tell(self.take)
+        else:
+            parent.history.follow(
+                lambda fact: self.take(fact._replace(value=parent.as_of(fact.key, fact.time)))
+            )
+
+    def updated(self, update: Fact) -> None:
+        if (update.value, update.old) != (None, None):
+            super().updated(update)
 
 
 class Folded(Kept):

@@ -198,11 +198,17 @@ def hop_of(made: Made) -> int:
     return {3: SIZE // 2, 4: 4}.get(made.number, SIZE)
 
 
+def in_time(step: TableStep) -> bool:
+    """Whether a step that is kept keeps its history."""
+    return step.kept and step.number == 2
+
+
 def has_history(made: Made) -> bool:
     """Whether a stream joins the version as of its own time."""
-    return made.kind in HISTORIES and not any(
-        step.kept or step.name == "suppress" for step in made.steps
-    )
+    history = made.kind in HISTORIES
+    for step in made.steps:
+        history = in_time(step) or (history and not step.kept and step.name != "suppress")
+    return history
 
 
 class Held(NamedTuple):

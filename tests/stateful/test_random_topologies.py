@@ -209,10 +209,10 @@ def test_the_programs_join_tables_of_all_kinds_in_all_ways_and_something_comes_o
     assert len(given) > 450
     kinds = {*BY_KEY, *BY_WINDOW}
     met = {(p.right.kind, step.name) for p, _ in given for step in p.steps if step.name in JOINS}
-    assert met == {
-        *product(kinds, ("join", "left_join")),
-        *product(HISTORIES, ("grace_join", "grace_left_join")),
-    }
+    graces = ("grace_join", "grace_left_join")
+    plain = {*product(kinds, ("join", "left_join")), *product(HISTORIES, graces)}
+    assert plain < met, "of views that keep their history, too"
+    assert met <= {*plain, *product(kinds, graces)}
     names = {step.name for p, _ in given for step in p.steps}
     others = {"regroup", "cogroup", "global_join", "global_left_join"}
     assert names.issuperset({*STREAM_JOIN_STEPS, *FOREIGN_JOINS, *others})
