@@ -15,7 +15,7 @@ from statestore.ports import Replayed
 from statestore.testing.memory_broker import MemoryBroker, MemoryChangelog
 from tests.builders import ManualClock
 from tests.contract.export_rig import ExportRig
-from tests.contract.task_rig import TaskRig
+from tests.contract.task_rig import APPLICATION, TaskRig
 from tests.relocation_rig import Rig, in_memory_folder
 
 
@@ -87,6 +87,15 @@ def test_an_audit_counts_all_offsets(rig: ExportRig) -> None:
     assert told.finished == told.expected > 200, "two logs"
     assert [kind for kind, _, _ in told.told()] == ["audit"]
     assert nothing_left(rig)
+
+
+def test_an_audit_does_not_count_what_its_logs_have_forgotten(rig: ExportRig) -> None:
+    filled(rig)
+    logs = [TopicPartition(f"{APPLICATION}-{name}-changelog", 0) for name in ("latest", "copies")]
+    rig.tasks.broker.cluster(APPLICATION).delete_before(dict.fromkeys(logs, 60))
+    told = looking(rig)
+    audit(rig.runtime, progress=told)
+    assert told.finished == told.expected < 120
 
 
 def test_a_relocation_counts_stores() -> None:
