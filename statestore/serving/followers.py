@@ -37,6 +37,7 @@ _SHARE = 20
 _AT_A_TIME = 8
 """How many commits of one task are applied before it is the next one's turn."""
 _OPENERS = 4
+_LOOKING = "looking: "
 
 
 class OwnerState(StrEnum):
@@ -199,6 +200,7 @@ class Followers:
         self._deployed = read_deployed(environment.layout)
         self._deployed_seen: object = None
         self._widths: dict[str, int] = {}
+        self._told = ""
         self._looked_s = float("-inf")
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="statestore-follow", daemon=True)
@@ -245,8 +247,9 @@ class Followers:
                     self._look_at_tasks()
                 for follower in list(self._followers.values()):
                     applied = follower.step(began_s) or applied
-            except Exception:  # noqa: BLE001  # the thread outlives whatever it is
-                _log.exception("the copies could not be brought up to date: trying again")
+            except Exception as error:  # noqa: BLE001  # the thread outlives whatever it is
+                if self._is_new(error):
+                    _log.exception("the copies could not be brought up to date: trying again")
                 self._ending.wait(_TRY_AGAIN_S)
             if not applied:
                 self._ending.wait(max(_LOOK_S, _SHARE * (clock.monotonic() - began_s)))
@@ -261,8 +264,11 @@ class Followers:
                 self._deployed_seen = seen
             stores = {task: layout.stores(task) for task in layout.tasks()}
         except (OSError, StateStoreError) as error:
-            _log.warning("cannot look at %s: %s", layout.application_dir, error)
+            if self._is_new(error, _LOOKING):
+                _log.warning("cannot look at %s: %s", layout.application_dir, error)
             return
+        if self._told.startswith(_LOOKING):
+            self._told = ""
         there = {task for task, found in stores.items() if found}
         for task in there:
             for store in stores[task]:
@@ -271,6 +277,11 @@ class Followers:
             self._followers[task] = Follower(task, self._environment, self._openers)
         for task in self._followers.keys() - there:
             self._followers.pop(task).close()
+
+    def _is_new(self, error: Exception, doing: str = "") -> bool:
+        """Return whether it is another error than the last one, which is not logged again."""
+        before, self._told = self._told, f"{doing}{error!r}"
+        return before != self._told
 
 
 class _Openers:

@@ -225,3 +225,20 @@ def test_the_task_of_the_new_place_is_followed(tmp_path: Path) -> None:
 
         eventually(follows, "its commits")
         after.end()
+
+
+def test_what_goes_wrong_again_and_again_is_logged_once(
+    shop: Shop, service: StateService, caplog: pytest.LogCaptureFixture
+) -> None:
+    followers = service._followers
+    shop.layout.topology_file.write_text("{")
+    looked: set[float] = set()
+
+    def looks_again_and_again() -> bool:
+        looked.add(followers._looked_s)
+        return len(looked) > 4
+
+    eventually(looks_again_and_again, "it goes on looking")
+    told = [one for one in caplog.messages if "cannot look at" in one]
+    assert len(told) == 1
+    assert value(service, "A", 0) == b"old"
