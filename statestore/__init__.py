@@ -76,9 +76,11 @@ if TYPE_CHECKING:
         SessionWindowedCogroupedKStream,
         TimeWindowedCogroupedKStream,
     )
+    from statestore.topology.count_windows import CountWindows
     from statestore.topology.global_tables import GlobalKTable
     from statestore.topology.graph import Topology
     from statestore.topology.grouped_streams import (
+        CountWindowedKStream,
         KGroupedStream,
         SessionWindowedKStream,
         TimeWindowedKStream,
@@ -161,7 +163,9 @@ else:
             "TimeWindowedCogroupedKStream",
         ),
         "statestore.topology.graph": ("Topology",),
+        "statestore.topology.count_windows": ("CountWindows",),
         "statestore.topology.grouped_streams": (
+            "CountWindowedKStream",
             "KGroupedStream",
             "SessionWindowedKStream",
             "TimeWindowedKStream",
@@ -197,6 +201,8 @@ __all__ = [
     "AutoOffsetReset",
     "BatchProcessor",
     "CogroupedKStream",
+    "CountWindowedKStream",
+    "CountWindows",
     "EmitStrategy",
     "GlobalKTable",
     "HoppingWindows",

@@ -307,13 +307,24 @@ class Serde(Generic[T]):
         make: "Callable[[Callable[[T], bytes], Callable[[bytes], T]], Functions[T2]]",
         remake: "Callable[..., Serde[T2]]",
         *arguments: Any,
+        with_schema: bool = False,
     ) -> "Serde[T2]":
         """Return a serde whose functions `make` makes of the functions of this one.
 
-        In another process, it is made again by `remake(this serde, *arguments)`.
+        In another process, it is made again by `remake(this serde, *arguments)`. `with_schema`: its
+        schema is that of this serde, too, and bytes of other schemas are read as this one does.
         """
+        schema = self.schema if with_schema else None
         if self._write is None:
-            plain = Serde(name, *make(self.serialize, self.deserialize))
+            resolve = self._resolve if with_schema else None
+            plain = Serde(
+                name,
+                *make(self.serialize, self.deserialize),
+                schema=schema,
+                resolve=None
+                if resolve is None
+                else lambda writer: make(self.serialize, resolve(writer))[1],
+            )
             return plain.made_by(remake, self, *arguments)
 
         def functions(context: SerdeContext) -> Functions[T2]:
@@ -325,7 +336,7 @@ class Serde(Generic[T]):
         def read(data: bytes, context: SerdeContext) -> T2:
             return functions(context)[1](data)
 
-        made = Serde(name, write, read).made_by(remake, self, *arguments)
+        made = Serde(name, write, read, schema=schema).made_by(remake, self, *arguments)
         return made if self._place is None else _placed(made, self._place)
 
 

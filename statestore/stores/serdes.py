@@ -37,6 +37,7 @@ _WINDOWED = re.compile(r"WINDOWED\((\d+),(.+)\)")
 _SESSION = re.compile(r"SESSION\((.+)\)")
 _TYPED_JSON = re.compile(r"JSON\(.+\)")
 _MIGRATED = re.compile(r"MIGRATED\[\d+\]\(")
+_COUNT_WINDOWS = re.compile(r"COUNT_WINDOWS\((.+)\)")
 _SUBSCRIPTION = re.compile(r"SUBSCRIPTION\((.+)\)")
 _TIMER = re.compile(r"TIMER\((.+)\)")
 _BY_KEY = b"k"
@@ -53,6 +54,7 @@ _FLOAT64 = struct.Struct(">d")
 # They are deterministic: equal values give equal bytes, so a dict may be a key.
 _json = msgspec.json.Encoder(order="deterministic")
 _msgpack = msgspec.msgpack.Encoder(order="deterministic")
+_count_windows = msgspec.msgpack.Decoder(list[tuple[int, int, int, bytes | None]])
 
 
 def _string(data: bytes) -> str:
@@ -209,6 +211,9 @@ def by_name(name: str) -> Serde[Any]:
     names = _of_subscription(name)
     if names is not None:
         return subscription(*map(by_name, names))
+    counted = _COUNT_WINDOWS.fullmatch(name)
+    if counted is not None:
+        return count_windows(by_name(counted[1]))
     try:
         return _known[name]
     except KeyError:
@@ -480,6 +485,45 @@ def session_windowed(key_serde: Serde[T]) -> Serde[Windowed[T]]:
         return write, read
 
     return key_serde.around(f"SESSION({key_serde.name})", make, session_windowed)
+
+
+class CountWindow(NamedTuple):
+    """A count window that is open: of how many records it is to be, and how many it has.
+
+    `time_ms` is the latest time of these, and `value` their aggregate; None: there is none.
+    """
+
+    size: int
+    records: int
+    time_ms: int
+    value: Any
+
+
+@functools.cache
+def count_windows(value_serde: Serde[Any]) -> Serde[list[CountWindow]]:
+    """Return the serde of the open count windows of a key, the oldest first, in MessagePack.
+
+    Its schema is that of the values, which are bytes in it.
+    """
+
+    def make(
+        serialize: Callable[[Any], bytes], deserialize: Callable[[bytes], Any]
+    ) -> Functions[list[CountWindow]]:
+        def write(windows: list[CountWindow]) -> bytes:
+            return _msgpack.encode(
+                [(*of, None if value is None else serialize(value)) for *of, value in windows]
+            )
+
+        def read(data: bytes) -> list[CountWindow]:
+            return [
+                CountWindow(size, records, time_ms, None if value is None else deserialize(value))
+                for size, records, time_ms, value in _count_windows.decode(data)
+            ]
+
+        return write, read
+
+    name = f"COUNT_WINDOWS({value_serde.name})"
+    return value_serde.around(name, make, count_windows, with_schema=True)
 
 
 def unchanged(serde: Serde[Any]) -> frozenset[type]:

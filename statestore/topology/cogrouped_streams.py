@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from typing import Generic, TypeVar, overload
 
+from statestore.errors import Misuse
 from statestore.model.modes import EmitStrategy, Span
 from statestore.model.records import K_co, V, Windowed
 from statestore.topology import grouped_streams, ktables, missing_methods
 from statestore.topology.callbacks import check_arity
 from statestore.topology.cogroups import Cogroup
+from statestore.topology.count_windows import CountWindows
 from statestore.topology.grouping import Windowing
 from statestore.topology.materialized import Materialized
 from statestore.topology.sessions import SessionWindows
@@ -114,8 +116,14 @@ class CogroupedKStream(_Folded[K_co, K_co, A]):
         """Group the records of all streams by window or by session, too.
 
         Stream time is that of all streams. For `emit` and `close_idle_ms`, see
-        `KGroupedStream.windowed_by`.
+        `KGroupedStream.windowed_by`. Misuse if windows are of a number of records.
         """
+        given: object = windows
+        if isinstance(given, CountWindows):
+            raise Misuse(
+                "cogroup: windows of a number of records are of one stream: merge() the streams, "
+                "and then group and count them, or pass windows of time"
+            )
         cogroup = self._cogroup.windowed(Windowing.of(windows, emit, close_idle_ms))
         if isinstance(windows, SessionWindows):
             return SessionWindowedCogroupedKStream(cogroup)

@@ -9,6 +9,7 @@ from statestore.model.records import K_co, V_co, Windowed
 from statestore.topology import cogrouped_streams, ktables, missing_methods
 from statestore.topology.callbacks import check_arity
 from statestore.topology.cogroups import Cogroup
+from statestore.topology.count_windows import CountWindows
 from statestore.topology.grouping import Grouping, Windowing
 from statestore.topology.materialized import Materialized
 from statestore.topology.sessions import SessionWindows
@@ -90,6 +91,15 @@ class TimeWindowedKStream(_Grouped[K_co, Windowed[K_co], V_co]):
     """Records grouped by key and window, to be aggregated; the tables' keys are `Windowed`."""
 
 
+class CountWindowedKStream(_Grouped[K_co, K_co, V_co]):
+    """Records grouped by key and number, to be aggregated; the tables have a row for each key.
+
+    That row is the key's last result: of the window that was filled last or, with results on
+    update, of the oldest one that is open. Each window that is full has its result told. Records
+    with a null value are dropped, and an aggregate of None begins anew with the next record.
+    """
+
+
 class SessionWindowedKStream(_Counted[K_co, Windowed[K_co], V_co]):
     """Records grouped by key and session, to be aggregated; the tables' keys are `Windowed`.
 
@@ -149,23 +159,34 @@ class KGroupedStream(_Grouped[K_co, K_co, V_co]):
         emit: EmitStrategy | str = ...,
         close_idle_ms: Span | None = ...,
     ) -> SessionWindowedKStream[K_co, V_co]: ...
+    @overload
+    def windowed_by(
+        self, windows: CountWindows, *, emit: EmitStrategy | str = ...
+    ) -> CountWindowedKStream[K_co, V_co]: ...
     def windowed_by(
         self,
-        windows: TimeWindows | SlidingWindows | SessionWindows,
+        windows: TimeWindows | SlidingWindows | SessionWindows | CountWindows,
         *,
         emit: EmitStrategy | str = EmitStrategy.ON_UPDATE,
         close_idle_ms: Span | None = None,
-    ) -> TimeWindowedKStream[K_co, V_co] | SessionWindowedKStream[K_co, V_co]:
-        """Group by window or by session, too.
+    ) -> (
+        TimeWindowedKStream[K_co, V_co]
+        | SessionWindowedKStream[K_co, V_co]
+        | CountWindowedKStream[K_co, V_co]
+    ):
+        """Group by window, by session, or by a number of records, too.
 
         ON_UPDATE emits a result whenever a window's aggregate changed. ON_WINDOW_CLOSE emits one
         result per window, when no record of it can follow any more (KIP-825). With `close_idle_ms`
         all windows close, too, once the operator has had no input for that long by the wall clock,
         while its stream task is open; what comes for them after that is late.
 
-        Misuse if `close_idle_ms` is not positive, or if results are emitted on update.
+        Misuse if `close_idle_ms` is not positive, if results are emitted on update, or if windows
+        are of a number of records: these close when they are full.
         """
         grouping = self._grouping.windowed(Windowing.of(windows, emit, close_idle_ms))
+        if isinstance(windows, CountWindows):
+            return CountWindowedKStream(grouping)
         if isinstance(windows, SessionWindows):
             return SessionWindowedKStream(grouping)
         return TimeWindowedKStream(grouping)

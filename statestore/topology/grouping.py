@@ -12,6 +12,7 @@ from statestore.stores.specs import KeyValueSpec, SessionSpec, WindowSpec
 from statestore.topology.aggregates import Spec, aggregated, counted
 from statestore.topology.aggregates_in_time import FoldStep, aggregate_in_time
 from statestore.topology.closing import WindowCloses, checked_idle_ms
+from statestore.topology.count_windows import CountWindows, in_count_windows, open_windows_spec
 from statestore.topology.flows import Flow, TableFlow
 from statestore.topology.materialized import Materialized
 from statestore.topology.nodes import Build, SendOldValues
@@ -30,7 +31,7 @@ from statestore.topology.sliding_windows import (
 )
 from statestore.topology.windows import TimeWindows, in_windows, window_spec
 
-AnyWindows = TimeWindows | SlidingWindows | SessionWindows
+AnyWindows = TimeWindows | SlidingWindows | SessionWindows | CountWindows
 
 
 class Windowing(NamedTuple):
@@ -51,6 +52,11 @@ class Windowing(NamedTuple):
                 "close_idle_ms closes windows that tell their result on close: pass "
                 "emit=EmitStrategy.ON_WINDOW_CLOSE, or close_idle_ms to "
                 "Suppressed.until_window_closes()"
+            )
+        if idle_ms is not None and isinstance(windows, CountWindows):
+            raise Misuse(
+                "close_idle_ms closes windows of time: one of a number of records is open until it "
+                "is full, so leave close_idle_ms out"
             )
         return cls(windows, when, idle_ms)
 
@@ -124,7 +130,7 @@ class Grouping:
         value_serde: Serde[Any],
         name: str | None,
         fold: Callable[..., Build],
-        sessions: SessionFold | None,
+        in_turn: SessionFold,
         step: FoldStep,
     ) -> TableFlow:
         flow, old_values, windows = self.flow, SendOldValues(), self.windows
@@ -136,58 +142,27 @@ class Grouping:
         plain, every = flow.spec(materialized, "KSTREAM-AGGREGATE", value_serde)
         spec: Spec = plain if windows is None else _spec_of(plain, windows)
         flow.builder.keep(spec)
+        more: tuple[str, ...] = ()
+        if windows is not None and isinstance(windows.over, CountWindows):
+            opened = open_windows_spec(windows.over, plain, windows.emit)
+            flow.builder.keep(opened)
+            more = (opened.name,)
         source = self.source(spec.name, explicit=materialized is not None)
 
         def make(node: str) -> Build:
             if windows is None:
                 return fold(node, spec, every_update=every, old_values=old_values)
-            over, emit, close_idle_ms = windows
-            if isinstance(over, SessionWindows):
-                assert isinstance(spec, SessionSpec)
-                assert sessions is not None
-                return in_sessions(
-                    node,
-                    spec,
-                    over,
-                    emit,
-                    sessions,
-                    every_update=every,
-                    old_values=old_values,
-                    close_idle_ms=close_idle_ms,
-                )
-            assert isinstance(spec, WindowSpec)
-            if isinstance(over, SlidingWindows):
-                assert sessions is not None
-                return in_sliding_windows(
-                    node,
-                    spec,
-                    over,
-                    emit,
-                    sessions,
-                    every_update=every,
-                    old_values=old_values,
-                    close_idle_ms=close_idle_ms,
-                )
-            return in_windows(
-                node,
-                spec,
-                over,
-                emit,
-                lambda rows, told: fold(
-                    node, spec, every_update=every, old_values=told, keying=rows
-                ),
-                old_values,
-                close_idle_ms=close_idle_ms,
-            )
+            return _built(node, spec, windows, fold, in_turn, every=every, old_values=old_values)
 
-        node = source.add("KSTREAM-AGGREGATE", name, make, (spec.name,))
+        node = source.add("KSTREAM-AGGREGATE", name, make, (spec.name, *more))
         return TableFlow.stored(flow.builder, node, spec, old_values, self._closes())
 
     def _closes(self) -> WindowCloses | None:
         """Return when windows close; None if there are none, or if results are final."""
-        if self.windows is None or self.windows.emit is EmitStrategy.ON_WINDOW_CLOSE:
+        windows = self.windows
+        if windows is None or windows.emit is EmitStrategy.ON_WINDOW_CLOSE:
             return None
-        return self.windows.over.closes
+        return None if isinstance(windows.over, CountWindows) else windows.over.closes
 
     def source(self, store: str, *, explicit: bool) -> Flow:
         """Return the stream that the aggregate reads, in the partitions of its keys.
@@ -206,8 +181,62 @@ class Grouping:
 def _spec_of(plain: KeyValueSpec[Any, Any], windowing: Windowing) -> Spec:
     """Return the store of an aggregate in windows."""
     over, emit, close_idle_ms = windowing
+    if isinstance(over, CountWindows):
+        return plain
     if isinstance(over, SessionWindows):
         return session_spec(over, plain, emit, close_idle_ms)
     if isinstance(over, SlidingWindows):
         return sliding_spec(over, plain, emit, close_idle_ms)
     return window_spec(over, plain, emit, close_idle_ms)
+
+
+def _built(
+    node: str,
+    spec: Spec,
+    windowing: Windowing,
+    fold: Callable[..., Build],
+    in_turn: SessionFold,
+    *,
+    every: bool,
+    old_values: SendOldValues,
+) -> Build:
+    """Build an aggregate in windows: `fold` goes by rows of a batch, `in_turn` record by record."""
+    over, emit, close_idle_ms = windowing
+    if isinstance(over, CountWindows):
+        assert isinstance(spec, KeyValueSpec)
+        return in_count_windows(
+            node, spec, over, emit, in_turn, every_update=every, old_values=old_values
+        )
+    if isinstance(over, SessionWindows):
+        assert isinstance(spec, SessionSpec)
+        return in_sessions(
+            node,
+            spec,
+            over,
+            emit,
+            in_turn,
+            every_update=every,
+            old_values=old_values,
+            close_idle_ms=close_idle_ms,
+        )
+    assert isinstance(spec, WindowSpec)
+    if isinstance(over, SlidingWindows):
+        return in_sliding_windows(
+            node,
+            spec,
+            over,
+            emit,
+            in_turn,
+            every_update=every,
+            old_values=old_values,
+            close_idle_ms=close_idle_ms,
+        )
+    return in_windows(
+        node,
+        spec,
+        over,
+        emit,
+        lambda rows, told: fold(node, spec, every_update=every, old_values=told, keying=rows),
+        old_values,
+        close_idle_ms=close_idle_ms,
+    )

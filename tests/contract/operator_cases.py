@@ -9,6 +9,7 @@ from statestore.topology.builder import StreamsBuilder
 from statestore.topology.graph import Topology
 from tests.contract import (
     cogroup_cases,
+    count_cases,
     foreign_key_cases,
     global_cases,
     serde_cases,
@@ -29,6 +30,7 @@ MODULES = (
     window_cases,
     session_cases,
     sliding_cases,
+    count_cases,
     stream_join_cases,
     foreign_key_cases,
     suppress_cases,

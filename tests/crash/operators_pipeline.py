@@ -2,11 +2,12 @@
 
 Three sub-topologies: `in` is joined with another stream, filtered, mapped, counted in windows that
 close, in windows that overlap, whose last results go out once more, in sessions, and by key with
-few updates, numbered by a processor, and rekeyed; what is rekeyed is joined with the table of
-users, counted in windows and in all, and that count joined with the users again, once filtered and
-once with users who have no count. A third one counts the users whose counts have the same rest, and
-each user is joined with that count by a foreign key. A processor writes a window store, a session
-store and a store whose rows expire. Each record is also joined with a global table of the users.
+few updates, collected by fours, numbered by a processor, and rekeyed; what is rekeyed is joined
+with the table of users, counted in windows and in all, and that count joined with the users again,
+once filtered and once with users who have no count. A third one counts the users whose counts have
+the same rest, and each user is joined with that count by a foreign key. A processor writes a window
+store, a session store and a store whose rows expire. Each record is also joined with a global table
+of the users.
 """
 
 import os
@@ -25,6 +26,7 @@ CLOSING = ss.TumblingWindows(1000)
 HOPS = ss.HoppingWindows(1000, 400, retention_ms=10**9)
 # A key has a number every five: three of them in the window that ends with the last one.
 SLIDING = ss.SlidingWindows(12)
+LASTS = ss.CountWindows.of(4).advance_by(2)
 SESSIONS = ss.SessionWindows(100, retention_ms=10**9)
 SEEN = ss.persistent_window_store(
     "seen", 1, 10**9, key_serde=serdes.STRING, value_serde=serdes.INT64
@@ -61,24 +63,7 @@ def topology() -> ss.Topology:
         .flat_map_values(lambda numbers: numbers)
         .to(f"{prefix}-passed")
     )
-    (
-        source.group_by_key()
-        .windowed_by(CLOSING, emit=ss.EmitStrategy.ON_WINDOW_CLOSE)
-        .count("closing")
-        .to_stream()
-        .to(f"{prefix}-closed")
-    )
-    hops = source.group_by_key().windowed_by(HOPS).count(every("hops"))
-    hops.to_stream().to(f"{prefix}-hops")
-    final = hops.suppress(ss.Suppressed.until_window_closes(), name="final")
-    final.to_stream().to(f"{prefix}-final")
-    fewer = source.group_by_key().count(every("counted")).suppress(FEWER, name="fewer")
-    fewer.to_stream().to(f"{prefix}-fewer")
-    slides = source.group_by_key().windowed_by(SLIDING).count(every("slides"))
-    slides.to_stream().to(f"{prefix}-slides")
-    bursts = source.filter(lambda _key, number: number % 1000 < BURST).group_by_key()
-    sessions = bursts.windowed_by(SESSIONS).count(every("sessions"))
-    sessions.to_stream().to(f"{prefix}-sessions")
+    _in_windows(source, prefix)
     joined = source.select_key(lambda _key, number: f"user-{number % USERS}").join(
         users, lambda number, user: [number, user], name="joined"
     )
@@ -111,6 +96,30 @@ def topology() -> ss.Topology:
     met.to(f"{prefix}-met")
     _know_everyone(b, source, prefix)
     return b.build()
+
+
+def _in_windows(source: ss.KStream[str, Any], prefix: str) -> None:
+    (
+        source.group_by_key()
+        .windowed_by(CLOSING, emit=ss.EmitStrategy.ON_WINDOW_CLOSE)
+        .count("closing")
+        .to_stream()
+        .to(f"{prefix}-closed")
+    )
+    hops = source.group_by_key().windowed_by(HOPS).count(every("hops"))
+    hops.to_stream().to(f"{prefix}-hops")
+    final = hops.suppress(ss.Suppressed.until_window_closes(), name="final")
+    final.to_stream().to(f"{prefix}-final")
+    fewer = source.group_by_key().count(every("counted")).suppress(FEWER, name="fewer")
+    fewer.to_stream().to(f"{prefix}-fewer")
+    slides = source.group_by_key().windowed_by(SLIDING).count(every("slides"))
+    slides.to_stream().to(f"{prefix}-slides")
+    lasts = source.group_by_key().windowed_by(LASTS, emit=ss.EmitStrategy.ON_WINDOW_CLOSE)
+    every_other = lasts.aggregate(list, lambda _key, number, seen: [*seen, number], "lasts")
+    every_other.to_stream().to(f"{prefix}-lasts")
+    bursts = source.filter(lambda _key, number: number % 1000 < BURST).group_by_key()
+    sessions = bursts.windowed_by(SESSIONS).count(every("sessions"))
+    sessions.to_stream().to(f"{prefix}-sessions")
 
 
 class Turns:

@@ -46,6 +46,7 @@ OUTPUTS = (
     "final",
     "fewer",
     "slides",
+    "lasts",
     "sessions",
     "joined",
     "windows",
@@ -68,6 +69,7 @@ RAW_STORES = (
     SUBSCRIPTIONS,
     "final-store",
     "fewer-store",
+    "lasts-windows",
 )
 """Compared as bytes with their changelogs."""
 STORES = (
@@ -170,6 +172,7 @@ class OperatorsRig(Rig):
             "final": self._final(hops),
             "fewer": self._fewer(),
             "slides": self._slides(),
+            "lasts": self._lasts(),
             "store counted": dict(Counter(f"k{number % 5}" for number in range(self.produced))),
             "rich": {user: _evens(n) for user, n in totals.items() if n > 1},
             "either": {user: [None, *range(1, n + 1)] for user, n in totals.items()},
@@ -240,6 +243,10 @@ class OperatorsRig(Rig):
                 ((key or b"").decode(), _int(value)) for _, key, value in rows["turns"]
             ),
             "slides": _sequences((_window(key), _int(value)) for _, key, value in rows["slides"]),
+            "lasts": _sequences(
+                ((key or b"").decode(), tuple(json.loads(value or b"")))
+                for _, key, value in rows["lasts"]
+            ),
             "final": Counter((_window(key), _int(value)) for _, key, value in rows["final"]),
             "fewer": _sequences(
                 ((key or b"").decode(), _int(value)) for _, key, value in rows["fewer"]
@@ -294,6 +301,14 @@ class OperatorsRig(Rig):
             if after:
                 told[key, time + 1] = list(range(1, after + 1))
         return told
+
+    def _lasts(self) -> dict[str, list[tuple[int, ...]]]:
+        """Four numbers of a key each, from every other one on, as far as there are four."""
+        numbers = {f"k{rest}": list(range(rest, self.produced, 5)) for rest in range(5)}
+        return {
+            key: [tuple(of[at : at + 4]) for at in range(0, len(of) - 3, 2)]
+            for key, of in numbers.items()
+        }
 
     def _fewer(self) -> dict[str, list[int]]:
         """What goes out of counts of which each waits for so long, and so many at most."""

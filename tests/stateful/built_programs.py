@@ -20,6 +20,7 @@ from tests.stateful.random_programs import (
     Functions,
     Made,
     Program,
+    few_of,
     held_by,
     hop_of,
     in_sessions,
@@ -299,7 +300,16 @@ class Writing:
         if in_sessions(made):
             sessions = by_key.windowed_by(ss.SessionWindows(GAP, grace_ms=GRACE), emit=when)
             return self._of_sessions(sessions, fold, made.number, name)
-        grouped = by_key.windowed_by(_windows_of(made), emit=when) if emit else by_key
+        grouped: (
+            ss.KGroupedStream[Any, Any]
+            | ss.TimeWindowedKStream[Any, Any]
+            | ss.CountWindowedKStream[Any, Any]
+        ) = by_key
+        if emit.endswith("few"):
+            size, advance = few_of(made)
+            grouped = by_key.windowed_by(ss.CountWindows.of(size).advance_by(advance), emit=when)
+        elif emit:
+            grouped = by_key.windowed_by(_windows_of(made), emit=when)
         if fold == "count":
             return grouped.count(kept)
         functions, number = self._functions, made.number

@@ -12,6 +12,7 @@ from tests.stateful.naive_suppress import Suppressed
 from tests.stateful.naive_tables import (
     ByForeignKey,
     Copy,
+    CountWindows,
     Fact,
     Folded,
     FoldedHistory,
@@ -39,6 +40,7 @@ from tests.stateful.random_programs import (
     Functions,
     Made,
     Program,
+    few_of,
     held_by,
     hop_of,
     in_sessions,
@@ -363,6 +365,8 @@ class Naive:
             merge = self._merge(name)
             zero = self._functions.fit(0) if name == "aggregate" else None
             return Sessions(GAP, GRACE, fold, merge, zero, final=emit.startswith("closed"))
+        if emit.endswith("few"):
+            return CountWindows(*few_of(made), fold, final=emit.startswith("closed"))
         return Windows(SIZE, hop_of(made), GRACE, fold, final=emit == "closed")
 
     def _fold(self, name: str, number: int) -> Callable[[Any, Any], Any]:

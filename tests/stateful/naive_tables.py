@@ -178,6 +178,30 @@ class Folded(Kept):
             self.keep(Fact(fact.key, made, time, value_of(self.row(fact.key))))
 
 
+class CountWindows(Kept):
+    """The last result of each key in windows of so many records, made of all records ever."""
+
+    def __init__(self, size: int, advance: int, fold: Fold, *, final: bool) -> None:
+        super().__init__()
+        self._size, self._advance, self._fold, self._final = size, advance, fold, final
+        self._taken: dict[Key, list[Fact]] = {}
+
+    def take(self, fact: Fact) -> None:
+        if fact.key is None or fact.value is None:
+            return
+        taken = self._taken.setdefault(fact.key, [])
+        taken.append(fact)
+        begun = range(0, len(taken), self._advance)
+        around = [start for start in begun if start + self._size >= len(taken)]
+        full = [start for start in around if start + self._size == len(taken)]
+        for start in full or ([] if self._final else around[:1]):
+            value = None
+            for one in taken[start:]:
+                value = self._fold(value, copy.deepcopy(one.value))
+            time = max(one.time for one in taken[start:])
+            self.keep(Fact(fact.key, value, time, value_of(self.row(fact.key))))
+
+
 class Windows(Kept):
     """An aggregate by key and window; null values reach the function too. `final`: on close."""
 

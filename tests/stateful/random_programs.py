@@ -203,6 +203,11 @@ def in_time(step: TableStep) -> bool:
     return step.kept and step.number == 2
 
 
+def few_of(made: Made) -> tuple[int, int]:
+    """Of how many records its windows are, and how many records apart: all in turn, or fewer."""
+    return {3: (3, 1), 4: (4, 3)}.get(made.number, (2, 2))
+
+
 def has_history(made: Made) -> bool:
     """Whether a stream joins the version as of its own time."""
     history = made.kind in HISTORIES
@@ -330,7 +335,8 @@ def latest(made: Iterable[Outcome]) -> dict[Any, Outcome]:
 # At random.
 
 HISTORIES = ["history", "count history", "aggregate history"]
-BY_KEY = ["plain", "count", "reduce", "aggregate", *HISTORIES]
+BY_COUNT = ["reduce closed-few", "aggregate few"]
+BY_KEY = ["plain", "count", "reduce", "aggregate", *HISTORIES, *BY_COUNT]
 BY_WINDOW = [
     f"{fold} {emit}" for emit in ("windows", "closed") for fold in ("count", "reduce", "aggregate")
 ]

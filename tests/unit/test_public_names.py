@@ -10,7 +10,8 @@ import statestore as ss
 from tests.builders import DEADLINE_S, child
 
 PINNED = """
-    AutoOffsetReset BatchProcessor CogroupedKStream EmitStrategy GlobalKTable HoppingWindows
+    AutoOffsetReset BatchProcessor CogroupedKStream CountWindowedKStream CountWindows
+    EmitStrategy GlobalKTable HoppingWindows
     IsolationLevel JoinWindows SessionWindowedCogroupedKStream TimeWindowedCogroupedKStream
     KGroupedStream KGroupedTable KStream KTable KeyAtTime KeyValueSpec KeyValueStore
     Materialized Migration OnError Position PositionBound ProcessingGuarantee Processor

@@ -1,0 +1,331 @@
+"""Count windows: so many records of a key, in the order in which they come (docs/adr/0033).
+
+A window begins with a record of its key, and another one begins `advance` records later. It is full
+when it has `size` records; then its result goes out, and the window is gone. The table has the last
+result of each key. The open windows of all keys are in a store of their own, one row for each key:
+the list of its windows, the oldest first, as `serdes.count_windows` writes it.
+
+A batch makes one look-up and one write of the rows of its keys, whose records are folded in memory.
+
+Keeps I24.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from statestore.errors import Misuse
+from statestore.model.batch import Batch, Column
+from statestore.model.modes import EmitStrategy
+from statestore.model.records import Serde
+from statestore.stores import serdes
+from statestore.stores.migration import GONE, MigratingSerde, Migration, migrating
+from statestore.stores.serdes import CountWindow
+from statestore.stores.specs import KeyValueSpec
+from statestore.topology.aggregates import Updates, updated
+from statestore.topology.failures import Stage, decoded, encoded, failed, mismatch, processing
+from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
+from statestore.topology.sessions import SessionFold
+
+_OPEN_MAX: Final = 1000
+
+
+@dataclass(frozen=True)
+class CountWindows:
+    """Windows of `size` records of a key, one beginning every `advance` records.
+
+    `CountWindows.of(5)` are side by side, as Quix's tumbling_count_window(5). With `advance_by(2)`
+    they overlap, as its hopping_count_window(5, 2); with `advance_by(1)` there is a result of the
+    last five records with every record, as of its sliding_count_window(5). Misuse if the size is
+    not positive, if the advance is not between 1 and the size, or if more than 1000 windows of a
+    key would be open at once.
+    """
+
+    size: int
+    advance: int
+
+    @classmethod
+    def of(cls, size: int) -> "CountWindows":
+        """Return windows of so many records, side by side."""
+        return cls(size, size)
+
+    def advance_by(self, advance: int) -> "CountWindows":
+        """Return windows of the same size, one beginning every `advance` records."""
+        return CountWindows(self.size, advance)
+
+    def __post_init__(self) -> None:
+        for name in ("size", "advance"):
+            given: object = getattr(self, name)
+            if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+                raise Misuse(f"CountWindows: the {name} is {given!r:.60}: pass 1 record or more")
+        if self.advance > self.size:
+            raise Misuse(
+                f"CountWindows: with windows of {self.size} records every {self.advance}, records "
+                f"between two windows would count in none: advance by {self.size} at most"
+            )
+        opened = -(-self.size // self.advance)
+        if opened > _OPEN_MAX:
+            raise Misuse(
+                f"CountWindows: with windows of {self.size} records every {self.advance}, each "
+                f"record would count in {opened:,} open windows of its key: advance by "
+                f"{-(-self.size // _OPEN_MAX)} at least"
+            )
+
+
+def open_windows_spec(
+    windows: CountWindows, plain: KeyValueSpec[Any, Any], emit: EmitStrategy
+) -> KeyValueSpec[Any, list[CountWindow]]:
+    """Return the store of the open windows whose results are in the store `plain`."""
+    return KeyValueSpec(
+        f"{plain.name}-windows",
+        plain.key_serde,
+        _of_windows(plain.value_serde),
+        plain.persistent,
+        plain.changelog_config,
+        (f"count {windows.size}", f"advance {windows.advance}", f"emit {emit}"),
+    )
+
+
+def _of_windows(value_serde: Serde[Any]) -> Serde[list[CountWindow]]:
+    """Return the serde of the rows of windows whose values have this one, migrated as they are."""
+    if not isinstance(value_serde, MigratingSerde):
+        return serdes.count_windows(value_serde)
+    *olds, current = value_serde.generations
+    return migrating(
+        serdes.count_windows(current),
+        [
+            Migration.gone()
+            if old is GONE
+            else Migration(serdes.count_windows(old), None if change is None else _Each(change))
+            for old, change in zip(olds, value_serde.changes, strict=True)
+        ],
+    )
+
+
+@dataclass(frozen=True)
+class _Each:
+    """Changes the values of all windows of a row as `change` does; it travels between processes."""
+
+    change: Any
+
+    def __call__(self, windows: list[CountWindow]) -> list[CountWindow]:
+        change = self.change
+        return [
+            one if one.value is None else one._replace(value=change(one.value)) for one in windows
+        ]
+
+
+def in_count_windows(
+    node: str,
+    spec: KeyValueSpec[Any, Any],
+    windows: CountWindows,
+    emit: EmitStrategy,
+    fold: SessionFold,
+    *,
+    every_update: bool,
+    old_values: SendOldValues,
+) -> Build:
+    """Build an aggregate per key and count window.
+
+    `every_update`: each record tells what it changed, not only the last one of a key in a batch and
+    those that fill a window.
+    """
+    kept = open_windows_spec(windows, spec, emit)
+    tells_open = emit is EmitStrategy.ON_UPDATE
+
+    def build(context: NodeContext, forward: Forward) -> Push:
+        results, opened = context.table(spec.name), context.table(kept.name)
+
+        def push(batch: Batch) -> None:
+            keys = encoded(node, batch, "key", spec.key_serde)
+            values = None if fold.counts else decoded(node, batch, "value")
+            nulls = set(batch.values.nulls())
+            missing = [i for i, key in enumerate(keys) if key is None or i in nulls]
+            if missing:
+                context.drop(node, batch, missing, "null_key_or_value")
+            left_out = set(missing)
+            known: list[tuple[int, bytes]] = [
+                (i, key) for i, key in enumerate(keys) if key is not None and i not in left_out
+            ]
+            if not known:
+                return
+            unique = sorted({key for _, key in known})
+            stored = opened.get_many(unique)
+            told = results.get_many(unique) if old_values.enabled else [None] * len(unique)
+            with processing(node, batch):
+                work = _Folding(node, spec, kept, windows, batch, fold)
+                work.load(unique, stored, told)
+                for i, key in known:
+                    value = None if values is None else values[i]
+                    work.one(i, key, value, tells_open=tells_open and every_update)
+                if tells_open:
+                    work.tell_open()
+                rows = work.rows()
+            before = dict(zip(unique, stored, strict=True))
+            opened.put_all(
+                {key: row for key, row in rows.items() if row is not None or before[key]}
+            )
+            if work.told:
+                updates = work.updates()
+                last = dict(zip(updates.rows, updates.times, strict=True))
+                results.put_all(
+                    dict(zip(updates.rows, updates.values, strict=True)), list(last.values())
+                )
+                column = Column(raw=list[bytes | None](updates.rows), serde=spec.key_serde)
+                forward(updated(batch, updates, column, spec.value_serde, old_values), None)
+
+        return push
+
+    return build
+
+
+class _Window:
+    """An open window while a batch is folded.
+
+    `data` is its value in bytes, None if that is an immutable `value`, or if there is none.
+    """
+
+    __slots__ = ("data", "records", "size", "time_ms", "value")
+
+    def __init__(self, size: int, records: int, time_ms: int, value: Any) -> None:
+        self.size = size
+        self.records = records
+        self.time_ms = time_ms
+        self.value = value
+        self.data: bytes | None = None
+
+
+class _OfKey:
+    """The open windows of a key, the oldest first, and the last result that was told."""
+
+    __slots__ = ("name", "named", "told", "untold", "windows")
+
+    def __init__(self, windows: list[_Window], told: bytes | None) -> None:
+        self.windows = windows
+        self.told = told
+        self.untold: int | None = None
+        """The last record of the batch, if it has told nothing."""
+        self.name: Any = None
+        self.named = False
+
+
+class _Folding:
+    """One batch on its way into windows."""
+
+    def __init__(
+        self,
+        node: str,
+        spec: KeyValueSpec[Any, Any],
+        kept: KeyValueSpec[Any, list[CountWindow]],
+        windows: CountWindows,
+        batch: Batch,
+        fold: SessionFold,
+    ) -> None:
+        self.told: list[tuple[int, int, bytes, bytes | None, bytes | None]] = []
+        """Place, time, key, value and old value of each update."""
+        self._node = node
+        self._spec = spec
+        self._serde = spec.value_serde
+        self._rows_serde = kept.value_serde
+        self._windows = windows
+        self._batch = batch
+        self._fold = fold
+        self._unchanged = serdes.unchanged(spec.value_serde)
+        self._of_keys: dict[bytes, _OfKey] = {}
+
+    def load(
+        self, keys: list[bytes], rows: Iterable[bytes | None], told: Iterable[bytes | None]
+    ) -> None:
+        """Read the open windows of the batch's keys."""
+        read = self._rows_serde.deserialize
+        for key, row, last in zip(keys, rows, told, strict=True):
+            windows = [] if row is None else [_Window(*one) for one in read(row)]
+            self._of_keys[key] = _OfKey(windows, last)
+
+    def one(self, place: int, key: bytes, value: Any, *, tells_open: bool) -> None:
+        """Count a record in the open windows of its key, and tell which of them it fills."""
+        of, time_ms = self._of_keys[key], self._batch.timestamps[place]
+        if not of.windows or of.windows[-1].records >= self._windows.advance:
+            of.windows.append(_Window(self._windows.size, 0, time_ms, None))
+        try:
+            if not (of.named or self._fold.counts):
+                of.name, of.named = self._spec.key_serde.deserialize(key), True
+            for window in of.windows:
+                self._add(window, of.name, value)
+                window.records += 1
+                window.time_ms = max(window.time_ms, time_ms)
+            # Where another size was deployed, a window keeps the one with which it began.
+            full = [window for window in of.windows if window.records >= window.size]
+            of.untold = None if full or tells_open else place
+            for window in full or (of.windows[:1] if tells_open else ()):
+                self._tell(of, place, key, window)
+        except Exception as error:
+            found = [(place, error)]
+            raise failed(Stage.PROCESSING, self._node, self._batch, error, found=found) from error
+        if full:
+            of.windows = [window for window in of.windows if window.records < window.size]
+
+    def tell_open(self) -> None:
+        """Tell the oldest open windows of the keys whose last record has told nothing."""
+        for key, of in self._of_keys.items():
+            if of.untold is not None:
+                self._tell(of, of.untold, key, of.windows[0])
+
+    def rows(self) -> dict[bytes, bytes | None]:
+        """Return the rows of all keys; None where no window is open."""
+        return {key: self._row(of.windows) for key, of in self._of_keys.items()}
+
+    def updates(self) -> Updates:
+        """Return what was told, in the order of the records."""
+        self.told.sort(key=_by_place)
+        updates = Updates([], [], [], [], [])
+        for update in self.told:
+            updates.add(*update)
+        return updates
+
+    def _add(self, window: _Window, name: Any, value: Any) -> None:
+        # A value passes through its serde from record to record, so a function may change it.
+        fold = self._fold
+        old = window.value if window.data is None else self._serde.deserialize(window.data)
+        made = fold.step(name, value, fold.initial() if old is None else old)
+        window.value, window.data = made, None
+        if type(made) not in self._unchanged:
+            window.value, window.data = None, self._encoded(made)
+
+    def _tell(self, of: _OfKey, place: int, key: bytes, window: _Window) -> None:
+        data = window.data
+        if data is None and window.value is not None:
+            data = self._encoded(window.value)
+        self.told.append((place, window.time_ms, key, data, of.told))
+        of.told = data
+
+    def _row(self, windows: list[_Window]) -> bytes | None:
+        if not windows:
+            return None
+        read = self._serde.deserialize
+        row = [
+            CountWindow(
+                one.size,
+                one.records,
+                one.time_ms,
+                one.value if one.data is None else read(one.data),
+            )
+            for one in windows
+        ]
+        try:
+            return self._rows_serde.serialize(row)
+        except Exception:
+            for window in row:
+                if window.value is not None:
+                    self._encoded(window.value)  # This says which value does not fit.
+            raise
+
+    def _encoded(self, value: Any) -> bytes:
+        try:
+            return self._serde.serialize(value)
+        except Exception as error:
+            raise mismatch("value", value, self._serde, error) from error
+
+
+def _by_place(update: tuple[int, int, bytes, bytes | None, bytes | None]) -> int:
+    return update[0]
