@@ -399,6 +399,8 @@ class Naive:
             elif meet(self._program, made):
                 may_lack = {"join": "", "left_join": "r", "outer_join": "lr"}[name]
                 table = Joined(table, self._right, functions.joiner(number), may_lack=may_lack)
+            else:
+                continue  # Its keys do not meet any, so there is no such step.
             if in_time(step):
                 table = Versions(table, RETENTION)
             elif kept and name != "suppress":
