@@ -23,7 +23,7 @@ from statestore.tasks.committer import Committer
 from statestore.tasks.context import TaskContext
 from statestore.tasks.intake import InputBatch, Intake
 from statestore.tasks.memory_share import TaskMemory, Usage
-from statestore.tasks.plan import Standing, TaskReport
+from statestore.tasks.plan import Standing, TaskReport, Traffic
 from statestore.tasks.poison import Poison, Rehearsed
 
 _log = logging.getLogger(__name__)
@@ -52,6 +52,7 @@ class Attempt:
         poison: Poison,
         retry: "RetryBudget",
         report: TaskReport,
+        traffic: Traffic,
         clock: Clock,
     ) -> None:
         self._context = context
@@ -62,6 +63,7 @@ class Attempt:
         self._poison = poison
         self._retry = retry
         self._report = report
+        self._traffic = traffic
         self._clock = clock
         self._records_in = 0
         self._dirty = False
@@ -110,6 +112,7 @@ class Attempt:
         self._memory.free()
         self._retry.committed()
         self._poison.committed(offsets)
+        self._traffic.committed(context.consumed, context.sent)
         context.committed()
         report.add_commit(clock.monotonic() - started, clock.now_ms(), size=size)
         report.count(before, done)
@@ -153,6 +156,8 @@ class Attempt:
             report.held_records,
             context.stream_time_ms,
             context.dropped.by_reason(),
+            dict(self._traffic.taken),
+            dict(self._traffic.sent),
         )
 
     def close(self) -> None:

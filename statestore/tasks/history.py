@@ -2,24 +2,25 @@
 
 No task depends on it: it is not synced to disk, and may be missing or contain half a line. It gets
 about a sample a minute and loses its older half when it is larger than `SIZE_MAX_BYTES`, so that it
-holds at least the last ten hours of steady work.
+holds at least the last ten hours of steady work, unless the task has dozens of topics.
 """
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from statestore.faults import CrashPoint, reach
 from statestore.layout import documents
-from statestore.layout.documents import Amount, Count, TimeMs
+from statestore.layout.documents import Amount, Count, TimeMs, Topic
 from statestore.ports import Clock
 from statestore.tasks.plan import Standing, TaskReport
 
 NAME: Final = "history.jsonl"
-SIZE_MAX_BYTES: Final = 1 << 18
+SIZE_MAX_BYTES: Final = 1 << 19
 _EVERY_S: Final = 60.0
 
 
@@ -27,7 +28,8 @@ class WorkSample(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a stream task did from `since_ms` to `until_ms`, both by the wall clock.
 
     The seconds are those of polling, of processing, of committing and of restoring. `lag_records`
-    and `held_records` are as they were at the end; None: not known.
+    and `held_records` are as they were at the end; None: not known. `taken` and `sent`: records by
+    topic; empty if an older version wrote the sample.
     """
 
     since_ms: TimeMs
@@ -41,6 +43,25 @@ class WorkSample(msgspec.Struct, frozen=True, omit_defaults=True):
     restore_seconds: Amount = 0.0
     lag_records: Count | None = None
     held_records: Count = 0
+    taken: dict[Topic, Count] = {}
+    sent: dict[Topic, Count] = {}
+
+    def rates(self) -> "Rates":
+        """Return the records per second."""
+        seconds = max(1, self.until_ms - self.since_ms) / 1000
+        return Rates(
+            self.records_in / seconds,
+            {topic: count / seconds for topic, count in self.taken.items()},
+            {topic: count / seconds for topic, count in self.sent.items()},
+        )
+
+
+class Rates(NamedTuple):
+    """The records per second of a sample: all that came in, and by topic what came and went."""
+
+    records_in: float
+    taken: dict[str, float]
+    sent: dict[str, float]
 
 
 class WorkHistory:
@@ -52,6 +73,8 @@ class WorkHistory:
         self._since_ms = clock.now_ms()
         self._since_s = clock.monotonic()
         self._before: TaskReport | None = None
+        self._taken: Mapping[str, int] = {}
+        self._sent: Mapping[str, int] = {}
 
     def note(self, report: TaskReport, standing: Standing) -> None:
         """Keep a sample if the last one is a minute old."""
@@ -65,6 +88,7 @@ class WorkHistory:
         """
         if self._before is None:
             self._before = replace(report, restored_records=0, restore_seconds=0.0)
+            self._taken, self._sent = standing.taken, standing.sent
             return
         before, now_ms = self._before, self._clock.now_ms()
         sample = WorkSample(
@@ -79,12 +103,15 @@ class WorkHistory:
             report.restore_seconds - before.restore_seconds,
             standing.lag_records,
             standing.held_records,
+            _added(standing.taken, self._taken),
+            _added(standing.sent, self._sent),
         )
         worked = sample.records_in or sample.commits or sample.restored_records
         if not worked and not sample.lag_records:
             return
         self._since_ms, self._since_s = now_ms, self._clock.monotonic()
         self._before = replace(report)
+        self._taken, self._sent = standing.taken, standing.sent
         # If the folder cannot be written, the task itself will report it.
         with suppress(OSError):
             self._append(msgspec.json.encode(sample))
@@ -106,3 +133,7 @@ def read_history(folder: Path) -> list[WorkSample]:
     """Return the samples of a stream task, oldest first; those that are unreadable are skipped."""
     found = documents.read_lines(folder / NAME, WorkSample, most_bytes=2 * SIZE_MAX_BYTES)
     return sorted(found, key=lambda sample: sample.until_ms)
+
+
+def _added(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
+    return {topic: count - before.get(topic, 0) for topic, count in now.items()}

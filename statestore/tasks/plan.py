@@ -1,5 +1,6 @@
 """What a stream task is given, its edges and its plan, and what it reports."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,7 +89,7 @@ class Standing(NamedTuple):
     `records`: processed in this run, committed or not. `lag_records`: offsets up to the ends of its
     inputs as last heard of, so never fewer than records; None: not known. `stream_time_ms`: the
     event time that it has reached; None: no record yet. `dropped`: by reason, what was committed
-    since this process has the task.
+    since this process has the task. `taken` and `sent`: the same of records, by topic.
     """
 
     stream_task: str
@@ -98,6 +99,22 @@ class Standing(NamedTuple):
     held_records: int = 0
     stream_time_ms: int | None = None
     dropped: Mapping[str, int] = MappingProxyType({})
+    taken: Mapping[str, int] = MappingProxyType({})
+    sent: Mapping[str, int] = MappingProxyType({})
+
+
+class Traffic:
+    """Counts the committed records that a stream task took from topics and sent to topics."""
+
+    def __init__(self) -> None:
+        self.taken: Counter[str] = Counter()
+        self.sent: Counter[str] = Counter()
+
+    def committed(self, taken: Mapping[TopicPartition, int], sent: Mapping[str, int]) -> None:
+        """Add what one commit took and sent."""
+        for tp, count in taken.items():
+            self.taken[tp.topic] += count
+        self.sent.update(sent)
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):

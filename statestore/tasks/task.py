@@ -35,7 +35,7 @@ from statestore.tasks.committer import Committer
 from statestore.tasks.context import DroppedRecords, TaskContext
 from statestore.tasks.memory_share import MemoryLimits, MemoryShare, TaskMemory
 from statestore.tasks.ownership import Ownership
-from statestore.tasks.plan import Standing, TaskEdges, TaskPlan, TaskReport
+from statestore.tasks.plan import Standing, TaskEdges, TaskPlan, TaskReport, Traffic
 from statestore.tasks.poison import Poison, Rehearsed
 from statestore.tasks.rewriting import stage
 from statestore.tasks.snapshot_responder import SnapshotResponder
@@ -77,6 +77,7 @@ class StreamTask:
         self._responder = SnapshotResponder(plan.task_id, layout, edges.clock, self.report)
         self._held_back = HeldBack()
         self._dropped = DroppedRecords(plan.task_id)
+        self._traffic = Traffic()
         self._attempt: Attempt | None = None
         """The present attempt; None: the task was not started."""
 
@@ -254,6 +255,7 @@ class StreamTask:
             poison=self._poison,
             retry=self._retry,
             report=self.report,
+            traffic=self._traffic,
             clock=edges.clock,
         )
         edges.source.start(committer.offsets)

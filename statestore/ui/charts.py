@@ -73,7 +73,10 @@ def graph(boxes: Mapping[str, Box], edges: Mapping[tuple[str, str], str], told: 
     }
     width = len(columns) * (_BOX_WIDTH + _GAP_X) - _GAP_X + 20
     height = max(map(len, columns), default=0) * (_BOX_HEIGHT + _GAP_Y) - _GAP_Y + 20
-    drawn = [_edge(places[a], places[b], note) for (a, b), note in edges.items()]
+    drawn = []
+    for (a, b), note in edges.items():
+        told_edge = f"{boxes[a].name} → {boxes[b].name}{note and ': '}{note}"
+        drawn.append(_edge(places[a], places[b], note, told_edge))
     drawn += [_box(box, *places[name]) for name, box in boxes.items()]
     return _svg("graph", max(width, 20), max(height, 20), told, drawn)
 
@@ -104,14 +107,15 @@ def _box(box: Box, x: int, y: int) -> Markup:
     return Markup('<a href="{}">{}</a>').format(box.address, shown) if box.address else shown
 
 
-def _edge(begin: tuple[int, int], end: tuple[int, int], note: str) -> Markup:
+def _edge(begin: tuple[int, int], end: tuple[int, int], note: str, told: str) -> Markup:
     x, y = begin[0] + _BOX_WIDTH, begin[1] + _BOX_HEIGHT // 2
     to_x, to_y = end[0], end[1] + _BOX_HEIGHT // 2
     bend = max(30, abs(to_x - x) // 2)
     path = f"M{x},{y} C{x + bend},{y} {to_x - bend},{to_y} {to_x},{to_y}"
     return Markup(
-        '<g class="edge"><path d="{}"/><text x="{}" y="{}" text-anchor="middle">{}</text></g>'
-    ).format(path, (x + to_x) // 2, (y + to_y) // 2 - 6, note)
+        '<g class="edge"><title>{}</title><path d="{}"/>'
+        '<text x="{}" y="{}" text-anchor="middle">{}</text></g>'
+    ).format(told, path, (x + to_x) // 2, (y + to_y) // 2 - 6, note)
 
 
 def _svg(

@@ -70,12 +70,16 @@ class DrillRun(msgspec.Struct, frozen=True):
 class Look:
     """What the overview shows of an application.
 
-    `rates`: the records per second of each sub-topology when its tasks last worked, by ordinal.
+    The others: records per second of each sub-topology when its tasks last worked, by ordinal. Of
+    all it took, by topic that they came from, and by topic that they went to; topics of which
+    nothing is known are not there.
     """
 
     status: Status
     work: Timeline
     rates: dict[int, float] = field(default_factory=dict)
+    taken: dict[tuple[int, str], float] = field(default_factory=dict)
+    sent: dict[tuple[int, str], float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -252,13 +256,15 @@ def look_at(environment: Environment, pipeline: str | None = None) -> Look:
     layout, clock = environment.layout, environment.clock
     status = StatusReader(environment, pipeline=pipeline).now()
     samples = {task: read_history(layout.task_dir(task)) for task in layout.tasks()}
-    rates: dict[int, float] = {}
+    found = Look(status, timeline_of(samples.values(), clock.now_ms()))
     for task, kept in samples.items():
         if kept:
-            last = kept[-1]
-            rate = 1000 * last.records_in / max(1, last.until_ms - last.since_ms)
-            rates[task.sub_topology] = rates.get(task.sub_topology, 0.0) + rate
-    return Look(status, timeline_of(samples.values(), clock.now_ms()), rates)
+            part, rates = task.sub_topology, kept[-1].rates()
+            found.rates[part] = found.rates.get(part, 0.0) + rates.records_in
+            for known, by_topic in ((found.taken, rates.taken), (found.sent, rates.sent)):
+                for topic, rate in by_topic.items():
+                    known[part, topic] = known.get((part, topic), 0.0) + rate
+    return found
 
 
 def details_of(environment: Environment, _pipeline: str | None = None) -> Details:

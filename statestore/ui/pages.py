@@ -16,7 +16,7 @@ from statestore.ui import charts
 from statestore.ui.answers import Level, answers_of, level_of
 from statestore.ui.browser import Browsed, Question
 from statestore.ui.charts import Box
-from statestore.ui.looks import Details, LastLook, Lookout
+from statestore.ui.looks import Details, LastLook, Look, Lookout
 from statestore.ui.timeline import BUCKETS, Timeline
 
 ON_A_PAGE: Final = 25
@@ -75,7 +75,7 @@ class Pages:
                 "tasks": _page(status.stream_tasks, page, TASKS_ON_A_PAGE),
                 "charts": _charts(work),
                 "details": details,
-                "graph": _graph(root, name, details.deployed, seen.look.rates),
+                "graph": _graph(root, name, details.deployed, seen.look),
                 "stores": _stores(details),
             }
         return _render("application.html", **shown)
@@ -146,8 +146,11 @@ def _charts(work: Timeline) -> dict[str, Any]:
     }
 
 
-def _graph(root: str, name: str, deployed: Deployed, rates: dict[int, float]) -> Markup:
-    """The topology as it was deployed last: topics, sub-topologies and stores."""
+def _graph(root: str, name: str, deployed: Deployed, look: Look) -> Markup:
+    """The topology as it was deployed last: topics, sub-topologies and stores.
+
+    An edge between a topic and a sub-topology has the records per second, if they are known.
+    """
     boxes: dict[str, Box] = {}
     edges: dict[tuple[str, str], str] = {}
     internal = {topic for part in deployed.sub_topologies for topic in part.internal or ()}
@@ -157,24 +160,34 @@ def _graph(root: str, name: str, deployed: Deployed, rates: dict[int, float]) ->
         boxes[f"topic {topic}"] = Box(topic, kind, kind)
         return f"topic {topic}"
 
+    def full(topic: str) -> str:
+        return f"{name}-{topic}" if topic in internal else topic
+
     for part in deployed.sub_topologies:
-        rate = rates.get(part.ordinal)
-        note = "" if rate is None else f"{rate:,.0f}/s"
+        total = look.rates.get(part.ordinal)
+        alone = total if len(part.source_topics) == 1 else None
         own = f"part {part.ordinal}"
         for topic in part.source_topics:
-            edges[add_topic(topic), own] = note if len(part.source_topics) == 1 else ""
+            rate = look.taken.get((part.ordinal, full(topic)), alone)
+            edges[add_topic(topic), own] = _rate_text(rate)
         tasks = "" if part.tasks is None else f"{part.tasks} stream tasks"
-        told = f"{tasks}, {note}" if note and len(part.source_topics) > 1 else tasks
-        boxes[own] = Box(f"sub-topology {part.ordinal}", "part", told)
+        told = [tasks, _rate_text(total) if alone is None else ""]
+        boxes[own] = Box(f"sub-topology {part.ordinal}", "part", ", ".join(filter(None, told)))
         for store, known in deployed.stores.items():
             if known.sub_topology == part.ordinal:
                 address = address_of(root, name, store)
                 boxes[f"store {store}"] = Box(store, "store", known.kind, address)
                 edges[own, f"store {store}"] = ""
         for topic in part.sink_topics:
-            edges[own, add_topic(topic)] = ""
+            edges[own, add_topic(topic)] = _rate_text(look.sent.get((part.ordinal, full(topic))))
     parts = len(deployed.sub_topologies)
     return charts.graph(boxes, edges, f"{parts} sub-topologies, {len(deployed.stores)} stores")
+
+
+def _rate_text(rate: float | None) -> str:
+    if rate is None:
+        return ""
+    return f"{rate:,.0f}/s" if rate >= 10 or not rate else f"{rate:.2g}/s"
 
 
 def _stores(details: Details) -> list[dict[str, Any]]:

@@ -15,12 +15,19 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 import statestore as ss
+from statestore import serdes
 from statestore.layout.audits import AuditRecord, Audits, AuditVerdict
 from statestore.layout.folders import StateLayout
 from statestore.layout.owners import Owner
 from statestore.layout.works import Unit, WorkNote, Works
 from statestore.model.ids import TaskId, TopicPartition
+from statestore.model.records import Record
+from statestore.operations.run import RunRequest
+from statestore.operations.serving import serve_here, start_run
+from statestore.ports import TopicSpec
 from statestore.runtime import Runtime, SystemClock
+from statestore.testing.memory_broker import MemoryBroker
+from statestore.topology.graph import Topology
 from statestore.ui.looks import Lookout, applications_of
 from statestore.ui.site import application, routes_of
 from tests.builders import DEADLINE_S, ManualClock, eventually
@@ -100,6 +107,74 @@ def test_an_application_is_told_with_all_that_is_known_of_it(page: TestClient) -
     assert "values, 3 rows" in text
     assert HOSTILE not in text
     assert html.escape(HOSTILE) in text.replace("&#34;", "&quot;")
+
+
+def merged() -> Topology:
+    """A sub-topology with two inputs and two outputs, and one that counts."""
+    b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
+    bids = b.stream("bids")
+    both = bids.merge(b.stream("asks"))
+    both.to("all")
+    bids.to("copies")
+    by_value = both.select_key(lambda _key, value: str(value)).repartition("by-value")
+    by_value.group_by_key().count(materialized="counts")
+    return b.build()
+
+
+def run(runtime: Runtime, broker: MemoryBroker, **counts: int) -> None:
+    """Send so many records to topics, and process them with `merged`."""
+    for topic, count in counts.items():
+        for number in range(count):
+            broker.produce(TopicPartition(topic, 0), Record(b"k", b"%d" % number, number))
+    with start_run(runtime, merged(), RunRequest()) as started:
+        serve_here(started, threading.Event())
+
+
+def edges_of(state_dir: Path) -> dict[str, str]:
+    """The edges of the graph, and the figures that they have."""
+    known = {"application.id": "a", "state.dir": str(state_dir)}
+    lookout = Lookout(lambda: {"a": lambda: Runtime(known)}, SystemClock())
+    try:
+        text = shown(TestClient(application(lookout, ["testserver"])), "/applications/a")
+    finally:
+        lookout.close()
+    found = {}
+    for told, note in re.findall(r'"edge"><title>(.*?)</title>.*?<text[^>]*>(.*?)</text>', text):
+        edge, _, figure = told.partition(": ")
+        assert figure == note
+        found[edge] = note
+    return found
+
+
+def test_the_edges_of_topics_have_their_records_per_second(tmp_path: Path) -> None:
+    broker, clock = MemoryBroker(), ManualClock()
+    topics = [TopicSpec(name, 1, {}) for name in ("bids", "asks", "all", "copies")]
+    broker.cluster("a").create(topics)
+    settings = {
+        "application.id": "a",
+        "state.dir": str(tmp_path),
+        "bootstrap.servers": "memory:9092",
+    }
+    with Runtime(settings, clock=clock, brokers=broker.clients) as runtime:
+        # The clock stands still, so that the samples are of one millisecond.
+        run(runtime, broker, bids=3, asks=2)
+        assert edges_of(tmp_path) == {
+            "bids → sub-topology 0": "3,000/s",
+            "asks → sub-topology 0": "2,000/s",
+            "sub-topology 0 → all": "5,000/s",
+            "sub-topology 0 → copies": "3,000/s",
+            "sub-topology 0 → by-value-repartition": "5,000/s",
+            "by-value-repartition → sub-topology 1": "5,000/s",
+            "sub-topology 1 → counts": "",
+        }
+        run(runtime, broker, asks=1)
+        assert edges_of(tmp_path)["asks → sub-topology 0"] == "1,000/s", "of the last samples"
+        history = StateLayout(tmp_path, "a").task_dir(TaskId(0, 0)) / "history.jsonl"
+        older = [json.loads(line) for line in history.read_text().split()]
+        history.write_text("\n".join(json.dumps(one | {"taken": {}, "sent": {}}) for one in older))
+        of_older = edges_of(tmp_path)
+        assert of_older["asks → sub-topology 0"] == of_older["sub-topology 0 → all"] == ""
+        assert of_older["by-value-repartition → sub-topology 1"] == "1,000/s"
 
 
 def test_an_application_that_never_ran_has_a_page(page: TestClient) -> None:

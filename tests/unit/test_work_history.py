@@ -34,6 +34,23 @@ def test_a_sample_a_minute_has_what_was_done_in_it(tmp_path: Path) -> None:
     assert second.until_ms - second.since_ms == 5000
 
 
+def test_a_sample_has_the_records_of_each_topic_since_the_one_before(tmp_path: Path) -> None:
+    clock, report = ManualClock(), TaskReport("0_0")
+    history = WorkHistory(tmp_path, clock)
+    history.write(report, Standing("0_0", taken={"in": 7}))
+    for records, taken, sent in (
+        (10, {"in": 17}, {"out": 4}),
+        (30, {"in": 17, "b": 30}, {"out": 4}),
+    ):
+        report.records_in += records
+        clock.advance(2000)
+        history.write(report, Standing("0_0", taken=taken, sent=sent))
+    first, second = read_history(tmp_path)
+    assert (first.taken, first.sent) == ({"in": 10}, {"out": 4})
+    assert first.rates() == (5.0, {"in": 5.0}, {"out": 2.0})
+    assert second.rates() == (15.0, {"in": 0.0, "b": 15.0}, {"out": 0.0})
+
+
 def test_idle_minutes_leave_no_sample_unless_records_wait(tmp_path: Path) -> None:
     clock = ManualClock()
     history = WorkHistory(tmp_path, clock)
