@@ -20,6 +20,11 @@ _MIGRATE: Final = (
     "migrate=ss.Migration(old_serde, function); or give the store another name, to start it empty; "
     "if the new serde reads what the old one wrote, pass --accept-new-serdes"
 )
+_WAIT: Final = (
+    "keep the serde until nothing waits there any more (`held_records` is 0), and then give the "
+    "operator another name, so that its store starts empty; if the new serde reads what the old "
+    "one wrote, pass --accept-new-serdes"
+)
 _BASE: Final = (
     "name the serde that wrote them as the first migration; if that one reads them, pass "
     "--accept-new-serdes"
@@ -76,7 +81,7 @@ def values_unread(known: DeployedStore, spec: StoreSpec) -> Unlike | None:
             return Unlike(said, _NOT_GONE, certain=True)
         what = _unread(one, now[one.generation])
         if what is not None:
-            return Unlike(what, _MIGRATE if len(now) == 1 else _BASE if newest == 0 else _GO_ON)
+            return Unlike(what, _way_out(now, newest))
     for old, change, then in zip(now, changes_of(spec.value_serde), now[1:], strict=False):
         reason = None if change is not None else _not_resolved(old, then)
         if reason is not None:
@@ -85,6 +90,12 @@ def values_unread(known: DeployedStore, spec: StoreSpec) -> Unlike | None:
                 "give the migration a function that makes new values of the old ones",
             )
     return None
+
+
+def _way_out(now: list[Writer], newest: int) -> str:
+    if len(now) == 1:
+        return _WAIT if now[0].serde.startswith(serdes.WAITING) else _MIGRATE
+    return _BASE if newest == 0 else _GO_ON
 
 
 def harmless(known: DeployedStore, spec: StoreSpec) -> list[str]:
@@ -106,6 +117,8 @@ def harmless(known: DeployedStore, spec: StoreSpec) -> list[str]:
 
 
 def _unread(was: DeployedWriter, now: Writer) -> str | None:
+    if now.serde.startswith(serdes.WAITING) and was.serde == serdes.BYTES.name:
+        return None  # A version that did not tell yet what waits there.
     other = f"its values were written as {was.serde} and would be read as {now.serde}"
     if was.schema is None or now.schema is None:
         plain_json = was.schema is not None and was.schema.kind == schemas.JSON

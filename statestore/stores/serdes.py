@@ -9,7 +9,7 @@ import importlib
 import re
 import struct
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, overload
+from typing import Any, Final, NamedTuple, Protocol, overload
 
 import msgspec
 
@@ -37,6 +37,8 @@ _WINDOWED = re.compile(r"WINDOWED\((\d+),(.+)\)")
 _SESSION = re.compile(r"SESSION\((.+)\)")
 _TYPED_JSON = re.compile(r"JSON\(.+\)")
 _MIGRATED = re.compile(r"MIGRATED\[\d+\]\(")
+WAITING: Final = "WAITING-"
+"""What the name of the serde of values that wait begins with."""
 _COUNT_WINDOWS = re.compile(r"COUNT_WINDOWS\((.+)\)")
 _SUBSCRIPTION = re.compile(r"SUBSCRIPTION\((.+)\)")
 _TIMER = re.compile(r"TIMER\((.+)\)")
@@ -214,6 +216,8 @@ def by_name(name: str) -> Serde[Any]:
     counted = _COUNT_WINDOWS.fullmatch(name)
     if counted is not None:
         return count_windows(by_name(counted[1]))
+    if name.startswith(WAITING) and name not in _known:
+        return BYTES
     try:
         return _known[name]
     except KeyError:
@@ -524,6 +528,23 @@ def count_windows(value_serde: Serde[Any]) -> Serde[list[CountWindow]]:
 
     name = f"COUNT_WINDOWS({value_serde.name})"
     return value_serde.around(name, make, count_windows, with_schema=True)
+
+
+@functools.cache
+def waiting(value_serde: Serde[Any]) -> Serde[bytes]:
+    """Return the serde of rows in which values wait as bytes that `value_serde` wrote.
+
+    Its name and schema say so, because another serde could not read what waits. Nothing in such a
+    row says with which schema it was written, except what the bytes themselves say.
+    """
+    made = Serde(
+        f"{WAITING}{value_serde.name}",
+        BYTES.serialize,
+        BYTES.deserialize,
+        schema=value_serde.schema,
+        resolve=(lambda _writer: BYTES.deserialize) if value_serde.resolving else None,
+    )
+    return made.made_by(waiting, value_serde)
 
 
 def unchanged(serde: Serde[Any]) -> frozenset[type]:

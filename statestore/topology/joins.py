@@ -300,7 +300,8 @@ def _with_grace(
     """
     builder = flow.builder
     terms = (f"grace {grace_ms}",)
-    store = KeyValueSpec(f"{name}-buffer", serdes.BYTES, serdes.BYTES, terms=terms)
+    rows = serdes.waiting(flow.value_serde)
+    store = KeyValueSpec(f"{name}-buffer", serdes.BYTES, rows, terms=terms)
     builder.keep(store)
     if not explicit:
         builder.note_unnamed(store.name)

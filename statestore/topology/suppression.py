@@ -150,7 +150,7 @@ def suppressed_table(table: TableFlow, suppressed: Suppressed, name: str | None)
     spec = KeyValueSpec(
         f"{name}-store" if name else builder.store_name(_KIND),
         serdes.BYTES,
-        serdes.BYTES,
+        serdes.waiting(table.value_serde),
         terms=suppressed.terms,
     )
     builder.keep(spec)

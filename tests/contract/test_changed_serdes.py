@@ -347,3 +347,83 @@ def test_three_schemas_of_plain_avro_need_no_function(rig: TaskRig) -> None:
     before: ss.Serde[Any] = migrated(two, steps[0]).stores["kept"].value_serde
     written = before.serialize({"a": 5, "b": 6})
     assert value.deserialize(written) == {"b": 6, "c": "new"}
+
+
+def suppressing(value: ss.Serde[Any], steps: ss.Migration[Any] | None = None) -> ss.Topology:
+    builder = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=value)
+    totals = builder.stream("in").to_table(ss.Materialized("kept", migrate=steps))
+    late = ss.Suppressed.until_time_limit(1000)
+    totals.suppress(late, name="late").to_stream().to("out")
+    return builder.build()
+
+
+def joining_late(value: ss.Serde[Any], steps: ss.Migration[Any] | None = None) -> ss.Topology:
+    builder = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=value)
+    kept = ss.Materialized("kept", history_retention_ms=10_000, migrate=steps)
+    rows = builder.stream("rows").to_table(kept)
+    builder.stream("in").join(rows, lambda one, _row: one, grace_ms=1000, name="late").to("out")
+    return builder.build()
+
+
+@pytest.mark.parametrize(
+    ("made", "store"), [(suppressing, "late-store"), (joining_late, "late-buffer")]
+)
+def test_what_waits_is_read_by_no_serde_that_did_not_write_it(
+    made: Any, store: str, tmp_path: Path
+) -> None:
+    wider = ss.Migration(typed(V1), lambda old: V2Required(old.total, 1))
+    rig = TaskRig(made(typed(V1)), tmp_path)
+    deployed(rig, rig.topology)
+    task = rig.start()
+    rig.send("in", [("a", '{"total":1}')])
+    task.step(0)
+    task.step_commit()
+    rig.end()
+    reason = (
+        f"store {store}: the schema of its values, WAITING-JSON.Total., changed: the field 'count' "
+        "of the value is required.*nothing waits there any more .`held_records` is 0.*"
+        "another name.*--accept-new-serdes"
+    )
+    refused(rig, made(typed(V2Required), wider), reason)
+    own = ss.Serde("OWN", lambda total: b"%d" % total, int)
+    changed = ss.Migration(typed(V1), lambda old: old.total)
+    refused(
+        rig, made(own, changed), f"store {store}.*WAITING-JSON.Total. and would be.*WAITING-OWN"
+    )
+    told = deployed(rig, made(typed(V2))).serdes
+    assert f"store {store}: the schema of its values, WAITING-JSON(Total), changed and reads" in (
+        str(told)
+    )
+
+
+def test_a_store_of_a_version_that_did_not_tell_what_waits_goes_on(tmp_path: Path) -> None:
+    rig = TaskRig(suppressing(typed(V1)), tmp_path)
+    deployed(rig, rig.topology)
+    task = rig.start()
+    rig.send("in", [("a", '{"total":1}')])
+    task.step(0)
+    task.step_commit()
+    rig.end()
+    document = rig.layout.topology_file
+    before = document.read_text()
+    document.write_text(before.replace("WAITING-JSON(Total)", "BYTES"))
+    assert before != document.read_text()
+    deployed(rig, suppressing(typed(V1)))
+    told = ss.Migration(typed(V1), str)
+    refused(rig, suppressing(serdes.STRING, told), "WAITING-STRING")
+
+
+def test_what_waits_in_bytes_that_do_not_say_their_schema_stays_with_it(tmp_path: Path) -> None:
+    one, other = ("total", "int", 0), ("count", "int", 0)
+    rig = TaskRig(suppressing(resolving(one)), tmp_path)
+    deployed(rig, rig.topology)
+    task = rig.start()
+    rig.send("in", [("a", '{"total":1}')])
+    task.step(0)
+    task.step_commit()
+    rig.end()
+    refused(
+        rig,
+        suppressing(resolving(one, other), ss.Migration(resolving(one))),
+        "store late-store.*do not say with which schema they were written",
+    )
