@@ -46,6 +46,8 @@ ended; tasks/), `Overdue` and `Cancelled` (a client's call took too long, or its
 needed; kafka/), and `JobFailed` (Airflow's operator passes on a job's exit code).
 """
 
+import logging
+import traceback
 from enum import StrEnum
 from typing import ClassVar
 
@@ -273,3 +275,16 @@ def failure_fields(error: BaseException) -> dict[str, object]:
         "action": str(error.action if isinstance(error, StateStoreError) else Action.RETRY),
         "foreseen": foreseen,
     }
+
+
+def raised_at(error: BaseException) -> str:
+    """Where the error was raised, if it has been; an explanation points at what it explains."""
+    frames = traceback.extract_tb((error.__cause__ or error).__traceback__)
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+
+
+def log_left(log: logging.Logger, error: Exception, where: str) -> None:
+    """Log an error that nobody raises further as one line; the debug log has its traceback."""
+    place = "" if isinstance(error, StateStoreError) else raised_at(error)
+    log.warning("%s: %s: %s%s", where, type(error).__name__, " ".join(str(error).split()), place)
+    log.debug("%s", where, exc_info=error)

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
-from statestore.errors import StateStoreError
+from statestore.errors import StateStoreError, log_left
 from statestore.ports import Clock
 
 _log = logging.getLogger(__name__)
@@ -100,15 +100,16 @@ def flush_soon(staged: Flushed) -> None:
 def _caught_up(staged: Flushed) -> None:
     try:
         staged.catch_up()
-    except StateStoreError:
+    except StateStoreError as error:
         # The next commit tries again and raises the error.
         if staged.is_open():
-            _log.warning("store %r: could not flush", staged.name, exc_info=True)
+            log_left(_log, error, f"store {staged.name!r}: could not flush")
 
 
 class _Watcher:
     def __init__(self) -> None:
         self._stores: weakref.WeakSet[Flushed] = weakref.WeakSet()
+        self._failures: weakref.WeakKeyDictionary[Flushed, str] = weakref.WeakKeyDictionary()
         self._changed = threading.Condition()
         self._fresh = False
         threading.Thread(target=self._run, name="statestore-idle", daemon=True).start()
@@ -125,21 +126,25 @@ class _Watcher:
                 stores = [staged for staged in self._stores if staged.is_open()]
                 self._stores = weakref.WeakSet(stores)
                 self._fresh = False
-            left_ms = min(map(_maintained, stores), default=_AT_MOST_MS)
+            left_ms = min(map(self._maintained, stores), default=_AT_MOST_MS)
             # A reference kept here would keep the stores alive.
             del stores
             with self._changed:
                 if not self._fresh:
                     self._changed.wait(min(left_ms, _AT_MOST_MS) / 1000)
 
-
-def _maintained(staged: Flushed) -> int:
-    try:
-        return staged.maintain()
-    except StateStoreError:
-        if staged.is_open():
-            _log.warning("store %r: could not flush while idle", staged.name, exc_info=True)
-        return _AFTER_FAILURE_MS
+    def _maintained(self, staged: Flushed) -> int:
+        try:
+            left_ms = staged.maintain()
+        except StateStoreError as error:
+            # It is tried every second, for hours if a disk is full: the same is told once.
+            if staged.is_open() and self._failures.get(staged) != str(error):
+                self._failures[staged] = str(error)
+                log_left(_log, error, f"store {staged.name!r}: could not flush while idle")
+            return _AFTER_FAILURE_MS
+        if self._failures.pop(staged, None) is not None:
+            _log.info("store %r: flushed again", staged.name)
+        return left_ms
 
 
 @functools.cache

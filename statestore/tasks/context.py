@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from statestore.errors import RecordFailed, UnknownStore
+from statestore.errors import RecordFailed, UnknownStore, log_left
 from statestore.metrics import count_dropped, count_messages
 from statestore.model.batch import Batch
 from statestore.model.ids import TaskId, TopicPartition
@@ -152,8 +152,8 @@ class TaskContext:
             action = self._closers.pop()
             try:
                 action()
-            except Exception:  # noqa: BLE001 - a user's class raised it; stores and claim must be released
-                _log.warning("task %s: a processor's close", self.task_id, exc_info=True)
+            except Exception as error:  # noqa: BLE001 - a user's class raised it; stores and claim must be released
+                log_left(_log, error, f"task {self.task_id}: a processor's close")
 
     def process(self, batch: InputBatch) -> None:
         """Push records of one input, and fire the punctuations that fall between them."""

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from statestore.errors import RecordFailed, TopicMissing
+from statestore.errors import RecordFailed, TopicMissing, raised_at
 from statestore.model.ids import TaskId
 from statestore.model.modes import OnError
 from statestore.model.records import Header
@@ -85,7 +85,7 @@ class DeadLetters:
             more = ""
             if self._told >= _LINES:
                 more = f" ({self._told} so far; the next line is the {2 * self._told}th)"
-            _log.error("task %s: %s%s%s", self._task_id, line, _raised_at(cause), more)
+            _log.error("task %s: %s%s%s", self._task_id, line, raised_at(cause), more)
         _log.debug("task %s: %s", self._task_id, told, exc_info=cause)
 
     def send(self, what: str, letters: Sequence[DeadLetter]) -> None:
@@ -98,12 +98,6 @@ class DeadLetters:
             self._outbox.send(Records(self._topic, keys, values, times, headers=headers))
         except (RecordFailed, TopicMissing) as error:
             raise type(error)(f"{what}: {error}") from error
-
-
-def _raised_at(cause: Exception) -> str:
-    """Where the exception was raised, if it has been; an explanation points at what it explains."""
-    frames = traceback.extract_tb((cause.__cause__ or cause).__traceback__)
-    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
 
 
 def error_headers(error: Exception, place: Mapping[str, str]) -> tuple[Header, ...]:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from statestore.errors import Misuse, StateStoreError, TaskCorrupted
+from statestore.errors import Misuse, StateStoreError, TaskCorrupted, log_left
 from statestore.layout.snapshots import StoreOffsets
 from statestore.model.batch import Batch
 from statestore.model.ids import Position, TaskId, TopicPartition
@@ -243,8 +243,8 @@ class OpenStore:
     def close(self) -> bool:
         try:
             self._staged.close()
-        except StateStoreError:
-            _log.warning("store %r: while closing", self.name, exc_info=True)
+        except StateStoreError as error:
+            log_left(_log, error, f"store {self.name!r}: while closing")
             return False
         return True
 
@@ -372,8 +372,8 @@ class SuppliedStore:
         for step in (self.rollback, self.store.close):
             try:
                 step()
-            except Exception:  # noqa: BLE001 - a user's class may raise anything
-                _log.warning("store %r: while closing", self.name, exc_info=True)
+            except Exception as error:  # noqa: BLE001 - a user's class may raise anything
+                log_left(_log, error, f"store {self.name!r}: while closing")
                 clean = False
         return clean
 

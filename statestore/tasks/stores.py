@@ -8,7 +8,7 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from statestore.errors import FormatTooNew, HostFailure, Misuse, TaskCorrupted
+from statestore.errors import FormatTooNew, HostFailure, Misuse, TaskCorrupted, log_left
 from statestore.layout import files
 from statestore.layout.folders import (
     Quarantined,
@@ -165,8 +165,8 @@ class TaskStores:
         for opened in self.opened.values():
             try:
                 offset = opened.offset()
-            except Exception:  # noqa: BLE001 - a user's class raised it; the others must close
-                _log.warning("store %r: while closing", opened.name, exc_info=True)
+            except Exception as error:  # noqa: BLE001 - a user's class raised it; the others must close
+                log_left(_log, error, f"store {opened.name!r}: while closing")
                 offset = None
             self._checkpoint.closed(opened, offset, clean=opened.close())
 

@@ -26,6 +26,7 @@ from statestore.errors import (
     StateStoreError,
     TaskCorrupted,
     Unavailable,
+    log_left,
 )
 from statestore.faults import CrashPoint, reach
 from statestore.layout.folders import StateLayout
@@ -170,8 +171,8 @@ class StreamTask:
         for step in steps:
             try:
                 step()
-            except StateStoreError:
-                _log.warning("task %s: while closing", self._plan.task_id, exc_info=True)
+            except StateStoreError as error:
+                log_left(_log, error, f"task {self._plan.task_id}: while closing")
         self._memory.free()
         self._ownership.release()
 
