@@ -111,8 +111,10 @@ def upgrade_command(
     its next start restores the store from the changelog.
     """
     settings, retention_ms = parse_state(flags), parse_span(history_retention)
-    with Runtime(settings) as runtime:
-        report = upgrade_to_versioned(runtime, store, retention_ms, dry_run=dry_run)
+    with Runtime(settings) as runtime, shown_progress("upgrade", Unit.STORES) as progress:
+        report = upgrade_to_versioned(
+            runtime, store, retention_ms, dry_run=dry_run, progress=progress
+        )
     click.echo(msgspec.json.encode(report) if as_json else _upgrade_text(report))
 
 
@@ -130,8 +132,11 @@ def migrate_command(*, stores: Sequence[str], dry_run: bool, as_json: bool, **fl
     try:
         arguments = parse_run(flags)
         topology = load_pipeline(arguments.pipeline)
-        with Runtime(arguments.settings()) as runtime:
-            report = migrate(runtime, topology, stores, dry_run=dry_run)
+        with (
+            Runtime(arguments.settings()) as runtime,
+            shown_progress("migration", Unit.STORES) as progress,
+        ):
+            report = migrate(runtime, topology, stores, dry_run=dry_run, progress=progress)
     except Exception as error:
         if as_json:
             _echo({"application_id": flags["application_id"] or "", "error": failure_fields(error)})

@@ -14,12 +14,14 @@ from contextlib import closing
 import msgspec
 
 from statestore.errors import Misuse, UnknownStore
+from statestore.layout.works import Progress, Unit
 from statestore.operations.at_rest import existing_application
 from statestore.operations.deployed import publish_deployed, read_deployed
 from statestore.operations.environment import Environment
 from statestore.operations.rows import committed_rows, shape_of
 from statestore.operations.run import PlannedTask, RunRequest
 from statestore.operations.serving import global_stores_of, start_run, stream_tasks
+from statestore.operations.works import works_in
 from statestore.stores.migration import MigratingSerde
 from statestore.tasks.rewriting import why_not
 from statestore.topology.graph import Topology
@@ -43,12 +45,17 @@ class MigrationReport(msgspec.Struct, frozen=True):
 
 
 def migrate(
-    environment: Environment, topology: Topology, stores: Collection[str] = (), *, dry_run: bool
+    environment: Environment,
+    topology: Topology,
+    stores: Collection[str] = (),
+    *,
+    dry_run: bool,
+    progress: Progress | None = None,
 ) -> MigrationReport:
     """Write the rows of stores anew that older serdes wrote; all that have migrations if none.
 
     `dry_run`: nothing is touched and no broker is asked. Locked while the application runs;
-    whatever refuses a start refuses this.
+    whatever refuses a start refuses this. `progress` counts the stores of each stream task.
     """
     environment.settings.require("application.id", "state.dir")
     existing_application(environment.layout)
@@ -58,13 +65,16 @@ def migrate(
         return MigrationReport(application_id, False, _older(environment, topology, chosen), left)
     request = RunRequest()
     migrated: list[MigratedRows] = []
-    with start_run(environment, topology, request) as started:
+    with (
+        start_run(environment, topology, request) as started,
+        works_in(environment).underway("migration", Unit.STORES, progress) as told,
+    ):
         environment, topology = started.environment, started.topology
         seen: set[str] = set()
         for wave in started.waves():
             planned = [task for task in wave if task.task not in seen]
             seen |= {task.task for task in planned}
-            migrated += _rewritten(environment, topology, planned, chosen)
+            migrated += _rewritten(environment, topology, planned, chosen, told)
         _publish(environment, chosen)
     return MigrationReport(application_id, True, migrated, left)
 
@@ -111,6 +121,7 @@ def _rewritten(
     topology: Topology,
     planned: Sequence[PlannedTask],
     stores: Sequence[str],
+    told: Progress,
 ) -> list[MigratedRows]:
     """Rewrite the rows of the stream tasks that have one of the stores."""
     parts = topology.sub_topologies
@@ -118,16 +129,16 @@ def _rewritten(
         one.task: [it for it in parts[one.task_id.sub_topology].stores if it in stores]
         for one in planned
     }
-    wanted, made = [one for one in planned if concerned[one.task]], []
+    wanted, made = [one for one in planned if concerned[one.task]], list[MigratedRows]()
+    told.expect(sum(map(len, concerned.values())))
     with closing(global_stores_of(environment, topology, wanted)) as shared:
         for plan, task in stream_tasks(
             environment, topology, wanted, RunRequest(), slots=1, global_stores=shared.stores
         ):
             with task:
-                made += [
-                    MigratedRows(name, plan.task, task.rewrite(name))
-                    for name in concerned[plan.task]
-                ]
+                for name in concerned[plan.task]:
+                    made.append(MigratedRows(name, plan.task, task.rewrite(name)))
+                    told.done(1)
                 task.finish()
     return made
 

@@ -15,11 +15,13 @@ import msgspec
 
 from statestore.errors import Misuse, UnknownStore
 from statestore.faults import CrashPoint, reach
+from statestore.layout.works import Progress, Unit
 from statestore.model.ids import TaskId
 from statestore.operations.at_rest import existing_application
 from statestore.operations.deployed import read_deployed
 from statestore.operations.environment import Environment
 from statestore.operations.topics import compaction_lag_ms
+from statestore.operations.works import works_in
 from statestore.stores import keyvalue
 from statestore.stores.versioned import layout as versioned_layout
 from statestore.topology.logs import log_of
@@ -39,15 +41,21 @@ class UpgradeReport(msgspec.Struct, frozen=True):
 
 
 def upgrade_to_versioned(
-    environment: Environment, store: str, retention_ms: int, *, dry_run: bool
+    environment: Environment,
+    store: str,
+    retention_ms: int,
+    *,
+    dry_run: bool,
+    progress: Progress | None = None,
 ) -> UpgradeReport:
     """Set a plain store aside so that a versioned one can take its place (SEMANTICS V11).
 
     `dry_run`: nothing is touched and no broker is asked. Locked while the application runs.
+    `progress` counts the stores that are set aside.
     """
     environment.settings.require("application.id", "state.dir")
     upgrade = Upgrade(environment, store, retention_ms)
-    return upgrade.plan() if dry_run else upgrade.apply()
+    return upgrade.plan() if dry_run else upgrade.apply(progress)
 
 
 class Upgrade:
@@ -93,7 +101,7 @@ class Upgrade:
             [str(task) for task, kind in kinds.items() if kind == versioned_layout.KIND],
         )
 
-    def apply(self) -> UpgradeReport:
+    def apply(self, progress: Progress | None = None) -> UpgradeReport:
         """Do it. Locked while the application runs; nothing is touched then."""
         layout, clock = self._layout, self._environment.clock
         cluster = self._environment.cluster
@@ -106,9 +114,12 @@ class Upgrade:
                     "be lost; is this the application's cluster?"
                 )
             reach(CrashPoint.UPGRADE_LAG_RAISED)
-            for task_id in map(TaskId.parse, planned.set_aside):
-                path = layout.store_dir(task_id, self._store)
-                layout.quarantine(path, self._store, "upgraded", clock)
+            with works_in(self._environment).underway("upgrade", Unit.STORES, progress) as told:
+                told.expect(len(planned.set_aside))
+                for task_id in map(TaskId.parse, planned.set_aside):
+                    path = layout.store_dir(task_id, self._store)
+                    layout.quarantine(path, self._store, "upgraded", clock)
+                    told.done(1)
         return msgspec.structs.replace(planned, applied=True, compaction_lag_before_ms=before)
 
     def _kind_of(self, path: Path) -> str | None:

@@ -1,7 +1,7 @@
 """The long works of an application that go on, and those that ended without a word.
 
-Restores, exports, audits, relocations and clones tell of themselves (layout/works.py). The catch-up
-of a run is added up from what its stream tasks report.
+Restores, exports, audits, relocations, clones, migrations and upgrades tell of themselves
+(layout/works.py). The catch-up of a run is added up from what its stream tasks report.
 """
 
 from collections.abc import Iterable

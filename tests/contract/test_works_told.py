@@ -1,6 +1,7 @@
-"""Exports, restores, audits and relocations tell how far they are while they go on, as files."""
+"""Long works tell how far they are while they go on, as files."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -9,13 +10,16 @@ from statestore.model.ids import TopicPartition
 from statestore.operations.audits.perform import audit
 from statestore.operations.exports.create import create_export
 from statestore.operations.exports.restore import Restore
+from statestore.operations.migrate import migrate
 from statestore.operations.status import State, Status, read_status
+from statestore.operations.upgrade import upgrade_to_versioned
 from statestore.operations.works import works_in
 from statestore.ports import Replayed
 from statestore.testing.memory_broker import MemoryBroker, MemoryChangelog
 from tests.builders import ManualClock
 from tests.contract.export_rig import ExportRig
 from tests.contract.task_rig import APPLICATION, TaskRig
+from tests.contract.test_migrated_rows import World, as_aggregate
 from tests.relocation_rig import Rig, in_memory_folder
 
 
@@ -107,6 +111,24 @@ def test_a_relocation_counts_stores() -> None:
         ((kind, _, expected),) = told.told()
         assert (kind, expected) == ("relocation", 4)
         assert not (rig.layout.application_dir / FOLDER).exists()
+
+
+def test_a_migration_and_an_upgrade_count_the_stores_of_stream_tasks(tmp_path: Path) -> None:
+    world = World(tmp_path, as_aggregate)
+    world.deploy(0)
+    world.send(a=1, b=2)
+    world.process()
+    world.deploy(1)
+    world.rig.end()
+    runtime = world.rig.runtime
+    migration = Looking(works_in(runtime), world.rig.clock)
+    migrate(runtime, world.make(1), dry_run=False, progress=migration)
+    upgrade = Looking(works_in(runtime), world.rig.clock)
+    upgrade_to_versioned(runtime, "kept", 1, dry_run=False, progress=upgrade)
+    for kind, told in {"migration": migration, "upgrade": upgrade}.items():
+        assert told.finished == told.expected == 1
+        assert [name for name, _, _ in told.told()] == [kind]
+    assert not (world.rig.layout.application_dir / FOLDER).exists()
 
 
 class SlowBroker(MemoryBroker):
