@@ -88,7 +88,7 @@ def print_record(record: AuditRecord) -> None:
     table = Table("store", "rows", "rows of log", "equal", "superseded", "placed by")
     for store in record.stores:
         columns = (store.rows, store.rows_of_log, store.equal, store.superseded)
-        table.add_row(store.store, *map(str, columns), store.placement or "")
+        table.add_row(store.store, *map(str, columns), store.placement_text())
     Console(file=sys.stdout).print(table)
     verdict, *why = record_lines(record)
     for line in (*why, verdict):
@@ -100,5 +100,9 @@ def record_lines(record: AuditRecord) -> list[str]:
     return [
         f"verdict: {record.verdict}",
         *(f"not checked: {name}: {why}" for name, why in record.not_checked.items()),
+        *(
+            f"placement not checked: {name}: a partitioner of its own places its rows"
+            for name in record.placement_not_checked()
+        ),
         *(f"failed: {failure_line(failed)}" for failed in record.failures),
     ]

@@ -52,7 +52,8 @@ class AuditedStore(msgspec.Struct, frozen=True):
     A row is a key, or a version in a store with history. `equal` rows are the same on both sides.
     `superseded` rows differ, but prove nothing, because compaction may have removed the records
     that would explain the difference. `placement` is the hash that places the keys, None if
-    neither murmur2 nor crc32 does.
+    neither murmur2 nor crc32 does. `placed_apart`: a partitioner of the user's places the rows, so
+    no hash was tried.
     """
 
     store: StoreName
@@ -62,6 +63,11 @@ class AuditedStore(msgspec.Struct, frozen=True):
     equal: Count
     superseded: Count
     placement: Word | None = None
+    placed_apart: bool = False
+
+    def placement_text(self) -> str:
+        """Return what places the rows, "" if that is not known."""
+        return "its own partitioner" if self.placed_apart else self.placement or ""
 
 
 class AuditedPlace(msgspec.Struct, frozen=True):
@@ -105,6 +111,10 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     not_checked: dict[StoreName, Text] = {}
     link: Text | None = None
     data_docs: Text | None = None
+
+    def placement_not_checked(self) -> list[str]:
+        """Return the stores whose rows no hash can be expected to place."""
+        return [store.store for store in self.stores if store.placed_apart]
 
     @property
     def passed(self) -> bool:

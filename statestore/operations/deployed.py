@@ -61,6 +61,8 @@ class DeployedStore(msgspec.Struct, frozen=True):
     table is made of, if that is its log; None: it has a changelog. `changelog_id`: what the cluster
     calls that changelog; None: not known yet. `value_writers`: all that may have written rows that
     are there (docs/adr/0022); none: only `value_serde`, whose schema was not recorded.
+    `placed_apart`: a partitioner of the user's, not the hash of their keys, puts rows into
+    partitions; None: not recorded.
     """
 
     sub_topology: Ordinal
@@ -75,6 +77,7 @@ class DeployedStore(msgspec.Struct, frozen=True):
     includes_end: bool = False
     key_schema: DeployedSchema | None = None
     value_writers: list[DeployedWriter] = []
+    placed_apart: bool | None = None
 
     def writers(self) -> list[DeployedWriter]:
         """All serdes that may have written values that are there."""

@@ -193,8 +193,20 @@ def check_hashes(
                 name,
                 hashes.keys,
             )
+    apart = {topic for topic in topology.placed_by if topic.internal}
     for node, topics in meetings:
-        placed = {t: ours if t.internal else found.get(t.name, _UNKNOWN) for t in topics}
+        own = {t: _UNKNOWN if t in apart else ours for t in topics if t.internal}
+        for topic in apart.intersection(topics):
+            others = [t.name for t in topics if not t.internal]
+            if others:
+                _log.warning(
+                    "%s: a partitioner of the pipeline's own places the keys of %s; whether they "
+                    "meet those of %s is not checked",
+                    node,
+                    topic.without_application(),
+                    ", ".join(others),
+                )
+        placed = {t: own[t] if t.internal else found.get(t.name, _UNKNOWN) for t in topics}
         by_murmur2 = [t for t, hashes in placed.items() if hashes.murmur2 and not hashes.crc32]
         by_crc32 = [t for t, hashes in placed.items() if hashes.crc32 and not hashes.murmur2]
         if by_murmur2 and by_crc32:
@@ -210,14 +222,9 @@ def _meetings(
     topology: Topology, counts: Mapping[TopicName, int]
 ) -> Iterator[tuple[str, tuple[TopicName, ...]]]:
     """Each node with state or a join, and the topics whose keys meet there, if that matters."""
-    for node in topology.nodes:
-        if node.stores:
-            shared = set(node.stores)
-            left = [n.name for n in topology.nodes if shared.intersection(n.stores)]
-            topics = topology.topics_above(left)
-            if len(topics) > 1 and max(counts[topic] for topic in topics) > 1:
-                yield node.name, topics
-    yield from (joined for joined in topology.joined if counts[joined[1][0]] > 1)
+    for node, topics in topology.meetings():
+        if max(counts[topic] for topic in topics) > 1:
+            yield node, topics
 
 
 def _hashes_of(partitioner: str) -> KeyHashes:

@@ -344,10 +344,9 @@ class StateService:
         ask: Callable[[AnyReader], list[RowInBytes]],
     ) -> RowsFound:
         """Return rows of one key, from where its hash puts it or else from another partition."""
-        (home,) = self._places(store, [key], partition)
-        places = [home]
+        places = list(self._places(store, [key], partition))
         if partition is None:
-            places += [place for place in range(self._partitions(store)) if place != home]
+            places += [place for place in range(self._partitions(store)) if place not in places]
         freshness: dict[str, Freshness] = {}
         span_names: tuple[str, ...] = ()
         for place in places:
@@ -474,13 +473,18 @@ class StateService:
     def _places(
         self, store: str, keys: Sequence[bytes], partition: int | None
     ) -> dict[int, list[int]]:
-        """Return by partition the indexes of the keys that belong there."""
+        """Return by partition the indexes of the keys that a hash puts there.
+
+        None are put anywhere if a partitioner of the user's places the rows of the store.
+        """
         if partition is not None:
             return {partition: list(range(len(keys)))}
         count = self._partitions(store)
         if not count:
             raise self._not_there(store, [])
         known = self.deployed.stores.get(store)
+        if known is not None and known.placed_apart:
+            return {}
         placed = None
         if known is not None and serdes.of_windowed(known.key_serde) is None:
             placed = serdes.placed_by(known.key_serde)

@@ -221,7 +221,16 @@ def _placements(stored: DataFrame, subjects: list[Subject]) -> dict[str, str | N
         keys[store] = keys.get(store, 0) + row[f"{next(iter(PARTITIONERS))}_keys"]
         for name in PARTITIONERS:
             wrong[store][name] += row[name] or 0
-    return {store: placing_hash(keys.get(store, 0), wrong[store]) for store in wrong}
+    apart = _placed_apart(subjects)
+    return {
+        store: None if store in apart else placing_hash(keys.get(store, 0), wrong[store])
+        for store in wrong
+    }
+
+
+def _placed_apart(subjects: list[Subject]) -> set[str]:
+    """The stores whose rows a partitioner of the user's places."""
+    return {one.store for one in subjects if one.placed_apart}
 
 
 def _places(
@@ -254,8 +263,9 @@ def _results(
     kinds = {one.store: one.kind for one in subjects}
     for number, counts in found.items():
         totals[subjects[number].store] += counts
+    apart = _placed_apart(subjects)
     return [
-        audited_store(store, kinds[store], counts, placements[store])
+        audited_store(store, kinds[store], counts, placements[store], placed_apart=store in apart)
         for store, counts in sorted(totals.items())
     ]
 

@@ -18,6 +18,7 @@ from statestore.topology.nodes import (
     LookupSource,
     Node,
     OperatorNode,
+    Partitioner,
     Repartition,
     SinkNode,
     SourceNode,
@@ -140,6 +141,7 @@ class Collector:
         value_serde: Serde[Any],
         partitions: int | None,
         taker: str,
+        partitioner: Partitioner | None = None,
     ) -> str:
         """Add a sink and a source with an internal topic between them; return the source's name.
 
@@ -155,7 +157,17 @@ class Collector:
         self._repartitions[name] = Repartition(name, partitions, explicit)
         topic = TopicName(name, internal=True)
         sink = self.number("KSTREAM-SINK")
-        self.add(SinkNode(sink, (parent,), topic, key_serde, value_serde, taker=taker))
+        self.add(
+            SinkNode(
+                sink,
+                (parent,),
+                topic,
+                key_serde,
+                value_serde,
+                taker=taker,
+                partitioner=partitioner,
+            )
+        )
         source = SourceNode(self.number("KSTREAM-SOURCE"), (topic,), key_serde, value_serde)
         self.add(source)
         return source.name

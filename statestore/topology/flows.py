@@ -95,6 +95,7 @@ class Flow:
         key_serde: Serde[Any] | None = None,
         value_serde: Serde[Any] | None = None,
         partitions: int | None = None,
+        partitioner: Partitioner | None = None,
         taker: str | None = None,
     ) -> "Flow":
         """Return the stream behind a repartition topic if keys changed or `forced`, else itself.
@@ -111,6 +112,7 @@ class Flow:
             key_serde=key,
             value_serde=value,
             partitions=partitions,
+            partitioner=partitioner,
             taker=taker or f"a repartition() before {name!r}",
         )
         return Flow(self.builder, source, key, value)

@@ -2,9 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from statestore.errors import InvalidTopology, Misuse, NotCopartitioned, TopicMissing
@@ -15,6 +16,7 @@ from statestore.topology.nodes import (
     LookupSource,
     Node,
     OperatorNode,
+    Partitioner,
     Repartition,
     SinkNode,
     SourceNode,
@@ -72,6 +74,7 @@ class Topology:
         used = {store for node in self.nodes for store in node.stores}
         for name in used - self.stores.keys():
             raise InvalidTopology(f"a processor uses store {name!r}, which is not declared")
+        self._check_partitioners()
 
     def _check_sources(self) -> None:
         """Raise InvalidTopology if two sources read one topic in different ways.
@@ -104,6 +107,60 @@ class Topology:
                 f"{timed} topics have a timestamp_extractor that takes the partition's time, but a "
                 f"commit has room for {_TIMED_TOPICS_MAX}: let some take the record alone"
             )
+
+    def _check_partitioners(self) -> None:
+        """NotCopartitioned if keys meet that lie where different partitioners put them.
+
+        Only internal topics are compared: where the keys of the user's lie is not known here.
+        """
+        placed = self.placed_by
+        if not any(topic.internal for topic in placed):
+            return
+        for node, topics in self.meetings():
+            internal = [topic for topic in topics if topic.internal]
+            for first, other in pairwise(internal):
+                if placed.get(first) != placed.get(other):
+                    raise NotCopartitioned(
+                        f"{node}: keys of {first.without_application()} and of "
+                        f"{other.without_application()} meet there, but the topics have different "
+                        "partitioners, so equal keys may lie in different partitions: "
+                        "repartition() both with the same function, or neither with one (the "
+                        "topics of a join by a foreign key have none)"
+                    )
+
+    @property
+    def placed_by(self) -> dict[TopicName, Partitioner]:
+        """The topics that are written with a partitioner of the user's, and the partitioner."""
+        sinks = (node for node in self.nodes if isinstance(node, SinkNode))
+        return {sink.topic: sink.partitioner for sink in sinks if sink.partitioner is not None}
+
+    def placed_apart(self) -> set[str]:
+        """Return the stores whose keys lie where a partitioner of the user's puts them.
+
+        These are all stores that are written from a topic with such a partitioner.
+        """
+        placed = self.placed_by
+        writers: dict[str, list[str]] = {}
+        for node in self.nodes if placed else ():
+            if not isinstance(node, OperatorNode) or not node.only_reads:
+                for store in node.stores:
+                    writers.setdefault(store, []).append(node.name)
+        return {
+            store
+            for store, names in writers.items()
+            if not placed.keys().isdisjoint(self.topics_above(names))
+        }
+
+    def meetings(self) -> Iterator[Joined]:
+        """Yield each node with state or a join that several topics reach, with these topics."""
+        for node in self.nodes:
+            if node.stores:
+                shared = set(node.stores)
+                left = [n.name for n in self.nodes if shared.intersection(n.stores)]
+                topics = self.topics_above(left)
+                if len(topics) > 1:
+                    yield Joined(node.name, topics)
+        yield from self.joined
 
     @cached_property
     def sub_topologies(self) -> tuple[SubTopology, ...]:
@@ -354,6 +411,7 @@ def _deployed(topology: Topology) -> dict[str, Any]:
         **{one.spec.name: {"file": one.url} for one in topology.lookups},
     }
     where = {store: part.ordinal for part in parts for store in part.stores}
+    apart = topology.placed_apart()
     return {
         "version": 1,
         "fingerprint": topology.fingerprint(),
@@ -373,6 +431,7 @@ def _deployed(topology: Topology) -> dict[str, Any]:
                 "key_serde": spec.key_serde.name,
                 "value_serde": spec.value_serde.name,
                 "persistent": spec.persistent,
+                "placed_apart": name in apart,
             }
             for name, spec in stores.items()
             if name in where
@@ -397,7 +456,8 @@ def _headline(node: Node) -> str:
             shared = f", global: [{', '.join(node.global_stores)}]" if node.global_stores else ""
             return f"Processor: {node.name} (stores: [{', '.join(node.stores)}]{shared})"
         case SinkNode():
-            return f"Sink: {node.name} (topic: {node.topic.without_application()})"
+            chosen = "" if node.partitioner is None else ", by a partitioner"
+            return f"Sink: {node.name} (topic: {node.topic.without_application()}{chosen})"
 
 
 def require_topology(verb: str, given: object) -> Topology:

@@ -1,4 +1,4 @@
-"""Partitioners of sinks: a user's function that chooses the partition of each record."""
+"""Partitioners of sinks and repartition topics: a user's function places each record."""
 
 from collections.abc import Callable
 from operator import length_hint

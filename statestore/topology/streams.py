@@ -211,12 +211,16 @@ class KStream(JoinableStream[K_co, V_co]):
         key_serde: Serde[K] | None = None,
         value_serde: Serde[V] | None = None,
         partitions: int | None = None,
+        partitioner: Callable[[str, K, V, int], int | None] | None = None,
     ) -> "KStream[K, V]":
         """Send the records through the internal topic `<application id>-<name>-repartition`.
 
-        Each record then lies in the partition of its key. Without `partitions`, the topic has as
-        many as its writers have stream tasks. InvalidTopology if the name is taken.
+        Each record then lies in the partition of its key, or in that which `partitioner` returns,
+        as in `to`. Without `partitions`, the topic has as many as its writers have stream tasks.
+        InvalidTopology if the name is taken.
         """
+        if partitioner is not None:
+            check_arity("the partitioner of repartition", partitioner, 4, name)
         flow = self._flow.repartitioned(
             name,
             explicit=True,
@@ -224,6 +228,7 @@ class KStream(JoinableStream[K_co, V_co]):
             key_serde=key_serde,
             value_serde=value_serde,
             partitions=partitions,
+            partitioner=partitioner,
             taker=f"repartition({name!r})",
         )
         return KStream(flow)

@@ -215,6 +215,20 @@ def repartition(of: Case) -> None:
     of.out(of.stream().repartition(of.of("again")))
 
 
+@case("""
+    | in       | out      |
+    | a 1 0    | a 1 0    |
+    | - 2 1    | - 2 1    |
+    | bb 3 2   | bb 3 2   |
+    | a 4 3    | a 4 3    |
+""")
+def repartition_by_partitioner(of: Case) -> None:
+    def choose(_topic: str, key: str | None, _value: Any, partitions: int) -> int | None:
+        return None if key is None else len(key) % partitions
+
+    of.out(of.stream().repartition(of.of("again"), partitioner=choose))
+
+
 # Stores.
 
 

@@ -4,6 +4,7 @@ A child process has the prefix from its environment.
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -78,6 +79,22 @@ def _repartitioned(name: str) -> ss.Topology:
     b = builder()
     by_user = b.stream(f"{prefix()}-in").select_key(lambda _key, value: value["user"])
     by_user.repartition(name).to(f"{prefix()}-out")
+    return b.build()
+
+
+def placed_by_number() -> ss.Topology:
+    """Counts by key behind a partitioner that leaves nearly all keys where their hash puts them."""
+    return _placed(lambda _topic, _key, value, _count: 1 if value["number"] % 20 == 0 else None)
+
+
+def placed_by_hash() -> ss.Topology:
+    return _placed(None)
+
+
+def _placed(partitioner: Callable[[str, str, Any, int], int | None] | None) -> ss.Topology:
+    b = builder()
+    again = b.stream(f"{prefix()}-in").repartition("again", partitioner=partitioner)
+    again.group_by_key().count(COUNTS).to_stream().to(f"{prefix()}-out")
     return b.build()
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
+import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
@@ -16,12 +17,22 @@ from statestore.commands.arguments import StateArguments
 from statestore.layout.audits import AuditFailure, AuditRecord, AuditVerdict
 from statestore.operations.audits.audit import EXAMPLES, AuditCheck
 from statestore.operations.audits.perform import audit
+from statestore.operations.deployed import publish_deployed, read_deployed
 from statestore.runtime import Runtime
 from statestore.spark.audit import audit_on_spark
 from statestore.spark.datasource import TransactionalStore
 from statestore.spark.expectations import Frames, validate
 from statestore.testing.local_kafka import LocalKafka
-from tests.audit_rig import COUNTS, PLANTS, TOGETHER, Audited, audited, holds_row, too_early
+from tests.audit_rig import (
+    COUNTS,
+    PLANTS,
+    TOGETHER,
+    Audited,
+    audited,
+    holds_row,
+    too_early,
+    wrong_partition,
+)
 from tests.builders import ROOT
 
 SPARK_SUBMIT = Path(sys.executable).with_name("spark-submit")
@@ -76,6 +87,25 @@ def test_sound_stores_pass_as_they_do_without_spark(
     assert record.stores == plain.stores
     assert record.places == plain.places
     assert "no key in a wrong partition" in docs_of(record)
+
+
+def test_rows_that_a_partitioner_places_are_judged_by_no_hash(
+    spark: SparkSession, sound: Audited, tmp_path: Path
+) -> None:
+    one = sound.copy(tmp_path / "state")
+    wrong_partition(one)
+    layout = Runtime(one.settings()).layout
+    deployed = read_deployed(layout)
+    stores = {
+        name: msgspec.structs.replace(store, placed_apart=True)
+        for name, store in deployed.stores.items()
+    }
+    assert sparked(spark, one).verdict is AuditVerdict.WRONG
+    publish_deployed(layout, msgspec.structs.replace(deployed, stores=stores))
+    record = sparked(spark, one)
+    assert record.verdict is AuditVerdict.RIGHT, record.failures
+    assert record.stores == audit(Runtime(one.settings())).stores
+    assert record.placement_not_checked() == sorted(stores)
 
 
 def test_each_expectation_finds_its_faults_and_names_the_keys(

@@ -164,6 +164,20 @@ def test_a_key_where_its_hash_does_not_put_it_is_named() -> None:
     ]
 
 
+def test_rows_that_a_partitioner_places_are_not_judged_by_a_hash() -> None:
+    keys = [f"k{i}" for i in range(200)]
+    mine = [key for key in keys if murmur2_partition(key.encode(), 2) == 0]
+    strange = next(key for key in keys if key not in mine)
+    text = " ".join(f"{key}=1" for key in [*mine, strange])
+    one = StoreAudit("counts", "keyvalue", "STRING", placed_apart=True)
+    one.examine(
+        msgspec.structs.replace(SUBJECT, partitions=2), [rows(text)], folded(text), PARTITIONERS
+    )
+    result = one.result()
+    assert (result.placement, result.placement_text()) == (None, "its own partitioner")
+    assert one.failures == []
+
+
 @pytest.mark.parametrize(
     ("keys", "murmur2", "crc32", "hash_name"),
     [

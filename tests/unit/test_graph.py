@@ -330,6 +330,7 @@ def test_what_is_deployed_says_where_stores_live_and_how_to_decode_them() -> Non
         "key_serde": "STRING",
         "value_serde": "BYTES",
         "persistent": True,
+        "placed_apart": False,
     }
     assert [part["source_topics"] for part in deployed["sub_topologies"]] == [
         ["orders", "returns"],

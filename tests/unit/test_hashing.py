@@ -107,3 +107,14 @@ def test_where_no_keys_meet_nothing_is_refused() -> None:
     checked(merged(counted=False), world(left="java", right="c"))
     checked(joined(), world(partitions=1, left="java", right="c"))
     checked(joined(), world(keys=0, left="java", right="c"))
+
+
+def test_a_topic_placed_by_a_partitioner_is_not_judged_by_a_hash_but_told_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    b = builder()
+    left = b.stream("left").repartition("r", partitioner=lambda _t, _k, _v, _n: 0)
+    left.join(b.table("right", materialized="t"), lambda a, b: a + b).to("out")
+    with caplog.at_level(logging.WARNING):
+        checked(b.build(), world(left="java", right="c"))
+    assert "places the keys of r-repartition; whether they meet those of right" in caplog.text

@@ -1,5 +1,9 @@
 """The plan of a relocation is a function of topology and disk: moves, conflicts, what stays."""
 
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -292,6 +296,28 @@ def test_windows_that_start_elsewhere_are_refused(
 def test_hopping_windows_as_far_apart_as_they_are_long_are_tumbling_ones() -> None:
     same = counted(HoppingWindows(10, 10, grace_ms=1)), counted(TumblingWindows(10, grace_ms=1))
     assert same[0].fingerprint() == same[1].fingerprint()
+
+
+def placed_by(partitioner: Callable[[str, Any, Any, int], int] | None, store: str) -> Topology:
+    builder = StreamsBuilder()
+    builder.stream("in").repartition("r", partitioner=partitioner).group_by_key().count(store)
+    return builder.build()
+
+
+def test_a_partitioner_that_comes_or_goes_is_refused_and_another_one_is_not() -> None:
+    ways = (None, lambda _t, _k, _v, _n: 0)
+    for before, after, way_out in ((*ways, "out"), (*ways[::-1], "back")):
+        deployed = describe_deployment(placed_by(before, "n"), ProcessingGuarantee.EXACTLY_ONCE)
+        with pytest.raises(TopologyMismatch, match=f"store n: .* take the partitioner {way_out}"):
+            plan_relocation(
+                placement(placed_by(after, "n")), on_disk("n@1_0"), deployed, own_changelog
+            )
+        plan_relocation(placement(placed_by(before, "n")), Disk(), deployed, own_changelog)
+        plan_relocation(placement(placed_by(after, "m")), Disk(), deployed, own_changelog)
+        # A version that did not record it deployed the store.
+        known = msgspec.structs.replace(deployed.stores["n"], placed_apart=None)
+        unsaid = msgspec.structs.replace(deployed, stores={"n": known})
+        plan_relocation(placement(placed_by(after, "n")), Disk(), unsaid, own_changelog)
 
 
 def counted(windows: TimeWindows) -> Topology:

@@ -116,9 +116,12 @@ def judge(
 class StoreAudit:
     """The findings and failures of one store, whose partitions are examined one after another."""
 
-    def __init__(self, store: str, kind: str, key_serde: str | None) -> None:
+    def __init__(
+        self, store: str, kind: str, key_serde: str | None, *, placed_apart: bool = False
+    ) -> None:
         self.store = store
         self.kind = kind
+        self.placed_apart = placed_apart
         self.findings: Counter[RowFinding] = Counter()
         self.failures: list[AuditFailure] = []
         self._keys = KeyTexts(key_serde)
@@ -168,7 +171,9 @@ class StoreAudit:
                     compare(key, begins, ours, theirs)
                 if subject.versioned:
                     spans.setdefault(key, []).append((begins, ends))
-            self._place(subject, placing_keys(rows.keys, subject.kind, subject.key_serde), hashes)
+            if not self.placed_apart:
+                placing = placing_keys(rows.keys, subject.kind, subject.key_serde)
+                self._place(subject, placing, hashes)
         if len(self.failures) > failed_before:
             return  # if files cannot be read to their end, none of their rows proves anything
         for key, begins in left:
@@ -186,7 +191,9 @@ class StoreAudit:
     def result(self) -> AuditedStore:
         """Check the partitions of the keys, and return the counts of the store."""
         placement = self._judge_placement()
-        return audited_store(self.store, self.kind, self.findings, placement)
+        return audited_store(
+            self.store, self.kind, self.findings, placement, placed_apart=self.placed_apart
+        )
 
     def _readable(self, subject: Subject, stored: Iterable[AuditRows]) -> Iterator[AuditRows]:
         """Yield rows until the files cannot be read, which is recorded as a failure."""
@@ -343,11 +350,17 @@ def row_counts(found: Mapping[RowFinding, int]) -> tuple[int, int]:
 
 
 def audited_store(
-    store: str, kind: str, found: Mapping[RowFinding, int], placement: str | None
+    store: str,
+    kind: str,
+    found: Mapping[RowFinding, int],
+    placement: str | None,
+    *,
+    placed_apart: bool,
 ) -> AuditedStore:
     """Return the counts of a store from its findings."""
     equal, superseded = found.get(RowFinding.EQUAL, 0), found.get(RowFinding.SUPERSEDED, 0)
-    return AuditedStore(store, kind, *row_counts(found), equal, superseded, placement)
+    counts = *row_counts(found), equal, superseded
+    return AuditedStore(store, kind, *counts, placement, placed_apart)
 
 
 class KeyTexts:

@@ -44,7 +44,8 @@ def audit(
         examined = []
         told.expect(sum(subject.log_end for subject in plan.subjects))
         for store, subjects in plan.by_store():
-            one = StoreAudit(store, subjects[0].kind, subjects[0].key_serde)
+            first = subjects[0]
+            one = StoreAudit(store, first.kind, first.key_serde, placed_apart=first.placed_apart)
             for subject in subjects:
                 plan.renew()
                 one.examine(

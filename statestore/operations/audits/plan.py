@@ -355,6 +355,7 @@ def _subjects(
                 is_missing=files.is_missing,
                 home=files.home,
                 export=export,
+                placed_apart=known is not None and known.placed_apart is True,
             )
         )
     return subjects

@@ -82,7 +82,7 @@ def _failure(failure: AuditFailure) -> tuple[Cell | str, ...]:
 
 def _store(store: AuditedStore) -> tuple[Cell | str, ...]:
     counts = map(number, (store.rows, store.rows_of_log, store.equal, store.superseded))
-    return (store.store, store.kind, *counts, store.placement or "")
+    return (store.store, store.kind, *counts, store.placement_text())
 
 
 def _place(place: AuditedPlace) -> tuple[Cell | str, ...]:

@@ -56,6 +56,7 @@ class Subject(msgspec.Struct, frozen=True):
     is_missing: bool = False
     home: str = ""
     export: str | None = None
+    placed_apart: bool = False
 
     @property
     def log(self) -> TopicPartition:

@@ -33,12 +33,14 @@ class Placement:
     """Where a topology looks for its persistent stores, by sub-topology, and its stores in memory.
 
     `windows`: of each window store, how long its windows are and how far apart they start, in ms.
+    `apart`: the stores whose rows a partitioner of the user's puts into partitions.
     """
 
     fingerprint: str
     places: Mapping[str, int]
     in_memory: frozenset[str] = frozenset()
     windows: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    apart: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,8 @@ def placement(topology: Topology) -> Placement:
         for name, spec in specs
         if isinstance(spec, WindowSpec)
     }
-    return Placement(topology.fingerprint(), kept, in_memory, windows)
+    apart = frozenset(topology.placed_apart())
+    return Placement(topology.fingerprint(), kept, in_memory, windows, apart)
 
 
 def plan_relocation(
@@ -169,6 +172,7 @@ def plan_relocation(
     choices = choices or Choices()
     _check_renames(wanted, disk, log_of, choices.renames)
     _check_windows(wanted, previous)
+    _check_partitioners(wanted, previous, choices.renames)
     found: dict[tuple[str, int], list[Copy]] = defaultdict(list)
     stays = []
     for copy in sorted(disk.copies, key=lambda copy: (copy.store, copy.task)):
@@ -284,6 +288,21 @@ def _check_windows(wanted: Placement, previous: Deployed) -> None:
                 f"store {name}: it and its changelog have windows of {_windows_text(*before)}, the "
                 f"pipeline makes windows of {_windows_text(*now)}: give the store another name, so "
                 "that it starts empty"
+            )
+
+
+def _check_partitioners(wanted: Placement, previous: Deployed, renames: Mapping[str, str]) -> None:
+    now_called = {name: renames.get(name, name) for name in previous.stores}
+    for old, name in now_called.items():
+        before, now = previous.stores[old].placed_apart, name in wanted.apart
+        if name in wanted.places.keys() | wanted.in_memory and before not in {None, now}:
+            ways = "the hash of its key", "a partitioner of the pipeline's own"
+            was, is_now = ways[::-1] if before else ways
+            raise TopologyMismatch(
+                f"store {name}: {was} put each of its rows into a partition, and from now on "
+                f"{is_now} does, so a key would have rows in two partitions: take the partitioner "
+                f"{'back' if before else 'out'}, or give the store and the topic before it other "
+                "names, so that both start empty"
             )
 
 

@@ -103,6 +103,7 @@ groups.reduce(lambda a, b: a + b, lambda a, b: "")  # mistake: type of a subtrac
 lengths.to("out", value_serde=serdes.STRING)  # mistake: value serde
 lengths.to("out", partitioner=lambda topic, key, n, count: key)  # mistake: no number
 lengths.to("out", partitioner=lambda key, n: n)  # mistake: too few arguments
+lengths.repartition("r", partitioner=lambda topic, key, n, count: key)  # mistake: no number
 lengths.to("out", key_serde=serdes.INT64)  # mistake: key serde
 lengths.group_by(lambda key, n: n, key_serde=serdes.STRING)  # mistake: key serde
 lengths.group_by_key().count(ss.Materialized("c", value_serde=serdes.STRING))  # mistake: count

@@ -201,6 +201,8 @@ def stateless(orders: ss.KStream[str, Order]) -> None:
     assert_type(named["dear"].filter_not(lambda key, order: order.cents), ss.KStream[str, Order])
     cents.to(lambda record: f"{record.key}{record.value + 1}", topics=["a1", "b2"])
     cents.to("c", partitioner=lambda topic, key, n, partitions: (len(topic + key) + n) % partitions)
+    again = cents.repartition("r2", partitioner=lambda topic, key, n, count: n % count or None)
+    assert_type(again, ss.KStream[str, int])
     # A function may return None for a null value; a serde never gets one.
     maybe = cents.map_values(lambda n: n if n > 1 else None)
     assert_type(maybe, ss.KStream[str, int | None])
