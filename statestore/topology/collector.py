@@ -82,10 +82,14 @@ class Collector:
         copartitioned: bool = False,
         keeps: bool = False,
         writes: bool = False,
+        terms: tuple[str, ...] = (),
     ) -> str:
         """Add an operator under the name given or a generated one; return the name."""
         chosen = name or self.number(kind)
-        self.add(OperatorNode(chosen, parents, make(chosen), stores, copartitioned, keeps, writes))
+        made = OperatorNode(
+            chosen, parents, make(chosen), stores, copartitioned, keeps, writes, terms=terms
+        )
+        self.add(made)
         return chosen
 
     def declare(self, spec: StoreSpec) -> None:

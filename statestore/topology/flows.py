@@ -65,10 +65,18 @@ class Flow:
         *,
         copartitioned: bool = False,
         keeps: bool = False,
+        terms: tuple[str, ...] = (),
     ) -> str:
         """Add an operator that reads this stream; return the operator's name."""
         return self.builder.node(
-            kind, name, (self.node,), make, stores, copartitioned=copartitioned, keeps=keeps
+            kind,
+            name,
+            (self.node,),
+            make,
+            stores,
+            copartitioned=copartitioned,
+            keeps=keeps,
+            terms=terms,
         )
 
     def same(self, node: str) -> "Flow":

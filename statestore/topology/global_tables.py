@@ -102,8 +102,8 @@ def joined_with(
     verb = kind.value
     if any(others) or kind.left_may_lack:
         raise Misuse(
-            f"{verb}: a global table is as it is, without windows or grace: use join() or "
-            "left_join() with key= alone"
+            f"{verb}: a global table is as it is, without windows, grace or tolerance: use "
+            "join() or left_join() with key= alone"
         )
     if key is None:
         raise Misuse(

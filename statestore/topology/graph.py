@@ -454,7 +454,8 @@ def _headline(node: Node) -> str:
             return f"Source: {node.name} (topics: [{topics}])"
         case OperatorNode():
             shared = f", global: [{', '.join(node.global_stores)}]" if node.global_stores else ""
-            return f"Processor: {node.name} (stores: [{', '.join(node.stores)}]{shared})"
+            told = "".join(f", {term}" for term in node.terms)
+            return f"Processor: {node.name} (stores: [{', '.join(node.stores)}]{shared}{told})"
         case SinkNode():
             chosen = "" if node.partitioner is None else ", by a partitioner"
             return f"Sink: {node.name} (topic: {node.topic.without_application()}{chosen})"

@@ -123,11 +123,14 @@ def time_of(row: bytes) -> int:
     return time - BIAS
 
 
-def require_windows(verb: str, given: object, grace_ms: object) -> JoinWindows:
-    """Return the windows of a join of two streams; Misuse if there are none, or another grace."""
-    if not isinstance(given, JoinWindows) or grace_ms:
+def require_windows(verb: str, given: object, *, others: bool) -> JoinWindows:
+    """Return the windows of a join of two streams; Misuse if there are none.
+
+    `others`: terms of a join with a table were given, too, which is refused.
+    """
+    if not isinstance(given, JoinWindows) or others:
         raise Misuse(
             f"{verb}: two streams meet within windows: pass ss.JoinWindows(before_ms, "
-            "after_ms, grace_ms=…) and no other grace, or make a table by to_table()"
+            "after_ms, grace_ms=…) and no other grace or tolerance, or make a table by to_table()"
         )
     return given

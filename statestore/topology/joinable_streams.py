@@ -23,6 +23,7 @@ class JoinTerms(NamedTuple):
     within: JoinWindows | None = None
     key: Selector | None = None
     grace_ms: Span = 0
+    tolerance_ms: Span | None = None
 
 
 class JoinableStream(Generic[K_co, V_co]):
@@ -35,6 +36,7 @@ class JoinableStream(Generic[K_co, V_co]):
         function: Callable[[V_co, V2], R],
         *,
         grace_ms: Span = 0,
+        tolerance_ms: Span | None = None,
         name: str | None = None,
     ) -> "streams.KStream[K_co, R]": ...
     @overload
@@ -44,6 +46,7 @@ class JoinableStream(Generic[K_co, V_co]):
         function: Callable[[K_co, V_co, V2], R],
         *,
         grace_ms: Span = 0,
+        tolerance_ms: Span | None = None,
         name: str | None = None,
     ) -> "streams.KStream[K_co, R]": ...
     @overload
@@ -90,6 +93,7 @@ class JoinableStream(Generic[K_co, V_co]):
         *,
         key: Selector | None = None,
         grace_ms: Span = 0,
+        tolerance_ms: Span | None = None,
         name: str | None = None,
     ) -> "streams.KStream[K_co, Any]":
         """Join each record with the row of a table, or with the records of another stream.
@@ -100,7 +104,8 @@ class JoinableStream(Generic[K_co, V_co]):
 
         With a table: return function(left, right) for each record whose key the table has at that
         time; the function may take the key before both. If the table keeps versions, a record joins
-        the version valid at its own time, after waiting for `grace_ms` of stream time (KIP-923).
+        the version valid at its own time, after waiting for `grace_ms` of stream time (KIP-923). A
+        version that began more than `tolerance_ms` before that time is no match (None: all are).
 
         With a stream: return function(left, right) for each two records of one key whose times lie
         `within` these windows, with the later of both times. Records that are behind stream time by
@@ -109,11 +114,11 @@ class JoinableStream(Generic[K_co, V_co]):
         Records without a key or value join nothing. A stream whose keys were changed goes through a
         repartition topic named after `name`.
 
-        Misuse if the grace is negative or longer than the table's history, or if `within` is
-        missing or not needed; SerdeMismatch if the keys of both have different serdes;
-        InvalidTopology if the other has another builder.
+        Misuse if the grace is negative or longer than the table's history, if the tolerance is
+        negative or the table has no history, or if `within` is missing or not needed; SerdeMismatch
+        if the keys of both have different serdes; InvalidTopology if the other has another builder.
         """
-        extra = JoinTerms(within, key, grace_ms)
+        extra = JoinTerms(within, key, grace_ms, tolerance_ms)
         return self._joined(JoinKind.INNER, other, function, extra, name)
 
     @overload
@@ -123,6 +128,7 @@ class JoinableStream(Generic[K_co, V_co]):
         function: Callable[[V_co, V2 | None], R],
         *,
         grace_ms: Span = 0,
+        tolerance_ms: Span | None = None,
         name: str | None = None,
     ) -> "streams.KStream[K_co, R]": ...
     @overload
@@ -132,6 +138,7 @@ class JoinableStream(Generic[K_co, V_co]):
         function: Callable[[K_co, V_co, V2 | None], R],
         *,
         grace_ms: Span = 0,
+        tolerance_ms: Span | None = None,
         name: str | None = None,
     ) -> "streams.KStream[K_co, R]": ...
     @overload
@@ -178,6 +185,7 @@ class JoinableStream(Generic[K_co, V_co]):
         *,
         key: Selector | None = None,
         grace_ms: Span = 0,
+        tolerance_ms: Span | None = None,
         name: str | None = None,
     ) -> "streams.KStream[K_co, Any]":
         """Do as `join`, but return function(left, None) where there is nothing to join.
@@ -186,7 +194,7 @@ class JoinableStream(Generic[K_co, V_co]):
         a match. A record without a key joins None, too; with a global table, so does one for which
         `key` returns None.
         """
-        extra = JoinTerms(within, key, grace_ms)
+        extra = JoinTerms(within, key, grace_ms, tolerance_ms)
         return self._joined(JoinKind.LEFT, other, function, extra, name)
 
     @overload

@@ -7,7 +7,7 @@ delete.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from operator import length_hint
 from typing import Any
@@ -58,16 +58,19 @@ def stream_with_table(
     *,
     left: bool,
     grace_ms: int,
+    tolerance_ms: int | None,
     name: str | None,
 ) -> Flow:
     """Add the join of a stream with a table: the joiner's result for each record of the stream.
 
     A stream whose keys changed goes through a repartition topic. Misuse if the table's history does
-    not cover the grace; SerdeMismatch if the keys of both cannot meet in one partition.
+    not cover the grace, or if there is a tolerance and no history; SerdeMismatch if the keys of
+    both cannot meet in one partition.
     """
     verb = "left_join" if left else "join"
     kind = "KSTREAM-LEFTJOIN" if left else "KSTREAM-JOIN"
     _check_grace(verb, table, grace_ms)
+    table = _tolerating(verb, table, tolerance_ms)
     chosen = name or flow.builder.number(kind)
     flow = flow.repartitioned(chosen, explicit=name is not None, key_serde=table.key_serde)
     table.check_keys(verb, name, flow.key_serde, "the stream")
@@ -82,6 +85,7 @@ def stream_with_table(
             lambda n: _stream_table(n, table, joiner, left=left),
             table.stores,
             copartitioned=True,
+            terms=_terms(table),
         )
     return flow.revalued(node)
 
@@ -283,6 +287,27 @@ def _check_grace(verb: str, table: TableFlow, grace_ms: int) -> None:
         )
 
 
+def _tolerating(verb: str, table: TableFlow, tolerance_ms: int | None) -> TableFlow:
+    """Return the table as a join with this tolerance looks it up (SEMANTICS V14)."""
+    if tolerance_ms is None:
+        return table
+    if tolerance_ms < 0:
+        raise Misuse(f"{verb}: tolerance_ms is {tolerance_ms}, but it must be 0 or more")
+    if table.history is None:
+        raise Misuse(
+            f"{verb}: tolerance_ms needs a table with history, whose versions say when they begin: "
+            "materialize the table with history_retention_ms, or leave tolerance_ms out"
+        )
+    return table.with_history(replace(table.history, tolerance_ms=tolerance_ms))
+
+
+def _terms(table: TableFlow) -> tuple[str, ...]:
+    """Return what the description of a topology says of a join with this table."""
+    if table.history is None or table.history.tolerance_ms is None:
+        return ()
+    return (f"tolerance {table.history.tolerance_ms}",)
+
+
 def _with_grace(
     flow: Flow,
     table: TableFlow,
@@ -322,6 +347,7 @@ def _with_grace(
             lambda n: grace.waiting(n, side, join, table_side=table_side),
             (*table.stores, store.name),
             copartitioned=True,
+            terms=() if table_side else _terms(table),
         )
 
     assert table.history is not None

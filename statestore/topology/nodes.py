@@ -276,7 +276,8 @@ class OperatorNode:
 
     `copartitioned`: it joins, so the topics of its inputs need equal partition counts, and it only
     reads its stores, unless it `writes` them. `keeps`: its store has the last record of each key as
-    it came. `global_stores`: of global tables, which it reads.
+    it came. `global_stores`: of global tables, which it reads. `terms`: what a description says of
+    it beside its stores.
     """
 
     name: str
@@ -287,6 +288,7 @@ class OperatorNode:
     keeps: bool = False
     writes: bool = False
     global_stores: tuple[str, ...] = ()
+    terms: tuple[str, ...] = ()
 
     @property
     def only_reads(self) -> bool:

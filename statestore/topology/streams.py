@@ -380,14 +380,15 @@ class KStream(JoinableStream[K_co, V_co]):
         terms: JoinTerms,
         name: str | None,
     ) -> "KStream[K_co, Any]":
-        verb, (within, key, grace_ms) = kind.value, terms
+        verb, (within, key, grace_ms, tolerance_ms) = kind.value, terms
+        others = (within, grace_ms, tolerance_ms is not None)
         joiner = Joiner.checked(verb, function, name)
         if isinstance(other, GlobalKTable):
-            join = joined_with(other._table, joiner, kind, key=key, others=(within, grace_ms))
+            join = joined_with(other._table, joiner, kind, key=key, others=others)
             return KStream(join(self._flow, name))
         refuse_key(verb, key)
         if isinstance(other, KStream):
-            near = require_windows(verb, within, grace_ms)
+            near = require_windows(verb, within, others=any(others[1:]))
             return KStream(
                 joins.stream_with_stream(
                     self._flow, other._flow, joiner, kind, windows=near, name=name
@@ -405,6 +406,7 @@ class KStream(JoinableStream[K_co, V_co]):
             joiner,
             left=kind.right_may_lack,
             grace_ms=span_ms(grace_ms),
+            tolerance_ms=None if tolerance_ms is None else span_ms(tolerance_ms),
             name=name,
         )
         return KStream(flow)

@@ -65,15 +65,21 @@ class History:
     `node` is the one whose updates change the history. `waiters` are the joins that wait for it,
     `followers` the nodes that keep every version, too; both are added while the topology is
     written. `value_of` computes a value from the key's bytes and what `node` keeps; None: it is
-    that itself.
+    that itself. `tolerance_ms` is how long before a record's time a version may have begun; None:
+    ever so long.
     """
 
     retention_ms: int
-    look: Callable[[NodeContext], LookAsOf]
+    look_within: Callable[[NodeContext, int | None], LookAsOf]
     node: str
     waiters: list[Waiter]
     followers: list[str]
     value_of: Callable[[bytes, Any], Any] | None = None
+    tolerance_ms: int | None = None
+
+    def look(self, context: NodeContext) -> LookAsOf:
+        """Return the look-up of the versions that are near enough to a record's time."""
+        return self.look_within(context, self.tolerance_ms)
 
     def through(self, function: Callable[[bytes, Any], Any]) -> "History":
         """Return the history of a table computed row by row from this one.
@@ -81,8 +87,8 @@ class History:
         `function(key's bytes, value)` returns None where the computed table has no row.
         """
 
-        def make(context: NodeContext) -> LookAsOf:
-            parent = self.look(context)
+        def make(context: NodeContext, tolerance_ms: int | None) -> LookAsOf:
+            parent = self.look_within(context, tolerance_ms)
 
             def look(keys: Sequence[bytes | None], times: Sequence[int]) -> list[Any]:
                 return [
@@ -98,7 +104,7 @@ class History:
             held = value if before is None or value is None else before(key, value)
             return None if held is None else function(key, held)
 
-        return replace(self, look=make, value_of=value_of)
+        return replace(self, look_within=make, value_of=value_of)
 
 
 def history_of(
@@ -106,12 +112,13 @@ def history_of(
 ) -> History:
     """Return the history in a versioned store, which `node` keeps for these."""
 
-    def make(context: NodeContext) -> LookAsOf:
+    def make(context: NodeContext, tolerance_ms: int | None) -> LookAsOf:
         table, read = context.versions(spec.name), spec.value_serde.deserialize
 
         def look(keys: Sequence[bytes | None], times: Sequence[int]) -> list[Any]:
             known = [(key, time) for key, time in zip(keys, times, strict=True) if key is not None]
-            found = iter(table.get_many_as_of([k for k, _ in known], [t for _, t in known]))
+            wanted, at = [k for k, _ in known], [t for _, t in known]
+            found = iter(table.get_many_as_of(wanted, at, tolerance_ms))
             rows = [None if key is None else next(found) for key in keys]
             return [None if row is None else read(row) for row in rows]
 

@@ -353,6 +353,63 @@ def table_joins_of_joins_filtered(of: Case) -> None:
     of.out(more.map_values(lambda n: n + 10).filter(lambda _key, n: n < 20).to_stream())
 
 
+@case("""
+    | in           | out          |
+    | right:a 5 10 |              |
+    | a 2 15       | a [2,5] 15   |
+    | a 3 16       |              |
+    | right:a 7 20 |              |
+    | a 4 25       | a [4,7] 25   |
+    | a 6 14       | a [6,5] 14   |
+    | right:a 6 17 |              |
+    | a 7 19       | a [7,6] 19   |
+    | right:a - 30 |              |
+    | a 8 31       |              |
+""")
+def join_with_a_version_that_is_not_too_old(of: Case) -> None:
+    kept = ss.Materialized(of.of("right"), history_retention_ms=1000)
+    table = of.builder.table(of.of("right"), materialized=kept)
+    of.out(of.stream().join(table, lambda a, b: [a, b], tolerance_ms=5))
+
+
+@case("""
+    | in           | out              |
+    | right:a 1 10 |                  |
+    | right:a 5 20 |                  |
+    | a 1 25       | a [1,null] 25    |
+    | a 2 20       | a [2,[5]] 20     |
+    | a 3 21       | a [3,null] 21    |
+    | right:a 7 30 |                  |
+    | right:a 9 15 |                  |
+    | a 5 31       | a [5,null] 31    |
+    | a 6 15       | a [6,[9]] 15     |
+    | a 7 30       | a [7,[7]] 30     |
+    | - 7 32       | - [7,null] 32    |
+""")
+def left_join_with_a_version_of_a_view_that_begins_then(of: Case) -> None:
+    kept = ss.Materialized(of.of("right"), history_retention_ms=1000)
+    table = of.builder.table(of.of("right"), materialized=kept)
+    seen = table.filter(lambda _key, value: value > 3).map_values(lambda value: [value])
+    of.out(of.stream().left_join(seen, lambda a, b: [a, b], tolerance_ms=0))
+
+
+@case("""
+    | in           | out                   |
+    | right:a 5 10 |                       |
+    | a 1 14       |                       |
+    | a 2 16       |                       |
+    | right:a 7 13 |                       |
+    | a 3 25       | a [1,7] 14;a [2,7] 16 |
+    | a 4 40       | a [3,null] 25         |
+    | right:a 1 60 | a [4,null] 40         |
+""")
+def left_join_with_a_grace_and_a_tolerance(of: Case) -> None:
+    kept = ss.Materialized(of.of("right"), history_retention_ms=1000)
+    table = of.builder.table(of.of("right"), materialized=kept)
+    terms = {"grace_ms": 5, "tolerance_ms": 8}
+    of.out(of.stream().left_join(table, lambda a, b: [a, b], **terms, name=of.of("met")))
+
+
 # Aggregates with history.
 
 
@@ -411,11 +468,12 @@ def join_with_counted_groups_as_of_a_time(of: Case) -> None:
     | a 3 14       | a [3,[7]] 14    |
     | right:a 2 30 | all:a - 30      |
     | right:a 9 26 |                 |
+    | a 6 31       |                 |
     | a 4 27       | a [4,[9]] 27    |
     | right:a 3 40 |                 |
     | right:a 8 35 |                 |
+    | a 7 41       |                 |
     | a 5 36       | a [5,[8]] 36    |
-    | a 6 41       |                 |
     | right:a - 50 |                 |
     | right:a 6 60 | all:a 6 60      |
 """)
@@ -431,14 +489,16 @@ def join_with_a_kept_view_of_a_table_with_history(of: Case) -> None:
     | in           | out             |
     | right:a 5 20 | all:a [5] 20    |
     | right:a 7 30 | all:a [7] 30    |
-    | a 1 25       | a [1,[5]] 25    |
-    | right:a 6 25 |                 |
-    | a 2 26       | a [2,[6]] 26    |
-    | a 3 31       | a [3,[7]] 31    |
-    | right:a - 40 | all:a - 40      |
-    | right:a - 50 |                 |
-    | a 4 39       | a [4,[7]] 39    |
-    | a 5 50       |                 |
+    | a 1 31       | a [1,[7]] 31    |
+    | a 2 25       | a [2,[5]] 25    |
+    | right:a 8 40 | all:a [8] 40    |
+    | right:a 6 24 |                 |
+    | a 3 41       | a [3,[8]] 41    |
+    | a 4 26       | a [4,[6]] 26    |
+    | right:a - 50 | all:a - 50      |
+    | right:a - 60 |                 |
+    | a 5 61       |                 |
+    | a 6 49       | a [6,[8]] 49    |
 """)
 def join_with_the_history_of_a_view(of: Case) -> None:
     kept = ss.Materialized(of.of("kept"), history_retention_ms=1000)
@@ -452,13 +512,15 @@ def join_with_the_history_of_a_view(of: Case) -> None:
     | right:a 1 10 |                 |
     | last:a 2 20  | all:a 3 20      |
     | right:a 5 30 | all:a 7 30      |
-    | a 0 25       | a [0,3] 25      |
     | a 1 35       | a [1,7] 35      |
+    | a 2 25       | a [2,3] 25      |
     | last:a - 40  | all:a - 40      |
-    | a 2 45       |                 |
-    | a 3 35       | a [3,7] 35      |
+    | a 3 45       |                 |
+    | a 4 35       | a [4,7] 35      |
+    | last:b 1 50  |                 |
     | last:a 1 15  |                 |
-    | a 4 35       | a [4,6] 35      |
+    | a 5 51       |                 |
+    | a 6 35       | a [6,6] 35      |
 """)
 def join_with_the_history_of_a_join_of_tables(of: Case) -> None:
     kept = ss.Materialized(of.of("kept"), history_retention_ms=1000)

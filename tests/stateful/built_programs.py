@@ -29,6 +29,7 @@ from tests.stateful.random_programs import (
     meet,
     name_of,
     named_apart,
+    tolerance_of,
 )
 
 KEYS_IN_WINDOWS = serdes.windowed(serdes.STRING, SIZE)
@@ -151,11 +152,19 @@ class Writing:
             return self._of_windows(table)
         return table.to_stream().map_values(self._functions.fitted)
 
+    def _near(self, number: int) -> dict[str, Any]:
+        tolerance = tolerance_of(self._program.right, number)
+        return {} if tolerance is None else {"tolerance_ms": tolerance}
+
     def join(self, stream: KStream[Any, Any], number: int, name: str) -> KStream[Any, Any]:
-        return stream.join(self._right, self._joiner(number, in_place=True), name=name)
+        return stream.join(
+            self._right, self._joiner(number, in_place=True), **self._near(number), name=name
+        )
 
     def left_join(self, stream: KStream[Any, Any], number: int, name: str) -> KStream[Any, Any]:
-        return stream.left_join(self._right, self._joiner(number, in_place=True), name=name)
+        return stream.left_join(
+            self._right, self._joiner(number, in_place=True), **self._near(number), name=name
+        )
 
     def global_join(self, stream: KStream[Any, Any], number: int, name: str) -> KStream[Any, Any]:
         functions = self._functions
@@ -178,18 +187,14 @@ class Writing:
         )
 
     def grace_join(self, stream: KStream[Any, Any], number: int, name: str) -> KStream[Any, Any]:
-        grace = GRACE * number
-        return stream.join(
-            self._right, self._joiner(number, in_place=True), grace_ms=grace, name=name
-        )
+        near = {"grace_ms": GRACE * number, **self._near(number)}
+        return stream.join(self._right, self._joiner(number, in_place=True), **near, name=name)
 
     def grace_left_join(
         self, stream: KStream[Any, Any], number: int, name: str
     ) -> KStream[Any, Any]:
-        grace = GRACE * number
-        return stream.left_join(
-            self._right, self._joiner(number, in_place=True), grace_ms=grace, name=name
-        )
+        near = {"grace_ms": GRACE * number, **self._near(number)}
+        return stream.left_join(self._right, self._joiner(number, in_place=True), **near, name=name)
 
     def regroup(self, stream: KStream[Any, Any], number: int, name: str) -> KStream[Any, Any]:
         functions, program = self._functions, self._program

@@ -51,6 +51,7 @@ from tests.stateful.random_programs import (
     name_of,
     named_apart,
     segments,
+    tolerance_of,
 )
 
 
@@ -310,9 +311,10 @@ class Naive:
 
     def _joined(self, number: int, *, outer: bool) -> Stage:
         join = self._functions.joiner(number, in_place=True)
+        tolerance = tolerance_of(self._program.right, number)
 
         def stage(fact: Fact) -> Iterator[Fact]:
-            row = None if fact.key is None else self._right.as_of(fact.key, fact.time)
+            row = None if fact.key is None else self._right.as_of(fact.key, fact.time, tolerance)
             if fact.value is not None and (outer or row is not None):
                 left = copy.deepcopy(fact.value)
                 yield Fact(fact.key, join(fact.key, left, row), fact.time)

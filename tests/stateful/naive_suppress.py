@@ -34,7 +34,7 @@ class Suppressed(Table):
         # Nobody knows the time of what was told last.
         return None if prior is None else Row(prior, NEVER)
 
-    def as_of(self, key: Key, _time: int) -> Any:
+    def as_of(self, key: Key, _time: int, _tolerance: int | None = None) -> Any:
         row = self.row(key)
         return None if row is None else row.value
 

@@ -47,7 +47,7 @@ class Table:
     def row(self, key: Key) -> Row | None:
         raise NotImplementedError
 
-    def as_of(self, key: Key, _time: int) -> Any:
+    def as_of(self, key: Key, _time: int, _tolerance: int | None = None) -> Any:
         """The value a stream's record of this time is joined with, None if there is none."""
         return value_of(self.row(key))
 
@@ -116,14 +116,15 @@ class History(Kept):
         for follower in self._followers:
             follower(fact)
 
-    def as_of(self, key: Key, time: int) -> Any:
+    def as_of(self, key: Key, time: int, tolerance: int | None = None) -> Any:
         versions = self._versions.get(key, {})
         begun = [t for t in versions if t <= time]
         if not begun:
             return None
         assert self._now is not None
         gone = time < self._now - self.retention_ms and max(begun) != max(versions)
-        return None if gone else copy.deepcopy(versions[max(begun)])
+        old = tolerance is not None and max(begun) + tolerance < time
+        return None if gone or old else copy.deepcopy(versions[max(begun)])
 
 
 class FoldedHistory(History):
@@ -315,8 +316,8 @@ class View(Table):
         value = None if row is None else self._show(key, row.value)
         return None if value is None or row is None else Row(value, row.time)
 
-    def as_of(self, key: Key, time: int) -> Any:
-        return self._show(key, self._parent.as_of(key, time))
+    def as_of(self, key: Key, time: int, tolerance: int | None = None) -> Any:
+        return self._show(key, self._parent.as_of(key, time, tolerance))
 
     def _answer(self, update: Fact) -> None:
         new, old = self._show(update.key, update.value), self._show(update.key, update.old)

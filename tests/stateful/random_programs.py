@@ -216,6 +216,11 @@ def has_history(made: Made) -> bool:
     return history
 
 
+def tolerance_of(right: Made, number: int) -> int | None:
+    """How long before a record's time the version that it joins may have begun."""
+    return {3: 0, 4: 8}.get(number) if has_history(right) else None
+
+
 class Held(NamedTuple):
     """How updates are suppressed: until windows close, or by time and number of those that wait.
 

@@ -7,6 +7,7 @@ Shows I25.
 
 import random
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -162,6 +163,89 @@ def test_a_grace_the_history_does_not_cover_is_refused() -> None:
     joined(100)
     with pytest.raises(Misuse, match="must be 0 or more"):
         joined(-1)
+
+
+@pytest.mark.parametrize("lot", [1, 2, 9])
+def test_a_version_that_began_longer_ago_than_the_tolerance_is_no_match(lot: int) -> None:
+    b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.STRING)
+    kept = ss.Materialized("rates", history_retention_ms=1000)
+    rates, stream = b.table("table", materialized=kept), b.stream("stream")
+    for name, tolerance in (("any", None), ("ten", timedelta(milliseconds=10)), ("now", 0)):
+        met = stream.left_join(rates, lambda _, rate: str(rate), tolerance_ms=tolerance, name=name)
+        met.to(name)
+    with TopologyTestDriver(b.build()) as driver:
+        driver.pipe_all(
+            "table", [("k", "a", 100), ("k", "c", 200), ("k", "b", 110), ("k", None, 130)]
+        )
+        asked = [("k", "x", time) for time in (100, 109, 120, 121, 130, 199, 200, 210, 211)]
+        for at in range(0, len(asked), lot):
+            driver.pipe_all("stream", asked[at : at + lot])
+        made = {
+            name: " ".join(r.value for r in driver.read(name)) for name in ("any", "ten", "now")
+        }
+    assert made == {
+        "any": "a a b b None None c c c",
+        "ten": "a a b None None None c c None",
+        "now": "a None None None None None c None None",
+    }
+
+
+def test_a_tolerance_is_of_its_join_alone_and_part_of_the_topology() -> None:
+    def tolerating(**terms: Any) -> ss.Topology:
+        b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.STRING)
+        rates = b.table("table", materialized=ss.Materialized("rates", history_retention_ms=1000))
+        b.stream("stream").join(rates, lambda a, _b: a, name="priced", **terms).to("out")
+        return b.build()
+
+    waits = tolerating(grace_ms=7, tolerance_ms=5)
+    assert (
+        "Processor: priced (stores: [rates], tolerance 5)\n"
+        in tolerating(tolerance_ms=5).describe()
+    )
+    assert "Processor: priced (stores: [rates, priced-buffer], tolerance 5)\n" in waits.describe()
+    assert "tolerance" not in tolerating().describe()
+    terms = [{}, {"tolerance_ms": 0}, {"tolerance_ms": 5}, {"tolerance_ms": 5, "grace_ms": 7}]
+    assert len({tolerating(**each).fingerprint() for each in terms}) == len(terms)
+    aware = tolerating(tolerance_ms=timedelta(milliseconds=5))
+    assert aware.fingerprint() == tolerating(tolerance_ms=5).fingerprint()
+    with pytest.raises(Misuse, match="join: tolerance_ms is -1, but it must be 0 or more"):
+        tolerating(tolerance_ms=-1)
+
+
+def test_another_tolerance_is_that_of_the_records_that_wait() -> None:
+    def tolerating(tolerance_ms: int | None) -> ss.Topology:
+        b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.STRING)
+        rates = b.table("table", materialized=ss.Materialized("rates", history_retention_ms=1000))
+        terms: Any = {"grace_ms": 50, "tolerance_ms": tolerance_ms, "name": "priced"}
+        b.stream("stream").left_join(rates, lambda a, rate: f"{a}+{rate}", **terms).to("out")
+        return b.build()
+
+    with TopologyTestDriver(tolerating(5)) as driver:
+        driver.pipe("table", "k", "1", 100)
+        driver.pipe("stream", "k", "a", 110)
+        driver._topology = tolerating(10)
+        driver.crash()
+        driver.pipe("stream", "k", "b", 180)
+        driver._topology = tolerating(None)
+        driver.crash()
+        driver.pipe("stream", "k", "c", 300)
+        assert [r.value for r in driver.read("out")] == ["a+1", "b+1"]
+
+
+def test_a_join_without_versions_takes_no_tolerance() -> None:
+    b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.STRING)
+    stream: Any = b.stream("stream")
+    rates, shared = b.table("table", materialized="rates"), b.global_table("shared")
+    kept = ss.Materialized("kept", history_retention_ms=1000)
+    late = b.table("late", materialized=kept).suppress(ss.Suppressed.until_time_limit(5))
+    for join in (stream.join, stream.left_join):
+        for table in (rates, late):
+            with pytest.raises(Misuse, match="tolerance_ms needs a table with history, whose"):
+                join(table, min, tolerance_ms=0)
+        with pytest.raises(Misuse, match="without windows, grace or tolerance"):
+            join(shared, min, key=min, tolerance_ms=0)
+        with pytest.raises(Misuse, match="no other grace or tolerance"):
+            join(stream, min, ss.JoinWindows(5), tolerance_ms=0)
 
 
 def test_windows_keep_no_history() -> None:

@@ -193,14 +193,24 @@ class VersionedTable:
         self._settle(self.time.bound)
         return self._latest.get_many(keys)
 
-    def get_many_as_of(self, keys: list[bytes], times: list[int]) -> list[bytes | None]:
-        """Return the value of each key valid at its time; None: none, or history is gone."""
+    def get_many_as_of(
+        self, keys: list[bytes], times: list[int], tolerance_ms: int | None = None
+    ) -> list[bytes | None]:
+        """Return the value of each key valid at its time; None: none, or history is gone.
+
+        `tolerance_ms`: how long before its time the version may have begun; None: ever so long.
+        """
         view = self.view()
         found = valid_at(view, keys, times)
         if times and min(times) < view.bound:
             for one, time in zip(found, times, strict=True):
                 if one is None:
                     self._gone.tell(time, view.bound)
+        if tolerance_ms is not None:
+            found = [
+                None if one is None or layout.valid_from(one.row) < time - tolerance_ms else one
+                for one, time in zip(found, times, strict=True)
+            ]
         return [None if one is None else layout.read_version(one.row).value for one in found]
 
     def later(self, keys: list[bytes], times: list[int]) -> list[int]:

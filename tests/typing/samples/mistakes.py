@@ -85,6 +85,8 @@ lengths.join(lengths, lambda a, b: a)  # mistake: a stream needs windows
 lengths.join(texts, lambda a, b: a, NEAR)  # mistake: a table has no windows
 lengths.left_join(lengths, lambda a, b: a + b, NEAR)  # mistake: there may be no match
 lengths.join(lengths, lambda a, b: a, 1000)  # mistake: no windows
+lengths.join(lengths, lambda a, b: a, NEAR, tolerance_ms=5)  # mistake: streams have windows
+lengths.left_join(texts, lambda n, t: n, tolerance_ms=1.5)  # mistake: a span
 everywhere = builder.global_table("everywhere", value_serde=serdes.STRING)
 lengths.join(everywhere, lambda n, text: text)  # mistake: a global table needs a key
 lengths.join(everywhere, lambda n, text: text, key=lambda k, n: n)  # mistake: key of the table

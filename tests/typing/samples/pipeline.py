@@ -278,6 +278,22 @@ def global_joins(builder: ss.StreamsBuilder[str, bytes], orders: ss.KStream[str,
     assert_type(maybe, ss.KStream[str, tuple[str, float | None]])
 
 
+def in_time(rates: ss.KTable[str, float], orders: ss.KStream[str, Order]) -> None:
+    month = timedelta(days=30)
+    dear = rates.filter(lambda _, rate: rate > 1, ss.Materialized("d", history_retention_ms=month))
+    assert_type(dear, ss.KTable[str, float])
+    rounded = ss.Materialized("r", value_serde=serdes.INT64, history_retention_ms=month)
+    assert_type(rates.map_values(round, rounded), ss.KTable[str, int])
+    sums = ss.Materialized("b", value_serde=serdes.FLOAT64, history_retention_ms=month)
+    assert_type(dear.join(rates, lambda rate, other: rate + other, sums), ss.KTable[str, float])
+    recent = orders.join(rates, lambda order, rate: order.cents * rate, tolerance_ms=1000)
+    assert_type(recent, ss.KStream[str, float])
+    lately = orders.left_join(
+        rates, lambda key, order, rate: (key, rate), grace_ms=5, tolerance_ms=timedelta(minutes=1)
+    )
+    assert_type(lately, ss.KStream[str, tuple[str, float | None]])
+
+
 def joins(builder: ss.StreamsBuilder[str, bytes], orders: ss.KStream[str, Order]) -> None:
     rates = builder.table("rates", value_serde=serdes.FLOAT64, materialized=ss.Materialized(RATES))
     assert_type(rates, ss.KTable[str, float])
@@ -288,6 +304,7 @@ def joins(builder: ss.StreamsBuilder[str, bytes], orders: ss.KStream[str, Order]
     assert_type(named, ss.KStream[str, str])
     with_key = orders.join(rates, lambda key, order, rate: (key, order.cents, rate))
     assert_type(with_key, ss.KStream[str, tuple[str, int, float]])
+    in_time(rates, orders)
     near = ss.JoinWindows(timedelta(minutes=1), grace_ms=1000)
     lengths = orders.map_values(lambda order: order.cents)
     pairs = orders.join(lengths, lambda order, n: (order, n), near)
