@@ -50,6 +50,10 @@ def test_its_keys_are_counted_audited_and_found_where_it_put_them(app: App) -> N
         assert client.get("counts", elsewhere[0], partition=1) == 2
         assert client.get("counts", elsewhere[0], partition=0) is None
         assert client.get("counts", "nobody") is None
+        # No hash is tried first, not even where it would be right.
+        at_home = next(f"k{n}".encode() for n in CHOSEN if f"k{n}" not in elsewhere)
+        asked = server.service.get("counts", [at_home]).freshness
+        assert [one.stream_task for one in asked] == ["1_0", "1_1"]
 
 
 def test_a_partitioner_that_comes_or_goes_is_refused_and_changes_nothing(app: App) -> None:
