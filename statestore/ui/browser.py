@@ -5,7 +5,7 @@ cannot be answered is a problem in words, never an error.
 """
 
 from collections.abc import Generator, Sequence
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final, NamedTuple
@@ -18,11 +18,12 @@ from statestore.model.modes import parse_time, to_ms
 from statestore.model.records import Serde
 from statestore.model.texts import time_text
 from statestore.operations.at_rest import StoresAtRest
-from statestore.operations.deployed import DeployedStore
+from statestore.operations.deployed import DeployedGlobal, DeployedStore
 from statestore.operations.environment import Environment
 from statestore.operations.pipelines import load_pipeline, serdes_of
 from statestore.stores import serdes
 from statestore.stores.codec import after_prefix
+from statestore.stores.kinds import AnyReader
 from statestore.stores.reads import Entry
 from statestore.stores.specs import AtRestSpec, KeyValueSpec, VersionedSpec
 from statestore.stores.versioned.store import VersionedReader
@@ -50,7 +51,7 @@ class Question:
 
 
 class _Row(NamedTuple):
-    task: TaskId
+    task: TaskId | None
     entry: Entry
 
 
@@ -77,11 +78,15 @@ class Browsed:
         kind = KeyValueSpec.kind
         try:
             with closing(StoresAtRest(environment)) as at_rest:
+                shared = at_rest.deployed.global_stores.get(question.store)
+                tasks: Sequence[TaskId | None] = [None]
+                spec: AtRestSpec = KeyValueSpec(question.store, serdes.BYTES, serdes.BYTES)
                 known = at_rest.deployed.stores.get(question.store)
-                kind = kind if known is None else known.kind
-                tasks = at_rest.find(question.store, kind=kind)
-                spec = at_rest.spec_in_bytes(question.store)
-                asked = _Asked(at_rest, question, known, spec, environment, pipeline)
+                if shared is None:
+                    kind = kind if known is None else known.kind
+                    tasks = at_rest.find(question.store, kind=kind)
+                    spec = at_rest.spec_in_bytes(question.store)
+                asked = _Asked(at_rest, question, shared or known, spec, environment, pipeline)
                 return asked.answer(tasks)
         except (StateStoreError, OSError) as error:
             versioned = kind == VersionedSpec.kind
@@ -92,14 +97,15 @@ class Browsed:
 class _Asked:
     at_rest: StoresAtRest
     question: Question
-    known: DeployedStore | None
+    known: DeployedStore | DeployedGlobal | None
     spec: AtRestSpec
     environment: Environment
     pipeline: str | None
     _names: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def answer(self, tasks: Sequence[TaskId]) -> Browsed:
+    def answer(self, tasks: Sequence[TaskId | None]) -> Browsed:
+        """Answer for these stream tasks; None: for the store of a global table."""
         question, versioned = self.question, self.spec.kind == VersionedSpec.kind
         skip = int(question.after) if question.after.isdecimal() else 0
         if skip > _SKIP_MAX:
@@ -112,7 +118,7 @@ class _Asked:
         columns = ["stream task", "key", "value", *spans]
         lines = [
             [
-                str(row.task),
+                "all" if row.task is None else str(row.task),
                 _shown(row.entry.key, keys),
                 _shown(row.entry.value, values),
                 *(_time(at_ms) for at_ms in row.entry[2 : 2 + len(spans)]),
@@ -133,13 +139,20 @@ class _Asked:
     def _told(self, count: int, skip: int, tasks: int, *, more: bool) -> str:
         if not count:
             if not self.question.key:
-                return "The store has no such row, as of the last commit of each task."
+                return f"The store has no such row, {self._when()}."
             where = f", in the {_TASKS_MAX} tasks looked at first" if tasks > _TASKS_MAX else ""
             return f"The store does not have the key {self.question.key}{where}."
         until = " and there are more" if more else ""
-        return f"Rows {skip + 1} to {skip + count}{until}, as of the last commit of each task."
+        return f"Rows {skip + 1} to {skip + count}{until}, {self._when()}."
 
-    def _rows(self, tasks: Sequence[TaskId], keys: Serde[Any]) -> Generator[_Row, None, None]:
+    def _when(self) -> str:
+        if isinstance(self.known, DeployedGlobal):
+            return f"as of the last time that a run read {self.known.origin()}"
+        return "as of the last commit of each task"
+
+    def _rows(
+        self, tasks: Sequence[TaskId | None], keys: Serde[Any]
+    ) -> Generator[_Row, None, None]:
         question = self.question
         low = high = beyond = None
         if question.key:
@@ -150,7 +163,7 @@ class _Asked:
         as_of_ms = to_ms(parse_time(question.as_of)) if question.as_of else None
         is_key, found_key = bool(question.key), False
         for task in self._likely_first(tasks, low) if is_key and low is not None else tasks:
-            with self.at_rest.reader(task, self.spec) as reader:
+            with self._reader(task) as reader:
                 self._names[:] = reader.span_names
                 if question.history and is_key and isinstance(reader, VersionedReader):
                     for version in reader.history(low):
@@ -165,14 +178,22 @@ class _Asked:
             if found_key:  # a key is in one partition
                 return
 
-    def _likely_first(self, tasks: Sequence[TaskId], key: bytes) -> list[TaskId]:
+    def _reader(self, task: TaskId | None) -> AbstractContextManager[AnyReader]:
+        if task is None:
+            return self.at_rest.global_reader(self.spec.name)
+        return self.at_rest.reader(task, self.spec)
+
+    def _likely_first(self, tasks: Sequence[TaskId | None], key: bytes) -> Sequence[TaskId | None]:
         """Some stream tasks to look for a key in, beginning with those where hashes place it.
 
         A snapshot of each takes time. Only a processor could have put the key elsewhere.
         """
-        count = max(task.partition for task in tasks) + 1
+        partitioned = [task for task in tasks if task is not None]
+        if not partitioned:
+            return tasks
+        count = max(task.partition for task in partitioned) + 1
         homes = {place([key], count)[0] for place in self.environment.partitioners.values()}
-        return sorted(tasks, key=lambda task: task.partition not in homes)[:_TASKS_MAX]
+        return sorted(partitioned, key=lambda task: task.partition not in homes)[:_TASKS_MAX]
 
     def _key(self, text: str, serde: Serde[Any]) -> bytes:
         try:

@@ -8,7 +8,8 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from statestore.errors import HostFailure, StateStoreError, UnknownApplication
 from statestore.layout import documents
 from statestore.layout.audits import AuditRecord, Audits
 from statestore.layout.documents import Amount, Count, Text, TimeMs
-from statestore.operations.at_rest import StoreFiles, StoresAtRest
+from statestore.operations.at_rest import GlobalFiles, StoreFiles, StoresAtRest
 from statestore.operations.deployed import Deployed, read_deployed
 from statestore.operations.environment import Environment
 from statestore.operations.exports.catalog import Exports, Listed
@@ -88,6 +89,7 @@ class Details:
 
     deployed: Deployed = field(default_factory=Deployed)
     stores: list[StoreFiles] = field(default_factory=list)
+    global_stores: list[GlobalFiles] = field(default_factory=list)
     exports: list[Listed] = field(default_factory=list)
     audits: list[AuditRecord] = field(default_factory=list)
     drills: list[DrillRun] = field(default_factory=list)
@@ -174,6 +176,8 @@ class Lookout:
         self._lock = threading.Condition()
         self._kept: dict[tuple[str, _Kind], _Kept] = {}
         self._underway: set[tuple[str, _Kind]] = set()
+        self._failures: dict[tuple[str, _Kind], str | None] = {}
+        """The last failure that is ours, so that the log tells it once."""
         self._workers = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="statestore-ui")
 
     def close(self) -> None:
@@ -219,19 +223,24 @@ class Lookout:
         if kept.at_ms + _EVERY_MS > now_ms or (name, kind) in self._underway:
             return
         self._underway.add((name, kind))
-        future = self._workers.submit(self._look, name, opener, kind)
-        future.add_done_callback(_log_failure)
+        self._workers.submit(self._look, name, opener, kind)
 
     def _look(self, name: str, opener: Open, kind: _Kind) -> None:
         found: Any = None
-        problem: str | None = "it could not be looked at: see the log of the page"
+        problem = failure = None
         try:
             with opener() as runtime:
-                found, problem = kind(runtime, self.pipeline_of(name)), None
+                found = kind(runtime, self.pipeline_of(name))
         except (StateStoreError, OSError) as error:
             problem = str(error)
+        except Exception as error:  # noqa: BLE001  # a defect of ours must not end the page
+            problem = "it could not be looked at: see the log of the page"
+            failure = f"{type(error).__name__}: {error}"
+            if self._failures.get((name, kind)) != failure:
+                _log.error("a look at application %s failed", name, exc_info=error)
         finally:
             with self._lock:
+                self._failures[name, kind] = failure
                 self._kept[name, kind] = _Kept(found, problem, self._clock.now_ms())
                 self._underway.discard((name, kind))
                 self._lock.notify_all()
@@ -244,11 +253,6 @@ def _open(config: Path, folder: Path, name: str) -> Runtime:
     if target and "://" not in target:
         target = str(folder / target)
     return Runtime(replace(settings, state_dir=str(state_dir), export_target=target))
-
-
-def _log_failure(looked: "Future[None]") -> None:
-    if not looked.cancelled() and (error := looked.exception()) is not None:
-        _log.error("a look at an application failed", exc_info=error)
 
 
 def look_at(environment: Environment, pipeline: str | None = None) -> Look:
@@ -274,6 +278,7 @@ def details_of(environment: Environment, _pipeline: str | None = None) -> Detail
     readers: dict[str, Callable[[], object]] = {
         "deployed": lambda: read_deployed(layout),
         "stores": lambda: _stores(environment),
+        "global_stores": lambda: _global_stores(environment),
         "exports": lambda: _exports(environment),
         "audits": lambda: list(Audits(layout).newest()),
         "drills": lambda: _drills(environment),
@@ -289,11 +294,13 @@ def details_of(environment: Environment, _pipeline: str | None = None) -> Detail
 def _stores(environment: Environment) -> list[StoreFiles]:
     if not environment.layout.application_dir.is_dir():
         return []
-    at_rest = StoresAtRest(environment)
-    try:
+    with closing(StoresAtRest(environment)) as at_rest:
         return at_rest.files()
-    finally:
-        at_rest.close()
+
+
+def _global_stores(environment: Environment) -> list[GlobalFiles]:
+    with closing(StoresAtRest(environment)) as at_rest:
+        return at_rest.global_files()
 
 
 def _exports(environment: Environment) -> list[Listed]:

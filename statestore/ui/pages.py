@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from statestore.layout.audits import AuditVerdict
 from statestore.model.texts import span_text, time_text
+from statestore.operations.at_rest import GlobalFiles, StoreFiles
 from statestore.operations.deployed import Deployed
 from statestore.operations.exports.manifest import made_after
 from statestore.ui import charts
@@ -191,22 +192,34 @@ def _rate_text(rate: float | None) -> str:
 
 
 def _stores(details: Details) -> list[dict[str, Any]]:
-    """Each store once, with the bytes of all its partitions."""
+    """Each store once, with the bytes of all its partitions; one of a global table has no more."""
+    deployed = details.deployed
     sizes: dict[str, int] = {}
     partitions: dict[str, int] = {}
-    for file in details.stores:
+    files: list[StoreFiles | GlobalFiles] = [*details.stores, *details.global_stores]
+    for file in files:
         sizes[file.store] = sizes.get(file.store, 0) + file.size_bytes
         partitions[file.store] = partitions.get(file.store, 0) + 1
-    names = sorted(sizes.keys() | details.deployed.stores.keys())
+    names = sorted(sizes.keys() | deployed.stores.keys() | deployed.global_stores.keys())
     return [
         {
             "name": each,
-            "known": details.deployed.stores.get(each),
+            "kind": _kind_of(deployed, each),
+            "known": deployed.stores.get(each) or deployed.global_stores.get(each),
             "bytes": sizes.get(each),
             "partitions": partitions.get(each, 0),
         }
         for each in names
     ]
+
+
+def _kind_of(deployed: Deployed, store: str) -> str:
+    if store in deployed.global_stores:
+        return f"global, of {deployed.global_stores[store].origin()}"
+    known = deployed.stores.get(store)
+    if known is None:
+        return "not deployed"
+    return known.kind if known.persistent else f"{known.kind}, in memory"
 
 
 def address_of(root: str, name: str, store: str | None = None, **fields: object) -> str:
