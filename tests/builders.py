@@ -29,7 +29,7 @@ from statestore.topology.nodes import Build, Held, HeldBack, Push
 from statestore.topology.punctuation import Alarm, Fire, Punctuation, Punctuations
 
 ROOT = Path(__file__).resolve().parents[1]
-DEADLINE_S = 20.0
+DEADLINE_S = 40.0
 NO_FLUSHES = LagLimits(max_bytes=1 << 40, max_records=1 << 40, max_ms=1 << 40)
 
 

@@ -381,6 +381,7 @@ def test_a_row_that_does_not_decode_is_named(world: World) -> None:
         world.run()
 
 
+@pytest.mark.timeout(180)  # a busy disk takes seconds for each commit
 def test_a_continuous_run_shows_newer_rows(world: World) -> None:
     world.clock, world.refresh_ms = SystemClock(), 20
     world.rate("a", 1)
@@ -402,9 +403,9 @@ def test_a_continuous_run_shows_newer_rows(world: World) -> None:
     thread = Thread(target=work)
     thread.start()
     try:
-        eventually(lambda: shown(["a", 1]), "the first row")
+        eventually(lambda: shown(["a", 1]), "the first row", 80)
         world.rate("a", 2)
-        eventually(lambda: shown(["a", 2]), "the newer row")
+        eventually(lambda: shown(["a", 2]), "the newer row", 80)
     finally:
         stop.set()
         thread.join()

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import IsolationLevel, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._listoffsets import OffsetSpec
 
 import statestore as ss
 from statestore import serdes
@@ -33,6 +35,8 @@ pytestmark = pytest.mark.kafka
 APPLICATION = "waiting"
 PARTITIONS = 2
 AT_ONCE = Threshold()
+_COMMITTED, _UNCOMMITTED = IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED
+_LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # library gap
 POINTS = ("commit.begin", "commit.offsets-sent", "commit.log-done", "start.offsets-known")
 ROUNDS = int(os.environ.get("STATESTORE_TRIGGER_ROUNDS", "30"))
 
@@ -71,6 +75,7 @@ class Rounds:
         self._plain = Producer({**servers, "enable.idempotence": True, "linger.ms": 0})
         self._writer = Producer({**servers, "transactional.id": "somebody-elses", "linger.ms": 0})
         self._writer.init_transactions(30)
+        self._admin = AdminClient({**servers})
 
     def first_run(self) -> None:
         """Deploy the application: until then its first run is what waits, with or without input."""
@@ -105,6 +110,18 @@ class Rounds:
             self._writer.abort_transaction(30)
             self.certain = False  # what came behind it in the log is seen from now on
         self.open_values = []
+        # The call returns when the outcome is certain; the partitions hear of it a little later.
+        eventually(self.is_all_seen, "the end of the transaction", 60)
+
+    def is_all_seen(self) -> bool:
+        """Whether no open transaction hides records of the input."""
+        committed, all_records = map(self._ends, (_COMMITTED, _UNCOMMITTED))
+        return committed == all_records
+
+    def _ends(self, level: IsolationLevel) -> list[int]:
+        asked = {TopicPartition("waiting-in", p): _LATEST for p in range(PARTITIONS)}
+        futures = self._admin.list_offsets(asked, isolation_level=level, request_timeout=30)
+        return [futures[tp].result().offset for tp in asked]
 
     def look(self) -> WaitingInput:
         layout = StateLayout(Path(self.settings.state_dir), APPLICATION)

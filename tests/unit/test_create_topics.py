@@ -16,6 +16,7 @@ from statestore.operations.create_topics import NeededTopic, Partitions, create_
 from statestore.operations.run import RunRequest
 from statestore.ports import TopicSpec
 from statestore.runtime import Runtime
+from statestore.tasks.commit import CommitStamp
 from statestore.testing.memory_broker import MemoryBroker
 from statestore.topology.graph import Topology
 from tests.builders import ManualClock
@@ -217,7 +218,7 @@ def test_the_changelog_of_a_store_with_commits_is_not_replaced_by_an_empty_one(
     outbox = world.broker.plain_outbox("app")
     outbox.open()
     outbox.begin()
-    outbox.send_offsets({TopicPartition("in", 0): 3}, "")
+    outbox.send_offsets({TopicPartition("in", 0): 3}, CommitStamp(1, 2).text())
     outbox.close()
     with pytest.raises(Misuse, match="the changelog app-counts-changelog-0 is empty"):
         world.create(counts(), Partitions())
