@@ -490,7 +490,13 @@ def test_details_are_looked_for_again_however_often_the_overview_is(tmp_path: Pa
     clock = ManualClock(SystemClock().now_ms())
     known = {"application.id": "a", "state.dir": str(tmp_path)}
     lookout = Lookout(lambda: {"a": lambda: Runtime(known, clock=clock)}, clock)
-    eventually(lambda: lookout.seen(["a"], details=True)["a"].details is not None, "details")
+
+    def is_seen() -> bool:
+        last = lookout.seen(["a"], details=True)["a"]
+        return last.look is not None and last.details is not None
+
+    # A look that is still under way would count as new once the clock has moved.
+    eventually(is_seen, "the first looks")
     Audits(layout).keep(
         AuditRecord(application_id="a", time_ms=5, verdict=AuditVerdict.NOTHING_CHECKED)
     )
