@@ -28,6 +28,7 @@ from statestore.ports import TopicSpec
 from statestore.runtime import Runtime, SystemClock
 from statestore.testing.memory_broker import MemoryBroker
 from statestore.topology.graph import Topology
+from statestore.ui import pages
 from statestore.ui.looks import Lookout, applications_of
 from statestore.ui.site import application, routes_of
 from tests.builders import DEADLINE_S, ManualClock, eventually
@@ -519,7 +520,10 @@ def test_details_are_looked_for_again_however_often_the_overview_is(tmp_path: Pa
     lookout.close()
 
 
-def test_a_page_opened_after_an_hour_shows_what_is_now(tmp_path: Path) -> None:
+def test_a_page_opened_after_an_hour_shows_what_is_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "_FIRST_WAIT_S", DEADLINE_S)  # a look may take long here
     clock = ManualClock(SystemClock().now_ms())
     known = {"application.id": "a", "state.dir": str(tmp_path)}
     lookout = Lookout(lambda: {"a": lambda: Runtime(known, clock=clock)}, clock)
