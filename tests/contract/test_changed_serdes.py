@@ -365,6 +365,18 @@ def joining_late(value: ss.Serde[Any], steps: ss.Migration[Any] | None = None) -
     return builder.build()
 
 
+def with_what_waits(topology: ss.Topology, folder: Path) -> TaskRig:
+    """An application that was deployed and has one record that waits."""
+    rig = TaskRig(topology, folder)
+    deployed(rig, rig.topology)
+    task = rig.start()
+    rig.send("in", [("a", '{"total":1}')])
+    task.step(0)
+    task.step_commit()
+    rig.end()
+    return rig
+
+
 @pytest.mark.parametrize(
     ("made", "store"), [(suppressing, "late-store"), (joining_late, "late-buffer")]
 )
@@ -372,13 +384,7 @@ def test_what_waits_is_read_by_no_serde_that_did_not_write_it(
     made: Any, store: str, tmp_path: Path
 ) -> None:
     wider = ss.Migration(typed(V1), lambda old: V2Required(old.total, 1))
-    rig = TaskRig(made(typed(V1)), tmp_path)
-    deployed(rig, rig.topology)
-    task = rig.start()
-    rig.send("in", [("a", '{"total":1}')])
-    task.step(0)
-    task.step_commit()
-    rig.end()
+    rig = with_what_waits(made(typed(V1)), tmp_path)
     reason = (
         f"store {store}: the schema of its values, WAITING-JSON.Total., changed: the field 'count' "
         "of the value is required.*nothing waits there any more .`held_records` is 0.*"
@@ -397,13 +403,7 @@ def test_what_waits_is_read_by_no_serde_that_did_not_write_it(
 
 
 def test_a_store_of_a_version_that_did_not_tell_what_waits_goes_on(tmp_path: Path) -> None:
-    rig = TaskRig(suppressing(typed(V1)), tmp_path)
-    deployed(rig, rig.topology)
-    task = rig.start()
-    rig.send("in", [("a", '{"total":1}')])
-    task.step(0)
-    task.step_commit()
-    rig.end()
+    rig = with_what_waits(suppressing(typed(V1)), tmp_path)
     document = rig.layout.topology_file
     before = document.read_text()
     document.write_text(before.replace("WAITING-JSON(Total)", "BYTES"))
@@ -415,13 +415,7 @@ def test_a_store_of_a_version_that_did_not_tell_what_waits_goes_on(tmp_path: Pat
 
 def test_what_waits_in_bytes_that_do_not_say_their_schema_stays_with_it(tmp_path: Path) -> None:
     one, other = ("total", "int", 0), ("count", "int", 0)
-    rig = TaskRig(suppressing(resolving(one)), tmp_path)
-    deployed(rig, rig.topology)
-    task = rig.start()
-    rig.send("in", [("a", '{"total":1}')])
-    task.step(0)
-    task.step_commit()
-    rig.end()
+    rig = with_what_waits(suppressing(resolving(one)), tmp_path)
     refused(
         rig,
         suppressing(resolving(one, other), ss.Migration(resolving(one))),
