@@ -70,31 +70,31 @@ if TYPE_CHECKING:
         persistent_session_store,
         persistent_window_store,
     )
-    from statestore.topology.builder import StreamsBuilder
-    from statestore.topology.cogrouped_streams import (
+    from statestore.topology.dsl.builder import StreamsBuilder
+    from statestore.topology.dsl.cogrouped_streams import (
         CogroupedKStream,
         SessionWindowedCogroupedKStream,
         TimeWindowedCogroupedKStream,
     )
-    from statestore.topology.count_windows import CountWindows
-    from statestore.topology.global_tables import GlobalKTable
-    from statestore.topology.graph import Topology
-    from statestore.topology.grouped_streams import (
+    from statestore.topology.dsl.grouped_streams import (
         CountWindowedKStream,
         KGroupedStream,
         SessionWindowedKStream,
         TimeWindowedKStream,
     )
-    from statestore.topology.join_windows import JoinWindows
-    from statestore.topology.ktables import KGroupedTable, KTable
+    from statestore.topology.dsl.ktables import KGroupedTable, KTable
+    from statestore.topology.dsl.streams import KStream
+    from statestore.topology.graph import Topology
+    from statestore.topology.joins.global_tables import GlobalKTable
+    from statestore.topology.joins.windows import JoinWindows
     from statestore.topology.materialized import Materialized
-    from statestore.topology.processors import BatchProcessor, Processor, ProcessorContext
-    from statestore.topology.sessions import SessionWindows
-    from statestore.topology.sliding_windows import SlidingWindows
-    from statestore.topology.streams import KStream
-    from statestore.topology.suppression import Suppressed
-    from statestore.topology.timers import Timers
-    from statestore.topology.windows import HoppingWindows, TumblingWindows
+    from statestore.topology.processors.process import BatchProcessor, Processor, ProcessorContext
+    from statestore.topology.processors.timers import Timers
+    from statestore.topology.tables.suppression import Suppressed
+    from statestore.topology.windows.counts import CountWindows
+    from statestore.topology.windows.hopping import HoppingWindows, TumblingWindows
+    from statestore.topology.windows.sessions import SessionWindows
+    from statestore.topology.windows.sliding import SlidingWindows
 else:
     import importlib
 
@@ -156,32 +156,36 @@ else:
             "persistent_session_store",
             "persistent_window_store",
         ),
-        "statestore.topology.builder": ("StreamsBuilder",),
-        "statestore.topology.cogrouped_streams": (
+        "statestore.topology.dsl.builder": ("StreamsBuilder",),
+        "statestore.topology.dsl.cogrouped_streams": (
             "CogroupedKStream",
             "SessionWindowedCogroupedKStream",
             "TimeWindowedCogroupedKStream",
         ),
         "statestore.topology.graph": ("Topology",),
-        "statestore.topology.count_windows": ("CountWindows",),
-        "statestore.topology.grouped_streams": (
+        "statestore.topology.windows.counts": ("CountWindows",),
+        "statestore.topology.dsl.grouped_streams": (
             "CountWindowedKStream",
             "KGroupedStream",
             "SessionWindowedKStream",
             "TimeWindowedKStream",
         ),
-        "statestore.topology.global_tables": ("GlobalKTable",),
-        "statestore.topology.join_windows": ("JoinWindows",),
-        "statestore.topology.ktables": ("KGroupedTable", "KTable"),
+        "statestore.topology.joins.global_tables": ("GlobalKTable",),
+        "statestore.topology.joins.windows": ("JoinWindows",),
+        "statestore.topology.dsl.ktables": ("KGroupedTable", "KTable"),
         "statestore.stores.migration": ("Migration",),
         "statestore.topology.materialized": ("Materialized",),
-        "statestore.topology.processors": ("BatchProcessor", "Processor", "ProcessorContext"),
-        "statestore.topology.streams": ("KStream",),
-        "statestore.topology.sessions": ("SessionWindows",),
-        "statestore.topology.sliding_windows": ("SlidingWindows",),
-        "statestore.topology.suppression": ("Suppressed",),
-        "statestore.topology.timers": ("Timers",),
-        "statestore.topology.windows": ("HoppingWindows", "TumblingWindows"),
+        "statestore.topology.processors.process": (
+            "BatchProcessor",
+            "Processor",
+            "ProcessorContext",
+        ),
+        "statestore.topology.dsl.streams": ("KStream",),
+        "statestore.topology.windows.sessions": ("SessionWindows",),
+        "statestore.topology.windows.sliding": ("SlidingWindows",),
+        "statestore.topology.tables.suppression": ("Suppressed",),
+        "statestore.topology.processors.timers": ("Timers",),
+        "statestore.topology.windows.hopping": ("HoppingWindows", "TumblingWindows"),
     }
     _MODULES = {"errors": "statestore.errors", "serdes": "statestore.stores.serdes"}
     _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -21,11 +21,9 @@ from statestore.stores.specs import (
     VersionedSpec,
     WindowSpec,
 )
-from statestore.topology import tables
-from statestore.topology.aggregates import Spec
-from statestore.topology.closing import WindowCloses
+from statestore.topology.aggregates.streams import Spec
 from statestore.topology.collector import Collector
-from statestore.topology.grace import Waiter
+from statestore.topology.joins.grace import Waiter
 from statestore.topology.materialized import Materialized, wished
 from statestore.topology.nodes import (
     Build,
@@ -36,7 +34,9 @@ from statestore.topology.nodes import (
     TopicName,
     check_topic,
 )
-from statestore.topology.tables import History
+from statestore.topology.tables import from_streams
+from statestore.topology.tables.from_streams import History
+from statestore.topology.windows.closing import WindowCloses
 
 Look = Callable[[list[bytes]], list[Any]]
 """From keys under the table's key serde to their values; None where there is none."""
@@ -177,15 +177,15 @@ class Flow:
 
         def make(node: str) -> Build:
             if isinstance(spec, VersionedSpec):
-                return tables.with_history(
+                return from_streams.with_history(
                     node, spec, old_values=old_values, waiters=waiters, followers=followers
                 )
-            return tables.latest(node, spec, old_values=old_values)
+            return from_streams.latest(node, spec, old_values=old_values)
 
         node = source.add("KSTREAM-TOTABLE", name, make, (spec.name,), keeps=True)
         table = TableFlow.stored(self.builder, node, spec, old_values)
         if isinstance(spec, VersionedSpec):
-            table = replace(table, history=tables.history_of(spec, node, waiters, followers))
+            table = replace(table, history=from_streams.history_of(spec, node, waiters, followers))
         return table
 
 
@@ -229,7 +229,7 @@ class TableFlow:
             spec.key_serde,
             outside(spec.value_serde),
             (spec.name,),
-            tables.latest_version(spec)
+            from_streams.latest_version(spec)
             if isinstance(spec, VersionedSpec)
             else partial(_look_of, spec=spec),
             partial(_stamp_of, spec=spec),
@@ -352,7 +352,7 @@ def _look_of(context: NodeContext, spec: Spec) -> Look:
 def _stored_rows(context: NodeContext, spec: Spec | VersionedSpec[Any, Any]) -> LookInBytes:
     """Return the look-up of the values of a store's rows, in bytes."""
     if isinstance(spec, VersionedSpec):
-        return tables.latest_in_bytes(context, spec)
+        return from_streams.latest_in_bytes(context, spec)
     table = context.table(spec.name)
     if not isinstance(spec, WindowSpec | SessionSpec):
         return table.get_many

@@ -40,7 +40,7 @@ def run_plainly(_firing: Firing, fire: Fire, time_ms: int) -> bool:
 
 
 class Alarm(Protocol):
-    """The timers of a node, which are due at times of their own (topology/timers.py)."""
+    """The timers of a node, which are due at times of their own (topology/processors/timers.py)."""
 
     @property
     def next_ms(self) -> int:

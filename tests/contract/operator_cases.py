@@ -5,7 +5,7 @@ from typing import Any
 from statestore import serdes
 from statestore.model.records import Serde
 from statestore.testing import TopologyTestDriver
-from statestore.topology.builder import StreamsBuilder
+from statestore.topology.dsl.builder import StreamsBuilder
 from statestore.topology.graph import Topology
 from tests.contract import (
     cogroup_cases,

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 import statestore as ss
-from statestore.topology.builder import StreamsBuilder
-from statestore.topology.ktables import KTable
-from statestore.topology.streams import KStream
+from statestore.topology.dsl.builder import StreamsBuilder
+from statestore.topology.dsl.ktables import KTable
+from statestore.topology.dsl.streams import KStream
 from tests.builders import table_rows
 
 

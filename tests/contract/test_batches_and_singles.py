@@ -11,9 +11,9 @@ import statestore as ss
 from statestore import serdes
 from statestore.model.records import Record, Serde
 from statestore.testing import TopologyTestDriver
-from statestore.topology.builder import StreamsBuilder
-from statestore.topology.ktables import KTable
-from statestore.topology.streams import KStream
+from statestore.topology.dsl.builder import StreamsBuilder
+from statestore.topology.dsl.ktables import KTable
+from statestore.topology.dsl.streams import KStream
 
 Rows = list[tuple[Any, Any, int]]
 

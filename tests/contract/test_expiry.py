@@ -20,7 +20,7 @@ from statestore.model.records import Record
 from statestore.operations.deployed import describe_deployment
 from statestore.stores import expiry, offsets, row_times
 from statestore.testing.driver import TopologyTestDriver
-from statestore.topology.builder import StreamsBuilder
+from statestore.topology.dsl.builder import StreamsBuilder
 from tests.contract.task_rig import TaskRig
 from tests.contract.test_stores_at_rest import Shop
 

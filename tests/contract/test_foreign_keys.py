@@ -13,8 +13,8 @@ from statestore.kafka.partitioner import murmur2_partition
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Record, Subscription
 from statestore.testing import TopologyTestDriver
+from statestore.topology.joins.subscriptions import NONE, SOME, digest
 from statestore.topology.nodes import TopicName
-from statestore.topology.subscriptions import NONE, SOME, digest
 from tests.unit.poison_rig import POISON, settings
 
 

@@ -9,7 +9,7 @@ from statestore import serdes
 from statestore.errors import InvalidTopology, RecordFailed, StateStoreError
 from statestore.model.records import Record
 from statestore.testing import TopologyTestDriver
-from statestore.topology.table_groups import RowChange, changes
+from statestore.topology.aggregates.tables import RowChange, changes
 
 
 def builder() -> ss.StreamsBuilder[str, Any]:

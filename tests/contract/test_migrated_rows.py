@@ -27,7 +27,7 @@ from statestore.stores import expiry
 from statestore.stores.in_windows import TIME_ROW
 from statestore.stores.migration import MARK
 from statestore.tasks import rewriting
-from statestore.topology.table_groups import changes
+from statestore.topology.aggregates.tables import changes
 from tests.contract.task_rig import APPLICATION, TaskRig
 
 IN = TopicPartition("in", 0)

@@ -9,8 +9,8 @@ import statestore as ss
 from statestore import serdes
 from statestore.errors import SerdeMismatch, StateStoreError
 from statestore.testing.driver import TopologyTestDriver
-from statestore.topology.builder import StreamsBuilder
-from statestore.topology.streams import KStream
+from statestore.topology.dsl.builder import StreamsBuilder
+from statestore.topology.dsl.streams import KStream
 
 
 def pair(left: object, right: object) -> tuple[object, object]:

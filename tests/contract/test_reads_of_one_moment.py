@@ -22,7 +22,7 @@ from statestore.errors import StoreClosed
 from statestore.model.modes import IsolationLevel
 from statestore.model.records import Record
 from statestore.testing.driver import TopologyTestDriver
-from statestore.topology.builder import StreamsBuilder
+from statestore.topology.dsl.builder import StreamsBuilder
 from tests.builders import DEADLINE_S
 from tests.contract.versioned_worlds import Open
 

@@ -27,7 +27,7 @@ from statestore.stores.kinds import logged_keys
 from statestore.stores.sessions import LIST, SPAN, TransactionalSessionStore, row_of, spans_of
 from statestore.stores.specs import SessionSpec, WindowSpec
 from statestore.testing.driver import TopologyTestDriver
-from statestore.topology.builder import StreamsBuilder
+from statestore.topology.dsl.builder import StreamsBuilder
 from statestore.topology.graph import Topology
 from tests.contract.test_stores_at_rest import Shop
 from tests.contract.windows_text import pipe, shown

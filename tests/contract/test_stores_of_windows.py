@@ -29,7 +29,7 @@ from statestore.operations.deployed import describe_deployment
 from statestore.operations.relocation.plan import Disk, placement, plan_relocation
 from statestore.stores.in_windows import TIME_ROW, UNLOGGED
 from statestore.testing.driver import TopologyTestDriver
-from statestore.topology.builder import StreamsBuilder
+from statestore.topology.dsl.builder import StreamsBuilder
 from tests.contract.test_stores_at_rest import Shop
 from tests.contract.windows_text import shown
 

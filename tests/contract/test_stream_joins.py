@@ -24,7 +24,7 @@ from statestore.operations.deployed import describe_deployment
 from statestore.spark.datasource import TransactionalStore
 from statestore.stores.specs import KeyValueSpec
 from statestore.testing import TopologyTestDriver
-from statestore.topology import stream_joins
+from statestore.topology.joins import streams as stream_joins
 from tests.contract.task_rig import TaskRig
 from tests.contract.test_stores_at_rest import Shop
 from tests.stateful.random_programs import STREAM_JOIN_STEPS

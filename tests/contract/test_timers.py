@@ -10,7 +10,7 @@ import statestore as ss
 from statestore import serdes
 from statestore.errors import InvalidTopology, RecordFailed, UnknownStore
 from statestore.testing.driver import TopologyTestDriver
-from statestore.topology import timers
+from statestore.topology.processors import timers
 
 STREAM, WALL = ss.PunctuationType.STREAM_TIME, ss.PunctuationType.WALL_CLOCK_TIME
 TIMERS = ss.timer_store("timers", key_serde=serdes.STRING)

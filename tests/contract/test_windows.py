@@ -18,7 +18,7 @@ from statestore.stores.in_windows import TIME_ROW
 from statestore.stores.specs import WindowRows
 from statestore.stores.windows import TransactionalWindowStore, keys_of, row_of
 from statestore.testing.driver import TopologyTestDriver
-from statestore.topology.builder import StreamsBuilder
+from statestore.topology.dsl.builder import StreamsBuilder
 from statestore.topology.graph import Topology
 from tests.contract.windows_text import pipe, shown
 

@@ -10,9 +10,9 @@ from statestore import serdes
 from statestore.kafka.partitioner import murmur2_partition
 from statestore.model.records import Record
 from statestore.testing.driver import TopologyTestDriver
-from statestore.topology.builder import StreamsBuilder
+from statestore.topology.dsl.builder import StreamsBuilder
+from statestore.topology.dsl.ktables import KTable
 from statestore.topology.graph import Topology
-from statestore.topology.ktables import KTable
 
 EMITS = ["on_update", "on_window_close"]
 KEPT = ss.TumblingWindows(10, grace_ms=5, retention_ms=10_000)

@@ -5,10 +5,10 @@ from typing import Any
 
 import statestore as ss
 from statestore import serdes
-from statestore.topology.builder import StreamsBuilder
+from statestore.topology.dsl.builder import StreamsBuilder
+from statestore.topology.dsl.ktables import KTable
+from statestore.topology.dsl.streams import KStream
 from statestore.topology.graph import Topology
-from statestore.topology.ktables import KTable
-from statestore.topology.streams import KStream
 from tests.stateful.random_programs import (
     FUNCTIONS,
     GAP,

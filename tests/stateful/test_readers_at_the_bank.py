@@ -26,7 +26,7 @@ from statestore.errors import StoreClosed
 from statestore.model.modes import IsolationLevel
 from statestore.model.records import Record
 from statestore.testing.driver import TopologyTestDriver
-from statestore.topology.builder import StreamsBuilder
+from statestore.topology.dsl.builder import StreamsBuilder
 from tests.builders import DEADLINE_S
 
 SEED = os.environ.get("STATESTORE_BANK_SEED")

@@ -3,11 +3,11 @@
 from typing import Any
 
 from statestore.stores import serdes
-from statestore.topology.builder import StreamsBuilder
+from statestore.topology.dsl.builder import StreamsBuilder
+from statestore.topology.dsl.ktables import KTable
+from statestore.topology.dsl.streams import KStream
 from statestore.topology.flows import Flow
-from statestore.topology.ktables import KTable
 from statestore.topology.nodes import SourceNode, TopicName
-from statestore.topology.streams import KStream
 
 KEY, VALUE = serdes.STRING, serdes.JSON  # the builder's
 OWN_KEY, OWN_VALUE = serdes.INT64, serdes.FLOAT64  # the source's

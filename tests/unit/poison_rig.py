@@ -8,11 +8,11 @@ from statestore.model.records import Record
 from statestore.stores import serdes
 from statestore.stores.specs import persistent_key_value_store
 from statestore.testing import TopologyTestDriver
-from statestore.topology.builder import StreamsBuilder
+from statestore.topology.dsl.builder import StreamsBuilder
+from statestore.topology.dsl.streams import KStream
 from statestore.topology.graph import Topology
-from statestore.topology.processors import ProcessorContext
-from statestore.topology.streams import KStream
-from statestore.topology.windows import TumblingWindows
+from statestore.topology.processors.process import ProcessorContext
+from statestore.topology.windows.hopping import TumblingWindows
 
 POISON = "poison"
 STAGES = ("deserialization", "processing", "production")

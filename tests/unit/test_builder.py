@@ -7,11 +7,11 @@ import pytest
 
 from statestore.stores import serdes
 from statestore.stores.specs import in_memory_key_value_store, persistent_key_value_store
-from statestore.topology.builder import StreamsBuilder
+from statestore.topology.dsl.builder import StreamsBuilder
+from statestore.topology.dsl.streams import KStream
 from statestore.topology.graph import Topology
 from statestore.topology.materialized import Materialized
 from statestore.topology.nodes import SinkNode, SourceNode
-from statestore.topology.streams import KStream
 from tests.unit.pipelines import KEY, OWN_VALUE, VALUE, builder, pair, right, typed
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from statestore.errors import InvalidTopology, Misuse, SerdeMismatch
 from statestore.stores import serdes
-from statestore.topology.builder import StreamsBuilder
+from statestore.topology.dsl.builder import StreamsBuilder
+from statestore.topology.dsl.streams import KStream
 from statestore.topology.materialized import Materialized
 from statestore.topology.nodes import SinkNode
-from statestore.topology.streams import KStream
 from tests.unit.pipelines import OWN_KEY, builder, pair, right, typed
 
 

@@ -11,7 +11,7 @@ from statestore.errors import InvalidTopology, Misuse, StateStoreError
 from statestore.model.modes import PunctuationType
 from statestore.model.records import Record
 from statestore.testing import TopologyTestDriver
-from statestore.topology.streams import KStream
+from statestore.topology.dsl.streams import KStream
 from tests.unit.pipelines import right, typed
 from tests.unit.poison_rig import settings, texts
 

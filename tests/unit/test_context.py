@@ -16,10 +16,10 @@ from statestore.tasks.owned import OpenStore
 from statestore.tasks.poison import Poison
 from statestore.tasks.store_log import OwnChangelog
 from statestore.testing.memory_broker import MemoryBroker
-from statestore.topology.builder import StreamsBuilder
+from statestore.topology.dsl.builder import StreamsBuilder
 from statestore.topology.failures import NodeFailed
 from statestore.topology.nodes import HeldBack
-from statestore.topology.processors import ProcessorContext
+from statestore.topology.processors.process import ProcessorContext
 from tests.builders import ManualClock, batch, memory_store
 
 

@@ -9,7 +9,11 @@ import pytest
 import statestore.topology
 
 FOLDER = Path(statestore.topology.__file__).parent
-MODULES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init__")
+MODULES = sorted(
+    ".".join(path.relative_to(FOLDER).with_suffix("").parts)
+    for path in FOLDER.rglob("*.py")
+    if path.stem != "__init__"
+)
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec, in_memory_key_value_store
 from statestore.testing.driver import TopologyTestDriver
 from statestore.topology import operators as ops
-from statestore.topology.builder import StreamsBuilder
+from statestore.topology.dsl.builder import StreamsBuilder
 from statestore.topology.failures import NodeFailed, Stage
 from statestore.topology.nodes import Build
-from statestore.topology.processors import ProcessorContext, processed
+from statestore.topology.processors.process import ProcessorContext, processed
 from tests.builders import NodeBench, batch, triples
 
 ROWS = [("a", "1", 10), (None, "2", 20), ("c", None, 30), ("a", "4", 40)]

@@ -7,9 +7,9 @@ import pytest
 from statestore.errors import Unavailable
 from statestore.model.records import Record
 from statestore.testing import TopologyTestDriver
-from statestore.topology.builder import StreamsBuilder
+from statestore.topology.dsl.builder import StreamsBuilder
 from statestore.topology.graph import Topology
-from statestore.topology.processors import ProcessorContext
+from statestore.topology.processors.process import ProcessorContext
 
 BATCH = 64
 

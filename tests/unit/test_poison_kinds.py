@@ -11,9 +11,9 @@ from statestore.model.records import Record
 from statestore.stores import serdes
 from statestore.stores.specs import persistent_key_value_store
 from statestore.testing import TopologyTestDriver
+from statestore.topology.dsl.streams import KStream
 from statestore.topology.graph import Topology
-from statestore.topology.processors import ProcessorContext
-from statestore.topology.streams import KStream
+from statestore.topology.processors.process import ProcessorContext
 from tests.unit.poison_rig import (
     BAD_TEXT,
     GUARANTEES,

@@ -16,8 +16,8 @@ from statestore import serdes
 from statestore.errors import RecordFailed
 from statestore.model.records import Record
 from statestore.testing import TopologyTestDriver
+from statestore.topology.dsl.streams import KStream
 from statestore.topology.graph import Topology
-from statestore.topology.streams import KStream
 from tests.unit.poison_rig import GUARANTEES, POISON, dropped, settings, texts, value_of
 
 COUNT = 250

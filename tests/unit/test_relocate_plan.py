@@ -21,9 +21,9 @@ from statestore.operations.relocation.plan import (
     placement,
     plan_relocation,
 )
-from statestore.topology.builder import StreamsBuilder
+from statestore.topology.dsl.builder import StreamsBuilder
 from statestore.topology.graph import Topology
-from statestore.topology.windows import HoppingWindows, TimeWindows, TumblingWindows
+from statestore.topology.windows.hopping import HoppingWindows, TimeWindows, TumblingWindows
 from tests.builders import table_rows
 from tests.relocation_rig import places_of, topology_of
 

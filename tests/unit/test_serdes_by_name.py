@@ -9,7 +9,7 @@ from statestore import serdes
 from statestore.errors import SerdeMismatch
 from statestore.model.records import Serde
 from statestore.testing import TopologyTestDriver
-from statestore.topology.builder import StreamsBuilder
+from statestore.topology.dsl.builder import StreamsBuilder
 
 BUILT_IN: list[Serde[Any]] = [
     serdes.BYTES,

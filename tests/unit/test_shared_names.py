@@ -11,9 +11,9 @@ from statestore import serdes
 from statestore.errors import InvalidTopology
 from statestore.model.records import Record
 from statestore.testing import TopologyTestDriver
-from statestore.topology.builder import StreamsBuilder
-from statestore.topology.ktables import KTable
-from statestore.topology.streams import KStream
+from statestore.topology.dsl.builder import StreamsBuilder
+from statestore.topology.dsl.ktables import KTable
+from statestore.topology.dsl.streams import KStream
 from tests.unit.poison_rig import texts
 
 

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 from statestore.model.records import Record
 from statestore.stores import serdes
 from statestore.stores.specs import persistent_key_value_store
-from statestore.topology.builder import StreamsBuilder
+from statestore.topology.dsl.builder import StreamsBuilder
 from statestore.topology.graph import Topology
 from statestore.topology.materialized import Materialized
-from statestore.topology.processors import ProcessorContext
+from statestore.topology.processors.process import ProcessorContext
 
 PREFIX_VARIABLE = "STATESTORE_DRILL_TOPICS"
 STORE = "counts"

@@ -14,7 +14,7 @@ from statestore.stores.specs import BuiltInSpec, KeyValueSpec, VersionedSpec
 from statestore.topology.failures import decoded, encoded, processing
 from statestore.topology.flows import Look, TableFlow
 from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
-from statestore.topology.views_in_time import follow_in_time, keep_in_time
+from statestore.topology.tables.versioned_views import follow_in_time, keep_in_time
 
 Keep = Callable[[Batch], None]
 Kept = KeyValueSpec[Any, Any] | None

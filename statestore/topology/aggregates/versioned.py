@@ -16,12 +16,12 @@ from statestore.model.batch import Batch, Column
 from statestore.stores.specs import VersionedSpec
 from statestore.stores.versioned import layout
 from statestore.stores.versioned.table import VersionedTable
-from statestore.topology.aggregates import Updates, updated
+from statestore.topology.aggregates.streams import Updates, updated
 from statestore.topology.failures import Stage, decoded, failed, keyed, mismatch
 from statestore.topology.flows import Flow, TableFlow
-from statestore.topology.grace import Gate, Waiter
+from statestore.topology.joins.grace import Gate, Waiter
 from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
-from statestore.topology.tables import history_of
+from statestore.topology.tables.from_streams import history_of
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,8 @@ from statestore.topology.failures import (
     failed,
     processing,
 )
-from statestore.topology.join_windows import BIAS, TIME, JoinWindows, Sweeper, time_of
-from statestore.topology.joiners import Joiner
+from statestore.topology.joins.joiners import Joiner
+from statestore.topology.joins.windows import BIAS, TIME, JoinWindows, Sweeper, time_of
 from statestore.topology.nodes import Build, Forward, Held, NodeContext, Push, in_order
 
 LEFT: Final = b"\x01"

@@ -15,7 +15,7 @@ from statestore.stores.specs import KeyValueSpec, VersionedSpec
 from statestore.stores.versioned import layout
 from statestore.stores.versioned.table import VersionedTable
 from statestore.topology.failures import encoded, keyed
-from statestore.topology.grace import Gate, Waiter
+from statestore.topology.joins.grace import Gate, Waiter
 from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
 
 LookAsOf = Callable[[Sequence[bytes | None], Sequence[int]], list[Any]]

@@ -11,14 +11,14 @@ from statestore.model.records import K, Record, Serde, V
 from statestore.stores import serdes
 from statestore.topology.callbacks import check_extractor
 from statestore.topology.collector import Collector
+from statestore.topology.dsl.ktables import KTable
+from statestore.topology.dsl.streams import KStream
 from statestore.topology.flows import Flow
-from statestore.topology.global_tables import GlobalKTable, global_table
 from statestore.topology.graph import Topology
-from statestore.topology.ktables import KTable
-from statestore.topology.lookups import lookup
+from statestore.topology.joins.global_tables import GlobalKTable, global_table
+from statestore.topology.joins.lookups import lookup
 from statestore.topology.materialized import Materialized
 from statestore.topology.nodes import SourceNode, TimestampExtractor, TopicName, check_topic
-from statestore.topology.streams import KStream
 
 # Of the serdes of nodes that name none. A function that takes a builder of any serdes can say so.
 KB = TypeVar("KB", default=Any)

@@ -10,9 +10,9 @@ from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 from statestore.model.modes import Span
 from statestore.model.records import K2, V2, K_co, V_co
-from statestore.topology.global_tables import GlobalKTable, Selector
-from statestore.topology.join_windows import JoinWindows
-from statestore.topology.joins import JoinKind
+from statestore.topology.joins.co_partitioned import JoinKind
+from statestore.topology.joins.global_tables import GlobalKTable, Selector
+from statestore.topology.joins.windows import JoinWindows
 
 R = TypeVar("R")
 
@@ -241,4 +241,4 @@ class JoinableStream(Generic[K_co, V_co]):
         """Add a join, and return the stream of its results."""
 
 
-from statestore.topology import ktables, streams  # noqa: E402 - streams derives from JoinableStream
+from statestore.topology.dsl import ktables, streams  # noqa: E402 - streams derives from JoinableStream

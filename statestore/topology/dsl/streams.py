@@ -20,20 +20,22 @@ from statestore.errors import InvalidTopology, Misuse
 from statestore.model.modes import span_ms
 from statestore.model.records import K2, V2, K, K_co, Record, Serde, V, V_co
 from statestore.stores.specs import StoreSpec
-from statestore.topology import grouped_streams, joins, ktables, missing_methods, sinks
+from statestore.topology import missing_methods
 from statestore.topology import operators as ops
-from statestore.topology.branches import branched
+from statestore.topology.aggregates.grouping import Grouping
 from statestore.topology.callbacks import check_arity, check_factory, takes_key
-from statestore.topology.fixed_keys import processed_values
+from statestore.topology.dsl import grouped_streams, ktables, sinks
+from statestore.topology.dsl.branches import branched
+from statestore.topology.dsl.joinable_streams import JoinableStream, JoinTerms
 from statestore.topology.flows import Flow
-from statestore.topology.global_tables import GlobalKTable, joined_with, refuse_key
-from statestore.topology.grouping import Grouping
-from statestore.topology.join_windows import require_windows
-from statestore.topology.joinable_streams import JoinableStream, JoinTerms
-from statestore.topology.joiners import Joiner
+from statestore.topology.joins import co_partitioned
+from statestore.topology.joins.global_tables import GlobalKTable, joined_with, refuse_key
+from statestore.topology.joins.joiners import Joiner
+from statestore.topology.joins.windows import require_windows
 from statestore.topology.materialized import Materialized
 from statestore.topology.nodes import Build
-from statestore.topology.processors import (
+from statestore.topology.processors.fixed_keys import processed_values
+from statestore.topology.processors.process import (
     BatchProcessor,
     Processor,
     ProcessorContext,
@@ -374,7 +376,7 @@ class KStream(JoinableStream[K_co, V_co]):
 
     def _joined(
         self,
-        kind: joins.JoinKind,
+        kind: co_partitioned.JoinKind,
         other: "ktables.KTable[Any, Any] | KStream[Any, Any] | GlobalKTable[Any, Any]",
         function: Callable[..., Any],
         terms: JoinTerms,
@@ -390,7 +392,7 @@ class KStream(JoinableStream[K_co, V_co]):
         if isinstance(other, KStream):
             near = require_windows(verb, within, others=any(others[1:]))
             return KStream(
-                joins.stream_with_stream(
+                co_partitioned.stream_with_stream(
                     self._flow, other._flow, joiner, kind, windows=near, name=name
                 )
             )
@@ -400,7 +402,7 @@ class KStream(JoinableStream[K_co, V_co]):
                 f"{verb}: a table has one row of a key at a time, and no windows: use join() or "
                 "left_join(), without windows"
             )
-        flow = joins.stream_with_table(
+        flow = co_partitioned.stream_with_table(
             self._flow,
             table,
             joiner,

@@ -34,16 +34,16 @@ from statestore.model.modes import Span, span_ms
 from statestore.model.records import Header, Serde
 from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec
-from statestore.topology.closing import (
+from statestore.topology.failures import encoded
+from statestore.topology.flows import Look, Stamp, TableFlow
+from statestore.topology.nodes import Build, Forward, Held, NodeContext, Push, SendOldValues
+from statestore.topology.windows.closing import (
     IdleClose,
     WindowCloses,
     checked_idle_ms,
     idle_terms,
     no_records,
 )
-from statestore.topology.failures import encoded
-from statestore.topology.flows import Look, Stamp, TableFlow
-from statestore.topology.nodes import Build, Forward, Held, NodeContext, Push, SendOldValues
 
 _PLACE: Final = struct.Struct(">Q")
 _BIAS: Final = 1 << 63

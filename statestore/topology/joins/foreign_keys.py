@@ -21,11 +21,8 @@ from statestore.topology.callbacks import takes_key
 from statestore.topology.collector import Collector
 from statestore.topology.failures import Stage, decoded, encoded, failed, processing
 from statestore.topology.flows import Stamp, TableFlow
-from statestore.topology.joiners import Joiner
-from statestore.topology.materialized import Materialized, wished
-from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
-from statestore.topology.operators import passed
-from statestore.topology.subscriptions import (
+from statestore.topology.joins.joiners import Joiner
+from statestore.topology.joins.subscriptions import (
     DIGEST_BYTES,
     NONE,
     SOME,
@@ -37,7 +34,10 @@ from statestore.topology.subscriptions import (
     subscriber,
     subscribing,
 )
-from statestore.topology.views_in_time import keep_in_time
+from statestore.topology.materialized import Materialized, wished
+from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
+from statestore.topology.operators import passed
+from statestore.topology.tables.versioned_views import keep_in_time
 
 _TAKER: Final = "the right table, or let foreign_key return a key that fits"
 

@@ -9,15 +9,18 @@ from typing import Any, Generic, TypeVar, overload
 
 from statestore.errors import InvalidTopology, Misuse
 from statestore.model.records import K2, V2, K_co, Serde, V_co
-from statestore.topology import grouped_streams, joins, missing_methods, streams, views
+from statestore.topology import missing_methods
 from statestore.topology import operators as ops
+from statestore.topology.aggregates.tables import TableGroups, folding, reducing
 from statestore.topology.callbacks import check_arity, takes_key
+from statestore.topology.dsl import grouped_streams, streams
 from statestore.topology.flows import Flow, TableFlow
-from statestore.topology.foreign_keys import foreign_keys_by, join_by_foreign_key
-from statestore.topology.joiners import Joiner
+from statestore.topology.joins import co_partitioned
+from statestore.topology.joins.foreign_keys import foreign_keys_by, join_by_foreign_key
+from statestore.topology.joins.joiners import Joiner
 from statestore.topology.materialized import Materialized
-from statestore.topology.suppression import Suppressed, suppressed_table
-from statestore.topology.table_groups import TableGroups, folding, reducing
+from statestore.topology.tables import views
+from statestore.topology.tables.suppression import Suppressed, suppressed_table
 
 R = TypeVar("R")
 A = TypeVar("A")
@@ -155,7 +158,7 @@ class KTable(Generic[K_co, V_co]):
         SerdeMismatch if the keys of both have different serdes, without a foreign key;
         InvalidTopology if the other table has another builder.
         """
-        kind = joins.JoinKind.INNER
+        kind = co_partitioned.JoinKind.INNER
         return self._joined(kind, table, function, materialized, name, foreign_key)
 
     @overload
@@ -209,7 +212,7 @@ class KTable(Generic[K_co, V_co]):
 
         So it does for a row whose foreign key is None.
         """
-        kind = joins.JoinKind.LEFT
+        kind = co_partitioned.JoinKind.LEFT
         return self._joined(kind, table, function, materialized, name, foreign_key)
 
     @overload
@@ -242,7 +245,7 @@ class KTable(Generic[K_co, V_co]):
 
         The side that lacks the key is None.
         """
-        return self._joined(joins.JoinKind.OUTER, table, function, materialized, name)
+        return self._joined(co_partitioned.JoinKind.OUTER, table, function, materialized, name)
 
     def suppress(self, suppressed: Suppressed, *, name: str | None = None) -> "KTable[K_co, V_co]":
         """Return the table with its updates held back, so that fewer go out, and later (KIP-328).
@@ -280,7 +283,7 @@ class KTable(Generic[K_co, V_co]):
 
     def _joined(
         self,
-        kind: joins.JoinKind,
+        kind: co_partitioned.JoinKind,
         table: "KTable[Any, Any]",
         function: Callable[..., Any],
         materialized: Materialized[Any, Any] | str | None,
@@ -301,7 +304,7 @@ class KTable(Generic[K_co, V_co]):
             )
             return KTable(made)
         return KTable(
-            joins.table_with_table(
+            co_partitioned.table_with_table(
                 self._table, other, joiner, kind, materialized=materialized, name=name
             )
         )

@@ -37,8 +37,8 @@ from statestore.topology.callbacks import check_arity, why_processor_idle
 from statestore.topology.collector import Collector
 from statestore.topology.failures import Stage, decoded, failed, punctuating, timer_failed
 from statestore.topology.nodes import Build, Forward, NodeContext, Push, stream_times
+from statestore.topology.processors.timers import Fired, TimerQueue, Timers
 from statestore.topology.punctuation import Punctuation
-from statestore.topology.timers import Fired, TimerQueue, Timers
 
 K_contra = TypeVar("K_contra", contravariant=True)
 V_contra = TypeVar("V_contra", contravariant=True)

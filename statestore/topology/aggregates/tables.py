@@ -19,8 +19,8 @@ import msgspec
 from statestore.model.batch import Batch, Column
 from statestore.model.records import Functions, Serde
 from statestore.stores import serdes
-from statestore.topology.aggregates import aggregated
-from statestore.topology.aggregates_in_time import FoldStep, aggregate_in_time
+from statestore.topology.aggregates.streams import aggregated
+from statestore.topology.aggregates.versioned import FoldStep, aggregate_in_time
 from statestore.topology.failures import Stage, decoded, encoded, failed
 from statestore.topology.flows import Flow, TableFlow
 from statestore.topology.materialized import Materialized, wished

@@ -39,7 +39,7 @@ from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec
 from statestore.topology.failures import encoded, processing
 from statestore.topology.flows import TableFlow
-from statestore.topology.joiners import Joiner
+from statestore.topology.joins.joiners import Joiner
 from statestore.topology.nodes import Build, Forward, NodeContext, Push
 
 ForeignKey = Callable[[Any, Any], Any]

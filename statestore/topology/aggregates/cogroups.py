@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple
 from statestore.errors import InvalidTopology, SerdeMismatch
 from statestore.model.batch import Batch, Column
 from statestore.stores import serdes
+from statestore.topology.aggregates.grouping import Grouping, Windowing
 from statestore.topology.failures import decoded
 from statestore.topology.flows import Flow, TableFlow
-from statestore.topology.grouping import Grouping, Windowing
 from statestore.topology.materialized import Materialized, wished
 from statestore.topology.nodes import Build, Forward, NodeContext, Push
 from statestore.topology.operators import passed

@@ -9,14 +9,15 @@ from statestore.model.modes import EmitStrategy, Span
 from statestore.model.records import Serde
 from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec, SessionSpec, WindowSpec
-from statestore.topology.aggregates import Spec, aggregated, counted
-from statestore.topology.aggregates_in_time import FoldStep, aggregate_in_time
-from statestore.topology.closing import WindowCloses, checked_idle_ms
-from statestore.topology.count_windows import CountWindows, in_count_windows, open_windows_spec
+from statestore.topology.aggregates.streams import Spec, aggregated, counted
+from statestore.topology.aggregates.versioned import FoldStep, aggregate_in_time
 from statestore.topology.flows import Flow, TableFlow
 from statestore.topology.materialized import Materialized
 from statestore.topology.nodes import Build, SendOldValues
-from statestore.topology.sessions import (
+from statestore.topology.windows.closing import WindowCloses, checked_idle_ms
+from statestore.topology.windows.counts import CountWindows, in_count_windows, open_windows_spec
+from statestore.topology.windows.hopping import TimeWindows, in_windows, window_spec
+from statestore.topology.windows.sessions import (
     COUNTED,
     SessionFold,
     SessionWindows,
@@ -24,12 +25,11 @@ from statestore.topology.sessions import (
     reduced,
     session_spec,
 )
-from statestore.topology.sliding_windows import (
+from statestore.topology.windows.sliding import (
     SlidingWindows,
     in_sliding_windows,
     sliding_spec,
 )
-from statestore.topology.windows import TimeWindows, in_windows, window_spec
 
 AnyWindows = TimeWindows | SlidingWindows | SessionWindows | CountWindows
 

@@ -1,7 +1,7 @@
 """Lookups: every host has all rows of a small file, and streams join them by any key.
 
-A lookup is a global table whose rows come from a file (topology/global_tables.py). The run reads
-it (operations/lookups.py).
+A lookup is a global table whose rows come from a file (topology/joins/global_tables.py). The run
+reads it (operations/lookups.py).
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from statestore.errors import Misuse
 from statestore.model.records import Serde
 from statestore.stores.specs import KeyValueSpec
 from statestore.topology.collector import Collector
-from statestore.topology.global_tables import GlobalFlow, GlobalKTable
+from statestore.topology.joins.global_tables import GlobalFlow, GlobalKTable
 from statestore.topology.nodes import FileFormat, LookupSource
 
 _ENDS = {

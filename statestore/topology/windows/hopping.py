@@ -2,8 +2,9 @@
 
 A record counts in each window that holds its timestamp, unless stream time has passed the end of
 the window by the grace: for that window the record is late. A record that is late for all its
-windows is dropped and counted as dropped (topology/closing.py). Expired windows are deleted whole,
-some with each batch, so that no batch has to delete a great many. Reads leave them out meanwhile.
+windows is dropped and counted as dropped (topology/windows/closing.py). Expired windows are deleted
+whole, some with each batch, so that no batch has to delete a great many. Reads leave them out
+meanwhile.
 """
 
 from collections.abc import Callable, Generator, Iterable
@@ -22,8 +23,10 @@ from statestore.model.records import WINDOW_BYTES
 from statestore.stores.in_windows import START, start_of
 from statestore.stores.specs import KeyValueSpec, WindowSpec
 from statestore.stores.windows import indexed, keys_of
-from statestore.topology.aggregates import KeyingOf, Placed
-from statestore.topology.closing import (
+from statestore.topology.aggregates.streams import KeyingOf, Placed
+from statestore.topology.failures import decoded, encoded
+from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
+from statestore.topology.windows.closing import (
     Closed,
     Closing,
     IdleClose,
@@ -31,8 +34,6 @@ from statestore.topology.closing import (
     idle_terms,
     no_records,
 )
-from statestore.topology.failures import decoded, encoded
-from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
 
 _EXPIRED_AT_ONCE = 1000
 _PLACED_AT_ONCE = 200_000

@@ -6,15 +6,16 @@ from typing import Any, Generic, Protocol, TypeVar, overload
 from statestore.errors import Misuse
 from statestore.model.modes import EmitStrategy, Span
 from statestore.model.records import K_co, V_co, Windowed
-from statestore.topology import cogrouped_streams, ktables, missing_methods
+from statestore.topology import missing_methods
+from statestore.topology.aggregates.cogroups import Cogroup
+from statestore.topology.aggregates.grouping import Grouping, Windowing
 from statestore.topology.callbacks import check_arity
-from statestore.topology.cogroups import Cogroup
-from statestore.topology.count_windows import CountWindows
-from statestore.topology.grouping import Grouping, Windowing
+from statestore.topology.dsl import cogrouped_streams, ktables
 from statestore.topology.materialized import Materialized
-from statestore.topology.sessions import SessionWindows
-from statestore.topology.sliding_windows import SlidingWindows
-from statestore.topology.windows import TimeWindows
+from statestore.topology.windows.counts import CountWindows
+from statestore.topology.windows.hopping import TimeWindows
+from statestore.topology.windows.sessions import SessionWindows
+from statestore.topology.windows.sliding import SlidingWindows
 
 A = TypeVar("A")
 A_co = TypeVar("A_co", covariant=True)

@@ -19,8 +19,8 @@ from statestore.topology.callbacks import check_arity
 from statestore.topology.collector import Collector
 from statestore.topology.failures import Stage, decoded, encoded, failed, processing
 from statestore.topology.flows import Flow, Look
-from statestore.topology.joiners import Joiner
-from statestore.topology.joins import JoinKind, rows_of
+from statestore.topology.joins.co_partitioned import JoinKind, rows_of
+from statestore.topology.joins.joiners import Joiner
 from statestore.topology.materialized import Materialized, wished
 from statestore.topology.nodes import (
     Build,

@@ -12,9 +12,9 @@ from statestore.model.batch import Batch, Column
 from statestore.stores.specs import VersionedSpec
 from statestore.topology.failures import decoded, encoded, processing
 from statestore.topology.flows import TableFlow
-from statestore.topology.grace import Waiter
+from statestore.topology.joins.grace import Waiter
 from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
-from statestore.topology.tables import History, history_of, in_turn, with_history
+from statestore.topology.tables.from_streams import History, history_of, in_turn, with_history
 
 
 def follow_in_time(

@@ -28,8 +28,10 @@ from statestore.stores import serdes
 from statestore.stores.in_windows import START, start_of
 from statestore.stores.sessions import LIST, SPAN, keys_of, listed, spans_of
 from statestore.stores.specs import KeyValueSpec, SessionSpec
-from statestore.topology.aggregates import Updates, binary_array, updated
-from statestore.topology.closing import (
+from statestore.topology.aggregates.streams import Updates, binary_array, updated
+from statestore.topology.failures import Stage, decoded, encoded, failed, made_by, processing
+from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
+from statestore.topology.windows.closing import (
     Closed,
     Closing,
     IdleClose,
@@ -37,8 +39,6 @@ from statestore.topology.closing import (
     idle_terms,
     no_records,
 )
-from statestore.topology.failures import Stage, decoded, encoded, failed, made_by, processing
-from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
 
 _EXPIRED_AT_ONCE = 1000
 

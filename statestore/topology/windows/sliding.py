@@ -27,8 +27,7 @@ from statestore.stores.in_windows import START, start_of
 from statestore.stores.pending import Entries
 from statestore.stores.specs import ANY_START, KeyValueSpec, WindowSpec
 from statestore.stores.windows import indexed, keys_of, range_of_key
-from statestore.topology.aggregates import Updates, updated
-from statestore.topology.closing import IdleClose, WindowCloses, idle_terms
+from statestore.topology.aggregates.streams import Updates, updated
 from statestore.topology.failures import (
     Stage,
     decoded,
@@ -39,8 +38,9 @@ from statestore.topology.failures import (
     processing,
 )
 from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
-from statestore.topology.sessions import SessionFold
-from statestore.topology.windows import HoppingWindows, OpenWindows
+from statestore.topology.windows.closing import IdleClose, WindowCloses, idle_terms
+from statestore.topology.windows.hopping import HoppingWindows, OpenWindows
+from statestore.topology.windows.sessions import SessionFold
 
 _EXPIRED_AT_ONCE = 1000
 

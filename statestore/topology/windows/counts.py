@@ -22,10 +22,10 @@ from statestore.stores import serdes
 from statestore.stores.migration import GONE, MigratingSerde, Migration, migrating
 from statestore.stores.serdes import CountWindow
 from statestore.stores.specs import KeyValueSpec
-from statestore.topology.aggregates import Updates, updated
+from statestore.topology.aggregates.streams import Updates, updated
 from statestore.topology.failures import Stage, decoded, encoded, failed, mismatch, processing
 from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
-from statestore.topology.sessions import SessionFold
+from statestore.topology.windows.sessions import SessionFold
 
 _OPEN_MAX: Final = 1000
 

@@ -17,18 +17,18 @@ from statestore.model.batch import Batch, Column
 from statestore.stores import serdes
 from statestore.stores.migration import outside
 from statestore.stores.specs import KeyValueSpec, VersionedSpec
-from statestore.topology import grace
 from statestore.topology.failures import Stage, decoded, encoded, failed, processing
 from statestore.topology.flows import Flow, Look, Stamp, TableFlow
-from statestore.topology.join_windows import JoinWindows
-from statestore.topology.joiners import Joiner
+from statestore.topology.joins import grace
+from statestore.topology.joins.joiners import Joiner
+from statestore.topology.joins.streams import LEFT, RIGHT, Side, StreamJoin
+from statestore.topology.joins.windows import JoinWindows
 from statestore.topology.materialized import Materialized
 from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
 from statestore.topology.operators import passed
-from statestore.topology.stream_joins import LEFT, RIGHT, Side, StreamJoin
-from statestore.topology.tables import LookAsOf
-from statestore.topology.views import merged, updates
-from statestore.topology.views_in_time import keep_in_time
+from statestore.topology.tables.from_streams import LookAsOf
+from statestore.topology.tables.versioned_views import keep_in_time
+from statestore.topology.tables.views import merged, updates
 
 _FIXED = frozenset({type(None), str, bytes, int, float, bool})
 

@@ -1,0 +1,1 @@
+"""Groups of records or rows, and the tables that are folded from them."""

@@ -1,0 +1,1 @@
+"""A user's own code as a node, with stores and timers."""

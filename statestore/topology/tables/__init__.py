@@ -1,0 +1,1 @@
+"""Tables made of a stream or of another table, and the updates that they tell."""

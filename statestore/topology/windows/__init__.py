@@ -1,0 +1,1 @@
+"""Windows of each kind: how aggregates are kept per key and window, and when windows close."""
