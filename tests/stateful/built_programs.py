@@ -1,6 +1,7 @@
 """Random programs as a user would write them."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import statestore as ss
@@ -10,6 +11,7 @@ from statestore.topology.dsl.ktables import KTable
 from statestore.topology.dsl.streams import KStream
 from statestore.topology.graph import Topology
 from tests.stateful.random_programs import (
+    FILE,
     FUNCTIONS,
     GAP,
     GRACE,
@@ -26,6 +28,7 @@ from tests.stateful.random_programs import (
     in_sessions,
     in_time,
     in_windows,
+    looks_up,
     meet,
     name_of,
     named_apart,
@@ -35,21 +38,35 @@ from tests.stateful.random_programs import (
 KEYS_IN_WINDOWS = serdes.windowed(serdes.STRING, SIZE)
 
 
-def topology(program: Program, *, caching: bool = False) -> Topology:
+def topology(program: Program, folder: Path, *, caching: bool = False) -> Topology:
     """One program, alone."""
-    return topology_of({"": program}, caching=caching)
+    return topology_of({"": program}, folder, caching=caching)
 
 
-def topology_of(programs: Mapping[str, Program], *, caching: bool = False) -> Topology:
+def topology_of(
+    programs: Mapping[str, Program], folder: Path, *, caching: bool = False
+) -> Topology:
     """Programs with keys and values of one kind as one, each under a prefix of its own.
+
+    The files that they look things up in lie in `folder`.
 
     `caching`: aggregates tell the last update of each key in a batch only.
     """
     first = next(iter(programs.values()))
     builder = StreamsBuilder(key_serde=keys_of(first), value_serde=FUNCTIONS[first.values].serde)
     for prefix, program in programs.items():
-        Writing(builder, program, prefix, caching=caching).write()
+        Writing(builder, program, prefix, folder, caching=caching).write()
     return builder.build()
+
+
+def write_file(folder: Path, prefix: str, rows: Mapping[str, Any]) -> None:
+    """Let a program look up these rows from now on."""
+    lines = b"".join(serdes.JSON.serialize(row) + b"\n" for row in rows.values())
+    _file(folder, prefix).write_bytes(lines)
+
+
+def _file(folder: Path, prefix: str) -> Path:
+    return folder / f"{prefix}{FILE}.jsonl"
 
 
 def keys_of(program: Program) -> ss.Serde[Any]:
@@ -61,9 +78,16 @@ class Writing:
     """One program on its way into a builder; its names begin with `prefix`."""
 
     def __init__(
-        self, builder: StreamsBuilder, program: Program, prefix: str, *, caching: bool
+        self,
+        builder: StreamsBuilder,
+        program: Program,
+        prefix: str,
+        folder: Path,
+        *,
+        caching: bool,
     ) -> None:
         self._builder, self._program, self._prefix = builder, program, prefix
+        self._folder = folder
         self._caching = caching
         self._functions: Functions = FUNCTIONS[program.values]
         self._keys = keys_of(program)
@@ -76,6 +100,11 @@ class Writing:
         self._everywhere = self._builder.global_table(
             everywhere, key_serde=serdes.STRING, materialized=everywhere
         )
+        if looks_up(self._program):
+            write_file(self._folder, self._prefix, {})
+            self._file = self._builder.lookup(
+                str(_file(self._folder, self._prefix)), key="code", store=f"{self._prefix}{FILE}"
+            )
         stream = self._stream("in", self._keys)
         for place, step in enumerate(self._program.steps):
             name = f"{self._prefix}s{place}"
@@ -167,20 +196,31 @@ class Writing:
         )
 
     def global_join(self, stream: KStream[Any, Any], number: int, name: str) -> KStream[Any, Any]:
-        functions = self._functions
-        return stream.join(
-            self._everywhere,
-            functions.both_in_place,
-            key=lambda _key, value: functions.somewhere(value, number),
-            name=name,
-        )
+        return self._found_in(self._everywhere, stream.join, number, name)
 
     def global_left_join(
         self, stream: KStream[Any, Any], number: int, name: str
     ) -> KStream[Any, Any]:
+        return self._found_in(self._everywhere, stream.left_join, number, name)
+
+    def lookup_join(self, stream: KStream[Any, Any], number: int, name: str) -> KStream[Any, Any]:
+        return self._found_in(self._file, stream.join, number, name)
+
+    def lookup_left_join(
+        self, stream: KStream[Any, Any], number: int, name: str
+    ) -> KStream[Any, Any]:
+        return self._found_in(self._file, stream.left_join, number, name)
+
+    def _found_in(
+        self,
+        table: ss.GlobalKTable[Any, Any],
+        join: Callable[..., KStream[Any, Any]],
+        number: int,
+        name: str,
+    ) -> KStream[Any, Any]:
         functions = self._functions
-        return stream.left_join(
-            self._everywhere,
+        return join(
+            table,
             functions.both_in_place,
             key=lambda _key, value: functions.somewhere(value, number),
             name=name,

@@ -30,6 +30,7 @@ from tests.stateful.naive_tables import (
 )
 from tests.stateful.naive_windows_of_joins import StreamsMet
 from tests.stateful.random_programs import (
+    FILE,
     FUNCTIONS,
     GAP,
     GRACE,
@@ -68,6 +69,7 @@ class Naive:
         self._source = self._table_of(program.right)
         self._right = self._stepped(self._source, program.right)
         self._everywhere: dict[Any, Any] = {}
+        self._file: dict[Any, Any] = {}
         self._stages: list[Stage] = []
         self._met_by_right: list[tuple[int, Stage]] = []
         for place, step in enumerate(program.steps):
@@ -82,6 +84,9 @@ class Naive:
         self._made = []
         if topic == "everywhere":
             self._everywhere[fact.key] = fact.value
+        elif topic == FILE:
+            self._file.clear()
+            self._file.update(fact.value)
         elif topic == "in":
             self._pass_time(0, fact.time)
             self._push(0, fact)
@@ -190,16 +195,22 @@ class Naive:
         return self._joined(number, outer=True)
 
     def global_join(self, number: int, _place: int) -> Stage:
-        return self._found_everywhere(number, outer=False)
+        return self._found_by(number, self._everywhere.get, outer=False)
 
     def global_left_join(self, number: int, _place: int) -> Stage:
-        return self._found_everywhere(number, outer=True)
+        return self._found_by(number, self._everywhere.get, outer=True)
 
-    def _found_everywhere(self, number: int, *, outer: bool) -> Stage:
+    def lookup_join(self, number: int, _place: int) -> Stage:
+        return self._found_by(number, self._file.get, outer=False)
+
+    def lookup_left_join(self, number: int, _place: int) -> Stage:
+        return self._found_by(number, self._file.get, outer=True)
+
+    def _found_by(self, number: int, look: Callable[[str], Any], *, outer: bool) -> Stage:
         def stage(fact: Fact) -> Iterator[Fact]:
             if fact.value is not None:
                 name = self._functions.somewhere(fact.value, number)
-                row = None if name is None else copy.deepcopy(self._everywhere.get(name))
+                row = None if name is None else copy.deepcopy(look(name))
                 if outer or row is not None:
                     left = copy.deepcopy(fact.value)
                     yield Fact(fact.key, self._functions.both_in_place(left, row), fact.time)

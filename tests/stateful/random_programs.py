@@ -9,6 +9,7 @@ from statestore import serdes
 from statestore.model.records import Serde, Windowed
 from tests.stateful.naive_tables import Fact
 
+FILE = "file"
 SIZE = 10
 """Of the windows in keys, and of those that make tables."""
 GAP = 8
@@ -114,6 +115,9 @@ class Functions:
         """Of a stream's joiner, which may change the row it is given."""
         if isinstance(right, list):
             right.append(left)
+        if isinstance(right, dict):
+            # The last name in order, as serdes sort them.
+            right["with"] = left
         return self.both(left, right)
 
     def heavier(self, old: Any, new: Any) -> Any:
@@ -167,6 +171,8 @@ STREAM_JOINS = {"stream_join", "stream_left_join", "stream_outer_join"}
 _SELF_JOINS = {"self_join", "self_outer_join"}
 FOREIGN_JOINS = {"foreign_join", "foreign_left_join"}
 """Of the stream's table with that of `right`, by a key that its values hold."""
+LOOKUP_JOINS = {"lookup_join", "lookup_left_join"}
+"""With the rows of a file."""
 _NEED_KEYS = {
     "count",
     "reduce",
@@ -230,6 +236,11 @@ class Held(NamedTuple):
     final: bool
     limit: int
     most: int | None
+
+
+def looks_up(program: Program) -> bool:
+    """Whether it reads a file."""
+    return any(step.name in LOOKUP_JOINS for step in program.steps)
 
 
 def held_by(made: Made, number: int) -> Held:
@@ -359,6 +370,7 @@ STREAM_STEPS = [
     *2 * ["cogroup"],
     "global_join",
     "global_left_join",
+    *sorted(LOOKUP_JOINS),
     "count",
     "reduce",
     "join_own_count",
@@ -478,7 +490,11 @@ def _with_tables(program: Program, changed: Callable[[Made], Made]) -> Program:
 
 
 class Lot(NamedTuple):
-    """Records of one topic that come at once; `crash`: all processes die before."""
+    """Records of one topic that come at once; `crash`: all processes die before.
+
+    The topic `FILE` is no topic: the value of its only record is all that the file has from then
+    on, by name.
+    """
 
     topic: str
     facts: tuple[Fact, ...]
@@ -496,6 +512,8 @@ def lots_of(chance: random.Random, program: Program, begin: int | None = None) -
     )
     lots = [_everywhere(chance, program, now)]
     for i in range(chance.randint(2, 12)):
+        if looks_up(program) and (i == 0 or chance.random() < 0.2):
+            lots.append(_file(chance))
         topic = chance.choice(["in", "in", "right", "right" if i < 2 else "in"])
         facts = []
         for _ in range(chance.randint(1, most)):
@@ -518,6 +536,12 @@ def _everywhere(chance: random.Random, program: Program, now: int) -> Lot:
         for name in [None, "k0", "k1", "k0", "k2"]
     ]
     return Lot("everywhere", tuple(facts), crash=False)
+
+
+def _file(chance: random.Random) -> Lot:
+    names = chance.sample(["k0", "k1", "k2"], chance.choice([0, 1, 2, 2, 3]))
+    rows = {name: {"code": name, "rate": chance.randint(0, 9)} for name in names}
+    return Lot(FILE, (Fact(None, rows, 0),), crash=False)
 
 
 # Smaller ones.

@@ -11,21 +11,25 @@ import os
 import random
 from collections.abc import Callable, Iterable
 from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
 from statestore.model.records import Record
 from statestore.testing.driver import TopologyTestDriver
-from tests.stateful.built_programs import topology
+from tests.stateful.built_programs import topology, write_file
 from tests.stateful.naive_streams import Naive
 from tests.stateful.random_programs import (
     BY_KEY,
     BY_SESSION,
     BY_WINDOW,
+    FILE,
     FOREIGN_JOINS,
     HISTORIES,
     JOINS,
+    LOOKUP_JOINS,
     STREAM_JOIN_STEPS,
     Lot,
     Outcome,
@@ -70,13 +74,27 @@ def found(
     """What comes out; `most`: the largest number of records that are polled at once."""
     made: list[Outcome] = []
     settings = {} if most is None else {"statestore.batch.max.records": most}
-    with TopologyTestDriver(topology(program, caching=caching), settings) as driver:
-        for lot in lots:
-            if lot.crash:
-                driver.crash()
-            driver.pipe_all(lot.topic, [Record(f.key, f.value, f.time) for f in lot.facts])
-            made += [(r.key, r.value, r.timestamp_ms) for r in driver.read("out")]
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        built = topology(program, folder, caching=caching)
+        with TopologyTestDriver(built, settings) as driver:
+            for lot in lots:
+                give(driver, folder, lot, [Record(f.key, f.value, f.time) for f in lot.facts])
+                made += [(r.key, r.value, r.timestamp_ms) for r in driver.read("out")]
     return made
+
+
+def give(
+    driver: TopologyTestDriver, folder: Path, lot: Lot, records: list[Record[Any, Any]]
+) -> None:
+    """The records of a lot."""
+    if lot.crash:
+        driver.crash()
+    if lot.topic != FILE:
+        driver.pipe_all(lot.topic, records)
+        return
+    for record in records:
+        write_file(folder, "", record.value)
 
 
 def marks_wanted(program: Program, lots: tuple[Lot, ...]) -> list[bytes]:
@@ -89,15 +107,16 @@ def marks_found(program: Program, lots: tuple[Lot, ...]) -> list[bytes | None]:
     """For each record that comes out, the header that numbers the input records."""
     number = itertools.count()
     made: list[bytes | None] = []
-    with TopologyTestDriver(topology(program)) as driver:
-        for lot in lots:
-            if lot.crash:
-                driver.crash()
-            records = [
-                Record(f.key, f.value, f.time, (("n", b"%d" % next(number)),)) for f in lot.facts
-            ]
-            driver.pipe_all(lot.topic, records)
-            made += [dict(r.headers).get("n") for r in driver.read("out")]
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        with TopologyTestDriver(topology(program, folder)) as driver:
+            for lot in lots:
+                records = [
+                    Record(f.key, f.value, f.time, (("n", b"%d" % next(number)),))
+                    for f in lot.facts
+                ]
+                give(driver, folder, lot, records)
+                made += [dict(r.headers).get("n") for r in driver.read("out")]
     return made
 
 
@@ -215,7 +234,7 @@ def test_the_programs_join_tables_of_all_kinds_in_all_ways_and_something_comes_o
     assert met <= {*plain, *product(kinds, graces)}
     names = {step.name for p, _ in given for step in p.steps}
     others = {"regroup", "cogroup", "global_join", "global_left_join"}
-    assert names.issuperset({*STREAM_JOIN_STEPS, *FOREIGN_JOINS, *others})
+    assert names.issuperset({*STREAM_JOIN_STEPS, *FOREIGN_JOINS, *LOOKUP_JOINS, *others})
     made = [step.table for p, _ in given for step in p.steps if step.table is not None]
     steps = {(table.kind, step.name) for table in made for step in table.steps}
     # Keys in sessions meet no others.

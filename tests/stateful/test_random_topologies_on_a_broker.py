@@ -17,15 +17,17 @@ import statestore as ss
 from statestore import serdes
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import DEADLINE_S, eventually
-from tests.stateful.built_programs import keys_of, topology_of
+from tests.stateful.built_programs import keys_of, topology_of, write_file
 from tests.stateful.naive_streams import Naive
 from tests.stateful.random_programs import (
+    FILE,
     FUNCTIONS,
     YEAR_2099,
     Lot,
     Outcome,
     Run,
     latest,
+    looks_up,
     lots_of,
     program_of,
     races,
@@ -50,7 +52,7 @@ def runs_of(seed: int) -> dict[str, Run]:
     for number in range(PROGRAMS):
         program = program_of(chance, values=values, windowed=windowed)
         lots = lots_of(chance, program, chance.choice(BEGINS))
-        made[f"r{seed}-{number}-"] = program, lots[: 1 + LOTS_MAX]
+        made[f"r{seed}-{number}-"] = program, lots[: 1 + looks_up(program) + LOTS_MAX]
     return made
 
 
@@ -66,9 +68,11 @@ def wanted(run: Run) -> list[Outcome]:
 
 
 def produce(kafka: LocalKafka, runs: Mapping[str, Run], lots: Mapping[str, Lot]) -> None:
-    """A lot of each program that has one left."""
+    """A lot of each program that has one left, without its files."""
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 5})
     for prefix, lot in lots.items():
+        if lot.topic == FILE:
+            continue
         program = runs[prefix][0]
         keys = keys_of(program) if lot.topic == "in" else serdes.STRING
         values = FUNCTIONS[program.values].serde
@@ -127,7 +131,7 @@ def test_pipelines_do_on_a_broker_what_their_naive_interpreter_does(
     kafka: LocalKafka, tmp_path: Path, seed: int
 ) -> None:
     runs = runs_of(seed)
-    topology = topology_of({prefix: program for prefix, (program, _) in runs.items()})
+    topology = topology_of({prefix: program for prefix, (program, _) in runs.items()}, tmp_path)
     for name in sorted(set.union(*topology.topics())):
         kafka.create_topic(name, 1, ANY_TIME)
     settings = {
@@ -140,6 +144,9 @@ def test_pipelines_do_on_a_broker_what_their_naive_interpreter_does(
     for turn in zip_longest(*(lots for _, lots in runs.values())):
         lots = {prefix: lot for prefix, lot in zip(runs, turn, strict=True) if lot is not None}
         produce(kafka, runs, lots)
+        for prefix, lot in lots.items():
+            if lot.topic == FILE:
+                write_file(tmp_path, prefix, lot.facts[0].value)
         assert ss.run(topology, settings).caught_up
     found = outcome(kafka, runs)
     for prefix, run in runs.items():
