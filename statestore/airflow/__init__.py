@@ -9,6 +9,9 @@ choose. All take the arguments of `DagOptions`. Jobs and commands run in process
 nothing here imports Spark, RocksDB or a Kafka client, and DAG files are quick to parse.
 """
 
+import warnings
+from typing import Any
+
 from statestore.airflow.applications import Application, load_applications
 from statestore.airflow.command import StateStoreCommandOperator
 from statestore.airflow.factories.checkpoint_export import checkpoint_export
@@ -19,7 +22,7 @@ from statestore.airflow.factories.state_relocation import state_relocation
 from statestore.airflow.factories.watch import watch
 from statestore.airflow.factories.when_input import when_input
 from statestore.airflow.hook import StateStoreHook
-from statestore.airflow.input_trigger import InputSensor, InputTrigger
+from statestore.airflow.input_trigger import KafkaLagSensor, KafkaLagTrigger
 from statestore.airflow.operator import StateStoreJobOperator
 from statestore.airflow.options import DagOptions
 from statestore.airflow.watching import StatusOperator
@@ -27,8 +30,8 @@ from statestore.airflow.watching import StatusOperator
 __all__ = [
     "Application",
     "DagOptions",
-    "InputSensor",
-    "InputTrigger",
+    "KafkaLagSensor",
+    "KafkaLagTrigger",
     "StateStoreCommandOperator",
     "StateStoreHook",
     "StateStoreJobOperator",
@@ -42,3 +45,13 @@ __all__ = [
     "watch",
     "when_input",
 ]
+
+_RENAMED = {"InputSensor": "KafkaLagSensor", "InputTrigger": "KafkaLagTrigger"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        told = f"statestore.airflow.{name} is called {_RENAMED[name]} now"
+        warnings.warn(told, DeprecationWarning, stacklevel=2)
+        return globals()[_RENAMED[name]]
+    raise AttributeError(f"module 'statestore.airflow' has no attribute {name!r}")

@@ -25,7 +25,7 @@ _WATCH = "statestore.airflow.input_watch"
 """Imported by the triggerer only: it brings the Kafka client."""
 
 
-class InputTrigger(BaseTrigger):
+class KafkaLagTrigger(BaseTrigger):
     """Fires once more than `records` records wait, or the oldest is older than `age_s` seconds.
 
     The settings come from the applications file `config`, which the triggerer must be able to
@@ -107,10 +107,10 @@ class InputTrigger(BaseTrigger):
         return connected | {key: str(value) for key, value in self.settings.items()}
 
 
-class InputSensor(BaseSensorOperator):
+class KafkaLagSensor(BaseSensorOperator):
     """Succeeds once enough input waits for a run of an application; it holds no slot meanwhile.
 
-    `records` and `age`: see InputTrigger; `config`, `settings` and `statestore_conn_id`: see
+    `records` and `age`: see KafkaLagTrigger; `config`, `settings` and `statestore_conn_id`: see
     StateStoreCommandOperator. Before the first run of an application the sensor succeeds at once.
     It returns what waits: `records`, `oldest_ms` and `is_first_run`.
     """
@@ -141,7 +141,7 @@ class InputSensor(BaseSensorOperator):
     def execute(self, context: Context) -> None:
         """Leave the waiting to the triggerer."""
         self.defer(
-            trigger=InputTrigger(
+            trigger=KafkaLagTrigger(
                 application_id=self.application_id,
                 config=str(self.source.config) if self.source.config else None,
                 settings=dict(self.source.settings),

@@ -15,7 +15,7 @@ from airflow.sdk.execution_time.context import OutletEventAccessors
 
 from statestore.airflow import (
     Application,
-    InputSensor,
+    KafkaLagSensor,
     StateStoreCommandOperator,
     StateStoreJobOperator,
     StatusOperator,
@@ -189,7 +189,7 @@ def test_the_sensor_fails_for_good_without_its_file_before_it_waits(
     config: Callable[..., Path],
 ) -> None:
     path = config()
-    sensor = InputSensor(task_id="wait", application_id="orders", config=str(path))
+    sensor = KafkaLagSensor(task_id="wait", application_id="orders", config=str(path))
     path.unlink()
     with pytest.raises(AirflowFailException, match="is missing on this worker"):
         sensor.execute(context())

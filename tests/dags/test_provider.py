@@ -21,7 +21,7 @@ from airflow.sdk.execution_time.context import OutletEventAccessors
 
 from statestore.airflow import (
     Application,
-    InputTrigger,
+    KafkaLagTrigger,
     StateStoreCommandOperator,
     StateStoreHook,
     StateStoreJobOperator,
@@ -280,7 +280,7 @@ def test_the_trigger_keeps_the_id_of_the_connection_and_no_secret(
     connect(monkeypatch, "plain", {**said, "extra": {"state.dir": str(tmp_path)}})
 
     async def first(conn_id: str, application_id: str = "orders") -> dict[str, Any]:
-        trigger = InputTrigger(application_id=application_id, statestore_conn_id=conn_id)
+        trigger = KafkaLagTrigger(application_id=application_id, statestore_conn_id=conn_id)
         assert PASSWORD not in str(trigger.serialize())
         async with aclosing(trigger.run()) as events:  # type: ignore[type-var]
             async for event in events:

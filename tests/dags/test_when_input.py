@@ -14,8 +14,9 @@ from airflow.serialization.serialized_objects import DagSerialization
 from confluent_kafka import Producer
 
 import statestore as ss
+import statestore.airflow
 from statestore import serdes
-from statestore.airflow import InputSensor, InputTrigger, load_applications, when_input
+from statestore.airflow import KafkaLagSensor, KafkaLagTrigger, load_applications, when_input
 from statestore.testing.local_kafka import LocalKafka
 from tests.dags.project_rig import loaded
 
@@ -93,20 +94,20 @@ def test_wrong_limits_are_refused_with_their_place(tmp_path: Path, line: str, me
 
 def test_the_trigger_comes_back_from_airflows_database_as_it_was(dag: DAG) -> None:
     sensor = dag.get_task("wait_for_input")
-    assert isinstance(sensor, InputSensor)
+    assert isinstance(sensor, KafkaLagSensor)
     with pytest.raises(TaskDeferred) as deferred:
         sensor.execute(Context())
     trigger = deferred.value.trigger
     path, arguments = trigger.serialize()
-    assert path == "statestore.airflow.input_trigger.InputTrigger"
-    assert InputTrigger(**arguments).serialize() == (path, arguments)
+    assert path == "statestore.airflow.input_trigger.KafkaLagTrigger"
+    assert KafkaLagTrigger(**arguments).serialize() == (path, arguments)
     assert arguments["records"] == 1000
     assert arguments["age_s"] == 300
 
 
 def test_an_error_that_does_not_pass_fails_the_task_for_good(dag: DAG) -> None:
     sensor = dag.get_task("wait_for_input")
-    assert isinstance(sensor, InputSensor)
+    assert isinstance(sensor, KafkaLagSensor)
     with pytest.raises(AirflowFailException, match="orders: InvalidSetting: no such key"):
         sensor.resume(Context(), {"error": "InvalidSetting: no such key"})
     assert sensor.resume(Context(), {"records": 3}) == {"records": 3}
@@ -147,7 +148,7 @@ def produce(kafka: LocalKafka, count: int) -> None:
     assert producer.flush(30) == 0
 
 
-async def first_event(trigger: InputTrigger) -> dict[str, Any]:
+async def first_event(trigger: KafkaLagTrigger) -> dict[str, Any]:
     async with aclosing(trigger.run()) as events:  # type: ignore[type-var]
         async for event in events:
             return dict(event.payload)
@@ -158,8 +159,10 @@ async def first_event(trigger: InputTrigger) -> dict[str, Any]:
 def test_the_trigger_fires_when_more_waits_than_it_was_told(
     kafka: LocalKafka, config: Path
 ) -> None:
-    def trigger(**limits: Any) -> InputTrigger:
-        return InputTrigger(application_id="triggering", config=str(config), poll_s=0.05, **limits)
+    def trigger(**limits: Any) -> KafkaLagTrigger:
+        return KafkaLagTrigger(
+            application_id="triggering", config=str(config), poll_s=0.05, **limits
+        )
 
     async def fires(**limits: Any) -> dict[str, Any]:
         return await asyncio.wait_for(first_event(trigger(**limits)), WAIT_S)
@@ -178,5 +181,11 @@ def test_the_trigger_fires_when_more_waits_than_it_was_told(
     assert found == {"records": 5, "oldest_ms": 1000, "is_first_run": False}
     assert asyncio.run(fires(records=100, age_s=60))["records"] == 5  # they are old
     ss.run(topology(), settings_of(kafka, config))
-    unknown = InputTrigger(application_id="nobody", config=str(config))
+    unknown = KafkaLagTrigger(application_id="nobody", config=str(config))
     assert "nobody" in asyncio.run(first_event(unknown))["error"]
+
+
+def test_a_dag_file_that_has_the_old_names_still_loads_and_is_told_the_new_ones() -> None:
+    with pytest.warns(DeprecationWarning, match="InputSensor is called KafkaLagSensor now"):
+        old = statestore.airflow.InputSensor
+    assert old is KafkaLagSensor

@@ -7,7 +7,7 @@ from typing import Any, Unpack
 from airflow.sdk import DAG, TriggerRule
 
 from statestore.airflow.applications import SPAN, Application
-from statestore.airflow.input_trigger import POLL, InputSensor, PauseOperator
+from statestore.airflow.input_trigger import POLL, KafkaLagSensor, PauseOperator
 from statestore.airflow.options import DagOptions, choose, open_dag
 from statestore.airflow.waiting import OneRunOperator, SwitchedOnSensor
 from statestore.airflow.watching import seconds_of
@@ -66,7 +66,7 @@ def when_input(
             rest=limits["rest"],
         ),
     ) as dag:
-        waits = InputSensor(
+        waits = KafkaLagSensor(
             task_id="wait_for_input",
             application_id=target.application_id,
             records=limits["records"],
