@@ -1,5 +1,6 @@
-"""`statestore topics create`: what a pipeline needs on the brokers before its first start."""
+"""`statestore topics`: what a pipeline needs on the brokers before its first start."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -9,14 +10,19 @@ from statestore.commands.arguments import check_options, parse_run
 from statestore.commands.help import CommandGroup
 from statestore.commands.printing import print_rows
 from statestore.errors import Misuse
-from statestore.operations.create_topics import Partitions, create_topics
+from statestore.operations.create_topics import (
+    NeededTopic,
+    Partitions,
+    check_topics,
+    create_topics,
+)
 from statestore.operations.pipelines import load_pipeline
 from statestore.runtime import Runtime
 
 
 @click.group("topics", cls=CommandGroup)
 def topics_group() -> None:
-    """Create the topics of a pipeline."""
+    """Create the topics of a pipeline, or check whether they are there."""
 
 
 @topics_group.command("create")
@@ -57,16 +63,37 @@ def create_command(
     topology = load_pipeline(arguments.pipeline)
     with Runtime(arguments.settings()) as runtime:
         needed = create_topics(runtime, topology, asked, request, dry_run=dry_run)
-    did = "would be created" if dry_run else "created"
+    _print(needed, "was there", "would be created" if dry_run else "created", as_json=as_json)
+
+
+@topics_group.command("check")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line per topic.")
+@check_options
+def check_command(*, as_json: bool, **flags: Any) -> None:
+    """List the topics of a pipeline, and refuse where a start would refuse.
+
+    Nothing is created. A missing input or output ends the command with exit code 2. Internal topics
+    may be missing before the first start, which creates them.
+    """
+    arguments = parse_run(flags)
+    request = arguments.request()
+    topology = load_pipeline(arguments.pipeline)
+    with Runtime(arguments.settings()) as runtime:
+        needed = check_topics(runtime, topology, request)
+    _print(needed, "is there", "created by a start", as_json=as_json)
+
+
+def _print(topics: Iterable[NeededTopic], existing: str, missing: str, *, as_json: bool) -> None:
+    """Print a row for each topic, with what is said of those that exist and of those that miss."""
     rows = (
         {
             "topic": one.topic,
             "role": one.role,
             "partitions": one.partitions,
-            "status": "was there" if one.exists else did,
+            "status": existing if one.exists else missing,
         }
         | ({"config": one.config} if as_json else {})
-        for one in needed
+        for one in topics
     )
     print_rows(rows, as_json=as_json)
 

@@ -87,6 +87,20 @@ def create_topics(
     return needed
 
 
+def check_topics(
+    environment: Environment, topology: Topology, request: RunRequest
+) -> list[NeededTopic]:
+    """Return the topics of a pipeline; a start creates those that are missing, which are its own.
+
+    Everything that a start refuses is refused here, and nothing is created: TopicMissing if an
+    input or output is missing, NotCopartitioned if partition counts do not fit together.
+    """
+    environment.settings.require("application.id", "bootstrap.servers", "state.dir")
+    environment.check_settings()
+    check_run(environment, topology, request)
+    return _plan(environment, topology, Partitions())
+
+
 def _plan(
     environment: Environment, topology: Topology, partitions: Partitions
 ) -> list[NeededTopic]:

@@ -1,4 +1,4 @@
-"""`statestore topics create` on a real broker: what it makes is what a run needs."""
+"""`statestore topics` on a real broker: what it makes is what a run needs."""
 
 import json
 from pathlib import Path
@@ -67,3 +67,26 @@ def test_a_refusal_creates_nothing_and_has_the_exit_code_of_a_start(app: App) ->
 
 def test_a_missing_topic_is_answered_with_the_command_that_creates_it(app: App) -> None:
     assert_refused(app.run(), 2, "TopicMissing", "statestore topics create")
+
+
+def test_a_check_lists_topics_and_refuses_as_a_start_does(app: App) -> None:
+    with app.unchanged():
+        refused = app.run(command=("topics", "check"))
+    assert refused.code == 2
+    assert "TopicMissing" in refused.message
+    assert "statestore topics create" in refused.message
+    app.create_topics(partitions=2)
+    before = app.topics()
+    found = rows(app.run(command=("topics", "check")))
+    assert app.topics() == before
+    statuses = {(row["role"], row["partitions"], row["status"]) for row in found.values()}
+    assert statuses == {
+        ("input", 2, "is there"),
+        ("output", 2, "is there"),
+        ("repartition", 2, "created by a start"),
+        ("changelog", 2, "created by a start"),
+    }
+    app.produce(range(3))
+    app.drained()
+    after = rows(app.run(command=("topics", "check")))
+    assert {row["status"] for row in after.values()} == {"is there"}
