@@ -12,6 +12,7 @@ from tests.contract import (
     count_cases,
     foreign_key_cases,
     global_cases,
+    history_cases,
     serde_cases,
     session_cases,
     sliding_cases,
@@ -19,6 +20,7 @@ from tests.contract import (
     stream_join_cases,
     suppress_cases,
     table_cases,
+    timer_cases,
     window_cases,
 )
 from tests.contract.operator_tables import Case, Seen, shown
@@ -27,6 +29,8 @@ MODULES = (
     stream_cases,
     serde_cases,
     table_cases,
+    history_cases,
+    timer_cases,
     window_cases,
     session_cases,
     sliding_cases,

@@ -21,7 +21,7 @@ from statestore.operations.run import PlannedTask
 from statestore.operations.shipping import packed, unpacked
 from statestore.stores import serdes
 from statestore.topology.nodes import SourceNode
-from tests.contract import stream_cases, table_cases, window_cases
+from tests.contract import history_cases, stream_cases, table_cases, timer_cases, window_cases
 from tests.contract.operator_cases import CASES, follow_table, topology
 
 SPAN = struct.Struct(">q")
@@ -31,7 +31,7 @@ LOCK = threading.Lock()
 @pytest.fixture
 def _by_value() -> Iterator[None]:
     """The functions of the cases travel as if they were of a notebook."""
-    modules = (stream_cases, table_cases, window_cases)
+    modules = (stream_cases, table_cases, history_cases, timer_cases, window_cases)
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
     yield
