@@ -23,7 +23,6 @@ from statestore.operations.run import PlannedTask, RunRequest
 from statestore.operations.serving import global_stores_of, start_run, stream_tasks
 from statestore.operations.works import works_in
 from statestore.stores.migration import MigratingSerde
-from statestore.tasks.rewriting import why_not
 from statestore.topology.graph import Topology
 
 
@@ -36,12 +35,11 @@ class MigratedRows(msgspec.Struct, frozen=True):
 
 
 class MigrationReport(msgspec.Struct, frozen=True):
-    """What a migration did (`applied`) or would do; `left`: why other stores keep their rows."""
+    """What a migration did (`applied`) or would do."""
 
     application_id: str
     applied: bool
     migrated: list[MigratedRows]
-    left: dict[str, str]
 
 
 def migrate(
@@ -59,10 +57,10 @@ def migrate(
     """
     environment.settings.require("application.id", "state.dir")
     existing_application(environment.layout)
-    chosen, left = _chosen(topology, stores)
+    chosen = _chosen(topology, stores)
     application_id = environment.settings.application_id
     if dry_run:
-        return MigrationReport(application_id, False, _older(environment, topology, chosen), left)
+        return MigrationReport(application_id, False, _older(environment, topology, chosen))
     request = RunRequest()
     migrated: list[MigratedRows] = []
     with (
@@ -76,25 +74,26 @@ def migrate(
             seen |= {task.task for task in planned}
             migrated += _rewritten(environment, topology, planned, chosen, told)
         _publish(environment, chosen)
-    return MigrationReport(application_id, True, migrated, left)
+    return MigrationReport(application_id, True, migrated)
 
 
-def _chosen(topology: Topology, stores: Collection[str]) -> tuple[list[str], dict[str, str]]:
+def _chosen(topology: Topology, stores: Collection[str]) -> list[str]:
     for name in stores:
         if name not in topology.stores:
             known = ", ".join(sorted(topology.stores)) or "none"
             raise UnknownStore(f"the pipeline has no store {name!r}; it has: {known}")
-    named = sorted(stores or topology.stores)
-    left = {name: why for name in named if (why := why_not(topology.stores[name])) is not None}
-    chosen = [name for name in named if name not in left]
+    migrating = [
+        name
+        for name, spec in topology.stores.items()
+        if isinstance(spec.value_serde, MigratingSerde)
+    ]
     for name in stores:
-        if name in left:
-            raise Misuse(f"store {name!r} is not migrated: {left[name]}")
-    return chosen, {
-        name: why
-        for name, why in left.items()
-        if isinstance(topology.stores[name].value_serde, MigratingSerde)
-    }
+        if name not in migrating:
+            known = ", ".join(sorted(migrating)) or "none"
+            raise Misuse(
+                f"store {name!r} has no migration in the pipeline; these stores have one: {known}"
+            )
+    return sorted(stores or migrating)
 
 
 def _older(

@@ -5,75 +5,153 @@ changelog and the store have all of a chunk, or nothing of it. Rows say which se
 whoever begins again finds what is left.
 """
 
+from collections.abc import Callable
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from statestore.errors import Misuse, RecordFailed
-from statestore.stores import serdes
+from statestore.stores import keyvalue, serdes
 from statestore.stores.in_windows import TIME_ROW, UNLOGGED, start_of
 from statestore.stores.migration import MigratingSerde
-from statestore.stores.specs import KeyValueSpec, SessionSpec, StoreSpec, VersionedSpec, WindowSpec
+from statestore.stores.reads import Pair, RowScan
+from statestore.stores.specs import KeyValueSpec, SessionSpec, VersionedSpec, WindowSpec
+from statestore.stores.versioned import layout
 from statestore.tasks.owned import OwnedStore
 
 _ROWS_AT_ONCE: Final = 10_000
 _BYTES_AT_ONCE: Final = 4 << 20
 
 
+class Place(NamedTuple):
+    """A row of one of the tables of a store; None: before the first one."""
+
+    table: str
+    row: bytes | None
+
+
 class Chunk(NamedTuple):
     """What was staged: how many rows, and the last row looked at; None: there are no more."""
 
     rows: int
+    last: Place | None
+
+
+class _Valued(NamedTuple):
+    """A row that has a value: the key to name it by, what comes before the value, and the value."""
+
+    key: bytes
+    head: bytes
+    value: bytes
+
+
+_Split = Callable[[bytes, bytes], _Valued | None]
+
+
+class _Anew(NamedTuple):
+    """Rows to write, and the last row looked at; None: there are no more."""
+
+    writes: dict[bytes, bytes]
     last: bytes | None
 
 
-def why_not(spec: StoreSpec) -> str | None:
-    """Return why the rows of a store are not written anew; None: they are."""
-    if not isinstance(spec.value_serde, MigratingSerde):
-        return "it has no migration"
-    if isinstance(spec, VersionedSpec):
-        return "its versions keep their bytes until they expire, and are converted when read"
-    return None
-
-
-def stage(opened: OwnedStore, after: bytes | None) -> Chunk:
+def stage(opened: OwnedStore, after: Place | None) -> Chunk:
     """Stage the next rows of older serdes that come after this row; None begins."""
     spec = opened.spec
-    assert isinstance(spec, KeyValueSpec | WindowSpec | SessionSpec)
     assert isinstance(spec.value_serde, MigratingSerde)
-    table, serde = opened.table(), spec.value_serde
+    if isinstance(spec, VersionedSpec):
+        return _stage_versions(opened, spec.value_serde, after or Place(layout.LATEST, None))
+    assert isinstance(spec, KeyValueSpec | WindowSpec | SessionSpec)
+    table, row = opened.table(), None if after is None else after.row
     in_windows = not isinstance(spec, KeyValueSpec)
-    writes: dict[bytes, bytes | None] = {}
+    found = _anew(
+        opened.name,
+        table.scan_kept(row, UNLOGGED if in_windows else None),
+        row,
+        spec.value_serde,
+        _of_window if in_windows else _of_key,
+    )
+    if found.writes and isinstance(spec, SessionSpec):
+        # The time of a session is its end.
+        table.put_all(found.writes, list(map(start_of, found.writes)))
+    elif found.writes:
+        table.put_anew(found.writes)
+    last = None if found.last is None else Place(keyvalue.TABLE, found.last)
+    return Chunk(len(found.writes), last)
+
+
+def _stage_versions(opened: OwnedStore, serde: MigratingSerde[Any], after: Place) -> Chunk:
+    """Stage versions: first the latest of each key, then those that are history."""
+    table = opened.versions()
+    if after.table == layout.LATEST:
+        latest = _anew(opened.name, table.scan_latest(after.row), after.row, serde, _of_latest)
+        if latest.writes:
+            table.put_anew(latest.writes, {})
+        return Chunk(
+            len(latest.writes),
+            Place(layout.HISTORY, None) if latest.last is None else Place(after.table, latest.last),
+        )
+    bound = table.time.bound
+
+    def of_history(row: bytes, version: bytes) -> _Valued | None:
+        # What has expired is never read again, whatever the store's next retention is.
+        if row.startswith(layout.NOT_VERSIONS) or layout.valid_to(row) <= bound:
+            return None
+        return _of_latest(layout.key_of(row), version)
+
+    history = _anew(opened.name, table.history.scan(after.row), after.row, serde, of_history)
+    if history.writes:
+        table.put_anew({}, history.writes)
+    last = None if history.last is None else Place(layout.HISTORY, history.last)
+    return Chunk(len(history.writes), last)
+
+
+def _of_key(row: bytes, value: bytes) -> _Valued:
+    return _Valued(row, b"", value)
+
+
+def _of_window(row: bytes, value: bytes) -> _Valued | None:
+    return None if row in (TIME_ROW, UNLOGGED) else _Valued(row, b"", value)
+
+
+def _of_latest(key: bytes, version: bytes) -> _Valued | None:
+    if layout.is_tombstone(version):
+        return None
+    return _Valued(key, version[: layout.HEAD_SIZE], version[layout.PAYLOAD])
+
+
+def _anew(
+    store: str,
+    rows: RowScan[Pair],
+    after: bytes | None,
+    serde: MigratingSerde[Any],
+    split: _Split,
+) -> _Anew:
+    """Return the next rows of older serdes after this one, as the newest serde writes them."""
+    writes: dict[bytes, bytes] = {}
     size, last = 0, None
-    with table.scan_kept(after, UNLOGGED if in_windows else None) as rows:
-        looked_at = 0
-        for row, value in islice(rows, _ROWS_AT_ONCE + 1):
+    with rows:
+        for row, data in islice(rows, _ROWS_AT_ONCE + 1):
             if row == after:
                 continue
-            looked_at += 1
             last = row
-            if serde.is_newest(value) or (in_windows and row in (TIME_ROW, UNLOGGED)):
+            found = split(row, data)
+            if found is None or serde.is_newest(found.value):
                 continue
-            writes[row] = _anew(opened.name, row, value, serde)
-            size += len(row) + len(value)
+            writes[row] = found.head + _converted(store, found, serde)
+            size += len(row) + len(data)
             if size >= _BYTES_AT_ONCE:
                 break
-        if not looked_at:
-            last = None
-    if writes and isinstance(spec, SessionSpec):
-        table.put_all(writes, list(map(start_of, writes)))  # The time of a session is its end.
-    elif writes:
-        table.put_anew(writes)
-    return Chunk(len(writes), last)
+    return _Anew(writes, last)
 
 
-def _anew(store: str, row: bytes, value: bytes, serde: MigratingSerde[object]) -> bytes:
+def _converted(store: str, found: _Valued, serde: MigratingSerde[Any]) -> bytes:
     try:
-        return serde.serialize(serde.deserialize(value))
+        return serde.serialize(serde.deserialize(found.value))
     except Exception as error:
         if isinstance(error, Misuse):
             raise
         raise RecordFailed(
-            f"store {store}, row {serdes.printable(row[:200])}: its value "
-            f"{serdes.printable(value[:200])} cannot be migrated: {type(error).__name__}: {error}; "
-            "correct the migration, then start again"
+            f"store {store}, row {serdes.printable(found.key[:200])}: its value "
+            f"{serdes.printable(found.value[:200])} cannot be migrated: {type(error).__name__}: "
+            f"{error}; correct the migration, then start again"
         ) from error

@@ -104,3 +104,27 @@ def recent_v2() -> ss.Topology:
 
 def recent_v2_alone() -> ss.Topology:
     return _recent(V2, ss.Migration.gone())
+
+
+def _past(value_serde: ss.Serde[Any], migrate: Any = None) -> ss.Topology:
+    """Every number of each key, for a day."""
+    made = Sum if migrate is None else lambda number: SumAndCount(number, 1)
+    kept = ss.Materialized(
+        "past", value_serde=value_serde, migrate=migrate, history_retention_ms=24 * HOUR_MS
+    )
+    b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=value_serde)
+    numbers = b.stream(f"{prefix()}-in", value_serde=serdes.JSON)
+    numbers.map_values(lambda value: made(value["number"])).to_table(kept)
+    return b.build()
+
+
+def past_v1() -> ss.Topology:
+    return _past(V1)
+
+
+def past_v2() -> ss.Topology:
+    return _past(V2, TO_V2)
+
+
+def past_v2_alone() -> ss.Topology:
+    return _past(V2, ss.Migration.gone())

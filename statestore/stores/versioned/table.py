@@ -175,6 +175,17 @@ class VersionedTable:
         self.staged.commit_restored(offsets, len(keys))
         self._expired_below = self._swept_below = layout.TIME_MIN
 
+    def put_anew(self, latest: Mapping[bytes, bytes], history: Mapping[bytes, bytes]) -> None:
+        """Stage rows of both tables that have other values of the versions that are there.
+
+        They are logged like late versions: each at its time, and the latest of a key as its last.
+        """
+        self._check_open()
+        self._history_rows.put_all(history)
+        self._latest_rows.put_all(latest)
+        keys = [*map(layout.key_of, history), *latest]
+        self.journal.put_late(keys, [*history.values(), *latest.values()], 0)
+
     # Reads.
 
     def view(self) -> View:
@@ -264,6 +275,11 @@ class VersionedTable:
         self._check_open()
         self._settle(self.time.bound)
         return all_versions(self._latest.scan(), self.history.scan(), self.time.bound)
+
+    def scan_latest(self, lo: bytes | None = None) -> RowScan[Pair]:
+        """Return the rows of the latest versions from a key on, on a snapshot."""
+        self._settle(self.time.bound)
+        return self._latest.scan(lo)
 
     # For readers on other threads.
 
