@@ -3,6 +3,7 @@
 import base64
 import os
 import ssl
+import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
@@ -275,4 +276,7 @@ def _decoded(row: ServedRow | None, answer: RowsRead) -> ServedRow | None:
 def _item(item: Any, serde: str) -> Any:
     if serde == "BYTES":
         return base64.b64decode(item)
-    return _FLOATS.get(item, item) if serde == "FLOAT64" and isinstance(item, str) else item
+    if serde == "UUID":
+        return uuid.UUID(item)
+    of_float = serde in {"FLOAT64", "FLOAT32"} and isinstance(item, str)
+    return _FLOATS.get(item, item) if of_float else item

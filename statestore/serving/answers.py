@@ -15,6 +15,15 @@ from statestore.stores import serdes
 ARROW = "application/vnd.apache.arrow.stream"
 _BATCH = 10_000
 _BATCH_BYTES = 1 << 20
+_ARROW_TYPES = (
+    (serdes.BYTES, pa.binary()),
+    (serdes.INT64, pa.int64()),
+    (serdes.INT32, pa.int32()),
+    (serdes.INT16, pa.int16()),
+    (serdes.FLOAT64, pa.float64()),
+    (serdes.FLOAT32, pa.float32()),
+    (serdes.BOOLEAN, pa.bool_()),
+)
 
 
 class RowsAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,8 +118,8 @@ def row_answer(answer: RowsFound, encoding: Encoding) -> bytes:
 def arrow_chunks(stream: RowStream, encoding: Encoding) -> Iterator[bytes]:
     """Encode rows as an Arrow IPC stream; the schema's metadata has their freshness.
 
-    Keys and values are strings, int64, float64 or binary by their serdes; those of other serdes are
-    JSON texts.
+    Keys and values are strings, numbers, booleans or binary by their serdes; those of other serdes
+    are JSON texts.
     """
     key_type, value_type = _arrow_type(encoding.key_serde), _arrow_type(encoding.value_serde)
     fields = [pa.field("key", key_type), pa.field("value", value_type)]
@@ -163,17 +172,13 @@ def _served(
 
 
 def _arrow_type(serde: Any) -> pa.DataType:
-    if serde is serdes.BYTES:
-        return pa.binary()
-    if serde is serdes.INT64:
-        return pa.int64()
-    return pa.float64() if serde is serdes.FLOAT64 else pa.string()
+    return next((kind for known, kind in _ARROW_TYPES if serde is known), pa.string())
 
 
 def _column(items: list[Any], kind: pa.DataType) -> pa.Array:
     if kind == pa.string():
         items = [item if isinstance(item, str) else to_json(item).decode() for item in items]
-    elif kind == pa.float64():
+    elif pa.types.is_floating(kind):
         items = [float(item) for item in items]  # NaN and infinities are texts in JSON alone
     return pa.array(items, kind)
 

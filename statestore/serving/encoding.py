@@ -3,6 +3,7 @@
     serde                 in a URL                 in JSON
     STRING                the text                 a string
     BYTES, and all raw    base64 or base64url      a string of base64
+    UUID                  the text                 a string
     INT64, FLOAT64, …     JSON, such as 42         what it is; NaN and infinities are strings
 
 Bytes within a value, as MessagePack may have them, are base64 as well.
@@ -11,6 +12,7 @@ Bytes within a value, as MessagePack may have them, are base64 as well.
 import base64
 import binascii
 import math
+import uuid
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +66,9 @@ class Encoding:
         try:
             if self.key_serde is serdes.BYTES:
                 return _decoded(item)
-            if self.key_serde is serdes.FLOAT64:
+            if self.key_serde is serdes.UUID:
+                item = uuid.UUID(item)
+            if self.key_serde is serdes.FLOAT64 or self.key_serde is serdes.FLOAT32:
                 item = _NOT_IN_JSON.get(item, item) if isinstance(item, str) else item
             data = self.key_serde.serialize(item)
         except Exception as error:
@@ -102,7 +106,7 @@ class Encoding:
                 for text, number in _NOT_IN_JSON.items()
                 if number == shown or (number != number and shown != shown)  # noqa: PLR0124  # NaN
             )
-        return shown
+        return str(shown) if isinstance(shown, uuid.UUID) else shown
 
 
 def to_json(answer: object) -> bytes:

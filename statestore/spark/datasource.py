@@ -51,7 +51,11 @@ _TIME = pa.timestamp("us", tz="UTC")
 _TYPES = (
     (serdes.STRING, pa.string()),
     (serdes.INT64, pa.int64()),
+    (serdes.INT32, pa.int32()),
+    (serdes.INT16, pa.int16()),
     (serdes.FLOAT64, pa.float64()),
+    (serdes.FLOAT32, pa.float32()),
+    (serdes.BOOLEAN, pa.bool_()),
 )
 _WAYS_OUT = (
     '.option("pipeline", "module:function") for the serdes of the pipeline, or '
@@ -226,6 +230,8 @@ def _decoder(serde: Serde[Any]) -> ColumnDecoder:
         if outside(serde) is known:
             return ColumnDecoder(kind, serde.deserialize)
     read = serde.deserialize
+    if outside(serde) is serdes.UUID:
+        return ColumnDecoder(pa.string(), lambda data: str(read(data)))
     return ColumnDecoder(pa.string(), lambda data: json_text(read(data)))
 
 

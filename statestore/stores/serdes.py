@@ -8,6 +8,7 @@ import functools
 import importlib
 import re
 import struct
+import uuid
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol, overload
 
@@ -30,11 +31,13 @@ from statestore.model.records import (
     Windowed,
 )
 from statestore.model.records import BYTES as PLAIN_BYTES
+from statestore.stores import java_serdes
 from statestore.stores.typed_json import schema_of, typed_json
 
 _AT_TIME = re.compile(r"KEY_AT_TIME\((.+)\)")
 _WINDOWED = re.compile(r"WINDOWED\((\d+),(.+)\)")
 _SESSION = re.compile(r"SESSION\((.+)\)")
+_LIST = re.compile(r"LIST\((.+)\)")
 _TYPED_JSON = re.compile(r"JSON\(.+\)")
 _MIGRATED = re.compile(r"MIGRATED\[\d+\]\(")
 WAITING: Final = "WAITING-"
@@ -52,30 +55,21 @@ _SPAN = struct.Struct(">qq")
 _INT64 = struct.Struct(">q")
 _TIME_AND_NUMBER = struct.Struct(">QQ")
 _TIME_BIAS = 1 << 63
-_FLOAT64 = struct.Struct(">d")
 # They are deterministic: equal values give equal bytes, so a dict may be a key.
 _json = msgspec.json.Encoder(order="deterministic")
 _msgpack = msgspec.msgpack.Encoder(order="deterministic")
 _count_windows = msgspec.msgpack.Decoder(list[tuple[int, int, int, bytes | None]])
 
-
-def _string(data: bytes) -> str:
-    return data.decode()
-
-
-def _int64(data: bytes) -> int:
-    return int(_INT64.unpack(data)[0])
-
-
-def _float64(data: bytes) -> float:
-    return float(_FLOAT64.unpack(data)[0])
-
-
 BYTES: Serde[bytes] = PLAIN_BYTES
-STRING: Serde[str] = Serde("STRING", str.encode, _string, ordered=True)
-# Java's long: two's complement, so negative numbers sort after positive ones.
-INT64: Serde[int] = Serde("INT64", _INT64.pack, _int64)
-FLOAT64: Serde[float] = Serde("FLOAT64", _FLOAT64.pack, _float64)
+STRING: Serde[str] = java_serdes.STRING
+INT64: Serde[int] = java_serdes.INT64
+INT32: Serde[int] = java_serdes.INT32
+INT16: Serde[int] = java_serdes.INT16
+FLOAT64: Serde[float] = java_serdes.FLOAT64
+FLOAT32: Serde[float] = java_serdes.FLOAT32
+BOOLEAN: Serde[bool] = java_serdes.BOOLEAN
+UUID: Serde[uuid.UUID] = java_serdes.UUID
+VOID: Serde[None] = java_serdes.VOID
 JSON: Serde[Any] = Serde("JSON", _json.encode, msgspec.json.decode)
 MSGPACK: Serde[Any] = Serde("MSGPACK", _msgpack.encode, msgspec.msgpack.decode)
 
@@ -83,7 +77,13 @@ _UNCHANGED: tuple[tuple[Serde[Any], frozenset[type]], ...] = (
     (BYTES, frozenset({bytes, type(None)})),
     (STRING, frozenset({str, type(None)})),
     (INT64, frozenset({int, type(None)})),
+    (INT32, frozenset({int, type(None)})),
+    (INT16, frozenset({int, type(None)})),
     (FLOAT64, frozenset({float, type(None)})),
+    (FLOAT32, frozenset({type(None)})),  # It rounds what it is given.
+    (BOOLEAN, frozenset({bool, type(None)})),
+    (UUID, frozenset({uuid.UUID, type(None)})),
+    (VOID, frozenset({type(None)})),
     # Floats are not among them, because JSON has no infinity.
     (JSON, frozenset({str, int, bool, type(None)})),
     (MSGPACK, frozenset({str, bytes, int, float, bool, type(None)})),
@@ -103,6 +103,14 @@ def json(kind: type[T]) -> Serde[T]:
     """
     asked: Any = kind
     return typed_json(asked)
+
+
+def list_of(serde: Serde[T]) -> Serde[list[T | None]]:
+    """Return the serde of lists whose items `serde` has, or are None, as Kafka's ListSerde in Java.
+
+    Items of INT16, INT32, INT64, FLOAT32, FLOAT64 and UUID follow each other; others have lengths.
+    """
+    return java_serdes.list_of(serde)
 
 
 class Registry(Protocol):
@@ -203,6 +211,9 @@ def by_name(name: str) -> Serde[Any]:
     at_time = _AT_TIME.fullmatch(name)
     if at_time is not None:
         return key_at_time(by_name(at_time[1]))
+    items = _LIST.fullmatch(name)
+    if items is not None:
+        return list_of(by_name(items[1]))
     if _TYPED_JSON.fullmatch(name) is not None:
         return JSON
     if _MIGRATED.match(name):

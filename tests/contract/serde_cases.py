@@ -1,5 +1,6 @@
 """Typed serdes in topics and stores, each as a text table; see operator_tables."""
 
+import uuid
 from typing import Any, TypedDict
 
 import msgspec
@@ -84,3 +85,42 @@ def rows_of_protobuf(of: Case) -> None:
 @case(SUMS)
 def rows_of_json_schema(of: Case) -> None:
     sums(of, serdes.json_schema(None, Total), Total)
+
+
+@case("""
+    | in        | out             |
+    | a 1 0     | a [1] 0         |
+    | b - 1     |                 |
+    | a 70000 2 | a [1,70000] 2   |
+    | b 3 3     | b [3] 3         |
+    | a 0 4     | a [1,70000,0] 4 |
+""")
+def rows_of_lists_in_javas_bytes(of: Case) -> None:
+    kept = ss.Materialized(of.of("kept"), caching=False, value_serde=serdes.list_of(serdes.INT32))
+    table = of.stream().group_by_key().aggregate(list, lambda _, value, row: [*row, value], kept)
+    of.out(table.to_stream().map_values(list))
+
+
+@case("""
+    | in       | out                                          |
+    | a 1 0    | 00000000-0000-0000-0000-000000000001 true 0  |
+    | b 7 1    | 00000000-0000-0000-0000-000000000007 false 1 |
+    | c 1 2    | 00000000-0000-0000-0000-000000000001 true 2  |
+""")
+def keys_of_uuids_and_rows_of_booleans(of: Case) -> None:
+    keyed = of.stream().map(lambda _, value: (uuid.UUID(int=value), value == 1))
+    flags = keyed.repartition(of.of("by-id"), key_serde=serdes.UUID, value_serde=serdes.BOOLEAN)
+    table = flags.to_table(of.kept())
+    of.out(table.to_stream().map(lambda key, value: (str(key), value)))
+
+
+@case("""
+    | in      | out                     |
+    | a 0.1 0 | a 0.10000000149011612 0 |
+    | a 0.1 1 | a 0.20000000298023224 1 |
+    | a 0.1 2 | a 0.30000001192092896 2 |
+""")
+def rows_of_single_precision_are_rounded_with_each_record(of: Case) -> None:
+    kept = ss.Materialized(of.of("kept"), caching=False, value_serde=serdes.FLOAT32)
+    table = of.stream().group_by_key().aggregate(float, lambda _, value, row: row + value, kept)
+    of.out(table.to_stream().map_values(lambda row: row))

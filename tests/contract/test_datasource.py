@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,7 +27,13 @@ RATES = ss.persistent_versioned_key_value_store(
 )
 OWN = ss.Serde("ITS OWN", str.encode, bytes.decode)
 ODD = ss.persistent_key_value_store("odd", key_serde=OWN, value_serde=serdes.STRING)
-SPECS: dict[str, BuiltInSpec] = {"counts": COUNTS, "notes": NOTES, "rates": RATES, "odd": ODD}
+IDS = ss.persistent_key_value_store("ids", key_serde=serdes.UUID, value_serde=serdes.FLOAT32)
+FLAGS = ss.persistent_key_value_store(
+    "flags", key_serde=serdes.INT32, value_serde=serdes.list_of(serdes.BOOLEAN)
+)
+SPECS: dict[str, BuiltInSpec] = {
+    spec.name: spec for spec in (COUNTS, NOTES, RATES, ODD, IDS, FLAGS)
+}
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +47,8 @@ def state_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (COUNTS, [(f"k{partition}{i}", i) for i in range(3)]),
             (NOTES, [(partition, {"n": [partition, None]})]),
             (ODD, [("o", "v")]),
+            (IDS, [(uuid.UUID(int=partition), 1.5)]),
+            (FLAGS, [(partition, [True, None])]),
         ]
         for spec, pairs in rows:
             with ss.open_store(spec, where) as store:
@@ -100,6 +109,13 @@ def test_rows_are_decoded_by_the_deployed_serdes_in_a_partition_per_stream_task(
     assert list(StateLayout(state_dir, "shop").application_dir.glob("*/snapshots/*")) == []
 
 
+def test_columns_have_the_types_of_javas_serdes(state_dir: Path) -> None:
+    assert rows(state_dir, "ids")[0] == ("0_0", 0, str(uuid.UUID(int=0)), 1.5)
+    assert source(state_dir, "ids").schema()["value"].dataType.simpleString() == "float"
+    assert rows(state_dir, "flags")[1] == ("0_1", 1, 1, "[true,null]")
+    assert source(state_dir, "flags").schema()["key"].dataType.simpleString() == "int"
+
+
 def test_raw_rows_are_bytes(state_dir: Path) -> None:
     assert rows(state_dir, "counts", raw="true")[1] == ("0_0", 0, b"k01", bytes(7) + b"\x01")
     assert rows(state_dir, "odd", raw="true")[0] == ("0_0", 0, b"o", b"v")
@@ -155,5 +171,5 @@ def test_a_wrong_option_is_refused_with_the_way_out(
 
 
 def test_an_unknown_store_names_those_there_are(state_dir: Path) -> None:
-    with pytest.raises(UnknownStore, match="it has: counts, notes, odd, rates"):
+    with pytest.raises(UnknownStore, match="it has: counts, flags, ids, notes, odd, rates"):
         source(state_dir, "nobody").schema()

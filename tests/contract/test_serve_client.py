@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -57,6 +58,9 @@ def test_values_come_back_as_the_serdes_have_them(ask: Ask) -> None:
     assert ask(lambda state: state.get("counts", "k1")) == 3
     assert ask(lambda state: state.get("counts", "nobody")) is None
     assert ask(lambda state: state.get("numbers", 7)) == 1.5
+    assert ask(lambda state: state.get("ids", uuid.UUID(int=7))) == 1.5
+    (row,) = ask(lambda state: state.get_rows("ids", [uuid.UUID(int=7)])).rows
+    assert row.key == uuid.UUID(int=7)
     assert ask(lambda state: state.get("prices", "k3")) == {"is": "23"}
     assert ask(lambda state: state.get_many("counts", [*ODD_KEYS, "no"])) == [*[1] * 10, None]
     assert ask(lambda state: state.get("counts", b"k1", raw=True)) == (3).to_bytes(8, "big")

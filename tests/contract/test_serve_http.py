@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import socket
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,6 +38,7 @@ BLOBS = ss.persistent_key_value_store("blobs")
 NUMBERS = ss.persistent_key_value_store(
     "numbers", key_serde=serdes.INT64, value_serde=serdes.FLOAT64
 )
+IDS = ss.persistent_key_value_store("ids", key_serde=serdes.UUID, value_serde=serdes.FLOAT32)
 RECENT = ss.in_memory_key_value_store("recent")
 
 
@@ -45,19 +47,21 @@ class Keep:
 
     def __init__(self, context: ss.ProcessorContext) -> None:
         self._prices, self._blobs = context.store("prices"), context.store("blobs")
-        self._numbers = context.store("numbers")
+        self._numbers, self._ids = context.store("numbers"), context.store("ids")
 
     def process(self, record: "ss.Record[str, str]") -> None:
         self._prices.put(record.key, {"is": record.value}, timestamp=record.timestamp_ms)
         self._blobs.put(record.key.encode(), b"\xff" + record.value.encode())
         numbers = {"nan": float("nan"), "more": float("inf")}
-        self._numbers.put(record.timestamp_ms, numbers.get(record.value, 1.5))
+        number = numbers.get(record.value, 1.5)
+        self._numbers.put(record.timestamp_ms, number)
+        self._ids.put(uuid.UUID(int=record.timestamp_ms), number)
 
 
 def pipeline() -> ss.Topology:
     builder = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.STRING)
     stream = builder.stream("in")
-    stream.process(Keep, PRICES, BLOBS, NUMBERS, RECENT, name="keep")
+    stream.process(Keep, PRICES, BLOBS, NUMBERS, IDS, RECENT, name="keep")
     grouped = stream.group_by_key()
     grouped.count("counts")
     windows = ss.TumblingWindows(10, grace_ms=1000, retention_ms=5000)
@@ -128,6 +132,8 @@ def test_values_are_typed_and_bytes_are_base64(shop: Shop) -> None:
     get = shop.server.get
     assert get("numbers/get", key="7")["row"] == {"key": 7, "value": 1.5}
     key = base64.urlsafe_b64encode(b"k3").decode()
+    seven = str(uuid.UUID(int=7))
+    assert get("ids/get", key=seven)["row"] == {"key": seven, "value": 1.5}
     found = get("blobs/get", key=key)["row"]
     assert base64.b64decode(found["value"]) == b"\xff23"
     assert get("prices/get", key="k3")["row"]["value"] == {"is": "23"}
@@ -137,6 +143,7 @@ def test_values_are_typed_and_bytes_are_base64(shop: Shop) -> None:
     caught_up(shop.server.service, shop.task)
     assert get("numbers/get", key="500")["row"]["value"] == "NaN"
     assert get("numbers/get", key="501")["row"]["value"] == "Infinity"
+    assert get("ids/get", key=str(uuid.UUID(int=501)))["row"]["value"] == "Infinity"
 
 
 def test_history_and_as_of_have_the_times_of_versions(shop: Shop) -> None:
@@ -230,6 +237,9 @@ def test_a_range_as_arrow_has_the_rows_and_their_freshness(shop: Shop) -> None:
     assert prices.schema.names == ["key", "value", "timestamp_ms", "valid_to_ms"]
     assert json.loads(prices.to_pylist()[0]["value"])["is"]
     assert table("numbers/range").schema.types == [pa.int64(), pa.float64()]
+    ids = table("ids/range")
+    assert ids.schema.types == [pa.string(), pa.float32()]
+    assert ids.to_pylist()[7]["key"] == str(uuid.UUID(int=7))
     assert table("counts/range", prefix="nobody").num_rows == 0
 
 
@@ -268,6 +278,7 @@ def test_min_position_waits_for_ones_own_write_or_says_how_far_it_is(shop: Shop)
         ("counts/get", {"key": "a", "raw": "true", "partition": "x"}, 400, "'partition'"),
         ("blobs/get", {"key": "%%%"}, 400, "is no base64"),
         ("numbers/get", {"key": "seven"}, 400, "is no INT64"),
+        ("ids/get", {"key": "seven"}, 400, "is no UUID"),
         ("numbers/get", {"key": str(1 << 70)}, 400, "is no INT64"),
         ("counts/history", {"key": "a"}, 400, "keeps no versions"),
         ("counts/windows", {"key": "a"}, 400, "has no windows"),

@@ -15,7 +15,13 @@ BUILT_IN: list[Serde[Any]] = [
     serdes.BYTES,
     serdes.STRING,
     serdes.INT64,
+    serdes.INT32,
+    serdes.INT16,
     serdes.FLOAT64,
+    serdes.FLOAT32,
+    serdes.BOOLEAN,
+    serdes.UUID,
+    serdes.VOID,
     serdes.JSON,
     serdes.MSGPACK,
 ]
