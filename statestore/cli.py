@@ -10,7 +10,8 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar, TextIO, cast
+from importlib.util import find_spec
+from typing import Any, ClassVar, NamedTuple, TextIO, cast
 
 import click
 from pythonjsonlogger.json import JsonFormatter
@@ -36,13 +37,47 @@ _log = logging.getLogger("statestore")
 _LOG_FORMAT = "STATESTORE_LOG_FORMAT"
 _LOG_FORMATS = ("text", "json")
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class _OfExtra(NamedTuple):
+    """A command of an extra: a package that only the extra brings, the place, the first sentence.
+
+    The sentence stands here so that `statestore --help` need not import what the command needs.
+    """
+
+    extra: str
+    brings: str
+    home: str
+    about: str
+
+
 _OF_EXTRAS = {
-    "drill": ("testing", "statestore.testing.drills.command:drill_command"),
-    "kafka": ("testing", "statestore.testing.kafka_command:kafka"),
-    "ui": ("ui", "statestore.ui.command:ui_command"),
-    "serve": ("serve", "statestore.commands.serve:serve_command"),
+    "drill": _OfExtra(
+        "testing",
+        "psutil",
+        "statestore.testing.drills.command:drill_command",
+        "Kill runs of a scratch application again and again, and audit what they leave.",
+    ),
+    "kafka": _OfExtra(
+        "testing",
+        "psutil",
+        "statestore.testing.kafka_command:kafka",
+        "Run one local Kafka broker, for development; needs Java 17 and, once, Maven.",
+    ),
+    "ui": _OfExtra(
+        "ui",
+        "jinja2",
+        "statestore.ui.command:ui_command",
+        "Show applications in a browser: the answers, tasks, stores, audits and exports; "
+        "read-only.",
+    ),
+    "serve": _OfExtra(
+        "serve",
+        "fastapi",
+        "statestore.commands.serve:serve_command",
+        "Answer questions about the stores of an application over HTTP, beside its runs.",
+    ),
 }
-"""The extra that a command needs, and where it is."""
 
 
 class _Commands(CommandGroup):
@@ -63,12 +98,18 @@ class _Commands(CommandGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _OF_EXTRAS:
             return super().get_command(ctx, cmd_name)
-        extra, home = _OF_EXTRAS[cmd_name]
-        module, _, name = home.partition(":")
+        found = _OF_EXTRAS[cmd_name]
+        module, _, name = found.home.partition(":")
         try:
             return cast("click.Command", getattr(importlib.import_module(module), name))
         except ModuleNotFoundError as error:
-            return _without_extra(cmd_name, extra, error)
+            return _without_extra(cmd_name, found.extra, error)
+
+    def first_sentence(self, ctx: click.Context, name: str) -> str | None:
+        found = _OF_EXTRAS.get(name)
+        if found is None:
+            return super().first_sentence(ctx, name)
+        return found.about if find_spec(found.brings) else _not_available(found.extra)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -113,11 +154,16 @@ for command in (
     cli.add_command(command)
 
 
+def _not_available(extra: str) -> str:
+    return f"Not available: install the extra `{extra}`."
+
+
 def _without_extra(name: str, extra: str, missing: ModuleNotFoundError) -> click.Command:
     """Make the command that stands in for one whose extra is not installed, and says so."""
-    about = f"Not available: install the extra `{extra}`."
 
-    @click.command(name, help=about, context_settings={"ignore_unknown_options": True})
+    @click.command(
+        name, help=_not_available(extra), context_settings={"ignore_unknown_options": True}
+    )
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
     def refuse(arguments: Any) -> None:  # noqa: ARG001  # all of them are accepted
         raise Misuse(

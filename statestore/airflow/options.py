@@ -50,7 +50,7 @@ class DagOptions(TypedDict, total=False):
     owner: str
     """By default "statestore"."""
     tags: Iterable[str]
-    """Tags beside "statestore" and the ids of the applications."""
+    """Tags beside "statestore", the name of the factory and the ids of the applications."""
     retries: int
     """How often a task is tried again after an error that may pass; by default 3, a drill 1."""
     retry_delay: timedelta
@@ -165,7 +165,7 @@ def open_dag(
         "start_date": options.get("start_date", pendulum.datetime(2026, 1, 1, tz="UTC")),
         "catchup": False,
         "max_active_runs": 1,
-        "tags": list(dict.fromkeys(["statestore", *named, *options.get("tags", ())])),
+        "tags": list(dict.fromkeys(["statestore", verb, *named, *options.get("tags", ())])),
         "default_args": default_args | dict(options.get("default_args", {})),
     }
     return DAG(

@@ -18,28 +18,24 @@ from airflow.api_fastapi.core_api.security import GetUserDep
 from fastapi import Depends, FastAPI, HTTPException, Request, Response, status
 
 from statestore.airflow.applications import applications_file
+from statestore.ui.paths import Path
 
 MOUNTED_AT: Final = "/statestore"
 VIEW: Final = "statestore"
 ROWS: Final = "statestore_rows"
-_PATHS: Final = {
-    "/": VIEW,
-    "/applications/{name}": VIEW,
-    "/applications/{name}/stores/{store}": ROWS,
-    "/static/{file}": VIEW,
-}
 _SITE: Final = "statestore.ui.site"
 
 
 def add_pages(app: FastAPI) -> None:
     """Add the routes, each behind the permission for its view."""
-    for path, view in _PATHS.items():
+    for path in Path:
+        view = ROWS if path is Path.STORE else VIEW
         app.add_api_route(
             path, _endpoint(path), dependencies=[Depends(_requires(view))], response_class=Response
         )
 
 
-def _endpoint(path: str) -> Callable[[Request], Response]:
+def _endpoint(path: Path) -> Callable[[Request], Response]:
     def answer(request: Request) -> Response:
         found: Response = _routes()[path](request)
         return found
@@ -59,11 +55,11 @@ def _requires(view: str) -> Callable[..., None]:
 
 
 @cache
-def _routes() -> dict[str, Callable[[Request], Response]]:
+def _routes() -> dict[Path, Callable[[Request], Response]]:
     try:
         config = applications_file()
     except ValueError as error:
         raise HTTPException(status.HTTP_404_NOT_FOUND, str(error)) from error
     site: Any = importlib.import_module(_SITE)
-    routes: dict[str, Callable[[Request], Response]] = site.routes_of(config, MOUNTED_AT)
+    routes: dict[Path, Callable[[Request], Response]] = site.routes_of(config, MOUNTED_AT)
     return routes

@@ -20,8 +20,15 @@ class CommandGroup(click.Group):
         for title, listed in (self.sections or {"Commands": tuple(names)}).items():
             rows = []
             for name in listed:
-                command = self.get_command(ctx, name)
-                if command is not None and not command.hidden:
-                    rows.append((name, command.get_short_help_str(_SENTENCE_MAX)))
+                about = self.first_sentence(ctx, name)
+                if about is not None:
+                    rows.append((name, about))
             with formatter.section(title):
                 formatter.write_dl(rows)
+
+    def first_sentence(self, ctx: click.Context, name: str) -> str | None:
+        """Return what the list says of a command; None if it does not list it."""
+        command = self.get_command(ctx, name)
+        if command is None or command.hidden:
+            return None
+        return command.get_short_help_str(_SENTENCE_MAX)

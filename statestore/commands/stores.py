@@ -8,7 +8,7 @@ applications file names is asked. With `--raw` keys and values are bytes: whatev
 ASCII is shown as `\xNN`, and a KEY is written in the same way.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from itertools import islice
@@ -119,7 +119,8 @@ def get_command(
     """Print the value of KEY in STORE; exit code 1 if there is none. TIME: ISO-8601 or epoch ms."""
     looked = _looked_at(flags, store, partition, as_of=as_of)
     face, time_ms = looked.face(raw=raw, pipeline=pipeline), _time_ms(as_of)
-    found = looked.rows(lambda reader: _one(reader, face.key(key), time_ms))
+    wanted = face.key(key)
+    found = looked.rows(lambda reader: _one(reader, wanted, time_ms), key=wanted)
     with closing(found):
         row = next(found, None)
     if row is None:
@@ -342,9 +343,17 @@ class _LookedAt:
     spec: AtRestSpec
     tasks: Sequence[TaskId | None]
 
-    def rows(self, ask: Callable[[AnyReader], RowScan[Entry]]) -> Generator[_Row, None, None]:
-        """What `ask` gets from the reader of each stream task, in turn."""
-        for task in self.tasks:
+    def rows(
+        self, ask: Callable[[AnyReader], RowScan[Entry]], *, key: bytes | None = None
+    ) -> Generator[_Row, None, None]:
+        """What `ask` gets from the reader of each stream task, in turn.
+
+        `key`: begin where this key should lie.
+        """
+        tasks: Iterable[TaskId | None] = self.tasks
+        if key is not None:
+            tasks = self.at_rest.likely_first(self.spec.name, self.tasks, key)
+        for task in tasks:
             with self._reader(task) as reader, ask(reader) as found:
                 for entry in found:
                     yield _Row(task, reader.span_names, entry)

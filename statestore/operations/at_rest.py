@@ -7,6 +7,7 @@ of the store's kind (stores/kinds.py), over one `FileSource` per stream task, fo
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -18,6 +19,7 @@ from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.records import Serde
 from statestore.operations.deployed import Deployed, DeployedGlobal, DeployedStore, read_deployed
 from statestore.operations.environment import Environment
+from statestore.operations.homes import homes
 from statestore.operations.snapshots import Snapshot, Snapshots
 from statestore.ports import Engine
 from statestore.stores import keyvalue, offsets, serdes
@@ -35,6 +37,8 @@ from statestore.stores.specs import (
 READABLE = (KeyValueSpec.kind, VersionedSpec.kind, WindowSpec.kind, SessionSpec.kind)
 """The kinds of stores whose files can be looked into."""
 _NAMED = 10
+_AT_ONCE = 16
+"""How many snapshots are taken at once."""
 
 
 class StoreFiles(NamedTuple):
@@ -68,6 +72,7 @@ class StoresAtRest:
 
     def __init__(self, environment: Environment) -> None:
         """Misuse if there is no such application."""
+        self._environment = environment
         layout = self._layout = existing_application(environment.layout)
         self._snapshots = Snapshots(environment)
         self._taken: dict[TaskId, Snapshot] = {}
@@ -146,6 +151,31 @@ class StoresAtRest:
                 f"it is in stream tasks {', '.join(map(str, found))}"
             )
         return chosen
+
+    def likely_first(
+        self, store: str, tasks: Sequence[TaskId | None], key: bytes
+    ) -> Iterator[TaskId | None]:
+        """Yield the stream tasks of a store, beginning with the one where the key should lie.
+
+        If the caller goes on after that one, snapshots of all the others are taken at once, because
+        each owner may let its own be waited for. None, for the store of a global table, stays None.
+        """
+        parted = [task for task in tasks if task is not None]
+        if not parted:
+            yield from tasks
+            return
+        count = self.deployed.partitions(store) or max(task.partition for task in parted) + 1
+        likely = homes(self._environment, self.deployed, store, [key], count)
+        yield from (task for task in parted if task.partition in likely)
+        others = [task for task in parted if task.partition not in likely]
+        with ThreadPoolExecutor(_AT_ONCE) as threads:
+            taking = [threads.submit(self.snapshot, task) for task in others]
+            try:
+                for task, taken in zip(others, taking, strict=True):
+                    taken.result()
+                    yield task
+            finally:
+                threads.shutdown(cancel_futures=True)
 
     def spec_in_bytes(self, store: str, *, kind: str | None = None) -> AtRestSpec:
         """Describe a store so that it is read in bytes: as deployed, or as one of another kind.

@@ -158,10 +158,15 @@ class Deployed(msgspec.Struct, frozen=True):
         known = self.stores.get(store)
         if known is None or not known.persistent:
             return []
-        ordinal, seen = known.sub_topology, {task.partition for task in there}
-        count = next((part.tasks for part in self.sub_topologies if part.ordinal == ordinal), None)
-        wanted = range(count or 0) if partition is None else range(count or 0)[partition:][:1]
-        return [TaskId(ordinal, each) for each in wanted if each not in seen]
+        seen, every = {task.partition for task in there}, range(self.partitions(store) or 0)
+        wanted = every if partition is None else every[partition:][:1]
+        return [TaskId(known.sub_topology, each) for each in wanted if each not in seen]
+
+    def partitions(self, store: str) -> int | None:
+        """How many partitions the store was deployed with; None: that is not known."""
+        known = self.stores.get(store)
+        ordinal = None if known is None else known.sub_topology
+        return next((part.tasks for part in self.sub_topologies if part.ordinal == ordinal), None)
 
     def log_of(self, application_id: str, store: str) -> str:
         """The topic that is the log of a store."""

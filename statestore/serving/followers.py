@@ -34,6 +34,8 @@ _LOOK_AT_TASKS_S = 1.0
 _TRY_AGAIN_S = 0.5
 _SHARE = 20
 """Looking for commits takes at most one part in so many of the thread's time."""
+_PAUSE_MAX_S = 0.5
+"""However long a look took: a slow disk or a busy machine must not stop it for much longer."""
 _AT_A_TIME = 8
 """How many commits of one task are applied before it is the next one's turn."""
 _OPENERS = 4
@@ -252,7 +254,8 @@ class Followers:
                     _log.exception("the copies could not be brought up to date: trying again")
                 self._ending.wait(_TRY_AGAIN_S)
             if not applied:
-                self._ending.wait(max(_LOOK_S, _SHARE * (clock.monotonic() - began_s)))
+                pause_s = _SHARE * (clock.monotonic() - began_s)
+                self._ending.wait(min(max(_LOOK_S, pause_s), _PAUSE_MAX_S))
 
     def _look_at_tasks(self) -> None:
         layout = self._environment.layout

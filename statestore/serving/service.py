@@ -24,6 +24,7 @@ from statestore.operations.at_rest import (
 )
 from statestore.operations.deployed import Deployed, DeployedStore
 from statestore.operations.environment import Environment
+from statestore.operations.homes import homes
 from statestore.operations.pipelines import serdes_of
 from statestore.serving.encoding import Encoding
 from statestore.serving.followers import Followers, TaskState
@@ -394,11 +395,9 @@ class StateService:
 
         Those that are copied are no measure: a row of another one would seem not to exist.
         """
-        known = self.deployed.stores.get(store)
-        if known is not None:
-            for part in self.deployed.sub_topologies:
-                if part.ordinal == known.sub_topology and part.tasks is not None:
-                    return part.tasks
+        counted = self.deployed.partitions(store)
+        if counted is not None:
+            return counted
         return self._followers.width(store)
 
     def _inputs(self, store: str) -> list[str]:
@@ -482,17 +481,9 @@ class StateService:
         count = self._partitions(store)
         if not count:
             raise self._not_there(store, [])
-        known = self.deployed.stores.get(store)
-        if known is not None and known.placed_apart:
-            return {}
-        placed = None
-        if known is not None and serdes.of_windowed(known.key_serde) is None:
-            placed = serdes.placed_by(known.key_serde)
-        placing = keys if placed is None else [placed(key) for key in keys]
-        crc32 = self._environment.settings.partitioner.startswith("consistent")
-        hashed = self._environment.partitioners["crc32" if crc32 else "murmur2"]
         places: dict[int, list[int]] = {}
-        for number, place in enumerate(hashed(placing, count)):
+        found = homes(self._environment, self.deployed, store, keys, count)
+        for number, place in enumerate(found):
             places.setdefault(place, []).append(number)
         return places
 

@@ -4,7 +4,7 @@ Rows come from a snapshot of each stream task, so that they are those of one com
 cannot be answered is a problem in words, never an error.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -32,8 +32,6 @@ ROWS_MAX: Final = 100
 _SKIP_MAX: Final = 10_000
 _SHOWN_MAX: Final = 2000
 """How many characters of a key or a value are shown."""
-_TASKS_MAX: Final = 16
-"""In how many stream tasks a key is looked for."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +125,7 @@ class _Asked:
         ]
         return Browsed(
             self.spec.kind,
-            self._told(len(lines), skip, len(tasks), more=more),
+            self._told(len(lines), skip, more=more),
             columns,
             lines,
             has_times=versioned,
@@ -136,12 +134,11 @@ class _Asked:
             notes=self.notes,
         )
 
-    def _told(self, count: int, skip: int, tasks: int, *, more: bool) -> str:
+    def _told(self, count: int, skip: int, *, more: bool) -> str:
         if not count:
             if not self.question.key:
                 return f"The store has no such row, {self._when()}."
-            where = f", in the {_TASKS_MAX} tasks looked at first" if tasks > _TASKS_MAX else ""
-            return f"The store does not have the key {self.question.key}{where}."
+            return f"The store does not have the key {self.question.key}."
         until = " and there are more" if more else ""
         return f"Rows {skip + 1} to {skip + count}{until}, {self._when()}."
 
@@ -162,13 +159,17 @@ class _Asked:
             high = beyond = after_prefix(low)
         as_of_ms = to_ms(parse_time(question.as_of)) if question.as_of else None
         is_key, found_key = bool(question.key), False
-        for task in self._likely_first(tasks, low) if is_key and low is not None else tasks:
+        asked: Iterable[TaskId | None] = tasks
+        if is_key and low is not None:
+            asked = self.at_rest.likely_first(self.spec.name, tasks, low)
+        for task in asked:
             with self._reader(task) as reader:
                 self._names[:] = reader.span_names
                 if question.history and is_key and isinstance(reader, VersionedReader):
-                    for version in reader.history(low):
-                        found_key = True
-                        yield _Row(task, Entry(low, *version))
+                    with reader.history(low) as versions:
+                        for version in versions:
+                            found_key = True
+                            yield _Row(task, Entry(low, *version))
                 else:
                     with reader.entries(low, high, as_of_ms=as_of_ms) as found:
                         for entry in found:
@@ -182,18 +183,6 @@ class _Asked:
         if task is None:
             return self.at_rest.global_reader(self.spec.name)
         return self.at_rest.reader(task, self.spec)
-
-    def _likely_first(self, tasks: Sequence[TaskId | None], key: bytes) -> Sequence[TaskId | None]:
-        """Some stream tasks to look for a key in, beginning with those where hashes place it.
-
-        A snapshot of each takes time. Only a processor could have put the key elsewhere.
-        """
-        partitioned = [task for task in tasks if task is not None]
-        if not partitioned:
-            return tasks
-        count = max(task.partition for task in partitioned) + 1
-        homes = {place([key], count)[0] for place in self.environment.partitioners.values()}
-        return sorted(partitioned, key=lambda task: task.partition not in homes)[:_TASKS_MAX]
 
     def _key(self, text: str, serde: Serde[Any]) -> bytes:
         try:

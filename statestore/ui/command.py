@@ -59,7 +59,13 @@ def ui_command(
     with closing(Lookout(applications, SystemClock(), pipelines)) as lookout:
         lookout.names()
         config = uvicorn.Config(
-            application(lookout, hosts), host=host, port=port, log_level="warning", lifespan="off"
+            application(lookout, hosts),
+            host=host,
+            port=port,
+            log_config=None,  # That of the command line holds.
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
         )
         server = _Server(config)
         try:

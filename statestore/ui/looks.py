@@ -150,9 +150,16 @@ def _no_pipeline(_name: str) -> None:
 
 
 class _Kept(NamedTuple):
+    """What a look found.
+
+    It tells of the moment at which it began. The next look is due some time after the end of this
+    one, so that long looks do not follow one upon the other.
+    """
+
     found: Any = None
     problem: str | None = None
-    at_ms: int = -_EVERY_MS
+    begun_ms: int = -_EVERY_MS
+    ended_ms: int = -_EVERY_MS
 
 
 _Kind = Callable[[Environment, str | None], Any]
@@ -215,12 +222,12 @@ class Lookout:
     def _last(self, name: str) -> LastLook:
         look = self._kept.get((name, look_at), _NOTHING)
         details = self._kept.get((name, details_of), _NOTHING)
-        age_s = (self._clock.now_ms() - look.at_ms) / 1000
+        age_s = (self._clock.now_ms() - look.begun_ms) / 1000
         return LastLook(look.found, details.found, look.problem or details.problem, age_s)
 
     def _look_if_old(self, name: str, opener: Open, kind: _Kind) -> None:
         kept, now_ms = self._kept.get((name, kind), _NOTHING), self._clock.now_ms()
-        if kept.at_ms + _EVERY_MS > now_ms or (name, kind) in self._underway:
+        if kept.ended_ms + _EVERY_MS > now_ms or (name, kind) in self._underway:
             return
         self._underway.add((name, kind))
         self._workers.submit(self._look, name, opener, kind)
@@ -228,6 +235,7 @@ class Lookout:
     def _look(self, name: str, opener: Open, kind: _Kind) -> None:
         found: Any = None
         problem = failure = None
+        begun_ms = self._clock.now_ms()
         try:
             with opener() as runtime:
                 found = kind(runtime, self.pipeline_of(name))
@@ -241,7 +249,7 @@ class Lookout:
         finally:
             with self._lock:
                 self._failures[name, kind] = failure
-                self._kept[name, kind] = _Kept(found, problem, self._clock.now_ms())
+                self._kept[name, kind] = _Kept(found, problem, begun_ms, self._clock.now_ms())
                 self._underway.discard((name, kind))
                 self._lock.notify_all()
 

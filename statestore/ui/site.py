@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from statestore.errors import StateStoreError
 from statestore.runtime import SystemClock
+from statestore.ui import paths
 from statestore.ui.browser import Question
 from statestore.ui.looks import Lookout, applications_of, pipelines_of
 from statestore.ui.pages import Pages
@@ -49,13 +50,13 @@ class Site:
         """`mounted_at`: where Airflow serves the routes below its own address."""
         self._pages = Pages(lookout, mounted_at)
 
-    def routes(self) -> dict[str, Endpoint]:
+    def routes(self) -> dict[paths.Path, Endpoint]:
         """Return each endpoint by its path; all answer GET, and block."""
         return {
-            "/": self._overview,
-            "/applications/{name}": self._application,
-            "/applications/{name}/stores/{store}": self._store,
-            "/static/{file}": self._static,
+            paths.Path.OVERVIEW: self._overview,
+            paths.Path.APPLICATION: self._application,
+            paths.Path.STORE: self._store,
+            paths.Path.STATIC: self._static,
         }
 
     def _overview(self, request: Request) -> Response:
@@ -108,7 +109,7 @@ class Site:
         return Response(page, status, _HEADERS, "text/html; charset=utf-8")
 
 
-def routes_of(config: Path, mounted_at: str | None = None) -> dict[str, Endpoint]:
+def routes_of(config: Path, mounted_at: str | None = None) -> dict[paths.Path, Endpoint]:
     """Return the routes for an applications file; relative paths in it start at its folder.
 
     `mounted_at`: where Airflow serves them below its own address, if it does.

@@ -270,6 +270,20 @@ def test_an_owner_that_takes_no_snapshot_in_time_is_named(shop: Shop) -> None:
     assert shop.said("stores", "count", "counts") == [["10"]]
 
 
+def test_a_key_is_looked_for_first_where_its_hash_puts_it(shop: Shop) -> None:
+    with Runtime(shop.settings()) as runtime:
+        (home,) = runtime.partitioners["murmur2"]([b"key"], 2)
+    held = claim(
+        shop.layout.task_dir(TaskId(0, 1 - home)), what="t", wait_ms=0, clock=ManualClock()
+    )
+    wait = ("--set", "statestore.snapshot.wait.ms=50")
+    assert shop.said("stores", "get", "counts", "key", *wait) == [["9"]]
+    said = shop.refused("stores", "get", "counts", "none", *wait, code=Unavailable.exit_code)
+    assert f"task 0_{1 - home}: process {os.getpid()} on" in said
+    held.release()
+    assert shop.said("stores", "get", "counts", f"k{1 - home}2") == [["2"]]
+
+
 def test_looking_leaves_no_snapshot_behind(shop: Shop) -> None:
     shop.said("stores", "range", "counts")
     shop.refused("stores", "get", "counts", "nothing", code=1)

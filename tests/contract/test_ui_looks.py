@@ -8,17 +8,22 @@ from starlette.testclient import TestClient
 
 import statestore as ss
 from statestore import serdes
-from statestore.model.ids import TopicPartition
+from statestore.layout.folders import StateLayout
+from statestore.model.ids import TaskId, TopicPartition
+from statestore.model.modes import ProcessingGuarantee
 from statestore.model.records import Record
+from statestore.operations.deployed import describe_deployment, publish_deployed
 from statestore.operations.run import RunRequest
 from statestore.operations.serving import serve_here, start_run
 from statestore.ports import TopicSpec
 from statestore.runtime import Runtime, SystemClock
 from statestore.testing.memory_broker import MemoryBroker
+from statestore.topology.nodes import TopicName
 from statestore.ui.looks import Lookout
 from statestore.ui.site import application
-from tests.builders import ManualClock, eventually
+from tests.builders import DEADLINE_S, ManualClock, eventually
 from tests.contract.test_ui_pages import PATH, cells, shown
+from tests.ui_rig import NAMES, Passing
 
 
 def test_rows_that_all_stream_tasks_share_are_listed_and_shown(tmp_path: Path) -> None:
@@ -56,6 +61,57 @@ def test_rows_that_all_stream_tasks_share_are_listed_and_shown(tmp_path: Path) -
         assert page.get(f"{PATH}/stores/all-rates?as_of=5&history=1").status_code == 200
     finally:
         lookout.close()
+
+
+def test_a_key_is_found_in_whichever_of_many_stream_tasks_it_lies(tmp_path: Path) -> None:
+    layout, count = StateLayout(tmp_path, "a"), 24
+    for partition in range(count):
+        with ss.open_store(NAMES, layout.task_dir(TaskId(0, partition)) / "rocksdb") as names:
+            names.put(f"only-{partition}", {"is": partition})
+            names.commit()
+    known = {"application.id": "a", "state.dir": str(tmp_path)}
+    b = ss.StreamsBuilder()
+    b.stream("orders").process(lambda _: Passing(), NAMES, name="all")
+    counts = {TopicName("orders"): count}
+    publish_deployed(
+        layout, describe_deployment(b.build(), ProcessingGuarantee.EXACTLY_ONCE, counts)
+    )
+    lookout = Lookout(lambda: {"a": lambda: Runtime(known)}, SystemClock())
+    page = TestClient(application(lookout, ["testserver"]))
+    for partition in (0, count - 1):
+        one = page.get(f"{PATH}/stores/names?key=only-{partition}").text
+        assert cells(one) == [[f"0_{partition}", f"only-{partition}", f'{{"is":{partition}}}']]
+    assert "does not have the key none" in page.get(f"{PATH}/stores/names?key=none").text
+    assert list(tmp_path.rglob("snapshots/*")) == []
+    lookout.close()
+
+
+def test_a_look_is_as_old_as_its_beginning_and_the_next_one_waits_for_its_end(
+    tmp_path: Path,
+) -> None:
+    clock, held, opened = ManualClock(1_000_000), threading.Event(), list[int]()
+    known = {"application.id": "a", "state.dir": str(tmp_path)}
+
+    def opening() -> Runtime:
+        opened.append(clock.now_ms())
+        assert held.wait(DEADLINE_S)
+        return Runtime(known, clock=clock)
+
+    lookout = Lookout(lambda: {"a": opening}, clock)
+    lookout.seen(["a"])
+    eventually(lambda: opened == [1_000_000], "a look is under way")
+    clock.advance(60_000)
+    held.set()
+    eventually(lambda: lookout.seen(["a"])["a"].look is not None, "it has ended")
+    last = lookout.seen(["a"])["a"]
+    assert (last.age_s, last.is_old) == (60.0, True)
+    clock.advance(4_999)
+    lookout.seen(["a"], wait_s=DEADLINE_S)
+    assert len(opened) == 1, "a long look does not follow upon itself"
+    clock.advance(1)
+    assert lookout.seen(["a"], wait_s=DEADLINE_S)["a"].age_s == 0.0
+    assert opened[1:] == [1_065_000]
+    lookout.close()
 
 
 def test_a_defect_behind_a_look_is_logged_once_and_told(

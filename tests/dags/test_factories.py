@@ -77,7 +77,7 @@ def test_a_dag_in_one_line_for_each_of_two_applications(factory: str, folder: Pa
     assert bag.import_errors == {}
     assert set(bag.dags) == {f"orders__{factory}", f"payments__{factory}"}
     assert all("statestore" in dag.tags for dag in bag.dags.values())
-    assert "orders" in bag.dags[f"orders__{factory}"].tags
+    assert {"orders", factory} <= set(bag.dags[f"orders__{factory}"].tags)
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
@@ -105,7 +105,7 @@ def test_every_factory_takes_the_same_arguments(factory: str, folder: Path) -> N
     assert dag.dag_id == "team_a"
     assert str(dag.schedule) == "@weekly"
     assert dag.start_date == begin
-    assert {"statestore", "orders", "gold"} == set(dag.tags)
+    assert {"statestore", factory, "orders", "gold"} == set(dag.tags)
     assert dag.max_consecutive_failed_dag_runs == 3
     assert {task.owner for task in dag.tasks} == {"team-a"}
     assert {task.retries for task in dag.tasks} == {7}

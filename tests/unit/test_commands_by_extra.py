@@ -3,10 +3,12 @@
 import json
 import sys
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from statestore.cli import cli
+from statestore.commands.help import CommandGroup
 from statestore.errors import Misuse
 from tests.builders import DEADLINE_S, child
 
@@ -35,16 +37,28 @@ from click.testing import CliRunner
 from statestore.cli import cli
 for asked in (["--help"], ["serve", "--help"]):
     assert CliRunner().invoke(cli, asked).exit_code == 0
-heavy = {"fastapi", "pydantic", "prometheus_client"}
+heavy = {"fastapi", "jinja2", "prometheus_client", "psutil", "pyarrow", "pydantic", "starlette"}
+heavy |= {"statestore.testing", "uvicorn"}
 print(json.dumps(sorted(heavy & sys.modules.keys())))
 """
 
 
-def test_help_does_not_import_what_only_a_server_needs() -> None:
+def test_help_imports_no_more_than_the_commands_that_need_no_extra() -> None:
     with child(LISTING) as process:
         output, errors = process.communicate(timeout=DEADLINE_S)
     assert errors == ""
     assert json.loads(output) == []
+
+
+def test_the_list_says_of_each_command_what_it_says_itself() -> None:
+    assert isinstance(cli, CommandGroup)
+    context = click.Context(cli)
+    listed = cli.list_commands(context)
+    assert {"audit", "drill", "kafka", "serve", "ui"} <= set(listed)
+    for name in listed:
+        command = cli.get_command(context, name)
+        assert command is not None
+        assert cli.first_sentence(context, name) == command.get_short_help_str(500), name
 
 
 @pytest.mark.parametrize("command", ["drill", "kafka"])

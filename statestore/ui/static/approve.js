@@ -3,6 +3,8 @@
 "use strict";
 
 (() => {
+  const TAG = "state_relocation";
+
   const ask = async (form, path, body) => {
     const options = { credentials: "same-origin", headers: { Accept: "application/json" } };
     if (body !== undefined) {
@@ -21,18 +23,25 @@
     );
   };
 
-  // The DAG of that kind whose form has the application.
+  // The DAG of that kind whose form has the application. DAGs that bear its name as a tag come
+  // first, so that one of many is found soon.
   const dagOf = async (form) => {
     const name = form.dataset.application;
-    const { dags } = await ask(form, "/dags?dag_id_pattern=state_relocation&limit=100");
-    for (const dag of dags) {
+    const found = [];
+    for (;;) {
+      const page = await ask(form, `/dags?tags=${TAG}&limit=100&offset=${found.length}`);
+      found.push(...page.dags);
+      if (!page.dags.length || found.length >= page.total_entries) break;
+    }
+    const bears = (dag) => dag.tags.some((tag) => tag.name === name);
+    for (const dag of [...found.filter(bears), ...found.filter((dag) => !bears(dag))]) {
       const { params } = await ask(form, `/dags/${encodeURIComponent(dag.dag_id)}/details`);
       const known = params && params.approve && params.application;
       const choices = known && known.schema && known.schema.enum;
       if (known && (choices ? choices.includes(name) : known.value === name)) return dag;
     }
     throw new Error(
-      "No DAG state_relocation that you may see has this application: use the command instead."
+      `No DAG with the tag ${TAG} that you may see has this application: use the command instead.`
     );
   };
 
