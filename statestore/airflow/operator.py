@@ -59,6 +59,7 @@ from statestore.airflow.retries import (
     with_retry_policy,
 )
 from statestore.airflow.sources import SettingsSource, environment
+from statestore.model.texts import held_text
 
 SUMMARY_KEY = "summary"
 _RUN_TIME = re.compile(r"\{\{\s*(data_interval_start|data_interval_end|logical_date)\s*\}\}")
@@ -301,6 +302,6 @@ def _figures(summary: Mapping[str, Any]) -> str:
         f"{summary.get('commits')} commits by {summary.get('stream_tasks')} stream tasks; "
         f"dropped {summary.get('dropped_records', 0)}; "
         f"restored {summary.get('restored_records')} in {summary.get('restore_seconds')} s; "
-        f"{summary.get('held_records', 0)} held back until later input; "
-        f"{'caught up' if summary.get('caught_up') else 'stopped before the end'}"
+        f"{'caught up' if summary.get('caught_up') else 'stopped before the end'}, "
+        f"{held_text(summary.get('held_records', 0), summary.get('held'))}"
     )

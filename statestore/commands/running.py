@@ -78,11 +78,13 @@ def run_command(
     if as_json:
         click.echo(summary_line(summary))
     else:
-        left_out = {"lineage"} | ({"lookups"} if not summary.lookups else set())
-        shown = [(name, value) for name, value in summary.fields().items() if name not in left_out]
-        _print_table("run", shown)
+        left_out = {"lineage", "held"} | ({"lookups"} if not summary.lookups else set())
+        fields = summary.fields()
         if summary.held_records:
-            click.echo(held_text(summary.held_records))
+            fields["caught_up"] = f"{summary.caught_up}, {summary.held_records:,} records held back"
+        _print_table("run", [(name, it) for name, it in fields.items() if name not in left_out])
+        if summary.held_records:
+            click.echo(held_text(summary.held_records, summary.held))
 
 
 def _metrics(

@@ -26,6 +26,7 @@ from statestore.errors import (
 from statestore.layout.audits import AuditVerdict
 from statestore.layout.works import WorkState
 from statestore.model.texts import held_text, span_text, time_text
+from statestore.operations.lags import totals_of
 from statestore.operations.status import State, Status, StatusReader, TaskStatus
 from statestore.runtime import Runtime
 
@@ -180,7 +181,8 @@ def _answers(found: Status) -> list[tuple[str, Text]]:
     held = sum(task.held_records or 0 for task in found.stream_tasks)
     if held:
         at_least = "at least " if found.held_records is None else ""
-        rows.append(("waiting", Text(at_least + held_text(held))))
+        known = totals_of(task.held for task in found.stream_tasks if task.held is not None)
+        rows.append(("waiting", Text(at_least + held_text(held, known))))
     for table in found.global_tables:
         age = "not read yet"
         if table.refreshed_age_seconds is not None:

@@ -1,9 +1,11 @@
 """Times, spans and counts as people read them."""
 
 import math
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 _YEARS_S = 100 * 365 * 86_400
+_STORES_TOLD = 4
 
 
 def time_text(time_ms: int) -> str:
@@ -16,10 +18,22 @@ def time_text(time_ms: int) -> str:
     return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def held_text(records: int) -> str:
-    """Says how many records wait in operators, which no lag tells."""
+def held_text(records: int, held: Mapping[str, int] | None = None) -> str:
+    """Says how many records wait in operators, which no lag tells, and in which stores."""
     what = "record" if records == 1 else "records"
-    return f"{records:,} {what} held back until later input"
+    text = f"{records:,} {what} held back until later input"
+    stores = stores_text(held or {})
+    return f"{text} ({stores})" if stores else text
+
+
+def stores_text(held: Mapping[str, int]) -> str:
+    """Says how many records wait in each store; the fullest ones are named."""
+    ranked = sorted((-records, store) for store, records in held.items() if records)
+    told = [f"{store} {-records:,}" for records, store in ranked[:_STORES_TOLD]]
+    if len(ranked) > _STORES_TOLD:
+        others = -sum(records for records, _ in ranked[_STORES_TOLD:])
+        told.append(f"{len(ranked) - _STORES_TOLD} other stores {others:,}")
+    return ", ".join(told)
 
 
 def span_text(seconds: float | None) -> str:

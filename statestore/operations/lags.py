@@ -5,6 +5,7 @@ record, a topic may be missing, an answer may come too late. A sum is None as we
 is not known.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -103,6 +104,16 @@ def total_of(numbers: Iterable[int | None]) -> int | None:
             return None
         total = number + (total or 0)
     return total
+
+
+def totals_of(parts: Iterable[Mapping[str, int] | None]) -> dict[str, int] | None:
+    """The sum under each name; None if one of the parts is not known, or if there is none."""
+    total = None
+    for part in parts:
+        if part is None:
+            return None
+        total = (total or Counter[str]()) + Counter(part)
+    return None if total is None else dict(total)
 
 
 def worst_of(numbers: Iterable[float | None]) -> float | None:

@@ -9,7 +9,7 @@ Keeps I9.
 
 import logging
 import secrets
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Self
@@ -98,7 +98,8 @@ class RunRequest:
 class RunSummary:
     """What a run did: the fields of its JSON line (INTERFACE).
 
-    `held_records` wait in operators until later input; `caught_up` is about inputs alone.
+    `caught_up`: every input was processed up to its planned end. It is about inputs alone:
+    `held_records` wait in operators until later input, and `held` says how many in which store.
     """
 
     application_id: str
@@ -110,13 +111,16 @@ class RunSummary:
     restored_records: int = 0
     restore_seconds: float = 0.0
     held_records: int = 0
+    held: dict[str, int] = field(default_factory=dict)
     caught_up: bool = True
     lookups: list[dict[str, object]] = field(default_factory=list)
     """By lookup, what its file had: its tag on its file system, SHA-256 and number of rows."""
     lineage: dict[str, object] | None = None
     """Where data came from and went to: brokers, inputs, outputs, stores; None after a failure."""
     error: dict[str, object] | None = None
-    _held: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _held: dict[str, dict[str, int]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def add(self, reports: Sequence[TaskReport]) -> None:
         """Sum up the reports of a wave."""
@@ -130,8 +134,9 @@ class RunSummary:
             self.restore_seconds = max(self.restore_seconds, report.restore_seconds)
             self.caught_up = self.caught_up and report.caught_up
             # A cycle of sub-topologies serves its stream tasks several times.
-            self._held[report.stream_task] = report.held_records
-        self.held_records = sum(self._held.values())
+            self._held[report.stream_task] = report.held
+        self.held = dict(sum(map(Counter, self._held.values()), Counter[str]()))
+        self.held_records = sum(self.held.values())
 
     def fields(self) -> dict[str, Any]:
         """The public fields, as they go into JSON."""

@@ -28,7 +28,15 @@ from statestore.operations.deployed import Deployed, describe_deployment, read_d
 from statestore.operations.environment import Environment
 from statestore.operations.exports.catalog import Exports
 from statestore.operations.exports.manifest import made_after
-from statestore.operations.lags import Facts, InputLag, ask, to_restore, total_of, worst_of
+from statestore.operations.lags import (
+    Facts,
+    InputLag,
+    ask,
+    to_restore,
+    total_of,
+    totals_of,
+    worst_of,
+)
 from statestore.operations.pipelines import load_pipeline
 from statestore.operations.relocation.disk import read_journal
 from statestore.operations.works import WorkStatus, restores_of, works_in, works_of
@@ -56,7 +64,8 @@ class TaskStatus(msgspec.Struct, frozen=True):
 
     `lag_records` counts offsets, so the lag is at most that many records. `lag_seconds` is event
     time, from the last processed record to the newest one. `held_records` were read and wait in
-    operators for later input, as of the last commit. Rates are records per second.
+    operators for later input, as of the last commit; `held` says how many in which store, and is
+    None if an older version wrote the note. Rates are records per second.
     """
 
     stream_task: str
@@ -72,6 +81,7 @@ class TaskStatus(msgspec.Struct, frozen=True):
     restore_records: int | None = None
     restore_seconds: float | None = None
     held_records: int | None = None
+    held: dict[str, int] | None = None
 
 
 class GlobalTableStatus(msgspec.Struct, frozen=True):
@@ -135,6 +145,8 @@ class Status(msgspec.Struct, frozen=True):
     free_bytes: int | None
     problems: list[str] = []
     held_records: int | None = None
+    held: dict[str, int] | None = None
+    """How many of these records wait in which store; None if one stream task does not say."""
     last_start_age_seconds: float | None = None
     """Since a process last claimed the application, to run it or to move its state."""
     global_tables: list[GlobalTableStatus] = []
@@ -239,6 +251,7 @@ class StatusReader:
             free_bytes=problems.told(lambda: _free_bytes(layout), None),
             problems=list(dict.fromkeys(problems)),
             held_records=total_of(task.held_records for task in counted),
+            held=totals_of(task.held for task in counted),
             last_start_age_seconds=None if owner is None else _age_s(owner.since_ms, now_ms),
             global_tables=self._global_tables(shape, facts, now_ms, problems),
             works=works_of(seen, layout, _running(tasks, progress), now_ms),
@@ -310,6 +323,7 @@ class StatusReader:
             restore_records=records,
             restore_seconds=_left(records, restore_rate),
             held_records=noted.held_records,
+            held=noted.held,
         )
 
     def _audit(self, now_ms: int) -> AuditStatus | None:

@@ -116,7 +116,7 @@ class Attempt:
         context.committed()
         report.add_commit(clock.monotonic() - started, clock.now_ms(), size=size)
         report.count(before, done)
-        report.held_records = context.held_back.total()
+        report.held = context.held_back.by_store()
         self._records_in = 0
         self._dirty = False
 

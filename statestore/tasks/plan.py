@@ -142,12 +142,13 @@ class TaskReport:
     """What one stream task did, for the commit reports and the summary.
 
     `dropped_records`: passed over by a handler, or dropped by an operator, for a null key and the
-    like. `held_records`: wait in operators for later input, as of the last commit. Commits and
-    records include those of earlier workers in the same serving, and `records_before` says how many
-    of `records_in` were theirs; times and bytes are the last worker's. `start_seconds` runs from
-    the claim to the first poll and includes `restore_seconds`. `first_record_ms`, when the poll
-    began that brought the first record, and `last_commit_ms` are by the wall clock, so that reports
-    of several processes can be compared.
+    like. `held`: by store, how many records wait in operators for later input, as of the last
+    commit. `caught_up`: every input was processed up to its planned end, whatever is held. Commits
+    and records include those of earlier workers in the same serving, and `records_before` says how
+    many of `records_in` were theirs; times and bytes are the last worker's. `start_seconds` runs
+    from the claim to the first poll and includes `restore_seconds`. `first_record_ms`, when the
+    poll began that brought the first record, and `last_commit_ms` are by the wall clock, so that
+    reports of several processes can be compared.
     """
 
     stream_task: str
@@ -155,7 +156,7 @@ class TaskReport:
     records_before: int = 0
     records_out: int = 0
     dropped_records: int = 0
-    held_records: int = 0
+    held: dict[str, int] = field(default_factory=dict)
     commits: int = 0
     rewinds: int = 0
     restored_records: int = 0
@@ -171,6 +172,11 @@ class TaskReport:
     last_commit_ms: int | None = None
     quarantined: list[str] = field(default_factory=list)
     caught_up: bool = False
+
+    @property
+    def held_records(self) -> int:
+        """How many records wait in all stores."""
+        return sum(self.held.values())
 
     def count(self, before: Tally, now: Tally) -> None:
         """Add what was committed between two tallies."""

@@ -16,7 +16,7 @@ import msgspec
 from statestore.errors import HostFailure
 from statestore.faults import CrashPoint, reach
 from statestore.layout import documents
-from statestore.layout.documents import Amount, Count, TimeMs
+from statestore.layout.documents import Amount, Count, StoreName, TimeMs
 from statestore.ports import Clock
 from statestore.tasks.plan import Standing, TaskReport
 
@@ -31,9 +31,10 @@ class TaskProgress(msgspec.Struct, frozen=True):
     """The content of the file. Rates are records per second; None: not known.
 
     `slots`: the slots of its host. `held_records`: the records that waited in operators at the last
-    commit; None: an older version wrote the file. `records`: processed in this run. `lag_records`:
-    up to the ends of its inputs, as last heard of; None: not known. If `pid` is not that of the
-    folder's owner, the owner has not begun to process yet.
+    commit, and `held` how many of them in each store; None: an older version wrote the file.
+    `records`: processed in this run. `lag_records`: up to the ends of its inputs, as last heard of;
+    None: not known. If `pid` is not that of the folder's owner, the owner has not begun to process
+    yet.
     """
 
     pid: Count = 0
@@ -47,6 +48,7 @@ class TaskProgress(msgspec.Struct, frozen=True):
     held_records: Count | None = None
     records: Count = 0
     lag_records: Count | None = None
+    held: dict[StoreName, Count] | None = None
 
 
 class ProgressFile:
@@ -87,6 +89,7 @@ class ProgressFile:
             report.held_records,
             standing.records,
             standing.lag_records,
+            report.held,
         )
         temporary = self._path.with_name(f".{NAME}.tmp")
         # If the folder cannot be written, the task itself will report it.

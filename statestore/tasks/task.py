@@ -244,7 +244,7 @@ class StreamTask:
             dropped=self._dropped,
             global_stores=edges.global_stores,
         )
-        self.report.held_records = self._held_back.total()
+        self.report.held = self._held_back.by_store()
         self._poison.went_back()
         intake = plan.intake(settings, self._poison, committer.partition_times)
         self._attempt = Attempt(

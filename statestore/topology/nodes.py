@@ -72,9 +72,9 @@ class HeldBack:
         """Forget all counts, because a restored store may hold other records."""
         self._now, self._committed = {}, {}
 
-    def total(self) -> int:
-        """Return how many records wait in all stores, as of the last commit."""
-        return sum(self._committed.values())
+    def by_store(self) -> dict[str, int]:
+        """Return how many records wait in each store that has any, as of the last commit."""
+        return {store: records for store, records in self._committed.items() if records}
 
 
 class Held(NamedTuple):

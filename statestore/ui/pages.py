@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from statestore.layout.audits import AuditVerdict
-from statestore.model.texts import span_text, time_text
+from statestore.model.texts import span_text, stores_text, time_text
 from statestore.operations.at_rest import GlobalFiles, StoreFiles
 from statestore.operations.deployed import Deployed
 from statestore.operations.exports.manifest import made_after
@@ -250,7 +250,12 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"span": span_text, "time": time_text, "size": _size_text}
+    made.filters |= {
+        "span": span_text,
+        "time": time_text,
+        "size": _size_text,
+        "stores": stores_text,
+    }
     made.globals |= {
         "address_of": address_of,
         "level_of": level_of,

@@ -128,8 +128,9 @@ def test_a_task_that_has_ended_leaves_the_last_figure_for_status(rig: TaskRig) -
     assert read_progress(rig.folder).held_records == 6
     status = read_status(rig.runtime)
     (told,) = status.stream_tasks
-    assert (told.stream_task, told.held_records) == (str(TASK), 6)
-    assert status.held_records == 6
+    by_store = dict.fromkeys(BUFFERS, 3)
+    assert (told.stream_task, told.held_records, told.held) == (str(TASK), 6, by_store)
+    assert (status.held_records, status.held) == (6, by_store)
 
 
 def test_a_note_of_an_older_version_leaves_the_number_unknown(rig: TaskRig) -> None:
@@ -138,11 +139,23 @@ def test_a_note_of_an_older_version_leaves_the_number_unknown(rig: TaskRig) -> N
     (rig.folder / "progress.json").write_bytes(b'{"pid": 1}')
     status = read_status(rig.runtime)
     assert (status.held_records, status.stream_tasks[0].held_records) == (None, None)
+    assert (status.held, status.stream_tasks[0].held) == (None, None)
 
 
 def test_a_summary_has_what_each_stream_task_held_at_its_end() -> None:
     summary = RunSummary("shop")
-    summary.add([TaskReport("0_0", held_records=5, caught_up=True)])
-    summary.add([TaskReport("0_0", held_records=3, caught_up=True), TaskReport("0_1")])
-    assert summary.held_records == 3, "a cycle serves a stream task more than once"
+    summary.add([TaskReport("0_0", held={"a": 4, "b": 1}, caught_up=True)])
+    again = TaskReport("0_0", held={"a": 3}, caught_up=True)
+    summary.add([again, TaskReport("0_1", held={"a": 1, "c": 2}), TaskReport("0_2")])
+    assert summary.held_records == 6, "a cycle serves a stream task more than once"
+    assert summary.fields()["held"] == summary.held == {"a": 4, "c": 2}
+
+
+def test_people_are_told_in_which_stores_records_wait() -> None:
     assert held_text(1) == "1 record held back until later input"
+    assert held_text(3, {}) == "3 records held back until later input"
+    assert held_text(1003, {"b": 3, "a": 1000, "c": 0}) == (
+        "1,003 records held back until later input (a 1,000, b 3)"
+    )
+    many = {f"s{i}": 10 - i for i in range(9)}
+    assert held_text(54, many).endswith("(s0 10, s1 9, s2 8, s3 7, 5 other stores 20)")

@@ -110,6 +110,21 @@ def test_an_application_is_told_with_all_that_is_known_of_it(page: TestClient) -
     assert html.escape(HOSTILE) in text.replace("&#34;", "&quot;")
 
 
+def test_records_that_wait_are_told_by_store_beside_an_input_that_is_done(tmp_path: Path) -> None:
+    layout = filled(tmp_path / "state", "own")
+    for partition, held in enumerate(
+        [{"near-buffer": 1200, "fewer-buffer": 3}, {"near-buffer": 4}]
+    ):
+        note = {"held_records": sum(held.values()), "held": held}
+        (layout.task_dir(TaskId(0, partition)) / "progress.json").write_text(json.dumps(note))
+    lookout, page = serving_of(tmp_path / "state", None)
+    with page:
+        text = shown(page, "/applications/own")
+    lookout.close()
+    told = "1,207 records wait in operators for later input: near-buffer 1,204, fewer-buffer 3"
+    assert told in text
+
+
 def merged() -> Topology:
     """A sub-topology with two inputs and two outputs, and one that counts."""
     b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)

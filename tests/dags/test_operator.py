@@ -38,6 +38,8 @@ DONE = {
     "commits": 40,
     "restored_records": 0,
     "restore_seconds": 0.0,
+    "held_records": 12,
+    "held": {"near": 2, "fewer-buffer": 10},
     "caught_up": True,
     "error": None,
 }
@@ -459,6 +461,7 @@ def test_the_jobs_output_is_in_the_tasks_log_with_one_line_of_figures(
     log = capsys.readouterr().out
     assert "a line of the job" in log
     assert "flights: 336776 records in, 5000 out, 40 commits by 8 stream tasks" in log
+    assert "caught up, 12 records held back until later input (fewer-buffer 10, near 2)" in log
 
 
 def test_stopping_the_task_ends_every_process_of_the_job(target: Application) -> None:

@@ -67,6 +67,20 @@ def begun(app: App, *flags: str, stderr: int) -> Iterator[Begun]:
             process.wait(DEADLINE_S)
 
 
+def told(app: App, *words: str) -> str:
+    """What a command prints."""
+    variables = {PREFIX_VARIABLE: app.name, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+    ended = subprocess.run(
+        [STATESTORE, *words],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=DEADLINE_S,
+        env={**os.environ, **variables},
+    )
+    return ended.stdout
+
+
 HELD = f"{ORDERS} records held back until later input"
 LINE = rf"records/s, 0 records behind, event time [^,]+, last commit [^,]+ ago, {HELD}"
 
@@ -90,6 +104,7 @@ def test_on_a_terminal_one_line_lives_and_stdout_has_the_summary_alone(app: App)
     assert all(re.match(r"\d{4}-", piece) for piece in logged), "logs stay out of the live line"
     summary = json.loads(line)
     assert (summary["held_records"], summary["records_in"]) == (ORDERS, ORDERS + 1)
+    assert summary["held"] == {"priced-buffer": ORDERS}
 
 
 def test_in_a_log_there_is_a_plain_line_now_and_then(app: App) -> None:
@@ -102,16 +117,21 @@ def test_in_a_log_there_is_a_plain_line_now_and_then(app: App) -> None:
 
         eventually(seen, "the line is logged", DEADLINE_S)
         out = run.ended()
-    assert out.rstrip().endswith(HELD), "people are told at the end as well"
+    assert out.rstrip().endswith(f"{HELD} (priced-buffer {ORDERS})"), "people are told at the end"
+    assert f"False, {ORDERS} records held back" in out, "it had no end to reach"
     assert "\x1b" not in log.read_text()
-    status = subprocess.run(
-        [STATESTORE, "status", *app.flags()[:4], "--json"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=DEADLINE_S,
-        env={**os.environ, PREFIX_VARIABLE: app.name, "PYTHONPATH": str(ROOT)},
-    )
-    told = json.loads(status.stdout)
-    assert told["held_records"] == ORDERS
-    assert told["lag_records"] == 0, "no lag tells of them"
+    status = json.loads(told(app, "status", *app.flags()[:4], "--json"))
+    assert (status["held_records"], status["held"]) == (ORDERS, {"priced-buffer": ORDERS})
+    assert status["lag_records"] == 0, "no lag tells of them"
+
+
+def test_a_run_has_caught_up_with_its_inputs_and_says_what_is_held_back_nevertheless(
+    app: App,
+) -> None:
+    """Another run alone changes nothing."""
+    for _ in range(2):
+        summary = app.drained()
+        assert (summary["caught_up"], summary["held_records"]) == (True, ORDERS)
+        assert summary["held"] == {"priced-buffer": ORDERS}
+    assert f"True, {ORDERS} records held back" in told(app, "run", *app.flags())
+    assert f"{HELD} (priced-buffer {ORDERS})" in told(app, "status", *app.flags()[:4])

@@ -164,5 +164,7 @@ def test_every_table_holds_in_one_run_of_spark(
         "accept_new_topology": False,
         "accept_empty_changelog": False,
     }
-    report_run(flags, run_on_spark)
+    summary = report_run(flags, run_on_spark)
+    assert summary.caught_up
+    assert 0 < sum(summary.held.values()) == summary.held_records
     assert outcome(kafka, topology, "spark.") == expected()

@@ -310,9 +310,15 @@ def test_what_is_held_back_is_told_per_task_and_in_all_where_there_is_any(tmp_pa
     lines = tell(found).splitlines()
     assert any("1,234,572 records held back until later input" in line for line in lines)
     assert "held back: 1,234,567 in 0_0, 5 in 0_1" in [line.strip() for line in lines]
+    assert found.held is None, "an older version does not say where they wait"
     (layout.task_dir(TASKS[0]) / "progress.json").unlink()
     found = reader.now()
     assert found.held_records is None, "a sum of which a part is not known is not known"
     assert "at least 5 records held back" in tell(found)
+    waits: dict[str, object] = {"held_records": 5, "held": {"near-buffer": 2, "fewer-buffer": 3}}
+    (layout.task_dir(TASKS[1]) / "progress.json").write_bytes(msgspec.json.encode(waits))
+    assert "at least 5 records held back until later input (fewer-buffer 3, near-buffer 2)" in (
+        " ".join(tell(reader.now()).split())
+    )
     (layout.task_dir(TASKS[1]) / "progress.json").write_bytes(b'{"held_records": 0}')
     assert "held" not in tell(reader.now())
