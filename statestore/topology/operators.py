@@ -6,17 +6,23 @@ function needs them (INTERFACE rule 6).
 
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
 from operator import length_hint
 from typing import Any
 
 from statestore.model.batch import Batch, Column
-from statestore.model.records import Record, T
+from statestore.model.modes import Time, to_ms
+from statestore.model.records import Header, Record, T
 from statestore.topology.failures import Stage, decoded, failed
 from statestore.topology.nodes import Build, Forward, NodeContext, Push
 
 _TEXTS = frozenset({str, bytes})
 _SEVERAL_PAIRS = "pairs: return a list of (key, value), or yield them; an empty list for none"
 _SEVERAL_VALUES = "values: return a list of them, or yield them; an empty list for none"
+_TIME = "a time: return milliseconds since 1970 or an aware datetime"
+_TIME_MAX_MS = 2**63 - 1
+_HEADERS = "headers: return pairs of a name and bytes, or None"
 Transform = Callable[[Batch, Iterator[Any]], T]
 
 
@@ -131,6 +137,36 @@ def peeked(node: str, function: Callable[[Any, Any], object]) -> Build:
     return _guarded(node, transform, "key", "value")
 
 
+def filtered_records(node: str, predicate: Callable[[Record[Any, Any]], object]) -> Build:
+    """Build a node that keeps the records for which the predicate of a record holds."""
+
+    def transform(batch: Batch, rows: Iterator[Any]) -> Batch:
+        kept = [i for i, record in enumerate(_records(batch, rows)) if predicate(record)]
+        return batch if len(kept) == len(batch) else batch.take(kept)
+
+    return _guarded(node, transform, "key", "value")
+
+
+def retimed(node: str, function: Callable[[Record[Any, Any]], Time]) -> Build:
+    """Build a node that gives each record a new time."""
+
+    def transform(batch: Batch, rows: Iterator[Any]) -> Batch:
+        times = [_time_ms(function(record)) for record in _records(batch, rows)]
+        return batch.with_columns(timestamps=times)
+
+    return _guarded(node, transform, "key", "value", wanted=_TIME)
+
+
+def reheaded(node: str, function: Callable[[Record[Any, Any]], Iterable[Header]]) -> Build:
+    """Build a node that gives each record new headers."""
+
+    def transform(batch: Batch, rows: Iterator[Any]) -> Batch:
+        made = [_headers(function(record)) for record in _records(batch, rows)]
+        return replace(batch, headers=made if any(made) else None)
+
+    return _guarded(node, transform, "key", "value", wanted=_HEADERS)
+
+
 def passed() -> Build:
     """Build a node that hands batches on unchanged, as merges do."""
     return lambda _context, forward: lambda batch: forward(batch, None)
@@ -168,7 +204,7 @@ def routed(
 
     def by_child(batch: Batch, rows: Iterator[Any]) -> dict[str, list[int]]:
         chosen: dict[str, list[int]] = {child: [] for child in children.values()}
-        for i, (record, _row) in enumerate(zip(batch.records(), rows, strict=True)):
+        for i, record in enumerate(_records(batch, rows)):
             topic = choose(record)
             if topic not in children:
                 raise ValueError(
@@ -253,6 +289,30 @@ def _pair(made: Any) -> tuple[Any, Any]:
         raise TypeError(f"it returned a {type(made).__name__} of {len(made)} items")
     key, value = made
     return key, value
+
+
+def _records(batch: Batch, rows: Iterator[Any]) -> Iterator[Record[Any, Any]]:
+    """Yield the records of a batch, each as its row is taken."""
+    for record, _ in zip(batch.records(), rows, strict=True):
+        yield record
+
+
+def _time_ms(made: Any) -> int:
+    aware = isinstance(made, datetime) and made.tzinfo is not None
+    time = to_ms(made) if aware else made
+    if type(time) is not int or not 0 <= time <= _TIME_MAX_MS:
+        raise TypeError(f"it returned {_shown(made)}")
+    return time
+
+
+def _headers(made: Any) -> tuple[Header, ...]:
+    headers = tuple(made) if type(made) not in _TEXTS else _values(made)
+    for header in headers:
+        match header:
+            case (str(), bytes() | None):
+                continue
+        raise TypeError(f"it returned the header {reprlib.repr(header)}")
+    return tuple((name, value) for name, value in headers)
 
 
 def _values(made: Any) -> Iterable[Any]:

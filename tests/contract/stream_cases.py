@@ -115,6 +115,50 @@ def peek(of: Case) -> None:
 
 
 @case("""
+    | in        | out      |
+    | a 1 10    | a 1 10   |
+    | - - 21    |          |
+    | b - 12    | b - 12   |
+""")
+def filter_records(of: Case) -> None:
+    of.out(of.stream().filter_records(lambda record: record.timestamp_ms % 2 == 0))
+
+
+@case("""
+    | in          | out        |
+    | a 5 0       | a 5 5      |
+    | - 3 9       | - 3 3      |
+    | a 2 1       | a 2 2      |
+""")
+def set_timestamp(of: Case) -> None:
+    of.out(of.stream().set_timestamp(lambda record: record.value))
+
+
+@case("""
+    | in          | out          |
+    | a 5 100     | a@0-10 1 5   |
+    | a 7 101     | a@0-10 2 7   |
+    | a 13 102    | a@10-20 1 13 |
+    | a 8 103     |              |
+""")
+def set_timestamp_before_windows(of: Case) -> None:
+    retimed = of.stream().set_timestamp(lambda record: record.value).group_by_key()
+    windows = retimed.windowed_by(ss.TumblingWindows(10))
+    of.out(windows.count(of.kept()).to_stream())
+
+
+@case("""
+    | in       | out                     |
+    | a 1 0    | a [["of",0],["to",1]] 0 |
+    | b 2 1    | b [["of",1],["to",2]] 1 |
+""")
+def set_headers(of: Case) -> None:
+    named = of.stream().set_headers(lambda record: [("of", bytes([record.timestamp_ms]))])
+    more = named.set_headers(lambda record: [*record.headers, ("to", bytes([record.value]))])
+    of.out(more.process_values(ShowsHeaders, name=of.of("shown")))
+
+
+@case("""
     | in         | out        |
     | a 1 0      | a 1 0      |
     | other:a 2 1| a 2 1      |
@@ -322,6 +366,17 @@ def aggregate_of_late_records(of: Case) -> None:
 """)
 def to_table(of: Case) -> None:
     of.out(of.stream().to_table(of.kept()).to_stream())
+
+
+class ShowsHeaders:
+    """Forwards the names of headers, and the first byte of each, as the value."""
+
+    def __init__(self, context: ProcessorContext) -> None:
+        self._context = context
+
+    def process(self, record: "ss.Record[Any, Any]") -> None:
+        shown = [[name, value[0] if value else None] for name, value in record.headers]
+        self._context.forward(record.replace(value=shown))
 
 
 class Latest:

@@ -28,6 +28,7 @@ from tests.stateful.random_programs import (
     in_sessions,
     in_time,
     in_windows,
+    later,
     looks_up,
     meet,
     name_of,
@@ -145,6 +146,11 @@ class Writing:
         return stream.process_values(
             lambda context: Turns(context, turns, self._functions), turns, name=name
         )
+
+    def by_records(self, stream: KStream[Any, Any], number: int, _name: str) -> KStream[Any, Any]:
+        kept = stream.filter_records(lambda record: record.timestamp_ms % 5 != number)
+        named = kept.set_headers(lambda record: [*record.headers, ("more", None)])
+        return named.set_timestamp(lambda record: later(record.timestamp_ms, number))
 
     def branch_and_merge(
         self, stream: KStream[Any, Any], number: int, _name: str

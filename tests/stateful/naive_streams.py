@@ -47,6 +47,7 @@ from tests.stateful.random_programs import (
     in_sessions,
     in_time,
     in_windows,
+    later,
     meet,
     meeting_right,
     name_of,
@@ -140,6 +141,13 @@ class Naive:
             if fact.key is not None:
                 turn = turns[fact.key] = turns.get(fact.key, 0) + 1
             yield fact._replace(value=self._functions.plus(fact.value, turn % 10))
+
+        return stage
+
+    def by_records(self, number: int, _place: int) -> Stage:
+        def stage(fact: Fact) -> Iterator[Fact]:
+            if fact.time % 5 != number:
+                yield fact._replace(time=later(fact.time, number))
 
         return stage
 

@@ -141,6 +141,11 @@ class Functions:
         return value is not None and weight(value) % number != 0
 
 
+def later(time_ms: int, number: int) -> int:
+    """The time of a record anew: some move back, and some ahead."""
+    return max(0, time_ms + (time_ms % 3 - 1) * number)
+
+
 def weight(value: Any) -> int:
     return abs(value) if isinstance(value, int) else len(repr(value))
 
@@ -381,6 +386,7 @@ STREAM_STEPS = [
     *6 * ["table"],
     "join",
     "table",
+    "by_records",
 ]
 AGES = [-1, 0, 1_700_000_000_000, YEAR_2099]
 """Where times begin: with no time, in 1970, today, and far ahead."""

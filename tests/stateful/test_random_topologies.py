@@ -233,7 +233,7 @@ def test_the_programs_join_tables_of_all_kinds_in_all_ways_and_something_comes_o
     assert plain < met, "of views that keep their history, too"
     assert met <= {*plain, *product(kinds, graces)}
     names = {step.name for p, _ in given for step in p.steps}
-    others = {"regroup", "cogroup", "global_join", "global_left_join"}
+    others = {"by_records", "regroup", "cogroup", "global_join", "global_left_join"}
     assert names.issuperset({*STREAM_JOIN_STEPS, *FOREIGN_JOINS, *LOOKUP_JOINS, *others})
     made = [step.table for p, _ in given for step in p.steps if step.table is not None]
     steps = {(table.kind, step.name) for table in made for step in table.steps}

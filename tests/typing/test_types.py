@@ -123,7 +123,7 @@ def test_the_package_says_that_it_is_typed() -> None:
         ("ss.StreamsBuilder().str", "stream"),
         ("ss.StreamsBuilder().stream('a').map_v", "map_values"),
         ("ss.StreamsBuilder().stream('a').group_by_key().count().to_s", "to_stream"),
-        ("ss.serdes.INT", "INT64"),
+        ("ss.serdes.INT6", "INT64"),
     ],
 )
 def test_editors_complete_public_names(code: str, completed: str) -> None:

@@ -85,6 +85,13 @@ OPERATORS: dict[str, Callable[[KStream[Any, Any], StreamsBuilder], KStream[Any, 
     "flat_map_values": lambda s, _b: s.flat_map_values(lambda v: [value_of(v)]),
     "select_key": lambda s, _b: s.select_key(lambda k, v: pair_of(k, v)[0]),
     "filter_not": lambda s, _b: s.filter_not(lambda k, v: not pair_of(k, v)),
+    "filter_records": lambda s, _b: s.filter_records(lambda r: bool(pair_of(r.key, r.value))),
+    "set_timestamp": lambda s, _b: s.set_timestamp(
+        lambda r: r.timestamp_ms + 0 * len(pair_of(r.key, r.value))
+    ),
+    "set_headers": lambda s, _b: s.set_headers(
+        lambda r: [("n", pair_of(r.key, r.value)[1] and None)]
+    ),
     "peek": lambda s, _b: s.peek(pair_of),
     "branch": lambda s, _b: s.branch(lambda k, v: bool(pair_of(k, v)))[0],
     "split": lambda s, _b: s.split({"a": lambda k, v: bool(pair_of(k, v))})["a"],

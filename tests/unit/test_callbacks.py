@@ -54,6 +54,8 @@ OPERATORS: dict[str, Callable[[KStream[Any, Any], Any], object]] = {
     "map_values": lambda s, f: s.map_values(f),
     "select_key": lambda s, f: s.select_key(f),
     "peek": lambda s, f: s.peek(f),
+    "filter_records": lambda s, f: s.filter_records(f),
+    "set_timestamp": lambda s, f: s.set_timestamp(f),
     "filter_not": lambda s, f: s.filter_not(f),
     "foreach": lambda s, f: s.foreach(f),
     "KTable.filter_not": lambda s, f: s.to_table("t").filter_not(f),

@@ -17,8 +17,8 @@ from typing import Any, overload
 from typing_extensions import TypeVar as TypeVarWithDefault
 
 from statestore.errors import InvalidTopology, Misuse
-from statestore.model.modes import span_ms
-from statestore.model.records import K2, V2, K, K_co, Record, Serde, V, V_co
+from statestore.model.modes import Time, span_ms
+from statestore.model.records import K2, V2, Header, K, K_co, Record, Serde, V, V_co
 from statestore.stores.specs import StoreSpec
 from statestore.topology import missing_methods
 from statestore.topology import operators as ops
@@ -154,6 +154,34 @@ class KStream(JoinableStream[K_co, V_co]):
         """Call function(key, value) for each record; the stream ends here."""
         check_arity("foreach", function, 2, name)
         self._flow.add("KSTREAM-FOREACH", name, lambda n: ops.peeked(n, function))
+
+    def filter_records(
+        self, predicate: Callable[[Record[K_co, V_co]], object], *, name: str | None = None
+    ) -> "KStream[K_co, V_co]":
+        """Keep the records for which predicate(record) is true, as by their headers or times."""
+        check_arity("filter_records", predicate, 1, name)
+        return self._same("KSTREAM-FILTER", name, lambda n: ops.filtered_records(n, predicate))
+
+    def set_timestamp(
+        self, function: Callable[[Record[K_co, V_co]], Time], *, name: str | None = None
+    ) -> "KStream[K_co, V_co]":
+        """Give each record the time that function(record) returns.
+
+        It is in ms since the epoch, or an aware datetime; a negative one is an error of processing.
+        Windows go by these times. The stream time of processors remains that of the input.
+        """
+        check_arity("set_timestamp", function, 1, name)
+        return self._same("KSTREAM-SETTIMESTAMP", name, lambda n: ops.retimed(n, function))
+
+    def set_headers(
+        self, function: Callable[[Record[K_co, V_co]], Iterable[Header]], *, name: str | None = None
+    ) -> "KStream[K_co, V_co]":
+        """Give each record the headers that function(record) returns, in place of its own.
+
+        A header is a pair of a name and bytes, or None.
+        """
+        check_arity("set_headers", function, 1, name, may_yield=True)
+        return self._same("KSTREAM-SETHEADERS", name, lambda n: ops.reheaded(n, function))
 
     def merge(
         self, *others: "KStream[K_co, V_co]", name: str | None = None

@@ -194,6 +194,13 @@ def stateless(orders: ss.KStream[str, Order]) -> None:
     assert_type(cents.flat_map_values(str), ss.KStream[str, str])
     assert_type(orders.select_key(lambda key, order: order.cents), ss.KStream[int, Order])
     assert_type(cents.peek(lambda key, n: assert_type(n, int)), ss.KStream[str, int])
+    assert_type(
+        cents.filter_records(lambda record: assert_type(record.key, str)), ss.KStream[str, int]
+    )
+    assert_type(cents.set_timestamp(lambda record: record.value), ss.KStream[str, int])
+    assert_type(
+        cents.set_headers(lambda record: [*record.headers, ("n", None)]), ss.KStream[str, int]
+    )
     assert_type(cents.merge(cents, dear.map_values(hash)), ss.KStream[str, int])
     assert_type(orders.branch(lambda key, order: order.cents), tuple[ss.KStream[str, Order], ...])
     named = orders.split({"dear": lambda key, order: order.cents > len(key)}, default="cheap")
