@@ -300,6 +300,9 @@ class KeyHashes(NamedTuple):
 class Cluster(Protocol):
     """What the driver of a run asks a Kafka cluster to do and to report."""
 
+    def topics(self) -> list[str]:
+        """Return the names of all topics that the application may describe."""
+
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:
         """Return the partition counts of the topics that exist; missing topics are absent."""
 
@@ -379,6 +382,9 @@ class InputFacts(NamedTuple):
 
 class MonitoringClient(Protocol):
     """Queries a cluster without disturbing the application; quick to raise Unavailable."""
+
+    def topics(self) -> list[str]:
+        """Return the names of all topics that the application may describe."""
 
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:
         """Return the partition counts of the topics that exist."""

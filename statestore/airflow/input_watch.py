@@ -59,7 +59,7 @@ class InputWatch:
         """Return what waits if it is worth a run, an `error` that will not pass, else None."""
         try:
             runtime = self._opened()
-            found = waiting_input(runtime.layout, runtime.monitoring_client)
+            found = waiting_input(runtime.layout, runtime.monitoring_client, runtime.settings)
             reached = self._threshold.check().is_reached(found, runtime.clock.now_ms())
         except StateStoreError as error:
             if error.action is Action.FAIL:

@@ -14,6 +14,7 @@ from statestore.commands.arguments import (
 from statestore.commands.help import CommandGroup
 from statestore.commands.printing import print_rows
 from statestore.model.ids import TaskId
+from statestore.operations.matching import with_matches
 from statestore.operations.pipelines import load_pipeline
 from statestore.operations.run import StartPreview
 from statestore.operations.serving import check_run
@@ -67,6 +68,10 @@ def _told(found: StartPreview) -> str:
     return "\n".join(
         [
             f"{found.application_id} can start: {found.stream_tasks} stream tasks",
+            *(
+                f"topics that match {pattern}: {', '.join(topics) or 'none'}"
+                for pattern, topics in found.patterns.items()
+            ),
             f"topics to create: {', '.join(found.creates) or 'none'}",
             f"stores to move: {', '.join(f'{m.store} {m.source} > {m.target}' for m in moves)}"
             if moves
@@ -85,8 +90,9 @@ def _told(found: StartPreview) -> str:
 def _tasks(arguments: RunArguments) -> list[tuple[TaskId, list[str]]]:
     settings = arguments.settings()
     topology = load_pipeline(arguments.pipeline)
-    read, _ = topology.topics()
     with Runtime(settings) as runtime:
+        topology = with_matches(runtime, topology)
+        read, _ = topology.topics()
         counts = topology.partition_counts(runtime.cluster.partitions(sorted(read)))
     return [
         (task, [t.full(settings.application_id) for t in part.source_topics])

@@ -100,6 +100,15 @@ class Admin:
             found[TopicPartition(tp.topic, tp.partition)] = answer.offset
         return found
 
+    def topics(self) -> list[str]:
+        """Return the names of all topics that may be described."""
+        doing = "list the topics"
+        try:
+            listed = self.client.list_topics(timeout=self.timeout_s).topics
+        except KafkaException as failure:
+            raise self._error(failure, doing) from failure
+        return sorted(listed)
+
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:
         """Return the partition counts of the topics that exist."""
         return {name: len(found.partitions) for name, found in self.described(topics).items()}

@@ -63,6 +63,10 @@ class KafkaCluster:
         self._settings = settings
         self._admin = admin or Admin(settings)
 
+    def topics(self) -> list[str]:
+        """Return the names of all topics that may be described."""
+        return self._admin.topics()
+
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:
         """Return the partition counts of the topics that exist; missing topics are absent."""
         return self._admin.partitions(topics)

@@ -36,6 +36,11 @@ class KafkaMonitoringClient:
         self._settings = replace(settings, request_timeout_ms=patience_ms, clients=clients)
         self._admin = Admin(self._settings)
 
+    def topics(self) -> list[str]:
+        """Return the names of all topics that may be described."""
+        self._admin.connect()
+        return self._admin.topics()
+
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:
         """Return the partition counts of the topics that exist."""
         self._admin.connect()

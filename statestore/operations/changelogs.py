@@ -175,7 +175,7 @@ class StartingPoint:
     ) -> Iterator[tuple[TopicPartition, str, Sequence[TopicPartition]]]:
         """Internal partitions, whose they are, and inputs of which not one is committed."""
         for task in self._tasks:
-            if not self._committed_of(task, group):
+            if not self._committed_of(task, group) and not self._reads_only_new(task):
                 inputs = [*task.inputs, *self._inputs_before(task)]
                 for tp in task.changelogs:
                     if tp.topic in existing:
@@ -190,6 +190,17 @@ class StartingPoint:
             if not any(tp in group for tp in inputs):
                 for p in range(count):
                     yield TopicPartition(name, p), "the tasks that write to it", inputs
+
+    def _reads_only_new(self, task: _Task) -> bool:
+        """Whether all that a task reads by a pattern are topics that no run has read yet.
+
+        What its stores have is of topics that are gone, and the broker forgot their offsets, too.
+        """
+        part = self._topology.sub_topologies[task.task_id.sub_topology]
+        if not self._previous.fingerprint or all(node.pattern is None for node in part.sources):
+            return False
+        known = {topic for part in self._previous.sub_topologies for topic in part.source_topics}
+        return known.isdisjoint(topic for topic, _ in task.inputs)
 
     def _holds_records(self, tp: TopicPartition, bounds: Bounds) -> bool:
         """Whether any record there was committed; offsets alone may be those of aborted ones."""

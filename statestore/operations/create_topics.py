@@ -12,6 +12,7 @@ import msgspec
 
 from statestore.errors import Misuse
 from statestore.operations.environment import Environment
+from statestore.operations.matching import with_matches
 from statestore.operations.run import RunRequest
 from statestore.operations.serving import check_run
 from statestore.operations.topics import (
@@ -105,6 +106,7 @@ def _plan(
     environment: Environment, topology: Topology, partitions: Partitions
 ) -> list[NeededTopic]:
     settings, cluster = environment.settings, environment.cluster
+    topology = with_matches(environment, topology)
     read, written = topology.topics()
     dead = dead_letter_topics(topology, settings) - written
     users = read | written | dead
@@ -197,7 +199,7 @@ def _outputs(
     read, _ = topology.topics()
     found: dict[str, int] = {}
     for part in topology.sub_topologies:
-        tasks = {topic: counts[topic] for topic in part.source_topics}
+        tasks = {topic: counts[topic] for topic in part.source_topics if topic in counts}
         for sink in part.sinks:
             name = sink.topic.name
             if not sink.topic.internal and name not in read:
@@ -207,4 +209,10 @@ def _outputs(
 
 
 def _width(partitions: Partitions, topic: str, counts: Mapping[TopicName, int]) -> int:
-    return partitions.of(topic) or max(counts.values())
+    width = partitions.of(topic) or max(counts.values(), default=0)
+    if not width:
+        raise Misuse(
+            f"how many partitions shall {topic} have? No topic matches the pattern that feeds it, "
+            "so nothing says so: pass --partitions N, or --partitions TOPIC=N"
+        )
+    return width

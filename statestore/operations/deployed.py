@@ -105,7 +105,8 @@ class DeployedPart(msgspec.Struct, frozen=True):
 
     `internal`: which of its topics bear the application's id as a prefix on the broker; None: a
     version that did not record it deployed the sub-topology. `sink_topics` are for people only, and
-    empty if such a version did.
+    empty if such a version did. `patterns`: of sources; `source_topics` has what they matched at
+    the last start.
     """
 
     ordinal: Ordinal
@@ -113,6 +114,7 @@ class DeployedPart(msgspec.Struct, frozen=True):
     tasks: Annotated[int, msgspec.Meta(ge=0, le=TASKS_MAX)] | None = None
     internal: list[Topic] | None = None
     sink_topics: list[Topic] = []
+    patterns: list[Text] = []
 
     def topics(self, application_id: str) -> list[str]:
         """The topics on the broker, under both names where it is not known which one is right."""

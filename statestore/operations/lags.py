@@ -14,6 +14,7 @@ from statestore.layout import files
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.deployed import Deployed
+from statestore.operations.matching import OwnTopics, matched_now
 from statestore.ports import Bounds, InputFacts, MonitoringClient
 from statestore.tasks.commit import CommitStamp
 
@@ -46,8 +47,15 @@ class Facts(NamedTuple):
         return _lag([self.inputs.get(tp) for tp in tps])
 
 
-def ask(monitoring: MonitoringClient, shape: Deployed, application_id: str) -> Facts:
+def ask(monitoring: MonitoringClient, deployed: Deployed, own: OwnTopics) -> Facts:
     """Ask for everything at once; an error becomes the problem."""
+    try:
+        return _asked(monitoring, matched_now(deployed, monitoring, own), own.application_id)
+    except StateStoreError as error:
+        return Facts(str(error))
+
+
+def _asked(monitoring: MonitoringClient, shape: Deployed, application_id: str) -> Facts:
     sources = {topic for part in shape.sub_topologies for topic in part.source_topics}
     # An older version deployed a repartition topic without the application's id before its name.
     internal = {
@@ -55,15 +63,12 @@ def ask(monitoring: MonitoringClient, shape: Deployed, application_id: str) -> F
     }
     logs = [shape.log_of(application_id, name) for name in sorted(shape.stores)]
     logs += sorted({it.topic for it in shape.global_stores.values() if it.topic} - {*logs})
-    try:
-        counts = monitoring.partitions([*sorted(sources), *internal.values(), *logs])
-        full = {topic: name for topic, name in internal.items() if name in counts}
-        tasks = _inputs_of_tasks(shape, counts, full)
-        inputs = monitoring.inputs([tp for tps in tasks.values() if tps for tp in tps])
-        there = [TopicPartition(name, p) for name in logs for p in range(counts.get(name, 0))]
-        return Facts(None, inputs, monitoring.bounds(there), tasks)
-    except StateStoreError as error:
-        return Facts(str(error))
+    counts = monitoring.partitions([*sorted(sources), *internal.values(), *logs])
+    full = {topic: name for topic, name in internal.items() if name in counts}
+    tasks = _inputs_of_tasks(shape, counts, full)
+    inputs = monitoring.inputs([tp for tps in tasks.values() if tps for tp in tps])
+    there = [TopicPartition(name, p) for name in logs for p in range(counts.get(name, 0))]
+    return Facts(None, inputs, monitoring.bounds(there), tasks)
 
 
 def to_restore(
@@ -136,8 +141,10 @@ def _inputs_of_tasks(
         widths = [counts.get(topic, 0) for topic in topics]
         for p in range(max([part.tasks or 0, *widths])):
             read = [TopicPartition(topic, p) for topic in topics if p < counts.get(topic, 0)]
-            # Without any, its topic was created again with fewer partitions since it was deployed.
-            found[TaskId(part.ordinal, p)] = read if read and all(widths) else None
+            # Without any, its topic was created again with fewer partitions since it was deployed,
+            # or was one of those that a pattern matched.
+            known = (read or part.patterns) and all(widths)
+            found[TaskId(part.ordinal, p)] = read if known else None
     return found
 
 

@@ -13,7 +13,7 @@ What `kafka-streams-application-reset` and `KafkaStreams.cleanUp` do together, a
 Everything else stays: audits, reports, quarantine, and the record of a clone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -29,8 +29,9 @@ from statestore.model.ids import TopicPartition
 from statestore.operations.at_rest import existing_application
 from statestore.operations.deployed import Deployed, read_deployed
 from statestore.operations.environment import Environment
+from statestore.operations.matching import OwnTopics, matched_now
 from statestore.operations.relocation.disk import journal_file
-from statestore.ports import Bounds
+from statestore.ports import Bounds, GroupOffset
 from statestore.tasks.plan import transactional_ids
 
 _NAME = "reset.json"
@@ -159,16 +160,26 @@ class _Reset:
                 f"nothing was deployed in {self.layout.application_dir}: there is nothing to reset"
             )
         application = self.layout.application_id
-        inputs, internal = _topics(shape, application)
+        own = OwnTopics.of(self.layout, self.environment.settings)
+        inputs, internal = _topics(matched_now(shape, self.cluster, own), application)
+        deployed, _ = _topics(shape, application)
         owned = sorted(internal)
         self._refuse_those_of_others(owned)
         counts = self.cluster.partitions(sorted({*inputs, *owned}))
         tps = [TopicPartition(name, p) for name in inputs for p in range(counts.get(name, 0))]
-        return _Journal(self._moved(tps, to), [name for name in owned if name in counts])
-
-    def _moved(self, tps: Sequence[TopicPartition], to: ResetTo) -> list[Moved]:
-        bounds = self.cluster.bounds(tps)
         committed = self.cluster.group_offsets(tps, stable=False)
+        # A topic that a pattern matches and that no run has read yet begins where its source says.
+        tps = [tp for tp in tps if tp.topic in deployed or tp in committed]
+        moved = self._moved(tps, to, committed)
+        return _Journal(moved, [name for name in owned if name in counts])
+
+    def _moved(
+        self,
+        tps: Sequence[TopicPartition],
+        to: ResetTo,
+        committed: Mapping[TopicPartition, GroupOffset],
+    ) -> list[Moved]:
+        bounds = self.cluster.bounds(tps)
         times = {} if to.time_ms is None else self.cluster.offsets_at(tps, to.time_ms)
         found = []
         for tp in tps:

@@ -29,9 +29,11 @@ from statestore.layout.owners import Claim
 from statestore.layout.snapshots import TaskSnapshots
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.changelogs import Accepted, StartingPoint, check_source_topics
+from statestore.operations.deployed import read_deployed
 from statestore.operations.environment import Environment
 from statestore.operations.first_offsets import commit_first_offsets
 from statestore.operations.global_tables import GlobalTables, Refresher
+from statestore.operations.matching import tell_of_matches
 from statestore.operations.relocation.apply import Relocation, RelocationReport
 from statestore.operations.relocation.plan import RelocationPlan
 from statestore.operations.topics import (
@@ -69,6 +71,8 @@ class PlannedTask(msgspec.Struct, frozen=True):
     """Names this serving of the task, as no other serving in any run is named; see `Tally`."""
     global_version: int | None = None
     """The version of the global tables that the task reads; None: it reads none."""
+    matches: dict[str, list[str]] = {}
+    """By source of its sub-topology that reads by a pattern, the topics that it reads."""
 
     @property
     def task_id(self) -> TaskId:
@@ -154,6 +158,8 @@ class StartPreview(NamedTuple):
     """By store of a global table, how many records the first refresh reads at most."""
     lookups: dict[str, int]
     """By store of a lookup, how many rows its file has."""
+    patterns: dict[str, list[str]]
+    """By pattern of a source, the topics that match it now."""
 
 
 class Run:
@@ -194,6 +200,12 @@ class Run:
             relocation=relocation.report(),
             global_tables=self._global_tables.pending(),
             lookups=self._global_tables.rows_of_files(),
+            patterns={
+                node.pattern: [topic.name for topic in node.topics]
+                for part in self.topology.sub_topologies
+                for node in part.sources
+                if node.pattern is not None
+            },
         )
 
     def lookups(self) -> list[dict[str, object]]:
@@ -220,6 +232,7 @@ class Run:
             locks=self._settings.volume_locks,
         )
         try:
+            tell_of_matches(self.topology, read_deployed(self._layout))
             commit_first_offsets(self.environment, self.topology, self._counts)
             _tell_of_stays(relocation.apply())
             files.publish(self._layout.nonce_file, self._nonce.encode())
@@ -294,14 +307,16 @@ class Run:
             if version is not None:
                 every_ms = self._settings.global_refresh_ms
                 self._refresher = Refresher(self._global_tables, every_ms)
-            yield [task for wave in self.topology.waves for task in self._plan(wave, version)]
+            planned = [task for wave in self.topology.waves for task in self._plan(wave, version)]
+            if planned:
+                yield planned
             return
         for wave in self.topology.waves:
             before: Mapping[TopicPartition, int] | None = None
             while True:
                 planned = self._plan(wave, self._global_version(wave))
                 ends = {tp: end for task in planned for tp, end in task.ends().items()}
-                if ends == before:
+                if not planned or ends == before:
                     break
                 yield planned
                 if not wave.repeat:
@@ -323,14 +338,21 @@ class Run:
         planned = []
         for ordinal in wave.ordinals:
             part = self.topology.sub_topologies[ordinal]
-            ends, batch_bytes = self._ends(part), self._batch_bytes(part)
+            ends, batch_bytes, matches = self._ends(part), self._batch_bytes(part), _matches(part)
             for task in tasks[ordinal]:
                 inputs = [
                     (topic, p, end) for (topic, p), end in ends.items() if p == task.partition
                 ]
                 planned.append(
                     PlannedTask(
-                        str(task), inputs, bounded, self._nonce, batch_bytes, serving, version
+                        str(task),
+                        inputs,
+                        bounded,
+                        self._nonce,
+                        batch_bytes,
+                        serving,
+                        version,
+                        matches,
                     )
                 )
         return planned
@@ -410,6 +432,15 @@ class Run:
         if tps:
             committed = self._cluster.group_offsets(tps)
             self._cluster.delete_before({tp: at.offset for tp, at in committed.items()})
+
+
+def _matches(part: SubTopology) -> dict[str, list[str]]:
+    """By source that reads by a pattern, the topics that it matches."""
+    return {
+        node.name: [topic.name for topic in node.topics]
+        for node in part.sources
+        if node.pattern is not None
+    }
 
 
 def _tell_of_stays(made: RelocationPlan) -> None:

@@ -16,6 +16,7 @@ from statestore.model.modes import Span, Time, span_ms, to_ms
 from statestore.operations.clones.record import as_deployed
 from statestore.operations.environment import Environment
 from statestore.operations.global_tables import GlobalStores
+from statestore.operations.matching import with_matches
 from statestore.operations.reset import require_no_reset
 from statestore.operations.run import (
     PlannedTask,
@@ -142,6 +143,7 @@ def serve_planned(
     """
     require_no_reset(environment.layout)
     environment, topology = as_deployed(environment, topology)
+    topology = as_planned(topology, planned)
     clock, layout = environment.clock, environment.layout
     tasks = []
     with closing(global_stores_of(environment, topology, planned)) as shared:
@@ -160,6 +162,11 @@ def serve_planned(
             tell=tell,
             between=shared.look,
         )
+
+
+def as_planned(topology: Topology, planned: Sequence[PlannedTask]) -> Topology:
+    """The topology with the topics that patterns matched when these stream tasks were planned."""
+    return topology.matching({name: it for one in planned for name, it in one.matches.items()})
 
 
 def stream_tasks(
@@ -207,7 +214,7 @@ def _prepared(environment: Environment, topology: Topology, request: RunRequest)
     environment, topology = as_deployed(environment, topology)
     # What a worker would refuse later is refused before anything starts.
     environment.check_settings()
-    return Run(environment, topology, request)
+    return Run(environment, with_matches(environment, topology), request)
 
 
 def _task_plan(

@@ -37,6 +37,7 @@ from statestore.operations.lags import (
     totals_of,
     worst_of,
 )
+from statestore.operations.matching import OwnTopics
 from statestore.operations.pipelines import load_pipeline
 from statestore.operations.relocation.disk import read_journal
 from statestore.operations.works import WorkStatus, restores_of, works_in, works_of
@@ -212,7 +213,9 @@ class StatusReader:
         shape = known if known.sub_topologies else (self._wanted or known)
         facts = Facts("no bootstrap.servers: pass --bootstrap-servers to learn of the lag")
         if self._client is not None:
-            facts = ask(self._client, shape, layout.application_id)
+            nothing_else = OwnTopics(layout.application_id)
+            own = problems.told(lambda: OwnTopics.of(layout, self._settings), nothing_else)
+            facts = ask(self._client, shape, own)
         expected = {*facts.tasks, *(shape.tasks() or ())}
         there: list[TaskId] = []
         names = sorted({*problems.told(lambda: list(layout.tasks()), there), *expected})

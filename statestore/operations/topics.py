@@ -56,6 +56,8 @@ def internal_topics(
 ) -> list[TopicSpec]:
     """The repartition and changelog topics that a topology needs (SEMANTICS T1, T3).
 
+    There are none where no topic matches a pattern yet, as there are no stream tasks then.
+
     `logs`: by store, the source topic that is its log; those stores need no changelog.
     """
     specs = [
@@ -65,12 +67,12 @@ def internal_topics(
             {"cleanup.policy": "delete", "retention.ms": "-1", **ANY_TIME},
         )
         for topic, count in counts.items()
-        if topic.internal
+        if topic.internal and count
     ]
     tasks = topology.tasks(counts)
     for part in topology.sub_topologies:
         for store in part.stores:
-            if logs and store in logs:
+            if (logs and store in logs) or not tasks[part.ordinal]:
                 continue
             config = {
                 "cleanup.policy": "compact",
@@ -223,7 +225,7 @@ def _meetings(
 ) -> Iterator[tuple[str, tuple[TopicName, ...]]]:
     """Each node with state or a join, and the topics whose keys meet there, if that matters."""
     for node, topics in topology.meetings():
-        if max(counts[topic] for topic in topics) > 1:
+        if max((counts[topic] for topic in topics), default=0) > 1:
             yield node, topics
 
 

@@ -12,7 +12,9 @@ from statestore.errors import Misuse, Unavailable
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TopicPartition
 from statestore.operations.deployed import Deployed, read_deployed
+from statestore.operations.matching import OwnTopics, matched_now
 from statestore.ports import InputFacts, MonitoringClient
+from statestore.settings import Settings
 
 
 class WaitingInput(NamedTuple):
@@ -53,15 +55,19 @@ class Threshold(NamedTuple):
         return is_old or waiting.records > self.records
 
 
-def waiting_input(layout: StateLayout, monitoring: MonitoringClient) -> WaitingInput:
+def waiting_input(
+    layout: StateLayout, monitoring: MonitoringClient, settings: Settings
+) -> WaitingInput:
     """Ask for the input of the topology that was deployed last, its repartition topics included.
 
     Unavailable if the brokers do not answer for every partition in time; HostFailure if
-    `topology.json` cannot be read. A topic that is gone holds nothing: a run would say so.
+    `topology.json` cannot be read. A new topic that a pattern matches counts. One that is
+    gone holds nothing: a run would say so.
     """
     shape = read_deployed(layout)
     if not shape.sub_topologies:
         return WaitingInput(0, None, is_first_run=True)
+    shape = matched_now(shape, monitoring, OwnTopics.of(layout, settings))
     tps = _inputs(shape, layout.application_id, monitoring)
     facts = monitoring.inputs(tps)
     late = [str(tp) for tp in tps if tp not in facts]

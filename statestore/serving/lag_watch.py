@@ -8,6 +8,7 @@ from statestore.model.ids import TaskId
 from statestore.operations import lags
 from statestore.operations.deployed import Deployed
 from statestore.operations.environment import Environment
+from statestore.operations.matching import OwnTopics
 
 _EVERY_S = 5.0
 
@@ -37,11 +38,11 @@ class LagWatch:
         self._ending.set()
 
     def _run(self) -> None:
-        application_id = self._environment.settings.application_id
+        environment = self._environment
         while not self._ending.is_set():
             try:
-                client = self._environment.monitoring_client
-                self._facts = lags.ask(client, self._deployed(), application_id)
+                own = OwnTopics.of(environment.layout, environment.settings)
+                self._facts = lags.ask(environment.monitoring_client, self._deployed(), own)
             except StateStoreError as error:
                 self._facts = lags.Facts(str(error))
             self._ending.wait(_EVERY_S)

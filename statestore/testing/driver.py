@@ -25,6 +25,7 @@ from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.modes import Span, Time, span_ms, to_ms
 from statestore.model.records import Header, K, Record, Serde, SerdeContext, Side, V
 from statestore.operations.lookups import BYTES_MAX, rows_of
+from statestore.operations.matching import OwnTopics
 from statestore.operations.run import check_named
 from statestore.operations.topics import dead_letter_topics, internal_topics
 from statestore.ports import Changelog, Replayed, TopicSpec
@@ -99,6 +100,9 @@ class TopologyTestDriver:
     ) -> None:
         """Every topic of the user's has `partitions` partitions.
 
+        A topic that a pattern of the topology matches is created when a record is piped into it;
+        all stream tasks start again then, as in the next run.
+
         Misuse if it is no topology. A store without a name, which a run refuses, is only logged.
         """
         require_topology("TopologyTestDriver", topology)
@@ -109,6 +113,10 @@ class TopologyTestDriver:
         )
         _tell_of_names(topology, self._settings)
         self._topology = topology
+        self._own = OwnTopics(
+            self._settings.application_id, frozenset({self._settings.dead_letter_topic})
+        )
+        self._is_open = True
         self._layout = StateLayout(Path(self._scratch.name), self._settings.application_id)
         self._broker = MemoryBroker()
         self._partitions = partitions
@@ -159,6 +167,7 @@ class TopologyTestDriver:
         Misuse if they are no bytes, or if no broker would take the record.
         """
         self._read_as(topic)
+        self._join(topic)
         for side, given in (("key", key), ("value", value)):
             if not isinstance(given, bytes | None):
                 raise Misuse(
@@ -176,6 +185,7 @@ class TopologyTestDriver:
         processed.
         """
         key_serde, value_serde = self._read_as(topic)
+        self._join(topic)
         encoded = []
         for given in records:
             record = _record_of(topic, given)
@@ -268,6 +278,7 @@ class TopologyTestDriver:
 
     def close(self) -> None:
         """Close all stream tasks. Closing twice is harmless."""
+        self._is_open = False
         for task in self._tasks.values():
             task.close()
         self._tasks = {}
@@ -344,7 +355,7 @@ class TopologyTestDriver:
         )
 
     def _check_open(self) -> None:
-        if not self._tasks:
+        if not self._is_open:
             raise Misuse("this TopologyTestDriver is closed: use it inside its `with`")
 
     def _check(self, topic: str, record: Record[Any, Any]) -> None:
@@ -398,13 +409,37 @@ class TopologyTestDriver:
     def _read_as(self, topic: str) -> tuple[Serde[Any], Serde[Any]]:
         """Return the serdes with which the topology reads a topic."""
         for node in self._topology.nodes:
-            if isinstance(node, SourceNode) and TopicName(topic) in node.topics:
+            if isinstance(node, SourceNode) and (
+                TopicName(topic) in node.topics or self._matches(node, topic)
+            ):
                 return node.key_serde, node.value_serde
         for source in self._topology.global_sources:
             if source.topic.name == topic:
                 return source.spec.key_serde, source.spec.value_serde
-        read, _ = self._topology.topics()
-        raise Misuse(f"the topology does not read {topic!r}; it reads: {', '.join(sorted(read))}")
+        read = [*sorted(self._topology.topics()[0]), *self._topology.patterns.values()]
+        raise Misuse(f"the topology does not read {topic!r}; it reads: {', '.join(read)}")
+
+    def _matches(self, node: SourceNode, topic: str) -> bool:
+        return node.pattern is not None and bool(self._own.matching(node.pattern, [topic]))
+
+    def _join(self, topic: str) -> None:
+        """Have a topic that a pattern matches read from now on, as from the next run on."""
+        self._check_open()
+        if TopicName(topic) in self._counts:
+            return
+        topics = {
+            node.name: [*(it.name for it in node.topics), topic]
+            for node in self._topology.nodes
+            if isinstance(node, SourceNode) and self._matches(node, topic)
+        }
+        if topics:
+            matched = self._topology.matching(topics)
+            for task in self._tasks.values():
+                task.close()
+            self._tasks = {}
+            self._topology = matched
+            self._counts = self._create_topics(self._partitions)
+            self._start()
 
     def _serdes(self, topic: str) -> tuple[Serde[Any], Serde[Any]]:
         for node in self._topology.nodes:

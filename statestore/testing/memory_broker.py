@@ -301,6 +301,11 @@ class MemoryCluster:
         self._state = state
         self._group_id = group_id
 
+    def topics(self) -> list[str]:
+        """The names of all topics."""
+        self._state.require_up()
+        return sorted(self._state.topics)
+
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:
         """Partition counts of the topics that exist."""
         self._state.require_up()
@@ -321,7 +326,8 @@ class MemoryCluster:
     def topic_settings(self, topics: Sequence[str]) -> dict[str, Mapping[str, str]]:
         """The settings each topic was created with, over the defaults of a real broker."""
         self._state.require_up()
-        return {topic: {**_DEFAULTS, **self._state.configs[topic]} for topic in topics}
+        known = self._state.configs
+        return {topic: {**_DEFAULTS, **known[topic]} for topic in topics if topic in known}
 
     def topic_ids(self, topics: Sequence[str]) -> dict[str, str]:
         """The id of each topic that exists; a topic that is created again gets another id."""
@@ -406,6 +412,11 @@ class MemoryMonitoringClient:
     def __init__(self, state: BrokerState, group_id: str) -> None:
         self._state = state
         self._group_id = group_id
+
+    def topics(self) -> list[str]:
+        """The names of all topics."""
+        self._state.require_up()
+        return sorted(self._state.topics)
 
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:
         """Partition counts of those that exist."""

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ from statestore.topology.nodes import (
     TopicName,
     children_of,
 )
+from statestore.topology.patterns import check_patterns, fed_by_patterns
 from statestore.topology.sub_topologies import SubTopology, connected
 
 _TIMED_TOPICS_MAX = 100
@@ -50,6 +51,9 @@ class Wave:
 class Topology:
     """A pipeline, as StreamsBuilder.build() returns it.
 
+    `least` is for what patterns feed: by store or repartition topic, how many partitions its
+    internal topic has already. There are never fewer stream tasks, though topics may go.
+
     InvalidTopology if it has no source, a parent or a store that is not there, or two sources that
     give the records of one topic different times.
     """
@@ -60,6 +64,7 @@ class Topology:
     unnamed: tuple[str, ...] = ()
     global_sources: tuple[GlobalSource, ...] = ()
     lookups: tuple[LookupSource, ...] = ()
+    least: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not any(isinstance(node, SourceNode) for node in self.nodes):
@@ -70,6 +75,7 @@ class Topology:
                 raise InvalidTopology(
                     f"node {node.name!r} has the parent {parent!r}, which does not exist"
                 )
+        check_patterns(self.nodes, self.global_sources)
         self._check_sources()
         used = {store for node in self.nodes for store in node.stores}
         for name in used - self.stores.keys():
@@ -162,6 +168,32 @@ class Topology:
                     yield Joined(node.name, topics)
         yield from self.joined
 
+    @property
+    def patterns(self) -> dict[str, str]:
+        """By source that finds its topics by a pattern, that pattern."""
+        sources = (node for node in self.nodes if isinstance(node, SourceNode))
+        return {node.name: node.pattern for node in sources if node.pattern is not None}
+
+    def matching(
+        self, topics: Mapping[str, Sequence[str]], least: Mapping[str, int] | None = None
+    ) -> "Topology":
+        """Return the topology with the topics that its patterns match, by source.
+
+        `least`: see `Topology`. InvalidTopology if a topic would be read twice or is written by the
+        topology itself.
+        """
+        nodes = tuple(
+            replace(node, topics=tuple(map(TopicName, topics[node.name])))
+            if isinstance(node, SourceNode) and node.name in topics
+            else node
+            for node in self.nodes
+        )
+        return replace(self, nodes=nodes, least={} if least is None else least) if topics else self
+
+    def fed_by_patterns(self) -> tuple[list[str], list[str]]:
+        """Return the stores and repartition topics whose partitions follow from patterns."""
+        return fed_by_patterns(self.sub_topologies, self.repartitions)
+
     @cached_property
     def sub_topologies(self) -> tuple[SubTopology, ...]:
         """The connected parts, by ordinal (SEMANTICS T1)."""
@@ -228,15 +260,14 @@ class Topology:
         user's is not in `existing`; NotCopartitioned if joined inputs differ (SEMANTICS T2).
         """
         parts = [self.sub_topologies[o] for wave in self.waves for o in wave.ordinals]
-        return _PartitionCounts(parts, self.joined, self.repartitions, existing).counts()
+        return _PartitionCounts(
+            parts, self.joined, self.repartitions, existing, self.least
+        ).counts()
 
     def tasks(self, counts: Mapping[TopicName, int]) -> dict[int, list[TaskId]]:
         """Return the stream tasks of each sub-topology, by ordinal."""
         return {
-            part.ordinal: [
-                TaskId(part.ordinal, p)
-                for p in range(max(counts[topic] for topic in part.source_topics))
-            ]
+            part.ordinal: [TaskId(part.ordinal, p) for p in range(part.width(counts, self.least))]
             for part in self.sub_topologies
         }
 
@@ -262,12 +293,14 @@ class _PartitionCounts:
     """Works out the counts of internal topics from those of the user's topics (SEMANTICS T2).
 
     `parts` are in the order in which they feed each other. `existing` are the user's topics.
+    `least`: see `Topology`.
     """
 
     parts: Sequence[SubTopology]
     joined: Sequence[Joined]
     repartitions: Mapping[str, Repartition]
     existing: Mapping[str, int]
+    least: Mapping[str, int]
 
     def counts(self) -> dict[TopicName, int]:
         """Return the partition count of every source topic.
@@ -284,7 +317,7 @@ class _PartitionCounts:
             for part in self.parts:
                 self._count_part(part, fixed, counts)
             for _, topics in self.joined:
-                widest = max(counts.get(topic, 0) for topic in topics)
+                widest = max((counts.get(topic, 0) for topic in topics), default=0)
                 counts |= {t: widest for t in topics if t.internal and t not in fixed}
         self._check_copartitioned(counts)
         return counts
@@ -316,10 +349,11 @@ class _PartitionCounts:
                 )
             else:
                 counts[topic] = self.existing[topic.name]
-        tasks = max((counts[t] for t in part.source_topics if t in counts), default=0)
+        tasks = part.width(counts, self.least)
         for sink in part.sinks:
             if sink.topic.internal and sink.topic not in fixed:
-                counts[sink.topic] = max(tasks, counts.get(sink.topic, 0))
+                known = max(counts.get(sink.topic, 0), self.least.get(sink.topic.name, 0))
+                counts[sink.topic] = max(tasks, known)
 
     def _check_copartitioned(self, counts: Mapping[TopicName, int]) -> None:
         for node, topics in self.joined:
@@ -421,6 +455,7 @@ def _deployed(topology: Topology) -> dict[str, Any]:
                 "source_topics": [t.without_application() for t in part.source_topics],
                 "internal": [t.without_application() for t in part.source_topics if t.internal],
                 "sink_topics": [sink.topic.without_application() for sink in part.sinks],
+                "patterns": [node.pattern for node in part.sources if node.pattern is not None],
             }
             for part in parts
         ],
@@ -449,6 +484,8 @@ def _deployed(topology: Topology) -> dict[str, Any]:
 
 def _headline(node: Node) -> str:
     match node:
+        case SourceNode(pattern=str() as pattern):
+            return f"Source: {node.name} (topics: {pattern})"
         case SourceNode():
             topics = ", ".join(topic.without_application() for topic in node.topics)
             return f"Source: {node.name} (topics: [{topics}])"

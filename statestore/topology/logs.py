@@ -76,7 +76,7 @@ def _why_apart(spec: StoreSpec, parent: Node, writers: list[Node]) -> str | None
         return "it keeps history, which the topic's compaction takes away (KIP-914)"
     if not isinstance(parent, SourceNode):
         return "an operator stands between the topic and it"
-    if len(parent.topics) > 1:
+    if parent.pattern is not None or len(parent.topics) > 1:
         return "it is made of several topics"
     if parent.topics[0].internal:
         return "a repartition topic is purged once it was read"

@@ -249,7 +249,11 @@ def check_serdes(where: str, key_serde: object, value_serde: object) -> None:
 
 @dataclass(frozen=True)
 class SourceNode:
-    """A node that reads topics."""
+    """A node that reads topics.
+
+    `pattern`: it reads all topics whose whole names this regular expression matches, and `topics`
+    are empty until they were looked for (`Topology.matching`).
+    """
 
     name: str
     topics: tuple[TopicName, ...]
@@ -259,6 +263,7 @@ class SourceNode:
     parents: tuple[str, ...] = ()
     stores: tuple[str, ...] = ()
     offset_reset: AutoOffsetReset | None = None
+    pattern: str | None = None
 
     def __post_init__(self) -> None:
         check_serdes(f"node {self.name}", self.key_serde, self.value_serde)

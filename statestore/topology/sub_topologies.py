@@ -7,7 +7,7 @@ on, records go one by one, as in Kafka Streams.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -56,6 +56,15 @@ class SubTopology:
         """The stores of global tables that its nodes read."""
         operators = (node for node in self.nodes if isinstance(node, OperatorNode))
         return tuple(dict.fromkeys(store for node in operators for store in node.global_stores))
+
+    def width(self, counts: Mapping[TopicName, int], least: Mapping[str, int]) -> int:
+        """Return how many stream tasks it has: one for each partition of its widest topic.
+
+        `counts`: the partitions of topics, as far as they are known. `least`: by store, how many
+        tasks there are at least.
+        """
+        of_topics = [counts[topic] for topic in self.source_topics if topic in counts]
+        return max([*of_topics, *(least.get(store, 0) for store in self.stores)], default=0)
 
     def one_by_one(self) -> OneByOne:
         """Return where a batch would overtake itself: the last node or topic before ways part.

@@ -32,6 +32,13 @@ def test_topics_that_exist_are_told_with_their_partitions(world: World) -> None:
     assert world.monitoring().partitions([]) == {}
 
 
+def test_all_topics_are_listed_as_soon_as_they_are_there(world: World) -> None:
+    topics = {world.topic(), world.topic(partitions=2)}
+    assert topics <= set(world.monitoring().topics())
+    assert topics <= set(world.cluster().topics())
+    assert world.cluster().topics() == sorted(world.cluster().topics())
+
+
 def test_nothing_asked_is_nothing_told(world: World) -> None:
     assert world.monitoring().bounds([]) == {}
     assert world.monitoring().inputs([]) == {}
@@ -104,5 +111,7 @@ def test_brokers_that_do_not_answer_are_unavailable(world: World) -> None:
     away = world.unreachable().monitoring()
     with pytest.raises(Unavailable):
         away.partitions(["topic"])
+    with pytest.raises(Unavailable):
+        away.topics()
     with pytest.raises(Unavailable):
         away.inputs([TopicPartition("topic", 0)])

@@ -4,6 +4,7 @@ A child process has the prefix from its environment.
 """
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -40,6 +41,14 @@ def counts_reordered() -> ss.Topology:
     others = b.stream(f"{prefix()}-other").group_by_key().count("others")
     others.to_stream().to(f"{prefix()}-other-out")
     return _counting(b)
+
+
+def counts_by_pattern() -> ss.Topology:
+    """The same as `counts_by_key` over all topics whose names begin with `in`."""
+    b = builder()
+    matching = b.stream(re.compile(f"{prefix()}-in.*"))
+    matching.group_by_key().count(COUNTS).to_stream().to(f"{prefix()}-out")
+    return b.build()
 
 
 def counts_by_key() -> ss.Topology:

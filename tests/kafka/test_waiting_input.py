@@ -125,7 +125,7 @@ class Rounds:
 
     def look(self) -> WaitingInput:
         layout = StateLayout(Path(self.settings.state_dir), APPLICATION)
-        return waiting_input(layout, self.monitoring)
+        return waiting_input(layout, self.monitoring, self.settings)
 
     def waits(self) -> bool:
         """Whether a run is due; asked again as long as nobody answers."""

@@ -200,6 +200,10 @@ class SimulatedCluster:
         self._cluster = cluster
         self._process = process
 
+    def topics(self) -> list[str]:
+        self._process.ask("cluster.topics")
+        return self._cluster.topics()
+
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:
         self._process.ask("cluster.partitions")
         return self._cluster.partitions(topics)

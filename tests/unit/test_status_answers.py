@@ -55,6 +55,9 @@ class Said:
         self._topics = {"in": 2, LOG: 2} if topics is None else topics
         self._fails, self._error = fails, error
 
+    def topics(self) -> list[str]:
+        return sorted(self._topics)
+
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:
         self._answer("partitions")
         return {topic: self._topics[topic] for topic in topics if topic in self._topics}

@@ -12,6 +12,7 @@ from statestore.model.records import Record
 from statestore.operations.deployed import Deployed, DeployedPart, publish_deployed
 from statestore.operations.waiting_input import Threshold, WaitingInput, waiting_input
 from statestore.ports import Records, TopicSpec
+from statestore.settings import Settings
 from statestore.testing.memory_broker import MemoryBroker
 
 APPLICATION = "app"
@@ -52,7 +53,8 @@ def commit(broker: MemoryBroker, topic: str, offset: int, partition: int = 0) ->
 
 
 def ask(broker: MemoryBroker, layout: StateLayout) -> WaitingInput:
-    return waiting_input(layout, broker.monitoring(APPLICATION))
+    settings = Settings.from_mapping({"application.id": APPLICATION})
+    return waiting_input(layout, broker.monitoring(APPLICATION), settings)
 
 
 def test_before_the_first_run_that_run_is_what_waits(broker: MemoryBroker, tmp_path: Path) -> None:
@@ -154,7 +156,8 @@ def test_nothing_is_remembered_between_two_questions(
         elif produced > committed:
             committed = rng.randint(committed + 1, produced)
             commit(broker, "in", committed)
-        told = waiting_input(layout, monitoring)
+        settings = Settings.from_mapping({"application.id": APPLICATION})
+        told = waiting_input(layout, monitoring, settings)
         assert told == ask(broker, layout), f"seed {seed}"
         assert (told.oldest_ms is not None) is (produced > committed), f"seed {seed}"
         assert told.records == produced - committed, f"seed {seed}"

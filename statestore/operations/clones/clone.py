@@ -38,6 +38,7 @@ from statestore.operations.deployed import describe_deployment, publish_deployed
 from statestore.operations.environment import Environment
 from statestore.operations.exports.catalog import LATEST, Exports
 from statestore.operations.exports.manifest import ExportManifest, LogCut, StoreOfTask
+from statestore.operations.matching import OwnTopics, with_matches
 from statestore.operations.topics import ANY_TIME, dead_letter_topics, internal_topics
 from statestore.operations.works import works_in
 from statestore.ports import Bounds, Changelog, Engine, Outbox, Records, TopicSpec
@@ -89,6 +90,7 @@ def clone_export(
     exports = Exports.of(environment)
     manifest = exports.read(export)
     own = environment.with_settings(replace(settings, application_id=clone_id))
+    topology = with_matches(environment, topology)
     return Clone(own, topology, exports, manifest, progress).apply()
 
 
@@ -223,6 +225,13 @@ class Clone:
         taken = sorted(self._cluster.partitions(sorted(topics.values())))
         if taken:
             raise Misuse(f"topics {', '.join(taken)} exist already: name another id for the clone")
+        for pattern in self._topology.patterns.values():
+            read = OwnTopics(self._original).matching(pattern, topics.values())
+            if read:
+                raise Misuse(
+                    f"{self._original} reads what {pattern!r} matches, and that would be topics of "
+                    f"the clone's own: {', '.join(read)}; name another id for the clone"
+                )
         inputs = [
             TopicPartition(topic.full(self._original), p)
             for topic, count in counts.items()

@@ -10,6 +10,7 @@ from statestore.errors import Unavailable
 from statestore.model.ids import TopicPartition
 from statestore.operations.environment import Environment
 from statestore.operations.exports.manifest import ExportedTask, LogCut
+from statestore.operations.matching import with_matches
 from statestore.operations.topics import internal_topics
 from statestore.ports import Changelog
 from statestore.topology.graph import Topology
@@ -23,6 +24,7 @@ def take_cut(environment: Environment, topology: Topology, tasks: list[ExportedT
     """
     application_id = environment.settings.application_id
     cluster = environment.cluster
+    topology = with_matches(environment, topology)
     sources = logs(topology, environment.settings).topics()
     read, written = topology.topics()
     counts = topology.partition_counts(cluster.partitions(sorted(read)))

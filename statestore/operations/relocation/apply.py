@@ -43,6 +43,7 @@ from statestore.operations.deployed import (
 )
 from statestore.operations.environment import Environment
 from statestore.operations.kept_stores import Kept, KeptStores
+from statestore.operations.matching import with_matches
 from statestore.operations.relocation.disk import (
     Aside,
     CheckpointEntry,
@@ -105,6 +106,7 @@ def relocate(
     cluster, counts = None, None
     if not dry_run and not offline:
         cluster = environment.cluster
+        topology = with_matches(environment, topology)
         read, _ = topology.topics()
         counts = topology.partition_counts(cluster.partitions(sorted(read)))
     relocation = Relocation(

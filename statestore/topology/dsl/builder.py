@@ -1,5 +1,6 @@
 """StreamsBuilder: where a pipeline begins; `build()` returns its Topology."""
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, overload
 
@@ -19,6 +20,7 @@ from statestore.topology.joins.global_tables import GlobalKTable, global_table
 from statestore.topology.joins.lookups import lookup
 from statestore.topology.materialized import Materialized
 from statestore.topology.nodes import SourceNode, TimestampExtractor, TopicName, check_topic
+from statestore.topology.patterns import refuse_pattern, text_of
 
 # Of the serdes of nodes that name none. A function that takes a builder of any serdes can say so.
 KB = TypeVar("KB", default=Any)
@@ -52,7 +54,7 @@ class StreamsBuilder(Generic[KB, VB]):
     @overload
     def stream(
         self,
-        topics: str | Sequence[str],
+        topics: str | Sequence[str] | re.Pattern[str],
         *,
         key_serde: None = None,
         value_serde: None = None,
@@ -63,7 +65,7 @@ class StreamsBuilder(Generic[KB, VB]):
     @overload
     def stream(
         self,
-        topics: str | Sequence[str],
+        topics: str | Sequence[str] | re.Pattern[str],
         *,
         key_serde: Serde[K],
         value_serde: None = None,
@@ -74,7 +76,7 @@ class StreamsBuilder(Generic[KB, VB]):
     @overload
     def stream(
         self,
-        topics: str | Sequence[str],
+        topics: str | Sequence[str] | re.Pattern[str],
         *,
         key_serde: None = None,
         value_serde: Serde[V],
@@ -85,7 +87,7 @@ class StreamsBuilder(Generic[KB, VB]):
     @overload
     def stream(
         self,
-        topics: str | Sequence[str],
+        topics: str | Sequence[str] | re.Pattern[str],
         *,
         key_serde: Serde[K],
         value_serde: Serde[V],
@@ -95,7 +97,7 @@ class StreamsBuilder(Generic[KB, VB]):
     ) -> KStream[K, V]: ...
     def stream(
         self,
-        topics: str | Sequence[str],
+        topics: str | Sequence[str] | re.Pattern[str],
         *,
         key_serde: Serde[Any] | None = None,
         value_serde: Serde[Any] | None = None,
@@ -103,7 +105,12 @@ class StreamsBuilder(Generic[KB, VB]):
         offset_reset: AutoOffsetReset | None = None,
         name: str | None = None,
     ) -> KStream[Any, Any]:
-        """Return the records of one or more topics.
+        """Return the records of one or more topics, or of all whose names match a pattern.
+
+        A compiled pattern must match a whole name, and each run takes the topics that match when it
+        starts. It never matches names that begin with `__`, nor the application's own changelogs,
+        repartition topics and dead letters. InvalidTopology if it matches a topic that another
+        source reads or that the topology writes.
 
         `timestamp_extractor(record)` returns the time to use for a record, in ms since the epoch;
         a record for which it returns a negative time is dropped. If it takes two arguments, the
@@ -113,12 +120,8 @@ class StreamsBuilder(Generic[KB, VB]):
         a topic need the same extractor and the same beginning. InvalidTopology if no topic is
         given.
         """
-        listed: object = (topics,) if isinstance(topics, str) else topics
-        names = tuple(listed) if isinstance(listed, Iterable) else (listed,)
-        if not names:
-            raise InvalidTopology("stream() needs at least one topic")
-        for topic in names:
-            check_topic("stream()", topic)
+        pattern = text_of("stream()", topics) if isinstance(topics, re.Pattern) else None
+        names = _names(topics) if pattern is None else ()
         if timestamp_extractor is not None:
             check_extractor(timestamp_extractor, name)
         node = SourceNode(
@@ -128,6 +131,7 @@ class StreamsBuilder(Generic[KB, VB]):
             value_serde or self._nodes.value_serde,
             timestamp_extractor,
             offset_reset=None if offset_reset == AutoOffsetReset.earliest() else offset_reset,
+            pattern=pattern,
         )
         self._nodes.add(node)
         return KStream(Flow(self._nodes, node.name, node.key_serde, node.value_serde))
@@ -192,6 +196,7 @@ class StreamsBuilder(Generic[KB, VB]):
         history retention, the table keeps its versions (KIP-889, KIP-914). For
         `timestamp_extractor`, see `stream`.
         """
+        refuse_pattern("table()", topic)
         source = self.stream(
             topic,
             key_serde=key_serde,
@@ -257,6 +262,7 @@ class StreamsBuilder(Generic[KB, VB]):
         every `statestore.global.refresh.ms`. A null value deletes its key; records with a null key
         are dropped. InvalidTopology if `materialized` asks for a history, or for a store in memory.
         """
+        refuse_pattern("global_table()", topic)
         return global_table(
             self._nodes,
             topic,
@@ -349,3 +355,14 @@ class StreamsBuilder(Generic[KB, VB]):
     def build(self) -> Topology:
         """Return the topology; InvalidTopology says what is wrong with it."""
         return self._nodes.build()
+
+
+def _names(topics: object) -> tuple[str, ...]:
+    """The topics that stream() was given by name."""
+    listed: object = (topics,) if isinstance(topics, str) else topics
+    names = tuple(listed) if isinstance(listed, Iterable) else (listed,)
+    if not names:
+        raise InvalidTopology("stream() needs at least one topic")
+    for topic in names:
+        check_topic("stream()", topic)
+    return names

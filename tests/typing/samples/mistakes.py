@@ -1,5 +1,6 @@
 """Mistakes that users make; a checker must report each line that is marked, and no other."""
 
+import re
 from collections.abc import Sequence
 
 import statestore as ss
@@ -56,6 +57,8 @@ class Wrong:
 # Names.
 builder.streams("lengths")  # mistake: misspelled method
 ss.StreamBuilder()  # mistake: misspelled class
+builder.stream(re.compile(b"a-.*"))  # mistake: pattern of bytes
+builder.table(re.compile("a-.*"))  # mistake: a table of a pattern
 builder.stream("a", value_serde=serdes.INT46)  # mistake: misspelled serde
 lengths.count("counts")  # mistake: group_by was forgotten
 lengths.group_by_key().cogroup(max).cogroup(lengths, max)  # mistake: not grouped

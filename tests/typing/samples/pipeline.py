@@ -1,5 +1,6 @@
 """A user's pipeline, with the types that checkers must see in it."""
 
+import re
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple, assert_type
@@ -168,6 +169,7 @@ def topology() -> ss.Topology:
     assert_type(builder, ss.StreamsBuilder[str, bytes])
     assert_type(ss.StreamsBuilder(), ss.StreamsBuilder[bytes, bytes])
     assert_type(builder.stream("raw"), ss.KStream[str, bytes])
+    assert_type(builder.stream(re.compile("raw-.*")), ss.KStream[str, bytes])
 
     orders = builder.stream(
         "orders", value_serde=ORDER, timestamp_extractor=lambda r: r.value.cents
