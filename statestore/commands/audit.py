@@ -99,6 +99,11 @@ def record_lines(record: AuditRecord) -> list[str]:
     """The verdict and the reasons for it, one line each."""
     return [
         f"verdict: {record.verdict}",
+        *(
+            f"rows of {store.store}: {'; '.join(map(str, store.writers))}"
+            for store in record.stores
+            if any(one.generation for one in store.writers) or len(store.writers) > 1
+        ),
         *(f"not checked: {name}: {why}" for name, why in record.not_checked.items()),
         *(
             f"placement not checked: {name}: a partitioner of its own places its rows"

@@ -150,6 +150,7 @@ def migrate_command(*, stores: Sequence[str], dry_run: bool, as_json: bool, **fl
 def _migration_text(report: MigrationReport) -> str:
     did = "rows written anew" if report.applied else "rows to write anew"
     lines = [f"{one.store} {one.stream_task}: {one.rows} {did}" for one in report.migrated]
+    lines += [f"{store}: not counted: {why}" for store, why in report.not_counted.items()]
     return "\n".join(lines) or "no store has migrations"
 
 

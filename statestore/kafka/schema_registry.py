@@ -16,7 +16,7 @@ from urllib.parse import unquote
 import msgspec
 
 from statestore.errors import InvalidSetting, Misuse, StateStoreError, Unavailable
-from statestore.model.records import Schema, Serde, SerdeContext
+from statestore.model.records import OF_REGISTRY, Schema, Serde, SerdeContext
 from statestore.settings import expand
 
 _PACKAGE: Final = "confluent_kafka.schema_registry"
@@ -207,7 +207,7 @@ def _serde(registry: SchemaRegistry, form: str, text: str | None, kind: Any) -> 
 
     form_name = format_.name
     schema = None if text is None else format_.schema
-    made: Serde[Any] = Serde(f"CONFLUENT_{form_name}", write, read, schema=schema)
+    made: Serde[Any] = Serde(f"{OF_REGISTRY}{form_name}", write, read, schema=schema)
     return made.made_by(_serde, registry, form, text, kind)
 
 

@@ -46,6 +46,23 @@ class AuditVerdict(StrEnum):
     NOTHING_CHECKED = "nothing checked"
 
 
+class AuditedWriter(msgspec.Struct, frozen=True):
+    """How many rows of a store a serde wrote, with one schema of a registry if it has one.
+
+    `generation` counts the migrations before it (docs/adr/0022).
+    """
+
+    serde: Word
+    generation: Count
+    rows: Count
+    schema_id: Count | None = None
+
+    def __str__(self) -> str:
+        """Return how many rows which serde wrote."""
+        of_schema = "" if self.schema_id is None else f", schema {self.schema_id}"
+        return f"{self.rows:,} by {self.serde}, generation {self.generation}{of_schema}"
+
+
 class AuditedStore(msgspec.Struct, frozen=True):
     """The counts of one store over all its partitions.
 
@@ -53,7 +70,8 @@ class AuditedStore(msgspec.Struct, frozen=True):
     `superseded` rows differ, but prove nothing, because compaction may have removed the records
     that would explain the difference. `placement` is the hash that places the keys, None if
     neither murmur2 nor crc32 does. `placed_apart`: a partitioner of the user's places the rows, so
-    no hash was tried.
+    no hash was tried. `writers`: which serdes wrote its rows, the newest first, as far as that was
+    recorded.
     """
 
     store: StoreName
@@ -64,6 +82,7 @@ class AuditedStore(msgspec.Struct, frozen=True):
     superseded: Count
     placement: Word | None = None
     placed_apart: bool = False
+    writers: list[AuditedWriter] = []
 
     def placement_text(self) -> str:
         """Return what places the rows, "" if that is not known."""

@@ -142,6 +142,9 @@ class TimerRow(NamedTuple, Generic[K_co]):
     kind: PunctuationType | None = None
 
 
+OF_REGISTRY = "CONFLUENT_"
+"""The first part of the name of each serde whose rows begin with the id of their schema."""
+
 AT_TIME_BYTES = 16
 """The length of time and number in a serialized KeyAtTime: its last bytes."""
 

@@ -15,13 +15,14 @@ import msgspec
 
 from statestore.errors import Misuse, UnknownStore
 from statestore.layout.works import Progress, Unit
-from statestore.operations.at_rest import existing_application
+from statestore.operations.at_rest import StoresAtRest, existing_application
+from statestore.operations.audits.rows import facts_of, stored_rows
 from statestore.operations.deployed import publish_deployed, read_deployed
 from statestore.operations.environment import Environment
-from statestore.operations.rows import committed_rows, shape_of
 from statestore.operations.run import PlannedTask, RunRequest
 from statestore.operations.serving import global_stores_of, start_run, stream_tasks
 from statestore.operations.works import works_in
+from statestore.stores.in_windows import TIME_ROW
 from statestore.stores.migration import MigratingSerde
 from statestore.topology.graph import Topology
 
@@ -35,11 +36,15 @@ class MigratedRows(msgspec.Struct, frozen=True):
 
 
 class MigrationReport(msgspec.Struct, frozen=True):
-    """What a migration did (`applied`) or would do."""
+    """What a migration did (`applied`) or would do.
+
+    `not_counted`: why the rows of other stores are known only when they are written.
+    """
 
     application_id: str
     applied: bool
     migrated: list[MigratedRows]
+    not_counted: dict[str, str] = {}
 
 
 def migrate(
@@ -58,9 +63,8 @@ def migrate(
     environment.settings.require("application.id", "state.dir")
     existing_application(environment.layout)
     chosen = _chosen(topology, stores)
-    application_id = environment.settings.application_id
     if dry_run:
-        return MigrationReport(application_id, False, _older(environment, topology, chosen))
+        return _counted(environment, topology, chosen)
     request = RunRequest()
     migrated: list[MigratedRows] = []
     with (
@@ -74,7 +78,7 @@ def migrate(
             seen |= {task.task for task in planned}
             migrated += _rewritten(environment, topology, planned, chosen, told)
         _publish(environment, chosen)
-    return MigrationReport(application_id, True, migrated)
+    return MigrationReport(environment.settings.application_id, True, migrated)
 
 
 def _chosen(topology: Topology, stores: Collection[str]) -> list[str]:
@@ -96,23 +100,32 @@ def _chosen(topology: Topology, stores: Collection[str]) -> list[str]:
     return sorted(stores or migrating)
 
 
-def _older(
+def _counted(
     environment: Environment, topology: Topology, stores: Sequence[str]
-) -> list[MigratedRows]:
+) -> MigrationReport:
     """Count the rows that older serdes wrote, in what was committed last."""
-    found = []
-    for name in stores:
-        serde = topology.stores[name].value_serde
-        assert isinstance(serde, MigratingSerde)
-        shape = shape_of(environment, name)
-        for task, _ in shape.tasks:
-            older = sum(
-                not serde.is_newest(value)
-                for rows in committed_rows(environment, shape, task)
-                for value in rows.values
-            )
-            found.append(MigratedRows(name, task, older))
-    return found
+    found, not_counted = list[MigratedRows](), dict[str, str]()
+    with closing(StoresAtRest(environment)) as looked:
+        for name in stores:
+            known = looked.deployed.stores.get(name)
+            if known is None:
+                continue  # It will be new, and empty.
+            if not known.persistent:
+                not_counted[name] = "it is in memory and has no files to read"
+                continue
+            serde = topology.stores[name].value_serde
+            assert isinstance(serde, MigratingSerde)
+            for task in looked.find(name, kind=known.kind):
+                with looked.opened(task, name, kind=known.kind) as engine:
+                    _, bound_ms = facts_of(engine, name)
+                    older = sum(
+                        not serde.is_newest(value)
+                        for rows in stored_rows(engine, known.kind, bound_ms)
+                        for key, value in zip(rows.keys, rows.values, strict=True)
+                        if key != TIME_ROW
+                    )
+                found.append(MigratedRows(name, str(task), older))
+    return MigrationReport(environment.settings.application_id, False, found, not_counted)
 
 
 def _rewritten(

@@ -30,7 +30,7 @@ from statestore.commands.audit import export_option, record_line, record_lines, 
 from statestore.commands.progress import logged_works
 from statestore.commands.running import check_summary_file, write_line
 from statestore.errors import HostFailure, TaskCorrupted
-from statestore.layout.audits import AuditedStore, AuditRecord, Audits
+from statestore.layout.audits import AuditedStore, AuditedWriter, AuditRecord, Audits
 from statestore.operations.audits.audit import (
     RowFinding,
     absent,
@@ -42,6 +42,7 @@ from statestore.operations.audits.audit import (
 )
 from statestore.operations.audits.perform import keep_audit, planned_audit
 from statestore.operations.audits.rows import Subject
+from statestore.operations.audits.writers import Writers
 from statestore.runtime import PARTITIONERS, Runtime
 from statestore.spark.audit_source import LOG, STORE, audit_frame
 from statestore.spark.comparison import compare
@@ -139,6 +140,7 @@ def _judged(
     compared = compare(stored, logged, subjects).persist()
     found = _findings(compared)
     placements = _placements(stored, subjects)
+    written = _written(stored, subjects)
     # These are kept as well: every expectation reads its frame several times.
     frames = Frames(
         _named(compared, subjects).where(F.col("finding") != RowFinding.SUPERSEDED.value).persist(),
@@ -153,7 +155,7 @@ def _judged(
     gone = [absent(one) for i, one in enumerate(subjects) if one.is_missing and found.get(i)]
     wrong_ones = failures_of(judged.unexpected, subjects, found, placements)
     failures = [*unread.values(), *gone, *wrong_ones]
-    return _results(subjects, found, placements), failures, judged.link
+    return _results(subjects, found, placements, written), failures, judged.link
 
 
 def _named(frame: DataFrame, subjects: list[Subject]) -> DataFrame:
@@ -196,6 +198,7 @@ def _neighbours(stored: DataFrame, placements: dict[str, str | None]) -> DataFra
         F.lead("begins").over(of_key).alias("next_begins"),
         F.coalesce("ends", F.lit((1 << 63) - 1)).alias("ends_at_last"),
         latest.alias("latest_of_key"),
+        "written_by",
     )
 
 
@@ -205,6 +208,15 @@ def _findings(compared: DataFrame) -> dict[int, Counter[RowFinding]]:
     for row in compared.groupBy("subject", "finding").count().collect():
         found.setdefault(row["subject"], Counter())[RowFinding(row["finding"])] = row["count"]
     return found
+
+
+def _written(stored: DataFrame, subjects: list[Subject]) -> dict[str, list[AuditedWriter]]:
+    """How many rows each serde wrote, by store."""
+    writers = {one.store: Writers(one.writers) for one in subjects}
+    counts = {one.store: Counter[str | None]() for one in subjects}
+    for row in stored.groupBy("subject", "written_by").count().collect():
+        counts[subjects[row["subject"]].store][row["written_by"]] += row["count"]
+    return {store: writers[store].told(rows) for store, rows in counts.items()}
 
 
 def _placements(stored: DataFrame, subjects: list[Subject]) -> dict[str, str | None]:
@@ -258,6 +270,7 @@ def _results(
     subjects: list[Subject],
     found: dict[int, Counter[RowFinding]],
     placements: dict[str, str | None],
+    written: dict[str, list[AuditedWriter]],
 ) -> list[AuditedStore]:
     totals = {one.store: Counter[RowFinding]() for one in subjects}
     kinds = {one.store: one.kind for one in subjects}
@@ -265,7 +278,14 @@ def _results(
         totals[subjects[number].store] += counts
     apart = _placed_apart(subjects)
     return [
-        audited_store(store, kinds[store], counts, placements[store], placed_apart=store in apart)
+        audited_store(
+            store,
+            kinds[store],
+            counts,
+            placements[store],
+            placed_apart=store in apart,
+            writers=written[store],
+        )
         for store, counts in sorted(totals.items())
     ]
 

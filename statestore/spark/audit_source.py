@@ -19,6 +19,7 @@ from statestore.layout.works import Unit
 from statestore.operations.audits.audit import KeyTexts
 from statestore.operations.audits.perform import log_side, store_side
 from statestore.operations.audits.rows import AuditRows, Subject, placing_keys
+from statestore.operations.audits.writers import Writers
 from statestore.operations.works import works_in
 from statestore.runtime import PARTITIONERS, Runtime
 
@@ -31,7 +32,15 @@ _ROW = [
     ("value", pa.binary()),
 ]
 _PLACES = [(name, pa.int32()) for name in PARTITIONERS]
-_STORED = pa.schema([*_ROW, *_PLACES, ("key", pa.string()), ("unreadable", pa.string())])
+_STORED = pa.schema(
+    [
+        *_ROW,
+        *_PLACES,
+        ("written_by", pa.string()),
+        ("key", pa.string()),
+        ("unreadable", pa.string()),
+    ]
+)
 _LOGGED = pa.schema([*_ROW, ("key", pa.string()), ("is_later", pa.bool_()), ("known", pa.bool_())])
 
 
@@ -84,9 +93,11 @@ class AuditReader(DataSourceReader):
         subject = self._subjects[number]
         texts = KeyTexts(subject.key_serde)
         if self._side == STORE:
+            writers = Writers(subject.writers)
             try:
                 for rows in store_side(runtime, subject):
-                    yield _batch(_STORED, number, rows, texts, _homes(subject, rows))
+                    more = [*_homes(subject, rows), writers.of_rows(rows.keys, rows.values)]
+                    yield _batch(_STORED, number, rows, texts, more)
             except (TaskCorrupted, ExportDamaged) as error:
                 # That is a verdict: another attempt of this Spark task would find the same.
                 said = {"subject": number, "unreadable": str(error)}

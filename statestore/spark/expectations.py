@@ -3,7 +3,8 @@
 Three frames are judged, each of all stores at once:
 
     compared    a row for each key and beginning on either side, without the superseded ones
-    stored      the store's rows, with the partition each key belongs to and the version after it
+    stored      the store's rows, with the partition each key belongs to, the version after it, and
+                what wrote it
     places      a row for each store and stream task: its offsets and counts
 
 Each expectation names the check of statestore.operations.audits that it makes. What it finds comes
@@ -157,6 +158,7 @@ def stored_suite() -> list[Any]:
         ExpectColumnValuesToBeBetween(
             column="latest_of_key", max_value=1, **_of(AuditCheck.ONE_LATEST)
         ),
+        ExpectColumnValuesToNotBeNull(column="written_by", **_of(AuditCheck.KNOWN_WRITERS)),
     ]
 
 

@@ -164,6 +164,13 @@ def migrations_in(given: Migrations) -> tuple[Migration[Any], ...]:
     return tuple(listed)
 
 
+def generation_of(row: bytes) -> tuple[int, bytes]:
+    """Return the generation that a row of a store with migrations names, and its value."""
+    if not row.startswith(MARK):
+        return 0, row
+    return (row[_HEAD - 1] if len(row) >= _HEAD else -1), row[_HEAD:]
+
+
 def outside(serde: Serde[T]) -> Serde[T]:
     """Return the serde of a store's values as they leave the store: without marks."""
     return serde.generations[-1] if isinstance(serde, MigratingSerde) else serde

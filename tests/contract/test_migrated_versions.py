@@ -26,7 +26,7 @@ from statestore.operations.migrate import migrate
 from statestore.operations.rows import committed_rows, shape_of
 from statestore.stores.migration import MARK
 from statestore.tasks import rewriting
-from tests.contract.test_migrated_rows import SERDES, SHAPES, STEPS, World
+from tests.contract.migrated_worlds import SERDES, SHAPES, STEPS, World
 
 RETENTION_MS = 60
 KEYS = ["", "a", "aa", "b", "k" * 40]

@@ -18,8 +18,8 @@ from statestore.ports import Replayed
 from statestore.testing.memory_broker import MemoryBroker, MemoryChangelog
 from tests.builders import ManualClock
 from tests.contract.export_rig import ExportRig
+from tests.contract.migrated_worlds import World, as_aggregate
 from tests.contract.task_rig import APPLICATION, TaskRig
-from tests.contract.test_migrated_rows import World, as_aggregate
 from tests.relocation_rig import Rig, in_memory_folder
 
 

@@ -17,7 +17,7 @@ from statestore.commands.arguments import StateArguments
 from statestore.layout.audits import AuditFailure, AuditRecord, AuditVerdict
 from statestore.operations.audits.audit import EXAMPLES, AuditCheck
 from statestore.operations.audits.perform import audit
-from statestore.operations.deployed import publish_deployed, read_deployed
+from statestore.operations.deployed import DeployedWriter, publish_deployed, read_deployed
 from statestore.runtime import Runtime
 from statestore.spark.audit import audit_on_spark
 from statestore.spark.datasource import TransactionalStore
@@ -106,6 +106,24 @@ def test_rows_that_a_partitioner_places_are_judged_by_no_hash(
     assert record.verdict is AuditVerdict.RIGHT, record.failures
     assert record.stores == audit(Runtime(one.settings())).stores
     assert record.placement_not_checked() == sorted(stores)
+
+
+def test_rows_of_a_serde_that_is_not_recorded_are_told_as_without_spark(
+    spark: SparkSession, sound: Audited, tmp_path: Path
+) -> None:
+    one = sound.copy(tmp_path / "state")
+    layout = Runtime(one.settings()).layout
+    deployed = read_deployed(layout)
+    assert all(store.value_writers for store in deployed.stores.values())
+    newest = [DeployedWriter(1, "JSON")]
+    forgetful = msgspec.structs.replace(deployed.stores[COUNTS], value_writers=newest)
+    stores = {**deployed.stores, COUNTS: forgetful}
+    publish_deployed(layout, msgspec.structs.replace(deployed, stores=stores))
+    plain, record = audit(Runtime(one.settings())), sparked(spark, one)
+    assert {failure.check for failure in record.failures} == {AuditCheck.KNOWN_WRITERS}
+    assert told(record.failures) == told(plain.failures)
+    assert record.stores == plain.stores
+    assert AuditCheck.KNOWN_WRITERS in docs_of(record)
 
 
 def test_each_expectation_finds_its_faults_and_names_the_keys(
@@ -206,8 +224,9 @@ def test_a_row_without_a_key_fails_its_expectation(spark: SparkSession, tmp_path
             f"{columns}, stored string, logged string, finding string",
         ),
         spark.createDataFrame(
-            [(*row, 0, None, 1, 0)],
-            f"{columns}, home int, next_begins long, ends_at_last long, latest_of_key long",
+            [(*row, 0, None, 1, 0, "0")],
+            f"{columns}, home int, next_begins long, ends_at_last long, latest_of_key long, "
+            "written_by string",
         ),
         spark.createDataFrame(
             [("counts", "0_0", 1, 1, None, 1, 1)],

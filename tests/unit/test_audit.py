@@ -21,6 +21,7 @@ from statestore.operations.audits.audit import (
 )
 from statestore.operations.audits.rows import AuditRow, AuditRows, ReplayedLog, Subject, replay_log
 from statestore.runtime import PARTITIONERS
+from statestore.stores.migration import MARK
 from statestore.stores.versioned.layout import TIME_MIN
 from statestore.testing.memory_broker import MemoryBroker
 
@@ -176,6 +177,93 @@ def test_rows_that_a_partitioner_places_are_not_judged_by_a_hash() -> None:
     result = one.result()
     assert (result.placement, result.placement_text()) == (None, "its own partitioner")
     assert one.failures == []
+
+
+# Which serde wrote a row.
+
+
+def by_writers(names: dict[int, str], values: list[bytes], kind: str = "keyvalue") -> StoreAudit:
+    subject = msgspec.structs.replace(SUBJECT, writers=names, kind=kind)
+    one = StoreAudit(subject.store, subject.kind, subject.key_serde)
+    keys: list[bytes | None] = [b"t" if kind == "window" else b"k"]
+    keys += [b"k%d" % place for place in range(1, len(values))]
+    rows = AuditRows(keys, [0] * len(values), [None] * len(values), values)
+    for places in (range(1), range(1, len(values))):
+        part = rows.taken(places)
+        log = {
+            (key, 0): AuditRow(value, None)
+            for key, value in zip(part.keys, part.values, strict=True)
+        }
+        one.examine(subject, [part], ReplayedLog(log, frozenset(), {}), PARTITIONERS)
+    return one
+
+
+@pytest.mark.parametrize(
+    ("names", "values", "told"),
+    [
+        ({}, [b"1", MARK + b"\x01v"], []),
+        ({0: "JSON"}, [b"1", MARK + b"\x01v", b""], ["3 by JSON, generation 0"]),
+        (
+            {0: "INT64", 1: "JSON", 2: "MSGPACK"},
+            [b"1", MARK + b"\x02v", MARK + b"\x01v", b"2", MARK + b"\x02"],
+            [
+                "2 by MSGPACK, generation 2",
+                "1 by JSON, generation 1",
+                "2 by INT64, generation 0",
+            ],
+        ),
+        (
+            {0: "CONFLUENT_AVRO(Order)"},
+            [b"\0\0\0\0\7x", b"\0\0\0\1\0", b"\0\0\0\0\7y"],
+            [
+                "2 by CONFLUENT_AVRO(Order), generation 0, schema 7",
+                "1 by CONFLUENT_AVRO(Order), generation 0, schema 256",
+            ],
+        ),
+        (
+            {0: "JSON", 1: "CONFLUENT_AVRO(Order)"},
+            [b"\0\0\0\0\7x", MARK + b"\x01\0\0\0\0\7x"],
+            [
+                "1 by CONFLUENT_AVRO(Order), generation 1, schema 7",
+                "1 by JSON, generation 0",
+            ],
+        ),
+    ],
+)
+def test_rows_are_counted_by_the_serde_that_wrote_them(
+    names: dict[int, str], values: list[bytes], told: list[str]
+) -> None:
+    one = by_writers(names, values)
+    assert one.failures == []
+    assert list(map(str, one.result().writers)) == told
+
+
+@pytest.mark.parametrize(
+    ("names", "row"),
+    [
+        ({1: "JSON"}, b"1"),
+        ({0: "GONE", 1: "JSON"}, b"1"),
+        ({1: "JSON"}, MARK + b"\x02v"),
+        ({1: "JSON"}, MARK),
+        ({0: "CONFLUENT_AVRO(Order)"}, b"{}"),
+        ({0: "CONFLUENT_AVRO(Order)"}, b"\0\0\0\7"),
+        ({0: "CONFLUENT_AVRO(Order)"}, b""),
+    ],
+)
+def test_a_row_of_a_serde_that_is_not_recorded_is_a_failure(
+    names: dict[int, str], row: bytes
+) -> None:
+    fine = b"\0\0\0\0\1" if 0 in names and len(names) == 1 else MARK + b"\x01v"
+    one = by_writers(names, [fine, row, fine])
+    (failure,) = one.failures
+    assert (failure.check, failure.count, failure.keys) == (AuditCheck.KNOWN_WRITERS, 1, ["k1"])
+    assert [each.rows for each in one.result().writers] == [2]
+
+
+def test_the_stream_time_of_windows_is_no_value_of_a_serde() -> None:
+    one = by_writers({1: "JSON"}, [b"\0" * 8, MARK + b"\x01v"], kind="window")
+    assert one.failures == []
+    assert [each.rows for each in one.result().writers] == [1]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from statestore.errors import AuditFailed, ExportDamaged, Misuse, NotChecked, Ta
 from statestore.layout.audits import (
     AuditedPlace,
     AuditedStore,
+    AuditedWriter,
     AuditFailure,
     AuditRecord,
     AuditVerdict,
@@ -27,6 +28,7 @@ from statestore.operations.audits.rows import (
     Subject,
     placing_keys,
 )
+from statestore.operations.audits.writers import WrittenRows
 from statestore.operations.environment import Partitioner
 from statestore.stores import serdes
 
@@ -59,6 +61,7 @@ class AuditCheck(StrEnum):
     RIGHT_PARTITION = "no key in a wrong partition"
     VERSIONS_APART = "versions do not overlap"
     ONE_LATEST = "one latest version"
+    KNOWN_WRITERS = "every row of a known serde"
 
 
 class RowFinding(StrEnum):
@@ -125,6 +128,7 @@ class StoreAudit:
         self.findings: Counter[RowFinding] = Counter()
         self.failures: list[AuditFailure] = []
         self._keys = KeyTexts(key_serde)
+        self._written: WrittenRows | None = None
         self._latest: set[bytes | None] = set()
         self._placing = 0
         self._misplaced: dict[str, Counter[str]] = {}
@@ -143,6 +147,7 @@ class StoreAudit:
         found: Counter[RowFinding] = Counter()
         spans: dict[bytes | None, list[tuple[int, int | None]]] = {}
         compactable_ms = subject.compactable_ms if subject.versioned else None
+        written = WrittenRows(subject.writers)
 
         def compare(
             key: bytes | None, begins: int, ours: AuditRow | None, theirs: AuditRow | None
@@ -171,6 +176,7 @@ class StoreAudit:
                     compare(key, begins, ours, theirs)
                 if subject.versioned:
                     spans.setdefault(key, []).append((begins, ends))
+            written.add(rows.keys, rows.values)
             if not self.placed_apart:
                 placing = placing_keys(rows.keys, subject.kind, subject.key_serde)
                 self._place(subject, placing, hashes)
@@ -184,6 +190,7 @@ class StoreAudit:
         self._check_counts(subject, found)
         self._check_offsets(subject)
         self._check_spans(subject, spans)
+        self._check_writers(subject, written)
         nulls = [key for key, _ in replayed.rows if key is None]
         if nulls:
             self._fail(AuditCheck.NON_NULL_KEYS, subject, nulls)
@@ -192,7 +199,12 @@ class StoreAudit:
         """Check the partitions of the keys, and return the counts of the store."""
         placement = self._judge_placement()
         return audited_store(
-            self.store, self.kind, self.findings, placement, placed_apart=self.placed_apart
+            self.store,
+            self.kind,
+            self.findings,
+            placement,
+            placed_apart=self.placed_apart,
+            writers=[] if self._written is None else self._written.told(),
         )
 
     def _readable(self, subject: Subject, stored: Iterable[AuditRows]) -> Iterator[AuditRows]:
@@ -238,6 +250,13 @@ class StoreAudit:
         ):
             if keys:
                 self._fail(check, subject, keys)
+
+    def _check_writers(self, subject: Subject, written: WrittenRows) -> None:
+        if written.unknown:
+            self._fail(AuditCheck.KNOWN_WRITERS, subject, written.unknown)
+        if self._written is not None:
+            written.counts.update(self._written.counts)
+        self._written = written
 
     def _place(
         self, subject: Subject, keys: list[bytes], hashes: Mapping[str, Partitioner]
@@ -291,6 +310,7 @@ _DETAILS: Final = {
     AuditCheck.UNIQUE_KEYS: _CONTRADICTION,
     AuditCheck.VERSIONS_APART: _CONTRADICTION,
     AuditCheck.ONE_LATEST: _CONTRADICTION,
+    AuditCheck.KNOWN_WRITERS: "no serde that topology.json names wrote them",
 }
 
 
@@ -356,11 +376,12 @@ def audited_store(
     placement: str | None,
     *,
     placed_apart: bool,
+    writers: Sequence[AuditedWriter],
 ) -> AuditedStore:
     """Return the counts of a store from its findings."""
     equal, superseded = found.get(RowFinding.EQUAL, 0), found.get(RowFinding.SUPERSEDED, 0)
     counts = *row_counts(found), equal, superseded
-    return AuditedStore(store, kind, *counts, placement, placed_apart)
+    return AuditedStore(store, kind, *counts, placement, placed_apart, list(writers))
 
 
 class KeyTexts:

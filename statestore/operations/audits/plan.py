@@ -24,7 +24,7 @@ from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.audits.audit import AuditCheck
 from statestore.operations.audits.rows import Subject, facts_of
-from statestore.operations.deployed import Deployed, read_deployed
+from statestore.operations.deployed import Deployed, DeployedStore, read_deployed
 from statestore.operations.environment import Databases, Environment
 from statestore.operations.exports.catalog import Exports, FetchedStore
 from statestore.operations.snapshots import Snapshot, Snapshots
@@ -310,6 +310,10 @@ def _log_of(deployed: Deployed, application_id: str, store: str, task: TaskId) -
     return TopicPartition(deployed.log_of(application_id, store), task.partition)
 
 
+def _writers(known: DeployedStore) -> dict[int, str]:
+    return {one.generation: one.serde for one in known.value_writers}
+
+
 def _subjects(
     located: Sequence[AuditedFiles],
     application_id: str,
@@ -356,6 +360,7 @@ def _subjects(
                 home=files.home,
                 export=export,
                 placed_apart=known is not None and known.placed_apart is True,
+                writers={} if known is None else _writers(known),
             )
         )
     return subjects

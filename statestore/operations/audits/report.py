@@ -27,7 +27,16 @@ _MEANING: Final = {
 }
 
 _OF_FAILURES: Final = ("check", "store", "stream task", "rows", "keys", "what was found")
-_OF_STORES: Final = ("store", "kind", "rows", "rows of log", "equal", "superseded", "placed by")
+_OF_STORES: Final = (
+    "store",
+    "kind",
+    "rows",
+    "rows of log",
+    "equal",
+    "superseded",
+    "placed by",
+    "written by",
+)
 _OF_PLACES: Final = ("store", "stream task", "changelog", "stands at offset", "its log ends at")
 
 
@@ -82,7 +91,8 @@ def _failure(failure: AuditFailure) -> tuple[Cell | str, ...]:
 
 def _store(store: AuditedStore) -> tuple[Cell | str, ...]:
     counts = map(number, (store.rows, store.rows_of_log, store.equal, store.superseded))
-    return (store.store, store.kind, *counts, store.placement_text())
+    writers = Cell(listed(map(str, store.writers)))
+    return (store.store, store.kind, *counts, store.placement_text(), writers)
 
 
 def _place(place: AuditedPlace) -> tuple[Cell | str, ...]:

@@ -36,6 +36,7 @@ class Subject(msgspec.Struct, frozen=True):
     removed records older than this. `is_source`: the log is the table's source topic, which also
     has records that are not in the table. `is_missing`: the store was deployed but has no files,
     so its side has no rows. `home`: the folder of its files, for messages, if `path` is another.
+    `writers`: the names of the serdes that wrote its values, by generation, if they were recorded.
     """
 
     store: str
@@ -57,6 +58,7 @@ class Subject(msgspec.Struct, frozen=True):
     home: str = ""
     export: str | None = None
     placed_apart: bool = False
+    writers: dict[int, str] = {}
 
     @property
     def log(self) -> TopicPartition:
