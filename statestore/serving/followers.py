@@ -167,6 +167,7 @@ class Follower:
                 _log.warning("task %s: no copy yet: %s", self.task, error)
             self._problem, self._next_try_s = str(error), now_s + _TRY_AGAIN_S
             return
+        self._look_at_owner()  # It may have died since the last look.
         before, self._replica = self._replica, made.replica
         if (
             before is not None

@@ -4,6 +4,7 @@ A death is taken from what lies on disk at that moment: the next start works in 
 dir, as after a SIGKILL that came before anything in memory was flushed.
 """
 
+import random
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -158,6 +159,20 @@ class TaskRig:
             task.finish()
             task.close()
         self.running.clear()
+
+    def perhaps_begin_anew(self, rng: random.Random, chances: int) -> None:
+        """Die after some work, or end, or neither, of so many chances; then the next life begins.
+
+        The task that was started last is the only one.
+        """
+        match rng.randrange(chances):
+            case 0:
+                self.running[0].step(0)
+                self.crash()
+                self.start()
+            case 1:
+                self.end()
+                self.start()
 
     def changelog(self, store: str) -> dict[bytes, bytes]:
         """The changelog folded by itself."""

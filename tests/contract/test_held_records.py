@@ -82,14 +82,7 @@ def test_as_many_are_held_as_wait_whatever_becomes_of_records_and_processes(
             topic = rng.choice(["stream", "stream", "stream", "table"])
             value = "poison" if rng.random() < 0.1 and topic == "stream" else "x"
             send(rig, topic, max(0, time_ms - rng.randrange(15)), value)
-        match rng.randrange(6):
-            case 0:
-                rig.running[0].step(0)
-                rig.crash()
-                rig.start()
-            case 1:
-                rig.end()
-                rig.start()
+        rig.perhaps_begin_anew(rng, 6)
         report = drain(rig)
         assert report.held_records == waiting(rig), f"seed {seed}"
         most = max(most, report.held_records)

@@ -92,14 +92,7 @@ def test_as_many_are_held_as_have_no_result_whatever_becomes_of_records_and_proc
         for _ in range(rng.randrange(12)):
             time_ms += rng.choice([0, 1, 1, 2, 7])
             send(rig, time_ms - rng.randrange(15), rng.choice("abc"), rng.choice(values))
-        match rng.randrange(6):
-            case 0:
-                rig.running[0].step(0)
-                rig.crash()
-                rig.start()
-            case 1:
-                rig.end()
-                rig.start()
+        rig.perhaps_begin_anew(rng, 6)
         report = drain(rig)
         expected = without_result(rig, shape)
         assert report.held_records == len(expected), f"seed {seed}"

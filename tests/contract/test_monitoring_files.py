@@ -12,6 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from statestore.serving.prometheus import metrics_port
+from tests.builders import DEADLINE_S
 from tests.contract.task_rig import TaskRig
 from tests.contract.test_serve_http import filled, pipeline
 from tests.serving_rig import LONG_LEASE, serving
@@ -26,7 +27,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     rig = TaskRig(pipeline(), tmp_path_factory.mktemp("state"), settings=LONG_LEASE)
     with metrics_port("shop", "127.0.0.1", 0) as port:
         filled(rig)
-        texts = [httpx.get(f"http://127.0.0.1:{port}/metrics").text]
+        texts = [httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=DEADLINE_S).text]
         with serving(rig.runtime) as server:
             assert server.client.get("/health").is_success
             texts.append(server.client.get("/metrics").text)

@@ -43,10 +43,14 @@ def test_it_serves_until_sigterm_ends_it_with_0_and_leaves_nothing(
         assert server.stdout is not None
         url = server.stdout.readline().split()[-1]
         headers = {"authorization": f"Bearer {TOKEN}"}
-        eventually(lambda: httpx.get(f"{url}/ready").status_code == 200, "ready")
-        asked = httpx.get(f"{url}/v1/stores/counts/get", params={"key": "k1"}, headers=headers)
+        eventually(
+            lambda: httpx.get(f"{url}/ready", timeout=DEADLINE_S).status_code == 200, "ready"
+        )
+        asked = httpx.get(
+            f"{url}/v1/stores/counts/get", params={"key": "k1"}, headers=headers, timeout=DEADLINE_S
+        )
         assert asked.json()["row"] == {"key": "k1", "value": 3}
-        assert httpx.get(f"{url}/v1/stores").status_code == 401
+        assert httpx.get(f"{url}/v1/stores", timeout=DEADLINE_S).status_code == 401
         server.send_signal(signal.SIGTERM)
         _, errors = server.communicate(timeout=DEADLINE_S)
     assert server.returncode == 0
@@ -82,7 +86,7 @@ def test_without_the_extra_serve_says_how_to_install_it(monkeypatch: pytest.Monk
 def test_the_metrics_of_a_run_are_scraped_under_kafka_streams_names(rig: TaskRig) -> None:
     with metrics_port("shop", "127.0.0.1", 0) as port:
         task = filled(rig)
-        text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+        text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=DEADLINE_S).text
         found = {family.name: family for family in text_string_to_metric_families(text)}
         counts = {"application_id": "shop", "store": "counts", "task": "0_0"}
         for name in ("commit_rate", "commit_latency_avg", "put_rate", "uncommitted_bytes"):
@@ -114,7 +118,7 @@ def test_figures_of_other_processes_are_shown_until_they_end_and_each_store_once
     with metrics_port("shop", "127.0.0.1", 0, gathered.figures) as port:
 
         def scraped() -> list[tuple[str, str]]:
-            text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+            text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=DEADLINE_S).text
             families = list(text_string_to_metric_families(text))
             (commits,) = [one for one in families if one.name == "statestore_commits"]
             return [(one.labels["store"], one.labels["task"]) for one in commits.samples]

@@ -98,7 +98,9 @@ def filled(rig: TaskRig) -> StreamTask:
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     rig = TaskRig(pipeline(), tmp_path_factory.mktemp("state"), settings=LONG_LEASE)
     task = filled(rig)
-    with serving(rig.runtime) as server:
+    # A thousand requests at once take long on a busy machine.
+    limits = ServeLimits(request_timeout_s=10 * DEADLINE_S)
+    with serving(rig.runtime, limits=limits) as server:
         copied(server.service, task, rig)
         caught_up(server.service, task)
         yield Shop(rig, task, server)
@@ -413,13 +415,19 @@ def test_without_a_right_token_nothing_but_health_is_told(rig: TaskRig) -> None:
         ):
             headers = {} if header is None else {"authorization": header}
             for path in ("/v1/stores", "/openapi.json", "/metrics", "/nothing"):
-                refused = httpx.get(f"{server.url}{path}", headers=headers)
+                refused = httpx.get(f"{server.url}{path}", headers=headers, timeout=DEADLINE_S)
                 assert refused.status_code == 401
                 assert refused.headers["www-authenticate"] == "Bearer"
                 assert TOKEN not in refused.text
-            assert httpx.get(f"{server.url}/health", headers=headers).status_code == 200
+            assert (
+                httpx.get(f"{server.url}/health", headers=headers, timeout=DEADLINE_S).status_code
+                == 200
+            )
         other = {"authorization": "bearer another-token-of-it"}
-        assert httpx.get(f"{server.url}/v1/stores", headers=other).status_code == 200
+        assert (
+            httpx.get(f"{server.url}/v1/stores", headers=other, timeout=DEADLINE_S).status_code
+            == 200
+        )
 
 
 def test_a_server_without_tokens_answers_only_to_its_local_names(rig: TaskRig) -> None:
@@ -454,7 +462,7 @@ def test_a_body_that_does_not_arrive_is_not_waited_for(rig: TaskRig) -> None:
                 b'Content-Length: 99\r\n\r\n{"keys"'
             )
             assert slow.recv(1000).startswith(b"HTTP/1.1 503")
-        assert "within 0.2 s" not in server.client.get("/v1/stores").text
+        eventually(lambda: server.client.get("/v1/stores").is_success, "others are answered")
 
 
 def test_pages_expire_and_let_their_copy_go(rig: TaskRig) -> None:

@@ -96,7 +96,7 @@ def test_even_health_is_told_to_nobody_without_a_certificate(guarded: Guarded) -
         assert client._http.get("/health").is_success
     context = ssl.create_default_context(cafile=guarded.ours.certificate)
     with pytest.raises(httpx.TransportError):
-        httpx.get(f"{guarded.url}/health", verify=context)
+        httpx.get(f"{guarded.url}/health", verify=context, timeout=DEADLINE_S)
 
 
 def test_a_server_that_the_client_does_not_trust_is_not_asked_again(guarded: Guarded) -> None:

@@ -18,6 +18,7 @@ from statestore.layout.commit_feeds import encoded_commit as encoded
 from statestore.layout.snapshots import TaskSnapshots
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Record
+from statestore.serving import followers
 from statestore.serving.followers import OwnerState
 from statestore.serving.service import StateService
 from statestore.stores.kinds import tables_of
@@ -152,7 +153,10 @@ def test_whatever_moment_a_reader_meets_both_stores_are_of_one_commit(tmp_path: 
                 caught_up(service, task)
                 for reader in readers:
                     reader.start()
+                eventually(lambda: bool(seen), "a reader has looked")
         caught_up(service, task)
+        last = task._committer.stamp.number
+        eventually(lambda: last in seen, "a reader has seen the last commit")
         ending.set()
         for reader in readers:
             reader.join()
@@ -203,7 +207,10 @@ def test_a_close_leaves_no_snapshot_and_asks_no_owner_any_more(tmp_path: Path) -
     rig.end()
 
 
-def test_the_copy_of_a_dead_owner_is_read_as_stale_and_never_goes_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ended", [False, True], ids=["died", "died while it ended"])
+def test_the_copy_of_a_dead_owner_is_read_as_stale_and_never_goes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, ended: bool
+) -> None:
     rig = rig_of(both(), tmp_path)
     task = rig.start()
     with service_of(rig) as service:
@@ -211,8 +218,14 @@ def test_the_copy_of_a_dead_owner_is_read_as_stale_and_never_goes_back(tmp_path:
         send(rig, "a", "1", 1)
         commit(task, rig)
         caught_up(service, task)
+        if ended:
+            # The copy asks for another one before it is time to look whether the owner lives.
+            monkeypatch.setattr(followers, "_LOOK_AT_OWNERS_S", float("inf"))
+            task._responder.end()
         task.abandon()  # Nothing was flushed: what lies on disk is older than the copy.
         eventually(lambda: service.tasks()[0].owner == OwnerState.DEAD, "the death is seen")
+        follower = service._followers._followers[TASK]
+        eventually(lambda: follower._opening is None, "what lies on disk was looked at")
         assert service.tasks()[0].stale
         answer = service.get("left", [b"a"])
         assert answer.rows == [(b"a", b"1", None, None)]

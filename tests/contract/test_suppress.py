@@ -281,14 +281,7 @@ def test_as_many_are_held_as_wait_and_the_changelog_has_them(rig: TaskRig, seed:
                 rng.choice([b"a", b"b", b"c", b"dd"]), value, time_ms - rng.randrange(9)
             )
             rig.broker.produce(TopicPartition("in", 0), record)
-        match rng.randrange(5):
-            case 0:
-                rig.running[0].step(0)
-                rig.crash()
-                rig.start()
-            case 1:
-                rig.end()
-                rig.start()
+        rig.perhaps_begin_anew(rng, 5)
         task = rig.running[0]
         while task.step(0):
             pass

@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from statestore.cli import cli
+from tests.builders import DEADLINE_S
 
 
 @contextmanager
@@ -39,7 +40,10 @@ def test_it_says_where_it_listens_and_ends_when_told(
     tmp_path: Path, ending: signal.Signals
 ) -> None:
     (tmp_path / "statestore.toml").write_text('[applications.orders]\nstate_dir = "state"\n')
-    with ui(tmp_path) as (address, child), httpx.Client(trust_env=False) as client:
+    with (
+        ui(tmp_path) as (address, child),
+        httpx.Client(trust_env=False, timeout=DEADLINE_S) as client,
+    ):
         assert address.startswith("http://127.0.0.1:")
         answer = client.get(address)
         assert (answer.status_code, ">orders</a>" in answer.text) == (200, True)
@@ -52,7 +56,10 @@ def test_it_says_where_it_listens_and_ends_when_told(
 
 def test_one_application_needs_no_file(tmp_path: Path) -> None:
     flags = ("--application-id", "alone", "--state-dir", str(tmp_path / "state"))
-    with ui(tmp_path, *flags) as (address, _), httpx.Client(trust_env=False) as client:
+    with (
+        ui(tmp_path, *flags) as (address, _),
+        httpx.Client(trust_env=False, timeout=DEADLINE_S) as client,
+    ):
         assert ">alone</a>" in client.get(address).text
 
 

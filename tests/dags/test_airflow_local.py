@@ -209,7 +209,8 @@ def test_up_gives_a_healthy_airflow_whose_dag_can_be_triggered_and_down_ends_it_
     # Both name the password.
     assert [mode(home / "standalone.log"), mode(generated)] == [0o600, 0o600]
     user, password = started.stdout.split("Login:")[1].split()[::2]
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+    address = f"http://127.0.0.1:{port}"
+    with httpx.Client(base_url=address, trust_env=False, timeout=DEADLINE_S) as client:
         answer = client.post("/auth/token", json={"username": user, "password": password})
         client.headers["Authorization"] = f"Bearer {answer.json()['access_token']}"
         wait_until(lambda: client.get("/api/v2/dags/micro_batches").is_success)

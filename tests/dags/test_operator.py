@@ -26,7 +26,7 @@ from statestore.airflow.retries import RETRY_LATER_DELAY, JobFailed, RetryLater
 
 pytestmark = pytest.mark.airflow
 
-DEADLINE_S = 20
+DEADLINE_S = 60
 JOBS = Path(errors.__file__).with_name("spark")
 TASKS: list[StateStoreJobOperator] = []
 NO_SUMMARY = "none"

@@ -7,6 +7,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import httpx
 import pytest
 
+from tests.builders import DEADLINE_S
 from tests.dags.airflow_rig import Api, airflow_up
 from tests.dags.project_rig import Project
 
@@ -86,7 +87,7 @@ def test_a_report_is_a_button_of_its_task_and_for_those_who_are_logged_in(airflo
 
     with airflow.as_user("outsider") as client:
         assert client.get(buttons[0]["Report"]).status_code == 403
-    with httpx.Client(base_url=airflow.url, trust_env=False) as stranger:
+    with httpx.Client(base_url=airflow.url, trust_env=False, timeout=DEADLINE_S) as stranger:
         address = buttons[0]["Report"]
         assert stranger.get(address).status_code == 401
         assert "audit of" not in stranger.get(address).text

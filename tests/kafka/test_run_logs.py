@@ -28,7 +28,7 @@ def test_a_run_of_many_commits_has_at_most_a_line_for_each(app: App) -> None:
 
 
 def test_a_broker_that_is_gone_is_told_in_a_few_lines(app: App) -> None:
-    process = app.start("--run-for=300s", "--set=default.api.timeout.ms=2000")
+    process = app.start("--run-for=300s", "--set=default.api.timeout.ms=4000")
     running(app, process, lambda: sum(app.committed().values()) == 20)
     app.kafka.kill_broker(0)
     ended = end_of(process, 0)

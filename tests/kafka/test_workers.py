@@ -158,7 +158,7 @@ def test_one_scrape_has_the_stores_of_all_workers_and_of_one_that_takes_over(app
     (url,) = next(found for line in lines if (found := METRICS_AT.findall(line)))
 
     def written() -> dict[str, float]:
-        families = text_string_to_metric_families(httpx.get(url).text)
+        families = text_string_to_metric_families(httpx.get(url, timeout=DEADLINE_S).text)
         (rows,) = [one for one in families if one.name == "statestore_records_written"]
         return {
             one.labels["task"]: one.value for one in rows.samples if one.labels["store"] == "counts"

@@ -14,6 +14,7 @@ from selenium.webdriver.remote.webdriver import WebDriver
 
 from statestore.layout.works import Unit, Works
 from statestore.runtime import SystemClock
+from tests.builders import DEADLINE_S
 from tests.contract.test_ui_command import ui
 from tests.dags.airflow_rig import Api, airflow_up, eventually
 from tests.dags.project_rig import ROOT, Project
@@ -143,7 +144,7 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
 @pytest.mark.airflow
 def test_airflow_shows_the_page_to_those_whom_it_lets_see_it(airflow: Api) -> None:
     paths = ("", "applications/orders", "applications/orders/stores/names", "static/style.css")
-    with httpx.Client(base_url=airflow.url, trust_env=False) as stranger:
+    with httpx.Client(base_url=airflow.url, trust_env=False, timeout=DEADLINE_S) as stranger:
         for path in paths:
             assert stranger.get(f"/statestore/{path}").status_code == 401, path
         sent = stranger.get("/statestore/", headers={"Accept": "text/html"})
