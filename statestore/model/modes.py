@@ -12,6 +12,8 @@ Time = int | datetime
 Span = int | timedelta
 TIME_MAX_MS = 253_402_300_799_999
 """The end of the year 9999."""
+SPAN_MAX_MS = 2**63 - 1
+"""Times have 8 bytes."""
 
 
 class _Word(StrEnum):
@@ -96,8 +98,18 @@ def to_ms(time: Time) -> int:
 
 
 def span_ms(span: Span) -> int:
-    """Convert an int or a timedelta to milliseconds."""
-    return span // timedelta(milliseconds=1) if isinstance(span, timedelta) else span
+    """Convert an int or a timedelta to milliseconds; Misuse if it is neither, or too long."""
+    given: object = span
+    if isinstance(given, timedelta):
+        return given // timedelta(milliseconds=1)
+    if not isinstance(given, int) or isinstance(given, bool):
+        raise Misuse(
+            f"{given!r:.99} is {type(given).__name__} and no span of time: pass milliseconds as "
+            "int, or a timedelta"
+        )
+    if abs(given) > SPAN_MAX_MS:
+        raise Misuse(f"{given} ms are longer than times can be apart: at most {SPAN_MAX_MS} ms")
+    return given
 
 
 @dataclass(frozen=True)

@@ -243,6 +243,7 @@ class TableFlow:
         """Return this table as it is looked up in the store that keeps it."""
         return replace(
             self,
+            key_serde=spec.key_serde,
             value_serde=outside(spec.value_serde),
             stores=(spec.name,),
             look=partial(_look_of, spec=spec),

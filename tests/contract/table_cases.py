@@ -406,3 +406,44 @@ def table_of_windows_in_groups(of: Case) -> None:
     windows = of.stream().group_by_key().windowed_by(ss.TumblingWindows(10)).count(of.kept())
     groups = windows.group_by(lambda window, n: (window.key, n), name=of.of("by"))
     of.out(groups.reduce(lambda a, b: a + b, lambda a, b: a - b, of.kept("sums")).to_stream())
+
+
+@case("""
+    | in       | out                                |
+    | a 1 0    | left:a [1,1] 0; left:a [1,1] 0     |
+    | a 2 1    | left:a [2,2] 1; left:a [2,2] 1     |
+    | a - 2    | left:a - 2                         |
+""")
+def table_left_join_with_itself(of: Case) -> None:
+    table = of.table("in")
+    of.out(table.left_join(table, lambda one, other: [one, other]).to_stream(), "left")
+
+
+@case("""
+    | in       | out                         |
+    | a 1 0    | a [1,2] 0                   |
+    | a 2 1    | a [2,2] 1; a [2,4] 1        |
+    | a - 2    | a - 2                       |
+    | b - 3    |                             |
+""")
+def table_join_of_two_kept_views_of_one_table(of: Case) -> None:
+    table = of.table("in")
+    one = table.map_values(lambda value: value, of.kept("one"))
+    two = table.map_values(lambda value: 2 * value, of.kept("two"))
+    of.out(one.join(two, lambda left, right: [left, right]).to_stream())
+
+
+@case("""
+    | in          | out                    |
+    | right:a 5 0 |                        |
+    | a 2 1       | kept:a [2,5] 1         |
+    | in2:a 7 2   | a [7,[2,5]] 2          |
+    | right:a 1 3 | kept:a - 3             |
+    | in2:a 8 4   | a [8,null] 4           |
+""")
+def joins_with_kept_views_and_a_kept_join(of: Case) -> None:
+    high = of.table("right").filter(lambda _key, value: value > 3, of.kept("high"))
+    same = of.table("in").map_values(lambda value: value, of.kept("same"))
+    both = same.join(high, lambda left, right: [left, right], of.kept("both"))
+    of.out(both.to_stream(), "kept")
+    of.out(of.stream("in2").left_join(both, lambda one, two: [one, two]))

@@ -62,6 +62,23 @@ def test_windows_end_after_they_begin_and_have_no_negative_grace() -> None:
             ss.JoinWindows(10, after, grace_ms=grace)
 
 
+def test_windows_may_be_so_long_that_their_ends_still_have_8_bytes() -> None:
+    most = 2**62
+    for windows in ((most, 0, 0), (0, most - 1, 1), (-most, most, 0), (most // 2, most // 2, 0)):
+        before, after, grace = windows
+        b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.STRING)
+        within = ss.JoinWindows(before, after, grace_ms=grace)
+        both = b.stream("left").outer_join(b.stream("right"), lambda *_: "both", within, name="j")
+        both.to("out")
+        with TopologyTestDriver(b.build()) as driver:
+            for time_ms in (0, most, 2**63 - 1, 5):
+                driver.pipe("left", "k", "l", time_ms)
+                driver.pipe("right", "k", "r", time_ms)
+            assert driver.read("out")
+        with pytest.raises(Misuse, match=f"but at most {most} ms"):
+            ss.JoinWindows(before, after, grace_ms=grace + 1)
+
+
 def test_two_streams_need_windows_and_a_table_takes_none() -> None:
     b = ss.StreamsBuilder()
     stream: Any = b.stream("in")

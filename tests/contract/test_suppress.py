@@ -63,6 +63,9 @@ def test_bounds_and_limits_that_cannot_be_are_refused() -> None:
         ss.Suppressed.until_time_limit(-1)
     with pytest.raises(Misuse, match="max_records is 0, but it must be at least 1"):
         ss.Suppressed.until_window_closes(max_records=0)
+    for wrong in ("1", 2.5, True):
+        with pytest.raises(Misuse, match=r"max_records is .*at least 1, and an int"):
+            ss.Suppressed.until_time_limit(10, max_records=wrong)  # type: ignore[arg-type]  # ditto
     with pytest.raises(Misuse, match="max_bytes is 0, but it must be at least 1"):
         ss.Suppressed.until_time_limit(1, max_bytes=0)
     with pytest.raises(Misuse, match="pass max_records, max_bytes or both"):

@@ -142,6 +142,20 @@ def test_spans_become_milliseconds(span: int | timedelta, ms: int) -> None:
     assert span_ms(span) == ms
 
 
+@pytest.mark.parametrize("span", ["5m", 2.5, True, None])
+def test_what_is_no_span_of_time_is_refused(span: Any) -> None:
+    with pytest.raises(Misuse, match="no span of time: pass milliseconds as int, or a timedelta"):
+        span_ms(span)
+
+
+@pytest.mark.parametrize("span", [2**63, -(2**63), 10**30])
+def test_a_span_of_more_than_8_bytes_is_refused(span: int) -> None:
+    assert span_ms(2**63 - 1) == 2**63 - 1
+    assert span_ms(timedelta.max) < 2**63
+    with pytest.raises(Misuse, match="at most 9223372036854775807 ms"):
+        span_ms(span)
+
+
 # Columns and batches.
 
 

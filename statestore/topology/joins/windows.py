@@ -19,6 +19,8 @@ TIME: Final = struct.Struct(">Q")
 BIAS: Final = 1 << 63
 _ROUND: Final = struct.Struct(">qq")
 _AT_ONCE: Final = 1000
+KEPT_MAX_MS: Final = 2**62
+"""So that the ends of windows, which may lie this far beyond a time, have 8 bytes."""
 
 
 @dataclass(frozen=True, init=False)
@@ -29,7 +31,7 @@ class JoinWindows:
     earlier and at most `after_ms` later; `after_ms` is `before_ms` unless given. A negative bound
     excludes the record's own time. A window stays open until stream time has passed its end by
     `grace_ms`. All three are milliseconds or timedeltas. Misuse if the window ends before it
-    begins, or if the grace is negative.
+    begins, if the grace is negative, or if records would be kept for more than 2^62 ms.
     """
 
     before_ms: int
@@ -45,6 +47,12 @@ class JoinWindows:
             raise Misuse(
                 f"windows from {before} ms before to {after} ms after, with {grace} ms of grace: "
                 "before_ms + after_ms must not be negative, nor the grace"
+            )
+        kept = max(before, 0) + max(after, 0) + grace
+        if kept > KEPT_MAX_MS:
+            raise Misuse(
+                f"windows from {before} ms before to {after} ms after, with {grace} ms of grace: "
+                f"the join would keep records for {kept} ms, but at most {KEPT_MAX_MS} ms"
             )
         for name, value in (("before_ms", before), ("after_ms", after), ("grace_ms", grace)):
             object.__setattr__(self, name, value)

@@ -131,8 +131,11 @@ class Suppressed:
 
 def _bounds(max_records: int | None, max_bytes: int | None) -> tuple[int | None, int | None]:
     for name, most in (("max_records", max_records), ("max_bytes", max_bytes)):
-        if most is not None and most < 1:
-            raise Misuse(f"{name} is {most}, but it must be at least 1: leave it out for no bound")
+        if most is not None and (type(most) is not int or most < 1):
+            raise Misuse(
+                f"{name} is {most!r}, but it must be at least 1, and an int: leave it out for no "
+                "bound"
+            )
     return max_records, max_bytes
 
 
