@@ -46,6 +46,7 @@ BRIEF = ss.persistent_key_value_store("brief", ttl_ms=60, **TYPED)
 PANES = ss.persistent_window_store("panes", 10, 200, **TYPED)
 VISITS = ss.persistent_session_store("visits", 200, **TYPED)
 TIMES = ss.persistent_versioned_key_value_store("times", 500, **TYPED)
+ENDS = ss.timer_store("ends", key_serde=serdes.STRING)
 OWN = (MERE, BRIEF, PANES, VISITS, TIMES)
 TOPICS = ("in", "right", "new", "out", "final")
 KEYS = "abcde"
@@ -68,6 +69,20 @@ class Keep:
         self._times.put(key, value, time)
 
 
+class Remind:
+    """Tells of each key for which no record has come for a while, by name."""
+
+    def __init__(self, context: ss.ProcessorContext) -> None:
+        self._context, self._ends = context, context.timers(ENDS)
+
+    def process(self, record: ss.Record[str, Any]) -> None:
+        self._ends.schedule(record.key, record.timestamp_ms + 20, name="short")
+        self._ends.schedule(record.key, record.timestamp_ms + 90, name="long")
+
+    def on_timer(self, timer: ss.Timer[str]) -> None:
+        self._context.forward(ss.Record(timer.key, timer.name, timer.time_ms))
+
+
 def every_store(*, moved: bool = False) -> ss.Topology:
     """Every operator with a store. `moved`: a new sub-topology goes before all the others."""
     b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
@@ -75,6 +90,7 @@ def every_store(*, moved: bool = False) -> ss.Topology:
         b.stream("new").group_by_key().count("news")
     left, right = b.stream("in"), b.stream("right")
     left.process(Keep, *OWN, name="keep")
+    left.process(Remind, ENDS, name="remind").to("out")
     _aggregates(left, right)
     _joins(left, right)
     return b.build()
@@ -85,6 +101,7 @@ def _aggregates(left: ss.KStream[Any, Any], right: ss.KStream[Any, Any]) -> None
     by_key.count("counts")
     by_key.windowed_by(ss.SlidingWindows(20, grace_ms=20)).count("sliding")
     by_key.windowed_by(ss.SessionWindows(15, grace_ms=30), emit="on_window_close").count("sessions")
+    by_key.windowed_by(ss.CountWindows.of(5).advance_by(3)).reduce(max, "fives")
     hops = by_key.windowed_by(ss.HoppingWindows(20, 10, grace_ms=30)).count("hops")
     held = hops.suppress(ss.Suppressed.until_window_closes(), name="held")
     held.to_stream().to("final", key_serde=serdes.windowed(serdes.STRING, 20))

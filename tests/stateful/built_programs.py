@@ -19,6 +19,7 @@ from tests.stateful.random_programs import (
     NEAR,
     RETENTION,
     SIZE,
+    SOON,
     Functions,
     Made,
     Program,
@@ -151,6 +152,18 @@ class Writing:
         kept = stream.filter_records(lambda record: record.timestamp_ms % 5 != number)
         named = kept.set_headers(lambda record: [*record.headers, ("more", None)])
         return named.set_timestamp(lambda record: later(record.timestamp_ms, number))
+
+    def remind(self, stream: KStream[Any, Any], number: int, name: str) -> KStream[Any, Any]:
+        lasts = ss.persistent_key_value_store(
+            f"{name}-lasts", key_serde=self._keys, value_serde=self._functions.serde
+        )
+        timers = ss.timer_store(f"{name}-timers", key_serde=self._keys)
+        return stream.process(
+            lambda context: Reminders(context, lasts, timers, self._functions, SOON[number]),
+            lasts,
+            timers,
+            name=name,
+        )
 
     def branch_and_merge(
         self, stream: KStream[Any, Any], number: int, _name: str
@@ -442,6 +455,38 @@ class Turns:
             self._turns.put(record.key, turn)
         value = self._functions.plus(record.value, turn % 10)
         self._forward(record.replace(value=value))
+
+
+class Reminders:
+    """Tells the last value of a key again, a while after it came, and once more later."""
+
+    def __init__(
+        self,
+        context: ss.ProcessorContext,
+        lasts: ss.KeyValueSpec[Any, Any],
+        timers: ss.TimerSpec[Any],
+        functions: Functions,
+        soon_ms: int,
+    ) -> None:
+        self._forward, self._lasts = context.forward, context.store(lasts)
+        self._timers = context.timers(timers)
+        self._functions, self._soon_ms = functions, soon_ms
+
+    def process(self, record: ss.Record[Any, Any]) -> None:
+        self._forward(record)
+        if record.key is None:
+            return
+        if record.value is None:
+            self._timers.cancel(record.key, name="soon")
+            return
+        self._lasts.put(record.key, record.value)
+        self._timers.schedule(record.key, record.timestamp_ms + self._soon_ms, name="soon")
+
+    def on_timer(self, timer: ss.Timer[Any]) -> None:
+        value = self._functions.plus(self._lasts.get(timer.key), len(timer.name))
+        self._forward(ss.Record(timer.key, value, timer.time_ms))
+        if timer.name == "soon":
+            self._timers.schedule(timer.key, timer.time_ms + SIZE, name="again")
 
 
 def _windows_of(made: Made) -> ss.TumblingWindows | ss.HoppingWindows:

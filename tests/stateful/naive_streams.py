@@ -8,6 +8,7 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tests.stateful.built_programs import keys_of
 from tests.stateful.naive_suppress import Suppressed
 from tests.stateful.naive_tables import (
     ByForeignKey,
@@ -28,6 +29,7 @@ from tests.stateful.naive_tables import (
     View,
     Windows,
 )
+from tests.stateful.naive_timers import Reminders
 from tests.stateful.naive_windows_of_joins import StreamsMet
 from tests.stateful.random_programs import (
     FILE,
@@ -38,6 +40,7 @@ from tests.stateful.random_programs import (
     NEAR,
     RETENTION,
     SIZE,
+    SOON,
     Functions,
     Made,
     Program,
@@ -66,6 +69,7 @@ class Naive:
         self._made: list[Fact] = []
         self._segments = segments(program)
         self._clocks: dict[int, int] = {}
+        self._reminders: list[tuple[int, Reminders]] = []
         self._right_segment = min(meeting_right(program), default=None)
         self._source = self._table_of(program.right)
         self._right = self._stepped(self._source, program.right)
@@ -111,6 +115,15 @@ class Naive:
             self._push(place + 1, made)
 
     def _pass_time(self, segment: int, time: int) -> None:
+        """Timers fire before the record that comes; of those of one time, the first node's do."""
+        while timers := [
+            (first.time, place, first, reminders)
+            for place, reminders in self._reminders
+            if self._segments[place] == segment and (first := reminders.first(time)) is not None
+        ]:
+            _, place, first, reminders = min(timers, key=lambda one: one[:3])
+            self._clocks[segment] = max(first.time, self._clocks[segment])
+            self._push(place + 1, reminders.fire(first))
         self._clocks[segment] = max(time, self._clocks.get(segment, time))
 
     # Without state.
@@ -148,6 +161,19 @@ class Naive:
         def stage(fact: Fact) -> Iterator[Fact]:
             if fact.time % 5 != number:
                 yield fact._replace(time=later(fact.time, number))
+
+        return stage
+
+    def remind(self, number: int, place: int) -> Stage:
+        reminders = Reminders(SOON[number], self._functions.plus, keys_of(self._program).serialize)
+        self._reminders.append((place, reminders))
+
+        def stage(fact: Fact) -> Iterator[Fact]:
+            yield fact
+            reminders.take(fact)
+            now = self._clocks[self._segments[place]]
+            while (passed := reminders.first(now)) is not None:
+                yield reminders.fire(passed)
 
         return stage
 

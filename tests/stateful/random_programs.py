@@ -18,6 +18,8 @@ GRACE = 5
 RETENTION = 60
 NEAR = {2: (8, 8, 0), 3: (15, 0, 5), 4: (-3, 20, 2)}
 """Of joins of streams, by number: how much earlier and later matches are, and the grace."""
+SOON = {2: 3, 3: 12, 4: -2}
+"""Of timers, by number: how long after a record they are due."""
 KEYED = 4
 """The number of steps whose functions take the key, too."""
 YEAR_2099 = 4_070_908_800_000
@@ -191,7 +193,7 @@ _NEED_KEYS = {
     *FOREIGN_JOINS,
     "cogroup",
 }
-_CHANGE_KEYS = {"select_key", "windows", "closed_windows"}
+_CHANGE_KEYS = {"select_key", "windows", "closed_windows", "remind"}
 
 
 def in_windows(made: Made) -> bool:
@@ -313,6 +315,8 @@ def in_order(program: Program) -> Program:
             name = "self_join"
         if segment < max(meeting) and name == "cogroup":
             name = "reduce"
+        if name == "remind":
+            name = "map_values"
         if made is not None and segment < max(meeting):
             kept = tuple(one for one in made.steps if "join" not in one.name)
             made = made._replace(steps=kept)
@@ -353,6 +357,19 @@ def latest(made: Iterable[Outcome]) -> dict[Any, Outcome]:
     return {key: row for key, row in sorted(rows.items(), key=repr) if row[1] is not None}
 
 
+def in_the_end(program: Program, made: Iterable[Outcome]) -> Any:
+    """What is certain of all that came out: all, or where rows race what is there in the end.
+
+    A left join that found nothing has its record's time or that of a delete, whichever came last.
+    """
+    if not races(program):
+        return list(made)
+    rows = latest(made)
+    if program.steps[-1].name == "foreign_left_join":
+        return {key: row[:2] for key, row in rows.items()}
+    return rows
+
+
 # At random.
 
 HISTORIES = ["history", "count history", "aggregate history"]
@@ -372,6 +389,7 @@ STREAM_STEPS = [
     "merge_with_itself",
     *2 * ["regroup"],
     "process_values",
+    *3 * ["remind"],
     *2 * ["cogroup"],
     "global_join",
     "global_left_join",
@@ -381,7 +399,7 @@ STREAM_STEPS = [
     "join_own_count",
     "windows",
     "closed_windows",
-    *4 * ["join", "left_join"],
+    *5 * ["join", "left_join"],
     *STREAM_JOIN_STEPS,
     *6 * ["table"],
     "join",
