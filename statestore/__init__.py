@@ -195,7 +195,12 @@ else:
             return importlib.import_module(_MODULES[name])
         if name in _HOME_OF:
             return getattr(importlib.import_module(_HOME_OF[name]), name)
-        raise AttributeError(f"module 'statestore' has no attribute {name!r}")
+        said = f"module 'statestore' has no attribute {name!r}"
+        if not name.startswith("_"):
+            missing = importlib.import_module("statestore.topology.missing_methods")
+            instead = missing.OF_PACKAGE.get(name)
+            said += "" if instead is None else f": {instead}"
+        raise AttributeError(said)
 
     def __dir__() -> list[str]:
         return __all__

@@ -56,6 +56,7 @@ from statestore.targets import read_file
 from statestore.tasks.plan import TaskEdges, TaskPlan
 from statestore.tasks.task import StreamTask
 from statestore.testing.memory_broker import MemoryBroker, MemorySource
+from statestore.topology import missing_methods
 from statestore.topology.graph import Topology, require_topology
 from statestore.topology.logs import logs
 from statestore.topology.nodes import GlobalSource, LookupSource, SinkNode, SourceNode, TopicName
@@ -88,6 +89,7 @@ class ManualClock:
         self._now_ms += span
 
 
+@missing_methods.explains(missing_methods.OF_DRIVERS)
 class TopologyTestDriver:
     """Pipe records in and read records out. Use it with `with`, or call close()."""
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from statestore.errors import InvalidTopology, Misuse, NotCopartitioned, TopicMissing
 from statestore.model.ids import TaskId
 from statestore.stores.specs import KeyValueSpec, StoreSpec
+from statestore.topology import missing_methods
 from statestore.topology.nodes import (
     GlobalSource,
     LookupSource,
@@ -47,6 +48,7 @@ class Wave:
     repeat: bool = False
 
 
+@missing_methods.explains(missing_methods.OF_TOPOLOGIES)
 @dataclass(frozen=True)
 class Topology:
     """A pipeline, as StreamsBuilder.build() returns it.

@@ -1,13 +1,17 @@
 """The pages for those who come from elsewhere: names that are here, and names that are not."""
 
+import inspect
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import statestore as ss
 from statestore import serdes, testing
+from statestore.topology import missing_methods
 from tests.builders import ROOT
+from tests.docs.names_elsewhere import NAMES
 
 PAGES = sorted((ROOT / "docs" / "coming-from").glob("*.md"))
 SPAN = re.compile(r"`([^`]+)`")
@@ -57,3 +61,50 @@ def test_what_a_page_says_is_missing_is_missing(path: Path) -> None:
         elif span != "KTable" and is_here(span):
             wrong.append(span)
     assert wrong == [], "these have come: say so on the page"
+
+
+def place_of(kind: str) -> Any:
+    if kind == "TopologyTestDriver":
+        return testing.TopologyTestDriver
+    return ss if kind == "statestore" else getattr(ss, kind)
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_a_name_from_elsewhere_is_here_or_leads_to_what_does_the_same(kind: str) -> None:
+    place = place_of(kind)
+    for name in NAMES[kind].split():
+        if hasattr(place, name):
+            continue
+        made = place if place is ss else place.__new__(place)
+        with pytest.raises(AttributeError, match=rf"attribute '{name}': (?!it has|did you)"):
+            getattr(made, name)
+
+
+def test_a_name_of_java_leads_to_its_spelling_here() -> None:
+    b = ss.StreamsBuilder()
+    with pytest.raises(AttributeError, match=r"did you mean map_values\(\)\?"):
+        b.stream("in").mapValues  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match=r"call store\(spec\)"):
+        ss.ProcessorContext.__new__(ss.ProcessorContext).getStateStore  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_what_is_said_of_missing_names_names_what_there_is() -> None:
+    everything = " ".join(
+        said
+        for name, hints in vars(missing_methods).items()
+        if name.startswith("OF_")
+        for said in hints.values()
+    )
+    kinds = [getattr(ss, name) for name in ss.__all__] + [testing.TopologyTestDriver]
+    methods = {name for kind in kinds if inspect.isclass(kind) for name in dir(kind)}
+    called = set(re.findall(r"\b([a-z_]+)\(", everything))
+    assert called - methods - set(dir(ss)) == set()
+    for name in re.findall(r"\bss\.(\w+)", everything):
+        assert hasattr(ss, name)
+    for keyword in set(re.findall(r"\b(\w+)=(?!=)", everything)) - {"expand"}:
+        assert any(
+            keyword in inspect.signature(function).parameters
+            for kind in kinds
+            if inspect.isclass(kind)
+            for _, function in inspect.getmembers(kind, inspect.isfunction)
+        ), keyword

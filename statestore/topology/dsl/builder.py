@@ -10,6 +10,7 @@ from statestore.errors import InvalidTopology
 from statestore.model.modes import AutoOffsetReset
 from statestore.model.records import K, Record, Serde, V
 from statestore.stores import serdes
+from statestore.topology import missing_methods
 from statestore.topology.callbacks import check_extractor
 from statestore.topology.collector import Collector
 from statestore.topology.dsl.ktables import KTable
@@ -29,6 +30,7 @@ Extractor = Callable[[Record[K, V]], int] | Callable[[Record[K, V], int | None],
 """From a record, or a record and the time of its partition so far, to its time."""
 
 
+@missing_methods.explains(missing_methods.OF_BUILDERS)
 class StreamsBuilder(Generic[KB, VB]):
     """Begins the streams and tables of one topology.
 

@@ -33,6 +33,7 @@ from statestore.stores.specs import (
     WindowSpec,
 )
 from statestore.stores.timer_specs import TimerSpec
+from statestore.topology import missing_methods
 from statestore.topology.callbacks import check_arity, why_processor_idle
 from statestore.topology.collector import Collector
 from statestore.topology.failures import Stage, decoded, failed, punctuating, timer_failed
@@ -67,6 +68,7 @@ class BatchProcessor(Protocol[K_contra, V_contra]):
         """Take records in order; batches have any size, and results must not depend on it."""
 
 
+@missing_methods.explains(missing_methods.OF_CONTEXTS)
 class ProcessorContext(Generic[KF_contra, VF_contra]):
     """What a user's processor may do: use its stores, forward records, ask for commits, use timers.
 
