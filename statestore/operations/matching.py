@@ -18,8 +18,6 @@ from statestore.operations.deployed import Deployed, DeployedPart
 from statestore.operations.environment import Environment
 from statestore.settings import Settings
 from statestore.topology.graph import Topology
-from statestore.topology.logs import log_of
-from statestore.topology.nodes import TopicName
 from statestore.topology.patterns import matches
 
 _log = logging.getLogger(__name__)
@@ -70,16 +68,15 @@ def with_matches(environment: Environment, topology: Topology) -> Topology:
     cluster = environment.cluster
     topics = cluster.topics()
     found = {source: own.matching(pattern, topics) for source, pattern in topology.patterns.items()}
-    stores, repartitions = topology.fed_by_patterns()
-    names = {log_of(own.application_id, store, {}): store for store in stores}
-    names |= {TopicName(it, internal=True).full(own.application_id): it for it in repartitions}
-    counts = cluster.partitions(sorted(names))
-    return topology.matching(found, {names[topic]: count for topic, count in counts.items()})
+    fed = {f"{own.application_id}-{topic}": topic for topic in topology.fed_by_patterns()}
+    counts = cluster.partitions(sorted(fed))
+    return topology.matching(found, {fed[topic]: count for topic, count in counts.items()})
 
 
 def tell_of_matches(topology: Topology, previous: Deployed) -> None:
     """Log what the patterns of a topology match that they did not match before, and the reverse."""
     for source, pattern in topology.patterns.items():
+        now = {topic.name for topic in topology.topics_above([source])}
         before = {
             topic
             for part in previous.sub_topologies
@@ -87,8 +84,6 @@ def tell_of_matches(topology: Topology, previous: Deployed) -> None:
             for topic in part.source_topics
             if matches(pattern, topic)
         }
-        (node,) = (node for node in topology.nodes if node.name == source)
-        now = {topic.name for topic in topology.topics_above([node.name])}
         if not now:
             _log.warning("no topic matches %r of source %s: it reads nothing", pattern, source)
         if now - before:

@@ -247,9 +247,10 @@ class TopologyTestDriver:
             if name in part.stores:
                 task = self._tasks.get(TaskId(part.ordinal, partition))
                 if task is None:
+                    tasks = ", ".join(str(at) for at in self._tasks if at[0] == part.ordinal)
                     raise UnknownStore(
                         f"store {name!r} has no partition {partition}: its stream tasks are "
-                        f"{', '.join(str(at) for at in self._tasks if at[0] == part.ordinal)}"
+                        f"{tasks or 'none before a record is piped into a topic that matches'}"
                     )
                 return task.store(name)
         raise UnknownStore(

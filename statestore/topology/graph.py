@@ -53,8 +53,8 @@ class Wave:
 class Topology:
     """A pipeline, as StreamsBuilder.build() returns it.
 
-    `least` is for what patterns feed: by store or repartition topic, how many partitions its
-    internal topic has already. There are never fewer stream tasks, though topics may go.
+    `least` is for what patterns feed: by internal topic, without the application's id, how many
+    partitions it has already. There are never fewer stream tasks, though topics may go.
 
     InvalidTopology if it has no source, a parent or a store that is not there, or two sources that
     give the records of one topic different times.
@@ -192,8 +192,11 @@ class Topology:
         )
         return replace(self, nodes=nodes, least={} if least is None else least) if topics else self
 
-    def fed_by_patterns(self) -> tuple[list[str], list[str]]:
-        """Return the stores and repartition topics whose partitions follow from patterns."""
+    def fed_by_patterns(self) -> list[str]:
+        """Return the internal topics whose partitions follow from what patterns match.
+
+        They are without the application's id.
+        """
         return fed_by_patterns(self.sub_topologies, self.repartitions)
 
     @cached_property
@@ -354,7 +357,9 @@ class _PartitionCounts:
         tasks = part.width(counts, self.least)
         for sink in part.sinks:
             if sink.topic.internal and sink.topic not in fixed:
-                known = max(counts.get(sink.topic, 0), self.least.get(sink.topic.name, 0))
+                known = max(
+                    counts.get(sink.topic, 0), self.least.get(sink.topic.without_application(), 0)
+                )
                 counts[sink.topic] = max(tasks, known)
 
     def _check_copartitioned(self, counts: Mapping[TopicName, int]) -> None:

@@ -85,27 +85,24 @@ def check_patterns(nodes: Sequence[Node], tables: Iterable[GlobalSource]) -> Non
 
 def fed_by_patterns(
     parts: Sequence[SubTopology], repartitions: Mapping[str, Repartition]
-) -> tuple[list[str], list[str]]:
-    """Return the stores and repartition topics whose partitions follow from what patterns match.
+) -> list[str]:
+    """Return the changelogs and repartition topics whose partitions follow from patterns.
 
-    They are those of the sub-topologies that read by a pattern, and of those that they feed.
+    They are those of the sub-topologies that read by a pattern, and of those that they feed. Their
+    names are without the application's id.
     """
-    fed: list[SubTopology] = []
+    found: list[str] = []
+    seen: list[SubTopology] = []
     left = [part for part in parts if any(node.pattern is not None for node in part.sources)]
     while left:
-        fed += left
+        seen += left
         sent = {
             sink.topic
             for part in left
             for sink in part.sinks
-            if sink.topic.internal and not repartitions[sink.topic.name].partitions
+            if sink.topic.internal and repartitions[sink.topic.name].partitions is None
         }
-        left = [part for part in parts if part not in fed and sent.intersection(part.source_topics)]
-    stores = [store for part in fed for store in part.stores]
-    topics = {
-        sink.topic.name
-        for part in fed
-        for sink in part.sinks
-        if sink.topic.internal and not repartitions[sink.topic.name].partitions
-    }
-    return stores, sorted(topics)
+        found += [f"{store}-changelog" for part in left for store in part.stores]
+        found += [topic.without_application() for topic in sent]
+        left = [it for it in parts if it not in seen and sent.intersection(it.source_topics)]
+    return sorted(set(found))

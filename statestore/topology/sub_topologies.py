@@ -60,11 +60,12 @@ class SubTopology:
     def width(self, counts: Mapping[TopicName, int], least: Mapping[str, int]) -> int:
         """Return how many stream tasks it has: one for each partition of its widest topic.
 
-        `counts`: the partitions of topics, as far as they are known. `least`: by store, how many
-        tasks there are at least.
+        `counts`: the partitions of topics, as far as they are known. `least`: by changelog, without
+        the application's id, how many it has at least.
         """
         of_topics = [counts[topic] for topic in self.source_topics if topic in counts]
-        return max([*of_topics, *(least.get(store, 0) for store in self.stores)], default=0)
+        of_stores = [least.get(f"{store}-changelog", 0) for store in self.stores] if least else []
+        return max([*of_topics, *of_stores], default=0)
 
     def one_by_one(self) -> OneByOne:
         """Return where a batch would overtake itself: the last node or topic before ways part.

@@ -16,7 +16,7 @@ import pytest
 
 import statestore as ss
 from statestore import faults, serdes
-from statestore.errors import InvalidTopology, Misuse, NotCopartitioned
+from statestore.errors import InvalidTopology, Misuse, NotCopartitioned, UnknownStore
 from statestore.faults import CrashPoint
 from statestore.kafka.partitioner import murmur2_partitions
 from statestore.layout.folders import StateLayout
@@ -208,6 +208,23 @@ def test_a_topic_that_is_created_during_a_run_is_not_read_by_half_of_its_tasks(
     assert world.sums() == {"a": 2, "b": 2}
 
 
+def test_a_task_that_starts_later_does_not_ask_which_topics_match(world: World) -> None:
+    """A topic that the next start refuses, as two patterns match it, does not end this run."""
+    b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
+    b.stream(re.compile("orders-.*"), name="orders").to(OUT)
+    b.stream(re.compile(".*-z"), name="last").to(OUT)
+    topology, request = b.build(), RunRequest()
+    world.send("orders-a", "a")
+    world.send("orders-a", "b")
+    with world.runtime() as runtime, start_run(runtime, topology, request) as started:
+        (wave,) = started.waves()
+        world.create("orders-z", 2)
+        serve_planned(runtime, topology, wave, request, slots=1, stop=Event())
+    assert world.sums() == {"a": 1, "b": 2}
+    with pytest.raises(InvalidTopology, match="orders-z"):
+        world.run(topology)
+
+
 def test_a_continuous_run_reads_what_matches_when_it_starts(world: World) -> None:
     world.create("orders-b", 2)
     world.send("orders-b", "a", 2)
@@ -388,6 +405,28 @@ def test_a_topic_that_is_gone_is_told_once_and_the_rest_is_read(
     assert world.sums() == {"a": 4, "b": 3}
 
 
+def test_a_store_and_a_repartition_topic_of_one_name_are_told_apart(world: World) -> None:
+    b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
+    b.stream(re.compile("orders-.*")).group_by_key().count("same")
+    bills = b.stream(re.compile("bills-.*")).select_key(lambda k, _v: k)
+    bills.group_by_key(name="same").count("sums")
+    topology = b.build()
+    world.create("bills-a", 4)
+    for _ in range(2):
+        world.send("orders-a", "a")
+        world.send("bills-a", "a")
+        assert world.run(topology).stream_tasks == 2 + 4 + 4
+
+
+def test_forgotten_offsets_and_a_lost_state_dir_are_refused_as_for_names(world: World) -> None:
+    world.send("orders-a", "a")
+    world.run()
+    world.broker.state.groups.clear()
+    world.state_dir /= "another"
+    with pytest.raises(Misuse, match="never committed any input of task"):
+        world.run()
+
+
 def test_a_new_topic_with_more_partitions_than_the_stores_is_refused_and_none_of_it_read(
     world: World,
 ) -> None:
@@ -510,6 +549,8 @@ def test_a_clone_reads_what_matches_and_nothing_that_the_original_writes(world: 
 
 def test_the_driver_has_a_topic_join_when_a_record_is_piped_into_it() -> None:
     with TopologyTestDriver(counting(), partitions=2) as driver:
+        with pytest.raises(UnknownStore, match="none before a record is piped"):
+            driver.store("sums")
         with pytest.raises(Misuse, match=r"it reads: orders-\.\*"):
             driver.pipe("bills", "a", 1)
         driver.advance_wall_clock(10)

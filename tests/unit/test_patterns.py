@@ -161,8 +161,8 @@ def test_there_are_no_tasks_and_no_internal_topics_before_a_topic_matches() -> N
 
 def test_tasks_stay_when_the_widest_topic_is_gone() -> None:
     topology = built(counting)
-    assert topology.fed_by_patterns() == (["sums"], [])
-    gone = topology.matching({"orders": ["orders-a"]}, {"sums": 4})
+    assert topology.fed_by_patterns() == ["sums-changelog"]
+    gone = topology.matching({"orders": ["orders-a"]}, {"sums-changelog": 4})
     counts = gone.partition_counts({"orders-a": 2})
     assert len(gone.tasks(counts)[0]) == 4
     assert [spec.partitions for spec in internal_topics(gone, counts, "app")] == [4]
@@ -175,8 +175,8 @@ def test_what_a_pattern_feeds_over_a_repartition_topic_does_not_shrink_either() 
         b.stream("others").group_by_key().count("apart").to_stream().to("totals")
 
     topology = built(write)
-    assert topology.fed_by_patterns() == (["sums"], ["by-value"])
-    gone = topology.matching({"orders": []}, {"by-value": 3, "sums": 3})
+    assert topology.fed_by_patterns() == ["by-value-repartition", "sums-changelog"]
+    gone = topology.matching({"orders": []}, {"by-value-repartition": 3, "sums-changelog": 3})
     counts = gone.partition_counts({"others": 1})
     assert counts[TopicName("by-value", internal=True)] == 3
     assert {part: len(tasks) for part, tasks in gone.tasks(counts).items()} == {0: 0, 1: 3, 2: 1}
