@@ -51,6 +51,15 @@ _consumed = _meter.create_counter(
 _sent = _meter.create_counter(
     "messaging.client.sent.messages", unit="{message}", description="Records written and committed"
 )
+_processing = _meter.create_histogram(
+    "messaging.process.duration",
+    unit="s",
+    description="Time of processing a batch of input records",
+    explicit_bucket_boundaries_advisory=[
+        *(0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5),
+        *(0.75, 1, 2.5, 5, 7.5, 10),
+    ],
+)
 # KIP-892 removes store flushes; the instrument remains for dashboards and records nothing.
 _flush_seconds = _meter.create_histogram(
     "statestore.flush.duration", unit="s", description="Deprecated, records nothing"
@@ -232,25 +241,39 @@ def count_dropped(task: str, reason: str, count: int) -> None:
     _dropped.add(count, {"task": task, "reason": reason})
 
 
-def count_messages(
-    application_id: str,
-    task: str,
-    consumed: Mapping[TopicPartition, int],
-    sent: Mapping[str, int],
+def input_attributes(application_id: str, task: str, tp: TopicPartition) -> dict[str, str]:
+    """Return what is told of the records that a stream task takes from one partition."""
+    return {
+        "messaging.system": "kafka",
+        "messaging.operation.name": "process",
+        "messaging.consumer.group.name": application_id,
+        "messaging.destination.name": tp.topic,
+        "messaging.destination.partition.id": str(tp.partition),
+        "task": task,
+    }
+
+
+def count_processing(
+    seconds: float, attributes: Mapping[str, str], error: Exception | None
 ) -> None:
-    """Count the records that one commit of a stream task has taken and written, by topic."""
-    for (topic, partition), count in consumed.items():
-        _consumed.add(
-            count,
-            {
-                "messaging.system": "kafka",
-                "messaging.operation.name": "process",
-                "messaging.consumer.group.name": application_id,
-                "messaging.destination.name": topic,
-                "messaging.destination.partition.id": str(partition),
-                "task": task,
-            },
-        )
+    """Record how long a batch of input records took, whether or not it is ever committed.
+
+    What an error was raised from says more of a user's function than the error itself.
+    """
+    if error is not None:
+        attributes = {**attributes, "error.type": type(error.__cause__ or error).__name__}
+    _processing.record(seconds, attributes)
+
+
+def count_messages(
+    task: str, consumed: Iterable[tuple[int, Mapping[str, str]]], sent: Mapping[str, int]
+) -> None:
+    """Count the records that one commit of a stream task has taken and written.
+
+    `consumed`: how many, with the attributes of their input. `sent`: by topic.
+    """
+    for count, attributes in consumed:
+        _consumed.add(count, attributes)
     for topic, count in sent.items():
         _sent.add(
             count,

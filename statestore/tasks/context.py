@@ -10,7 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from statestore.errors import RecordFailed, UnknownStore, log_left
-from statestore.metrics import count_dropped, count_messages
+from statestore.metrics import (
+    count_dropped,
+    count_messages,
+    count_processing,
+    input_attributes,
+)
 from statestore.model.batch import Batch
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.modes import PunctuationType, Span
@@ -80,6 +85,8 @@ class TaskContext:
         self._clock = clock
         self._poison = poison
         self._application_id = application_id
+        self._inputs: dict[TopicPartition, dict[str, str]] = {}
+        """What metrics tell of the records of each input."""
         self._closers: list[Callable[[], None]] = []
         self._keeps_stream_times = False
         alone = part.one_by_one()
@@ -157,11 +164,23 @@ class TaskContext:
 
     def process(self, batch: InputBatch) -> None:
         """Push records of one input, and fire the punctuations that fall between them."""
-        outer = APPLICATION.set(self._application_id)
+        outer, began_s = APPLICATION.set(self._application_id), self._clock.monotonic()
+        failed: Exception | None = None
         try:
             self._process(batch)
+        except Exception as error:
+            failed = error
+            raise
         finally:
             APPLICATION.reset(outer)
+            count_processing(self._clock.monotonic() - began_s, self._attributes(batch.tp), failed)
+
+    def _attributes(self, tp: TopicPartition) -> dict[str, str]:
+        found = self._inputs.get(tp)
+        if found is None:
+            found = input_attributes(self._application_id, str(self.task_id), tp)
+            self._inputs[tp] = found
+        return found
 
     def _process(self, batch: InputBatch) -> None:
         push, records = self.pushes[batch.tp.topic], batch.records
@@ -211,7 +230,8 @@ class TaskContext:
         """Take what was counted since the last commit as final, and start counting again."""
         self.dropped.committed()
         self.held_back.committed()
-        count_messages(self._application_id, str(self.task_id), self.consumed, self.sent)
+        consumed = {tp: (count, self._attributes(tp)) for tp, count in self.consumed.items()}
+        count_messages(str(self.task_id), consumed.values(), self.sent)
         self.consumed.clear()
         self.sent.clear()
         self.records_out = 0

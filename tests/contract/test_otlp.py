@@ -29,13 +29,19 @@ from statestore import serdes
 from tests.contract.task_rig import TaskRig
 
 b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.STRING)
-b.stream("in").group_by_key().count("counts").to_stream().to("out")
+numbers = b.stream("in").map_values(lambda text: str(int(text)))
+numbers.group_by_key().count("counts").to_stream().to("out")
 rig = TaskRig(b.build(), Path(sys.argv[2]))
 task = rig.start()
 rig.send("in", [("a", "1"), ("b", "1"), ("a", "2")])
 task.step(0)
 task.step_commit()
-rig.end()
+rig.send("in", [("a", "none")])
+try:
+    while True:
+        task.step(0)
+except ss.errors.StateStoreError:
+    task.close()
 provider.shutdown()
 """
 
@@ -92,6 +98,11 @@ def test_a_receiver_gets_stores_and_messages_under_their_names(
         "messaging.destination.partition.id": "0",
         "task": "0_0",
     }
+    batches = {
+        point.get("error.type"): point for point, _ in made.got["messaging.process.duration"]
+    }
+    assert batches.pop(None) == consumed
+    assert batches == {"ValueError": consumed | {"error.type": "ValueError"}}
     ((sent, given),) = made.got["messaging.client.sent.messages"]
     assert sent["messaging.destination.name"] == "out"
     assert given.as_int > 0
