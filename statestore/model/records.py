@@ -262,6 +262,16 @@ class Serde(Generic[T]):
         return _of_fields({**_fields_of(self), "_recipe": (function, arguments)})
 
     @property
+    def framing(self) -> tuple[object, ...]:
+        """What says, besides the schema, how its bytes are read: formats, and a registry."""
+        kind = self.name.partition("(")[0]
+        made_of = self._recipe[1] if self._recipe else ()
+        if made_of and isinstance(made_of[0], Serde):
+            inner = made_of[0]
+            return inner.framing if inner.name == self.name else (kind, *inner.framing)
+        return (kind, made_of[0]) if made_of and kind.startswith(OF_REGISTRY) else (kind,)
+
+    @property
     def contextual(self) -> bool:
         """Whether its functions take a SerdeContext."""
         return self._write is not None

@@ -4,6 +4,7 @@ Keys must have the very same bytes as before, because equal keys meet by their b
 readable, whichever serde wrote them: all that may have written rows are in `topology.json`.
 """
 
+import re
 from typing import Final, NamedTuple
 
 from statestore.operations.deployed import DeployedStore, DeployedWriter, key_schema_of
@@ -11,6 +12,7 @@ from statestore.stores import schemas, serdes
 from statestore.stores.migration import GONE, Writer, changes_of, writers_of
 from statestore.stores.specs import StoreSpec
 
+_FRAMING: Final = re.compile(r"(?:COUNT_WINDOWS\()*[^(]*")
 _KEEP: Final = (
     "keep the serde, or give the store another name, to start it empty; if the new serde reads "
     "what the old one wrote, pass --accept-new-serdes"
@@ -126,7 +128,7 @@ def _unread(was: DeployedWriter, now: Writer) -> str | None:
             return None
         return other
     # What stands before the name of a class or record says how bytes are framed.
-    if was.serde.partition("(")[0] != now.serde.partition("(")[0]:
+    if _framing(was.serde) != _framing(now.serde):
         return other
     written = was.schema.schema()
     if written == now.schema:
@@ -142,7 +144,16 @@ def _unread(was: DeployedWriter, now: Writer) -> str | None:
 def _not_resolved(was: Writer, then: Writer) -> str | None:
     if was.schema is None or then.schema is None or was.schema.kind != then.schema.kind:
         return None
+    if was.schema != then.schema and _framing(was.serde) != _framing(then.serde):
+        return "they have other schemas, which only one of two formats of bytes can resolve"
     return schemas.unreadable(was.schema, then.schema)
+
+
+def _framing(serde: str) -> str:
+    """Return what stands before the name of a class or record, also in count windows."""
+    found = _FRAMING.match(serde)
+    assert found is not None, "it matches every text"
+    return found[0]
 
 
 def _plain(serde: str) -> str:

@@ -268,6 +268,10 @@ def _resolved(was: Serde[Any], then: Serde[Any]) -> Callable[[bytes], Any]:
 
 
 def _resolvable(was: Serde[Any], then: Serde[Any]) -> bool:
+    """Tell whether `then` reads the very bytes that `was` wrote, if it knows their schema."""
     return (
-        was.schema is not None and then.schema is not None and was.schema.kind == then.schema.kind
+        was.schema is not None
+        and then.schema is not None
+        and was.schema.kind == then.schema.kind
+        and was.framing == then.framing
     )
