@@ -22,7 +22,7 @@ _SEVERAL_PAIRS = "pairs: return a list of (key, value), or yield them; an empty 
 _SEVERAL_VALUES = "values: return a list of them, or yield them; an empty list for none"
 _TIME = "a time: return milliseconds since 1970 or an aware datetime"
 _TIME_MAX_MS = 2**63 - 1
-_HEADERS = "headers: return pairs of a name and bytes, or None"
+_HEADERS = "headers: return pairs (name, bytes), or (name, None); an empty list for none"
 Transform = Callable[[Batch, Iterator[Any]], T]
 
 
