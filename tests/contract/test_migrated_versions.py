@@ -15,7 +15,7 @@ import pytest
 
 import statestore as ss
 from statestore import faults, serdes
-from statestore.errors import HostFailure
+from statestore.errors import HostFailure, RecordFailed
 from statestore.faults import CrashPoint
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Record
@@ -26,7 +26,7 @@ from statestore.operations.migrate import migrate
 from statestore.operations.rows import committed_rows, shape_of
 from statestore.stores.migration import MARK
 from statestore.tasks import rewriting
-from tests.contract.migrated_worlds import SERDES, SHAPES, STEPS, World
+from tests.contract.migrated_worlds import SERDES, SHAPES, STEPS, Adding, World
 
 RETENTION_MS = 60
 KEYS = ["", "a", "aa", "b", "k" * 40]
@@ -170,3 +170,62 @@ def fail_at_some_commit(world: World, chance: random.Random) -> None:
         assert left <= 0
     finally:
         faults.on_reach(None)
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (lambda number: {"n": number * (number - 3) // (number - 3)}, "ZeroDivisionError"),
+        (lambda number: None if number == 3 else {"n": number}, "a migration returned None"),
+        (lambda number: {"n": number} if number != 3 else {number}, "TypeError"),
+    ],
+)
+def test_a_version_that_cannot_be_migrated_is_named_and_the_rest_goes_on_later(
+    world: World, broken: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rewriting, "_ROWS_AT_ONCE", 1)
+    world.deploy(0)
+    for number in (1, 2, 3, 4):
+        put(world, "a", number, number)
+        put(world, "b", 9, number)
+    world.process()
+    world.deploy(1)
+    before = answers(world, 4)
+    world.rig.end()
+    steps = [ss.Migration(SERDES[0], broken)]
+    with pytest.raises(RecordFailed, match=f"store kept, row a: its value .*{message}"):
+        migrate(world.rig.runtime, with_history(1, steps=steps), dry_run=False)
+    assert generations(world) == {0, 1}
+    assert require_pass(audit(world.rig.runtime)).failures == []
+    (rest,) = migrate(world.rig.runtime, with_history(1), dry_run=False).migrated
+    assert 0 < rest.rows < 8
+    assert generations(world) == {1}
+    world.deploy(1)
+    assert answers(world, 4) == before
+
+
+def test_stores_in_memory_are_written_anew_and_not_counted_before(tmp_path: Path) -> None:
+    def in_memory(version: int) -> ss.Topology:
+        spec = ss.in_memory_key_value_store(
+            "kept",
+            key_serde=serdes.STRING,
+            value_serde=SERDES[version],
+            migrate=STEPS[:version] or None,
+        )
+        builder = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=SERDES[version])
+        numbers = builder.stream("in", value_serde=serdes.INT64)
+        numbers.process(lambda context: Adding(version, context), spec, name="adding").to("out")
+        return builder.build()
+
+    world = World(tmp_path, in_memory)
+    world.deploy(0)
+    world.send(a=1, b=2)
+    world.process()
+    world.rig.end()
+    told = migrate(world.rig.runtime, in_memory(1), dry_run=True)
+    assert (told.migrated, told.not_counted) == (
+        [],
+        {"kept": "it is in memory and has no files to read"},
+    )
+    (done,) = migrate(world.rig.runtime, in_memory(1), dry_run=False).migrated
+    assert (done.rows, world.generations()) == (2, [1, 1])
