@@ -179,3 +179,16 @@ def test_a_joiner_may_change_the_row_it_is_given(
             driver.pipe_all("in", rows)
         assert [(r.key, r.value["seen"]) for r in driver.read("out")] == [(key, 1) for key in keys]
         assert driver.store("rows").get("k1") == {"seen": 0}
+
+
+def test_rows_of_single_precision_are_rounded_with_each_record_of_a_batch() -> None:
+    builder = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.FLOAT64)
+    kept = ss.Materialized("kept", value_serde=serdes.FLOAT32)
+    grouped = builder.stream("in").group_by_key()
+    grouped.aggregate(float, lambda _key, value, total: total + value, kept)
+    with TopologyTestDriver(builder.build()) as driver:
+        driver.pipe_all("in", [("together", 0.1, 0)] * 100)
+        for _ in range(100):
+            driver.pipe("in", "alone", 0.1, 0)
+        store = driver.store("kept")
+        assert store.get("together") == store.get("alone")
