@@ -70,6 +70,7 @@ bench: setup ## measure stores and tasks; figures go to .scratch/bench
 	@$(BIN)/python -m tests.bench.bench_versions
 	@$(BIN)/python -m tests.bench.bench_processors
 	@$(BIN)/python -m tests.bench.bench_serdes
+	@$(BIN)/python -m tests.bench.bench_arrow
 	@$(BIN)/python -m tests.bench.bench_tasks
 	@$(BIN)/python -m tests.bench.bench_workers
 	@$(BIN)/python -m tests.bench.bench_cpu

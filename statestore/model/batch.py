@@ -4,7 +4,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, dataclass_transform
 
-from statestore.model.records import BYTES, Header, Record, Serde, SerdeContext, Side, T
+from statestore.model.records import (
+    BYTES,
+    ArrowForm,
+    Header,
+    Record,
+    Serde,
+    SerdeContext,
+    Side,
+    T,
+)
 
 
 class LazyColumn(Sequence[T]):
@@ -40,9 +49,12 @@ class LazyColumn(Sequence[T]):
 
 
 class Column:
-    """One column of a batch: stored bytes, decoded values, or both once both were needed."""
+    """One column of a batch: stored bytes, decoded values, or both once both were needed.
 
-    __slots__ = ("_objects", "_raw", "_serde")
+    It also keeps the Arrow array of its values once an operator asked for that.
+    """
+
+    __slots__ = ("_arrow", "_objects", "_raw", "_serde")
 
     def __init__(
         self,
@@ -54,6 +66,7 @@ class Column:
         self._raw = raw
         self._objects = objects
         self._serde = serde
+        self._arrow: Any = None
 
     def with_serde(self, serde: "Serde[Any]") -> "Column":
         """The same bytes, to be read through `serde`."""
@@ -85,6 +98,16 @@ class Column:
             return _all_bytes(self.objects)
         encode = serde.serialize
         return [None if item is None else encode(item) for item in self.objects]
+
+    def arrow(self, serde: "Serde[Any]", form: ArrowForm) -> Any:
+        """The values as an Arrow array; `form` is that of `serde`, which is the column's own."""
+        if self._arrow is None:
+            self._arrow = form.decode(self.encoded(serde))
+        return self._arrow
+
+    def keep_arrow(self, column: Any) -> None:
+        """Note the Arrow array of the column's values, which the caller knows."""
+        self._arrow = column
 
     def nulls(self) -> list[int]:
         """The places without a value; nothing is decoded."""

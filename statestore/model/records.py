@@ -3,12 +3,13 @@
 Types with one instance per record are NamedTuples, so that they equal plain tuples.
 """
 
+import importlib
 import inspect
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass, fields
-from functools import cache
-from typing import Any, Generic, Literal, NamedTuple, TypeVar, overload
+from dataclasses import dataclass, field, fields
+from functools import cache, partial
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, overload
 
 from statestore.errors import Misuse
 from statestore.model.modes import PunctuationType
@@ -184,6 +185,25 @@ class Schema:
     text: str
 
 
+class ArrowForm(Protocol):
+    """How a serde reads and writes a whole column of a batch as an Arrow array.
+
+    Both functions do what the serde does row by row, and raise whatever they like if it does not
+    take some row; the rows are then tried one by one, as columns of length 1. Arrow's types are not
+    named here, because serdes are also used where Arrow is not loaded.
+    """
+
+    @property
+    def type(self) -> Any:
+        """The pyarrow.DataType of the column; a column of another type is never encoded."""
+
+    def decode(self, rows: "list[bytes | None]") -> Any:
+        """Return the values as a pyarrow.Array; None, which is no value, becomes null."""
+
+    def encode(self, column: Any) -> "list[bytes | None]":
+        """Return the bytes of each value of a pyarrow.Array; null becomes None."""
+
+
 class _Place(NamedTuple):
     """What a serde is bound to: a topic, or a store of an application.
 
@@ -206,7 +226,8 @@ class Serde(Generic[T]):
 
     A function with two parameters that have no default also takes a SerdeContext. `schema` is what
     `serialize` writes, where that is known. `resolve(writer)` returns the function that reads bytes
-    written with another schema; without it, `deserialize` reads them.
+    written with another schema; without it, `deserialize` reads them. `arrow()` makes its
+    ArrowForm, where it offers one; it is called when a pipeline first needs it.
     """
 
     name: str
@@ -215,6 +236,7 @@ class Serde(Generic[T]):
     ordered: bool
     schema: Schema | None
     _resolve: Callable[[Schema], Callable[[bytes], T]] | None
+    _arrow: Callable[[], ArrowForm] | None = field(compare=False)
     _write: Callable[[T, SerdeContext], bytes] | None
     _read: Callable[[bytes, SerdeContext], T] | None
     _place: _Place | None
@@ -229,6 +251,7 @@ class Serde(Generic[T]):
         *,
         schema: Schema | None = None,
         resolve: Callable[[Schema], Callable[[bytes], T]] | None = None,
+        arrow: Callable[[], ArrowForm] | None = None,
     ) -> None:
         write, read = _in_context(serialize), _in_context(deserialize)
         if write is None and read is not None:
@@ -245,6 +268,7 @@ class Serde(Generic[T]):
             ordered=ordered,
             schema=schema,
             _resolve=resolve,
+            _arrow=arrow,
             _write=write,
             _read=read,
             _place=None,
@@ -280,6 +304,13 @@ class Serde(Generic[T]):
     def resolving(self) -> bool:
         """Whether it reads bytes by the schema with which they were written, which they lack."""
         return self._resolve is not None
+
+    def arrow_form(self) -> ArrowForm | None:
+        """Return how it reads and writes whole columns; None if it offers no Arrow.
+
+        Misuse if Arrow has no type for its values.
+        """
+        return None if self._arrow is None else self._arrow()
 
     def at(self, topic: str, side: Side) -> "Serde[T]":
         """Return the serde of keys or values of a topic, whose functions take one argument.
@@ -432,7 +463,29 @@ def _bytes(value: bytes) -> bytes:
     return value
 
 
-BYTES: Serde[bytes] = Serde("BYTES", _bytes, _same, ordered=True)
+@cache
+def _plain_form(
+    kind: str, serialize: Callable[[Any], bytes], deserialize: Callable[[bytes], Any]
+) -> ArrowForm:
+    made: ArrowForm = importlib.import_module("statestore.model.arrow_forms").PlainForm(
+        kind, serialize, deserialize
+    )
+    return made
+
+
+def plain_serde(
+    name: str,
+    functions: Functions[T],
+    arrow_type: str,
+    *,
+    ordered: bool = False,
+) -> Serde[T]:
+    """Return a serde of values that Arrow takes as they are, as what its type alias says."""
+    arrow = partial(_plain_form, arrow_type, *functions)
+    return Serde(name, *functions, ordered, arrow=arrow)
+
+
+BYTES: Serde[bytes] = plain_serde("BYTES", (_bytes, _same), "large_binary", ordered=True)
 """The serde that leaves bytes as they are.
 
 Columns recognize it by identity, because a user's serde may have the same name.

@@ -3,6 +3,7 @@
 Belongs to the extra `avro`.
 """
 
+import importlib
 import io
 from collections.abc import Callable
 from functools import cache, partial
@@ -13,8 +14,8 @@ from fastavro import parse_schema, schemaless_reader, schemaless_writer
 from fastavro.schema import SchemaParseException, UnknownType
 
 from statestore.errors import Misuse
-from statestore.model.records import Schema, Serde
-from statestore.stores.objects import objects_of
+from statestore.model.records import ArrowForm, Schema, Serde
+from statestore.stores.objects import Objects, objects_of
 
 _sorted = msgspec.json.Encoder(order="sorted").encode
 Read = Callable[[bytes], Any]
@@ -39,8 +40,27 @@ def avro_serde(text: str, kind: Any) -> Serde[Any]:
         partial(_read, parsed, None, objects.load),
         schema=Schema("AVRO", canonical_avro(parsed)),
         resolve=resolve,
+        arrow=cache(lambda: _arrow_form(parsed, objects)),
     )
     return made.made_by(avro_serde, text, kind)
+
+
+def _arrow_form(parsed: Any, objects: Objects) -> ArrowForm:
+    # Loads Arrow, for pipelines that use it.
+    forms = importlib.import_module("statestore.stores.avro_in_arrow")
+
+    def read(data: bytes) -> Any:
+        found = _read(parsed, None, lambda found: found, data)
+        objects.load(found)  # It has to be one, although nobody sees it.
+        return found
+
+    def write(found: Any) -> bytes:
+        out = io.BytesIO()
+        schemaless_writer(out, parsed, objects.dump(objects.load(found)))
+        return out.getvalue()
+
+    made: ArrowForm = forms.avro_form(parsed, write, read)
+    return made
 
 
 def avro_text(schema: object) -> str:

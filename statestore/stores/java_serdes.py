@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Final, Never
 
-from statestore.model.records import Functions, Serde, T
+from statestore.model.records import Functions, Serde, T, plain_serde
 
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
@@ -70,13 +70,13 @@ def _read_void(_data: bytes) -> Never:
     raise ValueError("want null")
 
 
-STRING: Serde[str] = Serde("STRING", str.encode, _string, ordered=True)
-INT64: Serde[int] = Serde("INT64", _INT64.pack, _number(_INT64))
-INT32: Serde[int] = Serde("INT32", _INT32.pack, _number(_INT32))
-INT16: Serde[int] = Serde("INT16", _INT16.pack, _number(_INT16))
-FLOAT64: Serde[float] = Serde("FLOAT64", _FLOAT64.pack, _number(_FLOAT64))
-FLOAT32: Serde[float] = Serde("FLOAT32", _FLOAT32.pack, _number(_FLOAT32))
-BOOLEAN: Serde[bool] = Serde("BOOLEAN", _write_boolean, _read_boolean, ordered=True)
+STRING: Serde[str] = plain_serde("STRING", (str.encode, _string), "large_string", ordered=True)
+INT64: Serde[int] = plain_serde("INT64", (_INT64.pack, _number(_INT64)), "int64")
+INT32: Serde[int] = plain_serde("INT32", (_INT32.pack, _number(_INT32)), "int32")
+INT16: Serde[int] = plain_serde("INT16", (_INT16.pack, _number(_INT16)), "int16")
+FLOAT64: Serde[float] = plain_serde("FLOAT64", (_FLOAT64.pack, _number(_FLOAT64)), "float64")
+FLOAT32: Serde[float] = plain_serde("FLOAT32", (_FLOAT32.pack, _number(_FLOAT32)), "float32")
+BOOLEAN: Serde[bool] = plain_serde("BOOLEAN", (_write_boolean, _read_boolean), "bool", ordered=True)
 UUID: Serde[uuid.UUID] = Serde("UUID", _write_uuid, _read_uuid)
 VOID: Serde[None] = Serde("VOID", _write_void, _read_void)
 

@@ -1,5 +1,7 @@
 """JSON that a JSON Schema allows, without a registry. Belongs to the extra `json-schema`."""
 
+import importlib
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -8,7 +10,7 @@ from jsonschema.exceptions import SchemaError
 from jsonschema.validators import validator_for
 
 from statestore.errors import Misuse
-from statestore.model.records import Schema, Serde
+from statestore.model.records import ArrowForm, Schema, Serde
 from statestore.stores.objects import objects_of
 
 encode = msgspec.json.Encoder(order="deterministic").encode
@@ -36,9 +38,23 @@ def json_schema_serde(text: str, kind: Any) -> Serde[Any]:
         return objects.load(found)
 
     made: Serde[Any] = Serde(
-        f"JSON_SCHEMA({title_of(text)})", write, read, schema=Schema("JSON", canonical(text))
+        f"JSON_SCHEMA({title_of(text)})",
+        write,
+        read,
+        schema=Schema("JSON", canonical(text)),
+        arrow=None if kind is None else cache(lambda: _arrow_form(kind, read, write)),
     )
     return made.made_by(json_schema_serde, text, kind)
+
+
+def _arrow_form(
+    kind: Any, read: Callable[[bytes], Any], write: Callable[[Any], bytes]
+) -> ArrowForm:
+    # Loads Arrow, for pipelines that use it.
+    made: ArrowForm = importlib.import_module("statestore.stores.arrow_forms").TypedForm(
+        kind, read, lambda objects: list(map(write, objects))
+    )
+    return made
 
 
 def json_schema_text(schema: object) -> str:

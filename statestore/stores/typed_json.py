@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from statestore.errors import Misuse
-from statestore.model.records import Functions, Schema, Serde
+from statestore.model.records import ArrowForm, Functions, Schema, Serde
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 _sorted = msgspec.json.Encoder(order="sorted").encode
@@ -22,8 +22,19 @@ def typed_json(kind: Any) -> Serde[Any]:
     """Return the serde of values of this type; the same object whenever it is asked for."""
     is_pydantic = hasattr(kind, "__pydantic_validator__")
     schema, functions = (_by_pydantic if is_pydantic else _by_msgspec)(kind)
-    made: Serde[Any] = Serde(f"JSON({name_of(kind)})", *functions, schema=schema)
+    made: Serde[Any] = Serde(
+        f"JSON({name_of(kind)})", *functions, schema=schema, arrow=partial(_arrow_form, kind)
+    )
     return made.made_by(typed_json, kind)
+
+
+@cache
+def _arrow_form(kind: Any) -> ArrowForm:
+    # Loads Arrow, for pipelines that use it.
+    made: ArrowForm = importlib.import_module("statestore.stores.arrow_forms").TypedForm(
+        kind, typed_json(kind).deserialize
+    )
+    return made
 
 
 def _again(meta: msgspec.Meta) -> tuple[typing.Callable[[], msgspec.Meta], tuple[()]]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from statestore.errors import ABOUT_A_RECORD, RecordFailed, SerdeMismatch, StateStoreError
 from statestore.model.batch import Batch, Column
-from statestore.model.records import Header, Serde, SerdeContext, Side
+from statestore.model.records import ArrowForm, Header, Serde, SerdeContext, Side
 from statestore.stores import serdes
 from statestore.topology.nodes import NodeContext
 
@@ -164,6 +164,30 @@ def decoded(node: str, batch: Batch, side: str) -> list[Any]:
             error,
             lambda one: _column(one, side).objects,
             f"the {side} as {column.serde_name}",
+        ) from error
+
+
+class InArrow(NamedTuple):
+    """A serde, and how it reads and writes whole columns."""
+
+    serde: Serde[Any]
+    form: ArrowForm
+
+
+def decoded_in_arrow(node: str, batch: Batch, side: Side, how: InArrow) -> Any:
+    """Return the keys or values (`side`) of a batch in Arrow; NodeFailed if some do not decode."""
+    serde, form = how
+    try:
+        return _column(batch, side).arrow(serde, form)
+    except Exception as error:
+        encoded(node, batch, side, serde)  # Values that an operator made may not fit.
+        raise _one_by_one(
+            Stage.DESERIALIZATION,
+            node,
+            batch,
+            error,
+            lambda one: _column(one, side).arrow(serde, form),
+            f"the {side} as {serde.name}",
         ) from error
 
 

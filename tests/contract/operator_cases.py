@@ -8,6 +8,7 @@ from statestore.testing import TopologyTestDriver
 from statestore.topology.dsl.builder import StreamsBuilder
 from statestore.topology.graph import Topology
 from tests.contract import (
+    arrow_cases,
     cogroup_cases,
     count_cases,
     foreign_key_cases,
@@ -40,6 +41,7 @@ MODULES = (
     suppress_cases,
     cogroup_cases,
     global_cases,
+    arrow_cases,
 )
 CASES = {name: case for module in MODULES for name, case in module.CASES.items()}
 

@@ -121,7 +121,7 @@ def test_the_package_says_that_it_is_typed() -> None:
     [
         ("ss.Str", "StreamsBuilder"),
         ("ss.StreamsBuilder().str", "stream"),
-        ("ss.StreamsBuilder().stream('a').map_v", "map_values"),
+        ("ss.StreamsBuilder().stream('a').flat_map_v", "flat_map_values"),
         ("ss.StreamsBuilder().stream('a').group_by_key().count().to_s", "to_stream"),
         ("ss.serdes.INT6", "INT64"),
     ],

@@ -42,6 +42,13 @@ def value_of(*row: Any) -> Any:
     return row[-1]
 
 
+def column_of(values: Any) -> Any:
+    """A column, unless it has a poison value."""
+    for value in values.to_pylist():
+        refuse(value)
+    return values
+
+
 def pair_of(key: Any, value: Any) -> tuple[Any, Any]:
     refuse(value)
     return key, value
@@ -81,6 +88,8 @@ OPERATORS: dict[str, Callable[[KStream[Any, Any], StreamsBuilder], KStream[Any, 
     "filter": lambda s, _b: s.filter(lambda k, v: bool(pair_of(k, v))),
     "map": lambda s, _b: s.map(pair_of),
     "map_values": lambda s, _b: s.map_values(value_of),
+    "map_values_arrow": lambda s, _b: s.map_values_arrow(column_of),
+    "filter_arrow": lambda s, _b: s.filter_arrow(lambda v: column_of(v).is_valid()),
     "flat_map": lambda s, _b: s.flat_map(lambda k, v: [pair_of(k, v)]),
     "flat_map_values": lambda s, _b: s.flat_map_values(lambda v: [value_of(v)]),
     "select_key": lambda s, _b: s.select_key(lambda k, v: pair_of(k, v)[0]),

@@ -20,7 +20,8 @@ OF_EXTRAS = tuple(
     f"statestore.{name}."
     for name in (
         *("airflow", "client", "commands.serve", "serving", "spark", "testing", "ui"),
-        *("stores.avro", "stores.json_schema", "stores.protobuf", "kafka.schema_registry"),
+        *("stores.avro", "stores.avro_in_arrow", "stores.json_schema", "stores.protobuf"),
+        "kafka.schema_registry",
     )
 )
 

@@ -20,9 +20,11 @@ from statestore.errors import InvalidTopology, Misuse
 from statestore.model.modes import Time, span_ms
 from statestore.model.records import K2, V2, Header, K, K_co, Record, Serde, V, V_co
 from statestore.stores.specs import StoreSpec
+from statestore.topology import arrow_operators as arrow
 from statestore.topology import missing_methods
 from statestore.topology import operators as ops
 from statestore.topology.aggregates.grouping import Grouping
+from statestore.topology.arrow_operators import ArrowFunction
 from statestore.topology.callbacks import check_arity, check_factory, takes_key
 from statestore.topology.dsl import grouped_streams, ktables, sinks
 from statestore.topology.dsl.branches import branched
@@ -100,6 +102,40 @@ class KStream(JoinableStream[K_co, V_co]):
             "KSTREAM-MAPVALUES", name, lambda n: ops.mapped_values(n, function, with_key=with_key)
         )
         return KStream(self._flow.revalued(node))
+
+    @overload
+    def map_values_arrow(
+        self, function: ArrowFunction, *, value_serde: Serde[V2], name: str | None = None
+    ) -> "KStream[K_co, V2]": ...
+    @overload
+    def map_values_arrow(
+        self, function: ArrowFunction, *, value_serde: None = None, name: str | None = None
+    ) -> "KStream[K_co, Any]": ...
+    def map_values_arrow(
+        self,
+        function: ArrowFunction,
+        *,
+        value_serde: Serde[Any] | None = None,
+        name: str | None = None,
+    ) -> "KStream[K_co, Any]":
+        """Replace the values of many records at once: function(values) or function(keys, values).
+
+        It takes and returns Arrow arrays with a row per record, in which a type with fields is a
+        struct. What it returns is written in `value_serde`, or else the builder's. A record without
+        a value stays without one. Batches have any size, and results must not depend on it. Misuse
+        if a serde offers no Arrow.
+        """
+        return KStream(arrow.mapped_values(self._flow, function, value_serde, name))
+
+    def filter_arrow(
+        self, predicate: ArrowFunction, *, name: str | None = None
+    ) -> "KStream[K_co, V_co]":
+        """Keep the records for which predicate(values) or predicate(keys, values) has true.
+
+        It takes Arrow arrays with a row per record and returns one of booleans; null is not true.
+        Misuse if a serde offers no Arrow.
+        """
+        return KStream(arrow.filtered(self._flow, predicate, name))
 
     def flat_map(
         self,

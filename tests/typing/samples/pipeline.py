@@ -164,6 +164,14 @@ def add(key: str, order: Order, so_far: list[int]) -> list[int]:
     return [*so_far, order.cents]
 
 
+def column_of(values: Any) -> Any:
+    return values
+
+
+def later_column_of(keys: Any, values: Any) -> Any:
+    return values if keys else None
+
+
 def topology() -> ss.Topology:
     builder = ss.StreamsBuilder(key_serde=serdes.STRING)
     assert_type(builder, ss.StreamsBuilder[str, bytes])
@@ -187,6 +195,10 @@ def stateless(orders: ss.KStream[str, Order]) -> None:
     dear = orders.filter(lambda key, order: order.cents > 100)
     assert_type(dear, ss.KStream[str, Order])
     cents = dear.map_values(lambda order: order.cents)
+    assert_type(dear.filter_arrow(column_of), ss.KStream[str, Order])
+    in_arrow = dear.map_values_arrow(column_of, value_serde=serdes.INT64)
+    assert_type(in_arrow, ss.KStream[str, int])
+    assert_type(dear.map_values_arrow(later_column_of), ss.KStream[str, Any])
     assert_type(cents, ss.KStream[str, int])
     keyed = dear.map_values(lambda key, order: (key, order.cents))
     assert_type(keyed, ss.KStream[str, tuple[str, int]])

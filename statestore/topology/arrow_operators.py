@@ -1,0 +1,145 @@
+"""Operators whose functions take whole columns of a batch as Arrow arrays.
+
+Rows are decoded before a function is called, and what it makes is encoded as it returns, so that a
+record that cannot be decoded or encoded fails by itself, as it does where records go one by one.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute
+
+from statestore.errors import Misuse
+from statestore.model.batch import Batch, Column
+from statestore.model.records import Serde, Side
+from statestore.topology.arrow_results import fitted, whole
+from statestore.topology.callbacks import takes_key
+from statestore.topology.failures import InArrow, Stage, decoded_in_arrow, failed, mismatch
+from statestore.topology.flows import Flow
+from statestore.topology.nodes import Build, Forward, NodeContext, Push
+
+ArrowFunction = Callable[..., Any]
+Taken = Sequence[tuple[Side, Serde[Any]]]
+"""The columns that a function takes, and their serdes."""
+
+
+def mapped_values(
+    flow: Flow, function: ArrowFunction, value_serde: Serde[Any] | None, name: str | None
+) -> Flow:
+    """Return the stream whose values the function makes of whole columns.
+
+    Misuse if a serde offers no Arrow.
+    """
+    verb = "map_values_arrow"
+    taken = _taken(verb, flow, function, name)
+    serde = flow.builder.value_serde if value_serde is None else value_serde
+    _check(verb, serde, "value", "pass value_serde=…, a serde that does")
+    node = flow.add("KSTREAM-MAPVALUES", name, lambda n: _mapped(n, function, taken, serde))
+    return replace(flow, node=node, value_serde=serde)
+
+
+def filtered(flow: Flow, predicate: ArrowFunction, name: str | None) -> Flow:
+    """Return the stream of the records for which the predicate's column is true.
+
+    Misuse if a serde offers no Arrow.
+    """
+    taken = _taken("filter_arrow", flow, predicate, name)
+    return flow.same(flow.add("KSTREAM-FILTER", name, lambda n: _filtered(n, predicate, taken)))
+
+
+def _taken(verb: str, flow: Flow, function: ArrowFunction, name: str | None) -> Taken:
+    """Return the columns that a function takes: values, or keys and values."""
+    way_out = "use a source with a serde that does, as serdes.json(Type), or map_values() and"
+    _check(verb, flow.value_serde, "value", f"{way_out} filter()")
+    if not takes_key(verb, function, 1, name):
+        return [("value", flow.value_serde)]
+    _check(verb, flow.key_serde, "key", "give it a function that takes values alone")
+    return [("key", flow.key_serde), ("value", flow.value_serde)]
+
+
+def _check(verb: str, serde: Serde[Any], side: Side, way_out: str) -> None:
+    if serde.arrow_form() is None:
+        raise Misuse(
+            f"{verb}: the {side} has the serde {serde.name}, which offers no Arrow: {way_out}"
+        )
+
+
+def _in_arrow(serde: Serde[Any]) -> InArrow:
+    # Made where it is used, because a form does not travel.
+    form = serde.arrow_form()
+    assert form is not None
+    return InArrow(serde, form)
+
+
+def _mapped(node: str, function: ArrowFunction, taken: Taken, serde: Serde[Any]) -> Build:
+    def build(_context: NodeContext, forward: Forward) -> Push:
+        columns, made = [(side, _in_arrow(one)) for side, one in taken], _in_arrow(serde)
+
+        def push(batch: Batch) -> None:
+            column = _called(node, batch, function, columns)
+            # As nearly all functions of Arrow do: where there was no value, there is none.
+            nulls = set(batch.values.nulls())
+            if nulls:
+                places = [i for i in range(len(batch)) if i not in nulls]
+                some = _encoded(
+                    node, batch.take(places), column.take(pa.array(places, pa.int64())), made
+                )
+                written = iter(some)
+                rows = [None if i in nulls else next(written) for i in range(len(batch))]
+            else:
+                rows = _encoded(node, batch, column, made)
+            forward(batch.with_columns(values=Column(raw=rows, serde=serde)), None)
+
+        return push
+
+    return build
+
+
+def _filtered(node: str, predicate: ArrowFunction, taken: Taken) -> Build:
+    def build(_context: NodeContext, forward: Forward) -> Push:
+        columns = [(side, _in_arrow(one)) for side, one in taken]
+
+        def push(batch: Batch) -> None:
+            mask = _called(node, batch, predicate, columns)
+            if not pa.types.is_boolean(mask.type):
+                error = TypeError(f"the function returned {mask.type}, want booleans")
+                raise failed(Stage.PROCESSING, node, batch, error)
+            kept = pyarrow.compute.indices_nonzero(mask).to_pylist()
+            if not kept:
+                return
+            if len(kept) < len(batch):
+                values = batch.values.arrow(*columns[-1][1])
+                batch = batch.take(kept)
+                batch.values.keep_arrow(values.filter(mask))
+            forward(batch, None)
+
+        return push
+
+    return build
+
+
+def _called(
+    node: str, batch: Batch, function: ArrowFunction, taken: Sequence[tuple[Side, InArrow]]
+) -> pa.Array:
+    columns = [decoded_in_arrow(node, batch, side, how) for side, how in taken]
+    try:
+        return whole(function(*columns), len(batch))
+    except Exception as error:
+        raise failed(Stage.PROCESSING, node, batch, error) from error
+
+
+def _encoded(node: str, batch: Batch, column: pa.Array, made: InArrow) -> list[bytes | None]:
+    serde, form = made
+    try:
+        return form.encode(fitted(column, form.type))
+    except Exception as error:
+        found: list[tuple[int, Exception]] = []
+        for i in range(len(batch)):
+            one = column.slice(i, 1)
+            try:
+                form.encode(fitted(one, form.type))
+            except Exception as cause:  # noqa: BLE001  # any exception is a finding
+                found.append((i, mismatch("value", one[0].as_py(), serde, cause)))
+        raise failed(Stage.PROCESSING, node, batch, error, found=found, certain=True) from error
