@@ -323,3 +323,22 @@ def _all_bytes(items: list[Any]) -> list[bytes | None]:
 
 def _taken(column: Sequence[T], indices: Sequence[int]) -> "list[T] | LazyColumn[T]":
     return column.take(indices) if isinstance(column, LazyColumn) else [column[i] for i in indices]
+
+
+def in_lots(
+    rows: Iterable[T], size: Callable[[T], int], *, rows_max: int = 10_000, bytes_max: int = 1 << 24
+) -> Iterator[list[T]]:
+    """Return the rows in lists that memory and an Arrow column hold, whatever the rows' sizes.
+
+    A list ends with the row that brings it to so many rows or bytes; `size` is that of a row.
+    """
+    lot: list[T] = []
+    held = 0
+    for row in rows:
+        lot.append(row)
+        held += size(row)
+        if len(lot) >= rows_max or held >= bytes_max:
+            yield lot
+            lot, held = [], 0
+    if lot:
+        yield lot

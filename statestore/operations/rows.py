@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import closing
-from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from statestore.errors import Misuse, UnknownStore
+from statestore.model.batch import in_lots
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.at_rest import StoresAtRest, open_reader, windows_kept_ms
 from statestore.operations.audits.perform import log_side
@@ -19,8 +19,6 @@ from statestore.stores.kinds import AnyReader
 from statestore.stores.reads import Entry, RowScan
 from statestore.stores.specs import AtRestSpec, SessionSpec, WindowSpec, spec_in_bytes
 from statestore.stores.versioned import layout as versioned_layout
-
-_CHUNK: Final = 10_000
 
 
 class Columns(NamedTuple):
@@ -156,8 +154,7 @@ def _entries(reader: AnyReader, as_of_ms: int | None) -> RowScan[Entry]:
 
 def _chunks(found: RowScan[Entry]) -> Iterator[Columns]:
     with found:
-        entries = iter(found)
-        while chunk := list(islice(entries, _CHUNK)):
+        for chunk in in_lots(found, lambda row: len(row.key) + len(row.value)):
             yield Columns(*map(list, zip(*chunk, strict=True)))
             found.check_open()  # This renews the lease of the files.
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from statestore.model.batch import in_lots
 from statestore.model.served import Freshness, ServedRow
 from statestore.serving.encoding import Encoding, to_json
 from statestore.serving.values import RowInBytes, RowsFound, RowStream, StoreAbout
@@ -134,7 +135,12 @@ def arrow_chunks(stream: RowStream, encoding: Encoding) -> Iterator[bytes]:
     sink = io.BytesIO()
     with pa.ipc.new_stream(sink, schema) as writer:
         yield _taken(sink)
-        for rows in _batches(stream.rows):
+        for rows in in_lots(
+            stream.rows,
+            lambda row: len(row.key) + len(row.value),
+            rows_max=_BATCH,
+            bytes_max=_BATCH_BYTES,
+        ):
             columns = [
                 _column([encoding.shown_key(row.key) for row in rows], key_type),
                 _column([encoding.shown_value(row.value) for row in rows], value_type),
@@ -145,20 +151,6 @@ def arrow_chunks(stream: RowStream, encoding: Encoding) -> Iterator[bytes]:
             writer.write_batch(pa.record_batch(columns, schema=schema))
             yield _taken(sink)
     yield _taken(sink)
-
-
-def _batches(rows: Iterator[RowInBytes]) -> Iterator[list[RowInBytes]]:
-    """Return the rows in lists that memory holds, whatever their size."""
-    batch: list[RowInBytes] = []
-    size = 0
-    for row in rows:
-        batch.append(row)
-        size += len(row.key) + len(row.value)
-        if len(batch) == _BATCH or size > _BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 def _served(

@@ -16,6 +16,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from statestore.commands.arguments import StateArguments
 from statestore.errors import ExportDamaged, TaskCorrupted
 from statestore.layout.works import Unit
+from statestore.model.batch import in_lots
 from statestore.operations.audits.audit import KeyTexts
 from statestore.operations.audits.perform import log_side, store_side
 from statestore.operations.audits.rows import AuditRows, Subject, placing_keys
@@ -110,10 +111,10 @@ class AuditReader(DataSourceReader):
         for rows in replayed.chunks():
             count = len(rows.keys)
             yield _batch(_LOGGED, number, rows, texts, [[False] * count, [True] * count])
-        if replayed.later:
-            keys, values = list(replayed.later), list(replayed.later.values())
+        for lot in in_lots(replayed.later.items(), lambda row: sum(map(len, filter(None, row)))):
+            keys, values = map(list, zip(*lot, strict=True))
             count = len(keys)
-            later = AuditRows(keys, [0] * count, [None] * count, values)  # type: ignore[arg-type]  # deletes
+            later = AuditRows(keys, [0] * count, [None] * count, values)
             known = [key in replayed.known for key in keys]
             yield _batch(_LOGGED, number, later, texts, [[True] * count, known])
 

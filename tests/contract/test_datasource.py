@@ -116,6 +116,24 @@ def test_columns_have_the_types_of_javas_serdes(state_dir: Path) -> None:
     assert source(state_dir, "flags").schema()["key"].dataType.simpleString() == "int"
 
 
+def test_large_rows_come_in_batches_that_an_arrow_column_holds(tmp_path: Path) -> None:
+    """A column of bytes holds 2 GiB, and ten thousand rows of a megabyte are more."""
+    layout, size = StateLayout(tmp_path, "shop"), 3 << 20
+    with ss.open_store(ODD, layout.task_dir(TaskId(0, 0)) / "rocksdb") as store:
+        store.put_all([(f"k{i:02}", chr(97 + i) * size) for i in range(14)])
+        store.commit({TopicPartition("shop-odd-changelog", 0): 7})
+    says = {"kind": ODD.kind, "sub_topology": 0, "persistent": True}
+    stores = {"odd": says | {"key_serde": OWN.name, "value_serde": "STRING"}}
+    layout.topology_file.write_text(json.dumps({"version": 1, "stores": stores}))
+    made = source(tmp_path, "odd", raw="true")
+    reader: DataSourceReader = made.reader(made.schema())
+    (part,) = reader.partitions()
+    batches = [*reader.read(part)]
+    assert [batch.num_rows for batch in batches] == [6, 6, 2]
+    values = [value for batch in batches for value in batch.column("value").to_pylist()]
+    assert [value[:1] for value in values] == [bytes([97 + i]) for i in range(14)]
+
+
 def test_raw_rows_are_bytes(state_dir: Path) -> None:
     assert rows(state_dir, "counts", raw="true")[1] == ("0_0", 0, b"k01", bytes(7) + b"\x01")
     assert rows(state_dir, "odd", raw="true")[0] == ("0_0", 0, b"o", b"v")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statestore.errors import Misuse
-from statestore.model.batch import Batch, Column, LazyColumn
+from statestore.model.batch import Batch, Column, LazyColumn, in_lots
 from statestore.model.ids import Position, PositionBound, TaskId, TopicPartition
 from statestore.model.modes import IsolationLevel, ProcessingGuarantee, span_ms, to_ms
 from statestore.model.records import Record, Serde
@@ -257,3 +257,13 @@ def test_new_columns_keep_the_rest_of_a_batch() -> None:
     assert triples(changed) == [("a", 1, 10), (None, 2, 20), ("c", 3, 30), ("a", 4, 40)]
     assert (changed.topic, changed.partition, changed.offsets) == ("t", 3, [0, 1, 2, 3])
     assert triples(whole) == ROWS
+
+
+def test_lots_end_at_a_number_of_rows_or_of_bytes_and_have_at_least_one_row() -> None:
+    def lots(*sizes: int) -> list[list[int]]:
+        return [*in_lots(sizes, lambda size: size, rows_max=3, bytes_max=10)]
+
+    assert lots() == []
+    assert lots(0, 0, 0, 0) == [[0, 0, 0], [0]]
+    assert lots(4, 5, 1, 1) == [[4, 5, 1], [1]]
+    assert lots(99, 1, 9, 8, 2) == [[99], [1, 9], [8, 2]]

@@ -7,13 +7,13 @@ expired history or tombstones; a tombstone only ends the version before it.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from typing import Final, NamedTuple
 
 import msgspec
 
 from statestore.errors import Misuse
 from statestore.layout.works import NoProgress, Progress
+from statestore.model.batch import in_lots
 from statestore.model.ids import TopicPartition
 from statestore.model.records import SESSION_BYTES, WINDOW_BYTES
 from statestore.ports import AuditLogReader, Engine, LogRecords
@@ -23,7 +23,6 @@ from statestore.stores.specs import SessionSpec, WindowSpec
 from statestore.stores.versioned import layout as versioned_layout
 
 _SPANS: Final = {WindowSpec.kind: WINDOW_BYTES, SessionSpec.kind: SESSION_BYTES}
-_CHUNK: Final = 10_000
 
 
 class Subject(msgspec.Struct, frozen=True):
@@ -147,7 +146,7 @@ def stored_rows(engine: Engine, kind: str, bound_ms: int) -> Iterator[AuditRows]
         yield from _chunks(_latest(pairs))
         yield from _chunks(_history(engine.table(versioned_layout.HISTORY).scan(), bound_ms))
         return
-    while chunk := list(islice(pairs, _CHUNK)):
+    for chunk in in_lots(pairs, lambda pair: len(pair[0]) + len(pair[1])):
         keys = logged_keys(kind, [row for row, _ in chunk])
         rows = AuditRows(keys, [0] * len(chunk), [None] * len(chunk), [value for _, value in chunk])
         if None in keys:
@@ -274,8 +273,7 @@ def _history(
 
 
 def _chunks(rows: Iterable[tuple[bytes | None, int, int | None, bytes]]) -> Iterator[AuditRows]:
-    left = iter(rows)
-    while chunk := list(islice(left, _CHUNK)):
+    for chunk in in_lots(rows, lambda row: len(row[0] or b"") + len(row[3])):
         keys, begins, ends, values = map(list, zip(*chunk, strict=True))
         yield AuditRows(keys, begins, ends, values)
 
