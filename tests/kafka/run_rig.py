@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -30,7 +31,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 
 import statestore as ss
-from statestore.faults import VARIABLE
+from statestore.faults import VARIABLE, CrashPoint
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import ROOT, eventually
 from tests.kafka.run_pipelines import PREFIX_VARIABLE
@@ -39,6 +40,13 @@ STATESTORE = Path(sys.executable).with_name("statestore")
 START_MS = 1_700_000_000_000
 USERS = 7
 DEADLINE_S = 60.0
+SMALL_COMMITS = ("--set=commit.interval.ms=20", "--set=statestore.batch.max.records=100")
+COMMIT_STEPS = (
+    CrashPoint.COMMIT_RECORDS_SENT,
+    CrashPoint.COMMIT_OFFSETS_SENT,
+    CrashPoint.COMMIT_LOG_DONE,
+    CrashPoint.COMMIT_DONE,
+)
 ANY_PARTITION = -1
 # Of brokers that ask for a password.
 USER, PASSWORD = "shop", "correct horse"
@@ -286,6 +294,14 @@ class App:
         ended = self.run(*more, **how)
         assert ended.code == 0, ended.err[-4000:]
         return ended.summary
+
+    def killed_at_each_step(self, pipeline: str) -> None:
+        """A run over 1000 records is killed at each step of its fourth commit; then one ends."""
+        for round_, point in enumerate(COMMIT_STEPS):
+            self.produce(range(20 + 1000 * round_, 1020 + 1000 * round_))
+            ended = self.run(*SMALL_COMMITS, pipeline=pipeline, crash_at=f"{point}:4")
+            assert ended.code == -signal.SIGKILL, f"{point} was not reached: {ended.err[-2000:]}"
+        self.drained(*SMALL_COMMITS, pipeline=pipeline)
 
     def checked(self, *more: str, **how: Any) -> Ended:
         """`statestore topology check`."""

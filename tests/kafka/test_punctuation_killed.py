@@ -1,25 +1,15 @@
 """Punctuations fire exactly once: their output and writes are part of the task's transactions."""
 
-import signal
-import time
 from collections import defaultdict
 from typing import Any
 
 import pytest
 
-from statestore.faults import CrashPoint
-from tests.kafka.run_rig import App, Row, end_of
+from tests.kafka.run_rig import COMMIT_STEPS, App, Row
 
 pytestmark = pytest.mark.kafka
 
 INTERVAL_MS = 10
-POINTS = (
-    CrashPoint.COMMIT_RECORDS_SENT,
-    CrashPoint.COMMIT_OFFSETS_SENT,
-    CrashPoint.COMMIT_LOG_DONE,
-    CrashPoint.COMMIT_DONE,
-)
-SMALL = ("--set=commit.interval.ms=20", "--set=statestore.batch.max.records=100")
 
 
 def ticks(times_ms: list[int]) -> list[list[int]]:
@@ -41,12 +31,7 @@ def by_key(rows: list[Row]) -> dict[str, list[Any]]:
 
 
 def test_punctuations_of_killed_runs_are_neither_lost_nor_doubled(app: App) -> None:
-    for round_, point in enumerate(POINTS):
-        app.produce(range(20 + 1000 * round_, 1020 + 1000 * round_))
-        process = app.start(*SMALL, pipeline="ticking", crash_at=f"{point}:4")
-        ended = end_of(process, time.monotonic())
-        assert ended.code == -signal.SIGKILL, f"{point} was not reached: {ended.err[-2000:]}"
-    app.drained(*SMALL, pipeline="ticking")
+    app.killed_at_each_step("ticking")
     inputs: dict[int, list[int]] = defaultdict(list)
     for row in app.read("in"):
         inputs[row.partition].append(row.timestamp_ms)
@@ -57,4 +42,4 @@ def test_punctuations_of_killed_runs_are_neither_lost_nor_doubled(app: App) -> N
         assert found[f"stream-{partition}"] == wanted
         walls = found[f"wall-{partition}"]
         assert walls == list(range(1, len(walls) + 1))
-        assert len(walls) >= len(POINTS), "each life fires when it opens"
+        assert len(walls) >= len(COMMIT_STEPS), "each life fires when it opens"

@@ -2,26 +2,17 @@
 
 import json
 import shutil
-import signal
 import subprocess
-import time
-from collections import defaultdict
+from collections import Counter, defaultdict
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from statestore.faults import CrashPoint
-from tests.kafka.run_rig import STATESTORE, App, Row, end_of
+from tests.kafka.run_rig import SMALL_COMMITS, STATESTORE, App, Row
 
 pytestmark = pytest.mark.kafka
 
-POINTS = (
-    CrashPoint.COMMIT_RECORDS_SENT,
-    CrashPoint.COMMIT_OFFSETS_SENT,
-    CrashPoint.COMMIT_LOG_DONE,
-    CrashPoint.COMMIT_DONE,
-)
-SMALL = ("--set=commit.interval.ms=20", "--set=statestore.batch.max.records=100")
 STREAM, WALL = "stream_time", "wall_clock_time"
 
 
@@ -72,12 +63,7 @@ def called(app: App, *words: str) -> list[Any]:
 
 
 def test_times_of_partitions_are_those_of_the_commit_after_kills(app: App) -> None:
-    for round_, point in enumerate(POINTS):
-        app.produce(range(20 + 1000 * round_, 1020 + 1000 * round_))
-        process = app.start(*SMALL, pipeline="previous_times", crash_at=f"{point}:4")
-        ended = end_of(process, time.monotonic())
-        assert ended.code == -signal.SIGKILL, f"{point} was not reached: {ended.err[-2000:]}"
-    app.drained(*SMALL, pipeline="previous_times")
+    app.killed_at_each_step("previous_times")
     last: dict[int, int] = {}
     expected = {}
     for partition, key, value, at in app.read("in"):
@@ -92,12 +78,7 @@ def test_times_of_partitions_are_those_of_the_commit_after_kills(app: App) -> No
 
 
 def test_timers_of_killed_runs_are_neither_lost_nor_doubled(app: App) -> None:
-    for round_, point in enumerate(POINTS):
-        app.produce(range(20 + 1000 * round_, 1020 + 1000 * round_))
-        process = app.start(*SMALL, pipeline="reminding", crash_at=f"{point}:4")
-        ended = end_of(process, time.monotonic())
-        assert ended.code == -signal.SIGKILL, f"{point} was not reached: {ended.err[-2000:]}"
-    app.drained(*SMALL, pipeline="reminding")
+    app.killed_at_each_step("reminding")
     expected, waiting = wanted(app.read("in"))
     assert sum(len(some) for name, some in expected.items() if name.startswith(STREAM)) > 500
     assert told(app.read()) == expected
@@ -110,11 +91,25 @@ def test_timers_of_killed_runs_are_neither_lost_nor_doubled(app: App) -> None:
     app.kafka.create_topic(f"{app.name}-other", 2)
     app.kafka.create_topic(f"{app.name}-elsewhere", 2)
     app.produce(range(4020, 4520))
-    app.drained(*SMALL, pipeline="reminding_elsewhere")
+    app.drained(*SMALL_COMMITS, pipeline="reminding_elsewhere")
     for folder in (app.state_dir / app.name).glob("*/rocksdb/reminders"):
         shutil.rmtree(folder)
     app.produce(range(4520, 5020))
-    app.drained(*SMALL, pipeline="reminding_elsewhere")
+    app.drained(*SMALL_COMMITS, pipeline="reminding_elsewhere")
     expected, _ = wanted(app.read("in"))
     assert told(app.read()) == expected
     called(app, "audit", f"--bootstrap-servers={app.kafka.bootstrap_servers}")
+
+
+@pytest.mark.slow
+def test_the_same_kills_without_transactions_double_timers_and_lose_none(app: App) -> None:
+    unsafe = replace(app, settings={"processing.guarantee": "at_least_once"})
+    unsafe.killed_at_each_step("reminding")
+    expected, _ = wanted(app.read("in"))
+    found = told(app.read())
+
+    def times(fired: dict[str, list[Any]]) -> Counter[str]:
+        return Counter(f"{where} {timer}" for where, some in fired.items() for timer in some)
+
+    assert times(found) - times(expected), "timers that fired again"
+    assert not times(expected) - times(found)
