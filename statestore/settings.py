@@ -140,6 +140,13 @@ class Settings:
         "How often a continuous run refreshes global tables; a bounded one does before each wave.",
         least=1,
     )
+    pattern_refresh_ms: int = _setting(
+        "statestore.pattern.refresh.ms",
+        60_000,
+        "ms",
+        "How often a continuous run looks for other topics that the patterns of its sources match.",
+        least=1,
+    )
     write_ahead_log: bool | None = _setting(
         "statestore.wal",
         None,

@@ -20,13 +20,15 @@ from statestore.commands.progress import shown_run
 from statestore.errors import HostFailure, Misuse, failure_fields
 from statestore.metrics import GatheredFigures, StoreFigures, figures
 from statestore.model.texts import held_text
+from statestore.operations.continuous import serve_run
 from statestore.operations.pipelines import load_pipeline
 from statestore.operations.run import Run, RunSummary
-from statestore.operations.serving import serve_here, start_run
+from statestore.operations.serving import serve_here
 from statestore.operations.works import works_in
 from statestore.runtime import Runtime
 from statestore.runtime.workers import serve_by_workers
 from statestore.settings import expand
+from statestore.tasks.slot import Ending
 
 # A handler of signals may not wait for a lock, so these go past sys.stderr.
 _AFTER_COMMIT = b"\nstatestore: it ends after the next commit; Ctrl-C again ends it at once\n"
@@ -114,19 +116,20 @@ def _run(
     *,
     as_json: bool,
 ) -> RunSummary:
-    def work(arguments: RunArguments, started: Run) -> RunSummary:
+    def work(arguments: RunArguments, started: Run, ending: Ending) -> RunSummary:
         stop.gently()
         bounded = arguments.run_for_ms is None
         environment = started.environment
         with shown_run(environment.clock, works_in(environment), bounded=bounded) as tell:
             if workers > 1:
                 return serve_by_workers(
-                    started, arguments.pipeline, workers, stop.asked, tell, gathered
+                    started, arguments.pipeline, workers, ending, tell, gathered
                 )
-            return serve_here(started, stop.asked, tell)
+            return serve_here(started, ending, tell)
 
     try:
-        return report_run(flags, work, click.echo if as_json else lambda _line: None)
+        tell = click.echo if as_json else lambda _line: None
+        return report_run(flags, work, tell, ending=stop.asked)
     except KeyboardInterrupt:
         os.write(2, _AT_ONCE)
         sys.exit(128 + stop.number)
@@ -134,14 +137,15 @@ def _run(
 
 def report_run(
     flags: dict[str, Any],
-    work: Callable[[RunArguments, Run], RunSummary],
+    work: Callable[[RunArguments, Run, Ending], RunSummary],
     tell: Callable[[str], object] = click.echo,
     prepare: Callable[[], object] = lambda: None,
+    ending: Ending | None = None,
 ) -> RunSummary:
     """Call `work` between lock and release; write the summary file, after a failure too.
 
     `tell` is called with the JSON line of a run that failed. `prepare` is called first; the summary
-    tells of its failure too.
+    tells of its failure too. `ending`: what ends the run after a commit, if anything does.
     """
     summary_file = flags["summary_file"]
     try:
@@ -150,12 +154,14 @@ def report_run(
         arguments = parse_run(flags)
         request = arguments.request()
         topology = load_pipeline(arguments.pipeline)
-        with (
-            Runtime(arguments.settings()) as runtime,
-            start_run(runtime, topology, request) as started,
-        ):
-            summary = work(arguments, started)
+
+        def serve(started: Run, ending: Ending) -> RunSummary:
+            summary = work(arguments, started, ending)
             summary.lineage = lineage_of(started)
+            return summary
+
+        with Runtime(arguments.settings()) as runtime:
+            summary = serve_run(runtime, topology, request, ending or threading.Event(), serve)
         write_line(summary_file, summary_line(summary))
     except Exception as error:
         application_id = flags["application_id"] or ""

@@ -11,7 +11,7 @@ import logging
 import secrets
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 import msgspec
@@ -142,6 +142,18 @@ class RunSummary:
         self.held = dict(sum(map(Counter, self._held.values()), Counter[str]()))
         self.held_records = sum(self.held.values())
 
+    def after(self, earlier: "RunSummary") -> "RunSummary":
+        """Return this summary together with that of a run which this one went on from."""
+        return replace(
+            self,
+            records_in=earlier.records_in + self.records_in,
+            records_out=earlier.records_out + self.records_out,
+            dropped_records=earlier.dropped_records + self.dropped_records,
+            commits=earlier.commits + self.commits,
+            restored_records=earlier.restored_records + self.restored_records,
+            restore_seconds=max(earlier.restore_seconds, self.restore_seconds),
+        )
+
     def fields(self) -> dict[str, Any]:
         """The public fields, as they go into JSON."""
         return {name: value for name, value in asdict(self).items() if not name.startswith("_")}
@@ -200,12 +212,7 @@ class Run:
             relocation=relocation.report(),
             global_tables=self._global_tables.pending(),
             lookups=self._global_tables.rows_of_files(),
-            patterns={
-                node.pattern: [topic.name for topic in node.topics]
-                for part in self.topology.sub_topologies
-                for node in part.sources
-                if node.pattern is not None
-            },
+            patterns=matched(self.topology),
         )
 
     def lookups(self) -> list[dict[str, object]]:
@@ -432,6 +439,16 @@ class Run:
         if tps:
             committed = self._cluster.group_offsets(tps)
             self._cluster.delete_before({tp: at.offset for tp, at in committed.items()})
+
+
+def matched(topology: Topology) -> dict[str, list[str]]:
+    """By pattern of a source, the topics that it matches."""
+    return {
+        node.pattern: [topic.name for topic in node.topics]
+        for part in topology.sub_topologies
+        for node in part.sources
+        if node.pattern is not None
+    }
 
 
 def _matches(part: SubTopology) -> dict[str, list[str]]:

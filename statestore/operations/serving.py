@@ -5,7 +5,6 @@ both in one process, with the same lock and the same guarantees.
 """
 
 import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -30,7 +29,7 @@ from statestore.tasks.history import WorkHistory
 from statestore.tasks.memory_share import MemoryLimits, MemoryShare
 from statestore.tasks.plan import GlobalStoresByName, Standing, TaskPlan, TaskReport
 from statestore.tasks.progress import ProgressFile
-from statestore.tasks.slot import FOREVER_MS, Served, Tell, serve
+from statestore.tasks.slot import FOREVER_MS, Ending, Served, Tell, serve
 from statestore.tasks.task import StreamTask
 from statestore.topology.graph import Topology
 
@@ -86,7 +85,7 @@ def check_run(environment: Environment, topology: Topology, request: RunRequest)
     return _prepared(environment, topology, request).check()
 
 
-def serve_here(started: Run, stop: threading.Event, tell: Tell = untold) -> RunSummary:
+def serve_here(started: Run, stop: Ending, tell: Tell = untold) -> RunSummary:
     """Run both sides in this process: the waves of a run, one after the other."""
 
     def serve_wave(wave: Sequence[PlannedTask]) -> list[TaskReport]:
@@ -98,7 +97,7 @@ def serve_here(started: Run, stop: threading.Event, tell: Tell = untold) -> RunS
 
 def serve_waves(
     started: Run,
-    stop: threading.Event,
+    stop: Ending,
     serve_wave: Callable[[Sequence[PlannedTask]], list[TaskReport]],
 ) -> RunSummary:
     """Have the waves of a run served, one after the other, and sum up the reports."""
@@ -134,7 +133,7 @@ def serve_planned(
     request: RunRequest,
     *,
     slots: int,
-    stop: threading.Event,
+    stop: Ending,
     tell: Tell = untold,
 ) -> list[TaskReport]:
     """Run these stream tasks in this process: the worker's side of a run.

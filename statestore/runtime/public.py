@@ -15,10 +15,11 @@ from statestore.errors import Misuse
 from statestore.model.modes import IsolationLevel, Span, Time
 from statestore.model.records import Serde
 from statestore.operations.at_rest import HeldFiles, StoresAtRest, open_reader, spec_of
+from statestore.operations.continuous import serve_run
 from statestore.operations.exports.catalog import Exports, FetchedStore, find_exported
 from statestore.operations.pipelines import serdes_of
-from statestore.operations.run import RunSummary
-from statestore.operations.serving import LATEST, run_request, serve_here, start_run
+from statestore.operations.run import Run, RunSummary
+from statestore.operations.serving import LATEST, run_request, serve_here
 from statestore.operations.shipping import packed
 from statestore.operations.snapshots import Snapshots
 from statestore.runtime import Runtime, SystemClock
@@ -39,6 +40,7 @@ from statestore.stores.specs import (
 )
 from statestore.stores.versioned.store import TransactionalVersionedStore
 from statestore.stores.windows import TransactionalWindowStore
+from statestore.tasks.slot import Ending
 from statestore.topology.graph import Topology, require_topology
 
 K = TypeVar("K")
@@ -77,12 +79,16 @@ def run(
             topology, Settings.of(settings), spark, until=until, run_for=run_for
         )
         return summary
-    request, ending = run_request(until=until, run_for=run_for), stop or threading.Event()
+    request = run_request(until=until, run_for=run_for)
     pipeline = packed(topology) if workers > 1 else b""
-    with Runtime(settings) as runtime, start_run(runtime, topology, request) as started:
+
+    def serve(started: Run, ending: Ending) -> RunSummary:
         if pipeline:
             return serve_by_workers(started, pipeline, workers, ending)
         return serve_here(started, ending)
+
+    with Runtime(settings) as runtime:
+        return serve_run(runtime, topology, request, stop or threading.Event(), serve)
 
 
 @overload

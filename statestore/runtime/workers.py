@@ -11,7 +11,6 @@ import logging
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,7 +25,7 @@ from statestore.operations.run import PlannedTask, Run, RunSummary
 from statestore.operations.serving import serve_waves, shares_of, untold
 from statestore.runtime.worker import SIGNALS, Done, Failed, Figures, Hello, News, Share, Stop
 from statestore.tasks.plan import Standing, TaskReport
-from statestore.tasks.slot import Tell
+from statestore.tasks.slot import Ending, Tell
 
 _log = logging.getLogger("statestore")
 _LIVES: Final = 4
@@ -43,7 +42,7 @@ def serve_by_workers(
     started: Run,
     pipeline: str | bytes,
     count: int,
-    stop: threading.Event,
+    stop: Ending,
     tell: Tell = untold,
     gathered: GatheredFigures | None = None,
 ) -> RunSummary:
@@ -70,7 +69,7 @@ class Workers:
         started: Run,
         pipeline: str | bytes,
         count: int,
-        stop: threading.Event,
+        stop: Ending,
         tell: Tell,
         gathered: GatheredFigures | None = None,
     ) -> None:

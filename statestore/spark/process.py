@@ -17,6 +17,7 @@ from statestore.operations.run import Run, RunSummary
 from statestore.spark.program import run_program
 from statestore.spark.session import spark_session
 from statestore.spark.waves import run_waves
+from statestore.tasks.slot import Ending
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -27,8 +28,8 @@ def command(**flags: Any) -> None:
     click.echo(summary_line(summary))
 
 
-def run_on_spark(arguments: RunArguments, started: Run) -> RunSummary:
-    """Run every wave in a session of this job's own."""
+def run_on_spark(arguments: RunArguments, started: Run, _ending: Ending) -> RunSummary:
+    """Run every wave in a session of this job's own, which nothing ends between two commits."""
     spark = spark_session(f"statestore {arguments.application_id}")
     return run_waves(spark, arguments, started)
 

@@ -5,11 +5,10 @@ while records move: batches make no cycles, and its pauses grow with the number 
 """
 
 import gc
-import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from statestore.errors import Misuse
 from statestore.ports import Clock
@@ -22,6 +21,13 @@ _POLL_MS = 200
 _STEPS_PER_COLLECTION = 200
 FOREVER_MS: Final = 253_402_300_799_999
 """The longest that a slot serves its tasks in turn: longer than any clock runs."""
+
+
+class Ending(Protocol):
+    """Tells whether a run is to end after its next commit: a threading.Event, for one."""
+
+    def is_set(self) -> bool: ...
+
 
 Tell = Callable[[Standing], None]
 """Receives about once a second the standing of each stream task that a slot serves."""
@@ -53,7 +59,7 @@ def serve(
     tasks: Sequence[Served],
     *,
     run_for_ms: int | None,
-    stop: threading.Event,
+    stop: Ending,
     clock: Clock,
     tell: Tell,
     between: Callable[[], None],
@@ -74,7 +80,7 @@ def serve(
     return [served.task.report for served in tasks]
 
 
-def _to_its_end(served: Served, stop: threading.Event, tell: Tell) -> None:
+def _to_its_end(served: Served, stop: Ending, tell: Tell) -> None:
     task = served.task
     with task:
         served.write(tell)
@@ -92,7 +98,7 @@ def _to_its_end(served: Served, stop: threading.Event, tell: Tell) -> None:
 def _in_turn(
     tasks: Sequence[Served],
     run_for_ms: int,
-    stop: threading.Event,
+    stop: Ending,
     clock: Clock,
     tell: Tell,
     between: Callable[[], None],

@@ -25,6 +25,7 @@ from statestore.commands.running import report_run
 from statestore.operations.run import Run, RunSummary
 from statestore.spark.session import Slots, spark_session
 from statestore.spark.waves import commit_reports
+from statestore.tasks.slot import Ending
 from statestore.testing.local_kafka import LocalKafka
 from tests.bench.harness import Bench, scratch
 from tests.bench.pipelines import INPUT_VARIABLE, JSON_VARIABLE, OUTPUT_VARIABLE, TABLE_VARIABLE
@@ -70,7 +71,7 @@ class Rig:
         """A bounded run; the report of every stream task."""
         found: list[Report] = []
 
-        def work(arguments: RunArguments, started: Run) -> RunSummary:
+        def work(arguments: RunArguments, started: Run, _ending: Ending) -> RunSummary:
             summary = RunSummary(arguments.application_id)
             slots = Slots.of(self.spark)
             for planned in started.waves():

@@ -9,9 +9,11 @@ import pytest
 
 from statestore.airflow.input_watch import InputWatch
 from statestore.faults import CrashPoint
+from statestore.layout.folders import StateLayout
+from statestore.operations.deployed import read_deployed
 from statestore.testing.local_kafka import LocalKafka
 from tests.kafka import run_pipelines
-from tests.kafka.run_rig import App, name_of
+from tests.kafka.run_rig import App, end_of, name_of, running
 
 pytestmark = pytest.mark.kafka
 FIRST, SECOND = range(60), range(40, 100)
@@ -119,3 +121,32 @@ def test_the_command_line_tells_what_matches(app: App) -> None:
         summary = app.run(*how, pipeline="counts_by_pattern")
         assert (summary.code, summary.summary["records_in"]) == (0, 0), summary.err
         assert f"no topic matches '{app.name}-in.*' of source" in summary.err
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_continuous_run_begins_anew_with_a_new_topic_and_without_one_that_is_gone(
+    app: App, workers: int
+) -> None:
+    app.produce(FIRST)
+    how = ("--run-for=forever", f"--workers={workers}", "--set=statestore.pattern.refresh.ms=100")
+    process = app.start(*how, pipeline="counts_by_pattern")
+    running(app, process, lambda: sum(app.committed().values()) == len(FIRST))
+    join(app, "in-2")
+    app.produce(SECOND, topic="in-2")
+    running(app, process, lambda: sum(app.committed("in-2").values()) == len(SECOND))
+    app.delete_topic(f"{app.name}-in-2")
+    layout = StateLayout(app.state_dir, app.name)
+
+    def deployed() -> list[str]:
+        return read_deployed(layout).sub_topologies[0].source_topics
+
+    running(app, process, lambda: deployed() == [f"{app.name}-in"])
+    app.produce(FIRST)
+    running(app, process, lambda: sum(app.committed().values()) == 2 * len(FIRST))
+    process.send_signal(signal.SIGTERM)
+    ended = end_of(process, 0)
+    assert ended.code == 0, ended.err[-4000:]
+    records = 2 * len(FIRST) + len(SECOND)
+    assert (ended.summary["records_in"], ended.summary["error"]) == (records, None)
+    assert ended.summary["lineage"]["inputs"] == [f"{app.name}-in"]
+    assert stored(app) == counted(FIRST, SECOND, FIRST)

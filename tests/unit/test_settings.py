@@ -59,6 +59,7 @@ KEYS = [
     number("statestore.flush.lag.max.records", 200_000, 1),
     number("statestore.flush.lag.max.ms", 300_000, 1),
     number("statestore.global.refresh.ms", 10_000, 1),
+    number("statestore.pattern.refresh.ms", 60_000, 1),
     Key("statestore.wal", None, "False", False, NOT_FLAGS),
     number("statestore.memory.bytes", 128 * 1024 * 1024, 1024 * 1024),
     Key("rocksdb.config.setter", "", "shop.tuning:set", "shop.tuning:set", ([1],)),
