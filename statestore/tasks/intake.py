@@ -24,6 +24,8 @@ from statestore.topology.nodes import SourceNode, TimestampExtractor
 
 NO_TIMES: Final[Mapping[TopicPartition, int]] = MappingProxyType({})
 
+_TIME_MAX_MS: Final = (1 << 63) - 1
+
 
 @dataclass(frozen=True, slots=True)
 class InputBatch:
@@ -316,4 +318,6 @@ def _decodable(node: str, batch: InputBatch, judge: Judge) -> list[int]:
 def _time(found: Any) -> int:
     if type(found) is not int:
         raise TypeError(f"the timestamp extractor gave {found!r}, not milliseconds")
+    if found > _TIME_MAX_MS:
+        raise ValueError(f"the timestamp extractor gave {found}, more than 64 bits hold")
     return found

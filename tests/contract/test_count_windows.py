@@ -36,6 +36,11 @@ def told(driver: TopologyTestDriver) -> list[Any]:
         (0, 0, "the size is 0: pass 1 record or more"),
         (True, 1, "the size is True"),
         (2.0, 1, "the size is 2.0"),
+        (
+            1 << 63,
+            1 << 63,
+            "the size is 9223372036854775808: pass at most",
+        ),
         (3, -1, "the advance is -1"),
         (3, 4, "records between two windows would count in none: advance by 3 at most"),
         (5000, 1, "each record would count in 5,000 open windows .* advance by 5 at least"),

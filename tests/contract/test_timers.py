@@ -419,6 +419,18 @@ def test_a_timer_without_key_or_time_is_an_error_of_the_record(
         driver.pipe("in", "a", "", 10)
 
 
+@pytest.mark.parametrize("name", [None, 7, b"x"])
+def test_a_name_that_is_no_text_is_an_error_that_says_so(name: Any) -> None:
+    class Wrong(Obeying):
+        def process(self, record: ss.Record[str, str]) -> None:
+            self.timers.cancel(record.key, name=name)
+
+    b = builder()
+    b.stream("in").process(Wrong, TIMERS, COUNTS)
+    with TopologyTestDriver(b.build()) as driver, pytest.raises(RecordFailed, match=r"name .* str"):
+        driver.pipe("in", "a", "", 10)
+
+
 def test_a_timer_that_would_fire_without_end_is_an_error() -> None:
     class Endless(Obeying):
         def on_timer(self, timer: ss.Timer[str]) -> None:

@@ -248,7 +248,7 @@ def timed(extract: Callable[[Record[Any, Any]], Any]) -> Topology:
 
 
 def by_value(record: Record[Any, Any]) -> Any:
-    return {POISON: "soon", "large": -5}.get(record.value) or int(record.value)
+    return {POISON: "soon", "large": -5, "far": 1 << 63}.get(record.value) or int(record.value)
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
@@ -257,6 +257,7 @@ def by_value(record: Record[Any, Any]) -> Any:
     [
         (b"no number", "processing", b"ValueError"),
         (POISON.encode(), "processing", b"TypeError"),
+        (b"far", "processing", b"ValueError"),
         (BAD_TEXT, "deserialization", b"UnicodeDecodeError"),
     ],
 )

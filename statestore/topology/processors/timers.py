@@ -361,6 +361,8 @@ class TimerQueue:
     def _id(self, key: Any, name: str) -> bytes:
         if key is None:
             raise TypeError("a timer needs a key, but the key is None")
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a timer is {name!r:.99}: pass a str")
         try:
             row = self._spec.key_serde.serialize(TimerRow(key, name))
         except Exception as error:

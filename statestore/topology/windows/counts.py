@@ -28,6 +28,7 @@ from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOld
 from statestore.topology.windows.sessions import SessionFold
 
 _OPEN_MAX: Final = 1000
+_SIZE_MAX: Final = (1 << 63) - 1
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ class CountWindows:
             given: object = getattr(self, name)
             if not isinstance(given, int) or isinstance(given, bool) or given < 1:
                 raise Misuse(f"CountWindows: the {name} is {given!r:.60}: pass 1 record or more")
+            if given > _SIZE_MAX:
+                raise Misuse(f"CountWindows: the {name} is {given}: pass at most {_SIZE_MAX:,}")
         if self.advance > self.size:
             raise Misuse(
                 f"CountWindows: with windows of {self.size} records every {self.advance}, records "
