@@ -22,6 +22,7 @@ from tests.contract.task_rig import TaskRig
 
 KEYS = 10_000
 COUNT = "count by key"
+TWO_HEADERS = (("trace", b"0123456789abcdef"), ("source", b"shop"))
 _VALUES: dict[str, Any] = {"value_serde": serdes.INT64}
 Work = Callable[[Any, "ss.Record[bytes, bytes]"], object]
 
@@ -74,6 +75,36 @@ def in_sessions(store: Any, record: "ss.Record[bytes, bytes]") -> None:
     store.put(ss.Windowed(record.key, made.start_ms if made else at, at), count)
 
 
+def reminding() -> ss.Topology:
+    """A processor that sets a timer of the key with each record, a second ahead."""
+    ends = ss.timer_store("ends")
+
+    class Reminds:
+        def __init__(self, context: ss.ProcessorContext) -> None:
+            self._ends = context.timers(ends)
+
+        def process(self, record: "ss.Record[bytes, bytes]") -> None:
+            self._ends.schedule(record.key, record.timestamp_ms + 1000)
+
+        def on_timer(self, timer: "ss.Timer[bytes]") -> None: ...
+
+    b = ss.StreamsBuilder()
+    b.stream("in").process(Reminds, ends, name="reminds")
+    return b.build()
+
+
+def in_tens(advance: int) -> ss.Topology:
+    """A count by key in windows of ten records, without output."""
+    b = ss.StreamsBuilder()
+    tens = (
+        b.stream("in")
+        .group_by_key(name="by-key")
+        .windowed_by(ss.CountWindows.of(10).advance_by(advance))
+    )
+    tens.count("tens")
+    return b.build()
+
+
 def variants() -> dict[str, Callable[[], ss.Topology]]:
     """What is measured, by name."""
     plain = ss.persistent_key_value_store("kept", **_VALUES)
@@ -91,17 +122,24 @@ def variants() -> dict[str, Callable[[], ss.Topology]]:
         "a window put": lambda: processing(windows, in_windows),
         "a window put unless one was lately": lambda: processing(windows, unless_seen),
         "a session extended": lambda: processing(sessions, in_sessions),
+        "a timer set": reminding,
+        "windows of ten records side by side": lambda: in_tens(10),
+        "windows of ten records, with every record": lambda: in_tens(1),
+        "get and put, records with two headers": lambda: processing(plain, totals),
     }
 
 
-def seconds(topology: ss.Topology, folder: Path, records: int) -> float:
+def seconds(
+    topology: ss.Topology, folder: Path, records: int, headers: tuple[Any, ...] = ()
+) -> float:
     """The processor time of a task from its first record to its last commit."""
     rig = TaskRig(topology, folder)
     chance = random.Random(1)
     source = TopicPartition("in", 0)
     for number in range(records):
         key = chance.randrange(KEYS).to_bytes(16, "big")
-        rig.broker.produce(source, ss.Record(key, b"v" * 50, 1_000_000 + number))
+        record = ss.Record(key, b"v" * 50, 1_000_000 + number, headers)
+        rig.broker.produce(source, record)
     task = rig.start()
     began = process_time()
     while task.report.records_in < records:
@@ -124,7 +162,8 @@ def main(records: int, repeats: int, only: tuple[str, ...]) -> None:
     for _ in range(repeats):
         for name, make in chosen.items():
             with scratch() as folder:
-                took[name].append(seconds(make(), folder, records))
+                headers = TWO_HEADERS if "headers" in name else ()
+                took[name].append(seconds(make(), folder, records, headers))
     for name, found in took.items():
         bench.add(name, "records/s", [records / one for one in found])
         if name != COUNT:

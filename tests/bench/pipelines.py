@@ -13,6 +13,7 @@ JSON_VARIABLE = "BENCH_JSON"
 TABLE_VARIABLE = "BENCH_TABLE"
 
 COUNTS = ss.persistent_key_value_store("counts", value_serde=serdes.INT64)
+ENDS = ss.timer_store("ends")
 TOTALS = ss.persistent_key_value_store("totals", value_serde=serdes.INT64)
 
 
@@ -154,6 +155,53 @@ def slides() -> ss.Topology:
     return _counting_in(ss.SlidingWindows(100, grace_ms=60_000))
 
 
+def tens() -> ss.Topology:
+    """The same in windows of ten records side by side."""
+    return _counting_in(ss.CountWindows.of(10))
+
+
+def last_tens() -> ss.Topology:
+    """The same in windows of the last ten records."""
+    return _counting_in(ss.CountWindows.of(10).advance_by(1))
+
+
+class Reminds:
+    """Sets the timer of a key a second ahead with each record; forwards what fires."""
+
+    def __init__(self, context: ProcessorContext) -> None:
+        self._context, self._ends = context, context.timers(ENDS)
+
+    def process(self, record: "ss.Record[bytes, bytes]") -> None:
+        self._ends.schedule(record.key, record.timestamp_ms + 1000)
+
+    def on_timer(self, timer: "ss.Timer[bytes]") -> None:
+        self._context.forward(ss.Record(timer.key, b"", timer.time_ms))
+
+
+def reminding() -> ss.Topology:
+    """A timer for each record, what fires to the output topic."""
+    builder = ss.StreamsBuilder()
+    (
+        builder.stream(os.environ[INPUT_VARIABLE], name="records")
+        .process(Reminds, ENDS, name="reminds")
+        .to(os.environ[OUTPUT_VARIABLE], name="reminders-out")
+    )
+    return builder.build()
+
+
+def joining_near() -> ss.Topology:
+    """Each record with the version of its key's row at its time, if that is not too old."""
+    builder = ss.StreamsBuilder()
+    kept = ss.Materialized[bytes, bytes]("rows", history_retention_ms=86_400_000)
+    rows = builder.table(os.environ[TABLE_VARIABLE], materialized=kept, name="rows-in")
+    (
+        builder.stream(os.environ[INPUT_VARIABLE], name="records")
+        .left_join(rows, lambda value, row: (row or b"") + value, tolerance_ms=60_000, name="join")
+        .to(os.environ[OUTPUT_VARIABLE], name="joined-out")
+    )
+    return builder.build()
+
+
 def final_windows() -> ss.Topology:
     """Count by key in windows of a second, the last count of each to the output topic."""
     builder = ss.StreamsBuilder()
@@ -183,7 +231,11 @@ def fewer_updates() -> ss.Topology:
 
 
 def _counting_in(
-    windows: ss.TumblingWindows | ss.HoppingWindows | ss.SlidingWindows | ss.SessionWindows,
+    windows: ss.TumblingWindows
+    | ss.HoppingWindows
+    | ss.SlidingWindows
+    | ss.SessionWindows
+    | ss.CountWindows,
 ) -> ss.Topology:
     builder = ss.StreamsBuilder()
     grouped = builder.stream(os.environ[INPUT_VARIABLE], name="records").group_by_key(name="by-key")
