@@ -201,6 +201,15 @@ def test_a_record_without_a_value_stays_without_one() -> None:
         assert [record.value for record in driver.read("out")] == [None, 1, None]
 
 
+def test_what_a_filter_kept_is_what_the_next_function_takes() -> None:
+    builder = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.INT64)
+    large = builder.stream("in").filter_arrow(lambda values: pc.greater(values, 1))
+    large.map_values_arrow(lambda values: pc.multiply(values, 2)).to("out")
+    with TopologyTestDriver(builder.build()) as driver:
+        driver.pipe_all("in", [("a", n, time) for time, n in enumerate((1, 3, None, 2))])
+        assert [record.value for record in driver.read("out")] == [6, 4]
+
+
 def test_a_serde_of_the_users_own_may_offer_arrow() -> None:
     class Halves:
         type = pa.float64()
