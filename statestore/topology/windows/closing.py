@@ -9,7 +9,7 @@ second result, even if results went out on update for a while.
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from itertools import islice
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,11 @@ from statestore.stores.in_windows import START, TIME_ROW, start_of
 from statestore.stores.kinds import logged_keys
 from statestore.stores.specs import InWindowsSpec
 from statestore.stores.staged_table import StagedTable
+from statestore.topology.failures import Stage, failed
 from statestore.topology.nodes import Forward, Held, NodeContext, SendOldValues
 
+LATEST_MS: Final = 2**62
+"""The latest time of a record in a window: the end of no window is beyond the largest integer."""
 _EMITTED_AT_ONCE = 10_000
 _IDLE_PARTS = 10
 
@@ -157,13 +160,16 @@ class Closing:
             self._context.held_back.changed(self._spec.name, by)
 
     def observe(
-        self, times: NDArray[np.int64], known: NDArray[np.bool_] | None
+        self, batch: Batch, times: NDArray[np.int64], known: NDArray[np.bool_] | None
     ) -> NDArray[np.int64]:
         """Take in the times of a batch's records; `known`: which have a key; None: all.
 
-        Return the time up to which windows are closed at each record.
+        Return the time up to which windows are closed at each record. NodeFailed for a record whose
+        time has no place among the rows of windows.
         """
         seen = times if known is None else np.where(known, times, -1)
+        if int(seen.max()) > LATEST_MS:
+            raise self._too_late_a_time(batch, seen)
         now = np.maximum(np.maximum.accumulate(seen), self.now_ms)
         had_last = self._emitted_ms if self._final_only else -1
         closed: NDArray[np.int64] = np.maximum(now - self._delay_ms, had_last)
@@ -221,6 +227,16 @@ class Closing:
             else None,
             stream_times=stream_times,
         )
+
+    def _too_late_a_time(self, batch: Batch, seen: NDArray[np.int64]) -> Exception:
+        found: list[tuple[int, Exception]] = [
+            (
+                place,
+                ValueError(f"time {seen[place]} is above {LATEST_MS}, the latest of windows"),
+            )
+            for place in np.flatnonzero(seen > LATEST_MS).tolist()
+        ]
+        return failed(Stage.PROCESSING, self._node, batch, found[0][1], found=found, certain=True)
 
     def _closed_ms(self) -> int:
         """Return the time up to which windows are closed; negative: none is."""

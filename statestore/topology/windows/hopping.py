@@ -244,7 +244,7 @@ class OpenWindows:
         keys = encoded(self._node, batch, "key", self._spec.inner)
         times = np.array(batch.timestamps, np.int64)
         known = np.array([key is not None for key in keys]) if None in keys else None
-        closed = self.closing.observe(times, known)
+        closed = self.closing.observe(batch, times, known)
         size, step = self._windows.size_ms, self._windows.advance_ms
         last = times - times % step
         first = np.maximum((times - size) // step * step + step, 0)

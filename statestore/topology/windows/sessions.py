@@ -255,7 +255,7 @@ class _Sessions:
         values = None if fold.counts else decoded(self._node, batch, "value")
         known = np.array([key is not None for key in keys]) if None in keys else None
         times = np.array(batch.timestamps, np.int64)
-        closed = self._clock.observe(times, known)
+        closed = self._clock.observe(batch, times, known)
         taken = times >= 0 if known is None else known & (times >= 0)
         if known is not None:
             nulls = np.flatnonzero(~known).tolist()

@@ -226,7 +226,8 @@ class _Sliding:
             self._context.drop(self._node, batch, missing, "null_key_or_value")
             known = np.ones(len(keys), np.bool_)
             known[missing] = False
-        closed = self._clock.observe(np.array(batch.timestamps, np.int64), known).tolist()
+        times = np.array(batch.timestamps, np.int64)
+        closed = self._clock.observe(batch, times, known).tolist()
         left_out, late, rows = set(missing), [], []
         for i, time in enumerate(batch.timestamps):
             if i in left_out:
