@@ -12,8 +12,9 @@ Time = int | datetime
 Span = int | timedelta
 TIME_MAX_MS = 253_402_300_799_999
 """The end of the year 9999."""
-SPAN_MAX_MS = 2**63 - 1
-"""Times have 8 bytes."""
+EVENT_TIME_MAX_MS = 2**63 - 1
+"""The latest time of a record: times have 8 bytes."""
+SPAN_MAX_MS = EVENT_TIME_MAX_MS
 
 
 class _Word(StrEnum):

@@ -17,14 +17,13 @@ from typing import Any, Final, Protocol
 
 from statestore.model.batch import Batch
 from statestore.model.ids import TopicPartition
+from statestore.model.modes import EVENT_TIME_MAX_MS
 from statestore.model.records import Record
 from statestore.ports import Source
 from statestore.topology.failures import NodeFailed, Stage, decoded, failed
 from statestore.topology.nodes import SourceNode, TimestampExtractor
 
 NO_TIMES: Final[Mapping[TopicPartition, int]] = MappingProxyType({})
-
-_TIME_MAX_MS: Final = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +317,6 @@ def _decodable(node: str, batch: InputBatch, judge: Judge) -> list[int]:
 def _time(found: Any) -> int:
     if type(found) is not int:
         raise TypeError(f"the timestamp extractor gave {found!r}, not milliseconds")
-    if found > _TIME_MAX_MS:
+    if found > EVENT_TIME_MAX_MS:
         raise ValueError(f"the timestamp extractor gave {found}, more than 64 bits hold")
     return found

@@ -22,7 +22,7 @@ from statestore.errors import (
 )
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
-from statestore.model.modes import Span, Time, span_ms, to_ms
+from statestore.model.modes import EVENT_TIME_MAX_MS, Span, Time, span_ms, to_ms
 from statestore.model.records import Header, K, Record, Serde, SerdeContext, Side, V
 from statestore.operations.lookups import BYTES_MAX, rows_of
 from statestore.operations.matching import OwnTopics
@@ -68,7 +68,6 @@ _DEFAULTS = {
     "statestore.lock.wait.ms": 0,
 }
 _log = logging.getLogger(__name__)
-_TIME_MAX_MS = 2**63 - 1
 _NO_FLUSH = LagLimits(max_bytes=1 << 62, max_records=1 << 62, max_ms=1 << 62)
 
 
@@ -372,7 +371,7 @@ class TopologyTestDriver:
             )
         time_ms: object = record.timestamp_ms
         # Kafka uses -1 for records without a time.
-        if type(time_ms) is not int or not -1 <= time_ms <= _TIME_MAX_MS:
+        if type(time_ms) is not int or not -1 <= time_ms <= EVENT_TIME_MAX_MS:
             raise Misuse(
                 f"{where}: no broker takes a record of the time {time_ms!r:.99}: pass whole "
                 "milliseconds since 1970, or an aware datetime"

@@ -12,7 +12,7 @@ from operator import length_hint
 from typing import Any
 
 from statestore.model.batch import Batch, Column
-from statestore.model.modes import Time, to_ms
+from statestore.model.modes import EVENT_TIME_MAX_MS, Time, to_ms
 from statestore.model.records import Header, Record, T
 from statestore.topology.failures import Stage, decoded, failed
 from statestore.topology.nodes import Build, Forward, NodeContext, Push
@@ -21,7 +21,6 @@ _TEXTS = frozenset({str, bytes})
 _SEVERAL_PAIRS = "pairs: return a list of (key, value), or yield them; an empty list for none"
 _SEVERAL_VALUES = "values: return a list of them, or yield them; an empty list for none"
 _TIME = "a time: return milliseconds since 1970 or an aware datetime"
-_TIME_MAX_MS = 2**63 - 1
 _HEADERS = "headers: return pairs (name, bytes), or (name, None); an empty list for none"
 Transform = Callable[[Batch, Iterator[Any]], T]
 
@@ -300,7 +299,7 @@ def _records(batch: Batch, rows: Iterator[Any]) -> Iterator[Record[Any, Any]]:
 def _time_ms(made: Any) -> int:
     aware = isinstance(made, datetime) and made.tzinfo is not None
     time = to_ms(made) if aware else made
-    if type(time) is not int or not 0 <= time <= _TIME_MAX_MS:
+    if type(time) is not int or not 0 <= time <= EVENT_TIME_MAX_MS:
         raise TypeError(f"it returned {_shown(made)}")
     return time
 

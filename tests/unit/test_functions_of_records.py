@@ -61,3 +61,28 @@ def test_a_record_that_fails_is_passed_over_alone() -> None:
     settings = {"application.id": "app", "processing.exception.handler": "continue"}
     made = out(lambda stream: stream.set_timestamp(lambda r: 7 // (r.value - 1)), **settings)
     assert [(record.key, record.timestamp_ms) for record in made] == [("b", 7)]
+
+
+class Forwarding:
+    """Forwards each record with another time."""
+
+    time_ms: Any = None
+
+    def __init__(self, context: ss.ProcessorContext[Any, Any]) -> None:
+        self._context = context
+
+    def process(self, record: ss.Record[Any, Any]) -> None:
+        self._context.forward(record.replace(timestamp_ms=self.time_ms))
+
+
+@pytest.mark.parametrize("time_ms", [1 << 63, -(1 << 63), None, True, 1.5, "1"])
+@pytest.mark.parametrize("verb", ["process", "process_values"])
+def test_what_is_forwarded_has_a_time(time_ms: object, verb: str) -> None:
+    b = ss.StreamsBuilder()
+    made = type("Forwarding", (Forwarding,), {"time_ms": time_ms})
+    getattr(b.stream("in"), verb)(made, name="timed").to("out")
+    with (
+        TopologyTestDriver(b.build()) as driver,
+        pytest.raises(RecordFailed, match=r"timed, in-0 offset 0: .*takes a Record with a time"),
+    ):
+        driver.pipe("in", b"k", b"v", 5)

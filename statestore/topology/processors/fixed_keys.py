@@ -16,6 +16,7 @@ from statestore.topology.nodes import Build
 from statestore.topology.processors.process import (
     Maker,
     ProcessorContext,
+    check_records,
     forwarding,
     no_record,
     one_by_one,
@@ -74,10 +75,8 @@ class FixedKeyContext(ProcessorContext[Any, Any]):
         if batch is None:
             return []
         runs = [(child, list(run)) for child, run in groupby(self._made, _by_child)]
-        try:
-            return [(_made_of(batch, run), child) for child, run in runs]
-        except AttributeError as error:
-            raise no_record([record for _, _, record in self._made]) from error
+        check_records([record for _, _, record in self._made])
+        return [(_made_of(batch, run), child) for child, run in runs]
 
     def done(self) -> None:
         """End a call; what it forwarded is forgotten unless it was taken."""

@@ -15,7 +15,7 @@ from typing_extensions import TypeVar
 from statestore.errors import InvalidTopology, StateStoreError, UnknownStore
 from statestore.model.batch import Batch
 from statestore.model.ids import TaskId
-from statestore.model.modes import PunctuationType, Span
+from statestore.model.modes import EVENT_TIME_MAX_MS, PunctuationType, Span
 from statestore.model.records import K, Record, V
 from statestore.stores.contracts import (
     KeyValueStore,
@@ -186,10 +186,8 @@ class ProcessorContext(Generic[KF_contra, VF_contra]):
             times = [time for _, _, time in made[start:stop] if time is not None]
             complete = times if len(times) == stop - start else None
             records = [record for record, _, _ in made[start:stop]]
-            try:
-                runs.append((Batch.of(records, stream_times=complete), child))
-            except AttributeError as error:
-                raise no_record(records) from error
+            check_records(records)
+            runs.append((Batch.of(records, stream_times=complete), child))
             start = stop
         return runs
 
@@ -448,6 +446,21 @@ def no_record(forwarded: Sequence[object]) -> TypeError:
         f"forward() takes a Record, not {type(wrong).__name__}: forward record.replace(key=…, "
         "value=…), or ss.Record(key, value, timestamp_ms)"
     )
+
+
+def check_records(forwarded: Sequence[Any]) -> None:
+    """Raise TypeError for the first thing forwarded that is no Record, or has no time of one."""
+    try:
+        times = [record.timestamp_ms for record in forwarded]
+    except AttributeError as error:
+        raise no_record(forwarded) from error
+    if set(map(type, times)) == {int} and max(map(abs, times)) <= EVENT_TIME_MAX_MS:
+        return
+    for time in times:
+        if type(time) is not int or abs(time) > EVENT_TIME_MAX_MS:
+            raise TypeError(
+                f"forward() takes a Record with a time in ms since 1970, not {time!r:.99}"
+            )
 
 
 def _made(node: str, maker: "Maker", context: ProcessorContext[Any, Any]) -> Any:
