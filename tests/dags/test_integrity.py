@@ -45,6 +45,7 @@ LIGHT = {
     "statestore.errors",
     "statestore.model",
     "statestore.model.modes",
+    "statestore.model.texts",
     "statestore.settings",
     "statestore.unknown_settings",
 }
