@@ -12,19 +12,11 @@ from statestore.model.served import Freshness, ServedRow
 from statestore.serving.encoding import Encoding, to_json
 from statestore.serving.values import RowInBytes, RowsFound, RowStream, StoreAbout
 from statestore.stores import serdes
+from statestore.stores.java_serdes import scalar_type
 
 ARROW = "application/vnd.apache.arrow.stream"
 _BATCH = 10_000
 _BATCH_BYTES = 1 << 20
-_ARROW_TYPES = (
-    (serdes.BYTES, pa.binary()),
-    (serdes.INT64, pa.int64()),
-    (serdes.INT32, pa.int32()),
-    (serdes.INT16, pa.int16()),
-    (serdes.FLOAT64, pa.float64()),
-    (serdes.FLOAT32, pa.float32()),
-    (serdes.BOOLEAN, pa.bool_()),
-)
 
 
 class RowsAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,7 +156,9 @@ def _served(
 
 
 def _arrow_type(serde: Any) -> pa.DataType:
-    return next((kind for known, kind in _ARROW_TYPES if serde is known), pa.string())
+    if serde is serdes.BYTES:
+        return pa.binary()
+    return scalar_type(serde) or pa.string()
 
 
 def _column(items: list[Any], kind: pa.DataType) -> pa.Array:

@@ -38,6 +38,7 @@ from statestore.operations.rows import Columns, Shape, committed_rows, logged_ro
 from statestore.runtime import Runtime
 from statestore.spark.audit_source import AuditReader, audit_schema
 from statestore.stores import serdes
+from statestore.stores.java_serdes import scalar_type
 from statestore.stores.migration import outside
 from statestore.stores.specs import SessionSpec, WindowSpec
 from statestore.stores.versioned import layout as versioned_layout
@@ -48,15 +49,6 @@ _KNOWN = {
     "raw", "changelog", "audit", "export", "target", "pipeline",
 }  # fmt: skip
 _TIME = pa.timestamp("us", tz="UTC")
-_TYPES = (
-    (serdes.STRING, pa.string()),
-    (serdes.INT64, pa.int64()),
-    (serdes.INT32, pa.int32()),
-    (serdes.INT16, pa.int16()),
-    (serdes.FLOAT64, pa.float64()),
-    (serdes.FLOAT32, pa.float32()),
-    (serdes.BOOLEAN, pa.bool_()),
-)
 _WAYS_OUT = (
     '.option("pipeline", "module:function") for the serdes of the pipeline, or '
     '.option("raw", "true")'
@@ -226,11 +218,13 @@ def _is_set(options: dict[str, str], name: str) -> bool:
 def _decoder(serde: Serde[Any]) -> ColumnDecoder:
     if serde is serdes.BYTES:
         return ColumnDecoder(pa.binary(), None)
-    for known, kind in _TYPES:
-        if outside(serde) is known:
-            return ColumnDecoder(kind, serde.deserialize)
-    read = serde.deserialize
-    if outside(serde) is serdes.UUID:
+    read, shown = serde.deserialize, outside(serde)
+    if shown is serdes.STRING:
+        return ColumnDecoder(pa.string(), read)
+    kind = scalar_type(shown)
+    if kind is not None:
+        return ColumnDecoder(kind, read)
+    if shown is serdes.UUID:
         return ColumnDecoder(pa.string(), lambda data: str(read(data)))
     return ColumnDecoder(pa.string(), lambda data: json_text(read(data)))
 

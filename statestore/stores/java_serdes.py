@@ -77,6 +77,7 @@ INT16: Serde[int] = plain_serde("INT16", (_INT16.pack, _number(_INT16)), "int16"
 FLOAT64: Serde[float] = plain_serde("FLOAT64", (_FLOAT64.pack, _number(_FLOAT64)), "float64")
 FLOAT32: Serde[float] = plain_serde("FLOAT32", (_FLOAT32.pack, _number(_FLOAT32)), "float32")
 BOOLEAN: Serde[bool] = plain_serde("BOOLEAN", (_write_boolean, _read_boolean), "bool", ordered=True)
+SCALARS = (INT64, INT32, INT16, FLOAT64, FLOAT32, BOOLEAN)
 UUID: Serde[uuid.UUID] = Serde("UUID", _write_uuid, _read_uuid)
 VOID: Serde[None] = Serde("VOID", _write_void, _read_void)
 
@@ -165,3 +166,12 @@ def _stretch(data: bytes, at: int, length: int) -> bytes:
     if length < 0 or at + length > len(data):
         raise ValueError(f"want {length} bytes after the first {at}, of {len(data)} in all")
     return data[at : at + length]
+
+
+def scalar_type(serde: Serde[Any]) -> Any:
+    """Return the pyarrow.DataType of a column of numbers or truth values; None for other serdes.
+
+    It loads Arrow.
+    """
+    form = serde.arrow_form() if any(serde is known for known in SCALARS) else None
+    return None if form is None else form.type
