@@ -44,9 +44,7 @@ class FixedKeyContext(ProcessorContext[Any, Any]):
 
     def at(self, stream_time_ms: int | None, time_ms: int | None) -> None:
         """Note the time of what comes now: of the next record, or of a timer between batches."""
-        self.stream_time = stream_time_ms
-        for clock in self._clocks:
-            clock.now_ms = time_ms
+        super().at(stream_time_ms, time_ms)
         if self._batch is not None:
             self._place += 1
             self._key = self._keys[self._place]
