@@ -136,10 +136,11 @@ class Naive:
 
     def run(self, arrivals: list[Arrival]) -> Made:
         for number, one in enumerate(arrivals):
-            self.now = max(self.now, one.time)
+            if one.topic == "table" or one.value is not None:
+                self.now = max(self.now, one.time)
             if one.topic == "stream" and one.value is not None:
                 self.waiting.append((one.time, number, one))
-            for due in sorted(w for w in self.waiting if w[0] + self.grace_ms < self.now):
+            for due in sorted(w for w in self.waiting if w[0] + self.grace_ms <= self.now):
                 self.waiting.remove(due)
                 self._join(due[2])
             if one.topic == "table":

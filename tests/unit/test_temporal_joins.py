@@ -89,10 +89,13 @@ def test_an_update_out_of_order_changes_history_and_hands_nothing_on() -> None:
 GRACE = """
     | arrival                                | out
     | T k1@10 S kx@20                        | -
-    | T k1@10 S kx@20 S ky@30                | -
-    | T k1@10 S kx@20 S ky@31                | k:x+1@20
-    | T k1@10 S kx@20 T k2@15 S ky@31        | k:x+2@20
-    | T k1@10 S kx@20 T j9@31                | k:x+1@20
+    | T k1@10 S kx@20 S ky@29                | -
+    | T k1@10 S kx@20 S ky@30                | k:x+1@20
+    | T k1@10 S kx@20 T k2@15 S ky@30        | k:x+2@20
+    | T k1@10 S kx@20 T j9@29                | -
+    | T k1@10 S kx@20 T j9@30                | k:x+1@20
+    | T k1@10 S kx@20 T k2@30 T k3@20        | k:x+1@20
+    | T k1@10 S kx@20 S k-@99 T k2@15 S jz@40 | k:x+2@20
     | T k1@10 S kx@20 S ky@19 S jz@99        | k:y+1@19 k:x+1@20
     | T k1@10 S jz@99 S kx@20 S ky@88        | k:x+1@20 k:y+1@88
     | T k1@10 S kx@20 S ky@20 S jz@99        | k:x+1@20 k:y+1@20
@@ -101,11 +104,64 @@ GRACE = """
 
 
 @pytest.mark.parametrize(("line", "out"), table_rows(GRACE))
-def test_with_grace_a_record_waits_until_stream_time_has_passed_it_by_more(
+def test_with_grace_a_record_waits_until_stream_time_has_passed_it_by_as_much(
     line: str, out: str
 ) -> None:
     with TopologyTestDriver(joined(10)) as driver:
         assert play(driver, line) == out
+
+
+def retimed(by_ms: int, how: str) -> ss.Topology:
+    """A stream whose times are `by_ms` later when it comes to a join with a grace of 10."""
+
+    class Retime:
+        def __init__(self, context: ss.ProcessorContext) -> None:
+            self.forward = context.forward
+
+        def process(self, record: ss.Record[str, str]) -> None:
+            self.forward(record.replace(timestamp_ms=record.timestamp_ms + by_ms))
+
+    b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.STRING)
+    table = b.table("table", materialized=ss.Materialized("rates", history_retention_ms=1000))
+    stream = b.stream("stream")
+    if how == "process":
+        made = stream.process(Retime)
+    else:
+        made = stream.set_timestamp(lambda r: r.timestamp_ms + by_ms)
+    if how == "filter":
+        made = made.filter(lambda _, value: value != "gone")
+    made.join(table, lambda a, b: f"{a}+{b}", grace_ms=10, name="priced").to("out")
+    return b.build()
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+@pytest.mark.parametrize("how", ["set_timestamp", "process", "filter"])
+@pytest.mark.parametrize(
+    ("by_ms", "line", "out"),
+    [
+        (-50, "T k1@10 S kx@100 T k2@45 S ky@109 T k3@48 S jz@110", "k:x+3@50"),
+        (-50, "T k1@10 S kx@100 T k2@49 S ky@110", "k:x+2@50"),
+        (-50, "T k1@10 S kx@100 S ky@91 T k2@41 T j1@60", "k:y+2@41 k:x+2@50"),
+        (50, "T k1@10 S kx@20 T k2@65 S ky@29 T k3@70 S jz@30", "k:x+3@70"),
+    ],
+)
+def test_a_join_with_grace_goes_by_the_times_of_the_records_that_it_receives(
+    by_ms: int, how: str, line: str, out: str, *, crashes: bool
+) -> None:
+    with TopologyTestDriver(retimed(by_ms, how)) as driver:
+        made = []
+        words = line.split()
+        for i in range(0, len(words), 2):
+            found = play(driver, " ".join(words[i : i + 2]))
+            made += [] if found == "-" else [found]
+            if crashes:
+                driver.crash()
+        assert " ".join(made) == out
+
+
+def test_records_that_a_filter_drops_wake_none_that_wait() -> None:
+    with TopologyTestDriver(retimed(0, "filter")) as driver:
+        assert play(driver, "T k1@10 S kx@20 S kgone@99 T k2@15 S ky@30") == "k:x+2@20"
 
 
 def test_what_waits_and_what_was_survive_a_crash() -> None:

@@ -1,12 +1,15 @@
 """Joins with grace: a stream's records wait for the table they are joined with (SEMANTICS V10).
 
-Each record waits in a store with a changelog until stream time has passed its own time by more than
-the grace. Then it is joined. Records that come due with the same record are joined in the order of
-their times, and before that record changes the table, because the table's history may begin later
-from then on. The rows of the store are:
+Each record waits in a store with a changelog until the join's stream time has passed its own time
+by the grace. Then it is joined. The join's stream time is the latest time of the records that it
+has received from either side, which need not have the times of the input (docs/adr/0018). Records
+that come due with the same record are joined in the order of their times, and before that record
+changes the table, because the table's history may begin later from then on. The rows of the store
+are:
 
     w <time, 8> <number, 8>    a record that waits, as a `Waiting` in MessagePack
     n                          the next number
+    t                          the join's stream time, 8 bytes
 
 Times are offset by 2^63, so that bytes sort as the times do. Numbers distinguish records of one
 time.
@@ -15,7 +18,7 @@ Keeps I25.
 """
 
 import struct
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise, repeat
 from operator import itemgetter
@@ -35,12 +38,14 @@ from statestore.topology.nodes import (
     NodeContext,
     Origin,
     Push,
+    running,
     stream_times,
 )
 
 _ROW: Final = struct.Struct(">cQQ")
 _NUMBER: Final = struct.Struct(">Q")
 _NEXT: Final = b"n"
+_TIME: Final = b"t"
 _WAITS: Final = b"w"
 _BEYOND: Final = b"x"
 _BIAS: Final = 1 << 63
@@ -94,7 +99,7 @@ class Waiter(NamedTuple):
 def waiting(node: str, side: WaitingPlace, join: Join, *, table_side: bool) -> Build:
     """Build a node that adds the stream's records to those that wait, and joins all that are due.
 
-    `table_side`: the batches are the table's updates, which move stream time, too.
+    `table_side`: the batches are the table's updates, which move the join's stream time, too.
     """
 
     def build(context: NodeContext, forward: Forward) -> Push:
@@ -102,9 +107,12 @@ def waiting(node: str, side: WaitingPlace, join: Join, *, table_side: bool) -> B
         room, joined = _Room(context, side), join(context)
 
         def push(batch: Batch) -> None:
+            then = stream_times(context, batch)
             with processing(node, batch):
-                first = None if table_side else room.add(node, batch)
-                due = room.take_due(stream_times(context, batch), first)
+                first = None
+                if not table_side:
+                    batch, then, first = room.add(node, batch, then)
+                due = room.take_due(batch.timestamps, then, first)
             if len(due.batch):
                 # Both sides use one name, so that a record is judged alike whichever side wakes it.
                 context.release(side.join, due, hand_on)
@@ -141,8 +149,12 @@ class Gate:
 
     def parts(self, batch: Batch) -> Iterator[Batch]:
         """Yield the updates in parts; each part has to be applied before the next is asked for."""
-        nows = stream_times(self._context, batch)
-        cuts = sorted({place for room in self._rooms for place in room.places_due(nows)})
+        times = batch.timestamps
+        nulls = set(batch.keys.nulls())
+        if nulls:
+            # These are no updates of the table.
+            times = [TIME_MIN if i in nulls else time for i, time in enumerate(times)]
+        cuts = sorted({place for room in self._rooms for place in room.places_due(times)})
         if cuts[:1] != [0]:
             yield batch.slice(0, cuts[0]) if cuts else batch
         for start, stop in pairwise([*cuts, len(batch)]):
@@ -160,9 +172,17 @@ class _Room:
         self._side = side
         context.held_back.opened(side.store, self._count)
 
-    def add(self, node: str, batch: Batch) -> int:
-        """Store a batch, without records that have no value; return the first record's number."""
+    def add(self, node: str, batch: Batch, then: list[int]) -> tuple[Batch, list[int], int]:
+        """Store a batch, without records that have no value, which do not move time either.
+
+        Return what was stored, the task's stream times at it, and the first record's number.
+        """
         side = self._side
+        nulls = set(batch.values.nulls())
+        if nulls:
+            self._context.drop(node, batch, sorted(nulls), "null_key_or_value")
+            places = [i for i in range(len(batch)) if i not in nulls]
+            batch, then = batch.take(places), [then[i] for i in places]
         keys = encoded(node, batch, "key", side.key_serde)
         values = encoded(node, batch, "value", side.value_serde, taker=_TAKER)
         headers = batch.headers or [()] * len(keys)
@@ -175,35 +195,37 @@ class _Room:
             )
             if value is not None
         }
-        nulls = [i for i, value in enumerate(values) if value is None]
-        if nulls:
-            self._context.drop(node, batch, nulls, "null_key_or_value")
         if rows:
             self._table.put_all({**rows, _NEXT: _NUMBER.pack(first + len(keys))})
             self._context.held_back.changed(side.store, len(rows))
-        return first
+        return batch, then, first
 
-    def places_due(self, nows: list[int]) -> set[int]:
-        """Return where in a batch with these stream times a record that waits comes due."""
+    def places_due(self, times: list[int]) -> set[int]:
+        """Return where in a batch with these times a record that waits comes due."""
+        nows = running(self._now(), times)
         found = [_ROW.unpack(at)[1] - _BIAS for at, _ in self._scan_due(nows[-1])]
-        return {bisect_right(nows, time + self._side.grace_ms) for time in found}
+        return {bisect_left(nows, time + self._side.grace_ms) for time in found}
 
-    def take_due(self, nows: list[int], first: int | None) -> Held:
-        """Remove and return the records that have waited long enough.
+    def take_due(self, times: list[int], then: list[int], first: int | None) -> Held:
+        """Take in the times of a batch; remove and return what has waited long enough.
 
-        `nows` are the stream times of a batch, whose own records have the numbers from `first` on.
-        The order is that of the records with which each came due, then of time, as if each record
-        had come in its own batch.
+        `then` are the task's stream times at the batch, whose own records have the numbers from
+        `first` on. The order is that of the records with which each came due, then of time, as if
+        each record had come in its own batch.
         """
-        side = self._side
+        side, before_ms = self._side, self._now()
+        nows = running(before_ms, times) if times else []
         due = []
-        for at, row in self._scan_due(nows[-1]):
+        for at, row in self._scan_due(nows[-1]) if nows else ():
             _, time, number = _ROW.unpack(at)
             came = 0 if first is None else max(0, number - first)
-            place = max(came, bisect_right(nows, time - _BIAS + side.grace_ms))
+            place = max(came, bisect_left(nows, time - _BIAS + side.grace_ms))
             due.append((place, at, _decode(row)))
         due.sort(key=itemgetter(0, 1))
-        self._table.put_all({at: None for _, at, _ in due})
+        writes: dict[bytes, bytes | None] = {at: None for _, at, _ in due}
+        if nows and nows[-1] != before_ms:
+            writes[_TIME] = _NUMBER.pack(nows[-1] + _BIAS)
+        self._table.put_all(writes)
         self._context.held_back.changed(side.store, -len(due))
         records = [record for _, _, record in due]
         any_headers = any(record.headers for record in records)
@@ -212,16 +234,22 @@ class _Room:
             values=Column(raw=[record.value for record in records], serde=side.value_serde),
             timestamps=[_ROW.unpack(at)[1] - _BIAS for _, at, _ in due],
             headers=[record.headers for record in records] if any_headers else None,
-            stream_times=[nows[place] for place, _, _ in due],
+            stream_times=[then[place] for place, _, _ in due],
         )
         return Held(side.store, batch, LazyColumn(records, lambda record: record.origin))
+
+    def _now(self) -> int | None:
+        """Return the join's stream time; None before its first record."""
+        stored = self._table.get(_TIME)
+        now: int | None = None if stored is None else _NUMBER.unpack(stored)[0] - _BIAS
+        return now
 
     def _count(self) -> int:
         with self._table.scan(_WAITS, _BEYOND) as found:
             return sum(1 for _ in found)
 
     def _scan_due(self, now: int) -> list[tuple[bytes, bytes]]:
-        beyond = _ROW.pack(_WAITS, max(now - self._side.grace_ms, TIME_MIN) + _BIAS, 0)
+        beyond = _ROW.pack(_WAITS, max(now - self._side.grace_ms + 1, TIME_MIN) + _BIAS, 0)
         with self._table.scan(_WAITS, beyond) as found:
             return [(at, row) for at, row in found if at < beyond]
 
