@@ -163,6 +163,7 @@ class ReplicaSource:
         self.name = name
         self.turn = turn
         self.counts = _Reads()
+        self.bounded = False
         self._engine = engine
         self._open = True
 

@@ -25,6 +25,7 @@ class FileSource:
         """Take over the engine. `renew` keeps the lease of the files up."""
         self.name = name
         self.counts = _Uncounted()
+        self.bounded = False
         self.table: Callable[[str], Table] = engine.table
         self._engine = engine
         self._renew = renew

@@ -8,6 +8,7 @@ as a `RowScan`, the one iterator of all stores.
 """
 
 import heapq
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -206,6 +207,13 @@ class RowSource(Guard, Protocol):
 
     @property
     def counts(self) -> ReadCounts: ...
+    @property
+    def bounded(self) -> bool:
+        """Whether what is pending may be read only while it goes far enough.
+
+        Then `turn` checks that, and nothing is read without it: the owner may go back meanwhile.
+        """
+
     def table(self, name: str, /) -> Table: ...
     def is_open(self) -> bool: ...
     def check_ready(self) -> None:
@@ -224,7 +232,8 @@ class LiveSource:
         """`position_bound`: how far the store must have come to answer."""
         self.name = staged.name
         self.uncommitted = isolation_level is IsolationLevel.READ_UNCOMMITTED
-        self.turn = staged.turn
+        self.bounded = False
+        self.turn: AbstractContextManager[Any] = staged.turn
         self.counts = staged.metrics
         self.table = staged.table
         self.is_open = staged.is_open
@@ -233,6 +242,8 @@ class LiveSource:
         self.check_ready: Callable[[], None] = staged.check_open
         if position_bound is not None:
             self.check_ready = partial(self._check_bound, staged, position_bound.position)
+            if self.uncommitted:
+                self.bounded, self.turn = True, _BoundTurn(staged.turn, self.check_ready)
 
     def _check_bound(self, staged: StagedEngine, wanted: Position) -> None:
         """Raise StoreClosed, or NotUpToBound while the store is behind the bound."""
@@ -243,6 +254,25 @@ class LiveSource:
                 f"store {self.name!r} has processed {position.as_dict()}, asked for "
                 f"{wanted.as_dict()}: try again later"
             )
+
+
+class _BoundTurn:
+    """The turn of a store, given only while the store is up to a bound."""
+
+    def __init__(self, turn: threading.Lock, check: Callable[[], None]) -> None:
+        self._turn = turn
+        self._check = check
+
+    def __enter__(self) -> None:
+        self._turn.acquire()
+        try:
+            self._check()
+        except BaseException:
+            self._turn.release()
+            raise
+
+    def __exit__(self, *_exc: object) -> None:
+        self._turn.release()
 
 
 class SourceRows:
@@ -256,11 +286,14 @@ class SourceRows:
         self._get = self._table.get
         self._check_ready = source.check_ready
         self._pending = pending
+        self._bounded = source.bounded
         self.is_open = source.is_open
         self.check_open = source.check_open
 
     def get(self, key: bytes) -> bytes | None:
         """Return the value, or None."""
+        if self._bounded:
+            return self.get_many([key])[0]
         self._check_ready()
         self._counts.gets += 1
         if self._pending:
@@ -278,11 +311,11 @@ class SourceRows:
         self._counts.gets += len(keys)
         try:
             # A write that is no longer pending here was committed before the read below.
-            if not self._pending:
+            if not (self._pending or self._bounded):
                 return self._table.get_many_at_once(keys)
             with self._source.turn:
                 # This is one call in C, so the owner cannot write meanwhile.
-                found = list(map(self._pending.get, keys, repeat(MISSING)))
+                found = list(map((self._pending or {}).get, keys, repeat(MISSING)))
                 seeker = self._table.seeker()
             try:
                 return _filled(found, keys, seeker)

@@ -57,6 +57,8 @@ class StagedEngine:
         self.where = where
         self.inputs: Collection[TopicPartition] | None = None
         """The partitions that its stream task reads; None: a commit may name any partition."""
+        self.processed_last: Mapping[TopicPartition, int] = {}
+        """The offsets processed last since the last commit. The stream task keeps and clears it."""
         self.turn: Final = threading.Lock()
         """Held while a commit, a rollback or the end of a savepoint is under way.
 
@@ -92,7 +94,6 @@ class StagedEngine:
         except Exception as error:
             raise self.failure(error) from error
         self._durable = dict(self._offsets)
-        self._pending_position = self._position
         self.metrics = StoreMetrics(name, clock.monotonic(), self.uncommitted_bytes, task)
 
     def overlay(self, table: str) -> Overlay:
@@ -153,11 +154,9 @@ class StagedEngine:
         self.check_open()
         rows.check_offsets(offsets, self.name)
         started = self._clock.monotonic()
-        if position is not None:
-            self._pending_position = self._pending_position.merge(position)
         count, deletes = self.uncommitted_entries(), self._deletes()
         with self._settling:
-            size = self._write_pending(offsets, ranges, more or {}, self._complete())
+            size = self._write_pending(offsets, position, ranges, more or {}, self._complete())
             self.metrics.committed(self._clock.monotonic() - started, count, deletes)
             self._count_lag(size, count)
 
@@ -165,7 +164,7 @@ class StagedEngine:
         """Do as `commit`, for `records` changelog records that a restore has staged."""
         self.check_open()
         with self._settling:
-            size = self._write_pending(offsets, None, {}, self._begun())
+            size = self._write_pending(offsets, None, None, {}, self._begun())
             self.metrics.restored(records)
             self._count_lag(size, records)
 
@@ -215,7 +214,6 @@ class StagedEngine:
             for part in self._parts:
                 part.rollback()
             self._begin_savepoints_again()
-            self._pending_position = self._position
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
@@ -285,7 +283,10 @@ class StagedEngine:
         return True
 
     def position(self, *, pending: bool) -> Position:
-        return self._pending_position if pending else self._position
+        """Return how far it has come at the last commit, or with what is pending (S14)."""
+        # The owner's thread sets items meanwhile; a copy of a dict is one call in C.
+        done = dict(self.processed_last) if pending else None
+        return self._position.merge(Position(done)) if done else self._position
 
     def processed(self, bound: Position, *, pending: bool) -> bool:
         """Tell whether it has reached `bound` in all inputs that it can ever process."""
@@ -333,6 +334,7 @@ class StagedEngine:
     def _write_pending(
         self,
         offsets: Mapping[TopicPartition, int | None],
+        position: Position | None,
         ranges: Ranges | None,
         more: Mapping[str, Writes],
         complete: dict[bytes, bytes | None],
@@ -345,13 +347,14 @@ class StagedEngine:
         for table, over in more.items():
             if over:
                 writes[table] = {**writes[table], **over} if table in writes else over
-        meta = rows.offset_rows(offsets, self._pending_position)
+        position = self._position if position is None else self._position.merge(position)
+        meta = rows.offset_rows(offsets, position)
         if meta:
             writes[rows.TABLE] = {**writes.get(rows.TABLE, {}), **meta, **complete}
         with self.turn:
             if writes or ranges:
                 self._write(writes, ranges)
-            self._position = self._pending_position
+            self._position = position
             self._note(offsets)
             size = self._bytes_to_restore()
             # Readers on other threads look at the overlay first, so it is cleared only now.

@@ -219,6 +219,7 @@ class Attempt:
         if len(left):
             self._context.process(left)
         self._poison.passed()
+        self._committer.processed(batch.tp, batch.offsets[-1])
         self._memory.grew(len(batch))
         self._records_in += len(batch)
         self._context.consumed[batch.tp] += len(batch)

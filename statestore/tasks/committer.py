@@ -83,6 +83,10 @@ class Committer:
             self._edges.outbox.begin(self.stamp.number + 1)
             self._begun = True
 
+    def processed(self, tp: TopicPartition, offset_last: int) -> None:
+        """Note how far an input was processed, for readers that see pending writes (S14)."""
+        self._stores.processed_last[tp] = offset_last
+
     def commit(
         self,
         offsets: Mapping[TopicPartition, int],

@@ -4,7 +4,7 @@ The task commits, restores and rolls back; processors only read and write (docs/
 """
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -122,8 +122,12 @@ class OpenStore:
         log: StoreLog,
         windows: InWindowsSpec | None = None,
         inputs: Collection[TopicPartition] | None = None,
+        processed_last: Mapping[TopicPartition, int] | None = None,
     ) -> None:
-        """`windows`: `store` has the rows of that store. `inputs`: what its task reads."""
+        """`windows`: `store` has the rows of that store. `inputs`: what its task reads.
+
+        `processed_last`: how far the task has come since its last commit (S14).
+        """
         self.store: Any = store
         if windows is not None:
             assert isinstance(store, TransactionalKeyValueStore)
@@ -135,6 +139,8 @@ class OpenStore:
         self.where = store.staged.where
         self._staged = store.staged
         self._staged.inputs = inputs
+        if processed_last is not None:
+            self._staged.processed_last = processed_last
         self._table: StagedTable | VersionedTable = store.table
 
     def table(self) -> StagedTable:

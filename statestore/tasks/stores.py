@@ -46,6 +46,8 @@ class TaskStores:
     ) -> None:
         self.opened: dict[str, OwnedStore] = {}
         self.quarantined: list[str] = []
+        self.processed_last: dict[TopicPartition, int] = {}
+        """The offset processed last of each input that has moved since the last commit (S14)."""
         self._plan = plan
         self._edges = edges
         self._exactly_once = settings.exactly_once
@@ -136,7 +138,8 @@ class TaskStores:
         self._checkpoint.write()
 
     def committed(self) -> None:
-        """Write what must be on disk after a commit."""
+        """Write what must be on disk after a commit, which has all that was processed."""
+        self.processed_last.clear()
         self._checkpoint.committed()
         while self._unmarked:
             self._layout.mark_restored(*self._unmarked.pop(), self._edges.clock.now_ms())
@@ -146,6 +149,8 @@ class TaskStores:
 
         Return whether one could not roll back and was replaced; then a restore must follow.
         """
+        # First, because a reader must not take what is dropped below for processed.
+        self.processed_last.clear()
         replaced = False
         for opened in list(self.opened.values()):
             try:
@@ -162,6 +167,7 @@ class TaskStores:
 
     def close(self) -> None:
         """Close all stores; pending writes are dropped."""
+        self.processed_last.clear()
         for opened in self.opened.values():
             try:
                 offset = opened.offset()
@@ -171,17 +177,18 @@ class TaskStores:
             self._checkpoint.closed(opened, offset, clean=opened.close())
 
     def _opened(self, spec: StoreSpec, path: Path) -> OwnedStore:
-        plan, log = self._plan, self._log_of(spec.name)
+        log, done = self._log_of(spec.name), self.processed_last
+        task_id, inputs = self._plan.task_id, self._plan.inputs
         if not isinstance(spec, StoreSupplier):
             spec = within(spec, self._layout.application_id)
         match spec:
             case KeyValueSpec() | VersionedSpec():
-                return OpenStore(self._edges.open_store(spec, path), log, inputs=plan.inputs)
+                return OpenStore(self._edges.open_store(spec, path), log, None, inputs, done)
             case WindowSpec() | SessionSpec():
                 rows = self._edges.open_store(spec.rows, path)
-                return OpenStore(rows, log, spec, inputs=plan.inputs)
+                return OpenStore(rows, log, spec, inputs, done)
             case StoreSupplier():
-                return SuppliedStore(spec, path, plan.task_id, log, self._checkpoint.before_write)
+                return SuppliedStore(spec, path, task_id, log, self._checkpoint.before_write)
 
     def _log_of(self, store: str) -> StoreLog:
         topic = log_of(self._layout.application_id, store, self._logs.topics())

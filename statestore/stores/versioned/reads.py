@@ -213,6 +213,12 @@ class SourceVersions:
         """Return the row of the latest version."""
         self._check_ready()
         self._counts.gets += 1
+        if not self._source.bounded:
+            return self._row(key)
+        with self._source.turn:
+            return self._row(key)
+
+    def _row(self, key: bytes) -> bytes | None:
         if self._pending_row is not None:
             found = self._pending_row(key)
             if not isinstance(found, Missing):
