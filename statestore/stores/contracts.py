@@ -80,7 +80,7 @@ class StateStore(Protocol):
         """Return a lower bound of what `committed_offset` would be after a crash now."""
 
     def position(self) -> Position:
-        """Return the last processed offsets of the input, as committed with the rows (S14)."""
+        """Return the last processed offsets of the input, with what is pending (S14)."""
 
     def metrics(self) -> dict[str, float]:
         """Return figures by Kafka Streams' names, counted per commit or batch (S11)."""
