@@ -31,6 +31,7 @@ from statestore.commands.stores import offsets_command, stores
 from statestore.commands.topics import topics_group
 from statestore.commands.topologies import topology_group
 from statestore.errors import HostFailure, Misuse, StateStoreError
+from statestore.extras import missing
 from statestore.faults import arm_from_environment
 
 _log = logging.getLogger("statestore")
@@ -101,6 +102,8 @@ class _Commands(CommandGroup):
         found = _OF_EXTRAS[cmd_name]
         module, _, name = found.home.partition(":")
         try:
+            if find_spec(found.brings) is None:
+                raise ModuleNotFoundError(f"No module named {found.brings!r}")
             return cast("click.Command", getattr(importlib.import_module(module), name))
         except ModuleNotFoundError as error:
             return _without_extra(cmd_name, found.extra, error)
@@ -158,7 +161,7 @@ def _not_available(extra: str) -> str:
     return f"Not available: install the extra `{extra}`."
 
 
-def _without_extra(name: str, extra: str, missing: ModuleNotFoundError) -> click.Command:
+def _without_extra(name: str, extra: str, error: ModuleNotFoundError) -> click.Command:
     """Make the command that stands in for one whose extra is not installed, and says so."""
 
     @click.command(
@@ -166,10 +169,7 @@ def _without_extra(name: str, extra: str, missing: ModuleNotFoundError) -> click
     )
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
     def refuse(arguments: Any) -> None:  # noqa: ARG001  # all of them are accepted
-        raise Misuse(
-            f"`statestore {name}` needs the extra `{extra}` ({missing}): "
-            f"pip install 'statestore[{extra}]'"
-        )
+        raise missing(extra, f"`statestore {name}`", error)
 
     return refuse
 

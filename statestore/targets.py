@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, NoReturn
 import fsspec
 
 from statestore.errors import HostFailure, Misuse, StateStoreError, Unavailable
+from statestore.extras import install_command
 from statestore.layout.files import sync_folder
 from statestore.ports import FileRead
 
@@ -95,7 +96,8 @@ class FsspecTarget:
                 url, use_listings_cache=False, skip_instance_cache=True
             )
         except ImportError as error:
-            self._fail(Misuse, f"{shown}: {error}; for s3:// install statestore[s3]", error)
+            way_out = f": {install_command('s3')}" if url.startswith("s3") else ""
+            self._fail(Misuse, f"{shown}: {error}{way_out}", error)
         except (ConnectionError, TimeoutError, socket.gaierror) as error:
             self._fail(Unavailable, f"{shown}: {error}: is it up and reachable?", error)
         except Exception as error:  # noqa: BLE001  # what a file system's own client raises

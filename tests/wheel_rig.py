@@ -20,12 +20,7 @@ _SOURCES = ("pyproject.toml", "README.md", "LICENSE")
 def built_wheel(folder: Path) -> Path:
     """Build the wheel from a copy of the sources; what the build leaves goes away with the copy."""
     source = folder / "source"
-    source.mkdir()
-    for name in _SOURCES:
-        shutil.copy(ROOT / name, source)
-    shutil.copytree(
-        ROOT / "statestore", source / "statestore", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    copy_sources(source)
     wheel = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source)]
     subprocess.run([*_PIP, *wheel], check=True, timeout=BUILD_S)
     shutil.rmtree(source)
@@ -33,13 +28,28 @@ def built_wheel(folder: Path) -> Path:
     return built
 
 
+def copy_sources(folder: Path) -> None:
+    """Copy into a new folder what of a checkout pip needs to install it."""
+    folder.mkdir()
+    for name in _SOURCES:
+        shutil.copy(ROOT / name, folder)
+    shutil.copytree(
+        ROOT / "statestore", folder / "statestore", ignore=shutil.ignore_patterns("__pycache__")
+    )
+
+
 def installed(
-    wheel: Path, home: Path, *, extras: Iterable[str] | None = (), packages_of: Path | None = None
+    wheel: Path,
+    home: Path,
+    *,
+    extras: Iterable[str] | None = (),
+    packages_of: Path | None = None,
+    tools: Iterable[str] = (),
 ) -> Path:
     """Install the wheel into a new environment, and return the folder of its programs.
 
-    The environment has what the wheel requires with these `extras`, and nothing else; None gives it
-    all packages of ours, or of the folder `packages_of`.
+    The environment has what the wheel requires with these `extras`, and the distributions `tools`,
+    and nothing else; None gives it all packages of ours, or of the folder `packages_of`.
     """
     venv.create(home, symlinks=True)
     (packages,) = home.glob("lib/python3.*/site-packages")
@@ -50,7 +60,9 @@ def installed(
         # It comes behind the environment's own packages, and an editable install in it is ignored.
         (packages / "ours.pth").write_text(str(packages_of or ours), encoding="utf-8")
         return home / "bin"
-    for name in _top_level_names("statestore", ("", *extras)):
+    for name in _top_level_names("statestore", ("", *extras)).union(
+        *(_top_level_names(tool, ("",)) for tool in tools)
+    ):
         if (ours / name).exists() and not (packages / name).exists():
             (packages / name).symlink_to(ours / name)
     return home / "bin"
@@ -68,7 +80,7 @@ def _top_level_names(distribution_name: str, extras: Iterable[str]) -> set[str]:
         except PackageNotFoundError:
             continue  # of another platform
         seen.add(name)
-        if name != distribution_name:
+        if name != "statestore":
             names |= {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}
         for requirement in map(Requirement, found.requires or ()):
             marker = requirement.marker

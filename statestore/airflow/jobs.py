@@ -15,6 +15,9 @@ from typing import Any
 import psutil
 from airflow.providers.common.compat.sdk import AirflowFailException
 
+from statestore.errors import Misuse
+from statestore.extras import require_one_pyspark
+
 STATESTORE = (sys.executable, "-m", "statestore")
 KILL_GRACE_S = 3.0
 """Airflow kills a task 5 s after it has asked it to stop: its programs must be gone before."""
@@ -36,7 +39,11 @@ def job_path(job: str, folder: Path) -> Path:
 
 
 def require_job(path: Path) -> None:
-    """Fail for good if the file of a job is missing: another attempt would not find it either."""
+    """Fail for good if a job cannot run here: its file is missing, or PySpark's are mixed up."""
+    try:
+        require_one_pyspark()
+    except Misuse as error:
+        raise AirflowFailException(str(error)) from error
     if not path.is_file():
         raise AirflowFailException(
             f"there is no job {path}: name process, export, audit or drill, or a script by its "

@@ -8,9 +8,12 @@ are those of `statestore.errors`, as if the store were read here. A request that
 not answer for now is repeated for some seconds. Needs the extra `serve`.
 """
 
-from statestore.client.blocking import StateClient
-from statestore.client.coroutines import AsyncStateClient
-from statestore.client.requests import ServedRows
+from statestore.extras import needed
 from statestore.model.served import Freshness, ServedRow
+
+with needed("serve", "statestore.client"):
+    from statestore.client.blocking import StateClient
+    from statestore.client.coroutines import AsyncStateClient
+    from statestore.client.requests import ServedRows
 
 __all__ = ["AsyncStateClient", "Freshness", "ServedRow", "ServedRows", "StateClient"]

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from statestore.errors import HostFailure, Misuse
+from statestore.extras import install_command
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
 _FILES = {
@@ -25,9 +26,11 @@ _FILES = {
 }
 """The files of a project, and their templates in the folder `project`.
 
-Each template is the file of a project that is named my-pipeline.
+Each template is the file of a project that is named my-pipeline. Where it installs this package,
+the project says how that is done here.
 """
 _PLACEHOLDER = re.compile(r"my([-_])pipeline")
+_INSTALL = re.compile(r"pip install 'statestore\[([\w,]+)\]'")
 # Names that would shadow what a project or its tools import.
 _TAKEN = frozenset({"conftest", "dags", "test", "tests", "try_it"})
 
@@ -110,4 +113,5 @@ def _require_empty(folder: Path) -> None:
 
 
 def _named(text: str, name: str, module: str) -> str:
-    return _PLACEHOLDER.sub(lambda found: name if found[1] == "-" else module, text)
+    named = _PLACEHOLDER.sub(lambda found: name if found[1] == "-" else module, text)
+    return _INSTALL.sub(lambda found: install_command(*found[1].split(",")), named)

@@ -17,7 +17,8 @@ from rich.table import Table
 
 from statestore.commands.arguments import RunArguments, parse_run, run_options
 from statestore.commands.progress import shown_run
-from statestore.errors import HostFailure, Misuse, failure_fields
+from statestore.errors import HostFailure, failure_fields
+from statestore.extras import needed
 from statestore.metrics import GatheredFigures, StoreFigures, figures
 from statestore.model.texts import held_text
 from statestore.operations.continuous import serve_run
@@ -95,13 +96,9 @@ def _metrics(
     """Serve the metrics of stores, if that was asked for."""
     if port is None:
         return nullcontext()
-    try:
+    with needed("serve", "--metrics-port"):
         # By its name, as the extra `serve` may not be there.
         prometheus: Any = importlib.import_module("statestore.serving.prometheus")
-    except ModuleNotFoundError as error:
-        raise Misuse(
-            f"--metrics-port needs the extra `serve` ({error}): pip install 'statestore[serve]'"
-        ) from error
     served: AbstractContextManager[int] = prometheus.metrics_port(
         application_id, host, port, stores
     )

@@ -1,7 +1,6 @@
 """`statestore serve`: the state of an application over HTTP, read-only."""
 
 import importlib
-from importlib.util import find_spec
 from typing import Any
 
 import click
@@ -10,9 +9,6 @@ from statestore.commands.arguments import broker_option, parse_state, state_opti
 from statestore.operations.pipelines import load_pipeline
 from statestore.runtime import Runtime
 from statestore.serving.access import TOKEN_VARIABLE, Listening, ServeLimits, Tokens
-
-if find_spec("fastapi") is None:
-    raise ModuleNotFoundError("No module named 'fastapi'")
 
 
 @click.command("serve")

@@ -16,6 +16,7 @@ from urllib.parse import unquote
 import msgspec
 
 from statestore.errors import InvalidSetting, Misuse, StateStoreError, Unavailable
+from statestore.extras import needed
 from statestore.model.records import OF_REGISTRY, Schema, Serde, SerdeContext
 from statestore.settings import expand
 
@@ -365,13 +366,8 @@ def _without_user(url: str) -> str:
 
 
 def _part(module: str) -> Any:
-    try:
+    with needed("schema-registry", "a schema registry"):
         return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise Misuse(
-            f"a schema registry needs the extra `schema-registry` ({error}): "
-            "pip install 'statestore[schema-registry]'"
-        ) from error
 
 
 def _same(value: Any) -> Any:

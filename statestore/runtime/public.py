@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
 from statestore.errors import Misuse
+from statestore.extras import needed
 from statestore.model.modes import IsolationLevel, Span, Time
 from statestore.model.records import Serde
 from statestore.operations.at_rest import HeldFiles, StoresAtRest, open_reader, spec_of
@@ -74,7 +75,8 @@ def run(
         if workers > 1:
             raise Misuse("workers= and spark= exclude each other: Spark has workers of its own")
         # By its name, as the extra `spark` may not be there, and nothing here imports it.
-        on_spark: Any = importlib.import_module("statestore.spark.running")
+        with needed("spark", "spark="):
+            on_spark: Any = importlib.import_module("statestore.spark.running")
         summary: RunSummary = on_spark.run(
             topology, Settings.of(settings), spark, until=until, run_for=run_for
         )

@@ -30,6 +30,7 @@ from statestore.commands.audit import export_option, record_line, record_lines, 
 from statestore.commands.progress import logged_works
 from statestore.commands.running import check_summary_file, write_line
 from statestore.errors import HostFailure, TaskCorrupted
+from statestore.extras import needed
 from statestore.layout.audits import AuditedStore, AuditedWriter, AuditRecord, Audits
 from statestore.operations.audits.audit import (
     RowFinding,
@@ -47,10 +48,12 @@ from statestore.runtime import PARTITIONERS, Runtime
 from statestore.spark.audit_source import LOG, STORE, audit_frame
 from statestore.spark.comparison import compare
 from statestore.spark.datasource import TransactionalStore
-from statestore.spark.expectations import Frames, validate
 from statestore.spark.failures import failures_of
 from statestore.spark.program import run_program
 from statestore.spark.session import spark_session
+
+with needed("gx", "an audit on Spark"):
+    from statestore.spark.expectations import Frames, validate
 
 _SHUFFLES = "spark.sql.shuffle.partitions"
 

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from statestore.commands.arguments import RunArguments
 from statestore.errors import InvalidSetting, Misuse
+from statestore.extras import require_one_pyspark
 from statestore.model.modes import Span, Time, to_ms
 from statestore.operations.run import RunSummary
 from statestore.operations.serving import run_request, start_run
@@ -29,6 +30,7 @@ def run(
         )
     if _is_stopped(spark):
         raise Misuse("the session of spark= was stopped: make a new one")
+    require_one_pyspark()
     request = run_request(until=until, run_for=run_for)
     arguments = RunArguments(
         application_id=settings.application_id,

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.functions import spark_partition_id
 
 from statestore import errors
+from statestore.extras import require_one_pyspark
 from statestore.settings import CONNECTION_VARIABLE
 
 # These hold unless spark-submit says otherwise.
@@ -24,6 +25,7 @@ _LOCAL_DEFAULTS = {"spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false"
 
 def spark_session(name: str) -> SparkSession:
     """Make a session whose workers run this interpreter; spark-submit decides everything else."""
+    require_one_pyspark()
     # py4j logs every connection that it closes, even after the streams are gone.
     logging.getLogger("py4j").setLevel(logging.WARNING)
     builder = SparkSession.builder.appName(name)

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol, overload
 import msgspec
 
 from statestore.errors import ABOUT_A_RECORD, Misuse, SerdeMismatch, StateStoreError
+from statestore.extras import needed
 from statestore.model.modes import PunctuationType
 from statestore.model.records import (
     AT_TIME_BYTES,
@@ -184,12 +185,8 @@ def json_schema(
 
 def _extra(extra: str, module: str) -> Any:
     """Import the module of an extra; Misuse names the extra if it is not installed."""
-    try:
+    with needed(extra, "this serde"):
         return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise Misuse(
-            f"this serde needs the extra `{extra}` ({error}): pip install 'statestore[{extra}]'"
-        ) from error
 
 
 def register(serde: Serde[T]) -> Serde[T]:

@@ -4,7 +4,10 @@ The commands `statestore drill` and `statestore kafka` are here as well. Nothing
 production imports this package.
 """
 
+from statestore.extras import needed
 from statestore.testing.driver import TopologyTestDriver
-from statestore.testing.local_kafka import LocalKafka
+
+with needed("testing", "statestore.testing"):
+    from statestore.testing.local_kafka import LocalKafka
 
 __all__ = ["LocalKafka", "TopologyTestDriver"]

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from statestore.cli import cli
 from statestore.errors import HostFailure, Misuse
+from statestore.extras import install_command
 from statestore.metrics import GatheredFigures, figures
 from statestore.serving.prometheus import metrics_port
 from tests.builders import DEADLINE_S, eventually
@@ -80,7 +81,7 @@ def test_without_the_extra_serve_says_how_to_install_it(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "fastapi", None)
     refused = CliRunner().invoke(cli, ["serve"])
     assert isinstance(refused.exception, Misuse)
-    assert "pip install 'statestore[serve]'" in str(refused.exception)
+    assert install_command("serve") in str(refused.exception)
 
 
 def test_the_metrics_of_a_run_are_scraped_under_kafka_streams_names(rig: TaskRig) -> None:

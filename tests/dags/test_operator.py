@@ -188,6 +188,19 @@ def failed(action: str, exit_code: int = 6) -> dict[str, Any]:
     return {**DONE, "error": {**error, "action": action}}
 
 
+def test_a_job_does_not_start_where_two_versions_of_pyspark_are_mixed(
+    run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "pyspark_client-4.2.99.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: pyspark-client\nVersion: 4.2.99")
+    monkeypatch.syspath_prepend(tmp_path)
+    refused = run()
+    assert isinstance(refused.raised, AirflowFailException)
+    assert "pyspark-client 4.2.99 are installed into one folder" in str(refused.raised)
+    assert refused.given == {}
+
+
 def test_a_job_that_is_no_run_gets_its_flags_and_makes_no_asset(target: Application) -> None:
     audit = {"application_id": "flights", "verdict": "right", "link": "file:///docs", "error": None}
     folder = folder_of(target)

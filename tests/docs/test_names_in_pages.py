@@ -23,12 +23,12 @@ def test_the_example_prints_what_the_readme_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     readme = PAGES["README.md"]
-    example = re.findall(r"^```python\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)[0]
+    example = re.findall(r"^```python[^\n]*\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)[0]
     (tmp_path / "shop.py").write_text(example, encoding="utf-8")
     runpy.run_path(str(tmp_path / "shop.py"), run_name="__main__")
     printed = capsys.readouterr().out.splitlines()
     assert printed == ["Ada 250", "Ada 350"]
-    assert all(f"`{line}`" in readme for line in printed)
+    assert all(f"\n{line}\n" in readme for line in printed)
 
 
 def test_the_commands_and_flags_in_the_pages_exist() -> None:

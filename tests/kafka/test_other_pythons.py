@@ -79,7 +79,7 @@ def shop(version: str, wheel: Path, folder: Path, *, extras: str) -> Shop:
         pytest.skip("pip cannot reach its index")
     assert done.returncode == 0, done.stderr[-4000:]
     example = re.findall(
-        r"^```python\n(.*?)^```$",
+        r"^```python[^\n]*\n(.*?)^```$",
         (ROOT / "README.md").read_text(encoding="utf-8"),
         re.MULTILINE | re.DOTALL,
     )[0]

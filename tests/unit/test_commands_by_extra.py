@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from statestore.cli import cli
 from statestore.commands.help import CommandGroup
 from statestore.errors import Misuse
+from statestore.extras import install_command
 from tests.builders import DEADLINE_S, child
 
 ASKING = """
@@ -71,7 +72,7 @@ def test_without_the_extra_a_command_says_how_to_install_it(
     refused = CliRunner().invoke(cli, [command, "--json", "start"])
     assert isinstance(refused.exception, Misuse)
     assert f"`statestore {command}` needs the extra `testing`" in str(refused.exception)
-    assert "pip install 'statestore[testing]'" in str(refused.exception)
+    assert install_command("testing") in str(refused.exception)
     listed = CliRunner().invoke(cli, ["--help"])
     assert listed.exit_code == 0
     assert "Not available: install the extra `testing`." in listed.output

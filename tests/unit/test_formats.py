@@ -14,6 +14,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 import statestore as ss
 from statestore import serdes
 from statestore.errors import Misuse, RecordFailed
+from statestore.extras import install_command
 from statestore.testing import TopologyTestDriver
 from tests import order_pb2
 from tests.builders import DEADLINE_S, child
@@ -182,7 +183,7 @@ except ss.errors.Misuse as error:
     out, err = done.communicate(timeout=DEADLINE_S)
     loaded, told = out.splitlines()
     assert loaded == "[]", err
-    assert told.endswith(f"pip install 'statestore[{extra}]'")
+    assert told.endswith(f": {install_command(extra)}")
 
 
 @pytest.mark.parametrize(

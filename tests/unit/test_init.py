@@ -11,6 +11,7 @@ from statestore.applications import ConfiguredApplication
 from statestore.cli import cli
 from statestore.commands.init import _FILES
 from statestore.errors import Misuse
+from statestore.extras import install_command
 from tests.builders import ROOT
 
 REFUSED = {
@@ -94,6 +95,14 @@ def test_every_file_bears_the_name_and_none_of_another_project(elsewhere: Path) 
             ast.parse(text)
     known = ConfiguredApplication.load(made / "statestore.toml", "web-shop_2")
     assert known.pipeline == "web_shop_2:topology"
+
+
+def test_a_project_says_how_to_install_what_it_needs_here(elsewhere: Path) -> None:
+    init("shop")
+    told = (elsewhere / "shop" / "README.md").read_text(encoding="utf-8")
+    for extras in (("testing",), ("spark",), ("airflow", "spark")):
+        assert f"    {install_command(*extras)}" in told
+    assert "'statestore[" not in told
 
 
 def test_the_dag_is_three_lines() -> None:

@@ -103,7 +103,7 @@ def test_it_has_types_a_licence_the_brokers_list_and_the_jobs(names: list[str]) 
     assert wanted - set(names) == set()
 
 
-def test_its_metadata_name_the_extras_and_pin_nothing(metadata: Message) -> None:
+def test_its_metadata_name_the_extras_and_pin_only_what_shares_a_folder(metadata: Message) -> None:
     assert metadata["Version"] == ss.__version__
     assert metadata["License-Expression"] == "Apache-2.0"
     assert set(metadata.get_all("Provides-Extra", [])) == {
@@ -111,7 +111,9 @@ def test_its_metadata_name_the_extras_and_pin_nothing(metadata: Message) -> None
         *("schema-registry", "serve", "spark", "testing", "ui"),
     }
     required = metadata.get_all("Requires-Dist", [])
-    assert [one for one in required if re.search(r"[=]=\s*\d", one)] == []
+    pinned = [one.split(";")[0] for one in required if re.search(r"[=]=\s*\d", one)]
+    (pyspark,) = (one for one in pinned if one.startswith("pyspark=="))
+    assert set(pinned) == {pyspark, pyspark.replace("pyspark", "pyspark-client")}
     core = {re.split(r"[^\w-]", one)[0] for one in required if "extra ==" not in one}
     assert not core & {"pyspark", "apache-airflow", "great-expectations", "s3fs", "psutil"}
 

@@ -1,0 +1,77 @@
+"""The extras of this package: what to say if one is missing, and how to install it.
+
+No text elsewhere says how the package is installed. `install_command` knows where this installation
+came from (PEP 610): a checkout, the file of a wheel, a repository, or a package index.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from statestore.errors import Misuse
+
+_PACKAGE = "statestore"
+# Both install into the same folder, which no tool notices.
+_OF_ONE_FOLDER = ("pyspark", "pyspark-client")
+
+
+@contextmanager
+def needed(extra: str, what: str) -> Iterator[None]:
+    """Misuse if an import in the block fails: `what` needs that extra, and how to install it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise missing(extra, what, error) from error
+
+
+def missing(extra: str, what: str, error: ModuleNotFoundError) -> Misuse:
+    """The error of `what`, which needs an extra that is not installed."""
+    return Misuse(f"{what} needs the extra `{extra}` ({error}): {install_command(extra)}")
+
+
+def install_command(*extras: str) -> str:
+    """The command that adds extras to this installation."""
+    package = f"{_PACKAGE}[{','.join(extras)}]"
+    origin = _origin()
+    if origin is None:
+        return f"pip install '{package}'"
+    url = urlsplit(origin["url"])
+    if url.scheme != "file":
+        vcs = origin.get("vcs_info")
+        source = f"{vcs['vcs']}+{origin['url']}@{vcs['commit_id']}" if vcs else origin["url"]
+        return f"pip install '{package} @ {source}'"
+    path = Path(unquote(url.path))
+    if not path.exists():
+        return f"pip install '.[{','.join(extras)}]' in a checkout of {_PACKAGE}"
+    editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
+    return f"pip install {editable}'{path}[{','.join(extras)}]'"
+
+
+def require_one_pyspark() -> None:
+    """Misuse if `pyspark` and `pyspark-client` are installed in two versions."""
+    found = {}
+    for name in _OF_ONE_FOLDER:
+        try:
+            found[name] = distribution(name).version
+        except PackageNotFoundError:
+            return
+    if len(set(found.values())) > 1:
+        told = " and ".join(f"{name} {version}" for name, version in found.items())
+        raise Misuse(
+            f"{told} are installed into one folder, so the files of two versions are mixed: "
+            f"pip uninstall --yes {' '.join(found)}, then {install_command('airflow', 'spark')}, "
+            "which brings one version of both"
+        )
+
+
+def _origin() -> dict[str, Any] | None:
+    """What the installer has recorded of where this package came from; None: from an index."""
+    try:
+        text = distribution(_PACKAGE).read_text("direct_url.json")
+    except PackageNotFoundError:  # imported from a folder that nobody has installed
+        return {"url": Path(__file__).resolve().parents[1].as_uri()}
+    return None if text is None else dict(json.loads(text))
