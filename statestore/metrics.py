@@ -8,6 +8,7 @@ be counted too low.
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from opentelemetry import metrics as otel
 from opentelemetry.metrics import CallbackOptions, Observation
 
 from statestore.model.ids import TopicPartition
+from statestore.model.left_out import Cause, Counts, Fate
 
 _meter = otel.get_meter("statestore")
 _commits = _meter.create_counter("statestore.commits", unit="1", description="Store commits")
@@ -39,9 +41,19 @@ _late = _meter.create_counter(
 _quarantined = _meter.create_counter(
     "statestore.stores.quarantined", unit="1", description="Stores moved to quarantine"
 )
-_dropped = _meter.create_counter(
-    "statestore.records.dropped", unit="1", description="Records skipped, with the reason"
-)
+_left_out = {
+    Fate.DROPPED: _meter.create_counter(
+        "statestore.records.dropped", unit="1", description="Records dropped, by node and reason"
+    ),
+    Fate.DEAD_LETTER: _meter.create_counter(
+        "statestore.records.dead_letters",
+        unit="1",
+        description="Records dropped into the dead letter topic, by node and reason",
+    ),
+    Fate.UNMATCHED: _meter.create_counter(
+        "statestore.records.unmatched", unit="1", description="Records that an inner join left out"
+    ),
+}
 # By OpenTelemetry's semantic conventions for messaging, whose dashboards know Kafka by them.
 _consumed = _meter.create_counter(
     "messaging.client.consumed.messages",
@@ -160,6 +172,8 @@ class StoreMetrics:
             self._reported_late = self.late
 
 
+_left_out_totals: dict[str, Counter[str]] = {}
+_counting = threading.Lock()
 _open_stores: weakref.WeakSet[StoreMetrics] = weakref.WeakSet()
 _opening = threading.Lock()  # A set that grows cannot be read by another thread.
 
@@ -236,9 +250,16 @@ def count_quarantine(store: str, reason: str) -> None:
     _quarantined.add(1, {"store": store, "reason": reason})
 
 
-def count_dropped(task: str, reason: str, count: int) -> None:
-    """Count records that a stream task skipped and whose offsets are now committed."""
-    _dropped.add(count, {"task": task, "reason": reason})
+def count_left_out(task: str, counts: Counts) -> None:
+    """Count records that a stream task left out and whose offsets are now committed."""
+    for name, count in counts.items():
+        cause = Cause.parse(name)
+        if cause is not None:
+            attributes = {"task": task, "node": cause.node, "reason": cause.reason}
+            _left_out[cause.fate].add(count, attributes)
+    if counts:
+        with _counting:
+            _left_out_totals.setdefault(task, Counter()).update(counts)
 
 
 def input_attributes(application_id: str, task: str, tp: TopicPartition) -> dict[str, str]:

@@ -143,6 +143,7 @@ class NodeBench:
         self.stores = {spec.name: memory_store(spec, owned_by_task=True) for spec in specs}
         self.commits_requested = 0
         self.dropped: list[tuple[str, int]] = []
+        self.unmatched = 0
         self.stream_time_ms: int | None = None
         self.forwarded: list[tuple[Batch, str | None]] = []
         self._closers: list[Callable[[], None]] = []
@@ -205,6 +206,10 @@ class NodeBench:
         assert node
         assert max(indices) < len(batch)
         self.dropped.append((reason, len(indices)))
+
+    def count_unmatched(self, node: str, records: int) -> None:
+        assert node
+        self.unmatched += records
 
     def on_close(self, action: Callable[[], None]) -> None:
         self._closers.append(action)

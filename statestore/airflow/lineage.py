@@ -27,6 +27,8 @@ _FIGURES = (
     "records_in",
     "records_out",
     "dropped_records",
+    "dead_letter_records",
+    "unmatched_records",
     "commits",
     "restored_records",
     "held_records",

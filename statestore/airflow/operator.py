@@ -59,6 +59,7 @@ from statestore.airflow.retries import (
     with_retry_policy,
 )
 from statestore.airflow.sources import SettingsSource, environment
+from statestore.model.left_out import LeftOut, left_out_lines
 from statestore.model.texts import held_text
 
 SUMMARY_KEY = "summary"
@@ -192,6 +193,8 @@ class StateStoreJobOperator(SparkSubmitOperator):
         if self._asset:
             context["outlet_events"][self._asset].extra = {SUMMARY_KEY: summary}
         self.log.info("%s: %s", self.application_id, _figures(summary))
+        for line in _left_out(summary):
+            self.log.warning("%s: %s", self.application_id, line)
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:  # noqa: ARG002
         """Tell OpenLineage what was read and written; only its provider calls this."""
@@ -292,6 +295,12 @@ def _read_summary(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return summary if isinstance(summary, dict) else None
+
+
+def _left_out(summary: Mapping[str, Any]) -> list[str]:
+    """Say which records are in no result, and why."""
+    names = ("dropped", "dead_letters", "unmatched")
+    return left_out_lines(*([LeftOut(**one) for one in summary.get(name, ())] for name in names))
 
 
 def _figures(summary: Mapping[str, Any]) -> str:

@@ -28,6 +28,7 @@ from rich.progress import (
 from rich.text import Text
 
 from statestore.layout.works import RESTORE, Unit, Works, together, work_text
+from statestore.model.left_out import Cause, Fate
 from statestore.model.texts import held_text, span_text, time_text
 from statestore.operations.environment import Environment
 from statestore.operations.lags import total_of
@@ -187,7 +188,12 @@ def _held(told: list[Standing]) -> list[str]:
 
 
 def _dropped(told: list[Standing]) -> list[str]:
-    reasons = sum((Counter(one.dropped) for one in told), Counter[str]())
+    reasons = Counter[str]()
+    for one in told:
+        for name, count in one.left_out.items():
+            cause = Cause.parse(name)
+            if cause is not None and cause.fate is Fate.DROPPED:
+                reasons[cause.reason] += count
     each = [f"{count:,} {reason.replace('_', ' ')}" for reason, count in reasons.most_common()]
     return [f"dropped: {', '.join(each)}"] if each else []
 

@@ -20,6 +20,7 @@ from statestore.commands.progress import shown_run
 from statestore.errors import HostFailure, failure_fields
 from statestore.extras import needed
 from statestore.metrics import GatheredFigures, StoreFigures, figures
+from statestore.model.left_out import left_out_lines
 from statestore.model.texts import held_text
 from statestore.operations.continuous import serve_run
 from statestore.operations.pipelines import load_pipeline
@@ -81,13 +82,16 @@ def run_command(
     if as_json:
         click.echo(summary_line(summary))
     else:
-        left_out = {"lineage", "held"} | ({"lookups"} if not summary.lookups else set())
+        left_out = {"lineage", "held", "dropped", "dead_letters", "unmatched"}
+        left_out |= {"lookups"} if not summary.lookups else set()
         fields = summary.fields()
         if summary.held_records:
             fields["caught_up"] = f"{summary.caught_up}, {summary.held_records:,} records held back"
         _print_table("run", [(name, it) for name, it in fields.items() if name not in left_out])
         if summary.held_records:
             click.echo(held_text(summary.held_records, summary.held))
+        for line in left_out_lines(summary.dropped, summary.dead_letters, summary.unmatched):
+            click.echo(line)
 
 
 def _metrics(

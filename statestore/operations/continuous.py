@@ -35,6 +35,18 @@ def serve_run(
     `serve` returns after a commit once the ending that it is given is set. Only a continuous run
     begins anew, and it waits if no topic matches yet.
     """
+    summary = _served(environment, topology, request, ending, serve)
+    summary.warn()
+    return summary
+
+
+def _served(
+    environment: Environment,
+    topology: Topology,
+    request: RunRequest,
+    ending: Ending,
+    serve: Callable[[Run, Ending], RunSummary],
+) -> RunSummary:
     if request.run_for_ms is None or not topology.patterns:
         with start_run(environment, topology, request) as started:
             return serve(started, ending)

@@ -34,9 +34,10 @@ from statestore.layout.global_versions import (
     GlobalVersion,
     GlobalVersions,
 )
-from statestore.metrics import count_dropped
+from statestore.metrics import count_left_out
 from statestore.model.batch import Batch
 from statestore.model.ids import TopicPartition
+from statestore.model.left_out import Cause, Fate
 from statestore.operations.environment import Databases, Environment
 from statestore.operations.lookups import LookedUp, look_up, write
 from statestore.ports import Bounds
@@ -462,7 +463,7 @@ def _with_keys(store: str, batch: Batch) -> Batch:
     nulls = set(batch.keys.nulls())
     if not nulls:
         return batch
-    count_dropped("global", "null_key", len(nulls))
+    count_left_out("global", {str(Cause(Fate.DROPPED, store, "null_key")): len(nulls)})
     _log.warning(
         "global table %s drops %d records of %s without a key", store, len(nulls), batch.topic
     )

@@ -28,6 +28,7 @@ from statestore.layout.folders import StateLayout
 from statestore.layout.owners import Claim
 from statestore.layout.snapshots import TaskSnapshots
 from statestore.model.ids import TaskId, TopicPartition
+from statestore.model.left_out import Fate, LeftOut, LeftOutSums, warning_of
 from statestore.operations.changelogs import Accepted, StartingPoint, check_source_topics
 from statestore.operations.deployed import read_deployed
 from statestore.operations.environment import Environment
@@ -102,8 +103,10 @@ class RunRequest:
 class RunSummary:
     """What a run did: the fields of its JSON line (INTERFACE).
 
-    `caught_up`: every input was processed up to its planned end. It is about inputs alone:
-    `held_records` wait in operators until later input, and `held` says how many in which store.
+    `dropped`, `dead_letters` and `unmatched`: the records that are in no result, by node and
+    reason. Dead letters were dropped, too; the unmatched met no row in an inner join. `caught_up`:
+    every input was processed up to its planned end. It is about inputs alone: `held_records` wait
+    in operators until later input, and `held` says how many in which store.
     """
 
     application_id: str
@@ -122,17 +125,26 @@ class RunSummary:
     lineage: dict[str, object] | None = None
     """Where data came from and went to: brokers, inputs, outputs, stores; None after a failure."""
     error: dict[str, object] | None = None
+    dropped: list[LeftOut] = field(default_factory=list)
+    dead_letter_records: int = 0
+    dead_letters: list[LeftOut] = field(default_factory=list)
+    unmatched_records: int = 0
+    unmatched: list[LeftOut] = field(default_factory=list)
+    _left_out: LeftOutSums = field(
+        default_factory=LeftOutSums, init=False, repr=False, compare=False
+    )
     _held: dict[str, dict[str, int]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     def add(self, reports: Sequence[TaskReport]) -> None:
         """Sum up the reports of a wave."""
+        left_out = LeftOutSums()
         for report in reports:
             self.stream_tasks += 1
             self.records_in += report.records_in
             self.records_out += report.records_out
-            self.dropped_records += report.dropped_records
+            left_out.add(report.stream_task, report.records_in, report.left_out)
             self.commits += report.commits
             self.restored_records += report.restored_records
             self.restore_seconds = max(self.restore_seconds, report.restore_seconds)
@@ -141,22 +153,46 @@ class RunSummary:
             self._held[report.stream_task] = report.held
         self.held = dict(sum(map(Counter, self._held.values()), Counter[str]()))
         self.held_records = sum(self.held.values())
+        self.take_left_out(left_out)
 
     def after(self, earlier: "RunSummary") -> "RunSummary":
         """Return this summary together with that of a run which this one went on from."""
-        return replace(
+        made = replace(
             self,
             records_in=earlier.records_in + self.records_in,
             records_out=earlier.records_out + self.records_out,
-            dropped_records=earlier.dropped_records + self.dropped_records,
             commits=earlier.commits + self.commits,
             restored_records=earlier.restored_records + self.restored_records,
             restore_seconds=max(earlier.restore_seconds, self.restore_seconds),
         )
+        made.take_left_out(earlier.left_out())
+        made.take_left_out(self.left_out())
+        return made
 
     def fields(self) -> dict[str, Any]:
         """The public fields, as they go into JSON."""
         return {name: value for name, value in asdict(self).items() if not name.startswith("_")}
+
+    def warn(self) -> None:
+        """Say in the log, once at the end of a run, what it left out."""
+        if told := warning_of(self.dropped, self.dead_letters):
+            _log.warning("%s: %s", self.application_id, told)
+        for one in self.unmatched:
+            _log.info("%s: %s met no row in join %s", self.application_id, one.share(), one.node)
+
+    def left_out(self) -> LeftOutSums:
+        """The sums of the records that are in no result."""
+        return self._left_out
+
+    def take_left_out(self, more: LeftOutSums) -> None:
+        """Add such sums, and set the fields that tell of them."""
+        self._left_out.merge(more)
+        self.dropped = self._left_out.of(Fate.DROPPED)
+        self.dead_letters = self._left_out.of(Fate.DEAD_LETTER)
+        self.unmatched = self._left_out.of(Fate.UNMATCHED)
+        self.dropped_records = sum(one.records for one in self.dropped)
+        self.dead_letter_records = sum(one.records for one in self.dead_letters)
+        self.unmatched_records = sum(one.records for one in self.unmatched)
 
 
 class StartPreview(NamedTuple):

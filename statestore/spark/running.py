@@ -41,7 +41,9 @@ def run(
     )
     shipped = packed(topology)
     with Runtime(settings) as runtime, start_run(runtime, topology, request) as started:
-        return run_waves(spark, arguments, started, shipped)
+        summary = run_waves(spark, arguments, started, shipped)
+    summary.warn()
+    return summary
 
 
 def _is_session(spark: object) -> bool:

@@ -41,6 +41,7 @@ REPORT_SCHEMA = pa.schema(
         ("records_before", pa.int64()),
         ("records_out", pa.int64()),
         ("dropped_records", pa.int64()),
+        ("left_out", pa.map_(pa.string(), pa.int64())),
         ("held", pa.map_(pa.string(), pa.int64())),
         ("commits", pa.int64()),
         ("rewinds", pa.int64()),

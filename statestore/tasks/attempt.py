@@ -105,7 +105,7 @@ class Attempt:
         done = before.after(
             records_in=self._records_in,
             records_out=context.records_out,
-            dropped_records=context.dropped.total(),
+            left_out=context.left_out.pending(),
         )
         times = self._intake.partition_times()
         self._committer.commit(offsets, context.stream_time_ms, done, times)
@@ -155,7 +155,7 @@ class Attempt:
             report.last_commit_ms,
             report.held_records,
             context.stream_time_ms,
-            context.dropped.by_reason(),
+            context.left_out.by_cause(),
             dict(self._traffic.taken),
             dict(self._traffic.sent),
         )

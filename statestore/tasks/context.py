@@ -6,18 +6,18 @@ processor kept in memory outlives the records it was made of, if these are not c
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from statestore.errors import RecordFailed, UnknownStore, log_left
 from statestore.metrics import (
-    count_dropped,
     count_messages,
     count_processing,
     input_attributes,
 )
 from statestore.model.batch import Batch
 from statestore.model.ids import TaskId, TopicPartition
+from statestore.model.left_out import NO_MATCH, Cause, Fate
 from statestore.model.modes import PunctuationType, Span
 from statestore.model.records import APPLICATION, SIDES, Header
 from statestore.ports import Clock, Outbox, Records
@@ -27,6 +27,7 @@ from statestore.stores.row_times import WriteTime
 from statestore.stores.staged_table import StagedTable
 from statestore.stores.versioned.table import VersionedTable
 from statestore.tasks.intake import InputBatch
+from statestore.tasks.left_out import LeftOutRecords
 from statestore.tasks.owned import OwnedStore
 from statestore.tasks.plan import NO_GLOBAL_STORES, GlobalStoresByName
 from statestore.tasks.poison import Poison
@@ -46,14 +47,13 @@ from statestore.topology.punctuation import Alarm, Fire, Firing, Punctuation, Pu
 from statestore.topology.sub_topologies import SubTopology
 
 _log = logging.getLogger(__name__)
-_NAMED = 10
 
 
 class TaskContext:
     """The NodeContext of one attempt of a stream task, and the nodes that it is for.
 
     `pushes`: by source topic, where its batches go. `stream_time_ms`: the largest timestamp so far.
-    `commit_requested`, `records_out`, `consumed`, `sent`, `dropped`: since the last commit.
+    `commit_requested`, `records_out`, `consumed`, `sent`, `left_out`: since the last commit.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class TaskContext:
         clock: Clock,
         poison: Poison,
         held_back: HeldBack,
-        dropped: "DroppedRecords",
+        left_out: LeftOutRecords,
         global_stores: GlobalStoresByName = NO_GLOBAL_STORES,
     ) -> None:
         self.task_id = task_id
@@ -77,7 +77,7 @@ class TaskContext:
         self.records_out = 0
         self.consumed: Counter[TopicPartition] = Counter()
         self.sent: Counter[str] = Counter()
-        self.dropped = dropped
+        self.left_out = left_out
         self.punctuations = Punctuations(self._fire)
         self.held_back = held_back
         self._stores = stores
@@ -139,12 +139,16 @@ class TaskContext:
     def release(self, node: str, held: Held, hand_on: Push) -> None:
         self._poison.release(node, held, hand_on, self)
 
-    def count_dropped(self, reason: str) -> None:
-        self.dropped.add(reason, 1)
+    def count_left_out(self, causes: Iterable[Cause]) -> None:
+        for cause in causes:
+            self.left_out.add(cause, 1)
 
     def drop(self, node: str, batch: Batch, indices: Sequence[int], reason: str) -> None:
-        self.dropped.add(reason, len(indices))
-        self.dropped.tell(node, batch, indices, reason)
+        self.left_out.add(Cause(Fate.DROPPED, node, reason), len(indices))
+        self.left_out.tell(node, batch, indices, reason)
+
+    def count_unmatched(self, node: str, records: int) -> None:
+        self.left_out.add(Cause(Fate.UNMATCHED, node, NO_MATCH), records)
 
     def on_close(self, action: Callable[[], None]) -> None:
         self._closers.append(action)
@@ -228,7 +232,7 @@ class TaskContext:
 
     def committed(self) -> None:
         """Take what was counted since the last commit as final, and start counting again."""
-        self.dropped.committed()
+        self.left_out.committed()
         self.held_back.committed()
         consumed = {tp: (count, self._attributes(tp)) for tp, count in self.consumed.items()}
         count_messages(str(self.task_id), consumed.values(), self.sent)
@@ -259,61 +263,6 @@ class TaskContext:
             raise UnknownStore(
                 f"task {self.task_id} has no store {name!r}; it has: {known}"
             ) from None
-
-
-class DroppedRecords:
-    """How many records a stream task has dropped, by reason.
-
-    There is one per stream task, and it outlives the task's rewinds.
-    """
-
-    def __init__(self, task_id: TaskId) -> None:
-        self._task_id = task_id
-        self._counts: Counter[str] = Counter()
-        self._committed: Counter[str] = Counter()
-        self._told: set[tuple[str, str]] = set()
-
-    def add(self, reason: str, count: int) -> None:
-        """Count records that are dropped with the open transaction."""
-        self._counts[reason] += count
-
-    def total(self) -> int:
-        """Return how many records were dropped since the last commit."""
-        return self._counts.total()
-
-    def by_reason(self) -> dict[str, int]:
-        """Return how many records were dropped for good, by reason."""
-        return dict(self._committed)
-
-    def went_back(self) -> None:
-        """Forget what was counted since the last commit, as it is not dropped."""
-        self._counts.clear()
-
-    def committed(self) -> None:
-        """Report them to the metrics, as they are dropped for good."""
-        for reason, count in self._counts.items():
-            count_dropped(str(self._task_id), reason, count)
-        self._committed += self._counts
-        self._counts.clear()
-
-    def tell(self, node: str, batch: Batch, indices: Sequence[int], reason: str) -> None:
-        """Log what a node drops: as a warning the first time, later for debugging."""
-        level = logging.DEBUG if (node, reason) in self._told else logging.WARNING
-        self._told.add((node, reason))
-        offsets = batch.offsets
-        where = f"of {batch.topic}-{batch.partition}" if batch.topic else "made by an operator"
-        if batch.topic and offsets is not None:
-            named = ", ".join(str(offsets[i]) for i in indices[:_NAMED])
-            where += f", offset {named}{', …' if len(indices) > _NAMED else ''}"
-        _log.log(
-            level,
-            "task %s: node %s dropped %d records %s: %s",
-            self._task_id,
-            node,
-            len(indices),
-            where,
-            reason.replace("_", " "),
-        )
 
 
 def _wire(

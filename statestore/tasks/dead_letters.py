@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from statestore.errors import RecordFailed, TopicMissing, raised_at
 from statestore.model.ids import TaskId
+from statestore.model.left_out import Cause, Fate
 from statestore.model.modes import OnError
 from statestore.model.records import Header
 from statestore.ports import Outbox, Records
@@ -27,13 +28,19 @@ _LINES = 10
 class HandlerVerdict(NamedTuple):
     """Why something is passed over.
 
-    `headers`: the headers of its dead letter; None: it gets no dead letter. `time_ms`: the time of
-    a failed punctuation.
+    `headers`: the headers of its dead letter; None: it gets no dead letter. `node`: where it
+    failed; empty if that is not known. `time_ms`: the time of a failed punctuation.
     """
 
     reason: str
     headers: tuple[Header, ...] | None
+    node: str
     time_ms: int = 0
+
+    def causes(self) -> list[Cause]:
+        """Return what to count once it is passed over."""
+        fates = [Fate.DROPPED] if self.headers is None else [Fate.DROPPED, Fate.DEAD_LETTER]
+        return [Cause(fate, self.node, self.reason) for fate in fates]
 
 
 class DeadLetter(NamedTuple):
@@ -70,7 +77,8 @@ class DeadLetters:
         is_sent = handler is OnError.DEAD_LETTER
         done = f"goes to {self._topic}" if is_sent else "is passed over"
         self._tell(f"{what} {done}: {failed.place}: {failed.reason(cause)}", cause)
-        return HandlerVerdict(failed.stage, error_headers(cause, place) if is_sent else None)
+        headers = error_headers(cause, place) if is_sent else None
+        return HandlerVerdict(failed.stage, headers, failed.node)
 
     def _tell(self, told: str, cause: Exception) -> None:
         """Log one line, unless many were logged: then only the 20th, the 40th, the 80th and so on.

@@ -58,7 +58,9 @@ class Judge(Protocol):
     """Decides on records for which an extractor has no time; either method may raise."""
 
     def condemn(self, tp: TopicPartition, failed: NodeFailed) -> None: ...
-    def drop_negative_times(self, tp: TopicPartition, offsets: Sequence[int]) -> None: ...
+    def drop_negative_times(
+        self, node: str, tp: TopicPartition, offsets: Sequence[int]
+    ) -> None: ...
 
 
 class Intake:
@@ -298,7 +300,7 @@ def _extracted(
         judge.condemn(tp, unfit)
     negative = [i for i, time_ms in enumerate(times) if time_ms < 0]
     if negative:
-        judge.drop_negative_times(tp, [batch.offsets[i] for i in negative])
+        judge.drop_negative_times(source.name, tp, [batch.offsets[i] for i in negative])
     return times
 
 

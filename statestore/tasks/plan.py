@@ -11,12 +11,14 @@ import msgspec
 
 from statestore.layout.documents import Count
 from statestore.model.ids import TaskId, TopicPartition
+from statestore.model.left_out import Counts
 from statestore.ports import Changelog, Clock, Cluster, LinkStore, Outbox, Source
 from statestore.settings import Settings
 from statestore.stores.global_store import GlobalKeyValueStore
 from statestore.stores.kinds import BuiltIn
 from statestore.stores.specs import BuiltInSpec, StoreSpec
 from statestore.tasks.intake import Intake, Judge
+from statestore.tasks.left_out import dropped, stamped
 from statestore.topology.sub_topologies import SubTopology
 
 GlobalStoresByName = Mapping[str, GlobalKeyValueStore[Any, Any]]
@@ -88,7 +90,7 @@ class Standing(NamedTuple):
 
     `records`: processed in this run, committed or not. `lag_records`: offsets up to the ends of its
     inputs as last heard of, so never fewer than records; None: not known. `stream_time_ms`: the
-    event time that it has reached; None: no record yet. `dropped`: by reason, what was committed
+    event time that it has reached; None: no record yet. `left_out`: by cause, what was committed
     since this process has the task. `taken` and `sent`: the same of records, by topic.
     """
 
@@ -98,7 +100,7 @@ class Standing(NamedTuple):
     last_commit_ms: int | None = None
     held_records: int = 0
     stream_time_ms: int | None = None
-    dropped: Mapping[str, int] = MappingProxyType({})
+    left_out: Counts = MappingProxyType({})
     taken: Mapping[str, int] = MappingProxyType({})
     sent: Mapping[str, int] = MappingProxyType({})
 
@@ -117,23 +119,28 @@ class Traffic:
         self.sent.update(sent)
 
 
-class Tally(msgspec.Struct, frozen=True, kw_only=True):
-    """What all commits of one serving of a task have done, whichever workers made them."""
+class Tally(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What all commits of one serving of a task have done, whichever workers made them.
+
+    `left_out`: by cause, as far as a stamp has room for causes (left_out.py).
+    """
 
     serving: str = ""
     commits: Count = 0
     records_in: Count = 0
     records_out: Count = 0
     dropped_records: Count = 0
+    left_out: dict[str, Count] = {}
 
-    def after(self, *, records_in: int, records_out: int, dropped_records: int) -> "Tally":
+    def after(self, *, records_in: int, records_out: int, left_out: Counts) -> "Tally":
         """Return the tally after one more commit."""
         return Tally(
             serving=self.serving,
             commits=self.commits + 1,
             records_in=self.records_in + records_in,
             records_out=self.records_out + records_out,
-            dropped_records=self.dropped_records + dropped_records,
+            dropped_records=self.dropped_records + dropped(left_out),
+            left_out=stamped(self.left_out, left_out),
         )
 
 
@@ -142,8 +149,9 @@ class TaskReport:
     """What one stream task did, for the commit reports and the summary.
 
     `dropped_records`: passed over by a handler, or dropped by an operator, for a null key and the
-    like. `held`: by store, how many records wait in operators for later input, as of the last
-    commit. `caught_up`: every input was processed up to its planned end, whatever is held. Commits
+    like; `left_out`: these and others that are in no result, by cause. `held`: by store, how many
+    records wait in operators for later input, as of the last commit. `caught_up`: every input was
+    processed up to its planned end, whatever is held. Commits
     and records include those of earlier workers in the same serving, and `records_before` says how
     many of `records_in` were theirs; times and bytes are the last worker's. `start_seconds` runs
     from the claim to the first poll and includes `restore_seconds`. `first_record_ms`, when the
@@ -156,6 +164,7 @@ class TaskReport:
     records_before: int = 0
     records_out: int = 0
     dropped_records: int = 0
+    left_out: dict[str, int] = field(default_factory=dict)
     held: dict[str, int] = field(default_factory=dict)
     commits: int = 0
     rewinds: int = 0
@@ -183,7 +192,12 @@ class TaskReport:
         self.commits += now.commits - before.commits
         self.records_in += now.records_in - before.records_in
         self.records_out += now.records_out - before.records_out
-        self.dropped_records += now.dropped_records - before.dropped_records
+        self.leave_out(Counter(now.left_out) - Counter(before.left_out))
+
+    def leave_out(self, counts: Counts) -> None:
+        """Add records that are in no result."""
+        self.dropped_records += dropped(counts)
+        self.left_out = dict(Counter(self.left_out) + Counter(counts))
 
     def add_commit(self, seconds: float, now_ms: int, *, size: int) -> None:
         """Add a commit of `size` bytes that took `seconds`."""

@@ -17,12 +17,13 @@ Keeps I12 and I23.
 import logging
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from statestore.model.batch import Column
 from statestore.model.ids import TaskId, TopicPartition
+from statestore.model.left_out import Cause
 from statestore.ports import Outbox
 from statestore.settings import Settings
 from statestore.stores import serdes
@@ -84,7 +85,7 @@ class Rehearsed(Exception):
 class Counters(Protocol):
     """Where an attempt counts what it passes over."""
 
-    def count_dropped(self, reason: str) -> None: ...
+    def count_left_out(self, causes: Iterable[Cause]) -> None: ...
     def request_commit(self) -> None: ...
 
 
@@ -169,11 +170,12 @@ class Poison:
         for offset, cause in failed.culprits:
             self._condemn_record(InputRecord(tp, offset), failed, cause)
 
-    def drop_negative_times(self, tp: TopicPartition, offsets: Sequence[int]) -> None:
+    def drop_negative_times(self, node: str, tp: TopicPartition, offsets: Sequence[int]) -> None:
         """Pass over records whose extracted time is negative, as Kafka Streams does."""
         for offset in offsets:
             record = InputRecord(tp, offset)
-            (verdict,) = self._verdicts.setdefault(record, [HandlerVerdict(_NEGATIVE_TIME, None)])
+            negative = HandlerVerdict(_NEGATIVE_TIME, None, node)
+            (verdict,) = self._verdicts.setdefault(record, [negative])
             if verdict.reason == _NEGATIVE_TIME:
                 _log.warning("task %s: %s dropped: negative timestamp", self._task_id, record)
 
@@ -347,7 +349,7 @@ class Poison:
         if done >= len(verdicts):
             return None
         self._passed[what] += 1
-        counters.count_dropped(verdicts[done].reason)
+        counters.count_left_out(verdicts[done].causes())
         counters.request_commit()
         return verdicts[done]
 
@@ -371,7 +373,7 @@ class Poison:
         letters, places = [], []
         for i, offset in enumerate(batch.offsets):
             (verdict,) = self._verdicts[InputRecord(batch.tp, offset)]
-            counters.count_dropped(verdict.reason)
+            counters.count_left_out(verdict.causes())
             if verdict.headers is not None:
                 kept = () if records.headers is None else records.headers[i]
                 time_ms = records.timestamps[i]

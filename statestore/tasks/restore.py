@@ -9,15 +9,17 @@ Keeps I2.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from statestore.errors import Misuse, TaskCorrupted
 from statestore.faults import CrashPoint, reach
 from statestore.layout.works import RESTORE, Progress, Unit, Works
-from statestore.metrics import count_dropped
+from statestore.metrics import count_left_out
 from statestore.model.ids import Position, TaskId, TopicPartition
+from statestore.model.left_out import Cause, Counts, Fate
 from statestore.ports import Bounds, Changelog, Clock, Cluster
 from statestore.tasks.owned import OwnedStore
 
@@ -32,11 +34,11 @@ UNCLEAN = "unclean"
 
 @dataclass(frozen=True)
 class Restored:
-    """What a restore did; `dropped` counts records without a key, which it passed over."""
+    """What a restore did; `left_out` counts records without a key, which it passed over."""
 
     records: int
     seconds: float
-    dropped: int = 0
+    left_out: Counts = field(default_factory=dict)
 
 
 class StoreCorrupted(TaskCorrupted):
@@ -73,7 +75,7 @@ class Restorer:
         started = self.clock.monotonic()
         logs = dict.fromkeys(opened.log.tp for opened in stores if opened.log.exists)
         bounds = self.changelog.bounds(list(logs)) if logs else {}
-        records = dropped = 0
+        records, left_out = 0, Counter[str]()
         with self.works.underway(
             RESTORE, Unit.OFFSETS, stream_task=str(self.task), after_s=_TELL_AFTER_S
         ) as told:
@@ -93,9 +95,9 @@ class Restorer:
                     reason = "unreadable" if error.store else "offset-out-of-range"
                     raise StoreCorrupted(opened.name, reason, str(error)) from error
                 records += done.records
-                dropped += done.dropped
+                left_out.update(done.left_out)
         reach(CrashPoint.RESTORE_DONE)
-        return Restored(records, self.clock.monotonic() - started, dropped)
+        return Restored(records, self.clock.monotonic() - started, left_out)
 
     def _restore(self, opened: OwnedStore, bounds: Bounds, end: int, told: Progress) -> Restored:
         log, clock = opened.log, self.clock
@@ -131,12 +133,12 @@ class Restorer:
                 )
         why = "new here" if start == bounds.start else f"from offset {start}"
         _log.info("task %s restored %s: %d records, %s", self.task, opened.name, records, why)
-        if dropped:
-            self._tell_of_dropped(opened, dropped)
-        return Restored(records, clock.monotonic() - began, dropped)
+        left_out = self._tell_of_dropped(opened, dropped) if dropped else {}
+        return Restored(records, clock.monotonic() - began, left_out)
 
-    def _tell_of_dropped(self, opened: OwnedStore, dropped: int) -> None:
-        count_dropped(str(self.task), "no key in the changelog", dropped)
+    def _tell_of_dropped(self, opened: OwnedStore, dropped: int) -> dict[str, int]:
+        left_out = {str(Cause(Fate.DROPPED, opened.name, "no_key_in_changelog")): dropped}
+        count_left_out(str(self.task), left_out)
         _log.warning(
             "task %s: the restore of %s passed over %d records of %s without a key: they belong to "
             "no row and come from another producer: find out who writes to that topic",
@@ -145,6 +147,7 @@ class Restorer:
             dropped,
             opened.log.tp,
         )
+        return left_out
 
     def _why_too_old(self, opened: OwnedStore, start: int, end: int) -> str | None:
         """Return why the log from `start` to `end` may lack deletes; None: it has them all (I29).

@@ -33,7 +33,8 @@ from statestore.layout.folders import StateLayout
 from statestore.settings import Settings
 from statestore.tasks.attempt import Attempt, RetryBudget
 from statestore.tasks.committer import Committer
-from statestore.tasks.context import DroppedRecords, TaskContext
+from statestore.tasks.context import TaskContext
+from statestore.tasks.left_out import LeftOutRecords
 from statestore.tasks.memory_share import MemoryLimits, MemoryShare, TaskMemory
 from statestore.tasks.ownership import Ownership
 from statestore.tasks.plan import Standing, TaskEdges, TaskPlan, TaskReport, Traffic
@@ -77,7 +78,7 @@ class StreamTask:
         self._memory = TaskMemory(str(plan.task_id), share, self._stores.usage)
         self._responder = SnapshotResponder(plan.task_id, layout, edges.clock, self.report)
         self._held_back = HeldBack()
-        self._dropped = DroppedRecords(plan.task_id)
+        self._left_out = LeftOutRecords(plan.task_id)
         self._traffic = Traffic()
         self._attempt: Attempt | None = None
         """The present attempt; None: the task was not started."""
@@ -220,7 +221,7 @@ class StreamTask:
         self._stores.reached(stamp.stream_time_ms)
         self._held_back.restored()
         self.report.restored_records += done.records
-        self.report.dropped_records += done.dropped
+        self.report.leave_out(done.left_out)
         self.report.restore_seconds += done.seconds
         self.report.quarantined = list(self._stores.quarantined)
 
@@ -230,7 +231,7 @@ class StreamTask:
         if self._attempt is not None:
             self._attempt.close()
         self._held_back.went_back()
-        self._dropped.went_back()
+        self._left_out.went_back()
         context = TaskContext(
             plan.task_id,
             plan.part,
@@ -241,7 +242,7 @@ class StreamTask:
             clock=edges.clock,
             poison=self._poison,
             held_back=self._held_back,
-            dropped=self._dropped,
+            left_out=self._left_out,
             global_stores=edges.global_stores,
         )
         self.report.held = self._held_back.by_store()

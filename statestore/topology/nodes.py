@@ -154,6 +154,9 @@ class NodeContext(Protocol):
         debugging.
         """
 
+    def count_unmatched(self, node: str, records: int) -> None:
+        """Count records of an inner join that met no row, and so have no result."""
+
     def on_close(self, action: Callable[[], None]) -> None:
         """Run `action` when the task closes."""
 

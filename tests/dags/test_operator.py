@@ -35,6 +35,8 @@ DONE = {
     "stream_tasks": 8,
     "records_in": 336_776,
     "records_out": 5_000,
+    "dropped_records": 4,
+    "dropped": [{"node": "hourly", "reason": "late", "records": 4, "records_in": 16}],
     "commits": 40,
     "restored_records": 0,
     "restore_seconds": 0.0,
@@ -474,6 +476,7 @@ def test_the_jobs_output_is_in_the_tasks_log_with_one_line_of_figures(
     log = capsys.readouterr().out
     assert "a line of the job" in log
     assert "flights: 336776 records in, 5000 out, 40 commits by 8 stream tasks" in log
+    assert "flights: dropped: 4 of 16 records, 25 %: late, node hourly" in log
     assert "caught up, 12 records held back until later input (fewer-buffer 10, near 2)" in log
 
 

@@ -11,7 +11,8 @@ from statestore.ports import TopicSpec
 from statestore.settings import Settings
 from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec
-from statestore.tasks.context import DroppedRecords, TaskContext
+from statestore.tasks.context import TaskContext
+from statestore.tasks.left_out import LeftOutRecords
 from statestore.tasks.owned import OpenStore
 from statestore.tasks.poison import Poison
 from statestore.tasks.store_log import OwnChangelog
@@ -53,7 +54,7 @@ class Wired:
             clock=ManualClock(),
             poison=Poison(TaskId(0, 0), part, Settings(), self.outbox),
             held_back=HeldBack(),
-            dropped=DroppedRecords(TaskId(0, 0)),
+            left_out=LeftOutRecords(TaskId(0, 0)),
         )
         self.pushes = self.context.pushes
 

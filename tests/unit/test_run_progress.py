@@ -59,8 +59,16 @@ def test_what_is_not_known_is_said_to_be_and_what_is_held_back_is_told() -> None
 def test_event_time_and_what_is_dropped_are_of_all_stream_tasks() -> None:
     clock = ManualClock()
     progress = RunProgress(clock)
-    first = Standing("", 10, 0, None, 0, 1_700_000_000_000, {"late": 3})
-    second = Standing("", 10, 0, None, 0, 1_700_000_001_000, {"late": 2, "null_key": 1})
+    first = Standing("", 10, 0, None, 0, 1_700_000_000_000, {"dropped/late/n": 3})
+    second = Standing(
+        "",
+        10,
+        0,
+        None,
+        0,
+        1_700_000_001_000,
+        {"dropped/late/n": 2, "dropped/null_key/n": 1, "unmatched/no_match/n": 9},
+    )
     note(progress, first, second, Standing("", 0, 0))
     assert progress.line().endswith(
         "event time 2023-11-14T22:13:21.000Z, no commit yet, dropped: 5 late, 1 null key"

@@ -162,6 +162,8 @@ def _joined(
             ]
             if nulls:
                 context.drop(node, batch, nulls, "null_key_or_value")
+            if len(places) + len(nulls) < len(batch):
+                context.count_unmatched(node, len(batch) - len(places) - len(nulls))
             ahead = iter(places)
             try:
                 if joiner.takes_key:

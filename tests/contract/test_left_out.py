@@ -1,0 +1,213 @@
+"""Records that are in no result are counted by node and reason, exactly, and seen after the run."""
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+import statestore as ss
+from statestore import serdes
+from statestore.commands.running import summary_line
+from statestore.model.ids import TopicPartition
+from statestore.model.left_out import Fate, LeftOut, total
+from statestore.model.records import Record
+from statestore.operations.continuous import serve_run
+from statestore.operations.run import RunRequest, RunSummary
+from statestore.operations.serving import serve_here
+from statestore.ports import TopicSpec
+from statestore.runtime import Runtime
+from statestore.tasks.commit import CommitStamp
+from statestore.tasks.left_out import STAMP_MAX_BYTES, stamped
+from statestore.tasks.plan import TaskReport
+from statestore.testing.memory_broker import MemoryBroker
+from tests.builders import ManualClock
+from tests.contract.task_rig import TaskRig
+
+MINUTE_MS = 60_000
+GUARANTEES = ["exactly_once", "at_least_once"]
+DEAD = {
+    "processing.exception.handler": "dead_letter",
+    "errors.dead.letter.queue.topic.name": "dead",
+}
+
+
+def refuse(_key: str, value: str) -> str:
+    if value == "poison":
+        raise ValueError(value)
+    return value
+
+
+def everything() -> ss.Topology:
+    """Poison, a join that finds nothing, and windows with late records and null keys."""
+    b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.STRING)
+    table = b.table("names", name="names-in", materialized=ss.Materialized("names"))
+    clicks = b.stream("clicks", name="clicks").map_values(refuse, name="checked")
+    clicks.join(table, lambda click, name: f"{click} {name}", name="named").to("out")
+    windows = clicks.group_by_key().windowed_by(ss.TumblingWindows(MINUTE_MS))
+    windows.count("counts", name="per-minute")
+    return b.build()
+
+
+@pytest.fixture(params=GUARANTEES)
+def rig(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[TaskRig]:
+    made = TaskRig(everything(), tmp_path, guarantee=request.param, settings=DEAD, serving="run-1")
+    made.broker.cluster("shop").create([TopicSpec("dead", 1, {})])
+    yield made
+    made.end()
+
+
+def click(rig: TaskRig, *rows: tuple[str | None, str, int]) -> None:
+    for key, value, time_ms in rows:
+        data = None if key is None else key.encode()
+        record: Record[bytes | None, bytes | None] = Record(data, value.encode(), time_ms)
+        rig.broker.produce(TopicPartition("clicks", 0), record)
+
+
+def report_after(rig: TaskRig, *, committed: bool = True) -> TaskReport:
+    """The report of a task that has processed all there is."""
+    task = rig.start()
+    before = -1
+    while task.step(0) or task.report.rewinds != before:
+        before = task.report.rewinds
+    if committed:
+        task.step_commit()
+    return task.report
+
+
+def test_what_is_left_out_is_counted_by_node_and_reason_over_crashes(rig: TaskRig) -> None:
+    click(rig, ("ann", "a", 10 * MINUTE_MS), ("bob", "poison", 10 * MINUTE_MS), ("ann", "b", 1))
+    first = {
+        "dropped/late/per-minute": 1,
+        "dropped/processing/checked": 1,
+        "dead_letter/processing/checked": 1,
+        "unmatched/no_match/named": 2,
+    }
+    report = report_after(rig)
+    assert report.left_out == first
+    assert report.dropped_records == 2
+    rig.crash()
+    click(rig, ("ann", "c", 2), (None, "d", 10 * MINUTE_MS))
+    report = report_after(rig)
+    assert report.left_out == {
+        **first,
+        "dropped/late/per-minute": 2,
+        "dropped/null_key/per-minute": 1,
+        "dropped/null_key_or_value/named": 1,
+        "unmatched/no_match/named": 3,
+    }
+    assert report.dropped_records == total(report.left_out, Fate.DROPPED) == 5
+    rig.crash()
+    rig.serving = "run-2"
+    assert report_after(rig).left_out == {}, "that was another run"
+
+
+def test_what_was_not_committed_is_not_counted_twice(rig: TaskRig) -> None:
+    click(rig, ("ann", "a", 1))
+    assert report_after(rig, committed=False).left_out == {}
+    rig.crash()
+    assert report_after(rig).left_out == {"unmatched/no_match/named": 1}
+
+
+def test_a_stamp_has_room_for_some_causes_and_the_numbers_add_up_all_the_same() -> None:
+    counts: dict[str, int] = {}
+    for n in range(500):
+        counts = stamped(counts, {f"dropped/late/a-node-with-a-name-{n}": 2})
+        counts = stamped(counts, {"dropped/late/a-node-with-a-name-0": 1})
+    assert total(counts, Fate.DROPPED) == 1500
+    assert counts["dropped/late/a-node-with-a-name-0"] == 502
+    assert counts["dropped/other/"] > 800
+    assert len(CommitStamp(1, None).text()) + len(json.dumps(counts)) < STAMP_MAX_BYTES + 200
+
+
+def minutes() -> ss.Topology:
+    """Clicks by user and minute, below a repartition topic."""
+    b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.STRING)
+    users = b.stream("clicks", name="clicks").group_by(lambda _key, user: user, name="by-user")
+    windows = users.windowed_by(ss.TumblingWindows(MINUTE_MS))
+    windows.count("counts", name="per-minute").to_stream().to("out", value_serde=serdes.JSON)
+    return b.build()
+
+
+@dataclass
+class World:
+    """A broker in memory with the topics `clicks` and `out`, and a state dir."""
+
+    state_dir: Path
+    topology: ss.Topology = field(default_factory=minutes)
+    broker: MemoryBroker = field(default_factory=MemoryBroker)
+    clock: ManualClock = field(default_factory=ManualClock)
+
+    def __post_init__(self) -> None:
+        specs = [TopicSpec(name, 1, {}) for name in ("clicks", "out")]
+        self.broker.cluster("shop").create(specs)
+
+    def click(self, user: str, *times_ms: int) -> None:
+        for time_ms in times_ms:
+            record: Record[bytes | None, bytes | None] = Record(None, user.encode(), time_ms)
+            self.broker.produce(TopicPartition("clicks", 0), record)
+
+    def runtime(self) -> Runtime:
+        known: dict[str, object] = {
+            "application.id": "shop",
+            "state.dir": str(self.state_dir),
+            "bootstrap.servers": "memory:9092",
+        }
+        return Runtime(known, clock=self.clock, brokers=self.broker.clients)
+
+    def run(self) -> RunSummary:
+        with self.runtime() as runtime:
+            return serve_run(runtime, self.topology, RunRequest(), Event(), serve_here)
+
+
+def test_a_run_says_once_at_its_end_what_share_it_dropped_and_what_helps(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(tmp_path)
+    world.click("ann", 10 * MINUTE_MS, 1, 2, 3)
+    with caplog.at_level(logging.WARNING):
+        summary = world.run()
+    late = {"node": "per-minute", "reason": "late", "records": 3, "records_in": 4}
+    fields = json.loads(summary_line(summary))
+    assert (fields["dropped_records"], fields["dropped"]) == (3, [late])
+    assert (fields["dead_letter_records"], fields["dead_letters"]) == (0, [])
+    assert (fields["unmatched_records"], fields["unmatched"]) == (0, [])
+    (told,) = [line for line in caplog.messages if "%" in line]
+    assert told == (
+        "shop: 3 of 4 records, 75 %, were dropped as late by node per-minute: records that come "
+        "out of order need a larger grace_ms"
+    )
+    caplog.clear()
+    world.click("ann", 10 * MINUTE_MS)
+    with caplog.at_level(logging.WARNING):
+        assert world.run().dropped == []
+    assert not [line for line in caplog.messages if "%" in line]
+
+
+def test_a_summary_adds_up_what_a_run_left_out_before_it_began_anew() -> None:
+    first, second = RunSummary("shop"), RunSummary("shop")
+    first.add([TaskReport("0_0", records_in=10, left_out={"dropped/late/a": 4})])
+    first.add([TaskReport("1_0", records_in=7, left_out={"unmatched/no_match/j": 1})])
+    second.add([TaskReport("0_0", records_in=20), TaskReport("0_1", records_in=30)])
+    both = second.after(first)
+    assert both.dropped == [LeftOut("a", "late", 4, 60)]
+    assert both.unmatched == [LeftOut("j", "no_match", 1, 7)]
+    assert (both.dropped_records, both.unmatched_records, both.records_in) == (4, 1, 67)
+
+
+@pytest.mark.parametrize(
+    ("records", "records_in", "text"),
+    [
+        (2700, 3600, "2,700 of 3,600 records, 75 %"),
+        (1, 3, "1 of 3 records, 33 %"),
+        (3, 1_000_000, "3 of 1,000,000 records, 0.0003 %"),
+        (1, 1, "1 of 1 records, 100 %"),
+        (9, 4, "9 records"),
+        (1, 0, "1 record"),
+    ],
+)
+def test_a_share_is_said_for_people(records: int, records_in: int, text: str) -> None:
+    assert LeftOut("n", "late", records, records_in).share() == text
