@@ -86,10 +86,10 @@ def cogroup_in_windows(of: Case) -> None:
 @case("""
     | in           | out                             |
     | a 1 10       |                                 |
-    | right:a 2 15 | a@5-15 1 14                     |
+    | right:a 2 15 | a@5-15 1 10                     |
     | right:b 1 17 |                                 |
-    | a 3 22       | a@10-20 21 19 ; b@10-20 10 19   |
-    | right:c 1 28 | a@15-25 23 24 ; b@15-25 10 24   |
+    | a 3 22       | a@10-20 21 15 ; b@10-20 10 17   |
+    | right:c 1 28 | a@15-25 23 22 ; b@15-25 10 17   |
 """)
 def cogroup_in_hopping_windows_that_close(of: Case) -> None:
     left, right = of.stream().group_by_key(), of.stream("right").group_by_key()

@@ -48,7 +48,7 @@ def slide_aggregate(of: Case) -> None:
     | b 1 40  |                                          |
     | b 1 41  | a@10-20 1 20                             |
     | a 1 20  |                                          |
-    | b 1 99  | a@14-24 3 24 ; a@21-31 1 31 ; b@30-40 1 40 ; b@31-41 2 41 ; b@41-51 1 51 |
+    | b 1 99  | a@14-24 3 24 ; a@21-31 1 24 ; b@30-40 1 40 ; b@31-41 2 41 ; b@41-51 1 41 |
 """)
 def slide_close(of: Case) -> None:
     windowed = of.stream().group_by_key().windowed_by(TENS, emit=ss.EmitStrategy.ON_WINDOW_CLOSE)

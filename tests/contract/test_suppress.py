@@ -204,10 +204,10 @@ def test_final_results_are_those_of_windows_that_tell_on_close(windows: Any, see
             driver.pipe_all("in", lot)
             if rng.random() < 0.2:
                 driver.crash()
-            wanted = sorted((record.key, record.value) for record in driver.read("closed"))
-            made = [(key, value) for key, value, _ in came_out(driver)]
+            wanted = sorted((r.key, r.value, r.timestamp_ms) for r in driver.read("closed"))
+            made = came_out(driver)
             assert sorted(made) == wanted, f"seed {seed}"
-            assert len({key for key, _ in made}) == len(made)
+            assert len({key for key, _, _ in made}) == len(made)
 
 
 def test_a_session_that_is_merged_away_has_no_result_and_does_not_wait() -> None:

@@ -304,7 +304,7 @@ def test_on_window_close_each_window_is_emitted_once_also_after_a_crash() -> Non
         driver.crash()
         pipe(driver, "a16 a24")
         closed = [(record.key, record.value, record.timestamp_ms) for record in driver.read("out")]
-        assert closed == [(("a", 0, 10), 1, 9), (("b", 0, 10), 1, 9)]
+        assert closed == [(("a", 0, 10), 1, 1), (("b", 0, 10), 1, 2)]
 
 
 def test_another_grace_loses_no_last_result_and_gives_none_twice() -> None:

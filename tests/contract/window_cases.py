@@ -80,13 +80,13 @@ def window_aggregate(of: Case) -> None:
     | a 1 2    |                               |
     | a 1 12   |                               |
     | a 1 3    |                               |
-    | a 1 15   | a@0-10 2 9 ; b@0-10 1 9       |
+    | a 1 15   | a@0-10 2 3 ; b@0-10 1 1       |
     | a 1 4    |                               |
     | a 1 24   |                               |
-    | c 1 99   | a@10-20 2 19 ; a@20-30 1 29   |
+    | c 1 99   | a@10-20 2 15 ; a@20-30 1 24   |
     | c 1 105  | c@90-100 1 99                 |
     | - 1 200  |                               |
-    | c 1 115  | c@100-110 1 109               |
+    | c 1 115  | c@100-110 1 105               |
 """)
 def window_close(of: Case) -> None:
     windowed = of.stream().group_by_key().windowed_by(GRACE, emit=FINAL)
@@ -193,11 +193,11 @@ def hop_aggregate(of: Case) -> None:
     | in     | out                                                                      |
     | a 1 23 |                                                                          |
     | a 1 27 |                                                                          |
-    | b 1 32 | a@15-25 1 24                                                             |
-    | a 1 35 | a@20-30 2 29                                                             |
+    | b 1 32 | a@15-25 1 23                                                             |
+    | a 1 35 | a@20-30 2 27                                                             |
     | a 1 28 |                                                                          |
-    | c 1 60 | a@25-35 2 34 ; b@25-35 1 34 ; a@30-40 1 39 ; b@30-40 1 39 ; a@35-45 1 44 |
-    | c 1 70 | c@55-65 1 64                                                             |
+    | c 1 60 | a@25-35 2 28 ; b@25-35 1 32 ; a@30-40 1 35 ; b@30-40 1 32 ; a@35-45 1 35 |
+    | c 1 70 | c@55-65 1 60                                                             |
 """)
 def hop_close(of: Case) -> None:
     hops = ss.HoppingWindows(10, 5, grace_ms=5)

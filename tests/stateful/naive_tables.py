@@ -240,7 +240,8 @@ class Windows(Kept):
     def _close(self) -> None:
         closed = [w for w in self.rows if w.end_ms <= self._now - self._grace]
         for window in sorted(closed, key=lambda w: (w.start_ms, w.key)):
-            self.updated(Fact(window, self.rows[window].value, window.end_ms - 1))
+            row = self.rows[window]
+            self.updated(Fact(window, row.value, row.time))
 
 
 class Sessions(Kept):

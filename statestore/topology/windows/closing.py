@@ -19,7 +19,7 @@ from statestore.model.batch import Batch, Column
 from statestore.model.modes import PunctuationType, Span, span_ms
 from statestore.stores.in_windows import START, TIME_ROW, start_of
 from statestore.stores.kinds import logged_keys
-from statestore.stores.specs import InWindowsSpec
+from statestore.stores.specs import InWindowsSpec, SessionSpec
 from statestore.stores.staged_table import StagedTable
 from statestore.topology.failures import Stage, failed
 from statestore.topology.nodes import Forward, Held, NodeContext, SendOldValues
@@ -31,11 +31,11 @@ _IDLE_PARTS = 10
 
 
 class Closed(NamedTuple):
-    """A closed window: its row, its value, and its last moment, with which it is stamped."""
+    """A closed window: its row, its value, and its last moment."""
 
     row: bytes
     value: bytes
-    time_ms: int
+    last_ms: int
 
 
 class WindowCloses(NamedTuple):
@@ -204,29 +204,37 @@ class Closing:
             self._context.release(self._node, held, lambda made: forward(made, None))
 
     def _results(self, found: list[Closed], batch: Batch) -> Batch:
-        times = [one.time_ms for one in found]
+        rows, lasts = [one.row for one in found], [one.last_ms for one in found]
         serde = self._spec.value_serde
         stream_times, headers = None, None
         if batch.stream_times is not None or batch.headers is not None:
             # Each window was closed by the first record that took stream time far enough.
-            closed_at = np.array(times) + 1 + self._delay_ms
+            closed_at = np.array(lasts) + 1 + self._delay_ms
             places = np.searchsorted(self._seen, closed_at).clip(max=len(batch) - 1).tolist()
             headers = batch.headers_at(places)
             if batch.stream_times is not None:
                 stream_times = list(map(batch.stream_times.__getitem__, places))
         return Batch(
             keys=Column(
-                raw=logged_keys(self._spec.kind, [one.row for one in found]),
+                raw=logged_keys(self._spec.kind, rows),
                 serde=self._spec.key_serde,
             ),
             values=Column(raw=[one.value for one in found], serde=serde),
-            timestamps=times,
+            timestamps=self._stamps(rows, lasts),
             headers=headers,
             old_values=Column(raw=[None] * len(found), serde=serde)
             if self._old_values.enabled
             else None,
             stream_times=stream_times,
         )
+
+    def _stamps(self, rows: list[bytes], lasts: list[int]) -> list[int]:
+        """Return the time of the latest record in each window; a session ends with it."""
+        if isinstance(self._spec, SessionSpec):
+            return lasts
+        # Older versions kept no times.
+        known = zip(self.table.times_of(rows), lasts, strict=True)
+        return [last if time is None else time for time, last in known]
 
     def _too_late_a_time(self, batch: Batch, seen: NDArray[np.int64]) -> Exception:
         found: list[tuple[int, Exception]] = [
