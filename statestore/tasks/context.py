@@ -313,6 +313,12 @@ def _sink(node: SinkNode, context: TaskContext, outbox: Outbox, application_id: 
     written = _written_for if contextual else _written
 
     def push(batch: Batch) -> None:
+        nulls = set(batch.keys.nulls()) if node.drops_null_keys else None
+        if nulls:
+            context.drop(node.name, batch, sorted(nulls), "null_key")
+            if len(nulls) == len(batch):
+                return
+            batch = batch.take([i for i in range(len(batch)) if i not in nulls])
         keys, values, headers = written(topic, node, batch)
         try:
             placing = serdes.placing(node.key_serde, keys)

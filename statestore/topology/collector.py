@@ -38,11 +38,12 @@ class Collector:
         self._repartitions: dict[str, Repartition] = {}
         self._globals: dict[str, GlobalSource | LookupSource] = {}
         self._unnamed: list[str] = []
+        self._takes_null_keys: set[str] = set()
         self._counter = 0
 
     def build(self) -> Topology:
         """Return the topology; InvalidTopology says what is wrong with it."""
-        nodes = tuple(map(self._with_globals, self._nodes))
+        nodes = self._without_null_keys(map(self._with_globals, self._nodes))
         sources = tuple(self._globals.values())
         check_names([*nodes, *sources])
         for name in self._globals.keys() & self._stores.keys():
@@ -58,6 +59,32 @@ class Collector:
             tuple(source for source in sources if isinstance(source, GlobalSource)),
             tuple(source for source in sources if isinstance(source, LookupSource)),
         )
+
+    def _without_null_keys(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
+        """Return the nodes, with sinks that drop records without a key before internal topics.
+
+        As in Kafka Streams (KIP-962), a topic has them if a left or outer join of a stream is
+        anywhere below it.
+        """
+        found, taken, topics = list(nodes), set(self._takes_null_keys), set[TopicName]()
+        # A node comes after its parents, and the source of an internal topic after its sink.
+        for node in reversed(found):
+            if isinstance(node, SinkNode) and node.topic in topics:
+                taken.add(node.name)
+            if node.name in taken:
+                taken.update(node.parents)
+                if isinstance(node, SourceNode):
+                    topics.update(node.topics)
+        return tuple(
+            replace(node, drops_null_keys=True)
+            if isinstance(node, SinkNode) and node.topic.internal and node.name not in taken
+            else node
+            for node in found
+        )
+
+    def take_null_keys(self, nodes: Iterable[str]) -> None:
+        """Note that these nodes have results for records without a key."""
+        self._takes_null_keys.update(nodes)
 
     def _with_globals(self, node: Node) -> Node:
         """Return the node with its stores told apart: its stream task's, and those of all."""

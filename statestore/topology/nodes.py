@@ -309,7 +309,8 @@ class SinkNode:
     """A node that writes a topic.
 
     `taker` is the call that was given its serdes, for messages. `partitioner`: None leaves all
-    records to the hash of their keys.
+    records to the hash of their keys. `drops_null_keys`: its internal topic gets no record without
+    a key, because nothing that reads it takes one.
     """
 
     name: str
@@ -320,6 +321,7 @@ class SinkNode:
     stores: tuple[str, ...] = ()
     taker: str = ""
     partitioner: Partitioner | None = None
+    drops_null_keys: bool = False
 
     def __post_init__(self) -> None:
         check_serdes(f"node {self.name}", self.key_serde, self.value_serde)

@@ -259,7 +259,7 @@ def to_by_partitioner(of: Case) -> None:
 @case("""
     | in       | out      |
     | a 1 0    | a 1 0    |
-    | - 2 1    | - 2 1    |
+    | - 2 1    |          |
     | a 3 2    | a 3 2    |
 """)
 def repartition(of: Case) -> None:
@@ -267,9 +267,51 @@ def repartition(of: Case) -> None:
 
 
 @case("""
+    | in       | out            |
+    | a 1 0    | 1 1 0          |
+    | - 1 1    |                |
+    | b 1 2    | 1 2 2          |
+""")
+def repartition_before_groups(of: Case) -> None:
+    values = of.stream().repartition(of.of("again")).group_by(lambda _key, value: str(value))
+    of.out(values.count(of.kept()).to_stream())
+
+
+@case("""
+    | in       | out                             |
+    | a 1 0    | counts:1 1 0 ; a [1,null] 0     |
+    | - 1 1    | counts:1 2 1 ; - [1,null] 1     |
+    | - - 2    |                                 |
+""")
+def repartition_before_a_left_join(of: Case) -> None:
+    again = of.stream().repartition(of.of("again"))
+    twice = again.filter(lambda _key, value: value is not None).repartition(of.of("twice"))
+    of.out(twice.left_join(of.table("right"), lambda a, b: [a, b]))
+    of.out(
+        again.group_by(lambda _key, value: str(value), name=of.of("by"))
+        .count(of.kept())
+        .to_stream(),
+        "counts",
+    )
+
+
+@case("""
+    | in       | out            |
+    | a 1 0    |                |
+    | - 1 1    | a [1,null] 0 ; - [1,null] 1 |
+""")
+def repartition_before_an_outer_join_of_streams(of: Case) -> None:
+    again = of.stream().repartition(of.of("again"))
+    windows = ss.JoinWindows(0)
+    other = of.stream("right").repartition(of.of("other"))
+    made = again.outer_join(other, lambda a, b: [a, b], windows, name=of.of("met"))
+    of.out(made)
+
+
+@case("""
     | in       | out      |
     | a 1 0    | a 1 0    |
-    | - 2 1    | - 2 1    |
+    | - 2 1    |          |
     | bb 3 2   | bb 3 2   |
     | a 4 3    | a 4 3    |
 """)

@@ -283,6 +283,7 @@ class KStream(JoinableStream[K_co, V_co]):
 
         Each record then lies in the partition of its key, or in that which `partitioner` returns,
         as in `to`. Without `partitions`, the topic has as many as its writers have stream tasks.
+        Records without a key are dropped, unless a left or outer join of a stream is below.
         InvalidTopology if the name is taken.
         """
         if partitioner is not None:

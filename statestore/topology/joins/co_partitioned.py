@@ -87,6 +87,8 @@ def stream_with_table(
             copartitioned=True,
             terms=_terms(table),
         )
+    if left:
+        flow.builder.take_null_keys((node,))
     return flow.revalued(node)
 
 
@@ -155,6 +157,8 @@ def stream_with_stream(
         )
         for node, flow, letter in ((mine, left, LEFT), (theirs, right, RIGHT))
     )
+    if kind is not JoinKind.INNER:
+        builder.take_null_keys(halves)
     merged_name = None if name is None else f"{name}-merge"
     return left.revalued(builder.node("KSTREAM-MERGE", merged_name, halves, lambda _: passed()))
 

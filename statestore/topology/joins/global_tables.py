@@ -124,6 +124,8 @@ def joined_with(
             lambda n: _joined(n, spec, joiner, select, left=left),
             (spec.name,),
         )
+        if left:
+            flow.builder.take_null_keys((node,))
         return flow.revalued(node)
 
     return add
