@@ -6,7 +6,7 @@ CHECKS := check-types check-layers check-format check-lint check-spelling check-
 # Hundreds of short processes import the same modules: they compile them once, whatever the caller's
 # environment says.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help setup run up down fmt check $(CHECKS) test test-fast test-all docs drill bench lock clean
+.PHONY: help setup run up down fmt check $(CHECKS) test test-fast test-all docs drill bench lock wheel release-check clean
 
 BIN := .venv/bin
 CODE := $(wildcard statestore jobs dags scripts tests)
@@ -19,7 +19,7 @@ BY_MODULE = --dist=loadfile --no-loadscope-reorder
 help:
 	@awk 'BEGIN { FS = ":.*## " } \
 	  /^##@/ { printf "\n%s\n", substr($$0, 5) } \
-	  /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	  /^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 ##@ Try it
 run: setup ## set up, load the sample data, process it once, show the results
@@ -85,7 +85,13 @@ bench: setup ## measure stores and tasks; figures go to .scratch/bench
 
 lock: setup ## resolve requirements/lock.txt again from pyproject.toml
 	@$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-header --all-extras \
-	  --group demo --group test --group docs --group dev pyproject.toml -o requirements/lock.txt
+	  --group demo --group test --group docs --group dev --group release pyproject.toml -o requirements/lock.txt
+
+wheel: setup ## build the wheel into dist/
+	@$(BIN)/python -m scripts.release wheel
+
+release-check: setup ## build a release into dist/, twice, and check all of it
+	@$(BIN)/python -m scripts.release check
 
 clean: down ## remove caches and scratch files; .venv stays
 	@rm -rf .scratch .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \
