@@ -1,20 +1,22 @@
 """A server of state over HTTP on a free port, beside stream tasks that a test steps itself."""
 
-import asyncio
-import gc
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
-import uvicorn
 
 from statestore.operations.environment import Environment
 from statestore.runtime import Runtime
-from statestore.serving.access import ServeLimits, Tokens
+from statestore.serving.access import Listening, ServeLimits, Tokens
+from statestore.serving.connections import (
+    ConnectionLimits,
+    LimitedServer,
+    bound_to,
+    server_config,
+)
 from statestore.serving.followers import OwnerState
 from statestore.serving.http import make_app
 from statestore.serving.service import StateService
@@ -44,38 +46,21 @@ def service_of(rig: TaskRig) -> StateService:
     return StateService(Runtime(rig.known(), brokers=rig.broker.clients))
 
 
-class _Server(uvicorn.Server):
-    """Leaves no connection open at its end, even if an answer was not done in time."""
-
-    async def shutdown(self, sockets: Any = None) -> None:
-        await super().shutdown(sockets)
-        for connection in list(self.server_state.connections):
-            transport: Any = getattr(connection, "transport", None)
-            if transport is not None:
-                transport.abort()
-        await asyncio.sleep(0.01)
-
-
 @contextmanager
-def listening(app: Any, **options: Any) -> Iterator[int]:
-    """Serve an ASGI app in a thread of this process; its port."""
-    given = {"timeout_graceful_shutdown": 5, **options}
-    config = uvicorn.Config(app, port=0, log_config=None, **given)
-    server = _Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        eventually(lambda: server.started, "the server listens")
-        yield server.servers[0].sockets[0].getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join(DEADLINE_S)
-        server.server_state.connections.clear()
-        with warnings.catch_warnings():
-            # A connection that was being accepted at the end is nobody's; it must not be found in
-            # the middle of another test.
-            warnings.simplefilter("ignore", ResourceWarning)
-            gc.collect()
+def listening(app: Any, limits: ConnectionLimits | None = None, **options: Any) -> Iterator[int]:
+    """Serve an ASGI app in a thread of this process, as the commands do; its port."""
+    with bound_to(Listening(port=0)) as bound:
+        server = LimitedServer(
+            server_config(app, **options), bound, limits or ConnectionLimits.of_this_process()
+        )
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        try:
+            eventually(lambda: server.started, "the server listens")
+            yield bound.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join(DEADLINE_S)
 
 
 @contextmanager

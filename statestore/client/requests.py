@@ -246,7 +246,7 @@ def read(data: bytes, kind: type[T]) -> T:
     """Read an answer; Unavailable if it is not one."""
     try:
         return msgspec.json.decode(data, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Unavailable(f"the answer is not that of a server of state: {error}") from error
 
 

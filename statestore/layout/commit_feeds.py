@@ -156,7 +156,7 @@ class FeedReader:
             raise HostFailure(f"cannot read {path}: {error.strerror}") from error
         try:
             commit = msgspec.msgpack.decode(data, type=FedCommit)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise HostFailure(f"{path} is no commit: {error}") from error
         self._next += 1
         return commit

@@ -91,7 +91,7 @@ def decode(
                 )
         wanted: Any = kind
         decoded: T = _decoder(wanted).decode(data)
-    except (msgspec.DecodeError, RecursionError) as failure:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as failure:
         raise error(f"{where} is not readable: {failure}; {way_out}") from failure
     return decoded
 
@@ -105,7 +105,7 @@ def read_lines(path: Path, kind: type[T], *, most_bytes: int) -> list[T]:
     decoder, found = _decoder(wanted), []
     with suppress(OSError), path.open("rb") as file:
         for line in file.read(most_bytes).splitlines():
-            with suppress(msgspec.DecodeError, RecursionError):
+            with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 found.append(decoder.decode(line))
     return found
 

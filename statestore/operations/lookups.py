@@ -202,7 +202,7 @@ def _jsonl(content: bytes) -> Iterator[_Row]:
         if line.strip():
             try:
                 row = serdes.JSON.deserialize(line)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise ValueError(f"line {number}: {error}") from error
             if not isinstance(row, dict):
                 raise TypeError(f"line {number} is no JSON object")

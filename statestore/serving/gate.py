@@ -3,7 +3,7 @@
 It is plain ASGI, so that it costs little and streams pass through it untouched.
 """
 
-import logging
+import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from http import HTTPStatus
 from typing import Any
@@ -28,8 +28,8 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-_log = logging.getLogger(__name__)
 PROBLEM = "application/problem+json"
+_HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
 OPEN = frozenset({"/health", "/ready"})
 """Paths that tell nothing of the state, for those who restart servers."""
 _STATUSES: tuple[tuple[type[StateStoreError], HTTPStatus], ...] = (
@@ -104,21 +104,22 @@ class ServingGate:
             self._requests -= 1
 
     def _refused(self, scope: Scope) -> Problem | None:
-        headers = dict(scope["headers"])
         if self._hosts is not None:
-            host = headers.get(b"host", b"").decode("latin-1")
-            name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
-            if name.lower() not in self._hosts:
+            asked = [value for name, value in scope["headers"] if name == b"host"]
+            # Of several names, or of what looks like one, others may believe another part.
+            found = _HOST.fullmatch(asked[0]) if len(asked) == 1 else None
+            if found is None or found[1].decode().lower() not in self._hosts:
+                said = b", ".join(asked).decode("latin-1")
                 return problem_of(
                     NotAuthorized(
-                        f"host {name[:80]!r}: a server without tokens answers only to its local "
-                        "names: ask it as 127.0.0.1, or give it a token"
+                        f"host {said[:80]!r}: a server whose clients do not log in answers only "
+                        "to its local names: ask it as 127.0.0.1"
                     ),
                     HTTPStatus.MISDIRECTED_REQUEST,
                 )
         if scope["path"] in OPEN:
             return None
-        if self._tokens and not self._tokens.admit(headers.get(b"authorization")):
+        if self._tokens and not self._tokens.admit(dict(scope["headers"]).get(b"authorization")):
             return problem_of(
                 NotAuthorized("send a token that this server knows: Authorization: Bearer <token>")
             )

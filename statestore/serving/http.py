@@ -17,7 +17,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
@@ -28,6 +28,7 @@ from fastapi import Depends, FastAPI, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from statestore import __version__
 from statestore.errors import Misuse, NotUpToBound, StateStoreError, Unavailable
@@ -52,6 +53,10 @@ from statestore.serving.values import Range, RowsFound, RowStream
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _BODY_MAX = 8 << 20
+_BODIES_MAX = 128 << 20
+"""How many bytes of large bodies may be here at once."""
+_SMALL_BODY = 64 << 10
+"""A body up to this size is always taken."""
 _KEYS_MAX = 10_000
 _LIMIT_MAX = 10_000
 _WAIT_MAX_MS = 60_000
@@ -117,6 +122,7 @@ class _Face:
         self._application_id = application_id
         self._limits = limits
         self._threads: anyio.CapacityLimiter | None = None
+        self._bodies = 0
         self.metrics = ServeMetrics(service, application_id)
 
     async def asked(self, action: Callable[[], T]) -> T:
@@ -184,7 +190,11 @@ class _Face:
 
     async def get_many(self, store: _Store, request: Request) -> Response:
         """Return one row or null per key, in order."""
-        body = await self._body(request)
+        with ExitStack() as held:
+            body = await self._body(request, held)
+            return await self._get_many(store, body)
+
+    async def _get_many(self, store: str, body: ManyKeys) -> Response:
         if len(body.keys) > _KEYS_MAX:
             raise Misuse(f"{len(body.keys)} keys: ask for at most {_KEYS_MAX} at once")
         await self.wait(store, body.min_position, min(max(body.wait_ms, 0), _WAIT_MAX_MS))
@@ -308,7 +318,8 @@ class _Face:
         """Return 200 once every stream task with files has a copy, stale or not."""
         missing = await self.asked(self._service.unready)
         if missing:
-            raise Unavailable(f"{len(missing)} stream tasks have no copy yet: {missing[0]}")
+            # Anybody may ask: why they are missing is for those who may ask /v1/tasks.
+            raise Unavailable(f"{len(missing)} stream tasks have no copy yet: see /v1/tasks")
         return _json(b'{"ready":true}')
 
     async def scrape(self) -> Response:
@@ -316,13 +327,25 @@ class _Face:
         text, kind = await self.asked(self.metrics.scrape)
         return Response(text, media_type=kind)
 
-    async def _body(self, request: Request) -> ManyKeys:
+    def _hold(self, size: int, held: ExitStack) -> None:
+        """Count bytes of a large body until `held` ends; Unavailable if others have too many."""
+        if self._bodies + size > _BODIES_MAX:
+            raise Unavailable("many large bodies are here at once: send it again")
+        self._bodies += size
+        held.callback(self._let_go, size)
+
+    def _let_go(self, size: int) -> None:
+        self._bodies -= size
+
+    async def _body(self, request: Request, held: ExitStack) -> ManyKeys:
         """Read a body. Unavailable if it is not here in time."""
         data, timeout_s = bytearray(), self._limits.request_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 async for chunk in request.stream():
                     data += chunk
+                    if len(data) > _SMALL_BODY:
+                        self._hold(len(chunk), held)
                     if len(data) > _BODY_MAX:
                         raise Misuse(
                             f"the body has more than {_BODY_MAX} bytes: ask for fewer keys at once"
@@ -333,7 +356,7 @@ class _Face:
             ) from error
         try:
             return msgspec.json.decode(data, type=ManyKeys)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise Misuse(f'body: {error}: send JSON such as {{"keys": ["a", "b"]}}') from error
 
     async def _of_key(
@@ -426,6 +449,7 @@ def make_app(
     app.add_exception_handler(StateStoreError, _refuse)
     app.add_exception_handler(RequestValidationError, _refuse_parameters)
     app.add_exception_handler(HTTPException, _refuse_path)
+    app.add_exception_handler(ClientDisconnect, _leave)
     app.add_exception_handler(Exception, _fail)
     openapi.complete(app, ManyKeys, secured=bool(tokens))
     return ServingGate(
@@ -456,6 +480,11 @@ async def _refuse_path(request: Request, error: Exception) -> Response:
         headers=dict(error.headers or {}),
         media_type=PROBLEM,
     )
+
+
+async def _leave(_request: Request, _error: Exception) -> Response:
+    """Count a request whose client has gone; nobody gets the answer."""
+    return Response(status_code=400)
 
 
 async def _fail(_request: Request, error: Exception) -> Response:

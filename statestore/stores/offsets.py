@@ -132,7 +132,7 @@ def read_format(table: Table, where: str) -> Format | None:
         return None
     try:
         return msgspec.json.decode(data, type=Format)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise TaskCorrupted(f"{where}: format row is not readable: {error}") from error
 
 

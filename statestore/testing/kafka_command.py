@@ -224,7 +224,7 @@ def _read(home: Path) -> RunningBroker | None:
         return msgspec.json.decode(_record(home).read_bytes(), type=RunningBroker)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError) as failure:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as failure:
         raise HostFailure(
             f"{_record(home)} cannot be read ({failure}): "
             "remove it after ending the broker it belongs to"

@@ -1,13 +1,11 @@
 """`statestore ui`: the page of applications in a browser on this machine."""
 
-import ipaddress
 from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
-import uvicorn
 
 from statestore.commands.arguments import (
     DEFAULT_CONFIG,
@@ -16,13 +14,13 @@ from statestore.commands.arguments import (
     state_options,
     target_option,
 )
-from statestore.errors import HostFailure, Misuse
+from statestore.errors import Misuse
 from statestore.operations.pipelines import load_pipeline
 from statestore.runtime import Runtime, SystemClock
+from statestore.serving.access import Listening, Tokens
+from statestore.serving.connections import bound_to, run_server
 from statestore.ui.looks import Lookout, Open, PipelineOf, applications_of, pipelines_of
 from statestore.ui.site import application
-
-_OWN_NAMES: Final = ["127.0.0.1", "localhost", "[::1]"]
 
 
 @click.command("ui")
@@ -49,44 +47,25 @@ def ui_command(
 
     They are those of statestore.toml, or the one that --application-id names. Ctrl-C ends it.
     """
-    if not _is_loopback(host) and not unprotected:
+    listening = Listening(host=host, port=port, allow_unauthenticated=unprotected)
+    if not listening.is_local() and not unprotected:
         raise Misuse(
             f"--host {host}: everybody who reaches it could read all state, as the page has no "
             "login: use 127.0.0.1, or put a proxy with a login in front and pass --unprotected"
         )
-    hosts = ["*"] if unprotected else _OWN_NAMES
+    hosts = None if unprotected else listening.hosts(Tokens(()))
     applications, pipelines = _applications(flags), _pipelines(flags, pipeline)
-    with closing(Lookout(applications, SystemClock(), pipelines)) as lookout:
+    with (
+        closing(Lookout(applications, SystemClock(), pipelines)) as lookout,
+        bound_to(listening) as bound,
+    ):
         lookout.names()
-        config = uvicorn.Config(
+        run_server(
             application(lookout, hosts),
-            host=host,
-            port=port,
-            log_config=None,  # That of the command line holds.
-            log_level="warning",
-            access_log=False,
-            lifespan="off",
+            bound,
+            listening,
+            lambda address: click.echo(f"{address}/  (Ctrl-C ends it)", err=True),
         )
-        server = _Server(config)
-        try:
-            with suppress(KeyboardInterrupt):
-                server.run()
-        except SystemExit as error:
-            raise HostFailure(
-                f"cannot listen at {host}:{port}: another program may have the port; pass --port"
-            ) from error
-
-
-class _Server(uvicorn.Server):
-    """Says where it listens, as the port may be any."""
-
-    async def startup(self, sockets: Any = None) -> None:
-        await super().startup(sockets)
-        for server in getattr(self, "servers", ()):
-            for listening in server.sockets:
-                host, port = listening.getsockname()[:2]
-                name = f"[{host}]" if ":" in host else host
-                click.echo(f"http://{name}:{port}/  (Ctrl-C ends it)", err=True)
 
 
 def _applications(flags: dict[str, Any]) -> Callable[[], Mapping[str, Open]]:
@@ -116,10 +95,3 @@ def _pipelines(flags: dict[str, Any], pipeline: str | None) -> PipelineOf:
     if flags["application_id"] and not config.is_file():
         return lambda _name: None
     return pipelines_of(config, Path())
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

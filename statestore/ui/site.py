@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Final
 
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from statestore.errors import StateStoreError
 from statestore.runtime import SystemClock
+from statestore.serving.access import Tokens
+from statestore.serving.gate import App, ServingGate
 from statestore.ui import paths
 from statestore.ui.browser import Question
 from statestore.ui.looks import Lookout, applications_of, pipelines_of
@@ -39,6 +39,7 @@ _STATIC: Final = {
     "htmx.LICENSE.txt": "text/plain",
 }
 _FIELD_MAX: Final = 2000
+_REQUESTS_MAX: Final = 200
 
 Endpoint = Callable[[Request], Response]
 
@@ -119,12 +120,12 @@ def routes_of(config: Path, mounted_at: str | None = None) -> dict[paths.Path, E
     return Site(lookout, mounted_at).routes()
 
 
-def application(lookout: Lookout, hosts: list[str]) -> Starlette:
+def application(lookout: Lookout, hosts: frozenset[str] | None) -> App:
     """Return the page as an application of its own, which answers only under these host names."""
     routes = [Route(path, endpoint) for path, endpoint in Site(lookout).routes().items()]
     # Another site could otherwise point its own name at this machine and read the page.
-    return Starlette(
-        routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)]
+    return ServingGate(
+        Starlette(routes=routes), tokens=Tokens(()), hosts=hosts, requests_max=_REQUESTS_MAX
     )
 
 

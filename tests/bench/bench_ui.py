@@ -73,7 +73,7 @@ def main(stores: int, applications: int, repeats: int) -> None:
             bench.add("look, for the overview", "ms", [timed(lambda: look_at(runtime))])
             bench.add("look, with all details", "ms", [timed(lambda: details_of(runtime))])
         lookout = Lookout(applications_of(config, folder), SystemClock())
-        client = TestClient(application(lookout, ["testserver"]))
+        client = TestClient(application(lookout, frozenset({"testserver"})))
         for what, path in (
             (f"overview of {applications} applications", "/"),
             (f"application of {stores} stores", "/applications/large"),

@@ -320,6 +320,8 @@ def test_bodies_of_get_many_that_cannot_be_read_are_refused(shop: Shop) -> None:
         (b" " * (9 << 20), "fewer keys"),
         (b'{"keys": [' + b"[" * 50_000, "recursion"),
         (b'{"keys": ["\\ud800"]}', "body: "),
+        (b'{"keys": ["\xff"]}', "body: "),
+        (b'{"\xff": []}', "body: "),
     ):
         response = shop.server.client.post("/v1/stores/counts/get-many", content=body)
         assert response.status_code == 400

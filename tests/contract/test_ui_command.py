@@ -49,7 +49,7 @@ def test_it_says_where_it_listens_and_ends_when_told(
         assert (answer.status_code, ">orders</a>" in answer.text) == (200, True)
         assert client.get(f"{address}static/htmx.min.js").text.startswith("var htmx")
         elsewhere = client.get(address, headers={"Host": "rebound.example"})
-        assert elsewhere.status_code == 400
+        assert elsewhere.status_code == 421
         child.send_signal(ending)
         assert child.wait(60) in {0, 128 + ending, -ending}
 
@@ -98,4 +98,4 @@ def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
         port = str(taken.getsockname()[1])
         flags = ["--application-id", "a", "--state-dir", str(tmp_path), "--port", port]
         code, said = refused(*flags)
-    assert (code, "another program may have the port" in said) == (1, True)
+    assert (code, "free the port, or pass another" in said) == (1, True)

@@ -37,7 +37,7 @@ def test_rows_that_all_stream_tasks_share_are_listed_and_shown(tmp_path: Path) -
     rated.left_join(tariffs, lambda rate, _row: rate, key=lambda key, _value: key).to("out")
     known = {"application.id": "a", "state.dir": str(tmp_path / "state")}
     lookout = Lookout(lambda: {"a": lambda: Runtime(known)}, SystemClock())
-    page = TestClient(application(lookout, ["testserver"]))
+    page = TestClient(application(lookout, frozenset({"testserver"})))
     try:
         settings = {**known, "bootstrap.servers": "memory:9092"}
         with Runtime(settings, brokers=broker.clients) as runtime:
@@ -77,7 +77,7 @@ def test_a_key_is_found_in_whichever_of_many_stream_tasks_it_lies(tmp_path: Path
         layout, describe_deployment(b.build(), ProcessingGuarantee.EXACTLY_ONCE, counts)
     )
     lookout = Lookout(lambda: {"a": lambda: Runtime(known)}, SystemClock())
-    page = TestClient(application(lookout, ["testserver"]))
+    page = TestClient(application(lookout, frozenset({"testserver"})))
     for partition in (0, count - 1):
         one = page.get(f"{PATH}/stores/names?key=only-{partition}").text
         assert cells(one) == [[f"0_{partition}", f"only-{partition}", f'{{"is":{partition}}}']]

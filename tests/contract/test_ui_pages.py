@@ -53,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def page(folder: Path) -> Iterator[TestClient]:
     lookout = Lookout(applications_of(folder / "statestore.toml", folder), SystemClock())
-    with TestClient(application(lookout, ["testserver"])) as client:
+    with TestClient(application(lookout, frozenset({"testserver"}))) as client:
         yield client
     lookout.close()
 
@@ -151,7 +151,7 @@ def edges_of(state_dir: Path) -> dict[str, str]:
     known = {"application.id": "a", "state.dir": str(state_dir)}
     lookout = Lookout(lambda: {"a": lambda: Runtime(known)}, SystemClock())
     try:
-        text = shown(TestClient(application(lookout, ["testserver"])), "/applications/a")
+        text = shown(TestClient(application(lookout, frozenset({"testserver"}))), "/applications/a")
     finally:
         lookout.close()
     found = {}
@@ -232,7 +232,7 @@ def test_what_is_very_large_is_shown_in_part(tmp_path: Path) -> None:
         names.commit()
     known = {"application.id": "a", "state.dir": str(tmp_path)}
     lookout = Lookout(lambda: {"a": lambda: Runtime(known)}, SystemClock())
-    client = TestClient(application(lookout, ["testserver"]))
+    client = TestClient(application(lookout, frozenset({"testserver"})))
     for raw in ("", "1"):
         answer = client.get("/applications/a/stores/names", params={"prefix": "large", "raw": raw})
         ((_, key, value),) = cells(answer.text)
@@ -295,7 +295,7 @@ def test_the_browser_is_told_to_load_nothing_from_elsewhere(page: TestClient) ->
 
 
 def test_another_name_of_this_host_is_refused(page: TestClient) -> None:
-    assert page.get("/", headers={"Host": "evil.example"}).status_code == 400
+    assert page.get("/", headers={"Host": "evil.example"}).status_code == 421
 
 
 def test_a_file_of_applications_that_broke_is_told_and_mended_is_used(tmp_path: Path) -> None:
@@ -303,7 +303,7 @@ def test_a_file_of_applications_that_broke_is_told_and_mended_is_used(tmp_path: 
     config.write_text("[applications.a")
     clock = ManualClock()
     lookout = Lookout(applications_of(config, tmp_path), clock)
-    client = TestClient(application(lookout, ["testserver"]))
+    client = TestClient(application(lookout, frozenset({"testserver"})))
     answer = client.get("/")
     assert (answer.status_code, str(config) in answer.text) == (503, True)
     config.write_text(f'[applications.a]\nstate_dir = "{tmp_path}"\nmystery = "1"\n')
@@ -325,7 +325,7 @@ def test_a_look_that_fails_shows_why_and_is_tried_again(tmp_path: Path) -> None:
 
     clock = ManualClock()
     lookout = Lookout(lambda: {"a": opened}, clock)
-    client = TestClient(application(lookout, ["testserver"]))
+    client = TestClient(application(lookout, frozenset({"testserver"})))
     eventually(lambda: "Input/output error" in client.get("/applications/a").text, "the reason")
     clock.advance(60_000)
     eventually(lambda: "Stream tasks" in client.get("/applications/a").text, "another look")
@@ -345,7 +345,7 @@ def stocked(state_dir: Path) -> str:
 def serving_of(state_dir: Path, pipeline: str | None) -> tuple[Lookout, TestClient]:
     known = {"application.id": "own", "state.dir": str(state_dir)}
     lookout = Lookout(lambda: {"own": lambda: Runtime(known)}, SystemClock(), lambda _: pipeline)
-    return lookout, TestClient(application(lookout, ["testserver"]))
+    return lookout, TestClient(application(lookout, frozenset({"testserver"})))
 
 
 def test_rows_are_decoded_by_the_serdes_of_the_pipeline(tmp_path: Path) -> None:
@@ -452,7 +452,7 @@ def test_a_thousand_stores_and_tasks_come_in_part(tmp_path: Path) -> None:
     layout.topology_file.write_text(json.dumps(builder.build().deployed()))
     known = {"application.id": "a", "state.dir": str(tmp_path)}
     lookout = Lookout(lambda: {"a": lambda: Runtime(known)}, SystemClock())
-    client = TestClient(application(lookout, ["testserver"]))
+    client = TestClient(application(lookout, frozenset({"testserver"})))
     eventually(lambda: "and 800 more" in client.get("/applications/a").text, "the stores")
     text = client.get("/applications/a").text
     assert "page 1 of 3, 120 in all" in text
@@ -485,7 +485,7 @@ def test_works_under_way_have_a_bar_and_dead_ones_have_none(tmp_path: Path) -> N
         lambda: {"a": lambda: Runtime({"application.id": "a", "state.dir": str(tmp_path)})},
         SystemClock(),
     )
-    client = TestClient(application(lookout, ["testserver"]))
+    client = TestClient(application(lookout, frozenset({"testserver"})))
     gone = Owner.of_this_process(0, SystemClock().now_ms() - 5000)
     gone = msgspec.structs.replace(gone, started_ticks=-1, host=gone.host)
     with works.underway(HOSTILE, Unit.BYTES) as told:
@@ -542,7 +542,7 @@ def test_a_page_opened_after_an_hour_shows_what_is_now(
     clock = ManualClock(SystemClock().now_ms())
     known = {"application.id": "a", "state.dir": str(tmp_path)}
     lookout = Lookout(lambda: {"a": lambda: Runtime(known, clock=clock)}, clock)
-    client = TestClient(application(lookout, ["testserver"]))
+    client = TestClient(application(lookout, frozenset({"testserver"})))
     eventually(lambda: "None yet: the application never ran" in client.get(PATH).text, "a look")
     filled(tmp_path, "a")
     clock.advance(3_600_000)
@@ -563,7 +563,7 @@ def test_an_old_look_says_how_old_it_is_while_there_is_no_new_one(tmp_path: Path
         return Runtime(known, clock=clock)
 
     lookout = Lookout(lambda: {"a": opening}, clock)
-    client = TestClient(application(lookout, ["testserver"]))
+    client = TestClient(application(lookout, frozenset({"testserver"})))
     eventually(lambda: "Stream tasks" in client.get(PATH).text, "a look")
     assert "ago: looking again" not in client.get(PATH).text
     clock.advance(600_000)

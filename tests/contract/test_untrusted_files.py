@@ -23,6 +23,7 @@ from statestore.cli import cli
 from statestore.errors import ExportDamaged, HostFailure, Misuse, StateStoreError
 from statestore.layout import documents
 from statestore.layout.folders import StateLayout
+from statestore.layout.owners import read_owner
 from statestore.layout.snapshots import Request, TaskSnapshots
 from statestore.operations.clones.record import CloneRecord, own_topics, publish_record, read_record
 from statestore.operations.relocation.disk import journal_file
@@ -235,3 +236,16 @@ def test_a_kind_with_a_text_that_may_be_anything_cannot_be_read(kind: Any) -> No
 def test_a_document_nested_without_end_is_not_readable() -> None:
     with pytest.raises(HostFailure, match="not readable"):
         documents.decode(b"[" * 100_000, list[documents.Text], "somewhere", way_out="none")
+
+
+def test_a_text_that_is_no_utf8_is_no_traceback(tmp_path: Path) -> None:
+    """msgspec raises something else for it than for any other mistake."""
+    layout = StateLayout(tmp_path, "shop")
+    layout.application_dir.mkdir()
+    (layout.application_dir / "owner.json").write_bytes(b'{"host": "\xff"}')
+    told = CliRunner().invoke(
+        cli, ["status", "--application-id=shop", f"--state-dir={tmp_path}"], standalone_mode=False
+    )
+    assert told.exception is None or isinstance(told.exception, StateStoreError)
+    with pytest.raises(HostFailure, match=r"owner\.json is not readable"):
+        read_owner(layout.application_dir)
