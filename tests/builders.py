@@ -181,8 +181,15 @@ class NodeBench:
     def request_commit(self) -> None:
         self.commits_requested += 1
 
-    def schedule(self, node: str, every: Span, by: PunctuationType, fire: Fire) -> Punctuation:
-        return self.punctuations.add(node, every, by, fire, now_ms=0)
+    def schedule(
+        self,
+        node: str,
+        every: Span,
+        by: PunctuationType,
+        fire: Fire,
+        start_ms: int | None = None,
+    ) -> Punctuation:
+        return self.punctuations.add(node, every, by, fire, 0, start_ms)
 
     def keep_alarm(self, alarm: Alarm) -> None:
         self.punctuations.keep_alarm(alarm)

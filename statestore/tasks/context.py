@@ -123,8 +123,15 @@ class TaskContext:
     def request_commit(self) -> None:
         self.commit_requested = True
 
-    def schedule(self, node: str, every: Span, by: PunctuationType, fire: Fire) -> Punctuation:
-        return self.punctuations.add(node, every, by, fire, self._clock.now_ms())
+    def schedule(
+        self,
+        node: str,
+        every: Span,
+        by: PunctuationType,
+        fire: Fire,
+        start_ms: int | None = None,
+    ) -> Punctuation:
+        return self.punctuations.add(node, every, by, fire, self._clock.now_ms(), start_ms)
 
     def keep_alarm(self, alarm: Alarm) -> None:
         self.punctuations.keep_alarm(alarm)

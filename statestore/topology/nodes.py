@@ -120,8 +120,15 @@ class NodeContext(Protocol):
     def request_commit(self) -> None:
         """Ask for a task commit after this batch."""
 
-    def schedule(self, node: str, every: Span, by: PunctuationType, fire: Fire) -> Punctuation:
-        """Have `fire` called by stream time or wall-clock time."""
+    def schedule(
+        self,
+        node: str,
+        every: Span,
+        by: PunctuationType,
+        fire: Fire,
+        start_ms: int | None = None,
+    ) -> Punctuation:
+        """Have `fire` called by stream time or wall-clock time, from `start_ms` on if given."""
 
     def keep_alarm(self, alarm: Alarm) -> None:
         """Have the timers of a node fired by stream time and wall-clock time."""

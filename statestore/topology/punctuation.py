@@ -1,10 +1,13 @@
 """Punctuations: functions that a stream task calls by time (INTERFACE rule 7).
 
-By stream time, a punctuation fires right after the record with which stream time reaches a multiple
-of the interval since the epoch, and only once if it passes several multiples. A batch is cut at
-that record, so a replay fires at the very same records. By wall-clock time, a punctuation first
-fires when the task opens, and then once per interval, however many intervals passed meanwhile. One
-that is scheduled after the opening first fires an interval later.
+By stream time, a punctuation fires right after the first record of all, and then after each record
+with which stream time reaches a multiple of the interval since the epoch, only once if it passes
+several multiples. A batch is cut at that record, so a replay fires at the very same records; a
+start goes on from the stream time that was committed. One that is scheduled while records are
+processed first fires after the next record that moves stream time. By wall-clock time, a
+punctuation first fires an interval after it was scheduled, and then once per interval, however many
+intervals passed meanwhile. One with a start fires at the start and at multiples of the interval
+after it; by wall-clock time, those that have passed when it is scheduled are left out.
 """
 
 from collections import Counter
@@ -60,19 +63,52 @@ class Alarm(Protocol):
 
 
 class Punctuation:
-    """A scheduled function, until it is cancelled."""
+    """A scheduled function, until it is cancelled.
 
-    __slots__ = ("active", "armed", "due_ms", "fire", "interval_ms", "node", "number", "opens")
+    By stream time it is due at `start_ms`, and each `interval_ms` after that; by wall-clock time,
+    next at `due_ms`. `begun` False: it is due as soon as stream time moves.
+    """
 
-    def __init__(self, node: str, number: int, interval_ms: int, fire: Fire, due_ms: int) -> None:
+    __slots__ = (
+        "active",
+        "armed",
+        "begun",
+        "due_ms",
+        "fire",
+        "interval_ms",
+        "node",
+        "number",
+        "opens",
+        "start_ms",
+    )
+
+    def __init__(
+        self, node: str, number: int, interval_ms: int, fire: Fire, *, start_ms: int, begun: bool
+    ) -> None:
         self.node = node
         self.number = number
         self.interval_ms = interval_ms
         self.fire = fire
-        self.due_ms = due_ms
+        self.start_ms = start_ms
+        self.begun = begun
+        self.due_ms = start_ms
         self.armed = False
         self.opens = False
         self.active = True
+
+    def next_ms(self, now_ms: int) -> int:
+        """Return when it is due after that time."""
+        passed = self._passed(now_ms)
+        return self.start_ms + (passed + 1) * self.interval_ms
+
+    def is_due(self, before_ms: int | None, now_ms: int) -> bool:
+        """Return whether it is due as stream time rises; `before_ms` None: from nothing."""
+        known = self.begun and before_ms is not None
+        return self._passed(now_ms) > (self._passed(before_ms) if known else -1)  # type: ignore[arg-type]  # known
+
+    def _passed(self, now_ms: int) -> int:
+        """Return how many times it was due after its start until then; -1: it has not begun."""
+        return max((now_ms - self.start_ms) // self.interval_ms, -1)
 
     def cancel(self) -> None:
         """Stop firing; it may be called by the function itself, and more than once."""
@@ -96,22 +132,41 @@ class Punctuations:
         self.has_fired = False
 
     def add(
-        self, node: str, interval: Span, kind: PunctuationType, fire: Fire, now_ms: int
+        self,
+        node: str,
+        interval: Span,
+        kind: PunctuationType,
+        fire: Fire,
+        now_ms: int,
+        start_ms: int | None = None,
     ) -> Punctuation:
-        """Schedule a punctuation; Misuse unless the interval is at least a millisecond."""
+        """Schedule a punctuation; Misuse unless the interval is at least a millisecond.
+
+        `start_ms`: the time of the first call; None: the epoch by stream time, or an interval from
+        now.
+        """
         interval_ms = span_ms(interval)
         if interval_ms < 1:
             raise Misuse(
                 f"schedule: the interval is {interval_ms} ms, but it must be at least 1 ms"
             )
-        due_ms = now_ms if self._opening else now_ms + interval_ms
-        made = Punctuation(node, self._numbers[node], interval_ms, fire, due_ms)
+        made = Punctuation(
+            node,
+            self._numbers[node],
+            interval_ms,
+            fire,
+            start_ms=start_ms or 0,
+            begun=self._opening or start_ms is not None,
+        )
         self._numbers[node] += 1
         match PunctuationType(kind):
             case PunctuationType.STREAM_TIME:
                 self._stream.append(made)
             case PunctuationType.WALL_CLOCK_TIME:
-                made.opens = self._opening
+                made.due_ms = now_ms + interval_ms
+                if start_ms is not None:
+                    made.due_ms = start_ms if start_ms >= now_ms else made.next_ms(now_ms)
+                made.opens = self._opening and made.due_ms <= now_ms
                 self._wall.append(made)
         return made
 
@@ -147,23 +202,22 @@ class Punctuations:
         active = self._stream = [one for one in self._stream if one.active]
         if not active:
             return len(times)
-        if stream_time_ms is None:
-            return start + 1
         for one in active:
             one.armed = True
-        due_ms = min((stream_time_ms // one.interval_ms + 1) * one.interval_ms for one in active)
+        if stream_time_ms is None:
+            return start + 1
+        now_ms = stream_time_ms
+        due_ms = min(one.next_ms(now_ms) if one.begun else now_ms + 1 for one in active)
         reached = (i for i in range(start, len(times)) if times[i] >= due_ms)
         return next(reached, len(times) - 1) + 1
 
     def stream_time_rose(
         self, before_ms: int | None, now_ms: int, after: tuple[TopicPartition, int]
     ) -> None:
-        """Fire what is due after the record `after`; the very first record makes nothing due."""
-        if before_ms is None:
-            return
+        """Fire what is due after the record `after`; `before_ms` None: it is the first one."""
         for one in self._stream.copy():
-            crossed = now_ms // one.interval_ms > before_ms // one.interval_ms
-            if crossed and one.armed and one.active:
+            if one.armed and one.active and one.is_due(before_ms, now_ms):
+                one.begun = True
                 self._fire(one, now_ms, after)
 
     def timers_pass(self, now_ms: int) -> None:
@@ -200,7 +254,7 @@ class Punctuations:
         return max(0, min(min(due_ms, default=now_ms + limit_ms) - now_ms, limit_ms))
 
     def all_opened(self) -> bool:
-        """Return whether all that was due when the task opened has fired."""
+        """Return whether all that was due when the task opened has fired, by the wall clock."""
         return all(one.armed or not (one.opens and one.active) for one in self._wall) and all(
             alarm.wall_clock_due_ms() > self._opened_ms for alarm in self._alarms
         )

@@ -38,7 +38,8 @@ class Faulty:
     def __init__(self, context: ProcessorContext) -> None:
         self.context = context
         self.store = context.store(SEEN)
-        context.schedule(10, self.kind, self.tick)
+        at = 10 if self.kind is STREAM else context.wall_clock_ms()
+        context.schedule(10, self.kind, self.tick, at=at)
 
     def fails(self, time_ms: int) -> bool:
         return time_ms % 20 != 0

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from statestore.model.records import Record
 from statestore.testing.driver import TopologyTestDriver
 from statestore.topology.processors.process import ProcessorContext
 from statestore.topology.punctuation import Punctuation
+from tests.builders import table_rows
 from tests.contract.task_rig import TaskRig
 
 STREAM, WALL = PunctuationType.STREAM_TIME, PunctuationType.WALL_CLOCK_TIME
@@ -27,11 +28,16 @@ class Ticking:
     """Counts records in a store; each punctuation forwards its time and that count."""
 
     def __init__(
-        self, context: ProcessorContext, interval: Any, kind: PunctuationType, made: Scheduled
+        self,
+        context: ProcessorContext,
+        interval: Any,
+        kind: PunctuationType,
+        made: Scheduled,
+        at: Any = None,
     ) -> None:
         self.context = context
         self.store = context.store(SEEN)
-        made.append(context.schedule(interval, kind, self.tick))
+        made.append(context.schedule(interval, kind, self.tick, at=at))
 
     def tick(self, time_ms: int) -> None:
         count = self.store.get("n", 0)
@@ -51,14 +57,19 @@ def texts() -> ss.StreamsBuilder:
 
 
 def ticking(
-    interval: Any, kind: PunctuationType, made: Scheduled | None = None, *, batches: bool = False
+    interval: Any,
+    kind: PunctuationType,
+    made: Scheduled | None = None,
+    *,
+    batches: bool = False,
+    at: Any = None,
 ) -> ss.Topology:
     b = texts()
     stream = b.stream("in")
     process = stream.process_batch if batches else stream.process
 
     def factory(context: ProcessorContext) -> Ticking:
-        return Ticking(context, interval, kind, [] if made is None else made)
+        return Ticking(context, interval, kind, [] if made is None else made, at)
 
     process(factory, SEEN).to("out")
     return b.build()
@@ -85,29 +96,49 @@ def test_stream_time_fires_right_after_the_record_that_reaches_a_multiple(
             for one in given:
                 d.pipe("in", one.key, one.value, one.timestamp_ms)
         assert values(d) == [
-            "r3", "r9", "r10", "10:3", "r4", "r19", "r47", "47:6", "r49", "r50", "50:8",
+            "r3", "3:1", "r9", "r10", "10:3", "r4", "r19", "r47", "47:6", "r49", "r50", "50:8",
         ]  # fmt: skip
 
 
-def test_the_first_record_of_all_crosses_nothing() -> None:
-    with TopologyTestDriver(ticking(10, STREAM)) as d:
-        d.pipe("in", "k", "first", 10)
-        assert values(d) == ["first"]
+FROM = """
+    | at | records                     | what comes out                                            |
+    |    | 13 15 20 47 49 50           | r13 13:1 r15 r20 20:3 r47 47:4 r49 r50 50:6               |
+    | 0  | 13 15 20 47 49 50           | r13 13:1 r15 r20 20:3 r47 47:4 r49 r50 50:6               |
+    | 3  | 13 15 20 47 53 54           | r13 13:1 r15 r20 r47 47:4 r53 53:5 r54                    |
+    | 25 | 13 15 20 47 53 54 55        | r13 r15 r20 r47 47:4 r53 r54 r55 55:7                     |
+    | 47 | 13 15 20 47 53 57           | r13 r15 r20 r47 47:4 r53 r57 57:6                         |
+    | 99 | 13 15 20 47                 | r13 r15 r20 r47                                           |
+"""
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["one by one", "in one batch"])
+@pytest.mark.parametrize(("at", "given", "out"), table_rows(FROM))
+def test_stream_time_fires_from_its_start_on_as_in_kafka_streams(
+    at: str, given: str, out: str, *, at_once: bool
+) -> None:
+    with TopologyTestDriver(ticking(10, STREAM, at=int(at) if at else None)) as d:
+        lot = records(*map(int, given.split()))
+        for part in [lot] if at_once else [[one] for one in lot]:
+            d.pipe_all("in", part)
+            if not at_once:
+                d.crash()
+        assert " ".join(values(d)) == out
 
 
 def test_stream_time_goes_on_from_where_it_was_committed() -> None:
     with TopologyTestDriver(ticking(10, STREAM)) as d:
         d.pipe("in", "k", "a", 9)
+        assert values(d) == ["a", "9:1"]
         d.crash()
         d.pipe("in", "k", "b", 8)
-        assert values(d) == ["a", "b"]
+        assert values(d) == ["b"]
         d.pipe("in", "k", "c", 11)
         assert values(d) == ["c", "11:3"]
 
 
-def test_the_wall_clock_fires_when_the_task_opens_and_then_once_per_interval() -> None:
+def test_the_wall_clock_fires_once_per_interval_from_the_opening_on() -> None:
     with TopologyTestDriver(ticking(timedelta(milliseconds=10), WALL)) as d:
-        assert values(d) == ["0:0"]
+        assert values(d) == []
         d.pipe("in", "k", "a", 5)
         assert values(d) == ["a"]
         d.advance_wall_clock(9)
@@ -119,7 +150,41 @@ def test_the_wall_clock_fires_when_the_task_opens_and_then_once_per_interval() -
         d.advance_wall_clock(5)
         assert values(d) == ["50:1"], "and the next is on time"
         d.crash()
-        assert values(d) == ["50:1"], "a task that opens anew fires at once"
+        d.advance_wall_clock(9)
+        assert values(d) == [], "a task that opens anew begins anew"
+        d.advance_wall_clock(1)
+        assert values(d) == ["60:1"]
+
+
+@pytest.mark.parametrize(
+    ("at", "fires"),
+    [
+        (0, [43, 57, 65]),
+        (3, [43, 57, 65]),
+        (37, [37, 47, 57]),
+        (40, [43, 57, 65]),
+        (datetime.fromtimestamp(0.050, UTC), [57, 65]),
+        (99, []),
+    ],
+)
+def test_the_wall_clock_fires_from_its_start_on_as_in_kafka_streams(
+    at: Any, fires: list[int]
+) -> None:
+    with TopologyTestDriver(ticking(10, WALL, at=at)) as d:
+        d.advance_wall_clock(37)
+        d.read("out")
+        d.crash()
+        found = values(d)
+        for step in (6, 4, 10, 8):
+            d.advance_wall_clock(step)
+            found += values(d)
+    assert [int(value.partition(":")[0]) for value in found] == fires
+
+
+@pytest.mark.parametrize("at", ["soon", 1.5, True, 1 << 63])
+def test_a_start_that_is_no_time_is_refused(at: Any) -> None:
+    with pytest.raises(Misuse, match=r"schedule: at is .*, which is no time"):
+        TopologyTestDriver(ticking(10, STREAM, at=at))
 
 
 @pytest.mark.parametrize("kind", [STREAM, WALL])
@@ -172,13 +237,13 @@ def test_what_a_punctuation_forwards_goes_on_through_repartition_topics() -> Non
     ticks.repartition("r").map_values(str.upper).to("out")
     with TopologyTestDriver(b.build()) as d:
         d.advance_wall_clock(10)
-        assert values(d) == ["0:0", "10:0"]
+        assert values(d) == ["10:0"]
 
 
 class Broken:
     def __init__(self, context: ProcessorContext) -> None:
         self.context = context
-        context.schedule(10, STREAM, self.fire)
+        context.schedule(10, STREAM, self.fire, at=10)
 
     def process(self, record: Record[str, str]) -> None:
         self.context.forward(record)
@@ -225,7 +290,7 @@ class Counting:
 
     def __init__(self, context: ProcessorContext) -> None:
         self.store = context.store(SEEN)
-        context.schedule(10, WALL, self.tick)
+        context.schedule(10, WALL, self.tick, at=context.wall_clock_ms())
 
     def tick(self, _time_ms: int) -> None:
         self.store.put("n", self.store.get("n", 0) + 1)

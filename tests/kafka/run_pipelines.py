@@ -335,7 +335,12 @@ class Ticking:
         self._context = context
         self._store = context.store("ticks")
         context.schedule(10, PunctuationType.STREAM_TIME, self._by_stream_time)
-        context.schedule(20, PunctuationType.WALL_CLOCK_TIME, self._by_wall_clock)
+        context.schedule(
+            20,
+            PunctuationType.WALL_CLOCK_TIME,
+            self._by_wall_clock,
+            at=context.wall_clock_ms(),
+        )
 
     def process(self, _record: "ss.Record[str, dict[str, int]]") -> None:
         self._add("records")

@@ -17,7 +17,7 @@ def ticks(times_ms: list[int]) -> list[list[int]]:
     made: list[list[int]] = []
     now: int | None = None
     for count, time_ms in enumerate(times_ms, 1):
-        if now is not None and time_ms // INTERVAL_MS > now // INTERVAL_MS:
+        if now is None or time_ms // INTERVAL_MS > now // INTERVAL_MS:
             made.append([time_ms, count])
         now = time_ms if now is None else max(now, time_ms)
     return made

@@ -102,7 +102,7 @@ class Timed:
     def __init__(self, context: ss.ProcessorContext) -> None:
         self._context = context
         self._last: Any = None
-        context.schedule(10, ss.PunctuationType.STREAM_TIME, self._tick)
+        context.schedule(10, ss.PunctuationType.STREAM_TIME, self._tick, at=10)
 
     def process(self, record: ss.Record[Any, Any]) -> None:
         self._last = record

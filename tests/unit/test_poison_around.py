@@ -212,7 +212,7 @@ def test_no_record_is_blamed_for_what_a_punctuation_does(what: str, handler: str
     class Timed:
         def __init__(self, context: ProcessorContext) -> None:
             self.context = context
-            context.schedule(10, PunctuationType.STREAM_TIME, self.punctuate)
+            context.schedule(10, PunctuationType.STREAM_TIME, self.punctuate, at=10)
 
         def process(self, record: Record[Any, Any]) -> None:
             self.context.forward(record)

@@ -223,7 +223,7 @@ class Writing:
 
     def __init__(self, context: ss.ProcessorContext) -> None:
         self._store = context.store("latest")
-        context.schedule(1000, ss.PunctuationType.STREAM_TIME, self._tick)
+        context.schedule(1000, ss.PunctuationType.STREAM_TIME, self._tick, at=1000)
 
     def process(self, record: ss.Record[str, int | None]) -> None:
         if record.value is None:

@@ -12,10 +12,10 @@ from typing import Any, Generic, Protocol, overload
 
 from typing_extensions import TypeVar
 
-from statestore.errors import InvalidTopology, StateStoreError, UnknownStore
+from statestore.errors import InvalidTopology, Misuse, StateStoreError, UnknownStore
 from statestore.model.batch import Batch
 from statestore.model.ids import TaskId
-from statestore.model.modes import EVENT_TIME_MAX_MS, PunctuationType, Span
+from statestore.model.modes import EVENT_TIME_MAX_MS, PunctuationType, Span, Time, to_ms
 from statestore.model.records import K, Record, V
 from statestore.stores.contracts import (
     KeyValueStore,
@@ -156,18 +156,32 @@ class ProcessorContext(Generic[KF_contra, VF_contra]):
         self._node.request_commit()
 
     def schedule(
-        self, interval_ms: Span, kind: PunctuationType | str, function: Callable[[int], object]
+        self,
+        interval_ms: Span,
+        kind: PunctuationType | str,
+        function: Callable[[int], object],
+        *,
+        at: Time | None = None,
     ) -> Punctuation:
         """Call function(time in ms) by stream time or wall-clock time; return what cancels it.
 
-        `interval_ms` is in milliseconds or a timedelta. The function may use the stores, forward
-        and ask for a commit, as process() may. If it is scheduled where the processor is made, a
-        replay fires it by stream time at the very same records (INTERFACE rule 7). Misuse if the
-        interval is less than a millisecond, or if the function does not take one argument.
+        `interval_ms` is in milliseconds or a timedelta. With `at`, a time in milliseconds or an
+        aware datetime, it is called from then on, each interval after it; without it, at the first
+        record of all and then at multiples of the interval since 1970, or by wall-clock time each
+        interval from now on. The function may use the stores, forward and ask for a commit, as
+        process() may. If it is scheduled where the processor is made, a replay fires it by stream
+        time at the very same records (INTERFACE rule 7). Misuse if the interval is less than a
+        millisecond, or if the function does not take one argument.
         """
         check_arity(f"schedule of node {self._name}", function, 1)
         fire = partial(self._punctuate, function)
-        return self._node.schedule(self._name, interval_ms, PunctuationType(kind), fire)
+        start_ms = None if at is None else to_ms(at)
+        if at is not None and (type(start_ms) is not int or abs(start_ms) > EVENT_TIME_MAX_MS):
+            raise Misuse(
+                f"schedule: at is {at!r:.99}, which is no time: pass milliseconds since 1970, or "
+                "an aware datetime"
+            )
+        return self._node.schedule(self._name, interval_ms, PunctuationType(kind), fire, start_ms)
 
     def keep_timers(self, queue: TimerQueue) -> None:
         """Give the processor timers, before it is made."""

@@ -71,8 +71,8 @@ class IdleClose:
         self._close = close
         self._had_input = True
         self._since_ms = 0
-        every_ms = max(idle_ms // _IDLE_PARTS, 1)
-        context.schedule(node, every_ms, PunctuationType.WALL_CLOCK_TIME, self._fire)
+        every_ms, now_ms = max(idle_ms // _IDLE_PARTS, 1), context.wall_clock_ms()
+        context.schedule(node, every_ms, PunctuationType.WALL_CLOCK_TIME, self._fire, now_ms)
 
     def input_came(self) -> None:
         """Note that the node had input."""

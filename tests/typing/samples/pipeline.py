@@ -132,6 +132,7 @@ class Totals:
         assert_type(context.store("totals"), Any)
         assert_type(context.stream_time, int | None)
         context.schedule(timedelta(seconds=1), ss.PunctuationType.STREAM_TIME, self._tick)
+        context.schedule(1000, ss.PunctuationType.WALL_CLOCK_TIME, self._tick, at=0)
 
     def process(self, record: ss.Record[str, Order]) -> None:
         total = self._totals.get(record.key, 0) + record.value.cents
