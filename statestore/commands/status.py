@@ -27,6 +27,7 @@ from statestore.layout.audits import AuditVerdict
 from statestore.layout.works import WorkState
 from statestore.model.texts import held_text, span_text, time_text
 from statestore.operations.lags import totals_of
+from statestore.operations.left_out import left_out_rows
 from statestore.operations.status import State, Status, StatusReader, TaskStatus
 from statestore.runtime import Runtime
 
@@ -183,6 +184,8 @@ def _answers(found: Status) -> list[tuple[str, Text]]:
         at_least = "at least " if found.held_records is None else ""
         known = totals_of(task.held for task in found.stream_tasks if task.held is not None)
         rows.append(("waiting", Text(at_least + held_text(held, known))))
+    for name, text in left_out_rows(found.last_run, found.all_runs):
+        rows.append((name, Text(text, "" if name == "unmatched" else "yellow")))
     for table in found.global_tables:
         age = "not read yet"
         if table.refreshed_age_seconds is not None:

@@ -17,6 +17,7 @@ from statestore.operations.deployed import Deployed
 from statestore.operations.matching import OwnTopics, matched_now
 from statestore.ports import Bounds, InputFacts, MonitoringClient
 from statestore.tasks.commit import CommitStamp
+from statestore.tasks.plan import Tally
 
 _INTERNAL = "-repartition"
 
@@ -45,6 +46,12 @@ class Facts(NamedTuple):
         if tps is None:
             return InputLag()
         return _lag([self.inputs.get(tp) for tp in tps])
+
+    def tally(self, task: TaskId) -> Tally | None:
+        """What the last commit of one stream task says of its serving; None: nothing is known."""
+        found = {tp: self.inputs.get(tp) for tp in self.tasks.get(task) or ()}
+        committed = {tp: one.committed for tp, one in found.items() if one and one.committed}
+        return CommitStamp.latest(committed).tally
 
 
 def ask(monitoring: MonitoringClient, deployed: Deployed, own: OwnTopics) -> Facts:

@@ -393,7 +393,7 @@ class Run:
                         bounded,
                         self._nonce,
                         batch_bytes,
-                        serving,
+                        f"{serving}-{task}",
                         version,
                         matches,
                     )

@@ -150,9 +150,8 @@ def serve_planned(
             environment, topology, planned, request, slots=slots, global_stores=shared.stores
         ):
             folder = layout.task_dir(task.task_id)
-            tasks.append(
-                Served(made, ProgressFile(folder, clock, slots=slots), WorkHistory(folder, clock))
-            )
+            progress = ProgressFile(folder, clock, slots=slots, serving=task.serving)
+            tasks.append(Served(made, progress, WorkHistory(folder, clock)))
         return serve(
             tasks,
             run_for_ms=request.run_for_ms,

@@ -37,6 +37,7 @@ from statestore.operations.lags import (
     totals_of,
     worst_of,
 )
+from statestore.operations.left_out import LeftOutStatus, last_run, of_all_runs, of_last_run
 from statestore.operations.matching import OwnTopics
 from statestore.operations.pipelines import load_pipeline
 from statestore.operations.relocation.disk import read_journal
@@ -66,7 +67,9 @@ class TaskStatus(msgspec.Struct, frozen=True):
     `lag_records` counts offsets, so the lag is at most that many records. `lag_seconds` is event
     time, from the last processed record to the newest one. `held_records` were read and wait in
     operators for later input, as of the last commit; `held` says how many in which store, and is
-    None if an older version wrote the note. Rates are records per second.
+    None if an older version wrote the note. `last_run` and `all_runs`: what the commits of the run
+    that goes on or was last have counted, and those of all runs; None: no run has counted yet.
+    Rates are records per second.
     """
 
     stream_task: str
@@ -83,6 +86,8 @@ class TaskStatus(msgspec.Struct, frozen=True):
     restore_seconds: float | None = None
     held_records: int | None = None
     held: dict[str, int] | None = None
+    last_run: LeftOutStatus | None = None
+    all_runs: LeftOutStatus | None = None
 
 
 class GlobalTableStatus(msgspec.Struct, frozen=True):
@@ -153,6 +158,9 @@ class Status(msgspec.Struct, frozen=True):
     global_tables: list[GlobalTableStatus] = []
     works: list[WorkStatus] = []
     """What takes long and goes on now, or ended without a word."""
+    last_run: LeftOutStatus | None = None
+    """What the run that goes on or was last has counted; None: no run has counted yet."""
+    all_runs: LeftOutStatus | None = None
 
 
 class _Problems(list[str]):
@@ -220,14 +228,19 @@ class StatusReader:
         there: list[TaskId] = []
         names = sorted({*problems.told(lambda: list(layout.tasks()), there), *expected})
         progress = {task: read_progress(layout.task_dir(task)) for task in names}
+        sums = {task: progress[task].sums.settled(facts.tally(task)) for task in names}
+        run = problems.told(lambda: last_run(layout), "")
         seen = self._works.seen()
         restores = restores_of(seen)
-        tasks = [
-            _restoring(found, restores.get(found.stream_task))
-            for found in (
-                self._task(task, progress[task], shape, facts, now_ms, problems) for task in names
+        tasks = []
+        for task in names:
+            told = self._task(task, progress[task], shape, facts, now_ms, problems)
+            told = msgspec.structs.replace(
+                told,
+                last_run=of_last_run({task: sums[task]}, run),
+                all_runs=of_all_runs({task: sums[task]}),
             )
-        ]
+            tasks.append(_restoring(told, restores.get(told.stream_task)))
         # A folder left by a former topology has no inputs. What it says of itself is told.
         counted = [task for task, name in zip(tasks, names, strict=True) if name in expected]
         counted = counted if expected else tasks
@@ -258,6 +271,8 @@ class StatusReader:
             last_start_age_seconds=None if owner is None else _age_s(owner.since_ms, now_ms),
             global_tables=self._global_tables(shape, facts, now_ms, problems),
             works=works_of(seen, layout, _running(tasks, progress), now_ms),
+            last_run=of_last_run(sums, run),
+            all_runs=of_all_runs(sums),
         )
 
     def _global_tables(

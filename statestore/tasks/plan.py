@@ -77,6 +77,11 @@ class TaskPlan:
         )
 
 
+def run_of(serving: str) -> str:
+    """Return what names the run of a serving, which is in the file `nonce` while it lasts."""
+    return serving.partition("-")[0]
+
+
 def transactional_ids(application_id: str, task: TaskId | str) -> tuple[str, str]:
     """Return the ids of a task's producers, which never change; opening both fences the last owner.
 

@@ -6,6 +6,7 @@ rates are those of the last run that processed enough records to have one.
 """
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -16,15 +17,62 @@ import msgspec
 from statestore.errors import HostFailure
 from statestore.faults import CrashPoint, reach
 from statestore.layout import documents
-from statestore.layout.documents import Amount, Count, StoreName, TimeMs
+from statestore.layout.documents import Amount, Count, StoreName, Text, TimeMs
 from statestore.ports import Clock
-from statestore.tasks.plan import Standing, TaskReport
+from statestore.tasks.plan import Standing, Tally, TaskReport, run_of
 
 NAME = "progress.json"
 Slots = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 _EVERY_S = 1.0
 _ENOUGH = 1000
 """The smallest number of records from which a rate is computed."""
+
+
+class Sums(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How many records came in, and how many of them are in no result, by cause."""
+
+    records_in: Count = 0
+    left_out: dict[Text, Count] = {}
+
+    def plus(self, more: "Sums") -> "Sums":
+        """Return both together."""
+        left_out = Counter(self.left_out) + Counter(more.left_out)
+        return Sums(self.records_in + more.records_in, dict(left_out))
+
+    def since(self, before: "Sums") -> "Sums":
+        """Return what has been added."""
+        left_out = Counter(self.left_out) - Counter(before.left_out)
+        return Sums(max(0, self.records_in - before.records_in), dict(left_out))
+
+
+class KeptSums(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the commits of a task have counted, in one run after another.
+
+    `serving`: the last one that counted; empty: none did. `in_serving`, `in_run` and `in_all`: what
+    it counted, what its run did, and what all runs did since `since_ms`.
+    """
+
+    serving: Text = ""
+    since_ms: TimeMs = 0
+    in_serving: Sums = Sums()
+    in_run: Sums = Sums()
+    in_all: Sums = Sums()
+
+    def after(self, serving: str, now: Sums) -> "KeptSums":
+        """Return the sums if a serving has counted `now` since it began."""
+        more = now.since(self.in_serving if serving == self.serving else Sums())
+        in_run = self.in_run if run_of(serving) == run_of(self.serving) else Sums()
+        since_ms = self.since_ms
+        return KeptSums(serving, since_ms, now, in_run.plus(more), self.in_all.plus(more))
+
+    def settled(self, committed: Tally | None) -> "KeptSums":
+        """Return the sums with all that was committed, given the tally of the last commit.
+
+        A killed owner did not write its last ones into the file.
+        """
+        if committed is None or not self.serving or committed.serving != self.serving:
+            return self
+        return self.after(self.serving, Sums(committed.records_in, committed.left_out))
 
 
 class TaskProgress(msgspec.Struct, frozen=True):
@@ -34,7 +82,7 @@ class TaskProgress(msgspec.Struct, frozen=True):
     commit, and `held` how many of them in each store; None: an older version wrote the file.
     `records`: processed in this run. `lag_records`: up to the ends of its inputs, as last heard of;
     None: not known. If `pid` is not that of the folder's owner, the owner has not begun to process
-    yet.
+    yet. `sums`: what its commits have counted, up to the one before the file was written.
     """
 
     pid: Count = 0
@@ -49,17 +97,28 @@ class TaskProgress(msgspec.Struct, frozen=True):
     records: Count = 0
     lag_records: Count | None = None
     held: dict[StoreName, Count] | None = None
+    sums: KeptSums = KeptSums()
 
 
 class ProgressFile:
     """Writes the progress of one stream task, about once a second."""
 
-    def __init__(self, folder: Path, clock: Clock, *, slots: int) -> None:
+    def __init__(self, folder: Path, clock: Clock, *, slots: int, serving: str = "") -> None:
+        """`serving`: which one this is, so that its sums are kept; empty: they are not."""
         self._path = folder / NAME
         self._clock = clock
         self._before = read_progress(folder)
         self._slots = slots
+        self._serving = serving
+        self._sums = self._before.sums
         self._written_s = float("-inf")
+
+    def begin(self, committed: Tally | None) -> None:
+        """Take in what the last commit says that was committed; call it before the first write."""
+        self._before = read_progress(self._path.parent)
+        self._sums = self._before.sums.settled(committed)
+        if not self._sums.since_ms:
+            self._sums = msgspec.structs.replace(self._sums, since_ms=self._clock.now_ms())
 
     def note(self, report: TaskReport, standing: Callable[[], Standing]) -> Standing | None:
         """Write the progress after a step of the task, if the file is a second old.
@@ -77,6 +136,9 @@ class ProgressFile:
         self._written_s = self._clock.monotonic()
         before, busy_s = self._before, report.process_seconds + report.commit_seconds
         own = report.records_in - report.records_before
+        if self._serving:
+            counted = Sums(report.records_in, report.left_out)
+            self._sums = self._sums.after(self._serving, counted)
         progress = TaskProgress(
             os.getpid(),
             self._slots,
@@ -90,6 +152,7 @@ class ProgressFile:
             standing.records,
             standing.lag_records,
             report.held,
+            self._sums,
         )
         temporary = self._path.with_name(f".{NAME}.tmp")
         # If the folder cannot be written, the task itself will report it.

@@ -40,6 +40,11 @@ class Served(NamedTuple):
     progress: ProgressFile
     history: WorkHistory
 
+    def begin(self, tell: Tell) -> None:
+        """Tell how far the task is at its start."""
+        self.progress.begin(self.task.committed_tally())
+        self.write(tell)
+
     def note(self, tell: Tell) -> None:
         """Tell how far the task has come, if it did not do so within the last second."""
         standing = self.progress.note(self.task.report, self.task.standing)
@@ -48,7 +53,7 @@ class Served(NamedTuple):
             tell(standing)
 
     def write(self, tell: Tell) -> None:
-        """Tell how far the task has come now, as at its start and its end."""
+        """Tell how far the task has come now, as at its end."""
         standing = self.task.standing()
         self.progress.write(self.task.report, standing)
         self.history.write(self.task.report, standing)
@@ -83,7 +88,7 @@ def serve(
 def _to_its_end(served: Served, stop: Ending, tell: Tell) -> None:
     task = served.task
     with task:
-        served.write(tell)
+        served.begin(tell)
         steps = 0
         while not task.finished() and not stop.is_set():
             task.step(_POLL_MS)
@@ -109,7 +114,7 @@ def _in_turn(
             if stop.is_set():
                 return
             open_tasks.enter_context(served.task)
-            served.write(tell)
+            served.begin(tell)
         # Tasks with input must not wait for an idle one, so they share the poll time.
         poll_ms = max(5, _POLL_MS // (4 * len(tasks)))
         steps = 0

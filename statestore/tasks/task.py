@@ -37,7 +37,7 @@ from statestore.tasks.context import TaskContext
 from statestore.tasks.left_out import LeftOutRecords
 from statestore.tasks.memory_share import MemoryLimits, MemoryShare, TaskMemory
 from statestore.tasks.ownership import Ownership
-from statestore.tasks.plan import Standing, TaskEdges, TaskPlan, TaskReport, Traffic
+from statestore.tasks.plan import Standing, Tally, TaskEdges, TaskPlan, TaskReport, Traffic
 from statestore.tasks.poison import Poison, Rehearsed
 from statestore.tasks.rewriting import stage
 from statestore.tasks.snapshot_responder import SnapshotResponder
@@ -151,6 +151,10 @@ class StreamTask:
     def standing(self) -> Standing:
         """Return how far the task has come, without asking a broker."""
         return self._present().standing()
+
+    def committed_tally(self) -> Tally | None:
+        """Return what the last commit says of its serving, whichever that was; None: nothing."""
+        return self._committer.stamp.tally
 
     def store(self, name: str) -> object:
         """Return a store as the task's processors see it."""

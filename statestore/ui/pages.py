@@ -13,6 +13,7 @@ from statestore.model.texts import span_text, stores_text, time_text
 from statestore.operations.at_rest import GlobalFiles, StoreFiles
 from statestore.operations.deployed import Deployed
 from statestore.operations.exports.manifest import made_after
+from statestore.operations.left_out import left_out_rows
 from statestore.ui import charts
 from statestore.ui.answers import Level, answers_of, level_of
 from statestore.ui.browser import Browsed, Question
@@ -258,6 +259,7 @@ def _templates() -> Environment:
     }
     made.globals |= {
         "address_of": address_of,
+        "left_out_rows": left_out_rows,
         "level_of": level_of,
         "level_of_verdict": lambda verdict: _VERDICTS.get(verdict, Level.CARE),
         "made_after": made_after,

@@ -3,26 +3,34 @@
 import json
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from io import StringIO
 from pathlib import Path
 from threading import Event
+from typing import cast
 
 import pytest
+from rich.console import Console
 
 import statestore as ss
 from statestore import serdes
 from statestore.commands.running import summary_line
+from statestore.commands.status import rendered
 from statestore.model.ids import TopicPartition
 from statestore.model.left_out import Fate, LeftOut, total
 from statestore.model.records import Record
 from statestore.operations.continuous import serve_run
-from statestore.operations.run import RunRequest, RunSummary
-from statestore.operations.serving import serve_here
+from statestore.operations.run import Run, RunRequest, RunSummary
+from statestore.operations.serving import serve_here, stream_tasks
+from statestore.operations.status import Status, read_status
 from statestore.ports import TopicSpec
 from statestore.runtime import Runtime
 from statestore.tasks.commit import CommitStamp
+from statestore.tasks.history import WorkHistory
 from statestore.tasks.left_out import STAMP_MAX_BYTES, stamped
 from statestore.tasks.plan import TaskReport
+from statestore.tasks.progress import ProgressFile
+from statestore.tasks.slot import Ending, Served
 from statestore.testing.memory_broker import MemoryBroker
 from tests.builders import ManualClock
 from tests.contract.task_rig import TaskRig
@@ -147,7 +155,7 @@ class World:
 
     def click(self, user: str, *times_ms: int) -> None:
         for time_ms in times_ms:
-            record: Record[bytes | None, bytes | None] = Record(None, user.encode(), time_ms)
+            record: Record[bytes | None, bytes | None] = Record(b"key", user.encode(), time_ms)
             self.broker.produce(TopicPartition("clicks", 0), record)
 
     def runtime(self) -> Runtime:
@@ -211,3 +219,99 @@ def test_a_summary_adds_up_what_a_run_left_out_before_it_began_anew() -> None:
 )
 def test_a_share_is_said_for_people(records: int, records_in: int, text: str) -> None:
     assert LeftOut("n", "late", records, records_in).share() == text
+
+
+def crashed(world: World, *, after: int) -> None:
+    """A run that ends after a commit, and writes nothing more into the file that people read."""
+
+    def serve_one(started: Run, _stop: Ending) -> RunSummary:
+        for wave in started.waves():
+            for planned, task in stream_tasks(
+                started.environment,
+                started.topology,
+                wave,
+                started.request,
+                slots=1,
+                global_stores={},
+            ):
+                folder = started.environment.layout.task_dir(planned.task_id)
+                progress = ProgressFile(folder, world.clock, slots=1, serving=planned.serving)
+                served = Served(task, progress, WorkHistory(folder, world.clock))
+                task.start()
+                served.begin(lambda _standing: None)
+                taken = 0
+                while taken < after:
+                    taken += task.step(0)
+                task.step_commit()
+                task.close()
+            return RunSummary("shop")
+        raise AssertionError("no wave")
+
+    with world.runtime() as runtime:
+        serve_run(runtime, world.topology, RunRequest(), Event(), serve_one)
+
+
+def by_key() -> ss.Topology:
+    """Clicks by key and minute, in one sub-topology."""
+    b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.STRING)
+    windows = ss.TumblingWindows(MINUTE_MS)
+    counts = b.stream("clicks", name="clicks").group_by_key().windowed_by(windows)
+    counts.count("counts", name="per-minute").to_stream().to("out", value_serde=serdes.JSON)
+    return b.build()
+
+
+def status_of(world: World, *, asked: bool = True) -> Status:
+    with world.runtime() as runtime:
+        settings = runtime.settings
+        if not asked:
+            settings = replace(settings, bootstrap_servers="")
+        with runtime.with_settings(settings) as known:
+            return read_status(known)
+
+
+def late(status: Status) -> tuple[int, int, int]:
+    """What was dropped in the last run and in all runs, and what came in in all runs."""
+    assert status.last_run is not None
+    assert status.all_runs is not None
+    last, every = status.last_run, status.all_runs
+    return last.dropped_records, every.dropped_records, every.records_in
+
+
+def test_what_runs_dropped_is_seen_after_them_and_after_restarts(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    assert status_of(world).last_run is None
+    world.click("ann", 10 * MINUTE_MS, 1, 2, 3)
+    world.run()
+    status = status_of(world)
+    assert status.last_run is not None
+    assert status.last_run.dropped == [LeftOut("per-minute", "late", 3, 4)]
+    assert late(status) == (3, 3, 8), "a sub-topology above the repartition topic takes 4, too"
+    below = status.stream_tasks[1]
+    assert below.last_run is not None
+    assert below.last_run.dropped == status.last_run.dropped
+    assert "3 of 4 records, 75 %: late, node per-minute" in text_of(status)
+    assert "all runs" not in text_of(status)
+    world.click("ann", 10 * MINUTE_MS, 1)
+    world.run()
+    assert late(status_of(world)) == (1, 4, 12)
+    assert "4 dropped of 12 records since" in text_of(status_of(world))
+    world.run()
+    assert late(status_of(world)) == (0, 4, 12), "there was nothing to do"
+    assert late(status_of(world, asked=False)) == (0, 4, 12)
+
+
+def test_what_a_killed_run_committed_is_seen_at_once_and_counts_once(tmp_path: Path) -> None:
+    world = World(tmp_path, by_key())
+    world.click("ann", 10 * MINUTE_MS, 1, 2, 3)
+    crashed(world, after=4)
+    assert late(status_of(world)) == (3, 3, 4), "the last commit says so"
+    assert late(status_of(world, asked=False)) == (0, 0, 0), "the file is older"
+    world.run()
+    for asked in (True, False):
+        assert late(status_of(world, asked=asked)) == (0, 3, 4), "the next start took it in"
+
+
+def text_of(status: Status) -> str:
+    console = Console(width=200, file=StringIO())
+    console.print(rendered(status))
+    return cast("StringIO", console.file).getvalue()

@@ -125,6 +125,22 @@ def test_records_that_wait_are_told_by_store_beside_an_input_that_is_done(tmp_pa
     assert told in text
 
 
+def test_what_the_last_run_and_all_runs_left_out_is_told(tmp_path: Path) -> None:
+    layout = filled(tmp_path / "state", "own")
+    run = {"records_in": 3600, "left_out": {f"dropped/late/{HOSTILE}": 2700}}
+    every = {"records_in": 7200, "left_out": {f"dropped/late/{HOSTILE}": 2701}}
+    sums = {"serving": "run-1-0_0", "since_ms": 1, "in_run": run, "in_all": every}
+    (layout.task_dir(TaskId(0, 0)) / "progress.json").write_text(json.dumps({"sums": sums}))
+    layout.nonce_file.write_text("run")
+    lookout, page = serving_of(tmp_path / "state", None)
+    with page:
+        text = shown(page, "/applications/own")
+    lookout.close()
+    assert "<dt>Dropped</dt><dd>2,700 of 3,600 records, 75 %: late, node &lt;img" in text
+    assert "<dt>All runs</dt><dd>2,701 dropped of 7,200 records since 1970-01-01T" in text
+    assert HOSTILE not in text
+
+
 def merged() -> Topology:
     """A sub-topology with two inputs and two outputs, and one that counts."""
     b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
