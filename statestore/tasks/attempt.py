@@ -19,6 +19,7 @@ from statestore.errors import CommitUnknown, Fenced, StateStoreError, Unavailabl
 from statestore.model.ids import TaskId
 from statestore.ports import Clock, Source
 from statestore.settings import Settings
+from statestore.stores import serdes
 from statestore.tasks.committer import Committer
 from statestore.tasks.context import TaskContext
 from statestore.tasks.intake import InputBatch, Intake
@@ -175,21 +176,33 @@ class Attempt:
             self.commit()
             return 0
         batch = intake.front(batch, portion.take)
-        step = memory.plan_step(len(batch))
-        if step.commit_first and not memory.make_room():
-            intake.put_back(batch)
-            return None
-        if step.commit_first and self._dirty:
-            intake.put_back(batch)
+        values, done = batch.records.values.encoded(serdes.BYTES), 0
+        while done < len(batch):
+            step = memory.plan_step(values, done)
+            if step.commit_first and done:
+                break
+            if step.commit_first and not memory.make_room():
+                intake.put_back(batch)
+                return None
+            if step.commit_first and self._dirty:
+                intake.put_back(batch)
+                self.commit()
+                return 0
+            part = batch
+            if step.take < len(batch):
+                part = batch.slice(done, done + step.take)
+            if done and self._context.has_timers_before(part):
+                break
+            self._process(part)
+            done += len(part)
+            if memory.is_full():
+                break
+        if done < len(batch):
+            intake.put_back(batch.slice(done, len(batch)))
+        is_full = memory.is_full() and memory.make_room()
+        if is_full or (portion.commit and done == len(batch) and self._dirty):
             self.commit()
-            return 0
-        batch = intake.front(batch, step.take)
-        self._process(batch)
-        if memory.is_full() and memory.make_room():
-            self.commit()
-        if portion.commit and self._dirty:
-            self.commit()
-        return len(batch)
+        return done
 
     def _fire_timers_before(self, batch: InputBatch) -> bool:
         """Fire timers that are due before a batch; commit between them if they are many.
@@ -220,7 +233,7 @@ class Attempt:
             self._context.process(left)
         self._poison.passed()
         self._committer.processed(batch.tp, batch.offsets[-1])
-        self._memory.grew(len(batch))
+        self._memory.grew()
         self._records_in += len(batch)
         self._context.consumed[batch.tp] += len(batch)
 

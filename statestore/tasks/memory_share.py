@@ -2,15 +2,29 @@
 
 A host's limits are divided among its slots. All stream tasks that a slot serves share its part, and
 the one that holds most of it commits first. How many records to take next is a pure function.
+
+A batch is processed in slices, and after each of them the task looks at what is pending. What the
+next slice will add is foretold from what the last ones added for each record, and for each byte
+that they read, because the sizes of the next records are known. Where a user's code may write much
+more than it reads, nothing foretells it, and slices are small enough to be wrong.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Final, NamedTuple
 
 from statestore.settings import NO_LIMIT, Settings
+from statestore.stores.pending import ENTRY_COST
 
 _FIRST_TAKE = 1000
-_GUESS = (1024.0, 1.0)
+_UNFORESEEN_BYTES: Final = 64 << 10
+_UNFORESEEN_RECORDS: Final = 16
+"""What a record may add at most without notice where writes do not depend on what is read."""
+_LEAST_ROOM: Final = 1 / 8
+"""With less of its share left, such a task commits."""
+_FADES: Final = 4
+"""Expected growth falls by no more at once, because writing pending rows again adds nothing."""
 
 
 class Usage(NamedTuple):
@@ -42,6 +56,22 @@ class MemoryLimits(NamedTuple):
             return NO_LIMIT if limit == NO_LIMIT else max(1, limit // slots)
 
         return cls(part(max_bytes), part(max_records))
+
+    def left(self, pending: Usage) -> "MemoryLimits":
+        """Return what is free beside what is pending."""
+        return MemoryLimits(
+            *(
+                limit if limit == NO_LIMIT else max(0, limit - used)
+                for limit, used in zip(self, pending, strict=True)
+            )
+        )
+
+    def have_room(self, left: "MemoryLimits") -> bool:
+        """Return whether so much is left that records are not taken in ones and twos."""
+        return all(
+            limit == NO_LIMIT or free >= limit * _LEAST_ROOM
+            for limit, free in zip(self, left, strict=True)
+        )
 
 
 class MemoryShare:
@@ -83,41 +113,103 @@ class MemoryShare:
         return True
 
 
+class Growth(NamedTuple):
+    """What each record that was processed added to the pending writes: bytes, and writes.
+
+    `per_weight`: the bytes again, for each byte that the record weighs. That is the size of its
+    value, and ENTRY_COST.
+    """
+
+    size_bytes: float
+    records: float
+    per_weight: float
+
+    @classmethod
+    def of(cls, before: Usage, after: Usage, step: "Step") -> "Growth":
+        """Return how much the pending writes grew with the step."""
+        size_bytes, records = (max(0, b - a) for a, b in zip(before, after, strict=True))
+        per_weight = size_bytes / step.weight if step.weight else 0.0
+        return cls(size_bytes / step.take, records / step.take, per_weight)
+
+    def after(self, earlier: "Growth") -> "Growth":
+        """Return what to expect after this growth, which followed an earlier one."""
+        return Growth(*(max(now, old / _FADES) for now, old in zip(self, earlier, strict=True)))
+
+
+_GUESS: Final = Growth(1024.0, 1.0, 1.0)
+"""What is expected before anything was measured."""
+
+
 class Step(NamedTuple):
-    """The next batch: whether to commit before it, and how many of its records to take."""
+    """The next slice of a batch: whether to commit before it, and how many records to take.
+
+    `weight`: theirs; 0 if it makes no difference.
+    """
 
     commit_first: bool
     take: int
+    weight: int = 0
 
 
 def plan_step(
-    pending: Usage, per_record: tuple[float, float] | None, waiting: int, limits: MemoryLimits
+    pending: Usage,
+    growth: Growth | None,
+    values: Sequence[bytes | None],
+    limits: MemoryLimits,
+    *,
+    done: int = 0,
+    foreseen: bool = True,
 ) -> Step:
-    """Return the next step if each input record adds `per_record` (bytes, records).
+    """Return the next step for records with these values, if each adds what `growth` says.
 
-    The step commits first if the waiting records would exceed the share and something is pending.
-    It takes at least one record, and at most as many as the share can hold. If `per_record` is
-    None, nothing was measured yet, and the step takes few records.
+    The step commits first if the records would exceed the share and something is pending. It takes
+    at least one record, and at most as many as the share can hold. If `growth` is None, nothing was
+    measured yet, and the step takes few records. `done`: so many records were taken already.
+    `foreseen`: what a record adds depends on its size; otherwise a step also takes few records.
     """
-    if per_record is None:
-        if limits == MemoryLimits(NO_LIMIT, NO_LIMIT):
-            return Step(commit_first=False, take=waiting)
-        first = plan_step(pending, _GUESS, waiting, limits)
-        return first._replace(take=min(first.take, _FIRST_TAKE))
-    fits = waiting
-    fits_empty = waiting
-    for limit, used, growth in (
-        (limits.max_bytes, pending.size_bytes, per_record[0]),
-        (limits.max_records, pending.records, per_record[1]),
-    ):
-        if limit == NO_LIMIT or growth <= 0:
-            continue
-        fits = min(fits, int(max(0, limit - used) / growth))
-        fits_empty = min(fits_empty, int(limit / growth))
-    if fits >= waiting:
+    waiting = len(values) - done
+    if limits == MemoryLimits(NO_LIMIT, NO_LIMIT):
         return Step(commit_first=False, take=waiting)
+    if growth is None:
+        growth, waiting = _GUESS, min(waiting, _FIRST_TAKE)
+    left = limits.left(pending)
+    most, most_empty = waiting, waiting
+    if not foreseen:
+        most, most_empty = (min(waiting, _unforeseen(free)) for free in (left, limits))
+    fits, weight = _fitting(growth, values, done, most, left)
     crowded = pending.size_bytes > 0 or pending.records > 0
-    return Step(commit_first=crowded, take=max(1, fits_empty if crowded else fits))
+    if fits >= most and (foreseen or not crowded or limits.have_room(left)):
+        return Step(commit_first=False, take=most, weight=weight)
+    if crowded:
+        fits, weight = _fitting(growth, values, done, most_empty, limits)
+    return Step(commit_first=crowded, take=max(1, fits), weight=weight)
+
+
+def _unforeseen(free: MemoryLimits) -> int:
+    """Return how many records to take of which each may add a lot without notice."""
+    most_each = MemoryLimits(_UNFORESEEN_BYTES, _UNFORESEEN_RECORDS)
+    found = [one // most for one, most in zip(free, most_each, strict=True) if one != NO_LIMIT]
+    return max(1, min(found))
+
+
+def _fitting(
+    growth: Growth, values: Sequence[bytes | None], done: int, most: int, free: MemoryLimits
+) -> tuple[int, int]:
+    """Return how many records add no more than is free, and what they, or the first one, weigh."""
+    fits = most
+    for limit, added in zip(free, growth[:2], strict=True):
+        if limit != NO_LIMIT and added > 0:
+            fits = min(fits, int(limit / added))
+    if free.max_bytes == NO_LIMIT:
+        return fits, 0
+    count = max(1, fits)
+    taken = values if count == len(values) else values[done : done + count]
+    weight = sum(map(len, filter(None, taken))) + ENTRY_COST * len(taken)
+    if weight * growth.per_weight > free.max_bytes:
+        weights = list(accumulate(ENTRY_COST + len(value or b"") for value in taken))
+        fits = min(fits, bisect_right(weights, free.max_bytes / growth.per_weight))
+        weight = weights[max(1, fits) - 1]
+    return fits, weight
 
 
 def reached(pending: Usage, limits: MemoryLimits) -> bool:
@@ -130,27 +222,31 @@ def reached(pending: Usage, limits: MemoryLimits) -> bool:
 class TaskMemory:
     """The part of its slot's share that one stream task holds."""
 
-    def __init__(self, task: str, share: MemoryShare, usage: Callable[[], Usage]) -> None:
-        """`usage` returns what the stores of the task have pending."""
+    def __init__(
+        self, task: str, share: MemoryShare, usage: Callable[[], Usage], *, foreseen: bool
+    ) -> None:
+        """`usage` returns what its stores have pending; `foreseen` is as for `plan_step`."""
         self._task = task
         self._share = share
         self.usage = usage
+        self._foreseen = foreseen
         self._before = _NOTHING
-        self._per_record: tuple[float, float] | None = None
+        self._step = Step(commit_first=False, take=0)
+        self._growth: Growth | None = None
 
-    def plan_step(self, waiting: int) -> Step:
-        """Return how many of the waiting records to take now."""
+    def plan_step(self, values: Sequence[bytes | None], done: int) -> Step:
+        """Return how many records to take now; `values` are theirs, of which some are `done`."""
         self._before = self.usage()
-        held = self._share.hold(self._task, self._before)
-        return plan_step(held, self._per_record, waiting, self._share.limits)
-
-    def grew(self, records: int) -> None:
-        """Note that `records` were processed since the step was planned."""
-        before, after = self._before, self.usage()
-        self._per_record = (
-            (after.size_bytes - before.size_bytes) / records,
-            (after.records - before.records) / records,
+        held, limits = self._share.hold(self._task, self._before), self._share.limits
+        self._step = step = plan_step(
+            held, self._growth, values, limits, done=done, foreseen=self._foreseen
         )
+        return step
+
+    def grew(self) -> None:
+        """Note that the records of the step were processed."""
+        growth = Growth.of(self._before, self.usage(), self._step)
+        self._growth = growth if self._growth is None else growth.after(self._growth)
 
     def is_full(self) -> bool:
         """Return whether this task and others have used up the share."""

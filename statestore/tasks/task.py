@@ -75,7 +75,9 @@ class StreamTask:
         self._poison = Poison(plan.task_id, plan.part, settings, edges.outbox)
         self._retry = RetryBudget(plan.task_id, settings, edges.clock)
         share = share or MemoryShare(MemoryLimits.of(settings, plan.slots))
-        self._memory = TaskMemory(str(plan.task_id), share, self._stores.usage)
+        self._memory = TaskMemory(
+            str(plan.task_id), share, self._stores.usage, foreseen=not plan.part.fans_out
+        )
         self._responder = SnapshotResponder(plan.task_id, layout, edges.clock, self.report)
         self._held_back = HeldBack()
         self._left_out = LeftOutRecords(plan.task_id)

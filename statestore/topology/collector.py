@@ -110,11 +110,20 @@ class Collector:
         keeps: bool = False,
         writes: bool = False,
         terms: tuple[str, ...] = (),
+        fans_out: bool = False,
     ) -> str:
         """Add an operator under the name given or a generated one; return the name."""
         chosen = name or self.number(kind)
         made = OperatorNode(
-            chosen, parents, make(chosen), stores, copartitioned, keeps, writes, terms=terms
+            chosen,
+            parents,
+            make(chosen),
+            stores,
+            copartitioned,
+            keeps,
+            writes,
+            terms=terms,
+            fans_out=fans_out,
         )
         self.add(made)
         return chosen

@@ -66,6 +66,7 @@ class Flow:
         copartitioned: bool = False,
         keeps: bool = False,
         terms: tuple[str, ...] = (),
+        fans_out: bool = False,
     ) -> str:
         """Add an operator that reads this stream; return the operator's name."""
         return self.builder.node(
@@ -77,6 +78,7 @@ class Flow:
             copartitioned=copartitioned,
             keeps=keeps,
             terms=terms,
+            fans_out=fans_out,
         )
 
     def same(self, node: str) -> "Flow":

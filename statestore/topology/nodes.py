@@ -292,7 +292,8 @@ class OperatorNode:
     `copartitioned`: it joins, so the topics of its inputs need equal partition counts, and it only
     reads its stores, unless it `writes` them. `keeps`: its store has the last record of each key as
     it came. `global_stores`: of global tables, which it reads. `terms`: what a description says of
-    it beside its stores.
+    it beside its stores. `fans_out`: a user's code is called for each record, and may make many of
+    it.
     """
 
     name: str
@@ -304,6 +305,7 @@ class OperatorNode:
     writes: bool = False
     global_stores: tuple[str, ...] = ()
     terms: tuple[str, ...] = ()
+    fans_out: bool = False
 
     @property
     def only_reads(self) -> bool:

@@ -57,6 +57,13 @@ class SubTopology:
         operators = (node for node in self.nodes if isinstance(node, OperatorNode))
         return tuple(dict.fromkeys(store for node in operators for store in node.global_stores))
 
+    @property
+    def fans_out(self) -> bool:
+        """Whether a user's code may write much more to its stores than it reads."""
+        return bool(self.stores) and any(
+            isinstance(node, OperatorNode) and node.fans_out for node in self.nodes
+        )
+
     def width(self, counts: Mapping[TopicName, int], least: Mapping[str, int]) -> int:
         """Return how many stream tasks it has: one for each partition of its widest topic.
 

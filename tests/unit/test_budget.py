@@ -4,7 +4,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from statestore.tasks.memory_share import MemoryLimits, Step, Usage, plan_step, reached
+from statestore.tasks.memory_share import (
+    Growth,
+    MemoryLimits,
+    Step,
+    Usage,
+    plan_step,
+    reached,
+)
 from tests.builders import table_rows
 
 STEPS = """
@@ -37,6 +44,24 @@ STEPS = """
     900/90       | 0.5/0             | 201     | 1000/100     | commit, take 201
     500/50       | 10/1              | 0       | 1000/-1      | take 0
 """
+# ENTRY_COST is 96, so that these records weigh 100, 1096, or 100 096.
+SIZES = """
+    pending  | growth per record, weight | sizes of values      | share      | step
+
+    0/0      | 100/1/1                   | 4 4 4 4              | 1000/-1    | take 4
+    0/0      | 100/1/1                   | 4 4 1000 4           | 1000/-1    | take 2
+    0/0      | 100/1/1                   | 4 4 1000 4           | 1296/-1    | take 3
+    0/0      | 100/1/1                   | 100000 4 4           | 1000/-1    | take 1
+    100/1    | 100/1/1                   | 100000 4 4           | 1000/-1    | commit, take 1
+    800/8    | 100/1/1                   | 4 4                  | 1000/-1    | take 2
+    800/8    | 100/1/1                   | 4 1000               | 1000/-1    | commit, take 1
+    800/8    | 100/1/1                   | 4 1000               | -1/10      | take 2
+    0/0      | 100/1/0.01                | 1000 1000 1000       | 1000/-1    | take 3
+    0/0      | 5/1/0.01                  | 100000 4 4           | 1000/-1    | take 1
+    0/0      | 5/1/0.01                  | 100000 4 4           | 1002/-1    | take 2
+    0/0      | 0/0/0                     | 100000 100000        | 1000/-1    | take 2
+    0/0      | 100/1/1                   | - - - 4              | 1000/-1    | take 4
+"""
 SHARES = """
     max.bytes | max.records | slots | share
     64        | -1          | 1     | 64/-1
@@ -63,6 +88,12 @@ def pair(text: str) -> tuple[int, int]:
     return int(left), int(right)
 
 
+def grows(text: str) -> Growth:
+    """Growth that does not depend on the sizes of values."""
+    size_bytes, records = text.split("/")
+    return Growth(float(size_bytes), float(records), 0.0)
+
+
 def of_step(text: str) -> Step:
     return Step("commit" in text, int(text.rsplit(maxsplit=1)[-1]))
 
@@ -70,9 +101,47 @@ def of_step(text: str) -> Step:
 @pytest.mark.parametrize("row", table_rows(STEPS)[1:], ids=" | ".join)
 def test_the_next_step_is_planned_as_tabled(row: list[str]) -> None:
     pending, growth, waiting, share, step = row
-    per_record = (float(growth.split("/")[0]), float(growth.split("/")[1]))
-    planned = plan_step(Usage(*pair(pending)), per_record, int(waiting), MemoryLimits(*pair(share)))
-    assert planned == of_step(step)
+    values = [None] * int(waiting)
+    planned = plan_step(Usage(*pair(pending)), grows(growth), values, MemoryLimits(*pair(share)))
+    assert planned[:2] == of_step(step)[:2]
+
+
+@pytest.mark.parametrize("row", table_rows(SIZES)[1:], ids=" | ".join)
+def test_the_next_step_goes_by_the_sizes_of_the_values_that_wait(row: list[str]) -> None:
+    pending, growth, sizes, share, step = row
+    values = [None if size == "-" else b"x" * int(size) for size in sizes.split()]
+    growing = Growth(*map(float, growth.split("/")))
+    planned = plan_step(Usage(*pair(pending)), growing, values, MemoryLimits(*pair(share)))
+    assert planned[:2] == of_step(step)[:2]
+
+
+UNFORESEEN = """
+    pending  | waiting | share           | step
+
+    0/0      | 5000    | 67108864/-1     | take 1024
+    0/0      | 500     | 67108864/-1     | take 500
+    0/0      | 5000    | 1000000/-1      | take 15
+    500000/9 | 5000    | 1000000/-1      | take 7
+    880000/9 | 5000    | 1000000/-1      | commit, take 15
+    0/0      | 5000    | 1000/-1         | take 1
+    0/0      | 5000    | -1/1600         | take 100
+    0/800    | 5000    | -1/1600         | take 50
+    0/1500   | 5000    | -1/1600         | commit, take 100
+    0/0      | 5000    | -1/-1           | take 5000
+"""
+
+
+@pytest.mark.parametrize("row", table_rows(UNFORESEEN)[1:], ids=" | ".join)
+def test_a_step_takes_few_where_nothing_foretells_what_they_add(row: list[str]) -> None:
+    pending, waiting, share, step = row
+    planned = plan_step(
+        Usage(*pair(pending)),
+        Growth(10.0, 1.0, 0.1),
+        [b"x"] * int(waiting),
+        MemoryLimits(*pair(share)),
+        foreseen=False,
+    )
+    assert planned[:2] == of_step(step)[:2]
 
 
 @pytest.mark.parametrize("row", table_rows(SHARES), ids=" | ".join)
@@ -98,7 +167,7 @@ def test_a_commit_is_due_when_the_share_is_reached(row: list[str]) -> None:
 def test_what_is_taken_keeps_the_share_unless_one_record_alone_exceeds_it(
     pending: Usage, growth: tuple[float, float], waiting: int, share: MemoryLimits
 ) -> None:
-    step = plan_step(pending, growth, waiting, share)
+    step = plan_step(pending, Growth(*growth, 0.0), [None] * waiting, share)
     assert 1 <= step.take <= waiting
     start = Usage(0, 0) if step.commit_first else pending
     for used, per_record, limit in zip(start, growth, share, strict=True):
@@ -115,7 +184,7 @@ def test_what_is_taken_keeps_the_share_unless_one_record_alone_exceeds_it(
 def test_a_commit_comes_first_only_when_the_records_would_not_fit_otherwise(
     pending: Usage, growth: tuple[float, float], waiting: int, share: MemoryLimits
 ) -> None:
-    assume(plan_step(pending, growth, waiting, share).commit_first)
+    assume(plan_step(pending, Growth(*growth, 0.0), [None] * waiting, share).commit_first)
     assert pending != (0, 0)
     assert any(
         limit != -1 and used + waiting * per_record > limit * (1 - 1e-9)

@@ -145,7 +145,9 @@ class KStream(JoinableStream[K_co, V_co]):
     ) -> "KStream[K2, V2]":
         """Replace each record with any number of pairs that function(key, value) gives."""
         check_arity("flat_map", function, 2, name, may_yield=True)
-        node = self._flow.add("KSTREAM-FLATMAP", name, lambda n: ops.flattened(n, function))
+        node = self._flow.add(
+            "KSTREAM-FLATMAP", name, lambda n: ops.flattened(n, function), fans_out=True
+        )
         return KStream(self._flow.keyed_anew(node))
 
     @overload
@@ -168,6 +170,7 @@ class KStream(JoinableStream[K_co, V_co]):
             "KSTREAM-FLATMAPVALUES",
             name,
             lambda n: ops.flattened_values(n, function, with_key=with_key),
+            fans_out=True,
         )
         return KStream(self._flow.revalued(node))
 
@@ -424,7 +427,11 @@ class KStream(JoinableStream[K_co, V_co]):
         names, timers = declared(self._flow.builder, verb, stores, name)
         if verb == "process_values":
             kept = self._flow.add(
-                "KSTREAM-PROCESSVALUES", name, lambda n: processed_values(n, factory, names), names
+                "KSTREAM-PROCESSVALUES",
+                name,
+                lambda n: processed_values(n, factory, names),
+                names,
+                fans_out=True,
             )
             return KStream(self._flow.revalued(kept))
         node = self._flow.add(
@@ -436,6 +443,7 @@ class KStream(JoinableStream[K_co, V_co]):
                 else processed(n, factory, names, per_record=verb == "process")
             ),
             names,
+            fans_out=verb == "process" and timers is None,
         )
         return KStream(self._flow.keyed_anew(node))
 
