@@ -107,7 +107,7 @@ class Topology:
                 if first.offset_reset != node.offset_reset:
                     raise InvalidTopology(
                         f"two sources read topic {topic.name!r} with different values of "
-                        "offset_reset: give both the same one (a table begins at the start)"
+                        "offset_reset: give both the same one"
                     )
         timed = sum(source.takes_partition_time for source in seen.values())
         if timed > _TIMED_TOPICS_MAX:

@@ -42,6 +42,19 @@ def slide_aggregate(of: Case) -> None:
 
 
 @case("""
+    | in     | out                                                     |
+    | a 1 20 | a@10-20 1 20                                            |
+    | a 1 25 | a@21-31 1 25 ; a@15-25 2 25                             |
+    | a 1 28 | a@21-31 2 28 ; a@26-36 1 28 ; a@18-28 3 28              |
+    | a 1 26 | a@18-28 4 28 ; a@21-31 3 28 ; a@26-36 2 28 ; a@27-37 1 28 |
+    | a 1 30 | a@21-31 4 30 ; a@26-36 3 30 ; a@27-37 2 30 ; a@29-39 1 30 ; a@20-30 5 30 |
+""")
+def slide_order(of: Case) -> None:
+    no_grace = ss.SlidingWindows(10)
+    of.out(of.stream().group_by_key().windowed_by(no_grace).count(of.kept()).to_stream())
+
+
+@case("""
     | in      | out                                      |
     | a 1 20  |                                          |
     | a 1 24  |                                          |

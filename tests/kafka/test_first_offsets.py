@@ -52,6 +52,17 @@ def test_an_input_begins_at_its_end_once_and_goes_on_from_there(app: App, guaran
     assert run(app, latest, **settings) == list(NEW)
 
 
+def test_a_table_begins_at_its_end_once(app: App) -> None:
+    b = builder()
+    latest = ss.AutoOffsetReset.latest()
+    table = b.table(f"{app.name}-in", materialized="table", offset_reset=latest)
+    table.map_values(lambda value: value["number"]).to_stream().to(f"{app.name}-out")
+    topology = b.build()
+    assert run(app, topology) == []
+    app.produce(NEW)
+    assert run(app, topology) == list(NEW)
+
+
 @pytest.mark.parametrize(
     ("begins", "expected"),
     [

@@ -50,7 +50,8 @@ def _two_topics() -> ss.StreamsBuilder:
 
 def _from_the_end() -> ss.StreamsBuilder:
     builder = ss.StreamsBuilder()
-    builder.stream("in", offset_reset=ss.AutoOffsetReset.latest()).to_table("table")
+    latest = ss.AutoOffsetReset.latest()
+    builder.table("in", materialized="table", offset_reset=latest)
     return builder
 
 

@@ -158,6 +158,10 @@ def test_two_sources_of_one_topic_that_begin_at_different_places_are_refused() -
     b.stream("in", offset_reset=ss.AutoOffsetReset.earliest())
     b.table("in")
     b.build()
+    b = texts()
+    b.stream("in", offset_reset=ss.AutoOffsetReset.latest())
+    b.table("in", offset_reset=ss.AutoOffsetReset.latest())
+    b.build()
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,7 @@ class StreamsBuilder(Generic[KB, VB]):
         value_serde: None = None,
         materialized: Materialized[KB, VB] | str | None = None,
         timestamp_extractor: Extractor[KB, VB] | None = None,
+        offset_reset: AutoOffsetReset | None = None,
         name: str | None = None,
     ) -> KTable[KB, VB]: ...
     @overload
@@ -158,6 +159,7 @@ class StreamsBuilder(Generic[KB, VB]):
         value_serde: None = None,
         materialized: Materialized[K, VB] | str | None = None,
         timestamp_extractor: Extractor[K, VB] | None = None,
+        offset_reset: AutoOffsetReset | None = None,
         name: str | None = None,
     ) -> KTable[K, VB]: ...
     @overload
@@ -169,6 +171,7 @@ class StreamsBuilder(Generic[KB, VB]):
         value_serde: Serde[V],
         materialized: Materialized[KB, V] | str | None = None,
         timestamp_extractor: Extractor[KB, V] | None = None,
+        offset_reset: AutoOffsetReset | None = None,
         name: str | None = None,
     ) -> KTable[KB, V]: ...
     @overload
@@ -180,6 +183,7 @@ class StreamsBuilder(Generic[KB, VB]):
         value_serde: Serde[V],
         materialized: Materialized[K, V] | str | None = None,
         timestamp_extractor: Extractor[K, V] | None = None,
+        offset_reset: AutoOffsetReset | None = None,
         name: str | None = None,
     ) -> KTable[K, V]: ...
     def table(
@@ -190,13 +194,14 @@ class StreamsBuilder(Generic[KB, VB]):
         value_serde: Serde[Any] | None = None,
         materialized: Materialized[Any, Any] | str | None = None,
         timestamp_extractor: TimestampExtractor | None = None,
+        offset_reset: AutoOffsetReset | None = None,
         name: str | None = None,
     ) -> KTable[Any, Any]:
         """Return the table of the latest value per key of a topic.
 
         A null value deletes its key; records with a null key are dropped. If `materialized` sets a
         history retention, the table keeps its versions (KIP-889, KIP-914). For
-        `timestamp_extractor`, see `stream`.
+        `timestamp_extractor` and `offset_reset`, see `stream`.
         """
         refuse_pattern("table()", topic)
         source = self.stream(
@@ -204,6 +209,7 @@ class StreamsBuilder(Generic[KB, VB]):
             key_serde=key_serde,
             value_serde=value_serde,
             timestamp_extractor=timestamp_extractor,
+            offset_reset=offset_reset,
             name=self._nodes.number("KSTREAM-SOURCE"),
         )
         return source.to_table(materialized, name=name)
