@@ -21,7 +21,7 @@ Keeps I7.
 import errno
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,9 +31,9 @@ import msgspec
 from statestore import metrics
 from statestore.errors import HostFailure, Misuse
 from statestore.faults import CrashPoint, reach
-from statestore.layout import documents, owners
+from statestore.layout import documents, open_stores, owners
 from statestore.layout.documents import Count, Number, StoreName, TaskName, Text, TimeMs
-from statestore.layout.files import folders_in, publish, sync_folder
+from statestore.layout.files import folders_in, publish, remove, sync_folder
 from statestore.layout.owners import STORES, Claim
 from statestore.model.ids import TaskId
 from statestore.ports import Clock
@@ -97,8 +97,8 @@ class StateLayout:
     ) -> Iterator[None]:
         """Claim the application and keep owners out of all its tasks and of `tasks`.
 
-        Locked names an owner. Without locks nothing is taken over: an owner counts as alive unless
-        it is known to be dead.
+        Locked names an owner, or a store that a process has open without being one. Without locks
+        nothing is taken over: an owner counts as alive unless it is known to be dead.
         """
         what, application = f"application {self.application_id}", self.application_dir
         with ExitStack() as held:
@@ -110,7 +110,26 @@ class StateLayout:
                 held.enter_context(
                     owners.at_rest(folder, what=f"task {task}", wait_ms=wait_ms, locks=locks)
                 )
+            self.check_closed(self.tasks())
             yield
+
+    def check_closed(self, tasks: Iterable[TaskId]) -> None:
+        """Raise Locked if any process has a store of these tasks open."""
+        open_stores.check_closed(path for task in tasks for path in self._databases(task))
+
+    def remove_task(self, task: TaskId, then: str) -> None:
+        """Remove the folder of a task, with its stores; `then` says what to do if that fails.
+
+        Locked if another process has one of the stores open.
+        """
+        with ExitStack() as kept:
+            for path in self._databases(task):
+                kept.enter_context(open_stores.kept_closed(path))
+            remove(self.task_dir(task), then)
+
+    def _databases(self, task: TaskId) -> Iterator[Path]:
+        for folder in self.stores_folders(task):
+            yield from (folder / name for name in folders_in(folder))
 
     def task_dir(self, task: TaskId) -> Path:
         return self.application_dir / str(task)
@@ -162,7 +181,14 @@ class StateLayout:
         return beside, self.store_dir(task, store) / ".position"
 
     def quarantine(self, path: Path, store: str, reason: str, clock: Clock) -> Path:
-        """Rename a store's folder into quarantine, to a new name, and return its new path."""
+        """Rename a store's folder into quarantine, to a new name, and return its new path.
+
+        Locked if another process has it open.
+        """
+        with open_stores.kept_closed(path):
+            return self._quarantine(path, store, reason, clock)
+
+    def _quarantine(self, path: Path, store: str, reason: str, clock: Clock) -> Path:
         folder = self.application_dir / "quarantine"
         self.create(folder)
         time_ms = clock.now_ms()
@@ -211,12 +237,15 @@ class StateLayout:
     def sweep_quarantine(self, retention_ms: int, now_ms: int) -> list[Path]:
         """Remove stores whose retention time has passed, and return their folders.
 
-        It begins when the store restored in their place first commits.
+        It begins when the store restored in their place first commits. One that a process has open
+        stays until the next sweep.
         """
         due = [
             folder
             for folder, record in self.quarantined()
-            if record.restored_ms is not None and record.restored_ms + retention_ms <= now_ms
+            if record.restored_ms is not None
+            and record.restored_ms + retention_ms <= now_ms
+            and open_stores.is_closed(folder)
         ]
         for folder in due:
             try:

@@ -36,7 +36,7 @@ _NEVER = -1
 # That of processes in no container (PROC_PID_INIT_INO): owner.json has what older versions wrote.
 _FIRST_NAMESPACE = "pid:[4026531836]"
 # The errors of a volume without file locks; some network volumes report that none is available.
-_NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP})
+NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP})
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -212,7 +212,7 @@ def _lock(folder: Path, what: str, wait_ms: int) -> filelock.BaseFileLock:
             "let it finish or stop it, then start again"
         ) from error
     except OSError as error:
-        if error.errno in _NO_LOCKS:
+        if error.errno in NO_LOCKS:
             raise InvalidSetting(
                 f"{what}: the volume of {folder} has no file locks ({error}): set "
                 "statestore.volume.locks = false, or put state.dir on a volume that has them"

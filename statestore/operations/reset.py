@@ -35,6 +35,7 @@ from statestore.ports import Bounds, GroupOffset
 from statestore.tasks.plan import transactional_ids
 
 _NAME = "reset.json"
+_AGAIN = "repeat the reset"
 _WAY_OUT = "look whose state dir this is; `statestore reset` writes the file again"
 
 
@@ -225,10 +226,10 @@ class _Reset:
     def _remove_folders(self) -> None:
         layout = self.layout
         files = [journal_file(layout), layout.nonce_file, layout.topology_file]
-        folders = [layout.task_dir(task) for task in layout.tasks()]
-        folders.append(GlobalVersions(layout).folder)
-        for path in [*folders, *files]:
-            remove(path, "repeat the reset")
+        for task in layout.tasks():
+            layout.remove_task(task, _AGAIN)
+        for path in [GlobalVersions(layout).folder, *files]:
+            remove(path, _AGAIN)
 
 
 def _topics(shape: Deployed, application_id: str) -> tuple[list[str], set[str]]:

@@ -109,6 +109,8 @@ def drop_clone(environment: Environment) -> Sequence[str]:
     with layout.alone(wait_ms=0, clock=environment.clock, locks=settings.volume_locks):
         topics = own_topics(layout, record)
         environment.cluster.remove(topics, layout.application_id)
+        for task in layout.tasks():
+            layout.remove_task(task, _AGAIN)
         # The file that names the topics goes last, so that a removal can be repeated after a death.
         for path in sorted(folder.iterdir(), key=lambda path: path.name == "clone.json"):
             if path.name not in {".lock", "owner.json"}:

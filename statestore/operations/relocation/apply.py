@@ -20,7 +20,7 @@ Keeps I15.
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import msgspec
@@ -30,6 +30,7 @@ from statestore.errors import HostFailure, Misuse, TopologyMismatch
 from statestore.faults import CrashPoint, reach
 from statestore.layout import files, owners
 from statestore.layout.folders import QUARANTINE_RECORD, Quarantined, StateLayout
+from statestore.layout.open_stores import kept_closed
 from statestore.layout.works import Progress, Unit
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.at_rest import existing_application
@@ -72,6 +73,9 @@ from statestore.topology.logs import log_of, logs
 from statestore.topology.nodes import TopicName
 
 _log = logging.getLogger(__name__)
+
+_Kept = Callable[[Path], AbstractContextManager[object]]
+"""Keeps others from opening a store while it is renamed."""
 
 
 class RelocationReport(msgspec.Struct, frozen=True):
@@ -315,7 +319,7 @@ class Relocation:
 
     @contextmanager
     def _locked(self, tasks: Iterable[TaskId]) -> Iterator[None]:
-        """Keep owners out of these folders.
+        """Keep owners out of these folders; Locked if a store there is open without an owner.
 
         They are not claimed, because the files must still tell how the last owners left.
         """
@@ -329,6 +333,7 @@ class Relocation:
                 locks.enter_context(
                     owners.at_rest(folder, what=what, wait_ms=self._settings.lock_wait_ms)
                 )
+                self._layout.check_closed([task])
             yield
 
     def _settle(self, tasks: Sequence[str], there: Iterable[TaskId]) -> None:
@@ -382,6 +387,7 @@ class Relocation:
     def _finish(self, journal: RelocationJournal) -> None:
         """Do everything that comes after the journal, or what is left of it."""
         layout = self._layout
+        kept = kept_closed if self._settings.volume_locks else nullcontext
         _raise_owners(layout, journal)
         reach(CrashPoint.RELOCATE_OWNERS_RAISED)
         changed = {layout.application_dir}
@@ -389,10 +395,10 @@ class Relocation:
         with works.underway("relocation", Unit.STORES, self._progress) as told:
             told.expect(len(journal.asides) + len(journal.moves))
             for aside in journal.asides:
-                changed |= _put_aside(layout, aside)
+                changed |= _put_aside(layout, aside, kept)
                 told.done(1)
             for move in journal.moves:
-                changed |= _move(layout, move)
+                changed |= _move(layout, move, kept)
                 told.done(1)
         for folder in sorted(changed):
             files.sync_folder(folder)
@@ -432,7 +438,7 @@ def _raise_owners(layout: StateLayout, journal: RelocationJournal) -> None:
             files.publish(layout.task_dir(task) / "owner.json", msgspec.json.encode(raised))
 
 
-def _put_aside(layout: StateLayout, aside: Aside) -> set[Path]:
+def _put_aside(layout: StateLayout, aside: Aside, kept: _Kept) -> set[Path]:
     """Move a copy to quarantine, with a record; the folders that changed."""
     task = TaskId.parse(aside.what.task)
     source = layout.store_dir(task, aside.what.store)
@@ -444,13 +450,14 @@ def _put_aside(layout: StateLayout, aside: Aside) -> set[Path]:
     with suppress(HostFailure):  # As `StateLayout.quarantine` does.
         files.publish(source / QUARANTINE_RECORD, msgspec.json.encode(record))
     _take_position_along(layout, task, aside.what.store)
-    _rename(source, target)
+    with kept(source):
+        _rename(source, target)
     metrics.count_quarantine(aside.what.store, aside.what.reason)
     _log.warning("relocation: %s set aside as %s", source, target)
     return {source.parent, target.parent}
 
 
-def _move(layout: StateLayout, move: Move) -> set[Path]:
+def _move(layout: StateLayout, move: Move, kept: _Kept) -> set[Path]:
     """Move one store to its place; the folders that changed."""
     task, target_task = TaskId.parse(move.source), TaskId.parse(move.target)
     source = layout.store_dir(task, move.old_name)
@@ -473,7 +480,8 @@ def _move(layout: StateLayout, move: Move) -> set[Path]:
     if stale.exists():
         # It belongs to a store that is no longer here. The store that arrives brings its own.
         _rename(stale, stale.with_name(f"{stale.name}.stale"))
-    _rename(source, target)
+    with kept(source):
+        _rename(source, target)
     _log.info("relocation: %s is now %s", source, target)
     return {source.parent, target.parent, target.parent.parent}
 
