@@ -32,8 +32,7 @@ from statestore.model.records import (
     Windowed,
 )
 from statestore.model.records import BYTES as PLAIN_BYTES
-from statestore.stores import java_serdes
-from statestore.stores.typed_json import schema_of, typed_json
+from statestore.stores import java_serdes, typed_json
 
 _AT_TIME = re.compile(r"KEY_AT_TIME\((.+)\)")
 _WINDOWED = re.compile(r"WINDOWED\((\d+),(.+)\)")
@@ -56,8 +55,6 @@ _SPAN = struct.Struct(">qq")
 _INT64 = struct.Struct(">q")
 _TIME_AND_NUMBER = struct.Struct(">QQ")
 _TIME_BIAS = 1 << 63
-# They are deterministic: equal values give equal bytes, so a dict may be a key.
-_json = msgspec.json.Encoder(order="deterministic")
 _msgpack = msgspec.msgpack.Encoder(order="deterministic")
 _count_windows = msgspec.msgpack.Decoder(list[tuple[int, int, int, bytes | None]])
 
@@ -71,8 +68,10 @@ FLOAT32: Serde[float] = java_serdes.FLOAT32
 BOOLEAN: Serde[bool] = java_serdes.BOOLEAN
 UUID: Serde[uuid.UUID] = java_serdes.UUID
 VOID: Serde[None] = java_serdes.VOID
-JSON: Serde[Any] = Serde("JSON", _json.encode, msgspec.json.decode)
-MSGPACK: Serde[Any] = Serde("MSGPACK", _msgpack.encode, msgspec.msgpack.decode)
+
+
+JSON: Serde[Any] = Serde("JSON", typed_json.plain_json, msgspec.json.decode)
+MSGPACK: Serde[Any] = Serde("MSGPACK", typed_json.plain_msgpack, msgspec.msgpack.decode)
 
 _UNCHANGED: tuple[tuple[Serde[Any], frozenset[type]], ...] = (
     (BYTES, frozenset({bytes, type(None)})),
@@ -103,7 +102,7 @@ def json(kind: type[T]) -> Serde[T]:
     written if it could not be read back. Misuse if JSON cannot have the type.
     """
     asked: Any = kind
-    return typed_json(asked)
+    return typed_json.typed_json(asked)
 
 
 def list_of(serde: Serde[T]) -> Serde[list[T | None]]:
@@ -173,7 +172,7 @@ def json_schema(
     nothing says what it is.
     """
     if schema is None and kind is not None:
-        schema = schema_of(kind)
+        schema = typed_json.schema_of(kind)
     if registry is not None:
         return registry.serde("JSON", schema, kind)
     if schema is None:
@@ -586,7 +585,8 @@ def mismatch(
         raise cause
     place = f"{where}: " if where else ""
     where_to = f" to {taker}" if taker else ""
+    wanted = cause.wanted if isinstance(cause, typed_json.TypeNotKept) else "…"
     return SerdeMismatch(
         f"{place}the {side} is {type(value).__name__} but its serde is {serde.name} ({cause}): "
-        f"pass {keyword}=…{where_to}"
+        f"pass {keyword}={wanted}{where_to}"
     )

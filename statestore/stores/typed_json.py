@@ -5,7 +5,7 @@ import importlib
 import types
 import typing
 from functools import cache, partial
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -13,8 +13,33 @@ from statestore.errors import Misuse
 from statestore.model.records import ArrowForm, Functions, Schema, Serde
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
+_pack = msgspec.msgpack.Encoder(order="deterministic").encode
 _sorted = msgspec.json.Encoder(order="sorted").encode
+_PLAIN: Final = frozenset({dict, list, tuple, str, bytes, int, float, bool})
+"""Types that have no fields, as one look tells."""
+_WITH_FIELDS: Final = (
+    *("__struct_fields__", "__dataclass_fields__", "__attrs_attrs__"),
+    *("__pydantic_validator__", "_fields"),
+)
+"""What the types have of whose values a serde of the type keeps the fields."""
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def plain_json(value: Any) -> bytes:
+    """Return a value as JSON; equal values give equal bytes, so a dict may be a key.
+
+    TypeNotKept if the value is an object with fields.
+    """
+    if type(value) not in _PLAIN:
+        check_type_is_kept(value, "JSON")
+    return _encode(value)
+
+
+def plain_msgpack(value: Any) -> bytes:
+    """Return a value as MessagePack, as `plain_json` does."""
+    if type(value) not in _PLAIN:
+        check_type_is_kept(value, "MSGPACK")
+    return _pack(value)
 
 
 @cache
@@ -52,6 +77,28 @@ def schema_of(kind: Any) -> dict[str, Any]:
     schema: dict[str, Any] = msgspec.json.decode(made.text)
     name = schema.get("$ref", "").rpartition("/")[2]
     return {"$schema": _DRAFT, **schema.get("$defs", {}).get(name, {}), **_without_ref(schema)}
+
+
+class TypeNotKept(TypeError):
+    """A value has a type that its serde would not give back; `wanted`: a serde that would."""
+
+    def __init__(self, message: str, wanted: str) -> None:
+        super().__init__(message)
+        self.wanted: Final = wanted
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (*self.args, self.wanted)
+
+
+def check_type_is_kept(value: object, serde: str) -> None:
+    """Raise TypeNotKept for an object with fields: plain JSON would give back a dict or a list.
+
+    It is one of a msgspec.Struct, a dataclass, attrs, a pydantic model or a NamedTuple.
+    """
+    kind = type(value)
+    if any(hasattr(kind, mark) for mark in _WITH_FIELDS):
+        back = "a list" if isinstance(value, tuple) else "a dict"
+        raise TypeNotKept(f"plain {serde} would give back {back}", f"serdes.json({name_of(kind)})")
 
 
 def name_of(kind: Any) -> str:

@@ -32,6 +32,7 @@ from statestore.topology.nodes import (
     SendOldValues,
     SinkNode,
     TopicName,
+    check_serdes,
     check_topic,
 )
 from statestore.topology.tables import from_streams
@@ -85,15 +86,45 @@ class Flow:
         """Return the stream that goes on from `node` with the same keys and values."""
         return replace(self, node=node)
 
-    def revalued(self, node: str) -> "Flow":
-        """Return the stream with other values, in the builder's serde (INTERFACE rule 3)."""
-        return replace(self, node=node, value_serde=self.builder.value_serde)
+    def revalued(self, node: str, value_serde: Serde[Any] | None = None) -> "Flow":
+        """Return the stream with other values, in that serde or the builder's (INTERFACE rule 3).
 
-    def keyed_anew(self, node: str, *, value_serde: Serde[Any] | None = None) -> "Flow":
-        """Return the stream with other keys, and other values unless `value_serde` is given."""
+        Misuse if what was given is no serde of a topic.
+        """
+        value = self.builder.value_serde if value_serde is None else value_serde
+        check_serdes(f"node {node}", self.key_serde, value)
+        return replace(self, node=node, value_serde=value)
+
+    def keyed_anew(
+        self,
+        node: str,
+        *,
+        key_serde: Serde[Any] | None = None,
+        value_serde: Serde[Any] | None = None,
+    ) -> "Flow":
+        """Return the stream with other keys and values, in these serdes or the builder's.
+
+        Misuse if what was given is no serde of a topic.
+        """
         builder = self.builder
-        return Flow(
-            builder, node, builder.key_serde, value_serde or builder.value_serde, rekeyed=True
+        key = builder.key_serde if key_serde is None else key_serde
+        value = builder.value_serde if value_serde is None else value_serde
+        check_serdes(f"node {node}", key, value)
+        return Flow(builder, node, key, value, rekeyed=True)
+
+    def keyed_by(self, verb: str, key_serde: Serde[Any] | None) -> "Flow":
+        """Return the stream with this serde for keys that an operator has changed.
+
+        SerdeMismatch if they are as the topic has them, in another serde.
+        """
+        if key_serde is None:
+            return self
+        check_serdes(verb, key_serde, self.value_serde)
+        if self.rekeyed or serdes.alike(key_serde, self.key_serde):
+            return replace(self, key_serde=key_serde)
+        raise SerdeMismatch(
+            f"{verb}: the keys of node {self.node} are {self.key_serde.name} in their topic, not "
+            f"{key_serde.name}: leave out key_serde=…, or pass it to a repartition() before"
         )
 
     def repartitioned(

@@ -75,8 +75,10 @@ def left_join_with_a_version_of_a_view_that_begins_then(of: Case) -> None:
 def left_join_with_a_grace_and_a_tolerance(of: Case) -> None:
     kept = ss.Materialized(of.of("right"), history_retention_ms=1000)
     table = of.builder.table(of.of("right"), materialized=kept)
-    terms = {"grace_ms": 5, "tolerance_ms": 8}
-    of.out(of.stream().left_join(table, lambda a, b: [a, b], **terms, name=of.of("met")))
+    met = of.stream().left_join(
+        table, lambda a, b: [a, b], grace_ms=5, tolerance_ms=8, name=of.of("met")
+    )
+    of.out(met)
 
 
 # Aggregates with history.

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 from statestore.model.modes import Span
-from statestore.model.records import K2, V2, K_co, V_co
+from statestore.model.records import K2, V2, K_co, Serde, V_co
 from statestore.topology.joins.co_partitioned import JoinKind
 from statestore.topology.joins.global_tables import GlobalKTable, Selector
 from statestore.topology.joins.windows import JoinWindows
@@ -24,6 +24,8 @@ class JoinTerms(NamedTuple):
     key: Selector | None = None
     grace_ms: Span = 0
     tolerance_ms: Span | None = None
+    key_serde: Serde[Any] | None = None
+    value_serde: Serde[Any] | None = None
 
 
 class JoinableStream(Generic[K_co, V_co]):
@@ -37,6 +39,8 @@ class JoinableStream(Generic[K_co, V_co]):
         *,
         grace_ms: Span = 0,
         tolerance_ms: Span | None = None,
+        key_serde: Serde[K_co] | None = None,
+        value_serde: Serde[R] | None = None,
         name: str | None = None,
     ) -> "streams.KStream[K_co, R]": ...
     @overload
@@ -47,6 +51,8 @@ class JoinableStream(Generic[K_co, V_co]):
         *,
         grace_ms: Span = 0,
         tolerance_ms: Span | None = None,
+        key_serde: Serde[K_co] | None = None,
+        value_serde: Serde[R] | None = None,
         name: str | None = None,
     ) -> "streams.KStream[K_co, R]": ...
     @overload
@@ -56,6 +62,8 @@ class JoinableStream(Generic[K_co, V_co]):
         function: Callable[[V_co, V2], R],
         within: JoinWindows,
         *,
+        key_serde: Serde[K_co] | None = None,
+        value_serde: Serde[R] | None = None,
         name: str | None = None,
     ) -> "streams.KStream[K_co, R]": ...
     @overload
@@ -65,6 +73,8 @@ class JoinableStream(Generic[K_co, V_co]):
         function: Callable[[K_co, V_co, V2], R],
         within: JoinWindows,
         *,
+        key_serde: Serde[K_co] | None = None,
+        value_serde: Serde[R] | None = None,
         name: str | None = None,
     ) -> "streams.KStream[K_co, R]": ...
     @overload
@@ -74,6 +84,8 @@ class JoinableStream(Generic[K_co, V_co]):
         function: Callable[[V_co, V2], R],
         *,
         key: Callable[[K_co, V_co], K2 | None],
+        key_serde: Serde[K_co] | None = None,
+        value_serde: Serde[R] | None = None,
         name: str | None = None,
     ) -> "streams.KStream[K_co, R]": ...
     @overload
@@ -83,6 +95,8 @@ class JoinableStream(Generic[K_co, V_co]):
         function: Callable[[K_co, V_co, V2], R],
         *,
         key: Callable[[K_co, V_co], K2 | None],
+        key_serde: Serde[K_co] | None = None,
+        value_serde: Serde[R] | None = None,
         name: str | None = None,
     ) -> "streams.KStream[K_co, R]": ...
     def join(
@@ -94,6 +108,8 @@ class JoinableStream(Generic[K_co, V_co]):
         key: Selector | None = None,
         grace_ms: Span = 0,
         tolerance_ms: Span | None = None,
+        key_serde: Serde[Any] | None = None,
+        value_serde: Serde[Any] | None = None,
         name: str | None = None,
     ) -> "streams.KStream[K_co, Any]":
         """Join each record with the row of a table, or with the records of another stream.
@@ -112,13 +128,14 @@ class JoinableStream(Generic[K_co, V_co]):
         more than the windows and their grace are dropped as late.
 
         Records without a key or value join nothing. A stream whose keys were changed goes through a
-        repartition topic named after `name`.
+        repartition topic named after `name`; `key_serde` is the serde of its keys, or else the
+        builder's. `value_serde` is the serde of the results, or else the builder's.
 
         Misuse if the grace is negative or longer than the table's history, if the tolerance is
         negative or the table has no history, or if `within` is missing or not needed; SerdeMismatch
         if the keys of both have different serdes; InvalidTopology if the other has another builder.
         """
-        extra = JoinTerms(within, key, grace_ms, tolerance_ms)
+        extra = JoinTerms(within, key, grace_ms, tolerance_ms, key_serde, value_serde)
         return self._joined(JoinKind.INNER, other, function, extra, name)
 
     @overload
@@ -129,6 +146,8 @@ class JoinableStream(Generic[K_co, V_co]):
         *,
         grace_ms: Span = 0,
         tolerance_ms: Span | None = None,
+        key_serde: Serde[K_co] | None = None,
+        value_serde: Serde[R] | None = None,
         name: str | None = None,
     ) -> "streams.KStream[K_co, R]": ...
     @overload
@@ -139,6 +158,8 @@ class JoinableStream(Generic[K_co, V_co]):
         *,
         grace_ms: Span = 0,
         tolerance_ms: Span | None = None,
+        key_serde: Serde[K_co] | None = None,
+        value_serde: Serde[R] | None = None,
         name: str | None = None,
     ) -> "streams.KStream[K_co, R]": ...
     @overload
@@ -148,6 +169,8 @@ class JoinableStream(Generic[K_co, V_co]):
         function: Callable[[V_co, V2 | None], R],
         within: JoinWindows,
         *,
+        key_serde: Serde[K_co] | None = None,
+        value_serde: Serde[R] | None = None,
         name: str | None = None,
     ) -> "streams.KStream[K_co, R]": ...
     @overload
@@ -157,6 +180,8 @@ class JoinableStream(Generic[K_co, V_co]):
         function: Callable[[K_co, V_co, V2 | None], R],
         within: JoinWindows,
         *,
+        key_serde: Serde[K_co] | None = None,
+        value_serde: Serde[R] | None = None,
         name: str | None = None,
     ) -> "streams.KStream[K_co, R]": ...
     @overload
@@ -166,6 +191,8 @@ class JoinableStream(Generic[K_co, V_co]):
         function: Callable[[V_co, V2 | None], R],
         *,
         key: Callable[[K_co, V_co], K2 | None],
+        key_serde: Serde[K_co] | None = None,
+        value_serde: Serde[R] | None = None,
         name: str | None = None,
     ) -> "streams.KStream[K_co, R]": ...
     @overload
@@ -175,6 +202,8 @@ class JoinableStream(Generic[K_co, V_co]):
         function: Callable[[K_co, V_co, V2 | None], R],
         *,
         key: Callable[[K_co, V_co], K2 | None],
+        key_serde: Serde[K_co] | None = None,
+        value_serde: Serde[R] | None = None,
         name: str | None = None,
     ) -> "streams.KStream[K_co, R]": ...
     def left_join(
@@ -186,6 +215,8 @@ class JoinableStream(Generic[K_co, V_co]):
         key: Selector | None = None,
         grace_ms: Span = 0,
         tolerance_ms: Span | None = None,
+        key_serde: Serde[Any] | None = None,
+        value_serde: Serde[Any] | None = None,
         name: str | None = None,
     ) -> "streams.KStream[K_co, Any]":
         """Do as `join`, but return function(left, None) where there is nothing to join.
@@ -194,7 +225,7 @@ class JoinableStream(Generic[K_co, V_co]):
         a match. A record without a key joins None, too; with a global table, so does one for which
         `key` returns None.
         """
-        extra = JoinTerms(within, key, grace_ms, tolerance_ms)
+        extra = JoinTerms(within, key, grace_ms, tolerance_ms, key_serde, value_serde)
         return self._joined(JoinKind.LEFT, other, function, extra, name)
 
     @overload
@@ -204,6 +235,8 @@ class JoinableStream(Generic[K_co, V_co]):
         function: Callable[[V_co | None, V2 | None], R],
         within: JoinWindows,
         *,
+        key_serde: Serde[K_co] | None = None,
+        value_serde: Serde[R] | None = None,
         name: str | None = None,
     ) -> "streams.KStream[K_co, R]": ...
     @overload
@@ -213,6 +246,8 @@ class JoinableStream(Generic[K_co, V_co]):
         function: Callable[[K_co, V_co | None, V2 | None], R],
         within: JoinWindows,
         *,
+        key_serde: Serde[K_co] | None = None,
+        value_serde: Serde[R] | None = None,
         name: str | None = None,
     ) -> "streams.KStream[K_co, R]": ...
     def outer_join(
@@ -221,13 +256,16 @@ class JoinableStream(Generic[K_co, V_co]):
         function: Callable[..., Any],
         within: JoinWindows,
         *,
+        key_serde: Serde[Any] | None = None,
+        value_serde: Serde[Any] | None = None,
         name: str | None = None,
     ) -> "streams.KStream[K_co, Any]":
         """Do as `left_join` of streams, but also for records of the other stream without a match.
 
         Those give function(None, right).
         """
-        return self._joined(JoinKind.OUTER, other, function, JoinTerms(within), name)
+        terms = JoinTerms(within, key_serde=key_serde, value_serde=value_serde)
+        return self._joined(JoinKind.OUTER, other, function, terms, name)
 
     @abstractmethod
     def _joined(

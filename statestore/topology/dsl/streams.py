@@ -75,23 +75,43 @@ class KStream(JoinableStream[K_co, V_co]):
         return self._same("KSTREAM-FILTER", name, lambda n: ops.rejected(n, predicate))
 
     def map(
-        self, function: Callable[[K_co, V_co], tuple[K2, V2]], *, name: str | None = None
+        self,
+        function: Callable[[K_co, V_co], tuple[K2, V2]],
+        *,
+        key_serde: Serde[K2] | None = None,
+        value_serde: Serde[V2] | None = None,
+        name: str | None = None,
     ) -> "KStream[K2, V2]":
-        """Replace each record's key and value with the pair that function(key, value) returns."""
+        """Replace each record's key and value with the pair that function(key, value) returns.
+
+        As after every operator that changes them, they have these serdes, or else the builder's.
+        """
         check_arity("map", function, 2, name)
         node = self._flow.add("KSTREAM-MAP", name, lambda n: ops.mapped(n, function))
-        return KStream(self._flow.keyed_anew(node))
+        return KStream(self._flow.keyed_anew(node, key_serde=key_serde, value_serde=value_serde))
 
     @overload
     def map_values(
-        self, function: Callable[[V_co], V2], *, name: str | None = None
+        self,
+        function: Callable[[V_co], V2],
+        *,
+        value_serde: Serde[V2] | None = None,
+        name: str | None = None,
     ) -> "KStream[K_co, V2]": ...
     @overload
     def map_values(
-        self, function: Callable[[K_co, V_co], V2], *, name: str | None = None
+        self,
+        function: Callable[[K_co, V_co], V2],
+        *,
+        value_serde: Serde[V2] | None = None,
+        name: str | None = None,
     ) -> "KStream[K_co, V2]": ...
     def map_values(
-        self, function: Callable[..., Any], *, name: str | None = None
+        self,
+        function: Callable[..., Any],
+        *,
+        value_serde: Serde[Any] | None = None,
+        name: str | None = None,
     ) -> "KStream[K_co, Any]":
         """Replace each record's value with function(value) or function(key, value).
 
@@ -101,7 +121,7 @@ class KStream(JoinableStream[K_co, V_co]):
         node = self._flow.add(
             "KSTREAM-MAPVALUES", name, lambda n: ops.mapped_values(n, function, with_key=with_key)
         )
-        return KStream(self._flow.revalued(node))
+        return KStream(self._flow.revalued(node, value_serde))
 
     @overload
     def map_values_arrow(
@@ -141,6 +161,8 @@ class KStream(JoinableStream[K_co, V_co]):
         self,
         function: Callable[[K_co, V_co], Iterable[tuple[K2, V2]]],
         *,
+        key_serde: Serde[K2] | None = None,
+        value_serde: Serde[V2] | None = None,
         name: str | None = None,
     ) -> "KStream[K2, V2]":
         """Replace each record with any number of pairs that function(key, value) gives."""
@@ -148,18 +170,30 @@ class KStream(JoinableStream[K_co, V_co]):
         node = self._flow.add(
             "KSTREAM-FLATMAP", name, lambda n: ops.flattened(n, function), fans_out=True
         )
-        return KStream(self._flow.keyed_anew(node))
+        return KStream(self._flow.keyed_anew(node, key_serde=key_serde, value_serde=value_serde))
 
     @overload
     def flat_map_values(
-        self, function: Callable[[V_co], Iterable[V2]], *, name: str | None = None
+        self,
+        function: Callable[[V_co], Iterable[V2]],
+        *,
+        value_serde: Serde[V2] | None = None,
+        name: str | None = None,
     ) -> "KStream[K_co, V2]": ...
     @overload
     def flat_map_values(
-        self, function: Callable[[K_co, V_co], Iterable[V2]], *, name: str | None = None
+        self,
+        function: Callable[[K_co, V_co], Iterable[V2]],
+        *,
+        value_serde: Serde[V2] | None = None,
+        name: str | None = None,
     ) -> "KStream[K_co, V2]": ...
     def flat_map_values(
-        self, function: Callable[..., Iterable[Any]], *, name: str | None = None
+        self,
+        function: Callable[..., Iterable[Any]],
+        *,
+        value_serde: Serde[Any] | None = None,
+        name: str | None = None,
     ) -> "KStream[K_co, Any]":
         """Replace each record with any number of values; keys stay.
 
@@ -172,15 +206,20 @@ class KStream(JoinableStream[K_co, V_co]):
             lambda n: ops.flattened_values(n, function, with_key=with_key),
             fans_out=True,
         )
-        return KStream(self._flow.revalued(node))
+        return KStream(self._flow.revalued(node, value_serde))
 
     def select_key(
-        self, function: Callable[[K_co, V_co], K2], *, name: str | None = None
+        self,
+        function: Callable[[K_co, V_co], K2],
+        *,
+        key_serde: Serde[K2] | None = None,
+        name: str | None = None,
     ) -> "KStream[K2, V_co]":
         """Replace each record's key with function(key, value); the value stays."""
         check_arity("select_key", function, 2, name)
         node = self._flow.add("KSTREAM-KEY-SELECT", name, lambda n: ops.keyed(n, function))
-        return KStream(self._flow.keyed_anew(node, value_serde=self._flow.value_serde))
+        flow = self._flow.keyed_anew(node, key_serde=key_serde, value_serde=self._flow.value_serde)
+        return KStream(flow)
 
     def peek(
         self, function: Callable[[K_co, V_co], object], *, name: str | None = None
@@ -378,6 +417,8 @@ class KStream(JoinableStream[K_co, V_co]):
         self,
         factory: Callable[[ProcessorContext[KF, VF]], Processor[K_co, V_co]],
         *stores: StoreSpec | str,
+        key_serde: Serde[KF] | None = None,
+        value_serde: Serde[VF] | None = None,
         name: str | None = None,
     ) -> "KStream[KF, VF]":
         """Hand each record to a Processor, which factory(context) makes for each stream task.
@@ -385,24 +426,27 @@ class KStream(JoinableStream[K_co, V_co]):
         `stores` are the specs, or names, of the stores that the processor uses; a store that is
         given to several processors is shared by them. A store of timers (`timer_store`) is for one
         processor, whose `on_timer(timer)` is called as they fire. The result is what the processor
-        forwards.
+        forwards, in these serdes or the builder's.
         Misuse if the factory, or the class it is, cannot work.
         """
-        return self._process("process", factory, stores, name)
+        return self._process("process", factory, stores, name, key_serde, value_serde)
 
     def process_batch(
         self,
         factory: Callable[[ProcessorContext[KF, VF]], BatchProcessor[K_co, V_co]],
         *stores: StoreSpec | str,
+        key_serde: Serde[KF] | None = None,
+        value_serde: Serde[VF] | None = None,
         name: str | None = None,
     ) -> "KStream[KF, VF]":
         """Hand batches of records to a BatchProcessor; all else is as for `process`."""
-        return self._process("process_batch", factory, stores, name)
+        return self._process("process_batch", factory, stores, name, key_serde, value_serde)
 
     def process_values(
         self,
         factory: Callable[[ProcessorContext[K_co, VF]], Processor[K_co, V_co]],
         *stores: StoreSpec | str,
+        value_serde: Serde[VF] | None = None,
         name: str | None = None,
     ) -> "KStream[K_co, VF]":
         """Hand each record to a Processor that keeps its key (KIP-820's fixed-key processors).
@@ -412,7 +456,7 @@ class KStream(JoinableStream[K_co, V_co]):
         repartition follows. A timer cannot forward, because it has no key. All else is as for
         `process`.
         """
-        return self._process("process_values", factory, stores, name)
+        return self._process("process_values", factory, stores, name, None, value_serde)
 
     def _process(
         self,
@@ -420,6 +464,8 @@ class KStream(JoinableStream[K_co, V_co]):
         factory: Callable[[ProcessorContext[Any, Any]], Any],
         stores: tuple[StoreSpec | str, ...],
         name: str | None,
+        key_serde: Serde[Any] | None,
+        value_serde: Serde[Any] | None,
     ) -> "KStream[Any, Any]":
         check_factory(
             verb, factory, name, "process_batch" if verb == "process_batch" else "process"
@@ -433,7 +479,7 @@ class KStream(JoinableStream[K_co, V_co]):
                 names,
                 fans_out=True,
             )
-            return KStream(self._flow.revalued(kept))
+            return KStream(self._flow.revalued(kept, value_serde))
         node = self._flow.add(
             "KSTREAM-PROCESSOR",
             name,
@@ -445,7 +491,7 @@ class KStream(JoinableStream[K_co, V_co]):
             names,
             fans_out=verb == "process" and timers is None,
         )
-        return KStream(self._flow.keyed_anew(node))
+        return KStream(self._flow.keyed_anew(node, key_serde=key_serde, value_serde=value_serde))
 
     def _joined(
         self,
@@ -455,18 +501,27 @@ class KStream(JoinableStream[K_co, V_co]):
         terms: JoinTerms,
         name: str | None,
     ) -> "KStream[K_co, Any]":
-        verb, (within, key, grace_ms, tolerance_ms) = kind.value, terms
+        verb, (within, key, grace_ms, tolerance_ms, key_serde, value_serde) = kind.value, terms
+        flow = self._flow.keyed_by(verb, key_serde)
         others = (within, grace_ms, tolerance_ms is not None)
         joiner = Joiner.checked(verb, function, name)
         if isinstance(other, GlobalKTable):
-            join = joined_with(other._table, joiner, kind, key=key, others=others)
-            return KStream(join(self._flow, name))
+            join = joined_with(
+                other._table, joiner, kind, key=key, others=others, value_serde=value_serde
+            )
+            return KStream(join(flow, name))
         refuse_key(verb, key)
         if isinstance(other, KStream):
             near = require_windows(verb, within, others=any(others[1:]))
             return KStream(
                 co_partitioned.stream_with_stream(
-                    self._flow, other._flow, joiner, kind, windows=near, name=name
+                    flow,
+                    other._flow.keyed_by(verb, key_serde),
+                    joiner,
+                    kind,
+                    windows=near,
+                    value_serde=value_serde,
+                    name=name,
                 )
             )
         table = ktables.table_of(verb, other, self._flow)
@@ -475,13 +530,16 @@ class KStream(JoinableStream[K_co, V_co]):
                 f"{verb}: a table has one row of a key at a time, and no windows: use join() or "
                 "left_join(), without windows"
             )
+        if key_serde is not None:
+            table.check_keys(verb, name, key_serde, "the stream")
         flow = co_partitioned.stream_with_table(
-            self._flow,
+            flow,
             table,
             joiner,
             left=kind.right_may_lack,
             grace_ms=span_ms(grace_ms),
             tolerance_ms=None if tolerance_ms is None else span_ms(tolerance_ms),
+            value_serde=value_serde,
             name=name,
         )
         return KStream(flow)

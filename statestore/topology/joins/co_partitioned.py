@@ -14,6 +14,7 @@ from typing import Any
 
 from statestore.errors import InvalidTopology, Misuse, SerdeMismatch
 from statestore.model.batch import Batch, Column
+from statestore.model.records import Serde
 from statestore.stores import serdes
 from statestore.stores.migration import outside
 from statestore.stores.specs import KeyValueSpec, VersionedSpec
@@ -59,6 +60,7 @@ def stream_with_table(
     left: bool,
     grace_ms: int,
     tolerance_ms: int | None,
+    value_serde: Serde[Any] | None,
     name: str | None,
 ) -> Flow:
     """Add the join of a stream with a table: the joiner's result for each record of the stream.
@@ -89,7 +91,7 @@ def stream_with_table(
         )
     if left:
         flow.builder.take_null_keys((node,))
-    return flow.revalued(node)
+    return flow.revalued(node, value_serde)
 
 
 def stream_with_stream(
@@ -99,6 +101,7 @@ def stream_with_stream(
     kind: JoinKind,
     *,
     windows: JoinWindows,
+    value_serde: Serde[Any] | None,
     name: str | None,
 ) -> Flow:
     """Add the join of two streams: a node and a store for each side, and one node that merges both.
@@ -160,7 +163,8 @@ def stream_with_stream(
     if kind is not JoinKind.INNER:
         builder.take_null_keys(halves)
     merged_name = None if name is None else f"{name}-merge"
-    return left.revalued(builder.node("KSTREAM-MERGE", merged_name, halves, lambda _: passed()))
+    node = builder.node("KSTREAM-MERGE", merged_name, halves, lambda _: passed())
+    return left.revalued(node, value_serde)
 
 
 def _co_partitioned(

@@ -94,6 +94,7 @@ def joined_with(
     *,
     key: Selector | None,
     others: Sequence[object],
+    value_serde: Serde[Any] | None = None,
 ) -> Callable[[Flow, str | None], Flow]:
     """Return what joins a stream with a global table: it keeps its keys and partitions.
 
@@ -126,7 +127,7 @@ def joined_with(
         )
         if left:
             flow.builder.take_null_keys((node,))
-        return flow.revalued(node)
+        return flow.revalued(node, value_serde)
 
     return add
 

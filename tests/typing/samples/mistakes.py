@@ -20,6 +20,10 @@ def shout(text: str) -> str:
     return text.upper()
 
 
+def shorten(number: int) -> int:
+    return number // 2
+
+
 class OfTexts:
     """Takes texts."""
 
@@ -111,6 +115,13 @@ lengths.to("out", partitioner=lambda key, n: n)  # mistake: too few arguments
 lengths.repartition("r", partitioner=lambda topic, key, n, count: key)  # mistake: no number
 lengths.to("out", key_serde=serdes.INT64)  # mistake: key serde
 lengths.group_by(lambda key, n: n, key_serde=serdes.STRING)  # mistake: key serde
+lengths.map_values(shorten, value_serde=serdes.STRING)  # mistake: value serde of the results
+lengths.select_key(lambda key, n: n, key_serde=serdes.STRING)  # mistake: key serde
+lengths.process(Wrong, value_serde=serdes.STRING)  # mistake: the processor forwards numbers
+lengths.process_values(Wrong, value_serde=serdes.STRING)  # mistake: the same
+lengths.process_values(Wrong, key_serde=serdes.STRING)  # mistake: it keeps its keys
+lengths.join(texts, lambda n, text: n, value_serde=serdes.STRING)  # mistake: value serde
+lengths.join(texts, lambda n, text: n, key_serde=serdes.INT64)  # mistake: key serde of a join
 lengths.group_by_key().count(ss.Materialized("c", value_serde=serdes.STRING))  # mistake: count
 texts.map_values(len, ss.Materialized("n", value_serde=serdes.STRING))  # mistake: value serde
 builder.table("t", value_serde=serdes.STRING, materialized=ss.Materialized(TOTALS))  # mistake: spec

@@ -383,6 +383,42 @@ def processors(orders: ss.KStream[str, Order]) -> None:
     kept = orders.process_values(Totals, TOTALS, RATES)
     assert_type(kept, ss.KStream[str, float])
     assert_type(orders.process_batch(Sizes), ss.KStream[Any, Any])
+    number, text = serdes.FLOAT64, serdes.STRING
+    typed = orders.process(Totals, TOTALS, RATES, key_serde=text, value_serde=number)
+    assert_type(typed, ss.KStream[str, float])
+    assert_type(
+        orders.process_values(Totals, TOTALS, RATES, value_serde=number), ss.KStream[str, float]
+    )
+
+
+def serdes_of_results(orders: ss.KStream[str, Order], names: ss.KTable[str, str]) -> None:
+    kept = serdes.json(Invoice)
+    assert_type(
+        orders.map_values(lambda order: Invoice(order.cents), value_serde=kept),
+        ss.KStream[str, Invoice],
+    )
+    assert_type(
+        orders.map(lambda key, order: (order.cents, key), key_serde=serdes.INT64),
+        ss.KStream[int, str],
+    )
+    assert_type(
+        orders.select_key(lambda key, order: order.cents, key_serde=serdes.INT64),
+        ss.KStream[int, Order],
+    )
+    assert_type(
+        orders.join(names, lambda order, name: Invoice(order.cents), value_serde=kept),
+        ss.KStream[str, Invoice],
+    )
+    assert_type(
+        orders.left_join(
+            orders,
+            lambda order, other: Invoice(order.cents),
+            ss.JoinWindows(10),
+            key_serde=serdes.STRING,
+            value_serde=kept,
+        ),
+        ss.KStream[str, Invoice],
+    )
 
 
 def stores(directory: str) -> None:
