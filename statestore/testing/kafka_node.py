@@ -316,6 +316,8 @@ def _properties(
         **internal_topics,
         "group.initial.rebalance.delay.ms": 0,
         "auto.create.topics.enable": False,
+        # Kafka's week counts from the times of records, so it takes records of last year at once.
+        "log.retention.ms": -1,
         # A killed broker is admitted again only when its old session is over: after 9 s by default.
         "broker.session.timeout.ms": 3000,
         "broker.heartbeat.interval.ms": 500,

@@ -159,7 +159,7 @@ def test_records_of_2013_outlive_a_retention_pass_in_every_topic_of_the_applicat
     # The second is made after the pass that emptied the first began: what empties it is a pass
     # that has met all records.
     for control in ("control-1", "control-2"):
-        loaded.create_topic(control)
+        loaded.create_topic(control, config={"retention.ms": 604_800_000})
         produce(loaded, control, records)
         wait_until(partial(is_empty, loaded, control), f"a pass empties {control}")
     for topic in kept:
