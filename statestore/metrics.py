@@ -215,17 +215,44 @@ def figures() -> list[StoreFigures]:
     ]
 
 
+LeftOutTotals = Mapping[str, Counts]
+"""By stream task, how many records it left out, by cause."""
+
+
+def left_out_totals() -> LeftOutTotals:
+    """Return what stream tasks have left out in this process since it began."""
+    with _counting:
+        return {task: dict(counts) for task, counts in _left_out_totals.items()}
+
+
 class GatheredFigures:
-    """The metrics of stores that other processes have sent, for any thread."""
+    """The metrics that other processes have sent, for any thread."""
 
     def __init__(self) -> None:
         self._of: dict[int, Sequence[StoreFigures]] = {}
+        self._left_out: dict[int, LeftOutTotals] = {}
         self._lock = threading.Lock()
 
-    def put(self, sender: int, found: Sequence[StoreFigures]) -> None:
-        """Take what a process has sent, in place of what it sent before; nothing lets it go."""
+    def put(
+        self, sender: int, found: Sequence[StoreFigures], left_out: LeftOutTotals | None = None
+    ) -> None:
+        """Take what a process has sent, in place of what it sent before; no stores let them go.
+
+        What it has left out stays so after its end, as a counter never falls.
+        """
         with self._lock:
             self._of[sender] = found
+            if left_out is not None:
+                self._left_out[sender] = left_out
+
+    def left_out(self) -> LeftOutTotals:
+        """Return what all of them have left out."""
+        found: dict[str, Counter[str]] = {}
+        with self._lock:
+            for totals in self._left_out.values():
+                for task, counts in totals.items():
+                    found.setdefault(task, Counter()).update(counts)
+        return found
 
     def figures(self) -> list[StoreFigures]:
         """Return the newest of all of them."""

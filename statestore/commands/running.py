@@ -19,7 +19,7 @@ from statestore.commands.arguments import RunArguments, parse_run, run_options
 from statestore.commands.progress import shown_run
 from statestore.errors import HostFailure, failure_fields
 from statestore.extras import needed
-from statestore.metrics import GatheredFigures, StoreFigures, figures
+from statestore.metrics import GatheredFigures
 from statestore.model.left_out import left_out_lines
 from statestore.model.texts import held_text
 from statestore.operations.continuous import serve_run
@@ -76,8 +76,7 @@ def run_command(
     """
     application_id = flags["application_id"] or ""
     gathered = GatheredFigures() if workers > 1 and metrics_port is not None else None
-    stores = figures if gathered is None else gathered.figures
-    with _Signals() as stop, _metrics(application_id, metrics_host, metrics_port, stores):
+    with _Signals() as stop, _metrics(application_id, metrics_host, metrics_port, gathered):
         summary = _run(workers, stop, flags, gathered, as_json=as_json)
     if as_json:
         click.echo(summary_line(summary))
@@ -95,16 +94,16 @@ def run_command(
 
 
 def _metrics(
-    application_id: str, host: str, port: int | None, stores: Callable[[], list[StoreFigures]]
+    application_id: str, host: str, port: int | None, gathered: GatheredFigures | None
 ) -> AbstractContextManager[int | None]:
-    """Serve the metrics of stores, if that was asked for."""
+    """Serve the metrics of the run, if that was asked for: of its workers, or of this process."""
     if port is None:
         return nullcontext()
     with needed("serve", "--metrics-port"):
         # By its name, as the extra `serve` may not be there.
         prometheus: Any = importlib.import_module("statestore.serving.prometheus")
     served: AbstractContextManager[int] = prometheus.metrics_port(
-        application_id, host, port, stores
+        application_id, host, port, gathered
     )
     return served
 

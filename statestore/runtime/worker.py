@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 
 from statestore.errors import StateStoreError
 from statestore.faults import arm_from_environment
-from statestore.metrics import StoreFigures, figures
+from statestore.metrics import LeftOutTotals, StoreFigures, figures, left_out_totals
 from statestore.operations.pipelines import load_pipeline
 from statestore.operations.run import PlannedTask, RunRequest
 from statestore.operations.serving import serve_planned
@@ -80,9 +80,10 @@ class Failed(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """The metrics of all stores that the worker has open now."""
+    """The metrics of all stores that the worker has open now, and what it has left out so far."""
 
     stores: list[StoreFigures]
+    left_out: LeftOutTotals
 
 
 Order = Share | Stop | None
@@ -156,7 +157,7 @@ class _Worker:
 
         def tell() -> None:
             while not ending.wait(_FIGURES_EVERY_S):
-                self.send(Figures(figures()))
+                self.send(Figures(figures(), left_out_totals()))
 
         thread = threading.Thread(target=tell, name="figures", daemon=True)
         if wanted:
@@ -167,6 +168,7 @@ class _Worker:
             ending.set()
             if wanted:
                 thread.join()  # None of them comes behind the end of its share.
+                self.send(Figures([], left_out_totals()))
 
     def _listen(self) -> None:
         try:

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import Final, Self, assert_never
 
 from statestore.errors import HostFailure, Misuse
-from statestore.metrics import GatheredFigures, StoreFigures
+from statestore.metrics import GatheredFigures, LeftOutTotals, StoreFigures
 from statestore.operations.run import PlannedTask, Run, RunSummary
 from statestore.operations.serving import serve_waves, shares_of, untold
 from statestore.runtime.worker import SIGNALS, Done, Failed, Figures, Hello, News, Share, Stop
@@ -155,8 +155,8 @@ class Workers:
                 logger = logging.getLogger(news.name)
                 if logger.isEnabledFor(news.levelno):
                     logger.handle(news)
-            case Figures(stores):
-                self._gather(process, stores)
+            case Figures(stores, left_out):
+                self._gather(process, stores, left_out)
             case Done(reports):
                 self._rest(process)
                 return reports
@@ -168,18 +168,23 @@ class Workers:
                 assert_never(unreachable)
         return []
 
-    def _gather(self, process: "_Process", stores: Sequence[StoreFigures]) -> None:
+    def _gather(
+        self,
+        process: "_Process",
+        stores: Sequence[StoreFigures] = (),
+        left_out: LeftOutTotals | None = None,
+    ) -> None:
         if self._gathered is not None:
-            self._gathered.put(process.number, stores)
+            self._gathered.put(process.number, stores, left_out)
 
     def _rest(self, process: "_Process") -> None:
-        self._gather(process, ())
+        self._gather(process)
         del self._busy[process]
         self._idle.append(process)
 
     def _bury(self, process: "_Process", work: "_Work") -> "_Work":
         """Note the death of a worker at work; return what another one is to take over."""
-        self._gather(process, ())
+        self._gather(process)
         del self._busy[process]
         death = process.join()
         work.deaths += 1

@@ -1,14 +1,16 @@
-"""Metrics in Prometheus' format: those of `statestore serve`, and of the stores of a run.
+"""Metrics in Prometheus' format: those of `statestore serve`, and those of a run.
 
-The gauges of a store have Kafka Streams' names, with underscores: `statestore_put_rate` is its
-`put-rate`. The counters are those of OpenTelemetry (metrics.py), as its own exporter names them.
+The figures of a store have Kafka Streams' names, with underscores: `statestore_put_rate` is its
+`put-rate`. Those whose names end in `-total` are counters, the others gauges. Further counters are
+those of OpenTelemetry (metrics.py), as its own exporter names them. A server has the same of what
+all runs have left out, for runs that end before anybody scrapes them.
 """
 
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -16,25 +18,56 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from statestore.errors import HostFailure
-from statestore.metrics import StoreFigures, figures
+from statestore.metrics import LeftOutTotals, StoreFigures, figures, left_out_totals
+from statestore.model.left_out import Cause, Fate
 from statestore.serving.service import StateService
 
 _log = logging.getLogger(__name__)
 Scope = MutableMapping[str, Any]
 _STORE_LABELS = ("application_id", "store", "task")
 _TASK_LABELS = ("application_id", "task")
+_LEFT_OUT_LABELS = (*_TASK_LABELS, "node", "reason")
 
 
-class StoreCollector(Collector):
-    """The stores that are open in this process, or in those that a run has started."""
+_LEFT_OUT: Final = {
+    Fate.DROPPED: ("records_dropped", "Records dropped, dead letters included"),
+    Fate.DEAD_LETTER: ("records_dead_letters", "Records dropped into the dead letter topic"),
+    Fate.UNMATCHED: ("records_unmatched", "Records that met no row in an inner join"),
+}
 
-    def __init__(self, application_id: str, stores: Callable[[], Iterable[StoreFigures]]) -> None:
+
+class RunFigures(Protocol):
+    """Tells the metrics of a run; `GatheredFigures` tells those of its workers."""
+
+    def figures(self) -> Iterable[StoreFigures]: ...
+    def left_out(self) -> LeftOutTotals: ...
+
+
+class OwnFigures:
+    """The metrics of this process."""
+
+    def figures(self) -> Iterable[StoreFigures]:
+        return figures()
+
+    def left_out(self) -> LeftOutTotals:
+        return left_out_totals()
+
+
+class RunCollector(Collector):
+    """What a run does, in this process or in those that it has started."""
+
+    def __init__(self, application_id: str, told: RunFigures) -> None:
         self._application_id = application_id
-        self._stores = stores
+        self._told = told
 
     def collect(self) -> Iterator[Metric]:
-        """Return Kafka Streams' figures as gauges, and the totals below them as counters."""
-        gauges: dict[str, GaugeMetricFamily] = {}
+        """Return what the open stores tell, and what stream tasks have left out."""
+        yield from self._of_stores()
+        yield from left_out_counters("statestore", self._application_id, self._told.left_out())
+
+    def _of_stores(self) -> Iterator[Metric]:
+        """Return Kafka Streams' figures by their names, and the totals below them as counters."""
+        families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
         totals = {
             "commits": ("Store commits", "commits"),
             "records_written": ("Rows committed, deletes included", "rows_written"),
@@ -49,34 +82,51 @@ class StoreCollector(Collector):
             for name, (about, _) in totals.items()
         }
         seen: set[tuple[str, str]] = set()
-        for store in self._stores():
+        for store in self._told.figures():
             place = store.store, store.task or ""
             if place in seen:
                 continue  # Several workers have the store of a global table, with the same rows.
             seen.add(place)
             labels = (self._application_id, *place)
             for name, figure in store.gauges.items():
-                plain = f"statestore_{name.replace('-', '_')}"
-                if plain not in gauges:
-                    gauges[plain] = GaugeMetricFamily(
-                        plain, f"Kafka Streams' {name} of a store", labels=_STORE_LABELS
-                    )
-                gauges[plain].add_metric(labels, figure)
+                if name not in families:
+                    kind = CounterMetricFamily if name.endswith("-total") else GaugeMetricFamily
+                    plain = f"statestore_{name.replace('-', '_')}"
+                    about = f"Kafka Streams' {name} of a store"
+                    families[name] = kind(plain, about, labels=_STORE_LABELS)
+                families[name].add_metric(labels, figure)
             for name, (_, field) in totals.items():
                 counters[name].add_metric(labels, store.totals[field])
-        yield from gauges.values()
+        yield from families.values()
         yield from counters.values()
 
 
+def left_out_counters(
+    prefix: str, application_id: str, totals: LeftOutTotals
+) -> Iterator[CounterMetricFamily]:
+    """Return counters of what stream tasks have left out, by node and reason."""
+    counters = {
+        fate: CounterMetricFamily(f"{prefix}_{name}", about, labels=_LEFT_OUT_LABELS)
+        for fate, (name, about) in _LEFT_OUT.items()
+    }
+    for task, counts in sorted(totals.items()):
+        for name, count in counts.items():
+            cause = Cause.parse(name)
+            if cause is not None:
+                labels = (application_id, task, cause.node, cause.reason)
+                counters[cause.fate].add_metric(labels, count)
+    yield from counters.values()
+
+
 class _CopyCollector(Collector):
-    """The copies that a server reads."""
+    """The copies that a server reads, and what the files say of the runs beside it."""
 
     def __init__(self, service: StateService, application_id: str) -> None:
         self._service = service
         self._application_id = application_id
 
     def collect(self) -> Iterator[Metric]:
-        """Return how new each copy is."""
+        """Return how new each copy is, and what runs have counted."""
         age = GaugeMetricFamily(
             "statestore_serve_commit_age_seconds",
             "How long ago the commit was made that the copy of a task is as of",
@@ -100,6 +150,15 @@ class _CopyCollector(Collector):
             if task.lag_records is not None:
                 lag.add_metric(labels, task.lag_records)
         yield from (age, stale, lag)
+        sums = self._service.sums_of_runs()
+        came = CounterMetricFamily(
+            "statestore_serve_records_in", "Records that all runs took in", labels=_TASK_LABELS
+        )
+        for name, each in sums.items():
+            came.add_metric((self._application_id, name), each.records_in)
+        yield came
+        totals = {name: each.left_out for name, each in sums.items()}
+        yield from left_out_counters("statestore_serve", self._application_id, totals)
 
 
 class ServeMetrics:
@@ -156,14 +215,14 @@ def metrics_port(
     application_id: str,
     host: str,
     port: int,
-    stores: Callable[[], Iterable[StoreFigures]] = figures,
+    told: RunFigures | None = None,
 ) -> Iterator[int]:
-    """Serve the metrics of stores at /metrics, by default those of this process; yields the port.
+    """Serve the metrics of a run at /metrics, by default those of this process; yields the port.
 
     HostFailure if the port is taken.
     """
     registry = CollectorRegistry()
-    registry.register(StoreCollector(application_id, stores))
+    registry.register(RunCollector(application_id, told or OwnFigures()))
     try:
         server, thread = start_http_server(port, addr=host, registry=registry)
     except OSError as error:

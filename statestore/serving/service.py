@@ -38,6 +38,7 @@ from statestore.stores.sessions import SessionReader
 from statestore.stores.specs import AtRestSpec
 from statestore.stores.versioned.store import VersionedReader
 from statestore.stores.windows import WindowReader
+from statestore.tasks.progress import Sums, read_progress
 from statestore.topology.graph import Topology
 
 T = TypeVar("T")
@@ -104,6 +105,12 @@ class StateService:
         self.close()
 
     # What there is.
+
+    def sums_of_runs(self) -> dict[str, Sums]:
+        """Return what all runs have counted, by stream task, as their files say."""
+        layout = self._environment.layout
+        kept = {str(task): read_progress(layout.task_dir(task)).sums for task in layout.tasks()}
+        return {task: sums.in_all for task, sums in kept.items() if sums.serving}
 
     @property
     def deployed(self) -> Deployed:

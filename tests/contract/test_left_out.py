@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from io import StringIO
@@ -9,13 +10,17 @@ from pathlib import Path
 from threading import Event
 from typing import cast
 
+import httpx
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 import statestore as ss
 from statestore import serdes
 from statestore.commands.running import summary_line
 from statestore.commands.status import rendered
+from statestore.metrics import GatheredFigures, StoreFigures, figures, left_out_totals
 from statestore.model.ids import TopicPartition
 from statestore.model.left_out import Fate, LeftOut, total
 from statestore.model.records import Record
@@ -25,6 +30,7 @@ from statestore.operations.serving import serve_here, stream_tasks
 from statestore.operations.status import Status, read_status
 from statestore.ports import TopicSpec
 from statestore.runtime import Runtime
+from statestore.serving.prometheus import RunCollector, metrics_port
 from statestore.tasks.commit import CommitStamp
 from statestore.tasks.history import WorkHistory
 from statestore.tasks.left_out import STAMP_MAX_BYTES, stamped
@@ -32,8 +38,9 @@ from statestore.tasks.plan import TaskReport
 from statestore.tasks.progress import ProgressFile
 from statestore.tasks.slot import Ending, Served
 from statestore.testing.memory_broker import MemoryBroker
-from tests.builders import ManualClock
+from tests.builders import DEADLINE_S, ManualClock
 from tests.contract.task_rig import TaskRig
+from tests.serving_rig import serving
 
 MINUTE_MS = 60_000
 GUARANTEES = ["exactly_once", "at_least_once"]
@@ -251,12 +258,12 @@ def crashed(world: World, *, after: int) -> None:
         serve_run(runtime, world.topology, RunRequest(), Event(), serve_one)
 
 
-def by_key() -> ss.Topology:
+def by_key(name: str = "per-minute") -> ss.Topology:
     """Clicks by key and minute, in one sub-topology."""
     b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.STRING)
     windows = ss.TumblingWindows(MINUTE_MS)
     counts = b.stream("clicks", name="clicks").group_by_key().windowed_by(windows)
-    counts.count("counts", name="per-minute").to_stream().to("out", value_serde=serdes.JSON)
+    counts.count("counts", name=name).to_stream().to("out", value_serde=serdes.JSON)
     return b.build()
 
 
@@ -309,6 +316,65 @@ def test_what_a_killed_run_committed_is_seen_at_once_and_counts_once(tmp_path: P
     world.run()
     for asked in (True, False):
         assert late(status_of(world, asked=asked)) == (0, 3, 4), "the next start took it in"
+
+
+def samples(text: str, prefix: str) -> dict[tuple[str, ...], float]:
+    """The counters whose names begin so, by the rest of the name, stream task, node and reason."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for one in family.samples if family.name.startswith(prefix) else ():
+            assert family.type == "counter", family.name
+            labels = (one.labels.get(name, "") for name in ("task", "node", "reason"))
+            found[one.name.removeprefix(prefix), *labels] = one.value
+    return found
+
+
+def test_metrics_of_a_run_count_what_was_left_out_and_never_fall(tmp_path: Path) -> None:
+    world = World(tmp_path, by_key("of-metrics"))
+    world.click("ann", 10 * MINUTE_MS, 1, 2, 3)
+    gathered = GatheredFigures()
+    with (
+        metrics_port("shop", "127.0.0.1", 0) as port,
+        metrics_port("shop", "127.0.0.1", 0, gathered) as of,
+    ):
+
+        def scraped(port: int = port) -> dict[tuple[str, ...], float]:
+            text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=DEADLINE_S).text
+            found = samples(text, "statestore_records_dropped")
+            return {key: count for key, count in found.items() if key[2] == "of-metrics"}
+
+        world.run()
+        late = ("_total", "0_0", "of-metrics", "late")
+        assert scraped() == {late: 3}
+        world.click("ann", 4)
+        world.run()
+        assert scraped() == {late: 4}, "the stores are closed, and the counter is not gone"
+        gathered.put(1, figures(), left_out_totals())
+        gathered.put(2, (), {"0_0": {"dropped/late/of-metrics": 5}})
+        gathered.put(1, ())
+        assert scraped(of) == {late: 9}, "a worker that is gone has left out what it has"
+
+
+def test_late_record_drop_total_is_a_counter() -> None:
+    told = {"late-record-drop-total": 3.0, "put-rate": 1.0}
+    gathered, registry = GatheredFigures(), CollectorRegistry()
+    gathered.put(1, [StoreFigures("counts", "0_0", told, Counter())])
+    registry.register(RunCollector("shop", gathered))
+    text = generate_latest(registry).decode()
+    assert samples(text, "statestore_late_record_drop") == {("_total", "0_0", "", ""): 3.0}
+
+
+def test_a_server_counts_what_all_runs_left_out(tmp_path: Path) -> None:
+    world = World(tmp_path, by_key())
+    for _ in range(2):
+        world.click("ann", 10 * MINUTE_MS, 1, 2, 3)
+        world.run()
+    with world.runtime() as runtime, serving(runtime) as server:
+        found = samples(server.client.get("/metrics").text, "statestore_serve_records")
+    assert found == {
+        ("_in_total", "0_0", "", ""): 8,
+        ("_dropped_total", "0_0", "per-minute", "late"): 6,
+    }
 
 
 def text_of(status: Status) -> str:

@@ -116,7 +116,7 @@ def test_figures_of_other_processes_are_shown_until_they_end_and_each_store_once
     rig.end()
     gathered.put(1, theirs)
     gathered.put(2, theirs)  # as of a global table, of which every worker has all rows
-    with metrics_port("shop", "127.0.0.1", 0, gathered.figures) as port:
+    with metrics_port("shop", "127.0.0.1", 0, gathered) as port:
 
         def scraped() -> list[tuple[str, str]]:
             text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=DEADLINE_S).text
