@@ -186,7 +186,7 @@ class KeyValueStore(StateStore, ReadOnlyKeyValueStore[K, V], Protocol):
 
 
 class ReadOnlyWindowStore(Protocol, Generic[K, V_co]):
-    """Reads of a window store, without expired windows (SEMANTICS section 6)."""
+    """Reads of a window store, without expired windows (SEMANTICS T2h)."""
 
     @property
     def name(self) -> str:

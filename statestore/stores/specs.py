@@ -154,7 +154,7 @@ class WindowRows(KeyValueSpec[bytes, bytes]):
 
 @dataclass(frozen=True)
 class WindowSpec(Generic[K, V]):
-    """A window store: values by key and by window of `size_ms` (SEMANTICS section 6).
+    """A window store: values by key and by window of `size_ms` (SEMANTICS T2h).
 
     A window starts every `advance_ms`; None: every `size_ms`; ANY_START: at any time. It expires
     when stream time is past its start by `retention_ms`. `writable`: processors write it, not an

@@ -1,4 +1,4 @@
-"""Tumbling and hopping windows (SEMANTICS section 6), for the same aggregates as without windows.
+"""Tumbling and hopping windows (SEMANTICS T2h), for the same aggregates as without windows.
 
 A record counts in each window that holds its timestamp, unless stream time has passed the end of
 the window by the grace: for that window the record is late. A record that is late for all its
