@@ -48,9 +48,14 @@ needed; kafka/), `TypeNotKept` (a serde would not give back the type of a value;
 """
 
 import logging
+import sysconfig
 import traceback
 from enum import StrEnum
+from pathlib import Path
 from typing import ClassVar
+
+_LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+_NOT_THE_USERS = ("<frozen ", str(Path(__file__).resolve().parent), *sorted(_LIBRARIES))
 
 
 class Action(StrEnum):
@@ -279,9 +284,26 @@ def failure_fields(error: BaseException) -> dict[str, object]:
 
 
 def raised_at(error: BaseException) -> str:
-    """Where the error was raised, if it has been; an explanation points at what it explains."""
-    frames = traceback.extract_tb((error.__cause__ or error).__traceback__)
-    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    """Where the error was raised, if it has been; an explanation points at what it explains.
+
+    That is the innermost line of the user's own code, unless there is none.
+    """
+    return user_line(error) or _place(_lines(error)[-1:])
+
+
+def user_line(error: BaseException) -> str:
+    """The innermost line of the user's own code that led to the error; empty if there is none."""
+    return _place([line for line in _lines(error) if not line[0].startswith(_NOT_THE_USERS)][-1:])
+
+
+def _lines(error: BaseException) -> list[tuple[str, int]]:
+    """The files and lines of its traceback; extract_tb would read the files."""
+    walked = traceback.walk_tb((error.__cause__ or error).__traceback__)
+    return [(frame.f_code.co_filename, line) for frame, line in walked]
+
+
+def _place(lines: list[tuple[str, int]]) -> str:
+    return "".join(f" ({file}:{line})" for file, line in lines)
 
 
 def log_left(log: logging.Logger, error: Exception, where: str) -> None:

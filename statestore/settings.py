@@ -69,7 +69,7 @@ class Settings:
         "processing.guarantee",
         ProcessingGuarantee.AT_LEAST_ONCE,
         "",
-        "at_least_once or exactly_once (exactly_once_v2 is accepted).",
+        "at_least_once or exactly_once (exactly_once_v2, exactly-once will do).",
     )
     commit_interval_ms: int = _setting(
         "commit.interval.ms",

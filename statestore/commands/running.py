@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import reduce
 from pathlib import Path
 from typing import Any, Self
 
@@ -147,7 +148,7 @@ def report_run(
     `tell` is called with the JSON line of a run that failed. `prepare` is called first; the summary
     tells of its failure too. `ending`: what ends the run after a commit, if anything does.
     """
-    summary_file = flags["summary_file"]
+    summary_file, runs = flags["summary_file"], list[RunSummary]()
     try:
         prepare()
         check_summary_file(summary_file)
@@ -156,6 +157,7 @@ def report_run(
         topology = load_pipeline(arguments.pipeline)
 
         def serve(started: Run, ending: Ending) -> RunSummary:
+            runs.append(started.summary)
             summary = work(arguments, started, ending)
             summary.lineage = lineage_of(started)
             return summary
@@ -164,8 +166,10 @@ def report_run(
             summary = serve_run(runtime, topology, request, ending or threading.Event(), serve)
         write_line(summary_file, summary_line(summary))
     except Exception as error:
-        application_id = flags["application_id"] or ""
-        failed = RunSummary(application_id, caught_up=False, error=failure_fields(error))
+        failed = RunSummary(flags["application_id"] or "")
+        if runs:  # More than one, if patterns matched other topics meanwhile.
+            failed = reduce(lambda before, now: now.after(before), runs)
+        failed.caught_up, failed.error = False, failure_fields(error)
         tell(summary_line(failed))
         with suppress(HostFailure):  # The first error is the one to report.
             write_line(summary_file, summary_line(failed))

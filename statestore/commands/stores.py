@@ -389,7 +389,7 @@ class _LookedAt:
         except Misuse as error:
             if configured is not None:
                 return self._face_of(configured)
-            raise Misuse(f"store {store!r}: {error}; or {_WAYS_OUT}") from error
+            raise Misuse(f"store {store!r}: {error}: {_WAYS_OUT}") from error
 
     def _face_of(self, pipeline: str) -> _Face:
         """What the pipeline's own serdes show."""

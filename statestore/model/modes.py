@@ -42,7 +42,9 @@ class ProcessingGuarantee(_Word):
 
     @classmethod
     def _missing_(cls, value: object) -> "ProcessingGuarantee":
-        return cls.EXACTLY_ONCE if value == "exactly_once_v2" else super()._missing_(value)
+        """Take the words of Quix Streams and of older Kafka Streams as well."""
+        plain = value.replace("-", "_").removesuffix("_v2") if isinstance(value, str) else value
+        return super()._missing_(plain)
 
 
 class PunctuationType(_Word):

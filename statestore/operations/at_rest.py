@@ -287,7 +287,7 @@ def spec_of(
         try:
             return serdes.BYTES if named is None else serdes.by_name(named)
         except Misuse as error:
-            raise Misuse(f"store {store!r}: {error}; or pass {keyword}=") from error
+            raise Misuse(f"store {store!r}: {error}: pass {keyword}=") from error
 
     if known is None:
         keys, values = serde(key_serde, None, "key_serde"), serde(value_serde, None, "value_serde")

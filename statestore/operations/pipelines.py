@@ -1,6 +1,8 @@
 """Loads pipelines by name: `module:function` in, the topology out; and asks one for its serdes."""
 
 import importlib
+import inspect
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -10,6 +12,9 @@ from statestore.errors import Misuse, PipelineNotFound, StateStoreError
 from statestore.model.records import Serde
 from statestore.stores.specs import SessionSpec, WindowSpec
 from statestore.topology.graph import Topology
+
+# Somebody names a file where Python wants the name of a module.
+_FILE = re.compile(r"[/\\]|\.py$|^\.")
 
 
 class StoreSerdes(NamedTuple):
@@ -44,10 +49,8 @@ def load_pipeline(path: str) -> Topology:
     The current folder is on the import path, as it is with `python -m`.
     """
     module_name, _, function_name = path.partition(":")
-    if not module_name or not function_name:
-        raise PipelineNotFound(
-            f"pipeline {path!r}: pass module:function, such as shop.orders:topology"
-        )
+    if not module_name or not function_name.isidentifier() or _FILE.search(module_name):
+        raise PipelineNotFound(f"pipeline {path!r}: pass module:function, {_as_module(path)}")
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:
@@ -63,8 +66,14 @@ def load_pipeline(path: str) -> Topology:
         raise _broken_pipeline(path, f"importing {module_name!r}", error) from error
     function = getattr(module, function_name, None)
     if not callable(function):
+        own = [
+            name
+            for name, it in vars(module).items()
+            if inspect.isfunction(it) and it.__module__ == module_name and name[0] != "_"
+        ]
         raise PipelineNotFound(
-            f"pipeline {path!r}: {module_name} has no function {function_name!r}"
+            f"pipeline {path!r}: {module_name} has no function {function_name!r}; it has: "
+            f"{', '.join(own) or 'none'}"
         )
     try:
         topology = function()
@@ -78,6 +87,20 @@ def load_pipeline(path: str) -> Topology:
             "return b.build()"
         )
     return topology
+
+
+def _as_module(path: str) -> str:
+    """What to pass in place of a file or a call."""
+    name, colon, function = path.rpartition(":")
+    file, folder = Path(name if colon else path), ""
+    if file.is_absolute() or ".." in file.parts:
+        folder = f", started in the folder {file.parent.resolve()}"
+        file = Path(file.name)
+    module = ".".join(file.parts).removesuffix(".py")
+    function = function.removesuffix("()") if colon else ""
+    if not module or not function.isidentifier():
+        return "such as shop.orders:topology"
+    return f"which is {module}:{function}{folder}"
 
 
 def _broken_pipeline(path: str, doing: str, error: BaseException) -> PipelineNotFound:

@@ -222,6 +222,8 @@ class Run:
         self.environment = environment
         self.topology = topology
         self.request = request
+        self.summary = RunSummary(environment.settings.application_id)
+        """What it has done so far, also if it fails."""
         self._settings = environment.settings
         self._layout = environment.layout
         self._clock = environment.clock

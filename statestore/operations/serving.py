@@ -88,9 +88,17 @@ def check_run(environment: Environment, topology: Topology, request: RunRequest)
 def serve_here(started: Run, stop: Ending, tell: Tell = untold) -> RunSummary:
     """Run both sides in this process: the waves of a run, one after the other."""
 
-    def serve_wave(wave: Sequence[PlannedTask]) -> list[TaskReport]:
-        environment, topology, request = started.environment, started.topology, started.request
-        return serve_planned(environment, topology, wave, request, slots=1, stop=stop, tell=tell)
+    def serve_wave(wave: Sequence[PlannedTask], reports: list[TaskReport]) -> None:
+        serve_planned(
+            started.environment,
+            started.topology,
+            wave,
+            started.request,
+            slots=1,
+            stop=stop,
+            tell=tell,
+            reports=reports,
+        )
 
     return serve_waves(started, stop, serve_wave)
 
@@ -98,16 +106,22 @@ def serve_here(started: Run, stop: Ending, tell: Tell = untold) -> RunSummary:
 def serve_waves(
     started: Run,
     stop: Ending,
-    serve_wave: Callable[[Sequence[PlannedTask]], list[TaskReport]],
+    serve_wave: Callable[[Sequence[PlannedTask], list[TaskReport]], None],
 ) -> RunSummary:
-    """Have the waves of a run served, one after the other, and sum up the reports."""
-    summary = RunSummary(started.environment.settings.application_id)
+    """Have the waves of a run served, one after the other, and sum up the reports.
+
+    `serve_wave` adds to the list that it is given, before it fails as well.
+    """
+    summary = started.summary
     for wave in started.waves():
         if stop.is_set():
             summary.caught_up = False
             break
-        reports = serve_wave(wave)
-        summary.add(reports)
+        reports: list[TaskReport] = []
+        try:
+            serve_wave(wave, reports)
+        finally:
+            summary.add(reports)
         _log.info("%d stream tasks done, %d records so far", len(reports), summary.records_in)
     summary.lookups = started.lookups()
     return summary
@@ -135,10 +149,12 @@ def serve_planned(
     slots: int,
     stop: Ending,
     tell: Tell = untold,
+    reports: list[TaskReport] | None = None,
 ) -> list[TaskReport]:
     """Run these stream tasks in this process: the worker's side of a run.
 
-    `slots`: how many slots share the memory of this host.
+    `slots`: how many slots share the memory of this host. `reports`: where the reports go, which
+    tell after a failure, too, what was committed.
     """
     require_no_reset(environment.layout)
     environment, topology = as_deployed(environment, topology)
@@ -152,6 +168,8 @@ def serve_planned(
             folder = layout.task_dir(task.task_id)
             progress = ProgressFile(folder, clock, slots=slots, serving=task.serving)
             tasks.append(Served(made, progress, WorkHistory(folder, clock)))
+        if reports is not None:
+            reports += [served.task.report for served in tasks]
         return serve(
             tasks,
             run_for_ms=request.run_for_ms,

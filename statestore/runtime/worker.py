@@ -74,9 +74,13 @@ class Done(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The error that ended a share; nothing of what its stream tasks had pending was committed."""
+    """The error that ended a share; nothing of what its stream tasks had pending was committed.
+
+    `reports`: those of its stream tasks, as far as it came to them.
+    """
 
     error: Exception
+    reports: list[TaskReport]
 
 
 class Figures(NamedTuple):
@@ -121,13 +125,14 @@ class _Worker:
         topology: Topology | None = None
         with Runtime(hello.settings) as runtime:
             while (share := self._shares.get()) is not None:
+                reports: list[TaskReport] = []
                 try:
                     if topology is None:
                         topology = _topology(hello.pipeline)
                     with self._telling_figures(wanted=hello.figures):
-                        reports = self._serve(runtime, topology, share)
+                        self._serve(runtime, topology, share, reports)
                 except Exception as error:  # noqa: BLE001  # the run raises it
-                    self.send(Failed(_portable(error, hello.number)))
+                    self.send(Failed(_portable(error, hello.number), reports))
                 else:
                     self.send(Done(reports))
 
@@ -139,8 +144,10 @@ class _Worker:
         except OSError:
             os._exit(_ORPHANED)
 
-    def _serve(self, runtime: Runtime, topology: Topology, share: Share) -> list[TaskReport]:
-        return serve_planned(
+    def _serve(
+        self, runtime: Runtime, topology: Topology, share: Share, reports: list[TaskReport]
+    ) -> None:
+        serve_planned(
             runtime,
             topology,
             share.planned,
@@ -148,6 +155,7 @@ class _Worker:
             slots=share.slots,
             stop=self._stop,
             tell=self.send,
+            reports=reports,
         )
 
     @contextmanager

@@ -98,9 +98,12 @@ class Workers:
         for process in (*self._idle, *self._busy):
             process.join()
 
-    def serve(self, planned: Sequence[PlannedTask]) -> list[TaskReport]:
-        """Have the stream tasks of a wave served; the errors are those of the workers."""
-        shares, reports = shares_of(planned, self._slots), list[TaskReport]()
+    def serve(self, planned: Sequence[PlannedTask], reports: list[TaskReport]) -> None:
+        """Have the stream tasks of a wave served; the errors are those of the workers.
+
+        The reports go into the list, those of a wave that fails too.
+        """
+        shares = shares_of(planned, self._slots)
         waiting = deque(_Work(list(share), self._until_s()) for share in shares)
         stopping = False
         while waiting or self._busy:
@@ -120,7 +123,6 @@ class Workers:
                     waiting.append(self._bury(process, work))
         if self._error is not None:
             raise self._error
-        return reports
 
     def _until_s(self) -> float | None:
         span_ms = self._request.run_for_ms
@@ -160,10 +162,11 @@ class Workers:
             case Done(reports):
                 self._rest(process)
                 return reports
-            case Failed(error):
+            case Failed(error, reports):
                 self._rest(process)
                 # One is told; the others may follow from it.
                 self._error = self._error or error
+                return reports
             case _ as unreachable:
                 assert_never(unreachable)
         return []

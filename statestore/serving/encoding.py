@@ -50,7 +50,10 @@ class Encoding:
         try:
             return cls(store, serdes.by_name(keys), serdes.by_name(known.value_serde))
         except Misuse as error:
-            raise Misuse(f"store {store!r}: {error}; or pass raw=true") from error
+            raise Misuse(
+                f"store {store!r}: {error}: start `statestore serve` with --pipeline "
+                "module:function, whose serdes it then takes, or pass raw=true"
+            ) from error
 
     def key_of_text(self, text: str) -> bytes:
         """Return the bytes of a key as a URL has it."""

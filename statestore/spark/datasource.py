@@ -121,7 +121,7 @@ class Plan(NamedTuple):
         try:
             return serdes.by_name(key_serde), serdes.by_name(shape.value_serde)
         except Misuse as error:
-            raise Misuse(f"store {shape.store!r}: {error}; or pass {_WAYS_OUT}") from error
+            raise Misuse(f"store {shape.store!r}: {error}: pass {_WAYS_OUT}") from error
 
     def window_ms(self) -> int:
         """The length of a window."""

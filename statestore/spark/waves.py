@@ -36,7 +36,7 @@ def run_waves(
 
     `topology`: what the workers run, packed; None: the pipeline that the arguments name.
     """
-    summary = RunSummary(started.environment.settings.application_id)
+    summary = started.summary
     slots = Slots.of(spark)
     if slots.twins and not started.environment.settings.volume_locks:
         raise InvalidSetting(
@@ -58,8 +58,8 @@ def run_waves(
             raise _explained(error) from error
         for report in reports:
             _log.info("%s", report.asDict())
-        raise_first_error([report.error for report in reports])
         summary.add([TaskReport(**{name: report[name] for name in fields}) for report in reports])
+        raise_first_error([report.error for report in reports])
     summary.lookups = started.lookups()
     return summary
 

@@ -97,7 +97,7 @@ def serving(
 
 def _serve(row: PlanRow, packed: bytes | None) -> list[tuple[TaskReport, str | None]]:
     arm(row.crash_at)
-    arguments = row.arguments
+    arguments, reports = row.arguments, list[TaskReport]()
     try:
         _check_version(row)
         request = arguments.request()
@@ -106,12 +106,13 @@ def _serve(row: PlanRow, packed: bytes | None) -> list[tuple[TaskReport, str | N
         # looks through all modules. It has just done so, and none of what is left is garbage.
         gc.freeze()
         with Runtime(arguments.settings()) as runtime:
-            reports = _served(runtime, topology, row, request)
+            _served(runtime, topology, row, request, reports)
     except StateStoreError as error:
         if error.action is Action.RETRY and _attempt() + 1 < row.max_failures:
             raise
         text = msgspec.json.encode(failure_fields(error)).decode()
-        return [(TaskReport(task.task), text) for task in row.tasks]
+        reports = reports or [TaskReport(task.task) for task in row.tasks]
+        return [(report, text) for report in reports]
     return [(report, None) for report in reports]
 
 
@@ -124,8 +125,12 @@ def _check_version(row: PlanRow) -> None:
 
 
 def _served(
-    runtime: Runtime, topology: Topology, row: PlanRow, request: RunRequest
-) -> list[TaskReport]:
+    runtime: Runtime,
+    topology: Topology,
+    row: PlanRow,
+    request: RunRequest,
+    reports: list[TaskReport],
+) -> None:
     """Serve the tasks, after another attempt at the same Spark task if that has them.
 
     The driver holds the application, so no other run has them. To say that they are locked would
@@ -134,13 +139,24 @@ def _served(
     stop = threading.Event()
     while True:
         try:
-            return serve_planned(runtime, topology, row.tasks, request, slots=row.slots, stop=stop)
+            serve_planned(
+                runtime,
+                topology,
+                row.tasks,
+                request,
+                slots=row.slots,
+                stop=stop,
+                reports=reports,
+            )
         except Locked as locked:
             if not row.twins and not _attempt():
                 raise
+            reports.clear()
             _log.warning(
                 "another attempt at this Spark task is at work: waiting for it: %s", locked
             )
+        else:
+            return
 
 
 def _attempt() -> int:

@@ -229,7 +229,7 @@ def by_name(name: str) -> Serde[Any]:
         return _known[name]
     except KeyError:
         known = ", ".join(sorted(_known))
-        raise Misuse(f"no serde named {name!r}; known: {known}, or register yours") from None
+        raise Misuse(f"no serde named {name!r}; known: {known}") from None
 
 
 def alike(one: Serde[Any], other: Serde[Any]) -> bool:

@@ -11,6 +11,28 @@ from typing import Any
 
 from statestore.errors import Misuse
 
+_KEY_AND_VALUE = ("filter", "filter_not", "map", "flat_map", "select_key", "peek", "foreach")
+_ARGUMENTS = {
+    **dict.fromkeys(
+        (
+            *_KEY_AND_VALUE,
+            "branch",
+            "split",
+            "group_by",
+            "to_stream",
+            "key of join",
+            "key of left_join",
+        ),
+        "key, value",
+    ),
+    **dict.fromkeys(("filter_records", "set_timestamp", "set_headers"), "record"),
+    **dict.fromkeys(("aggregate", "aggregate adder", "aggregate subtractor"), "key, value, so_far"),
+    **dict.fromkeys(("reduce", "reduce adder", "reduce subtractor"), "so_far, value"),
+    "aggregate merger": "key, one, other",
+    "cogroup": "key, value, so_far",
+}
+"""What verbs call a function with, as somebody may expect less or more."""
+
 
 def check_arity(
     verb: str,
@@ -27,8 +49,10 @@ def check_arity(
     where = _check_runs(verb, function, count, name, may_yield=may_yield)
     error = _misfit(function, count)
     if error is not None:
+        taken = _ARGUMENTS.get(verb.partition(":")[0])
+        way_out = "" if taken is None else f": write it as lambda {taken}: …"
         raise Misuse(
-            f"{where}: {_name(function)!r} cannot take {count} arguments ({error})"
+            f"{where}: {_name(function)!r} cannot take {count} arguments ({error}){way_out}"
         ) from error
 
 

@@ -10,7 +10,13 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from statestore.errors import ABOUT_A_RECORD, RecordFailed, SerdeMismatch, StateStoreError
+from statestore.errors import (
+    ABOUT_A_RECORD,
+    RecordFailed,
+    SerdeMismatch,
+    StateStoreError,
+    user_line,
+)
 from statestore.model.batch import Batch, Column
 from statestore.model.records import ArrowForm, Header, Serde, SerdeContext, Side
 from statestore.stores import serdes
@@ -68,7 +74,7 @@ class NodeFailed(Exception):
 
     def error(self, where: str, cause: Exception) -> StateStoreError:
         """Return the error with which a run ends; `where` says which record it was."""
-        told = f"{self.place}, {where}: {self.reason(cause)}"
+        told = f"{self.place}, {where}: {self.reason(cause)}{user_line(cause)}"
         for kind in ABOUT_A_RECORD:
             if isinstance(cause, kind):
                 return kind(told)

@@ -209,7 +209,13 @@ class _Asked:
             return serdes.by_name(keys), serdes.by_name(self.known.value_serde)
         except Misuse as error:
             why = "; ".join([str(error), *self.notes])
-            raise Misuse(f"{why}: show bytes instead") from error
+            raise Misuse(f"{why}: {_WAYS_OUT}") from error
+
+
+_WAYS_OUT = (
+    "show bytes instead, or have the page import the pipeline that has it: by --pipeline of "
+    "`statestore ui`, or import_pipelines = true under [page] of the applications file"
+)
 
 
 def _shown(data: bytes, serde: Serde[Any]) -> str:

@@ -42,13 +42,16 @@ def rate(servers: str, folder: Path, pipeline: str, workers: int, number: int) -
         name = f"tests.bench.pipelines:{pipeline}"
         with Workers(started, name, workers, stop, untold) as processes:
 
-            def serve(wave: list[PlannedTask]) -> list[TaskReport]:
+            def serve(wave: list[PlannedTask]) -> None:
                 if workers > 1:
-                    return processes.serve(wave)
-                return serve_planned(runtime, topology, wave, request, slots=1, stop=stop)
+                    processes.serve(wave, reports)
+                else:
+                    reports.extend(
+                        serve_planned(runtime, topology, wave, request, slots=1, stop=stop)
+                    )
 
             for wave in started.waves():
-                reports += serve(wave)
+                serve(wave)
     began_ms = min(it.first_record_ms for it in reports if it.first_record_ms is not None)
     ended_ms = max(it.last_commit_ms for it in reports if it.last_commit_ms is not None)
     return 1000 * sum(it.records_in for it in reports) / (ended_ms - began_ms)

@@ -13,11 +13,13 @@ from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.modes import ProcessingGuarantee
 from statestore.operations.deployed import describe_deployment
+from statestore.runtime import Runtime
 from statestore.stores.in_windows import START, TIME_ROW
 from statestore.stores.specs import BuiltInSpec, WindowSpec
 from tests.contract.own_serdes import MONEY, RATES, STOCK, Place, topology
 from tests.contract.test_datasource import rows, source
 from tests.contract.test_stores_at_rest import Shop
+from tests.serving_rig import serving
 
 OWN = "tests.contract.own_serdes:topology"
 PIPELINE = ("--pipeline", OWN)
@@ -115,6 +117,31 @@ def test_a_key_that_is_none_of_the_serdes_is_refused(shop: Shop) -> None:
     said = shop.refused("stores", "get", "stock", '{"shelf": 1}', *PIPELINE)
     assert "is no PLACE" in said
     assert "city" in said
+
+
+def test_a_server_of_state_without_the_pipeline_says_how_to_name_it(shop: Shop) -> None:
+    known = {"application.id": "shop", "state.dir": shop.layout.state_dir}
+    with Runtime(known) as environment, serving(environment) as server:
+        answer = server.get("stock/get", key="x")
+    told = "no serde named 'PLACE'.* start `statestore serve` with --pipeline module:function"
+    assert re.search(told, str(answer)), answer
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "told"),
+    [
+        ("own_serdes.py:topology", "pass module:function, which is own_serdes:topology"),
+        ("./tests/own.py:f", "which is tests.own:f"),
+        ("/srv/shop/own.py:f", "which is own:f, started in the folder /srv/shop"),
+        ("tests.contract.own_serdes:topology()", "which is tests.contract.own_serdes:topology"),
+        ("tests.contract.own_serdes.py", "such as shop.orders:topology"),
+        ("tests.contract.own_serdes:topologi", "has no function 'topologi'; it has: topology, "),
+    ],
+)
+def test_what_names_no_function_of_a_module_is_refused_with_what_does(
+    shop: Shop, pipeline: str, told: str
+) -> None:
+    assert told in shop.refused("stores", "range", "stock", "--pipeline", pipeline)
 
 
 def test_the_data_source_decodes_by_the_pipeline(shop: Shop) -> None:

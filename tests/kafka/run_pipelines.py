@@ -437,6 +437,18 @@ def _counting(b: ss.StreamsBuilder) -> ss.Topology:
     return b.build()
 
 
+def fails_behind_counts() -> ss.Topology:
+    """Two sub-topologies as those of `counts`; the second one fails at every record."""
+
+    def fail(count: int) -> float:
+        return 1 / (count - count)
+
+    b = builder()
+    grouped = b.stream(f"{prefix()}-in").group_by(lambda _key, it: it["user"], name="by-user")
+    grouped.count(COUNTS).to_stream().map_values(fail, name="fail").to(f"{prefix()}-out")
+    return b.build()
+
+
 def counted_together() -> ss.Topology:
     """Two topics counted by key into one store."""
     b = builder()

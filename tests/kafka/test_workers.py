@@ -1,5 +1,6 @@
 """A run with several worker processes, as a user without Spark starts it."""
 
+import inspect
 import json
 import os
 import re
@@ -307,6 +308,24 @@ def test_the_error_of_a_worker_ends_the_run_as_it_does_in_one_process(app: App) 
     assert_refused(ended, 5, "RecordFailed", f"{app.name}-in", "offset")
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_run_that_fails_tells_what_was_committed_and_the_line_that_failed(
+    app: App, workers: int
+) -> None:
+    app.produce(range(1_500))
+    ended = app.run(f"--workers={workers}", pipeline="fails_behind_counts")
+    assert_refused(
+        ended, 5, "RecordFailed", "node fail", f"{app.name}-by-user-repartition", "offset"
+    )
+    failing = inspect.getsourcelines(pipelines.fails_behind_counts)
+    line = failing[1] + next(i for i, text in enumerate(failing[0]) if "1 / " in text)
+    told = f"ZeroDivisionError: division by zero ({pipelines.__file__}:{line}); correct"
+    assert told in ended.message
+    assert ended.summary["records_in"] == ended.summary["records_out"] == 1_500
+    assert ended.summary["commits"] >= 1
+    assert ended.summary["caught_up"] is False
+
+
 @pytest.mark.slow
 def test_workers_that_die_again_and_again_end_the_run_with_an_error_to_retry(app: App) -> None:
     (app.state_dir.parent / "deadly.py").write_text(DEADLY)
@@ -349,6 +368,7 @@ def test_a_script_without_a_main_guard_sends_its_own_functions_to_the_workers(ap
 
 
 SCRIPT = """
+import inspect
 import json
 import os
 import sys

@@ -1,5 +1,6 @@
 """What the DSL refuses: wrong graphs, names, functions and joins, before anything runs."""
 
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -137,6 +138,27 @@ def test_a_function_of_the_wrong_arity_is_refused_naming_the_operator(
 def test_a_function_of_the_wrong_arity_is_refused_with_the_name_of_its_node() -> None:
     with pytest.raises(Misuse, match=r"^filter 'big ones': 'takes_one' cannot take 2 arguments"):
         builder().stream("in").filter(takes_one, name="big ones")  # type: ignore[arg-type]  # the point of the test
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda s: s.filter(lambda v: v), "write it as lambda key, value: …"),
+        (lambda s: s.split({"a": lambda v: v}), "write it as lambda key, value: …"),
+        (lambda s: s.group_by_key().reduce(lambda v: v), "write it as lambda so_far, value: …"),
+        (
+            lambda s: s.group_by_key().aggregate(int, lambda total, v: total + v),
+            "write it as lambda key, value, so_far: …",
+        ),
+        (lambda s: s.filter_records(lambda k, v: v), "write it as lambda record: …"),
+    ],
+    ids=["filter", "split", "reduce", "aggregate", "filter_records"],
+)
+def test_a_function_of_the_wrong_arity_is_refused_with_how_to_write_it(
+    call: Callable[[Any], object], told: str
+) -> None:
+    with pytest.raises(Misuse, match=re.escape(told)):
+        call(builder().stream("in"))
 
 
 def test_topics_chosen_by_record_must_be_named_and_no_others() -> None:

@@ -144,7 +144,7 @@ def test_an_error_of_the_function_itself_is_not_explained_away() -> None:
 
     b = builder()
     b.stream("in").map(fails).to("out")
-    told = "TypeError: mine; correct the record"
+    told = rf"TypeError: mine \({__file__}:\d+\); correct the record"
     with TopologyTestDriver(b.build()) as driver, pytest.raises(RecordFailed, match=told):
         driver.pipe("in", "k", "v", 0)
 

@@ -217,7 +217,8 @@ def test_our_own_errors_about_a_record_keep_their_class() -> None:
     with pytest.raises(NodeFailed, match="ours") as caught:
         pushed(ops.mapped_values("node-7", raises))
     error = caught.value.error("in-0 offset 3", caught.value.cause)
-    assert (type(error), str(error)) == (SerdeMismatch, "node node-7, in-0 offset 3: ours")
+    assert type(error) is SerdeMismatch
+    assert re.fullmatch(rf"node node-7, in-0 offset 3: ours \({__file__}:\d+\)", str(error))
 
 
 # A user's processors.

@@ -46,7 +46,9 @@ def test_an_operator_does_without_the_records_its_function_raises_for(
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 def test_with_fail_the_error_names_the_one_record(operator: str, guarantee: str) -> None:
-    message = r"node .*in-0 offset 25: ValueError: no poison here; correct the record .*continue"
+    message = (
+        r"node .*in-0 offset 25: ValueError: no poison here \(\S+\.py:\d+\); correct .*continue"
+    )
     with (
         TopologyTestDriver(topology(operator), settings("fail", guarantee)) as driver,
         pytest.raises(RecordFailed, match=message.replace("continue", "processing.exception")),

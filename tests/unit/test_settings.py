@@ -165,8 +165,9 @@ def test_an_unknown_key_near_none_points_to_the_command_that_lists_all() -> None
 # What follows from the guarantee.
 
 
-def test_exactly_once_v2_is_accepted_as_exactly_once() -> None:
-    settings = Settings.from_mapping({"processing.guarantee": "exactly_once_v2"})
+@pytest.mark.parametrize("word", ["exactly_once_v2", "exactly-once", "EXACTLY_ONCE"])
+def test_the_words_of_others_for_exactly_once_are_taken(word: str) -> None:
+    settings = Settings.from_mapping({"processing.guarantee": word})
     assert settings.processing_guarantee is EXACTLY_ONCE
     assert settings.exactly_once
 
