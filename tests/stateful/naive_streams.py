@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tests.stateful.built_programs import keys_of
-from tests.stateful.naive_suppress import Suppressed
+from tests.stateful.naive_suppress import NEVER, Suppressed
 from tests.stateful.naive_tables import (
     ByForeignKey,
     Copy,
@@ -367,30 +367,32 @@ class Naive:
         return stage
 
     def _joined_late(self, number: int, place: int, *, outer: bool) -> Stage:
-        """Records wait until stream time has passed theirs by more than the grace."""
+        """Records wait until one that is later by the grace came to the join, from either side."""
         joined = self._joined(number, outer=outer)
         history = self._right.history
         assert history is not None
-        segment = self._segments[place]
         waiting: list[tuple[int, int, Fact]] = []
-        count = 0
+        count, now = 0, NEVER
 
-        def due() -> Iterator[Fact]:
-            now = self._clocks[segment]
-            for one in sorted(w for w in waiting if w[0] + GRACE * number < now):
+        def due(time: int) -> Iterator[Fact]:
+            nonlocal now
+            now = max(now, time)
+            for one in sorted(w for w in waiting if w[0] + GRACE * number <= now):
                 waiting.remove(one)
                 yield from joined(one[2])
 
-        def wake() -> None:
-            for made in due():
-                self._push(place + 1, made)
+        def wake(update: Fact) -> None:
+            if update.key is not None:
+                for made in due(update.time):
+                    self._push(place + 1, made)
 
         def stage(fact: Fact) -> Iterator[Fact]:
             nonlocal count
             count += 1
-            if fact.value is not None:
-                waiting.append((fact.time, count, fact))
-            return due()
+            if fact.value is None:
+                return iter(())
+            waiting.append((fact.time, count, fact))
+            return due(fact.time)
 
         history.wake(wake)
         return stage

@@ -86,10 +86,10 @@ class History(Kept):
         self.retention_ms = retention_ms
         self._now: int | None = None
         self._versions: dict[Key, dict[int, Any]] = {}
-        self._before: list[Callable[[], None]] = []
+        self._before: list[Listener] = []
         self._followers: list[Listener] = []
 
-    def wake(self, waiting: Callable[[], None]) -> None:
+    def wake(self, waiting: Listener) -> None:
         """Before each update, those that wait are joined, if they are due with it."""
         self._before.append(waiting)
 
@@ -99,7 +99,7 @@ class History(Kept):
 
     def take(self, fact: Fact) -> None:
         for waiting in self._before:
-            waiting()
+            waiting(fact)
         if fact.key is not None and not self._too_late(fact.time):
             self._put(fact)
 
@@ -137,7 +137,7 @@ class FoldedHistory(History):
 
     def take(self, fact: Fact) -> None:
         for waiting in self._before:
-            waiting()
+            waiting(fact)
         if fact.key is None or fact.value is None:
             return
         time = max(fact.time, *self._versions.get(fact.key, {}), fact.time)

@@ -161,6 +161,9 @@ class Gate:
             for node in self._nodes:
                 self._forward(batch.slice(start, start + 1), node)
             yield batch.slice(start, stop)
+        for room in self._rooms:
+            # Also where nothing was handed on, as of a delete of what was not there.
+            room.pass_time(times)
 
 
 class _Room:
@@ -237,6 +240,13 @@ class _Room:
             stream_times=[then[place] for place, _, _ in due],
         )
         return Held(side.store, batch, LazyColumn(records, lambda record: record.origin))
+
+    def pass_time(self, times: list[int]) -> None:
+        """Take in the times of a batch by which nothing is due any more."""
+        before_ms = self._now()
+        now_ms = running(before_ms, times)[-1]
+        if now_ms != before_ms:
+            self._table.put_all({_TIME: _NUMBER.pack(now_ms + _BIAS)})
 
     def _now(self) -> int | None:
         """Return the join's stream time; None before its first record."""
