@@ -18,7 +18,7 @@ from statestore.model.left_out import OTHER, Cause, Counts, Fate, total
 
 _log = logging.getLogger(__name__)
 _NAMED: Final = 10
-STAMP_MAX_BYTES: Final = 1024
+STAMP_MAX_BYTES: Final = 768
 """How much of the 4096 bytes of an offset's metadata the causes may take."""
 _NUMBER_BYTES: Final = 22
 
@@ -84,6 +84,8 @@ def stamped(before: Counts, more: Counts) -> dict[str, int]:
     so the numbers of each fate add up all the same.
     """
     found = dict(before)
+    if not more:
+        return found
     size = sum(map(_size, found))
     for name, count in more.items():
         kept = name

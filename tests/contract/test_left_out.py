@@ -1,4 +1,7 @@
-"""Records that are in no result are counted by node and reason, exactly, and seen after the run."""
+"""Records that are in no result are counted by node and reason, exactly, and seen after the run.
+
+Shows I34.
+"""
 
 import json
 import logging

@@ -1,4 +1,7 @@
-"""Records that are in no result, on a real broker: counted exactly over kills, and seen later."""
+"""Records that are in no result, on a real broker: counted exactly over kills, and seen later.
+
+Shows I34.
+"""
 
 import json
 import signal
