@@ -440,10 +440,11 @@ class Target(Protocol):
         leaves at most the file `temporary` behind.
         """
 
-    def fetch(self, name: str, into: Path | None) -> str | None:
+    def fetch(self, name: str, into: Path | None, *, bytes_max: int) -> str | None:
         """Copy a file to the new file `into`, or only read it if None, and return its SHA-256.
 
-        None if the file does not exist.
+        None if the file does not exist. Of a file with more than `bytes_max` only the first
+        `bytes_max + 1` count.
         """
 
     def remove(self, names: Sequence[str]) -> None:

@@ -24,10 +24,12 @@ import fsspec
 
 from statestore.errors import HostFailure, Misuse, StateStoreError, Unavailable
 from statestore.extras import install_command
-from statestore.layout.files import sync_folder
+from statestore.layout.files import NotAFile, opener, read_whole, sync_folder
 from statestore.ports import FileRead
 
 _CHUNK = 4 << 20
+_READ_MAX = 256 << 20
+"""More than the largest manifest has."""
 _WHOLE = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "memory"})
 """Protocols that show a file only once it is written completely."""
 _CONTAINERS = frozenset({"abfs", "abfss", "wasb", "wasbs"})
@@ -122,14 +124,19 @@ class FsspecTarget:
             except FileNotFoundError:
                 return {}
             begin = len(self._root) + 1
-            return {path[begin:]: info["size"] for path, info in found.items()}
+            # A FIFO or a device is no file that anybody exported.
+            return {
+                path[begin:]: info["size"] for path, info in found.items() if info["type"] == "file"
+            }
 
     def read(self, name: str) -> bytes | None:
         """See `ports.Target`."""
         with self._asking(f"read {name}"):
             try:
+                if self._local:
+                    return read_whole(self._path(name), _READ_MAX)
                 data: bytes = self._fs.cat_file(self._path(name))
-            except FileNotFoundError:
+            except (FileNotFoundError, NotAFile):
                 return None
             return data
 
@@ -156,20 +163,21 @@ class FsspecTarget:
             self._rename(temporary, name_of(digest.hexdigest()))
         return digest.hexdigest()
 
-    def fetch(self, name: str, into: Path | None) -> str | None:
+    def fetch(self, name: str, into: Path | None, *, bytes_max: int) -> str | None:
         """See `ports.Target`."""
         digest = hashlib.sha256()
         with self._asking(f"read {name}"):
             try:
-                source = self._fs.open(self._path(name), "rb", cache_type="none")
-            except FileNotFoundError:
+                source = self._opened(self._path(name))
+            except (FileNotFoundError, NotAFile):
                 return None
             with source:
+                chunks = _chunks(source, bytes_max)
                 if into is None:
-                    while chunk := source.read(_CHUNK):
+                    for chunk in chunks:
                         digest.update(chunk)
                     return digest.hexdigest()
-                _copy(source, into, digest.update)
+                _copy(chunks, into, digest.update)
         return digest.hexdigest()
 
     def read_root(self, bytes_max: int) -> FileRead:
@@ -180,7 +188,11 @@ class FsspecTarget:
                 size = before.get("size")
                 if isinstance(size, int) and size > bytes_max:
                     raise Misuse(_too_large(self.url, size, bytes_max))
-                data: bytes = self._fs.cat_file(self._root)
+                data: bytes = (
+                    read_whole(self._root, bytes_max)
+                    if self._local
+                    else self._fs.cat_file(self._root)
+                )
                 after = self._moment()
             except (FileNotFoundError, IsADirectoryError) as error:
                 self._fail(Misuse, f"there is no file {self.url}: write it, or mend the URL", error)
@@ -205,6 +217,11 @@ class FsspecTarget:
             for name in names:
                 with suppress(FileNotFoundError):
                     self._fs.rm_file(self._path(name))
+
+    def _opened(self, path: str) -> Any:
+        if self._local:
+            return open(path, "rb", opener=opener)
+        return self._fs.open(path, "rb", cache_type="none")
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
@@ -285,15 +302,23 @@ def _too_large(url: str, size: int, bytes_max: int) -> str:
 @contextmanager
 def _opened(source: Path) -> Iterator[Any]:
     try:
-        with source.open("rb") as file:
+        with open(source, "rb", opener=opener) as file:
             yield file
     except FileNotFoundError as error:
         raise Unavailable(f"{source} is gone: its snapshot was removed; try again") from error
 
 
-def _copy(source: Any, into: Path, saw: Callable[[bytes], object]) -> None:
+def _chunks(source: Any, bytes_max: int) -> Iterator[bytes]:
+    """Yield the content; of what is larger, one byte more than it may have."""
+    left = bytes_max + 1
+    while left and (chunk := source.read(min(_CHUNK, left))):
+        left -= len(chunk)
+        yield chunk
+
+
+def _copy(chunks: Iterator[bytes], into: Path, saw: Callable[[bytes], object]) -> None:
     with into.open("xb") as out:
-        while chunk := source.read(_CHUNK):
+        for chunk in chunks:
             saw(chunk)
             out.write(chunk)
         out.flush()

@@ -47,6 +47,7 @@ from tenacity import (
 
 from statestore.engines.rocks_cursors import Cursors, RocksCursor, RocksSeeker
 from statestore.engines.rocks_errors import translate
+from statestore.engines.rocks_files import DATA, DESCRIPTION_MAX
 from statestore.engines.rocks_order import Ordered, fill
 from statestore.errors import HostFailure, Misuse, StateStoreError, StoreClosed, TaskCorrupted
 from statestore.ports import Writes
@@ -134,6 +135,7 @@ def stored_tables(path: Path) -> list[str]:
     if not (path / "CURRENT").exists():
         return []
     try:
+        _check_files(path)
         return sorted(Rdict.list_cf(str(path), Options(raw_mode=True)))
     except Exception as error:
         raise translate(error, path) or error from error
@@ -441,6 +443,7 @@ def _check_folder(path: Path, tuning: RocksTuning) -> None:
     """Refuse a folder that RocksDB would open as an empty database; otherwise create the folder."""
     try:
         if (path / "CURRENT").exists():
+            _check_files(path)
             return
         if any(path.glob("*.sst")) or any(path.glob("*.blob")) or any(path.glob("*.log")):
             raise TaskCorrupted(f"{path}: there are data files but the file CURRENT is missing")
@@ -449,6 +452,20 @@ def _check_folder(path: Path, tuning: RocksTuning) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise translate(error, path) or error from error
+
+
+def _check_files(path: Path) -> None:
+    """TaskCorrupted if RocksDB would wait for ever for one of its files."""
+    with os.scandir(path) as found:
+        for entry in found:
+            if not (entry.is_file() or entry.is_dir()) and Path(entry).exists():
+                raise TaskCorrupted(f"{path}: {entry.name} is a FIFO or a device, no file")
+            # It begins another LOG without reading those before.
+            is_read = Path(entry).suffix not in DATA and not entry.name.startswith("LOG")
+            if is_read and entry.is_file():
+                size = entry.stat().st_size
+                if size > DESCRIPTION_MAX:
+                    raise TaskCorrupted(f"{path}: {entry.name} has {size} bytes: it is damaged")
 
 
 def options(tuning: RocksTuning) -> Options:

@@ -4,6 +4,7 @@ RocksDB never changes a data file once the MANIFEST lists it, so data files beco
 other files are copied. Writes that are in memory or only in RocksDB's log are not copied.
 """
 
+import errno
 import os
 import shutil
 from collections.abc import Collection
@@ -14,11 +15,15 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from statestore.engines.rocks_errors import translate
 from statestore.errors import HostFailure, TaskCorrupted
+from statestore.layout.files import read_whole
 
-_DATA = (".sst", ".blob")
+DATA = (".sst", ".blob")
 _LOG = ".log"
 _NOT_COPIED = ("LOCK", "LOG", "MANIFEST-")
 _ATTEMPTS = 10
+_NAME_MAX = 4096
+DESCRIPTION_MAX = 2 << 30
+"""What no file of RocksDB but those with data exceeds: a file without end must not be read."""
 
 
 def link_store(source: Path, target: Path, owner_dead: bool, /) -> None:  # noqa: FBT001  # a port
@@ -49,15 +54,15 @@ def _link_once(source: Path, target: Path, *, with_log: bool) -> None:
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
     _link_data(source, target)
-    current = (source / "CURRENT").read_bytes()
+    current = read_whole(source / "CURRENT", _NAME_MAX)
     manifest = current.decode(errors="replace").strip()
     for path in source.iterdir():
         name = path.name
         wanted = name == manifest or not name.startswith(_NOT_COPIED)
-        if path.suffix in _DATA or not wanted or not path.is_file():
+        if path.suffix in DATA or not wanted or not path.is_file():
             continue
         if path.suffix != _LOG or with_log:
-            shutil.copyfile(path, target / name)
+            _copy(path, target / name)
     (target / manifest).stat()
     (target / "CURRENT").write_bytes(current)
     # Link the data files that were written between the first listing and the MANIFEST.
@@ -67,7 +72,7 @@ def _link_once(source: Path, target: Path, *, with_log: bool) -> None:
 
 def _link_data(source: Path, target: Path) -> None:
     for path in source.iterdir():
-        if path.suffix in _DATA and not (target / path.name).exists():
+        if path.suffix in DATA and path.is_file() and not (target / path.name).exists():
             _link(path, target / path.name)
 
 
@@ -79,6 +84,12 @@ def _link(path: Path, target: Path) -> None:
     except OSError:
         # The volume has no hard links. Exports recognize a data file by its time.
         shutil.copy2(path, target)
+
+
+def _copy(path: Path, target: Path) -> None:
+    if path.suffix not in DATA and path.stat().st_size > DESCRIPTION_MAX:
+        raise OSError(errno.EFBIG, f"{path.name} is no file of RocksDB, which are smaller")
+    shutil.copyfile(path, target)
 
 
 def _drop_unlisted(target: Path) -> None:
@@ -111,6 +122,6 @@ def _copy_all(source: Path, target: Path) -> None:
         target.mkdir()
         for path in source.iterdir():
             if path.is_file() and path.name != "LOCK":
-                shutil.copyfile(path, target / path.name)
+                _copy(path, target / path.name)
     except OSError as error:
         raise HostFailure(f"cannot copy {source} to {target}: {error.strerror}") from error

@@ -21,6 +21,7 @@ import msgspec
 
 from statestore.errors import HostFailure
 from statestore.layout.documents import Count, StoreName, TimeMs
+from statestore.layout.files import read_whole, write_whole
 
 Rows = dict[bytes, bytes | None]
 Spans = dict[str, list[tuple[bytes, bytes]]]
@@ -109,7 +110,7 @@ class FeedWriter:
         path = self._path(self._next)
         temporary = self._folder / ".next"
         try:
-            temporary.write_bytes(data)
+            write_whole(temporary, data)
             temporary.rename(path)
         except OSError:
             # The reader released its snapshot, or the volume is full, which the task itself will
@@ -127,7 +128,7 @@ class FeedWriter:
         `complete`: the stores are as of the last commit that was sent.
         """
         with suppress(OSError):
-            (self._folder / _ENDED).write_bytes(_COMPLETE if complete else b"")
+            write_whole(self._folder / _ENDED, _COMPLETE if complete else b"")
 
     def _path(self, number: int) -> Path:
         return self._folder / str(number)
@@ -147,9 +148,8 @@ class FeedReader:
         """
         path = f"{self._folder}/{self._next}"
         try:
-            with open(path, "rb") as file:  # noqa: PTH123  # called hundreds of times a second
-                data = file.read()
-            os.unlink(path)  # noqa: PTH108  # the same
+            data = read_whole(path, WAITING_MAX_BYTES)
+            os.unlink(path)  # noqa: PTH108  # called hundreds of times a second
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -165,8 +165,7 @@ class FeedReader:
         """Return how the feed has ended; None if commits may come, or wait to be read."""
         try:
             # The owner writes its last commit before this mark.
-            with open(f"{self._folder}/{_ENDED}", "rb") as file:  # noqa: PTH123  # as above
-                complete = file.read() == _COMPLETE
+            complete = read_whole(f"{self._folder}/{_ENDED}", len(_COMPLETE)) == _COMPLETE
         except OSError:
             return None
         if os.path.exists(f"{self._folder}/{self._next}"):  # noqa: PTH110  # as above

@@ -17,9 +17,12 @@ import msgspec
 from msgspec import Meta, inspect
 
 from statestore.errors import FormatTooNew, HostFailure, StateStoreError
+from statestore.layout.files import opener, read_whole
 
 T = TypeVar("T")
 _TEXT_MAX: Final = 1 << 20
+_BYTES_MAX: Final = 256 << 20
+"""More than any document has: a file without end must not fill the memory."""
 _UPGRADE: Final = "upgrade statestore"
 
 Text = Annotated[str, Meta(max_length=_TEXT_MAX)]
@@ -59,7 +62,7 @@ def read(
     FormatTooNew, with `too_new` in its message, if its version is larger than `version`.
     """
     try:
-        data = path.read_bytes()
+        data = read_whole(path, _BYTES_MAX)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -103,7 +106,7 @@ def read_lines(path: Path, kind: type[T], *, most_bytes: int) -> list[T]:
     """
     wanted: Any = kind
     decoder, found = _decoder(wanted), []
-    with suppress(OSError), path.open("rb") as file:
+    with suppress(OSError), open(path, "rb", opener=opener) as file:
         for line in file.read(most_bytes).splitlines():
             with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 found.append(decoder.decode(line))

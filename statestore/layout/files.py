@@ -1,23 +1,61 @@
-"""Atomic writing of files, and offset files in Kafka Streams' format.
+"""Opening and atomic writing of files, and offset files in Kafka Streams' format.
+
+Whoever can write to a state dir or a target can put a FIFO, a device or a file without end there.
+All files in them are opened here, or with `opener`, so that nobody waits for these.
 
 Keeps I10.
 """
 
+import errno
 import os
 import shutil
+import stat
 from pathlib import Path
 
 from statestore.errors import HostFailure
 from statestore.model.ids import TopicPartition
 
 _CHECKPOINT_VERSION = 0
+_OFFSETS_MAX = 64 << 20
+
+
+class NotAFile(OSError):
+    """A FIFO, a device or a socket is where a file should be."""
+
+
+def opener(path: str, flags: int) -> int:
+    """Open a regular file and never wait; for `open(…, opener=opener)`. OSError for other files."""
+    handle = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISREG(mode):
+        return handle
+    os.close(handle)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    raise NotAFile(errno.EINVAL, "it is a FIFO or a device, no file", path)
+
+
+def read_whole(path: Path | str, bytes_max: int) -> bytes:
+    """Return the content of a regular file; OSError if it is none, or larger than `bytes_max`."""
+    with open(path, "rb", opener=opener) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > bytes_max:
+            what = f"it has {size} bytes, and at most {bytes_max} can be right"
+            raise OSError(errno.EFBIG, what, str(path))
+        return file.read(size)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a regular file, which readers may see half written; OSError if it cannot be."""
+    with open(path, "wb", opener=opener) as file:
+        file.write(data)
 
 
 def publish(path: Path, data: bytes) -> None:
     """Write a file durably so that readers see either the old bytes or the new, even in a crash."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with open(temporary, "wb", opener=opener) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -51,7 +89,7 @@ def read_checkpoint(task_dir: Path) -> dict[TopicPartition, int]:
 def read_offsets(path: Path) -> dict[TopicPartition, int]:
     """Read the offsets in a `.checkpoint` or `.position` file, which have the same format."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = read_whole(path, _OFFSETS_MAX).decode().split("\n")
         version, count = int(lines[0]), int(lines[1])
         rows = [line.split() for line in lines[2:] if line]
         offsets = {TopicPartition(topic, int(p)): int(offset) for topic, p, offset in rows}
@@ -59,6 +97,11 @@ def read_offsets(path: Path) -> dict[TopicPartition, int]:
             raise ValueError(f"version {version}, {len(offsets)} of {count} partitions")
     except FileNotFoundError:
         return {}
+    except OSError as error:
+        raise HostFailure(
+            f"cannot read {path}: {error.strerror}: remove it: stores that manage their offsets do "
+            "not need it"
+        ) from error
     except (ValueError, IndexError) as error:
         raise HostFailure(
             f"{path} is not a version {_CHECKPOINT_VERSION} checkpoint ({error}); "

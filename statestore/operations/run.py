@@ -54,6 +54,7 @@ from statestore.topology.nodes import TopicName
 from statestore.topology.sub_topologies import SubTopology
 
 _log = logging.getLogger(__name__)
+_NONCE_MAX = 4096
 
 
 class PlannedTask(msgspec.Struct, frozen=True):
@@ -539,7 +540,7 @@ def check_shared(layout: StateLayout, planned: PlannedTask) -> None:
     """StateDirNotShared unless this process reads the driver's nonce (SEMANTICS T5)."""
     path = layout.nonce_file
     try:
-        found = path.read_text(encoding="utf-8")
+        found = files.read_whole(path, _NONCE_MAX).decode(errors="replace")
     except FileNotFoundError:
         found = ""
     except OSError as error:

@@ -16,6 +16,7 @@ import msgspec
 from statestore.faults import CrashPoint, reach
 from statestore.layout import documents
 from statestore.layout.documents import Amount, Count, TimeMs, Topic
+from statestore.layout.files import opener, read_whole, write_whole
 from statestore.ports import Clock
 from statestore.tasks.plan import Standing, TaskReport
 
@@ -118,14 +119,14 @@ class WorkHistory:
 
     def _append(self, line: bytes) -> None:
         # The line break comes first, because a killed owner may have left half a line.
-        with self._path.open("ab", buffering=0) as file:
+        with open(self._path, "ab", buffering=0, opener=opener) as file:
             file.write(b"\n" + line)
             is_full = file.tell() > SIZE_MAX_BYTES
         reach(CrashPoint.HISTORY_WRITTEN)
         if is_full:
-            lines = self._path.read_bytes().split(b"\n")
+            lines = read_whole(self._path, 2 * SIZE_MAX_BYTES).split(b"\n")
             temporary = self._path.with_name(f".{NAME}.tmp")
-            temporary.write_bytes(b"\n".join(lines[len(lines) // 2 :]))
+            write_whole(temporary, b"\n".join(lines[len(lines) // 2 :]))
             temporary.replace(self._path)
 
 

@@ -83,12 +83,13 @@ def test_a_big_file_is_kept_under_what_its_checksum_gives(
     digest = target.put(source, temporary="uploads/1", name_of=lambda sha: f"files/{sha}")
     assert digest == sha256_of(data)
     assert target.names("") == {f"files/{digest}": BIG}
-    assert target.fetch(f"files/{digest}", copy) == digest
+    assert target.fetch(f"files/{digest}", copy, bytes_max=BIG) == digest
     assert copy.read_bytes() == data
-    assert target.fetch(f"files/{digest}", None) == digest
-    assert target.fetch("files/nothing", None) is None
+    assert target.fetch(f"files/{digest}", None, bytes_max=BIG) == digest
+    assert target.fetch("files/nothing", None, bytes_max=BIG) is None
+    assert target.fetch(f"files/{digest}", None, bytes_max=BIG - 2) != digest
     with pytest.raises(HostFailure, match="exist"):
-        target.fetch(f"files/{digest}", copy)
+        target.fetch(f"files/{digest}", copy, bytes_max=BIG)
 
 
 def test_a_source_that_is_gone_says_so(target: FsspecTarget, tmp_path: Path) -> None:

@@ -289,7 +289,7 @@ class Exports:
         return len(garbage), sum(garbage.values())
 
     def _read_content(self, file: ExportedFile, at: StoreOfTask, into: Path | None) -> None:
-        found = self.target.fetch(self.content(file.sha256), into)
+        found = self.target.fetch(self.content(file.sha256), into, bytes_max=file.size_bytes)
         if found != file.sha256:
             what = "is missing" if found is None else "is not what it was when it was exported"
             raise ExportDamaged(

@@ -29,7 +29,7 @@ from statestore.errors import HostFailure, Misuse, TaskCorrupted, Unavailable
 from statestore.faults import CrashPoint, reach
 from statestore.layout import documents, owners
 from statestore.layout.documents import Count, FileName, Sha256, Text
-from statestore.layout.files import publish
+from statestore.layout.files import publish, read_whole
 from statestore.layout.snapshots import Manifest, StoreOffsets
 from statestore.layout.works import Progress, Unit
 from statestore.model.ids import TaskId, TopicPartition
@@ -418,7 +418,7 @@ class _Files:
         self.part.files_read += 1
         self.part.bytes_read += size
         if size <= SMALL:
-            data = path.read_bytes()
+            data = read_whole(path, SMALL)
             sha256 = sha256_of(data)
             if self.contents.get(sha256) == size:
                 return sha256
@@ -435,5 +435,5 @@ class _Files:
 def _identity_of(store_dir: Path) -> str:
     """The identity that RocksDB gives a database; empty if it has none."""
     with suppress(OSError):
-        return (store_dir / "IDENTITY").read_text(encoding="utf-8").strip()
+        return read_whole(store_dir / "IDENTITY", SMALL).decode(errors="replace").strip()
     return ""
