@@ -30,7 +30,7 @@ from statestore.commands.status import status_command
 from statestore.commands.stores import offsets_command, stores
 from statestore.commands.topics import topics_group
 from statestore.commands.topologies import topology_group
-from statestore.errors import HostFailure, Misuse, StateStoreError
+from statestore.errors import HostFailure, Misuse, StateStoreError, one_line
 from statestore.extras import missing
 from statestore.faults import arm_from_environment
 
@@ -194,9 +194,24 @@ def set_up_logging(*, verbose: bool = False, log_format: str | None = None) -> N
     handler, named = _StandardError(), log_format or os.environ.get(_LOG_FORMAT, "text")
     if named not in _LOG_FORMATS:
         raise Misuse(f"{_LOG_FORMAT}={named!r}: set it to {' or '.join(_LOG_FORMATS)}")
-    handler.setFormatter(_json_lines() if named == "json" else logging.Formatter(_TEXT))
+    handler.setFormatter(_json_lines() if named == "json" else _TextLines(_TEXT))
     level = logging.DEBUG if verbose else logging.INFO
     logging.basicConfig(handlers=[handler], level=level)
+
+
+class _TextLines(logging.Formatter):
+    """Begins no line with what others wrote: a key of a user could look like a line of ours."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name
+        record.message = one_line(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802  # as above
+        return _indented(super().formatException(ei))
+
+
+def _indented(text: str) -> str:
+    return "\n  ".join(one_line(line) for line in text.split("\n"))
 
 
 def _json_lines() -> logging.Formatter:
@@ -228,7 +243,7 @@ def _tell(failure: str) -> None:
     if any(isinstance(one.formatter, JsonFormatter) for one in logging.getLogger().handlers):
         _log.error("%s", failure)
     else:
-        click.echo(f"statestore: {failure}", err=True)
+        click.echo(f"statestore: {_indented(failure)}", err=True)
     _log.debug("where it came from", exc_info=True)
 
 

@@ -43,11 +43,13 @@ Messages say what happened, where, and what to do. An unexpected error exits wit
 Some exceptions are signals between two modules and never reach users. They are defined where they
 are raised: `NodeFailed` (an operator failed; topology/), `Rehearsed` (a trial of suspected records
 ended; tasks/), `Overdue` and `Cancelled` (a client's call took too long, or its result is no longer
-needed; kafka/), `TypeNotKept` (a serde would not give back the type of a value; stores/), and
-`JobFailed` (Airflow's operator passes on a job's exit code).
+needed; kafka/), `NotAFile` (a FIFO or a device is where a file should be; layout/), `TypeNotKept`
+(a serde would not give back the type of a value; stores/), and `JobFailed` (Airflow's operator
+passes on a job's exit code).
 """
 
 import logging
+import re
 import sysconfig
 import traceback
 from enum import StrEnum
@@ -56,6 +58,7 @@ from typing import ClassVar
 
 _LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 _NOT_THE_USERS = ("<frozen ", str(Path(__file__).resolve().parent), *sorted(_LIBRARIES))
+_ID = re.compile(r"[0-9a-f]*[0-9][0-9a-f]*")
 
 
 class Action(StrEnum):
@@ -306,8 +309,34 @@ def _place(lines: list[tuple[str, int]]) -> str:
     return "".join(f" ({file}:{line})" for file, line in lines)
 
 
+def one_line(text: object) -> str:
+    """Return a text as one line of printable characters, for a log: users' keys may be in it."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(text)
+    )
+
+
+class Sparing:
+    """Says which failures a log has not told lately: one line for each kind.
+
+    A kind is a text without its numbers and ids, as each attempt may name other ones.
+    """
+
+    def __init__(self, again_s: float = 600) -> None:
+        self._again_s = again_s
+        self._told_s: dict[str, float] = {}
+
+    def is_new(self, failure: object, now_s: float) -> bool:
+        """Return whether to tell it now; then this kind is not new for a while."""
+        kind = _ID.sub("#", str(failure))
+        recent = {one: at_s for one, at_s in self._told_s.items() if now_s < at_s + self._again_s}
+        self._told_s = recent | ({} if kind in recent else {kind: now_s})
+        return kind not in recent
+
+
 def log_left(log: logging.Logger, error: Exception, where: str) -> None:
     """Log an error that nobody raises further as one line; the debug log has its traceback."""
     place = "" if isinstance(error, StateStoreError) else raised_at(error)
-    log.warning("%s: %s: %s%s", where, type(error).__name__, " ".join(str(error).split()), place)
+    told = one_line(" ".join(str(error).split()))
+    log.warning("%s: %s: %s%s", where, type(error).__name__, told, place)
     log.debug("%s", where, exc_info=error)

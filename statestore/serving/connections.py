@@ -24,7 +24,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from statestore.errors import HostFailure, Misuse
+from statestore.errors import HostFailure, Misuse, Sparing
 from statestore.serving.access import Listening
 
 _log = logging.getLogger(__name__)
@@ -237,7 +237,7 @@ class _Door:
         self._of_client: Counter[str] = Counter()
         self._is_open = False
         self._rests_until_s = self._looked_s = float("-inf")
-        self._told_s: dict[str, float] = {}
+        self._sparing = Sparing(_TELL_AGAIN_S)
 
     def open(self) -> None:
         """Accept connections from now on."""
@@ -329,12 +329,7 @@ class _Door:
                 del self._of_client[one.client]
 
     def _tell(self, text: str) -> None:
-        now_s = self._loop.time()
-        if now_s >= self._told_s.get(text, float("-inf")) + _TELL_AGAIN_S:
-            self._told_s = {
-                told: at_s for told, at_s in self._told_s.items() if now_s < at_s + _TELL_AGAIN_S
-            }
-            self._told_s[text] = now_s
+        if self._sparing.is_new(text, self._loop.time()):
             _log.warning("%s", text)
 
 

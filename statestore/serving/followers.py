@@ -17,7 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from statestore.errors import StateStoreError
+from statestore.errors import Sparing, StateStoreError, one_line
 from statestore.layout.commit_feeds import FeedEnd
 from statestore.layout.owners import Owner, read_owner
 from statestore.model.ids import TaskId
@@ -39,7 +39,6 @@ _PAUSE_MAX_S = 0.5
 _AT_A_TIME = 8
 """How many commits of one task are applied before it is the next one's turn."""
 _OPENERS = 4
-_LOOKING = "looking: "
 
 
 class OwnerState(StrEnum):
@@ -84,6 +83,7 @@ class Follower:
         self._owner: Owner | None = None
         self._owner_seen_s = self._next_try_s = float("-inf")
         self._problem: str | None = None
+        self._sparing = Sparing()
         self._state = TaskState(None, OwnerState.RESTORING, stale=True, problem=None)
 
     def state(self) -> TaskState:
@@ -163,8 +163,8 @@ class Follower:
         try:
             made = opening.result()
         except Exception as error:  # noqa: BLE001  # whatever it is, the next try may succeed
-            if str(error) != self._problem:
-                _log.warning("task %s: no copy yet: %s", self.task, error)
+            if self._sparing.is_new(error, now_s):
+                _log.warning("task %s: no copy yet: %s", self.task, one_line(error))
             self._problem, self._next_try_s = str(error), now_s + _TRY_AGAIN_S
             return
         self._look_at_owner()  # It may have died since the last look.
@@ -203,7 +203,7 @@ class Followers:
         self._deployed = read_deployed(environment.layout)
         self._deployed_seen: object = None
         self._widths: dict[str, int] = {}
-        self._told = ""
+        self._sparing = Sparing()
         self._looked_s = float("-inf")
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="statestore-follow", daemon=True)
@@ -251,7 +251,7 @@ class Followers:
                 for follower in list(self._followers.values()):
                     applied = follower.step(began_s) or applied
             except Exception as error:  # noqa: BLE001  # the thread outlives whatever it is
-                if self._is_new(error):
+                if self._sparing.is_new(repr(error), clock.monotonic()):
                     _log.exception("the copies could not be brought up to date: trying again")
                 self._ending.wait(_TRY_AGAIN_S)
             if not applied:
@@ -268,11 +268,9 @@ class Followers:
                 self._deployed_seen = seen
             stores = {task: layout.stores(task) for task in layout.tasks()}
         except (OSError, StateStoreError) as error:
-            if self._is_new(error, _LOOKING):
-                _log.warning("cannot look at %s: %s", layout.application_dir, error)
+            if self._sparing.is_new(error, self._looked_s):
+                _log.warning("cannot look at %s: %s", layout.application_dir, one_line(error))
             return
-        if self._told.startswith(_LOOKING):
-            self._told = ""
         there = {task for task, found in stores.items() if found}
         for task in there:
             for store in stores[task]:
@@ -281,11 +279,6 @@ class Followers:
             self._followers[task] = Follower(task, self._environment, self._openers)
         for task in self._followers.keys() - there:
             self._followers.pop(task).close()
-
-    def _is_new(self, error: Exception, doing: str = "") -> bool:
-        """Return whether it is another error than the last one, which is not logged again."""
-        before, self._told = self._told, f"{doing}{error!r}"
-        return before != self._told
 
 
 class _Openers:

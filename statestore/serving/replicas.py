@@ -13,7 +13,14 @@ from contextlib import ExitStack
 from itertools import islice
 from typing import NamedTuple
 
-from statestore.errors import Misuse, StateStoreError, StoreClosed, TaskCorrupted, UnknownStore
+from statestore.errors import (
+    Misuse,
+    StateStoreError,
+    StoreClosed,
+    TaskCorrupted,
+    UnknownStore,
+    one_line,
+)
 from statestore.layout.commit_feeds import FedCommit, FeedReader, StoreWrites
 from statestore.model.ids import Position, TaskId, TopicPartition
 from statestore.operations.environment import Databases
@@ -145,7 +152,7 @@ class Replica:
             self._closes.close()
         except StateStoreError as error:
             # Its files went with its lease, which another copy makes up for.
-            _log.warning("task %s: while closing a copy: %s", self.task, error)
+            _log.warning("task %s: while closing a copy: %s", self.task, one_line(error))
 
 
 class _Reads:

@@ -15,7 +15,7 @@ how many records it takes at once.
 import logging
 from typing import Final
 
-from statestore.errors import CommitUnknown, Fenced, StateStoreError, Unavailable
+from statestore.errors import CommitUnknown, Fenced, StateStoreError, Unavailable, one_line
 from statestore.model.ids import TaskId
 from statestore.ports import Clock, Source
 from statestore.settings import Settings
@@ -299,7 +299,7 @@ class RetryBudget:
         _log.warning(
             "task %s: %s; going back to the last commit (%d of %d)",
             self._task,
-            error,
+            one_line(error),
             self._failures,
             _IN_A_ROW,
         )

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from statestore.errors import RecordFailed, TopicMissing, raised_at
+from statestore.errors import RecordFailed, TopicMissing, one_line, raised_at
 from statestore.model.ids import TaskId
 from statestore.model.left_out import Cause, Fate
 from statestore.model.modes import OnError
@@ -89,7 +89,7 @@ class DeadLetters:
         if self._told > self._next_line:
             self._next_line *= 2
         if self._told <= _LINES or self._told == self._next_line:
-            line = " ".join(told.split())
+            line = one_line(" ".join(told.split()))
             more = ""
             if self._told >= _LINES:
                 more = f" ({self._told} so far; the next line is the {2 * self._told}th)"

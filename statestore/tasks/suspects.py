@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from statestore.errors import one_line
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.records import Header
 from statestore.stores import serdes
@@ -60,7 +61,7 @@ class Suspects:
         _log.info(
             "task %s: %s; to find the record, %s offsets %d to %d are tried again in %d lots",
             self._task_id,
-            failed,
+            one_line(failed),
             tp,
             first,
             bounds[-1] - 1,
@@ -158,7 +159,7 @@ class HeldTrials:
         _log.info(
             "task %s: %s; to find out which, the %d that waited are tried in part",
             self._task_id,
-            failed,
+            one_line(failed),
             self.handed_on,
         )
         return True

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from statestore.applications import ConfiguredApplication, page_imports
-from statestore.errors import HostFailure, StateStoreError, UnknownApplication
+from statestore.errors import HostFailure, Sparing, StateStoreError, UnknownApplication
 from statestore.layout import documents
 from statestore.layout.audits import AuditRecord, Audits
 from statestore.layout.documents import Amount, Count, Text, TimeMs
@@ -183,8 +183,7 @@ class Lookout:
         self._lock = threading.Condition()
         self._kept: dict[tuple[str, _Kind], _Kept] = {}
         self._underway: set[tuple[str, _Kind]] = set()
-        self._failures: dict[tuple[str, _Kind], str | None] = {}
-        """The last failure that is ours, so that the log tells it once."""
+        self._sparing = Sparing()
         self._workers = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="statestore-ui")
 
     def close(self) -> None:
@@ -234,7 +233,7 @@ class Lookout:
 
     def _look(self, name: str, opener: Open, kind: _Kind) -> None:
         found: Any = None
-        problem = failure = None
+        problem: str | None = None
         begun_ms = self._clock.now_ms()
         try:
             with opener() as runtime:
@@ -243,12 +242,11 @@ class Lookout:
             problem = str(error)
         except Exception as error:  # noqa: BLE001  # a defect of ours must not end the page
             problem = "it could not be looked at: see the log of the page"
-            failure = f"{type(error).__name__}: {error}"
-            if self._failures.get((name, kind)) != failure:
+            failure = f"{name} {kind.__name__} {type(error).__name__}: {error}"
+            if self._sparing.is_new(failure, begun_ms / 1000):
                 _log.error("a look at application %s failed", name, exc_info=error)
         finally:
             with self._lock:
-                self._failures[name, kind] = failure
                 self._kept[name, kind] = _Kept(found, problem, begun_ms, self._clock.now_ms())
                 self._underway.discard((name, kind))
                 self._lock.notify_all()

@@ -67,16 +67,28 @@ def test_many_large_bodies_at_once_are_told_to_come_again(rig: TaskRig) -> None:
             assert answer.status_code == 200
 
 
-def test_who_asks_whether_it_is_ready_is_told_no_paths(rig: TaskRig) -> None:
+def test_who_asks_whether_it_is_ready_is_told_no_paths_and_the_log_tells_a_failure_once(
+    rig: TaskRig, caplog: pytest.LogCaptureFixture
+) -> None:
     filled(rig)
     rig.end()
     shutil.rmtree(rig.folder / "snapshots", ignore_errors=True)
     (rig.folder / "snapshots").touch()  # so that no copy can be made
     environment = Runtime(rig.known(), brokers=rig.broker.clients)  # Its time goes on.
     with serving(environment, tokens=(TOKEN,)) as server:
-        eventually(
-            lambda: str(rig.folder) in server.client.get("/v1/tasks").text, "who may ask is told"
-        )
+        problems: set[str] = set()  # Each attempt names a folder of its own.
+
+        def is_told() -> bool:
+            problems.update(
+                task["problem"]
+                for task in server.client.get("/v1/tasks").json()["tasks"]
+                if task["problem"] is not None
+            )
+            return len(problems) > 2
+
+        eventually(is_told, "it is tried again and again")
+        assert all(str(rig.folder) in problem for problem in problems)
         told = httpx.get(f"{server.url}/ready", timeout=DEADLINE_S)
         assert told.status_code == 503
         assert str(rig.folder) not in told.text
+    assert len([one for one in caplog.records if "no copy yet" in one.getMessage()]) == 1
