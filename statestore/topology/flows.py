@@ -230,7 +230,8 @@ class TableFlow:
     `stores` are the stores that a look-up reads. `store` is the table's own store; None: its rows
     are computed from those of other tables. `send_old_values` asks that its updates carry the
     values that they replace. `closes` says when the windows of its keys close; None: its keys are
-    in no windows, or its updates are final.
+    in no windows, or its updates are final. `clocks` are the aggregates in these windows, whose
+    updates tell what time it is, also where a view between shows none of them.
     """
 
     builder: Collector
@@ -245,6 +246,7 @@ class TableFlow:
     history: History | None = None
     look_stored: Callable[[NodeContext], LookInBytes] | None = None
     closes: WindowCloses | None = None
+    clocks: tuple[str, ...] = ()
 
     @classmethod
     def stored(
@@ -270,6 +272,7 @@ class TableFlow:
             spec.name,
             look_stored=_look_stored(spec),
             closes=closes,
+            clocks=() if closes is None else (node,),
         )
 
     def kept_in(self, spec: KeyValueSpec[Any, Any]) -> "TableFlow":

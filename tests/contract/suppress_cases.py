@@ -31,8 +31,8 @@ def suppress_windows(of: Case) -> None:
     | in       | out                          |
     | a 1 13   |                              |
     | a 2 17   | a@5-15 [1] 13                |
-    | b 0 22   |                              |
-    | b 1 25   | a@10-20 [3] 17 ; a@15-25 [2] 17 |
+    | b 0 22   | a@10-20 [3] 17               |
+    | b 1 25   | a@15-25 [2] 17               |
     | b 0 23   |                              |
     | c 1 50   | b@20-30 [1] 25 ; b@25-35 [1] 25 |
 """)
@@ -40,6 +40,37 @@ def suppress_hops_filtered_and_mapped(of: Case) -> None:
     sums = of.stream().group_by_key().windowed_by(HOPS).reduce(int.__add__, of.kept())
     seen = sums.filter(lambda _window, total: total > 0).map_values(lambda total: [total])
     of.out(seen.suppress(FINAL, name=of.of("final")).to_stream())
+
+
+@case("""
+    | in     | out          |
+    | a 1 1  |              |
+    | a 1 2  |              |
+    | b 1 14 |              |
+    | b 1 15 | a@0-10 [2] 2 |
+    | b 1 16 |              |
+    | - 1 99 |              |
+    | c 1 30 | b@10-20 [3] 16 |
+""")
+def suppress_windows_below_a_filter(of: Case) -> None:
+    counts = of.stream().group_by_key().windowed_by(GRACE).count(of.kept())
+    seen = counts.filter(lambda window, n: n > 1 and window.key != "c").map_values(lambda n: [n])
+    of.out(seen.suppress(FINAL, name=of.of("final")).to_stream())
+
+
+@case("""
+    | in        | out            |
+    | a 1 1     |                |
+    | right:a 1 2 |              |
+    | b 1 14    |                |
+    | b 1 15    | a@0-10 [1,1] 2 |
+    | right:c 1 16 |             |
+""")
+def suppress_windows_joined(of: Case) -> None:
+    left = of.stream().group_by_key().windowed_by(GRACE).count(of.kept())
+    right = of.stream("right").group_by_key().windowed_by(GRACE).count(of.kept("kept-right"))
+    both = left.join(right, lambda a, b: [a, b])
+    of.out(both.suppress(FINAL, name=of.of("final")).to_stream())
 
 
 @case("""

@@ -436,7 +436,7 @@ class Naive:
         return functions.sum
 
     def _stepped(self, table: Table, made: Made) -> Table:
-        functions = self._functions
+        functions, clocks = self._functions, [table]
         for step in made.steps:
             name, number, kept = step
             if name == "filter":
@@ -444,10 +444,13 @@ class Naive:
             elif name == "map_values":
                 table = View(table, self._mapping(number), quiet=False)
             elif name == "suppress":
-                table = Suppressed(table, held_by(made, number), sessions=in_sessions(made))
+                held, windowed = held_by(made, number), Windows | Sessions
+                timed = [one for one in clocks if isinstance(one, windowed)] if held.final else []
+                table = Suppressed(table, held, timed, sessions=in_sessions(made))
             elif meet(self._program, made):
                 may_lack = {"join": "", "left_join": "r", "outer_join": "lr"}[name]
                 table = Joined(table, self._right, functions.joiner(number), may_lack=may_lack)
+                clocks.append(self._source)
             else:
                 continue  # Its keys do not meet any, so there is no such step.
             if in_time(step):

@@ -1,6 +1,7 @@
 """The naive interpreter's suppressed tables: updates in a dict, looked through for what is due."""
 
 import copy
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from statestore.model.records import Windowed
@@ -19,12 +20,17 @@ class _Waiting(NamedTuple):
 class Suppressed(Table):
     """What waits of a table; the rest of it shows as it was when its updates last went out."""
 
-    def __init__(self, parent: Table, held: Held, *, sessions: bool) -> None:
+    def __init__(
+        self, parent: Table, held: Held, clocks: Sequence[Table], *, sessions: bool
+    ) -> None:
+        """`clocks`: the aggregates in windows that tell the time."""
         super().__init__()
         self._parent, self._held, self._sessions = parent, held, sessions
         self._waiting: dict[Key, _Waiting] = {}
         self._now = self._done = NEVER
         parent.tell(self._take)
+        for clock in clocks:
+            clock.tell(lambda update: self._pass_time(update.time))
 
     def row(self, key: Key) -> Row | None:
         held = self._waiting.get(key)
@@ -39,20 +45,23 @@ class Suppressed(Table):
         return None if row is None else row.value
 
     def _take(self, update: Fact) -> None:
-        final, limit, most = self._held
+        final, _, most = self._held
         place = self._place(update)
         if not (final and place <= self._done):
             before = self._waiting.get(update.key)
             old = update.old if before is None else before.update.old
             kept = copy.deepcopy(update._replace(old=None if final else old))
             self._waiting[update.key] = _Waiting(place if before is None else before.place, kept)
-        self._now = max(self._now, update.time)
-        self._done = max(self._done, self._now - limit)
-        for key in self._oldest_first():
-            if self._waiting[key].place <= self._done:
-                self._release(key)
+        self._pass_time(update.time)
         for key in self._oldest_first():
             if most is not None and len(self._waiting) > most:
+                self._release(key)
+
+    def _pass_time(self, time: int) -> None:
+        self._now = max(self._now, time)
+        self._done = max(self._done, self._now - self._held[1])
+        for key in self._oldest_first():
+            if self._waiting[key].place <= self._done:
                 self._release(key)
 
     def _oldest_first(self) -> list[Key]:

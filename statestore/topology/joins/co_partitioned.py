@@ -275,6 +275,7 @@ def _tables_joined(
         send_old_values,
         # A row may change as long as the window of either side is open.
         closes=max(filter(None, (this.closes, other.closes)), default=None),
+        clocks=tuple(dict.fromkeys((*this.clocks, *other.clocks))),
     )
     return made if kept is None else made.kept_in(kept)
 

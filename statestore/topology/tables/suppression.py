@@ -25,6 +25,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -163,7 +164,11 @@ def suppressed_table(table: TableFlow, suppressed: Suppressed, name: str | None)
     key_serde = table.key_serde.in_store(spec.name, "key")
     value_serde = table.value_serde.in_store(spec.name, "value")
     place = _BufferPlace(node, spec.name, key_serde, value_serde, suppressed, closes)
-    table.add(_KIND, node, lambda _node: _suppressing(place, old_values), spec)
+    buffers: _Buffers = WeakKeyDictionary()
+    table.add(_KIND, node, lambda _node: _suppressing(place, old_values, buffers), spec)
+    if closes is not None and table.clocks != (table.node,):
+        # Below the views, so that what they show of a batch comes first.
+        builder.node("", f"{node}-time", table.clocks, lambda _node: _telling_time(buffers))
     parent = table.looked_up_by(key_serde)
     return replace(
         table,
@@ -231,9 +236,23 @@ class _BufferPlace(NamedTuple):
         return self.suppressed.limit_ms
 
 
-def _suppressing(place: _BufferPlace, old_values: SendOldValues) -> Build:
+def _suppressing(place: _BufferPlace, old_values: SendOldValues, buffers: "_Buffers") -> Build:
     def build(context: NodeContext, forward: Forward) -> Push:
-        return _UpdateBuffer(context, place, old_values, forward).push
+        made = buffers[context] = _UpdateBuffer(context, place, old_values, forward)
+        return made.push
+
+    return build
+
+
+def _telling_time(buffers: "_Buffers") -> Build:
+    """Build a node that tells the buffer of its stream task the times of windows' updates."""
+
+    def build(context: NodeContext, _forward: Forward) -> Push:
+        def push(batch: Batch) -> None:
+            # Nodes are made before those above and before them, so the buffer comes later.
+            buffers[context].follow_time(batch)
+
+        return push
 
     return build
 
@@ -313,6 +332,13 @@ class _UpdateBuffer:
             self._table.count_late(len(taking.late))
             self._context.drop(node, batch, taking.late, "late")
 
+    def follow_time(self, batch: Batch) -> None:
+        """Hand on what is due by the times of updates, whether a view has shown these or not."""
+        now_ms = max(batch.timestamps)
+        if now_ms > self._now_ms:
+            with closing(_Taking(self, batch, [], [], [])) as taking:
+                taking.let_time_pass(now_ms, len(batch) - 1)
+
     def _close_all(self) -> None:
         """Hand on all that waits, as if stream time had passed the ends of its windows."""
         with closing(_Taking(self, no_records(), [], [], [])) as taking:
@@ -381,6 +407,10 @@ class _UpdateBuffer:
         return self._side
 
 
+_Buffers = WeakKeyDictionary[NodeContext, _UpdateBuffer]
+"""By what a node is built with, so that the nodes of one stream task find theirs."""
+
+
 class _Taking:
     """One batch on its way into the buffer."""
 
@@ -433,6 +463,16 @@ class _Taking:
                 if limits.shut_down_when_full:
                     raise _full(side, self._count, self._bytes)
                 self._evict(i)
+        self._settle()
+
+    def let_time_pass(self, now_ms: int, place: int = 0) -> None:
+        """Let go of what is due at that stream time, with the update at `place`."""
+        self._now_ms = now_ms
+        due_ms = now_ms - self._buffer.side.delay_ms
+        if self._buffer.side.closes is not None:
+            due_ms = self._done_ms = max(self._done_ms, due_ms)
+        while self._head_ms <= due_ms:
+            self._evict(place)
         self._settle()
 
     def release_all(self) -> None:

@@ -6,6 +6,7 @@ that is older than its key's latest version changes what was before, and is not 
 is handed on only where there was a row.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from statestore.model.batch import Batch, Column
@@ -55,6 +56,7 @@ def _kept(
     parent = table.node if source is None else source.node
     node = table.builder.node(kind, name, (parent,), make, (spec.name,))
     made = TableFlow.stored(table.builder, node, spec, old_values, table.closes)
+    made = replace(made, clocks=table.clocks)
     return made.with_history(history_of(spec, node, waiters, followers))
 
 
