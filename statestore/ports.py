@@ -255,11 +255,15 @@ class Changelog(Protocol):
 
 
 class LogRecords(NamedTuple):
-    """A chunk of committed records by column, in log order; a value of None is a tombstone."""
+    """A chunk of committed records by column, in log order; a value of None is a tombstone.
+
+    `headers` is None if no record has any.
+    """
 
     keys: list[bytes | None]
     values: list[bytes | None]
     times: list[int]
+    headers: list[tuple[Header, ...]] | None = None
 
 
 class AuditLogReader(Protocol):

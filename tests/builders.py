@@ -14,7 +14,7 @@ from statestore.errors import UnknownStore
 from statestore.model.batch import Batch, Column
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.modes import IsolationLevel, PunctuationType, Span
-from statestore.model.records import Record, Serde
+from statestore.model.records import Header, Record, Serde
 from statestore.ports import Clock, Engine
 from statestore.stores import keyvalue, offsets, serdes
 from statestore.stores.durability import LagLimits
@@ -22,7 +22,7 @@ from statestore.stores.global_store import GlobalKeyValueStore
 from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.stores.row_times import WriteTime
 from statestore.stores.specs import KeyValueSpec, in_memory_key_value_store
-from statestore.stores.staged_table import StagedTable
+from statestore.stores.staged_table import Changes, StagedTable
 from statestore.stores.transaction import StagedEngine
 from statestore.stores.versioned.table import VersionedTable
 from statestore.topology.nodes import Build, Held, HeldBack, Push
@@ -107,6 +107,26 @@ def memory_store(
         spec,
         isolation_level=isolation_level,
         owned_by_task=owned_by_task,
+    )
+
+
+LogRow = tuple[bytes, bytes | None, int, tuple[Header, ...]]
+
+
+def log_rows(changes: Changes) -> list[LogRow]:
+    """The records of a commit as they lie in a changelog."""
+    keys, values, times, headers = changes
+    return list(zip(keys, values, times, headers or [()] * len(keys), strict=True))
+
+
+def log_batch(rows: Sequence[LogRow]) -> Batch:
+    """Records of a changelog as a restore reads them."""
+    return Batch(
+        keys=Column(raw=[row[0] for row in rows]),
+        values=Column(raw=[row[1] for row in rows]),
+        timestamps=[row[2] for row in rows],
+        headers=[row[3] for row in rows] if any(row[3] for row in rows) else None,
+        offsets=list(range(len(rows))),
     )
 
 

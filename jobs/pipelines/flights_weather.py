@@ -17,8 +17,6 @@ WEATHER_TOPIC = "weather"
 JOINED_TOPIC = "flights-weather"
 GRACE = timedelta(hours=6)
 HISTORY = timedelta(days=366)
-# Observations of 2013, by whose times the broker's cleaner goes: spared for good.
-SPARED = {"min.compaction.lag.ms": str(2**63 - 1)}
 
 
 def topology() -> ss.Topology:
@@ -33,7 +31,7 @@ def patient() -> ss.Topology:
 
 def _joined(grace: timedelta) -> ss.Topology:
     b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
-    kept = ss.Materialized("weather", history_retention_ms=HISTORY, changelog_config=SPARED)
+    kept = ss.Materialized("weather", history_retention_ms=HISTORY)
     weather = b.table(WEATHER_TOPIC, materialized=kept, name="weather-table")
     (
         b.stream(FLIGHTS_TOPIC, name="flights")

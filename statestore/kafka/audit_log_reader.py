@@ -19,6 +19,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from statestore.errors import InvalidSetting, Misuse, TopicMissing, Unavailable
 from statestore.model.ids import TopicPartition
+from statestore.model.records import Header
 from statestore.ports import Bounds, LogRecords
 from statestore.settings import Settings
 
@@ -106,9 +107,15 @@ def _records(client: Consumer, end: int, call: "_BrokerCall") -> Iterator[LogRec
                 list(map(Message.key, found)),
                 list(map(Message.value, found)),
                 [message.timestamp()[1] for message in found],
+                _headers(found),
             )
         elif call.is_overdue():
             call.give_up()
+
+
+def _headers(messages: list[Message]) -> list[tuple[Header, ...]] | None:
+    found = [cast("list[Header] | None", message.headers()) for message in messages]
+    return [tuple(one or ()) for one in found] if any(found) else None
 
 
 def _offset(message: Message) -> int:

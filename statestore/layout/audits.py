@@ -68,7 +68,8 @@ class AuditedStore(msgspec.Struct, frozen=True):
 
     A row is a key, or a version in a store with history. `equal` rows are the same on both sides.
     `superseded` rows differ, but prove nothing, because compaction may have removed the records
-    that would explain the difference. `placement` is the hash that places the keys, None if
+    that would explain the difference. `unseen` are versions that the log does not show, because it
+    does not have a record for each version. `placement` is the hash that places the keys, None if
     neither murmur2 nor crc32 does. `placed_apart`: a partitioner of the user's places the rows, so
     no hash was tried. `writers`: which serdes wrote its rows, the newest first, as far as that was
     recorded.
@@ -83,6 +84,7 @@ class AuditedStore(msgspec.Struct, frozen=True):
     placement: Word | None = None
     placed_apart: bool = False
     writers: list[AuditedWriter] = []
+    unseen: Count = 0
 
     def placement_text(self) -> str:
         """Return what places the rows, "" if that is not known."""

@@ -14,9 +14,9 @@ from statestore.errors import InvalidSetting, Misuse, TopologyMismatch
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.deployed import Deployed, read_deployed
 from statestore.operations.environment import Environment
-from statestore.operations.topics import ANY_TIME, refused_times
+from statestore.operations.topics import ANY_PAST, ANY_TIME, as_settings, refused_times
 from statestore.ports import Bounds, Changelog, Cluster, GroupOffset, TopicSpec
-from statestore.stores.specs import SessionSpec, StoreSpec, WindowSpec
+from statestore.stores.specs import SessionSpec, StoreSpec, VersionedSpec, WindowSpec
 from statestore.tasks import input_checkpoint
 from statestore.tasks.input_checkpoint import forgotten, truncated
 from statestore.topology.graph import Topology
@@ -300,13 +300,12 @@ def _tell_of_times(there: Mapping[str, Mapping[str, str]]) -> None:
     limited = {topic: refused_times(told) for topic, told in there.items()}
     named = [f"{topic} has {' and '.join(found)}" for topic, found in limited.items() if found]
     if named:
-        wanted = ", ".join(f"{name}={value}" for name, value in ANY_TIME.items())
         _log.warning(
             "internal topics that do not take records of any time as they are: %s; a record whose "
             "time the broker refuses is treated as a production error: existing topics are never "
             "altered, so give them %s (kafka-configs --alter)",
             "; ".join(named),
-            wanted,
+            as_settings(ANY_TIME),
         )
 
 
@@ -320,6 +319,12 @@ def _check_repartition(topic: str, told: Mapping[str, str]) -> None:
 
 
 def _check_changelog(topic: str, where: str, spec: StoreSpec, told: Mapping[str, str]) -> None:
+    if isinstance(spec, VersionedSpec) and (limited := refused_times(told, ANY_PAST)):
+        raise InvalidSetting(
+            f"changelog {topic} of store {spec.name!r} has {' and '.join(limited)}{where}, but the "
+            "records of a store with history all have the time 1, as their keys have the times of "
+            f"the versions: give it {as_settings(ANY_PAST)} (kafka-configs --alter)"
+        )
     policy = told.get(_POLICY, "compact")
     if "delete" not in policy:
         return

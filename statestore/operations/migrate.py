@@ -117,7 +117,7 @@ def _counted(
             assert isinstance(serde, MigratingSerde)
             for task in looked.find(name, kind=known.kind):
                 with looked.opened(task, name, kind=known.kind) as engine:
-                    _, bound_ms = facts_of(engine, name)
+                    bound_ms = facts_of(engine, name).bound_ms
                     older = sum(
                         not serde.is_newest(value)
                         for rows in stored_rows(engine, known.kind, bound_ms)

@@ -137,7 +137,7 @@ def logged_rows(
         log_end=end,
         last_offset=None,
         bound_ms=versioned_layout.TIME_MIN,
-        compactable_ms=0,
+        is_whole=True,
         key_serde=shape.key_serde,
         value_serde=shape.value_serde,
         is_source=shape.is_source,

@@ -14,7 +14,7 @@ from statestore.errors import InvalidSetting, Misuse, NotCopartitioned
 from statestore.ports import Cluster, KeyHashes, TopicSpec
 from statestore.settings import Settings
 from statestore.stores import serdes
-from statestore.stores.specs import StoreSpec, VersionedSpec
+from statestore.stores.specs import VersionedSpec
 from statestore.topology.graph import Topology
 from statestore.topology.logs import log_of
 from statestore.topology.nodes import Node, OperatorNode, SourceNode, TopicName
@@ -25,13 +25,15 @@ _log = logging.getLogger(__name__)
 _DAY_MS = 86_400_000
 _WEEK_MS = 7 * _DAY_MS
 _ANY_LIMIT = 2**63 - 1
-_LAG = "min.compaction.lag.ms"
+_ALL_KEPT: Final = {"cleanup.policy": "delete", "retention.ms": "-1"}
 ANY_TIME: Final = {
     "message.timestamp.type": "CreateTime",
     "message.timestamp.before.max.ms": str(_ANY_LIMIT),
     "message.timestamp.after.max.ms": str(_ANY_LIMIT),
 }
 """Settings with which a topic accepts records of any time and keeps their times (T3)."""
+ANY_PAST: Final = {name: value for name, value in ANY_TIME.items() if "after" not in name}
+"""Those of them that the changelog of a store with history needs."""
 _UNKNOWN = KeyHashes(0, murmur2=True, crc32=True)
 
 
@@ -79,7 +81,7 @@ def internal_topics(
                 "delete.retention.ms": str(_WEEK_MS),
                 **ANY_TIME,
             }
-            config |= _spared(topology.stores[store]) | topology.stores[store].changelog_config
+            config |= topology.stores[store].changelog_config
             name = log_of(application_id, store, {})
             specs.append(TopicSpec(name, len(tasks[part.ordinal]), config))
     return specs
@@ -102,7 +104,8 @@ def missing_topics(cluster: Cluster, specs: Sequence[TopicSpec]) -> list[TopicSp
 def table_topics(topology: Topology) -> dict[str, dict[str, str]]:
     """By input that is read only as a table: the settings with which it keeps the last of each key.
 
-    The topic of a table with history keeps older records for as long as its changelog does.
+    The topic of a table with history keeps all records, because the cleaner would compact those of
+    long ago before they are read.
     """
     by_name, children = {node.name: node for node in topology.nodes}, topology.children()
     readers: dict[str, list[Node]] = {}
@@ -114,10 +117,9 @@ def table_topics(topology: Topology) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for name, nodes in readers.items():
         if nodes and all(isinstance(node, OperatorNode) and node.keeps for node in nodes):
-            found[name] = {"cleanup.policy": "compact"}
-            for spec in (topology.stores[store] for node in nodes for store in node.stores):
-                lag_ms = max(found[name].get(_LAG, "0"), _spared(spec).get(_LAG, "0"), key=int)
-                found[name] |= {_LAG: lag_ms} if int(lag_ms) else {}
+            specs = [topology.stores[store] for node in nodes for store in node.stores]
+            keeps_history = any(isinstance(spec, VersionedSpec) for spec in specs)
+            found[name] = _ALL_KEPT if keeps_history else {"cleanup.policy": "compact"}
     # A stream that reads the topic as well would miss what compaction removes.
     shared = {source.topic.name for source in topology.global_sources} - readers.keys()
     return found | {name: {"cleanup.policy": "compact"} for name in shared}
@@ -146,26 +148,24 @@ def largest_batches(cluster: Cluster, topics: Collection[str]) -> dict[str, int]
     return {topic: int(said["max.message.bytes"]) for topic, said in found.items()}
 
 
-def _spared(spec: StoreSpec) -> dict[str, str]:
-    """Settings that protect versions that history still shows from the cleaner (KIP-889)."""
-    if not isinstance(spec, VersionedSpec):
-        return {}
-    return {_LAG: str(compaction_lag_ms(spec.history_retention_ms))}
-
-
 def compaction_lag_ms(retention_ms: int) -> int:
-    """How long the cleaner must spare the records of a store with that much history (T3)."""
+    """How long the cleaner shall spare the records of a store that is to have that much history."""
     return min(retention_ms + _DAY_MS, 2**63 - 1)
 
 
-def refused_times(told: Mapping[str, str]) -> list[str]:
-    """The settings by which a topic refuses or changes times that an input may have."""
+def refused_times(told: Mapping[str, str], wanted: Mapping[str, str] = ANY_TIME) -> list[str]:
+    """The settings by which a topic refuses or changes times that its records may have."""
     found = []
-    for name, wanted in ANY_TIME.items():
-        there = told.get(name, wanted)
-        if there != wanted and (not there.isdigit() or int(there) < int(wanted)):
+    for name, value in wanted.items():
+        there = told.get(name, value)
+        if there != value and (not there.isdigit() or int(there) < int(value)):
             found.append(f"{name}={there}")
     return found
+
+
+def as_settings(wanted: Mapping[str, str]) -> str:
+    """Settings as a command line takes them."""
+    return ", ".join(f"{name}={value}" for name, value in wanted.items())
 
 
 def check_hashes(

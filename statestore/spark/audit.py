@@ -56,6 +56,7 @@ with needed("gx", "an audit on Spark"):
     from statestore.spark.expectations import Frames, validate
 
 _SHUFFLES = "spark.sql.shuffle.partitions"
+_PROVE_NOTHING = [RowFinding.SUPERSEDED.value, RowFinding.UNSEEN.value]
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -146,7 +147,7 @@ def _judged(
     written = _written(stored, subjects)
     # These are kept as well: every expectation reads its frame several times.
     frames = Frames(
-        _named(compared, subjects).where(F.col("finding") != RowFinding.SUPERSEDED.value).persist(),
+        _named(compared, subjects).where(~F.col("finding").isin(_PROVE_NOTHING)).persist(),
         _neighbours(_named(stored, subjects), placements).persist(),
         _places(spark, subjects, found),
     )

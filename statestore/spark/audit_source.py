@@ -111,12 +111,13 @@ class AuditReader(DataSourceReader):
         for rows in replayed.chunks():
             count = len(rows.keys)
             yield _batch(_LOGGED, number, rows, texts, [[False] * count, [True] * count])
-        for lot in in_lots(replayed.later.items(), lambda row: sum(map(len, filter(None, row)))):
-            keys, values = map(list, zip(*lot, strict=True))
+        known = replayed.known
+        after = ((*at, value, at in known) for at, value in replayed.later.items())
+        for lot in in_lots(after, lambda row: len(row[0] or b"") + len(row[2] or b"")):
+            keys, begins, values, were_known = map(list, zip(*lot, strict=True))
             count = len(keys)
-            later = AuditRows(keys, [0] * count, [None] * count, values)
-            known = [key in replayed.known for key in keys]
-            yield _batch(_LOGGED, number, later, texts, [[True] * count, known])
+            later = AuditRows(keys, begins, [None] * count, values)
+            yield _batch(_LOGGED, number, later, texts, [[True] * count, were_known])
 
 
 def _homes(subject: Subject, rows: AuditRows) -> list[list[Any]]:

@@ -26,6 +26,7 @@ def compare(stored: DataFrame, logged: DataFrame, subjects: list[Subject]) -> Da
     later = logged.where("is_later").select(
         F.col("subject").alias("a_subject"),
         F.col("row_key").alias("a_key"),
+        F.col("begins").alias("a_begins"),
         F.col("value").alias("later_value"),
         "known",
         F.lit(True).alias("later"),
@@ -36,7 +37,8 @@ def compare(stored: DataFrame, logged: DataFrame, subjects: list[Subject]) -> Da
         F.coalesce("s_key", "l_key").alias("key"),
         *(f"{side}_{name}" for side in "sl" for name in ("there", "value", "ends")),
     )
-    after = (both["subject"] == later["a_subject"]) & both["row_key"].eqNullSafe(later["a_key"])
+    after = (both["subject"] == later["a_subject"]) & (both["begins"] == later["a_begins"])
+    after &= both["row_key"].eqNullSafe(later["a_key"])
     joined = both.join(later, after, "left").select(
         "subject",
         "row_key",
@@ -49,17 +51,16 @@ def compare(stored: DataFrame, logged: DataFrame, subjects: list[Subject]) -> Da
         F.coalesce("known", F.lit(False)).alias("known"),  # a column's value
         "later_value",
     )
-    ages = [one.compactable_ms if one.versioned else None for one in subjects]
     kept = "subject int, row_key binary, key string, begins long, stored string, logged string"
-    return joined.mapInArrow(finding(ages), f"{kept}, finding string")
+    return joined.mapInArrow(finding([one.is_whole for one in subjects]), f"{kept}, finding string")
 
 
 def finding(
-    compactable_ms: list[int | None],
+    is_whole: list[bool],
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Make the function for mapInArrow over joined rows: it adds the finding of `audit.judge`.
 
-    `compactable_ms` is an argument of `audit.judge`, for each subject.
+    `is_whole` is an argument of `audit.judge`, for each subject.
     """
 
     def judged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -75,11 +76,10 @@ def finding(
                 told[place] = judge(
                     _row(row, "s"),
                     _row(row, "l"),
-                    begins=row["begins"],
                     known=row["known"],
                     later=row["later"],
                     later_value=row["later_value"],
-                    compactable_ms=compactable_ms[row["subject"]],
+                    is_whole=is_whole[row["subject"]],
                 ).value
             kept = ["subject", "row_key", "key", "begins", "stored", "logged"]
             columns = [batch[name] for name in kept]

@@ -6,6 +6,7 @@
     f                                     format: kind and version
     t <key>, m                            times of rows of the data (stores/row_times.py)
     x <time, key>, n, e                   which of them expire next (stores/expiry.py)
+    v                                     the log has a record for each version
 
 Integers are big-endian and signed. At the time in row `c` the store had all that its log held, so
 what it lacks was logged later.

@@ -10,6 +10,7 @@ from itertools import repeat
 from typing import Final, NamedTuple
 
 from statestore.model.ids import Position, TopicPartition
+from statestore.model.records import Header
 from statestore.ports import Writes
 from statestore.stores import offsets as rows
 from statestore.stores.pending import MISSING, Missing
@@ -19,11 +20,15 @@ from statestore.stores.transaction import StagedEngine
 
 
 class Changes(NamedTuple):
-    """What a commit logs, in order, each change with the time of the record that made it."""
+    """What a commit logs, in order, each change with the time of the record that made it.
+
+    Of a store with history they are the records themselves, with their headers (stores/logged.py).
+    """
 
     keys: list[bytes]
     values: list[bytes | None]
     times: list[int]
+    headers: list[tuple[Header, ...]] | None = None
 
 
 class StagedTable:

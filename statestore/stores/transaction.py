@@ -160,11 +160,20 @@ class StagedEngine:
             self.metrics.committed(self._clock.monotonic() - started, count, deletes)
             self._count_lag(size, count)
 
-    def commit_restored(self, offsets: Mapping[TopicPartition, int], records: int) -> None:
+    def now_ms(self) -> int:
+        """Return the wall clock's time."""
+        return self._clock.now_ms()
+
+    def commit_restored(
+        self,
+        offsets: Mapping[TopicPartition, int],
+        records: int,
+        more: Mapping[str, Writes] | None = None,
+    ) -> None:
         """Do as `commit`, for `records` changelog records that a restore has staged."""
         self.check_open()
         with self._settling:
-            size = self._write_pending(offsets, None, None, {}, self._begun())
+            size = self._write_pending(offsets, None, None, more or {}, self._begun())
             self.metrics.restored(records)
             self._count_lag(size, records)
 

@@ -17,6 +17,7 @@ from statestore.stores.contracts import StateStore, StoreContext
 from statestore.stores.expiry import ExpiringTable
 from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.stores.kinds import BuiltIn, following, logged_keys, over_rows, row_of
+from statestore.stores.logged import read_versions
 from statestore.stores.pending import Overlay
 from statestore.stores.row_times import WriteTime
 from statestore.stores.specs import InWindowsSpec, StoreSpec, StoreSupplier
@@ -173,6 +174,10 @@ class OpenStore:
         self._staged.make_durable()
 
     def restore(self, batch: Batch, offset_next: int) -> None:
+        if isinstance(self._table, VersionedTable):
+            found = read_versions(batch, is_whole=self._table.log.is_whole)
+            self._table.restore(found, {self.log.tp: offset_next})
+            return
         keys, values = batch.keys.objects, batch.values.objects
         times = batch.timestamps
         if self._windows is not None:

@@ -1,4 +1,7 @@
-"""Writes the rows of a store anew that older serdes wrote, chunk by chunk, for its stream task.
+"""Writes rows of a store anew, chunk by chunk, for its stream task.
+
+They are those that older serdes wrote, or all versions, if the log does not have a record for each
+(docs/adr/0037).
 
 A chunk becomes pending writes of the store, and the task commits them as it commits any others: the
 changelog and the store have all of a chunk, or nothing of it. Rows say which serde wrote them, so
@@ -44,6 +47,8 @@ class _Valued(NamedTuple):
     value: bytes
 
 
+_AnewOf = Callable[[bytes, bytes], bytes | None]
+"""Returns what a row becomes; None: it stays as it is."""
 _Split = Callable[[bytes, bytes], _Valued | None]
 
 
@@ -63,12 +68,11 @@ def stage(opened: OwnedStore, after: Place | None) -> Chunk:
     assert isinstance(spec, KeyValueSpec | WindowSpec | SessionSpec)
     table, row = opened.table(), None if after is None else after.row
     in_windows = not isinstance(spec, KeyValueSpec)
+    split = _of_window if in_windows else _of_key
     found = _anew(
-        opened.name,
         table.scan_kept(row, UNLOGGED if in_windows else None),
         row,
-        spec.value_serde,
-        _of_window if in_windows else _of_key,
+        _migrated(opened.name, spec.value_serde, split),
     )
     if found.writes and isinstance(spec, SessionSpec):
         # The time of a session is its end.
@@ -79,11 +83,37 @@ def stage(opened: OwnedStore, after: Place | None) -> Chunk:
     return Chunk(len(found.writes), last)
 
 
+def stage_log(opened: OwnedStore, after: Place | None) -> Chunk:
+    """Stage the next versions that come after this row, to be logged as they are; None begins.
+
+    The latest of a key come last: with them, what a log of another form has of the key is void.
+    """
+    table, after = opened.versions(), after or Place(layout.HISTORY, None)
+    if after.table == layout.HISTORY:
+        bound = table.time.bound
+        history = _anew(
+            table.history.scan(after.row),
+            after.row,
+            lambda row, version: version if _shows(row, bound) else None,
+        )
+        table.log_anew({}, history.writes, to_the_end=False)
+        last = (
+            Place(layout.LATEST, None) if history.last is None else Place(after.table, history.last)
+        )
+        return Chunk(len(history.writes), last)
+    latest = _anew(table.scan_latest(after.row), after.row, lambda _row, version: version)
+    is_end = latest.last is None
+    table.log_anew(latest.writes, {}, to_the_end=is_end)
+    # The end is a record, too.
+    return Chunk(len(latest.writes) + is_end, None if is_end else Place(layout.LATEST, latest.last))
+
+
 def _stage_versions(opened: OwnedStore, serde: MigratingSerde[Any], after: Place) -> Chunk:
     """Stage versions: first the latest of each key, then those that are history."""
     table = opened.versions()
     if after.table == layout.LATEST:
-        latest = _anew(opened.name, table.scan_latest(after.row), after.row, serde, _of_latest)
+        made = _migrated(opened.name, serde, _of_latest)
+        latest = _anew(table.scan_latest(after.row), after.row, made)
         if latest.writes:
             table.put_anew(latest.writes, {})
         return Chunk(
@@ -93,16 +123,22 @@ def _stage_versions(opened: OwnedStore, serde: MigratingSerde[Any], after: Place
     bound = table.time.bound
 
     def of_history(row: bytes, version: bytes) -> _Valued | None:
-        # What has expired is never read again, whatever the store's next retention is.
-        if row.startswith(layout.NOT_VERSIONS) or layout.valid_to(row) <= bound:
-            return None
-        return _of_latest(layout.key_of(row), version)
+        return _of_latest(layout.key_of(row), version) if _shows(row, bound) else None
 
-    history = _anew(opened.name, table.history.scan(after.row), after.row, serde, of_history)
+    made = _migrated(opened.name, serde, of_history)
+    history = _anew(table.history.scan(after.row), after.row, made)
     if history.writes:
         table.put_anew({}, history.writes)
     last = None if history.last is None else Place(layout.HISTORY, history.last)
     return Chunk(len(history.writes), last)
+
+
+def _shows(row: bytes, bound: int) -> bool:
+    """Tell whether a row of a history is a version that has not expired.
+
+    What has expired is never read again, whatever the store's next retention is.
+    """
+    return not row.startswith(layout.NOT_VERSIONS) and layout.valid_to(row) > bound
 
 
 def _of_key(row: bytes, value: bytes) -> _Valued:
@@ -119,14 +155,8 @@ def _of_latest(key: bytes, version: bytes) -> _Valued | None:
     return _Valued(key, version[: layout.HEAD_SIZE], version[layout.PAYLOAD])
 
 
-def _anew(
-    store: str,
-    rows: RowScan[Pair],
-    after: bytes | None,
-    serde: MigratingSerde[Any],
-    split: _Split,
-) -> _Anew:
-    """Return the next rows of older serdes after this one, as the newest serde writes them."""
+def _anew(rows: RowScan[Pair], after: bytes | None, made_of: _AnewOf) -> _Anew:
+    """Return what the next rows after this one become."""
     writes: dict[bytes, bytes] = {}
     size, last = 0, None
     with rows:
@@ -134,14 +164,26 @@ def _anew(
             if row == after:
                 continue
             last = row
-            found = split(row, data)
-            if found is None or serde.is_newest(found.value):
+            made = made_of(row, data)
+            if made is None:
                 continue
-            writes[row] = found.head + _converted(store, found, serde)
+            writes[row] = made
             size += len(row) + len(data)
             if size >= _BYTES_AT_ONCE:
                 break
     return _Anew(writes, last)
+
+
+def _migrated(store: str, serde: MigratingSerde[Any], split: _Split) -> _AnewOf:
+    """Return what gives rows of older serdes as the newest one writes them."""
+
+    def made_of(row: bytes, data: bytes) -> bytes | None:
+        found = split(row, data)
+        if found is None or serde.is_newest(found.value):
+            return None
+        return found.head + _converted(store, found, serde)
+
+    return made_of
 
 
 def _converted(store: str, found: _Valued, serde: MigratingSerde[Any]) -> bytes:

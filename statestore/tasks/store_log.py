@@ -8,22 +8,18 @@ at the input offset that the group has committed, because the task processes wha
 Keeps I16.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from statestore.model.batch import Batch
 from statestore.model.ids import TopicPartition
-from statestore.model.records import Header
 from statestore.ports import Bounds, Outbox, Records
+from statestore.stores.logged import sendable, true_times
 from statestore.stores.staged_table import Changes
 from statestore.topology.failures import NodeFailed, decoded
 from statestore.topology.nodes import SourceNode
 
-# Kafka's client takes the time 0 for "now" and refuses less. A changelog record of such a time is
-# stamped 1 and carries its true time in a header; so does one whose true time is 1.
-_STAMP: Final = 1
-_HEADER: Final = "statestore-time"
 LogOffsets = Mapping[TopicPartition, int]
 
 
@@ -60,7 +56,10 @@ class StoreLog(Protocol):
         """Return whether a store at `start` has every record before `end`."""
 
     def rows(self, batch: Batch) -> LoggedRows:
-        """Return the rows among replayed records, with their true times."""
+        """Return the rows among replayed records, with their true times.
+
+        Of a store with history they are the records as they are.
+        """
 
     def check(self, batch: Batch) -> None:
         """NodeFailed if a batch of the source holds records that a replay would leave out."""
@@ -68,16 +67,21 @@ class StoreLog(Protocol):
 
 @dataclass(frozen=True)
 class OwnChangelog:
-    """The changelog of one store, to which nothing else writes."""
+    """The changelog of one store, to which nothing else writes.
+
+    `has_versions`: the store has history, and its changes are the records themselves.
+    """
 
     tp: TopicPartition
     exactly_once: bool
     exists: bool = True
+    has_versions: bool = False
 
     def append(self, changes: Callable[[], Changes], outbox: Outbox) -> None:
-        keys, values, times = changes()
+        keys, values, times, headers = changes()
         if keys:
-            times, headers = sendable(times)
+            if not self.has_versions:
+                times, headers = sendable(times)
             topic, partition = self.tp
             records = Records(topic, keys, values, times, partition=partition, headers=headers)
             outbox.send(records, tracked=True)
@@ -93,9 +97,10 @@ class OwnChangelog:
         return start + (1 if self.exactly_once else 0) >= end
 
     def rows(self, batch: Batch) -> LoggedRows:
-        times = true_times(batch)
-        if times is not batch.timestamps:
-            batch = replace(batch, timestamps=times)
+        if not self.has_versions:
+            times = true_times(batch)
+            if times is not batch.timestamps:
+                batch = replace(batch, timestamps=times)
         gone = set(batch.keys.nulls())
         return LoggedRows(_without(batch, gone), len(gone))
 
@@ -151,31 +156,6 @@ class SourceTopic:
         except NodeFailed as failed:
             return [culprit.offset for culprit in failed.culprits]
         return []
-
-
-def sendable(times: list[int]) -> tuple[list[int], list[tuple[Header, ...]] | None]:
-    """Return the timestamps of changelog records, and their headers if any record needs one."""
-    if min(times, default=_STAMP + 1) > _STAMP:
-        return times, None
-    headers: list[tuple[Header, ...]] = [
-        ((_HEADER, b"%d" % t),) if t <= _STAMP else () for t in times
-    ]
-    return [max(time, _STAMP) for time in times], headers
-
-
-def true_times(batch: Batch) -> list[int]:
-    """Return the true times of the changes in changelog records."""
-    if _STAMP not in batch.timestamps or batch.headers is None:
-        return batch.timestamps
-    return [
-        _true(batch.headers[i]) if time == _STAMP else time
-        for i, time in enumerate(batch.timestamps)
-    ]
-
-
-def _true(headers: Sequence[Header]) -> int:
-    found = dict(headers).get(_HEADER)
-    return _STAMP if found is None else int(found)
 
 
 def _without(batch: Batch, gone: set[int]) -> Batch:

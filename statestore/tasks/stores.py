@@ -196,7 +196,8 @@ class TaskStores:
         source = self._logs.sources.get(store)
         if source is not None:
             return SourceTopic(tp, source, self._plan.inputs)
-        return OwnChangelog(tp, exactly_once=self._exactly_once)
+        has_versions = isinstance(self._plan.specs[store], VersionedSpec)
+        return OwnChangelog(tp, exactly_once=self._exactly_once, has_versions=has_versions)
 
     def _replace(self, error: StoreCorrupted, *, may_be_empty: bool = False) -> None:
         opened = self.opened[error.name]

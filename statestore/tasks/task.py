@@ -31,15 +31,17 @@ from statestore.errors import (
 from statestore.faults import CrashPoint, reach
 from statestore.layout.folders import StateLayout
 from statestore.settings import Settings
+from statestore.stores.specs import VersionedSpec
 from statestore.tasks.attempt import Attempt, RetryBudget
 from statestore.tasks.committer import Committer
 from statestore.tasks.context import TaskContext
 from statestore.tasks.left_out import LeftOutRecords
 from statestore.tasks.memory_share import MemoryLimits, MemoryShare, TaskMemory
+from statestore.tasks.owned import OwnedStore
 from statestore.tasks.ownership import Ownership
 from statestore.tasks.plan import Standing, Tally, TaskEdges, TaskPlan, TaskReport, Traffic
 from statestore.tasks.poison import Poison, Rehearsed
-from statestore.tasks.rewriting import stage
+from statestore.tasks.rewriting import Chunk, Place, stage, stage_log
 from statestore.tasks.snapshot_responder import SnapshotResponder
 from statestore.tasks.stores import TaskStores
 from statestore.topology.failures import NodeFailed
@@ -102,6 +104,8 @@ class StreamTask:
         self._stores.write_checkpoint()
         self._ownership.sweep()
         self._begin_attempt()
+        for name in plan.part.stores:
+            self._change_over(name)
         self.report.start_seconds += edges.clock.monotonic() - began
 
     def step(self, timeout_ms: int) -> int:
@@ -129,26 +133,7 @@ class StreamTask:
 
         Each commit has a part of them. Nothing else is processed meanwhile.
         """
-        total, after, lost = 0, None, 0
-        while True:
-            staged = stage(self._stores.opened[store], after)
-            committed = self._committer.stamp.number
-            if staged.rows:
-                self.step_commit()
-                self._stores.maintain()
-                self._ownership.glance()
-            if staged.rows and self._committer.stamp.number == committed:
-                # The task went back to its last commit, and the rows are as they were.
-                lost += 1
-                if lost > _LOST_MAX:
-                    raise Unavailable(
-                        f"task {self._plan.task_id}: store {store}: {lost} commits failed: look "
-                        "into the log, then start again"
-                    )
-                continue
-            total, after = total + staged.rows, staged.last
-            if after is None:
-                return total
+        return self._in_chunks(store, stage)
 
     def standing(self) -> Standing:
         """Return how far the task has come, without asking a broker."""
@@ -211,6 +196,46 @@ class StreamTask:
         self._ownership.glance()
         self._responder.serve(self._stores.opened, self._committer.stamp.number)
         return processed
+
+    # Rows are written anew.
+
+    def _change_over(self, store: str) -> None:
+        """Log each version of a store, if its log is not one that has a record for each."""
+        opened = self._stores.opened[store]
+        if isinstance(opened.spec, VersionedSpec) and not opened.versions().log.is_whole:
+            records = self._in_chunks(store, stage_log)
+            _log.info(
+                "task %s: %d records have been logged for the versions of store %s, as its "
+                "changelog did not have a record for each version",
+                self._plan.task_id,
+                records,
+                store,
+            )
+
+    def _in_chunks(
+        self, store: str, staged_after: Callable[[OwnedStore, Place | None], Chunk]
+    ) -> int:
+        """Commit what `staged_after` stages, chunk by chunk; return how many rows there were."""
+        total, after, lost = 0, None, 0
+        while True:
+            staged = staged_after(self._stores.opened[store], after)
+            committed = self._committer.stamp.number
+            if staged.rows:
+                self.step_commit()
+                self._stores.maintain()
+                self._ownership.glance()
+            if staged.rows and self._committer.stamp.number == committed:
+                # The task went back to its last commit, and the rows are as they were.
+                lost += 1
+                if lost > _LOST_MAX:
+                    raise Unavailable(
+                        f"task {self._plan.task_id}: store {store}: {lost} commits failed: look "
+                        "into the log, then start again"
+                    )
+                continue
+            total, after = total + staged.rows, staged.last
+            if after is None:
+                return total
 
     # An attempt begins.
 

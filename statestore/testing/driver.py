@@ -21,6 +21,7 @@ from statestore.errors import (
     UnknownStore,
 )
 from statestore.layout.folders import StateLayout
+from statestore.model.batch import Batch, Column
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.modes import EVENT_TIME_MAX_MS, Span, Time, span_ms, to_ms
 from statestore.model.records import Header, K, Record, Serde, SerdeContext, Side, V
@@ -41,6 +42,7 @@ from statestore.stores.durability import LagLimits
 from statestore.stores.global_store import GlobalKeyValueStore
 from statestore.stores.in_windows import TIME_ROW
 from statestore.stores.kinds import BuiltIn, open_over, tables_of
+from statestore.stores.logged import read_versions
 from statestore.stores.specs import (
     BuiltInSpec,
     KeyValueSpec,
@@ -58,7 +60,7 @@ from statestore.tasks.task import StreamTask
 from statestore.testing.memory_broker import MemoryBroker, MemorySource
 from statestore.topology import missing_methods
 from statestore.topology.graph import Topology, require_topology
-from statestore.topology.logs import logs
+from statestore.topology.logs import log_of, logs
 from statestore.topology.nodes import GlobalSource, LookupSource, SinkNode, SourceNode, TopicName
 
 _DEFAULTS = {
@@ -203,12 +205,14 @@ class TopologyTestDriver:
         """The committed records of a topic that were not read before, decoded, by partition.
 
         Of the changelog of a window or session store, these are the windows, without the rows that
-        keep its stream time.
+        keep its stream time; of that of a store with history the versions, each at its time.
         """
         key_serde, value_serde = self._serdes(topic)
         rows = self._broker.records(topic)
         fresh = rows[self._read.get(topic, 0) :]
         self._read[topic] = len(rows)
+        if isinstance(self._logged_in(topic), VersionedSpec):
+            fresh = _versions_in(fresh)
         return [
             row.replace(
                 key=_decode(topic, "key", key_serde, row.key, row.headers),
@@ -443,15 +447,22 @@ class TopologyTestDriver:
             self._counts = self._create_topics(self._partitions)
             self._start()
 
+    def _logged_in(self, topic: str) -> StoreSpec | None:
+        """Return the store whose changelog a topic is."""
+        logs = {
+            log_of(self._settings.application_id, name, {}): name for name in self._topology.stores
+        }
+        return self._topology.stores[logs[topic]] if topic in logs else None
+
     def _serdes(self, topic: str) -> tuple[Serde[Any], Serde[Any]]:
         for node in self._topology.nodes:
             if isinstance(node, SinkNode) and (
                 node.topic.full(self._settings.application_id) == topic
             ):
                 return node.key_serde, node.value_serde
-        for spec in self._topology.stores.values():
-            if topic == f"{self._settings.application_id}-{spec.name}-changelog":
-                return spec.key_serde, spec.value_serde
+        spec = self._logged_in(topic)
+        if spec is not None:
+            return spec.key_serde, spec.value_serde
         if topic == self._settings.dead_letter_topic:
             return serdes.BYTES, serdes.BYTES
         _, written = self._topology.topics()
@@ -559,6 +570,17 @@ def _encode(
             f"{side}_serde=… where the topology reads the topic; pipe_bytes() takes bytes as they "
             "are"
         ) from error
+
+
+def _versions_in(rows: list[Record[Any, Any]]) -> list[Record[Any, Any]]:
+    """Return the versions in records of a changelog."""
+    batch = Batch(
+        keys=Column(raw=[row.key for row in rows]),
+        values=Column(raw=[row.value for row in rows]),
+        timestamps=[row.timestamp_ms for row in rows],
+        headers=[row.headers for row in rows],
+    )
+    return list(map(Record, *read_versions(batch, is_whole=False)[:3]))
 
 
 def _decode(

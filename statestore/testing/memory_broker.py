@@ -288,6 +288,7 @@ class MemoryAuditLogReader:
                 [entry.key for entry in found],
                 [entry.value for entry in found],
                 [entry.timestamp_ms for entry in found],
+                [tuple(entry.headers) for entry in found],
             )
 
     def close(self) -> None:

@@ -6,7 +6,6 @@ from tests.kafka.run_pipelines import builder, prefix
 
 KEYS = 100
 WINDOW_MS = 50
-FOREVER = {"min.compaction.lag.ms": "9" * 18}
 
 
 def every_kind() -> ss.Topology:
@@ -20,8 +19,6 @@ def every_kind() -> ss.Topology:
     windows.count("windows")
     sessions = stream.group_by_key().windowed_by(ss.SessionWindows(0, retention_ms=10**6))
     sessions.count("sessions")
-    rates = ss.Materialized(
-        "rates", history_retention_ms=10**6, changelog_config=FOREVER, value_serde=serdes.STRING
-    )
+    rates = ss.Materialized("rates", history_retention_ms=10**6, value_serde=serdes.STRING)
     b.table(f"{prefix()}-rates", value_serde=serdes.STRING, materialized=rates)
     return b.build()

@@ -12,13 +12,12 @@ GRACE_MS = 50
 # Rolled and cleaned as often as the broker looks, if it may.
 OFTEN = {"segment.ms": "1", "min.cleanable.dirty.ratio": "0.001"}
 CLEANED = OFTEN | {"max.compaction.lag.ms": "1"}
-SPARED = OFTEN | {"min.compaction.lag.ms": "9" * 18}
 
 
 def priced() -> ss.Topology:
     """Orders with the rate as of their own time, after waiting for late rates."""
     return _rates(
-        ss.Materialized("rates", history_retention_ms=RETENTION_MS, changelog_config=SPARED),
+        ss.Materialized("rates", history_retention_ms=RETENTION_MS, changelog_config=OFTEN),
         grace_ms=GRACE_MS,
     )
 

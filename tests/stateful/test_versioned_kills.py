@@ -23,9 +23,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from statestore.runtime.public import open_store
 from statestore.stores import serdes
+from statestore.stores.logged import read_versions
 from statestore.stores.specs import VersionedSpec
 from statestore.stores.versioned.store import TransactionalVersionedStore
-from tests.builders import DEADLINE_S
+from tests.builders import DEADLINE_S, LogRow, log_batch, log_rows
 from tests.stateful.test_versioned_machine import (
     EVER,
     LOG,
@@ -51,15 +52,14 @@ _FORKS.set_forkserver_preload([__name__])
 def own(calls: Connection, directory: Path, spec: Spec) -> None:
     """Open the store, then do as told."""
     store: Store = open_store(spec, directory, settings=FLUSHED_OFTEN)
+    store.table.is_logged = True
     while True:
         name, arguments = calls.recv()
         calls.send(_ACTIONS[name](store, *arguments))
 
 
-def _changes(store: Store) -> list[Row]:
-    keys, values, times = store.table.changes()
-    assert times is not None
-    return list(zip(keys, values, times, strict=True))
+def _changes(store: Store) -> list[LogRow]:
+    return log_rows(store.table.changes())
 
 
 def _seen(store: Store, keys: list[bytes]) -> tuple[int | None, int | None, dict[bytes, Any]]:
@@ -67,9 +67,9 @@ def _seen(store: Store, keys: list[bytes]) -> tuple[int | None, int | None, dict
     return store.committed_offset(LOG), store.observed_stream_time(), shown
 
 
-def _restore(store: Store, rows: list[Row], end: int) -> None:
-    keys, values, times = ([row[i] for row in rows] for i in range(3))
-    store.table.restore(keys, values, times, {LOG: end})  # type: ignore[arg-type]  # columns of rows
+def _restore(store: Store, rows: list[LogRow], end: int) -> None:
+    found = read_versions(log_batch(rows), is_whole=store.table.log.is_whole)
+    store.table.restore(found, {LOG: end})
 
 
 _ACTIONS: dict[str, Callable[..., Any]] = {
@@ -116,7 +116,7 @@ class KilledOwners(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.directory = Path(tempfile.mkdtemp(prefix="statestore-kills-"))
-        self.log: list[Row] = []
+        self.log: list[LogRow] = []
         self.owner: Owner | None = None
 
     @initialize(
@@ -181,7 +181,7 @@ class KilledOwners(RuleBasedStateMachine):
 
     def _compared(self, end: int | None) -> int:
         """Where the log was when what is found was committed; it is all of that commit's."""
-        keys = sorted({key for key, _, _ in self.log})
+        keys = sorted(self.commits[len(self.log)].versions)
         offset, now, shown = self.ask("seen", keys)
         oracle = self.commits[(offset or 0) if end is None else end]
         assert now == oracle.now

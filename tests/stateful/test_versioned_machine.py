@@ -22,8 +22,10 @@ from statestore.model.modes import IsolationLevel
 from statestore.model.records import PutResult, VersionedRecord
 from statestore.runtime.public import open_store
 from statestore.stores import serdes
+from statestore.stores.logged import read_versions
 from statestore.stores.specs import VersionedSpec
 from statestore.stores.versioned.store import TransactionalVersionedStore, VersionedReader
+from tests.builders import LogRow, log_batch, log_rows
 
 # The long profile takes minutes.
 pytestmark = pytest.mark.timeout(1800)
@@ -93,7 +95,7 @@ class VersionedMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.directory = Path(tempfile.mkdtemp(prefix="statestore-machine-"))
-        self.log: list[tuple[bytes, bytes | None, int]] = []
+        self.log: list[LogRow] = []
         self.opened = False
 
     @precondition(lambda self: not self.opened)
@@ -102,6 +104,7 @@ class VersionedMachine(RuleBasedStateMachine):
         self.spec = VersionedSpec(
             "rates", retention, serdes.BYTES, serdes.BYTES, interval, persistent=self.persistent
         )
+        self.interval_ms = interval
         self.committed = Oracle(retention)
         self.pending = copy.deepcopy(self.committed)
         self.opened = True
@@ -111,6 +114,7 @@ class VersionedMachine(RuleBasedStateMachine):
         self.store: TransactionalVersionedStore[bytes, bytes] = open_store(
             self.spec, self.directory, settings=SETTINGS
         )
+        self.store.table.is_logged = True
         self.readers = {level: self.store.reader(level) for level in IsolationLevel}
 
     def teardown(self) -> None:
@@ -164,9 +168,7 @@ class VersionedMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.opened)
     @rule()
     def commit(self) -> None:
-        keys, values, times = self.store.table.changes()
-        assert times is not None
-        self.log += zip(keys, values, times, strict=True)
+        self.log += log_rows(self.store.table.changes())
         self.store.commit({LOG: len(self.log)})
         self.committed = copy.deepcopy(self.pending)
 
@@ -188,28 +190,51 @@ class VersionedMachine(RuleBasedStateMachine):
         self.pending = copy.deepcopy(self.committed)
 
     @precondition(lambda self: self.opened)
-    @rule(stretch=st.integers(1, 30), lost=st.booleans())
-    def lose_all_and_restore(self, stretch: int, lost: bool) -> None:
+    @rule(percent=st.integers(0, 100), forgets=st.booleans())
+    def clean(self, percent: int, forgets: bool) -> None:
+        """A cleaner goes over the first part of the log, and may forget the deletes there."""
+        end = len(self.log) * percent // 100
+        last = {row[0]: at for at, row in enumerate(self.log[:end])}
+        self.log[:end] = [
+            row
+            for at, row in enumerate(self.log[:end])
+            if last[row[0]] == at and not (forgets and row[1] is None)
+        ]
+
+    @precondition(lambda self: self.opened)
+    @rule(stretch=st.integers(1, 30))
+    def lose_all_and_restore(self, stretch: int) -> None:
         """From the log's beginning, or from what a cleaner left of it."""
         self.store.rollback()
         self.store.close()
         shutil.rmtree(self.directory / "rates", ignore_errors=True)
-        if lost and self.log:
-            self.log = compacted(self.log, self.spec.history_retention_ms)
-            latest = {key: self.committed.as_of(key, EVER) for key in self.committed.versions}
-            self.committed = Oracle(self.spec.history_retention_ms)
-            for key, value, time in sorted(self.log, key=lambda row: row[2]):
-                self.committed.put(key, value, time)
-            assert latest == {key: self.committed.as_of(key, EVER) for key in latest}
         self.restore_into_a_new_one(stretch)
         self.pending = copy.deepcopy(self.committed)
+
+    @precondition(lambda self: self.opened)
+    @rule()
+    def forgotten(self) -> None:
+        """The log has no more versions than the store may show, but those of the last segment."""
+        self.commit()
+        bound = (self.committed.now or 0) - self.spec.history_retention_ms
+        kept_from = (bound // self.interval_ms) * self.interval_ms
+        left = {row[0] for row in self.log} - {
+            key for key, value in {row[0]: row[1] for row in self.log}.items() if value is None
+        }
+        may_be_left = sum(
+            ends is None or ends >= kept_from
+            for key in self.committed.versions
+            for _, _, ends in self.committed.all(key)
+        )
+        # The record that says how far versions were forgotten is one more.
+        assert len(left) <= may_be_left + 1
 
     def restore_into_a_new_one(self, stretch: int = 10) -> None:
         self.open()
         for start in range(0, len(self.log), stretch):
             rows = self.log[start : start + stretch]
-            keys, values, times = ([row[i] for row in rows] for i in range(3))
-            self.store.table.restore(keys, values, times, {LOG: start + len(rows)})  # type: ignore[arg-type]  # columns of triples
+            found = read_versions(log_batch(rows), is_whole=self.store.table.log.is_whole)
+            self.store.table.restore(found, {LOG: start + len(rows)})
         if self.log:
             assert self.store.metrics()["dropped-records-total"] == 0
 
@@ -250,15 +275,6 @@ class VersionedMachine(RuleBasedStateMachine):
             for key in oracle.versions:
                 assert reads.get(key) == oracle.as_of(key, EVER)
                 assert list(reads.history(key)) == oracle.history(key, -EVER, EVER)
-
-
-def compacted(
-    log: list[tuple[bytes, bytes | None, int]], retention: int
-) -> list[tuple[bytes, bytes | None, int]]:
-    """What is left of a log whose cleaner spares young records, and the last one of each key."""
-    last = {key: i for i, (key, _, _) in enumerate(log)}
-    oldest = max(time for _, _, time in log) - retention
-    return [row for i, row in enumerate(log) if last[row[0]] == i or row[2] >= oldest]
 
 
 class PersistentMachine(VersionedMachine):

@@ -21,8 +21,9 @@ from statestore.operations.audits.audit import (
 )
 from statestore.operations.audits.rows import AuditRow, AuditRows, ReplayedLog, Subject, replay_log
 from statestore.runtime import PARTITIONERS
+from statestore.stores.logged import versions
 from statestore.stores.migration import MARK
-from statestore.stores.versioned.layout import TIME_MIN
+from statestore.stores.versioned.layout import TIME_MIN, version_row
 from statestore.testing.memory_broker import MemoryBroker
 
 LOG = TopicPartition("shop-counts-changelog", 0)
@@ -38,10 +39,10 @@ SUBJECT = Subject(
     log_end=10,
     last_offset=None,
     bound_ms=TIME_MIN,
-    compactable_ms=0,
+    is_whole=True,
     key_serde="STRING",
 )
-VERSIONED = msgspec.structs.replace(SUBJECT, kind="versioned", compactable_ms=100)
+VERSIONED = msgspec.structs.replace(SUBJECT, kind="versioned")
 
 
 def rows(text: str) -> AuditRows:
@@ -63,8 +64,9 @@ def folded(text: str, later: str = "", gone: str = "") -> ReplayedLog:
         for key, begins, ends, value in zip(*rows(text), strict=True)
     }
     after = rows(later)
-    keys = frozenset(key for key, _ in known) | frozenset(map(str.encode, gone.split()))
-    return ReplayedLog(known, keys, dict(zip(after.keys, after.values, strict=True)))
+    places = frozenset(known) | frozenset((key.encode(), 0) for key in gone.split())
+    later_places = zip(after.keys, after.begins, strict=True)
+    return ReplayedLog(known, places, dict(zip(later_places, after.values, strict=True)))
 
 
 def examined(stored: str, log: ReplayedLog, subject: Subject = SUBJECT) -> StoreAudit:
@@ -140,7 +142,7 @@ def test_a_store_stands_within_its_log_and_not_before_where_it_stood(
 
 
 def test_a_record_without_a_key_is_a_failure() -> None:
-    one = examined("", ReplayedLog({(None, 0): AuditRow(b"1", None)}, frozenset([None]), {}))
+    one = examined("", ReplayedLog({(None, 0): AuditRow(b"1", None)}, frozenset([(None, 0)]), {}))
     assert AuditCheck.NON_NULL_KEYS in {failure.check for failure in one.failures}
 
 
@@ -292,21 +294,46 @@ def test_keys_placed_some_other_way_are_not_judged(
         ("a=1@150-160 a=2@160", "a=1@150-160 a=2@160", "", {"equal": 2}),
         ("a=1@150-155 a=2@160", "a=1@150-160 a=2@160", "", {"differs": 1, "equal": 1}),
         ("a=2@160", "a=1@150-160 a=2@160", "", {"missing": 1, "equal": 1}),
-        # Young records are never removed, so a later one excuses nothing.
-        ("a=2@160", "a=1@150", "a=9", {"extra": 1, "missing": 1}),
-        # Old ones may be, save the latest of each key …
-        ("a=1@50-60 a=2@60", "a=2@60", "", {"superseded": 1, "equal": 1}),
-        ("a=1@50-55 a=2@60", "a=1@50-60 a=2@60", "", {"superseded": 1, "equal": 1}),
-        ("a=2@60", "a=3@60", "", {"differs": 1}),
-        # … and that one if there is a later record.
-        ("a=2@60", "", "a=9", {"superseded": 1}),
+        # Each version has a key of its own, so a later one of the same key excuses nothing …
+        ("a=1@50-60 a=2@60", "a=2@60", "a=9@70", {"extra": 1, "equal": 1}),
+        # … and a later record of the same version does.
+        ("a=1@50-60 a=2@60", "a=2@60", "a=1@50", {"superseded": 1, "equal": 1}),
+        ("a=2@60", "a=1@60", "a=2@60", {"pending": 1}),
     ],
 )
-def test_a_version_is_judged_by_its_age(
+def test_a_version_is_judged_by_the_records_of_its_own(
     stored: str, log: str, later: str, findings: dict[str, int]
 ) -> None:
     one = examined(stored, folded(log, later), VERSIONED)
     assert {found.value: count for found, count in one.findings.items()} == findings
+
+
+def test_versions_that_a_log_does_not_show_are_told_and_not_excused() -> None:
+    subject = msgspec.structs.replace(VERSIONED, is_whole=False)
+    one = examined("a=1@50-60 a=2@60", folded("a=2@60"), subject)
+    assert {found.value: count for found, count in one.findings.items()} == {
+        "unseen": 1,
+        "equal": 1,
+    }
+    found = verdict_of([one.result()], one.failures, superseded_max_percent=100)
+    assert found is AuditVerdict.NOT_ENOUGH_CHECKED
+
+
+def test_a_version_that_ends_with_one_of_which_only_a_later_record_is_left_is_superseded() -> None:
+    """Compaction took the first record of the version at 20, because it was written once more."""
+    subject = msgspec.structs.replace(VERSIONED, offset_next=2)
+    rows = [(b"a", b"1", 10), (b"a", b"3", 30), (b"a", b"2", 20)]
+    broker = MemoryBroker()
+    broker.state.create(LOG.topic, 1, {})
+    for key, value, time in rows:
+        (record_key,), (logged_value,), *_ = versions([key], [version_row(value, time)])
+        broker.produce(LOG, Record(record_key, logged_value, 1))
+    one = examined("a=1@10-20 a=2@20-30 a=3@30", replay_log(broker.audit_log(), subject), subject)
+    assert one.failures == []
+    assert {found.value: count for found, count in one.findings.items()} == {
+        "equal": 1,
+        "superseded": 2,
+    }
 
 
 @pytest.mark.parametrize(
@@ -350,7 +377,7 @@ def test_a_log_is_folded_up_to_the_offset_and_the_rest_is_told_apart() -> None:
     subject = msgspec.structs.replace(SUBJECT, offset_next=4)
     found = replay_log(broker.audit_log(), subject)
     assert found == ReplayedLog(
-        {(b"a", 0): AuditRow(b"2", None)}, frozenset([b"a", b"b"]), {b"a": b"3"}
+        {(b"a", 0): AuditRow(b"2", None)}, frozenset([(b"a", 0), (b"b", 0)]), {(b"a", 0): b"3"}
     )
     beyond = msgspec.structs.replace(SUBJECT, offset_next=99)
     assert replay_log(broker.audit_log(), beyond).rows == {(b"a", 0): AuditRow(b"3", None)}
@@ -379,26 +406,26 @@ def test_versions_are_folded_by_their_times_without_what_has_expired() -> None:
         ("b", "1", 5),
         ("b", None, 15),
         ("a", None, 40),
-        ("c", "1", 1),
+        ("c", "1", 2),
     )
     subject = msgspec.structs.replace(VERSIONED, bound_ms=20)
     found = replay_log(broker.audit_log(), subject)
     assert found.rows == {
         (b"a", 20): AuditRow(b"two", 30),
         (b"a", 30): AuditRow(b"3", 40),
-        (b"c", 1): AuditRow(b"1", None),
+        (b"c", 2): AuditRow(b"1", None),
     }
 
 
 @pytest.mark.parametrize("subject", [SUBJECT, VERSIONED], ids=["key-value", "versioned"])
 def test_records_without_a_key_are_in_no_store_and_in_no_fold(subject: Subject) -> None:
-    broker = logged(("a", "1", 1), ("b", "1", 2))
+    broker = logged(("a", "1", 11), ("b", "1", 12))
     broker.produce(LOG, Record(None, b"nobody's", 3))
     broker.produce(LOG, Record(b"a", b"2", 4))
     broker.produce(LOG, Record(None, b"nobody's", 5))
     found = replay_log(broker.audit_log(), msgspec.structs.replace(subject, offset_next=4))
     assert {key for key, _ in found.rows} == {b"a", b"b"}
-    assert None not in found.later
+    assert None not in {key for key, _ in found.later}
 
 
 # The verdict.

@@ -126,7 +126,7 @@ def test_a_missing_input_gets_as_many_partitions_as_the_one_it_is_joined_with(wo
     assert made["customers"].partitions == 5
 
 
-def test_an_input_read_only_as_a_table_is_compacted_and_keeps_what_its_history_shows(
+def test_an_input_read_only_as_a_table_is_compacted_but_keeps_everything_for_a_history(
     world: World,
 ) -> None:
     plain = world.create(joined(), EVERY_4, dry_run=True)
@@ -135,8 +135,8 @@ def test_an_input_read_only_as_a_table_is_compacted_and_keeps_what_its_history_s
     assert plain["named-orders"].config == {}
     historic = world.create(joined(history_ms=DAY_MS), EVERY_4)
     assert historic["customers"].config == {
-        "cleanup.policy": "compact",
-        "min.compaction.lag.ms": str(2 * DAY_MS),
+        "cleanup.policy": "delete",
+        "retention.ms": "-1",
     }
 
 

@@ -23,12 +23,12 @@ from statestore.layout.audits import LIVE, AuditFailure, Audits
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.audits.audit import AuditCheck
-from statestore.operations.audits.rows import Subject, facts_of
+from statestore.operations.audits.rows import AuditFacts, Subject, facts_of
 from statestore.operations.deployed import Deployed, DeployedStore, read_deployed
 from statestore.operations.environment import Databases, Environment
 from statestore.operations.exports.catalog import Exports, FetchedStore
 from statestore.operations.snapshots import Snapshot, Snapshots
-from statestore.ports import Clock, Cluster
+from statestore.ports import Cluster
 from statestore.stores import keyvalue
 from statestore.stores.specs import StoreSupplier
 from statestore.stores.versioned import layout as versioned_layout
@@ -49,6 +49,7 @@ class AuditedFiles(NamedTuple):
     path: str
     offset_next: int
     bound_ms: int
+    is_whole: bool = True
     home: str = ""
     is_missing: bool = False
 
@@ -154,9 +155,7 @@ def plan_live(environment: Environment, stores: Collection[str] = ()) -> AuditPl
                 found.not_checked[name] = "it is in memory and has no files to read"
         _look_for_missing(layout.application_id, deployed, wanted, cluster, found)
         before = last_offsets(layout)
-        subjects = _subjects(
-            found.files, layout.application_id, deployed, cluster, environment.clock, before
-        )
+        subjects = _subjects(found.files, layout.application_id, deployed, cluster, before)
         taken.pop_all()
     return AuditPlan(subjects, found, LIVE, held)
 
@@ -178,17 +177,19 @@ def plan_export(environment: Environment, export: str, stores: Collection[str] =
         if at.name in wanted:
             log = _log_of(manifest.deployed, manifest.application_id, at.name, at.task)
             offset_next = at.store.offsets.offsets().get(log, 0)
-            bound_ms = versioned_layout.TIME_MIN
+            bound_ms, is_whole = versioned_layout.TIME_MIN, True
             if at.store.kind == versioned_layout.KIND:
                 try:
                     with FetchedStore(exports, at) as fetched:
-                        _, bound_ms = _facts(fetched.store_dir(at.name), environment.databases)
+                        path = fetched.store_dir(at.name)
+                        _, bound_ms, is_whole = _facts(path, environment.databases)
                 except (TaskCorrupted, ExportDamaged) as error:
                     task, why = str(at.task), str(error)
                     failure = AuditFailure(AuditCheck.READABLE, at.name, task, 1, [], why)
                     found.failures.append(failure)
                     continue
-            files = AuditedFiles(at.name, at.task, at.store.kind, "", offset_next, bound_ms)
+            kind = at.store.kind
+            files = AuditedFiles(at.name, at.task, kind, "", offset_next, bound_ms, is_whole)
             found.files.append(files)
     _look_for_missing(manifest.application_id, manifest.deployed, wanted, cluster, found)
     subjects = _subjects(
@@ -196,7 +197,6 @@ def plan_export(environment: Environment, export: str, stores: Collection[str] =
         manifest.application_id,
         manifest.deployed,
         cluster,
-        environment.clock,
         {},
         export=manifest.export_id,
     )
@@ -254,7 +254,7 @@ def _look(
     for store in sorted(wanted & manifest.stores.keys()):
         path = snapshot.store_dir(store)
         try:
-            kind, bound_ms = _facts(path, databases)
+            kind, bound_ms, is_whole = _facts(path, databases)
         except TaskCorrupted as error:
             unreadable(store, str(error))
             continue
@@ -263,7 +263,9 @@ def _look(
         log = _log_of(deployed, layout.application_id, store, task)
         offset_next = manifest.stores[store].offsets().get(log, 0)
         home = str(layout.store_dir(task, store))
-        found.files.append(AuditedFiles(store, task, kind, str(path), offset_next, bound_ms, home))
+        found.files.append(
+            AuditedFiles(store, task, kind, str(path), offset_next, bound_ms, is_whole, home)
+        )
 
 
 def _look_for_missing(
@@ -301,7 +303,7 @@ def _is_built_in(deployed: Deployed, store: str) -> bool:
     return known is not None and known.kind != StoreSupplier.kind
 
 
-def _facts(path: Path, databases: Databases) -> tuple[str | None, int]:
+def _facts(path: Path, databases: Databases) -> AuditFacts:
     with closing(databases.read(path)) as engine:
         return facts_of(engine, str(path))
 
@@ -319,7 +321,6 @@ def _subjects(
     application_id: str,
     deployed: Deployed,
     cluster: Cluster,
-    clock: Clock,
     before: Mapping[TopicPartition, int],
     *,
     export: str | None = None,
@@ -334,12 +335,10 @@ def _subjects(
             f"there is no topic {', '.join(missing)} to compare with: restore it, or let a run "
             "create it"
         )
-    bounds, settings = cluster.bounds(logs), cluster.topic_settings(topics)
-    now_ms = clock.now_ms()
+    bounds = cluster.bounds(logs)
     subjects = []
     for files, log in zip(located, logs, strict=True):
         known = deployed.stores.get(files.store)
-        lag_ms = int(settings[log.topic].get("min.compaction.lag.ms") or 0)
         subjects.append(
             Subject(
                 files.store,
@@ -352,7 +351,7 @@ def _subjects(
                 log_end=bounds[log].end,
                 last_offset=before.get(log),
                 bound_ms=files.bound_ms,
-                compactable_ms=now_ms - lag_ms,
+                is_whole=files.is_whole,
                 key_serde=None if known is None else known.key_serde,
                 value_serde=None if known is None else known.value_serde,
                 is_source=known is not None and known.source_topic is not None,

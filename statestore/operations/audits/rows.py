@@ -5,6 +5,7 @@ begins and ends (0 and None in stores without history), and the value. Neither s
 expired history or tombstones; a tombstone only ends the version before it.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
@@ -21,6 +22,7 @@ from statestore.stores import in_windows, keyvalue, offsets, serdes
 from statestore.stores.kinds import logged_keys
 from statestore.stores.specs import SessionSpec, WindowSpec
 from statestore.stores.versioned import layout as versioned_layout
+from statestore.stores.versioned.forgetting import WHOLE_ROW
 
 _SPANS: Final = {WindowSpec.kind: WINDOW_BYTES, SessionSpec.kind: SESSION_BYTES}
 
@@ -31,8 +33,8 @@ class Subject(msgspec.Struct, frozen=True):
     `path`: its files in a snapshot; "" if they have to be fetched from an `export`.
     `offset_next`: the store's offset in its log. `log_end`: the log's last stable offset, read
     after the snapshot was taken. `last_offset`: `offset_next` in the previous audit. `bound_ms`:
-    versions that end at this time or before it have expired. `compactable_ms`: compaction may have
-    removed records older than this. `is_source`: the log is the table's source topic, which also
+    versions that end at this time or before it have expired. `is_whole`: as in
+    `AuditFacts`. `is_source`: the log is the table's source topic, which also
     has records that are not in the table. `is_missing`: the store was deployed but has no files,
     so its side has no rows. `home`: the folder of its files, for messages, if `path` is another.
     `writers`: the names of the serdes that wrote its values, by generation, if they were recorded.
@@ -49,7 +51,7 @@ class Subject(msgspec.Struct, frozen=True):
     log_end: int
     last_offset: int | None
     bound_ms: int
-    compactable_ms: int
+    is_whole: bool
     key_serde: str | None
     value_serde: str | None = None
     is_source: bool = False
@@ -110,16 +112,21 @@ class AuditRow(NamedTuple):
     ends: int | None
 
 
-class ReplayedLog(NamedTuple):
-    """The rows that a log produces up to the store's offset, and the keys that follow.
+AuditPlace = tuple[bytes | None, int]
+"""A key, and the time at which its version begins."""
 
-    `known` has the keys with a record before that offset. `later` maps the keys with a record at
-    or after it to their last value, which is None for a tombstone.
+
+class ReplayedLog(NamedTuple):
+    """The rows that a log produces up to the store's offset, and those that follow.
+
+    A row has a key and the time at which it begins. `known` has those with a record before that
+    offset. `later` maps those with a record at or after it to their last value, which is None for
+    a tombstone. It also has a version that ended with one of which only a later record is left.
     """
 
-    rows: dict[tuple[bytes | None, int], AuditRow]
-    known: frozenset[bytes | None]
-    later: dict[bytes | None, bytes | None]
+    rows: dict[AuditPlace, AuditRow]
+    known: frozenset[AuditPlace]
+    later: dict[AuditPlace, bytes | None]
 
     def chunks(self) -> Iterator[AuditRows]:
         """Yield the rows in chunks."""
@@ -127,16 +134,31 @@ class ReplayedLog(NamedTuple):
         return _chunks(found)
 
 
-def facts_of(engine: Engine, where: str) -> tuple[str | None, int]:
-    """Return the kind of a store, None if the files do not say, and the bound of its history."""
-    known = offsets.read_format(engine.table(offsets.TABLE), where)
+class AuditFacts(NamedTuple):
+    """What the files of a store say.
+
+    They are its kind, None if they do not say it, and the bound of its history. `is_whole`: its log
+    has a record for each version, which is always so without history.
+    """
+
+    kind: str | None
+    bound_ms: int
+    is_whole: bool
+
+
+def facts_of(engine: Engine, where: str) -> AuditFacts:
+    """Return the facts of a store's files."""
+    meta = engine.table(offsets.TABLE)
+    known = offsets.read_format(meta, where)
     kind = None if known is None else known.kind
     bound = versioned_layout.TIME_MIN
-    if kind == versioned_layout.KIND:
-        clock = engine.table(versioned_layout.HISTORY).get(versioned_layout.CLOCK_KEY)
-        if clock is not None:
-            bound = max(bound, versioned_layout.read_clock(clock)[1])
-    return kind, bound
+    if kind != versioned_layout.KIND:
+        return AuditFacts(kind, bound, is_whole=True)
+    clock = engine.table(versioned_layout.HISTORY).get(versioned_layout.CLOCK_KEY)
+    if clock is not None:
+        bound = max(bound, versioned_layout.read_clock(clock)[1])
+    is_whole = all(meta.get(row) is not None for row in WHOLE_ROW) or clock is None
+    return AuditFacts(kind, bound, is_whole)
 
 
 def stored_rows(engine: Engine, kind: str, bound_ms: int) -> Iterator[AuditRows]:
@@ -166,30 +188,67 @@ def replay_log(
     start, end = audit_log.bounds(tp)
     told.expect(-min(start, subject.log_end))
     cut = max(start, min(subject.offset_next, end))
-    known: Iterable[bytes | None]
-    if subject.versioned:
-        versions: dict[bytes | None, dict[int, bytes | None]] = {}
-        for records in _counted(audit_log.read(tp, start, cut), cut - start, told):
-            for key, value, time in zip(*records, strict=True):
-                if key is not None:
-                    versions.setdefault(key, {})[time] = value
-        known, rows = versions, dict(_versions(versions, subject.bound_ms))
-    else:
-        held: dict[bytes | None, bytes | None] = {}
-        read = _counted(audit_log.read(tp, start, cut), cut - start, told)
-        for records in _kept(read, subject):
-            held.update(zip(records.keys, records.values, strict=True))
-        held.pop(None, None)
-        known = held
-        rows = {(key, 0): AuditRow(value, None) for key, value in held.items() if value is not None}
-    later: dict[bytes | None, bytes | None] = {}
+    held: dict[AuditPlace, bytes | None] = {}
+    bound_ms = subject.bound_ms
+    for records in _counted(audit_log.read(tp, start, cut), cut - start, told):
+        held.update(_placed(records, subject))
+        bound_ms = max(bound_ms, _bound_in(records))
+    later: dict[AuditPlace, bytes | None] = {}
     last = audit_log.bounds(tp).end
     told.expect(max(0, last - max(start, subject.log_end)))
-    read = _counted(audit_log.read(tp, cut, last), last - cut, told)
-    for records in _kept(read, subject):
-        later.update(zip(records.keys, records.values, strict=True))
-    later.pop(None, None)
-    return ReplayedLog(rows, frozenset(known), later)
+    for records in _counted(audit_log.read(tp, cut, last), last - cut, told):
+        later.update(_placed(records, subject))
+    if not subject.versioned:
+        rows = {at: AuditRow(value, None) for at, value in held.items() if value is not None}
+        return ReplayedLog(rows, frozenset(held), later)
+    begun: dict[bytes | None, list[int]] = {}
+    for key, begins in sorted(held):
+        begun.setdefault(key, []).append(begins)
+    for key, begins in later.keys() - held.keys():
+        times = begun.get(key, [])
+        before = bisect_left(times, begins)
+        if before:
+            later.setdefault((key, times[before - 1]), None)
+    return ReplayedLog(dict(_versions(held, begun, bound_ms)), frozenset(held), later)
+
+
+def _placed(records: LogRecords, subject: Subject) -> Iterator[tuple[AuditPlace, bytes | None]]:
+    """Yield the changes of rows with their places; the value of a delete is None."""
+    if subject.versioned:
+        yield from _logged_versions(records)
+        return
+    kept = _kept(records, subject) if subject.is_source else records
+    for key, value in zip(kept.keys, kept.values, strict=True):
+        if key is not None:
+            yield (key, 0), value
+
+
+def _logged_versions(records: LogRecords) -> Iterator[tuple[AuditPlace, bytes | None]]:
+    """Yield versions as the changelog of a store with history has them (docs/adr/0037)."""
+    keys, values, times, headers = records
+    for i, (key, value, time) in enumerate(zip(keys, values, times, strict=True)):
+        said = {} if headers is None else dict(headers[i])
+        kind = said.get("statestore-log")
+        if key is None or kind in (b"forgotten", b"moved"):
+            continue
+        if kind == b"deleted" or (time == 1 and "statestore-time" not in said):
+            place = key[:-8], int.from_bytes(key[-8:], "big") - (1 << 63)
+            if not value:
+                yield place, None
+            else:
+                yield place, value if value.strip(b"\0") else value[:-1]
+        else:
+            yield (key, int(said.get("statestore-time") or time)), value
+
+
+def _bound_in(records: LogRecords) -> int:
+    """Return the bound of history that the log itself tells, before which versions are gone."""
+    told = [
+        int.from_bytes(value[8:16], "big") - (1 << 63)
+        for value, headers in zip(records.values, records.headers or (), strict=False)
+        if value is not None and ("statestore-log", b"forgotten") in headers
+    ]
+    return max(told, default=versioned_layout.TIME_MIN)
 
 
 def _counted(stretches: Iterator[LogRecords], offsets: int, told: Progress) -> Iterator[LogRecords]:
@@ -214,26 +273,22 @@ def placing_keys(keys: list[bytes | None], kind: str, key_serde: str | None) -> 
     return [key for key in keys if key is not None]
 
 
-def _kept(stretches: Iterator[LogRecords], subject: Subject) -> Iterator[LogRecords]:
+def _kept(records: LogRecords, subject: Subject) -> LogRecords:
     """Drop the records of a source topic that are not in its table.
 
     A table has the records with a key whose key and value can be decoded.
     """
-    if not subject.is_source:
-        yield from stretches
-        return
     key_fits, value_fits = _fits(subject.key_serde), _fits(subject.value_serde)
-    for records in stretches:
-        kept = [
-            place
-            for place, (key, value, _) in enumerate(zip(*records, strict=True))
-            if key is not None and key_fits(key) and value_fits(value)
-        ]
-        yield LogRecords(
-            [records.keys[place] for place in kept],
-            [records.values[place] for place in kept],
-            [records.times[place] for place in kept],
-        )
+    kept = [
+        place
+        for place, (key, value) in enumerate(zip(records.keys, records.values, strict=True))
+        if key is not None and key_fits(key) and value_fits(value)
+    ]
+    return LogRecords(
+        [records.keys[place] for place in kept],
+        [records.values[place] for place in kept],
+        [records.times[place] for place in kept],
+    )
 
 
 def _fits(serde_name: str | None) -> Callable[[bytes | None], bool]:
@@ -279,12 +334,13 @@ def _chunks(rows: Iterable[tuple[bytes | None, int, int | None, bytes]]) -> Iter
 
 
 def _versions(
-    versions: Mapping[bytes | None, Mapping[int, bytes | None]], bound_ms: int
-) -> Iterator[tuple[tuple[bytes | None, int], AuditRow]]:
-    for key, by_time in versions.items():
-        times = sorted(by_time)
+    held: Mapping[AuditPlace, bytes | None],
+    begun: Mapping[bytes | None, list[int]],
+    bound_ms: int,
+) -> Iterator[tuple[AuditPlace, AuditRow]]:
+    for key, times in begun.items():
         ends: list[int | None] = [*times[1:], None]
         for begins, end in zip(times, ends, strict=True):
-            value = by_time[begins]
+            value = held[key, begins]
             if value is not None and (end is None or end > bound_ms):
                 yield (key, begins), AuditRow(value, end)

@@ -44,11 +44,12 @@ from statestore.operations.works import works_in
 from statestore.ports import Bounds, Changelog, Engine, Outbox, Records, TopicSpec
 from statestore.stores import keyvalue, offsets
 from statestore.stores.kinds import logged_keys
+from statestore.stores.logged import Forgotten, of_the_log, sendable, versions
 from statestore.stores.row_times import read_times
 from statestore.stores.staged_table import Changes
 from statestore.stores.versioned import layout as versioned_layout
+from statestore.stores.versioned.forgetting import WHOLE_ROW
 from statestore.tasks.commit import CommitStamp
-from statestore.tasks.store_log import sendable
 from statestore.topology.graph import Topology
 from statestore.topology.logs import log_of, logs
 from statestore.topology.nodes import TopicName
@@ -357,9 +358,12 @@ class Clone:
         rows: dict[bytes, bytes | None] = {}
         if log.topic in topics:
             own = TopicPartition(topics[log.topic], log.partition)
-            end = seed(self._outbox, own, engine, at.store.kind, stream_time_ms)
+            kind, now_ms = at.store.kind, self._clock.now_ms()
+            end = seed(self._outbox, own, engine, kind, stream_time_ms, now_ms)
             reach(CrashPoint.CLONE_SEEDED)
             rows = offsets.offset_rows({log: None, own: end}, Position())
+            if kind == versioned_layout.KIND:
+                rows |= WHOLE_ROW
         gone = [tp for tp in at.store.position() if tp.topic in topics]
         rows |= offsets.position_gone(gone)
         engine.write({offsets.TABLE: rows})
@@ -386,13 +390,13 @@ class Clone:
             self._outbox.send_offsets(found, text)
 
 
-def logged(engine: Engine, kind: str, otherwise_ms: int) -> Iterator[Changes]:
-    """The rows of a built-in store as its changelog has them, in batches, older versions first.
+def logged(engine: Engine, kind: str, otherwise_ms: int, now_ms: int) -> Iterator[Changes]:
+    """The rows of a built-in store as its changelog has them, in batches.
 
     `otherwise_ms`: the time of rows that have none of their own.
     """
     if kind == versioned_layout.KIND:
-        yield from _versions(engine)
+        yield from _versions(engine, now_ms)
         return
     pairs = iter(engine.table(keyvalue.TABLE).scan())
     while batch := list(islice(pairs, _AT_ONCE)):
@@ -400,20 +404,23 @@ def logged(engine: Engine, kind: str, otherwise_ms: int) -> Iterator[Changes]:
         times = read_times(engine.table(offsets.TABLE), rows, otherwise_ms)
         found = zip(logged_keys(kind, rows), batch, times, strict=True)
         kept = [(key, value, time) for key, (_, value), time in found if key is not None]
-        keys = [key for key, _, _ in kept]
-        yield Changes(keys, [value for _, value, _ in kept], [time for _, _, time in kept])
+        stamps, headers = sendable([time for _, _, time in kept])
+        yield Changes([key for key, _, _ in kept], [v for _, v, _ in kept], stamps, headers)
 
 
 def seed(
-    outbox: Outbox, log: TopicPartition, engine: Engine, kind: str, stream_time_ms: int
+    outbox: Outbox,
+    log: TopicPartition,
+    engine: Engine,
+    kind: str,
+    stream_time_ms: int,
+    now_ms: int,
 ) -> int | None:
     """Write the rows of a store into its new changelog; the offset after them, None if no row."""
     outbox.begin()
-    for changes in logged(engine, kind, stream_time_ms):
-        times, headers = sendable(changes.times)
-        topic, partition = log
-        records = Records(topic, changes.keys, changes.values, times, partition, headers)
-        outbox.send(records, tracked=True)
+    topic, partition = log
+    for keys, values, times, headers in logged(engine, kind, stream_time_ms, now_ms):
+        outbox.send(Records(topic, keys, values, times, partition, headers), tracked=True)
     outbox.flush()
     return outbox.ends().get(log)
 
@@ -443,11 +450,8 @@ def copy(
     return count
 
 
-def _versions(engine: Engine) -> Iterator[Changes]:
-    """The versions of each key in order of time: by segment and end, then the latest one.
-
-    Compaction keeps the last record of a key, which is its latest version.
-    """
+def _versions(engine: Engine, now_ms: int) -> Iterator[Changes]:
+    """All versions, and the stream time and the bound of the history."""
     history = engine.table(versioned_layout.HISTORY)
     old = (
         (versioned_layout.key_of(at), row)
@@ -456,9 +460,9 @@ def _versions(engine: Engine) -> Iterator[Changes]:
     )
     for rows in (old, iter(engine.table(versioned_layout.LATEST).scan())):
         while batch := list(islice(rows, _AT_ONCE)):
-            versions = [versioned_layout.read_version(row) for _, row in batch]
-            yield Changes(
-                [key for key, _ in batch],
-                [version.value for version in versions],
-                [version.valid_from for version in versions],
-            )
+            yield versions([key for key, _ in batch], [row for _, row in batch])
+    clock = history.get(versioned_layout.CLOCK_KEY)
+    if clock is not None:
+        now, bound = versioned_layout.read_clock(clock)
+        forgotten = Forgotten(now, bound, versioned_layout.TIME_MIN)
+        yield of_the_log([], [], [], forgotten, now_ms)

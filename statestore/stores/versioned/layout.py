@@ -38,7 +38,8 @@ NEVER: Final = TIME_MIN - 1
 
 CLOCK_KEY: Final = b"c"
 _TOMBSTONES: Final = b"d"
-_VERSION: Final = b"v"
+VERSION: Final = b"v"
+"""The prefix of rows of a history that are versions."""
 _TOMBSTONE: Final = 0
 VALUE: Final = 1
 NOT_VERSIONS: Final = (CLOCK_KEY, _TOMBSTONES)
@@ -104,8 +105,7 @@ def read_version(row: bytes) -> Version:
 def read_versions(rows: Sequence[bytes]) -> tuple[list[bytes | None], list[int]]:
     """The inverse of `version_rows`: values and times."""
     values = [row[HEAD_SIZE:] if row[0] else None for row in rows]
-    times: list[int] = _times_of([row[STAMP] for row in rows]).tolist()
-    return values, times
+    return values, times_of([row[STAMP] for row in rows])
 
 
 def valid_from(row: bytes) -> int:
@@ -143,6 +143,12 @@ def history_keys(keys: Sequence[bytes], ends: Sequence[bytes], interval_ms: int)
     return list(map(b"".join, zip(heads, keys, ends, strict=True)))
 
 
+def times_of(stamps: Sequence[bytes]) -> list[int]:
+    """Return times from what rows have."""
+    times: list[int] = _times_of(stamps).tolist()
+    return times
+
+
 def _times_of(stamps: Sequence[bytes]) -> npt.NDArray[np.int64]:
     return (np.frombuffer(b"".join(stamps), ">u8") ^ np.uint64(BIAS)).astype(np.int64)
 
@@ -150,7 +156,7 @@ def _times_of(stamps: Sequence[bytes]) -> npt.NDArray[np.int64]:
 @lru_cache(maxsize=1024)
 def place_head(segment: int, key_length: int) -> bytes:
     """Return the prefix before the key in a `v` key; writers stay in one segment for long."""
-    return _pack_place(_VERSION, segment + BIAS, key_length)
+    return _pack_place(VERSION, segment + BIAS, key_length)
 
 
 def valid_to(history_row_key: bytes) -> int:
@@ -181,9 +187,17 @@ def tombstones_below(segment: int) -> tuple[bytes, bytes]:
     return _TOMBSTONES, _TOMBSTONES + _pack_time(segment + BIAS)
 
 
+def versions_between(first: int, below: int) -> tuple[bytes, bytes]:
+    """Return both ends of a scan for the `v` rows of segments from `first` on and before `below`.
+
+    No row has exactly the upper end as its key.
+    """
+    return VERSION + _pack_time(first + BIAS), VERSION + _pack_time(below + BIAS)
+
+
 def versions_below(segment: int) -> tuple[bytes, bytes]:
     """Return the span [from, to) of the `v` rows of segments before this one."""
-    return _VERSION, _VERSION + _pack_time(segment + BIAS)
+    return VERSION, VERSION + _pack_time(segment + BIAS)
 
 
 def expired_below(bound_ms: int, interval_ms: int) -> int:

@@ -76,6 +76,11 @@ class ObservedTime:
         """Return the bound there would be if `time` had been observed last."""
         return max(self._bound_before, time - self._retention_ms, TIME_MIN)
 
+    def restored(self, now: int, bound: int) -> None:
+        """Take in the stream time and the bound of a log that is replayed."""
+        self.now = max(self.now, now)
+        self._bound_before = max(self._bound_before, bound)
+
     def mark(self) -> int:
         """Return the stream time now."""
         return self.now

@@ -207,6 +207,7 @@ class TransactionalVersionedStore(TransactionalBase, VersionedReader[K, V]):
     ) -> None:
         """`owned_by_task`: commit, rollback and close are left to the stream task."""
         self.table = VersionedTable(staged, spec.history_retention_ms)
+        self.table.is_logged = owned_by_task
         VersionedReader.__init__(self, [self.table], spec)
         TransactionalBase.__init__(
             self,

@@ -14,12 +14,15 @@ from operator import attrgetter, call, gt
 from typing import Any, Final
 
 from statestore.model.ids import Position, TopicPartition
-from statestore.model.records import PutResult
+from statestore.model.records import Header, PutResult
+from statestore.stores import offsets
+from statestore.stores.logged import LoggedVersions, versions
 from statestore.stores.pending import MISSING, Entries, Missing
 from statestore.stores.reads import Pair, RowScan
 from statestore.stores.staged_table import Changes, StagedTable
 from statestore.stores.transaction import StagedEngine
 from statestore.stores.versioned import layout
+from statestore.stores.versioned.forgetting import VersionLog
 from statestore.stores.versioned.journal import (
     Change,
     MadeRows,
@@ -80,6 +83,9 @@ class VersionedTable:
         known = read_stream_time(staged.table(HISTORY), staged.where)
         self.time: Final = ObservedTime(known, retention_ms)
         self.journal: Final = VersionJournal()
+        self.log: Final = VersionLog(staged.table(offsets.TABLE), is_empty=staged.empty())
+        self.is_logged = False
+        """Whether each commit is logged, with what `changes` returns just before it."""
         self._latest: Final = StagedTable(staged, LATEST)
         self._latest_rows: Final = staged.overlay(LATEST)
         self._history_rows: Final = staged.overlay(HISTORY)
@@ -103,6 +109,7 @@ class VersionedTable:
         )
         staged.keep_counted(self.journal)
         staged.keep_in_step(self.time)
+        staged.keep_in_step(self.log)
         if known is not None and known != self.time.committed:
             # The retention is shorter: what it hides stays gone, even if nothing is committed.
             staged.keep(HISTORY, {layout.CLOCK_KEY: layout.clock_row(*self.time.committed)})
@@ -159,26 +166,34 @@ class VersionedTable:
         """Tell whether versions of these times, put now, would each be the latest of its key."""
         return times[0] >= self.time.now and not any(map(gt, times, times[1:]))
 
-    def restore(
-        self,
-        keys: list[bytes],
-        values: list[bytes | None],
-        times: list[int],
-        offsets: Mapping[TopicPartition, int],
-    ) -> None:
-        """Write changelog records, all of them, with the offsets they reach, in one batch (V8)."""
-        if keys:
+    def restore(self, found: LoggedVersions, offsets_next: Mapping[TopicPartition, int]) -> None:
+        """Write replayed versions, all of them, with the offsets they reach, in one batch (V8)."""
+        if found.keys:
             # The first commit and reads decide what has expired, once all versions are there.
-            self._put_accepted(keys, values, times, bound=NEVER)
+            self._put_accepted(found.keys, found.values, found.times, bound=NEVER)
             self._settle(NEVER)
+        if found.forgotten is not None:
+            self.time.restored(found.forgotten.now, found.forgotten.bound)
+        self.log.restored(found, self.interval_ms)
         self._stage_clock()
-        self.staged.commit_restored(offsets, len(keys))
+        more = {offsets.TABLE: self.log.meta_rows()}
+        self.staged.commit_restored(offsets_next, len(found.keys), more)
         self._expired_below = self._swept_below = layout.TIME_MIN
+
+    def log_anew(
+        self, latest: Mapping[bytes, bytes], history: Mapping[bytes, bytes], *, to_the_end: bool
+    ) -> None:
+        """Log rows as they are, because the log may not have a record for each version.
+
+        History comes first, then the latest of all keys; `to_the_end`: there are no more.
+        """
+        self.put_anew(latest, history)
+        self.log.move(list(latest), to_the_end=to_the_end)
 
     def put_anew(self, latest: Mapping[bytes, bytes], history: Mapping[bytes, bytes]) -> None:
         """Stage rows of both tables that have other values of the versions that are there.
 
-        They are logged like late versions: each at its time, and the latest of a key as its last.
+        They are logged like late versions.
         """
         self._check_open()
         self._history_rows.put_all(history)
@@ -190,7 +205,7 @@ class VersionedTable:
 
     def view(self) -> View:
         """Return what the owner sees, for questions answered at once."""
-        self._settle(self.time.bound)
+        self._settle()
         return View(
             self.time.bound,
             self.interval_ms,
@@ -201,7 +216,7 @@ class VersionedTable:
 
     def latest_rows(self, keys: list[bytes]) -> list[bytes | None]:
         """Return the row of each key's latest version, None if it never had one."""
-        self._settle(self.time.bound)
+        self._settle()
         return self._latest.get_many(keys)
 
     def get_many_as_of(
@@ -259,7 +274,7 @@ class VersionedTable:
     ) -> RowScan[tuple[bytes, Valid | None]]:
         """Return the version valid at a time of each key in the range, on a snapshot."""
         self._check_open()
-        self._settle(self.time.bound)
+        self._settle()
         rows = self._latest.scan(lo, hi, reverse=reverse)
         seeker = self.staged.table(HISTORY).seeker()
         pending = HistoryCopy(self._history_rows.entries)
@@ -273,12 +288,12 @@ class VersionedTable:
     def each_version(self) -> RowScan[tuple[bytes, Valid]]:
         """Return every version that has not expired, on a snapshot."""
         self._check_open()
-        self._settle(self.time.bound)
+        self._settle()
         return all_versions(self._latest.scan(), self.history.scan(), self.time.bound)
 
     def scan_latest(self, lo: bytes | None = None) -> RowScan[Pair]:
         """Return the rows of the latest versions from a key on, on a snapshot."""
-        self._settle(self.time.bound)
+        self._settle()
         return self._latest.scan(lo)
 
     # For readers on other threads.
@@ -294,40 +309,53 @@ class VersionedTable:
     # The transaction.
 
     def commit(
-        self, offsets: Mapping[TopicPartition, int | None], position: Position | None = None
+        self,
+        offsets_next: Mapping[TopicPartition, int | None],
+        position: Position | None = None,
     ) -> None:
         """Commit all that is pending, with the stream time, and delete expired segments."""
         bound = self.time.bound
-        ranges = None
-        below = layout.expired_below(bound, self.interval_ms)
-        if below > self._expired_below:
-            ranges = {HISTORY: [layout.versions_below(below)]}
-        if below > self._swept_below:
-            self._sweep(below)
+        ranges, below = None, self._expired_below
+        if self.is_logged:
+            ranges = self.log.ranges()
+        else:
+            below = layout.expired_below(bound, self.interval_ms)
+            if below > self._expired_below:
+                ranges = {HISTORY: [layout.versions_below(below)]}
+            if below > self._swept_below:
+                self._sweep(below)
         self._stage_clock()
         # Rows that were not yet read need not be staged first.
-        ahead = self._rows_ahead(bound)
-        self.staged.commit(
-            offsets, position, ranges=ranges, more={LATEST: ahead.latest, HISTORY: ahead.history}
-        )
-        self._expired_below = below
+        ahead = self._rows_ahead(self._ends_after())
+        more = {LATEST: ahead.latest, HISTORY: ahead.history, offsets.TABLE: self.log.meta_rows()}
+        self.staged.commit(offsets_next, position, ranges=ranges, more=more)
+        self._expired_below = max(self._expired_below, below)
 
     def changes(self) -> Changes:
-        """Return what the next commit logs: each version once, the latest of a key as its last.
-
-        Compaction keeps the last record of a key. So where only older versions were written, the
-        latest one is logged once more.
-        """
+        """Return the records of the next commit: each version once, and which have expired."""
         # This is done now, so that a read that fails does so before anything is logged.
-        ahead = self._rows_ahead(self.time.bound).latest
-        keys, rows = self.journal.distinct()
-        pending = self._latest_rows.entries
-        behind = [key for key in dict.fromkeys(keys) if key not in ahead and key not in pending]
-        for key, row in zip(behind, self._latest.get_many(behind), strict=True):
-            if row is not None:
-                keys.append(key)
-                rows.append(row)
-        return Changes(keys, *layout.read_versions(rows))
+        ahead = self._rows_ahead(self._ends_after())
+        made, log, time = versions(*self.journal.distinct()), self.log, self.time
+        if self.is_logged and log.is_whole:
+            below = log.find_expired(
+                self.history,
+                ahead.history,
+                time.bound,
+                self.interval_ms,
+                puts=len(self.journal),
+            )
+            if below > self._swept_below:
+                log.deletes += self._sweep(below)
+        said = log.records(time.now, time.bound, self.interval_ms, self.staged.now_ms())
+        if not said.keys:
+            return made
+        headers: list[tuple[Header, ...]] = [()] * len(made.keys)
+        return Changes(
+            made.keys + said.keys,
+            made.values + said.values,
+            made.times + said.times,
+            headers + (said.headers or []),
+        )
 
     # How it is done.
 
@@ -370,7 +398,7 @@ class VersionedTable:
         if time < clock.bound:
             self._refuse(1, time)
             return _TOO_LATE
-        return self._put_late(key, value, time, clock.bound)
+        return self._put_late(key, value, time, self._ends_after())
 
     def _put_late(self, key: bytes, value: bytes | None, time: int, bound: int) -> PutResult:
         """Stage one version from before the stream time, as `_put_all_late` does for many."""
@@ -406,7 +434,7 @@ class VersionedTable:
             return
         now = self.time.now
         if bound is None:
-            bound = self.time.bound_at(max(now, *times))
+            bound = NEVER if self.is_logged else self.time.bound_at(max(now, *times))
         part = [i for i, time in enumerate(times) if time < now]
         if part:
             self._put_all_late(*_taken(keys, values, times, part), bound)
@@ -446,10 +474,17 @@ class VersionedTable:
         self._history_rows.put_all(made.history)
         self._latest_rows.put_all(made.latest)
 
-    def _settle(self, bound: int) -> None:
+    def _ends_after(self) -> int:
+        """Return the time at or before which what ends needs no row.
+
+        What is logged needs one whenever it ends, because its record has to be forgotten, too.
+        """
+        return NEVER if self.is_logged else self.time.bound
+
+    def _settle(self, bound: int | None = None) -> None:
         """Stage the rows of what was put ahead, but not what ended at `bound` or before."""
         if self.journal.ahead:
-            self._stage(self._rows_ahead(bound))
+            self._stage(self._rows_ahead(self._ends_after() if bound is None else bound))
             self.journal.settle()
 
     def _rows_ahead(self, bound: int) -> MadeRows:
@@ -493,10 +528,13 @@ class VersionedTable:
         if clock.committed != (clock.now, clock.bound):
             self._history_rows.put(layout.CLOCK_KEY, layout.clock_row(clock.now, clock.bound))
 
-    def _sweep(self, below: int) -> None:
-        """Clear away tombstones that are the latest of their keys and older than history."""
+    def _sweep(self, below: int) -> list[bytes]:
+        """Clear away tombstones that are the latest of their keys and older than history.
+
+        Return the keys of their records.
+        """
         if self.journal.deletes:
-            self._settle(self.time.bound)
+            self._settle()
         lo, hi = layout.tombstones_below(below)
         tombstones: list[tuple[bytes, bytes]] = []
         done = below
@@ -510,15 +548,18 @@ class VersionedTable:
                     break
                 tombstones.append((at, key))
         if tombstones:
-            self._settle(self.time.bound)
+            self._settle()
+        gone = []
         rows_of = self._latest.get_many([key for _, key in tombstones])
         for (at, key), row in zip(tombstones, rows_of, strict=True):
             if row is not None and layout.is_tombstone(row):
                 begins = layout.valid_from(row)
                 if layout.tombstone_key(key, begins, self.interval_ms) == at:
                     self._latest_rows.put(key, None)
+                    gone.append(key + row[STAMP])
             self._history_rows.put(at, None)
         self._swept_below = done
+        return gone
 
 
 class PendingVersions:
