@@ -37,6 +37,8 @@ _CLIENT_PREFIXES = ("consumer.", "producer.", "admin.", "sasl.", "ssl.")
 _OFFSET_RESET = "auto.offset.reset"
 _INT_MAX = (1 << 63) - 1
 """The largest number that RocksDB and Kafka accept; they treat it as no limit."""
+_NAMED = re.compile(r"\$\{[^}]*\}")
+_CREDENTIALS = re.compile(r"\w://([^/?@]*:[^?@]*[^:/?@][^?@]*@|[^?]*\?[^?]*=[^&])")
 _SECRET = re.compile(r"password|secret|jaas|token|\.key(\.pem|string)?$|private", re.IGNORECASE)
 
 
@@ -435,6 +437,18 @@ def expand(text: str, key: str) -> str:
 def is_secret(key: str) -> bool:
     """Return whether a key's value must stay out of flags, plan rows, logs and process lists."""
     return bool(_SECRET.search(key))
+
+
+def shows_secret(key: str, value: object) -> bool:
+    """Return whether a flag or a DAG file with this value would show a secret, or only name it.
+
+    That is a value of a secret key, or the password, token or query of a URL, unless it is a
+    `${VARIABLE}`.
+    """
+    text = str(value)
+    if is_secret(key):
+        return not text.startswith("${")
+    return bool(_CREDENTIALS.search(_NAMED.sub("", text)))
 
 
 def describe_settings() -> Iterator[tuple[str, str, str, str]]:

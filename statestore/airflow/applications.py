@@ -17,7 +17,7 @@ from typing import Any, cast
 from airflow.providers.common.compat.sdk import conf
 from airflow.sdk import Asset
 
-from statestore.settings import is_secret
+from statestore.settings import shows_secret
 
 FILE_NAME = "statestore.toml"
 EXPORT_TARGET = "statestore.export.target"
@@ -64,7 +64,7 @@ class Application:
                 "letters, digits, dots, dashes and underscores, which ids of DAGs cannot have"
             )
         for key, value in self.settings.items():
-            if is_secret(key) and not str(value).startswith("${"):
+            if shows_secret(key, value):
                 raise ValueError(
                     f"{self.application_id}: the setting {key} is a secret, and a DAG file is no "
                     "place for one: put it into a connection of Airflow (connection=), into the "

@@ -18,6 +18,7 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowFailExc
 from airflow.providers.common.compat.version_compat import AIRFLOW_V_3_3_PLUS
 
 from statestore.errors import Action, StateStoreError
+from statestore.settings import shows_secret
 
 RETRY_LATER_DELAY = timedelta(minutes=5)
 
@@ -61,13 +62,22 @@ def with_retry_policy(policy: Any) -> dict[str, Any]:
 
 
 def split_flags(flags: str, application_id: str) -> list[str]:
-    """Split flags as a shell does; AirflowFailException if a quote is not closed."""
+    """Split flags as a shell does; AirflowFailException if a quote is open, or a secret shown."""
     try:
-        return shlex.split(flags)
+        words = shlex.split(flags)
     except ValueError as error:
         raise AirflowFailException(
-            f"{application_id}: flags={flags!r} cannot be split: {error}; close the quote"
+            f"{application_id}: flags= cannot be split: {error}; close the quote"
         ) from error
+    for word in words:
+        key, _, value = word.removeprefix("--set=").partition("=")
+        if shows_secret("", word) or (value and shows_secret(key, value)):
+            raise AirflowFailException(
+                f"{application_id}: flags= has a secret at {key.partition('://')[0]!r}, which the "
+                "logs of Airflow and every list of processes would show: put it into a connection "
+                "of Airflow (statestore_conn_id=), or into the applications file"
+            )
+    return words
 
 
 def raise_from_code(log: Any, application_id: str, what: str, code: int) -> NoReturn:

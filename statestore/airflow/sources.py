@@ -23,7 +23,7 @@ from statestore.airflow.applications import (
     find_applications_file,
 )
 from statestore.airflow.hook import connection_settings
-from statestore.settings import CONNECTION_VARIABLE
+from statestore.settings import CONNECTION_VARIABLE, shows_secret
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,15 @@ class SettingsSource:
     pipeline: str | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
     conn_id: str | None = None
+
+    def __post_init__(self) -> None:
+        for key, value in self.settings.items():
+            if shows_secret(key, value):
+                raise ValueError(
+                    f"the setting {key} has a secret, which the logs of Airflow and every list of "
+                    "processes would show: put it into a connection of Airflow "
+                    "(statestore_conn_id=), into the applications file, or pass '${VARIABLE}'"
+                )
 
     @classmethod
     def of(cls, application: Application, conn_id: str | None = None) -> Self:

@@ -22,7 +22,7 @@ from statestore.model.modes import TIME_MAX_MS, Time, parse_time
 from statestore.operations.run import RunRequest
 from statestore.operations.serving import FOREVER, run_request
 from statestore.runtime import portable_target
-from statestore.settings import Settings, expand, is_secret
+from statestore.settings import Settings, expand, shows_secret
 from statestore.tasks.slot import FOREVER_MS
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -349,7 +349,7 @@ def _pairs(pairs: tuple[str, ...]) -> dict[str, str]:
         key, separator, value = pair.partition("=")
         if not separator:
             raise Misuse(f"--set {pair!r}: pass key=value")
-        if is_secret(key) and not value.startswith("${"):
+        if shows_secret(key, value):
             raise Misuse(
                 f"--set {key}=…: a secret on the command line is seen by every process listing; "
                 "put it in the applications file or pass --set 'key=${VARIABLE}'"

@@ -22,7 +22,7 @@ from statestore import errors
 from statestore.airflow import Application, StateStoreCommandOperator, StateStoreJobOperator
 from statestore.airflow.operator import LITTLE_COMPILED
 from statestore.airflow.reports import PAGE_MAX_BYTES, data_docs_address
-from statestore.airflow.retries import RETRY_LATER_DELAY, JobFailed, RetryLater
+from statestore.airflow.retries import RETRY_LATER_DELAY, JobFailed, RetryLater, split_flags
 
 pytestmark = pytest.mark.airflow
 
@@ -511,3 +511,39 @@ def wait_until(condition: Callable[[], bool]) -> None:
     Retrying(
         retry=retry_if_not_result(bool), stop=stop_after_delay(DEADLINE_S), wait=wait_fixed(0.05)
     )(condition)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"settings": {"sasl.password": "hunter2"}},
+        {"settings": {"statestore.export.target": "s3://key:hunter2@bucket/folder"}},
+    ],
+)
+def test_a_secret_among_the_settings_of_an_operator_is_refused_and_not_shown(
+    given: dict[str, Any],
+) -> None:
+    common = {"task_id": "t", "application_id": "orders", "pipeline": "a:b", **given}
+    with pytest.raises(ValueError, match="put it into a connection") as refused:
+        StateStoreCommandOperator(command="status", **common)
+    assert "hunter2" not in str(refused.value)
+    with pytest.raises(ValueError, match="put it into a connection") as refused:
+        StateStoreJobOperator(**common)
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--set sasl.password=hunter2",
+        "--set=sasl.password=hunter2",
+        "--target s3://key:hunter2@bucket/folder",
+        "--target=s3://key:hunter2@bucket/folder",
+        "--set sasl.password='hunter2",
+    ],
+)
+def test_a_secret_among_the_flags_of_an_operator_is_refused_and_not_shown(flags: str) -> None:
+    with pytest.raises(AirflowFailException) as refused:
+        split_flags(flags, "orders")
+    assert "hunter2" not in str(refused.value)
+    assert split_flags("--set 'sasl.password=${P}' --target s3://b/f", "orders") != []

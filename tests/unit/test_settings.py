@@ -11,7 +11,7 @@ import pytest
 from statestore.applications import ConfiguredApplication
 from statestore.errors import InvalidSetting
 from statestore.model.modes import IsolationLevel, OnError, Optimization, ProcessingGuarantee
-from statestore.settings import Settings, describe_settings, expand, is_secret
+from statestore.settings import Settings, describe_settings, expand, is_secret, shows_secret
 
 AT_LEAST_ONCE, EXACTLY_ONCE = ProcessingGuarantee.AT_LEAST_ONCE, ProcessingGuarantee.EXACTLY_ONCE
 NOT_NUMBERS = ("soon", "", "1.5", 1.5, True, [1])
@@ -407,3 +407,29 @@ def test_jobs_read_the_file_of_the_sample_with_the_tables_of_its_dags() -> None:
     path = Path(__file__).resolve().parents[2] / "statestore.toml"
     assert "[applications.flights.input]" in path.read_text(encoding="utf-8")
     assert ConfiguredApplication.load(path, "flights").pipeline == "jobs.pipelines.flights:topology"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "shows"),
+    [
+        ("sasl.password", "hunter2", True),
+        ("sasl.password", "${PASSWORD}", False),
+        ("ssl.key.pem", "-----BEGIN", True),
+        ("sasl.username", "ann", False),
+        ("statestore.export.target", "s3://bucket/folder", False),
+        ("statestore.export.target", "s3://key:hunter2@bucket/folder", True),
+        ("statestore.export.target", "ftp://ann:p/w@host/folder", True),
+        ("statestore.export.target", "https://host/folder?token=hunter2", True),
+        ("statestore.export.target", "ftp://${USER}:${PASSWORD}@host/folder", False),
+        ("statestore.export.target", "${TARGET}", False),
+        ("statestore.export.target", "abfss://container@account.dfs.core.windows.net/x", False),
+        ("statestore.export.target", "/exports?x=1:2@3", False),
+        ("bootstrap.servers", "kafka-1:9092,kafka-2:9092", False),
+        ("schema.registry.url", "https://registry:8081", False),
+        ("pattern", "orders-.*@v1", False),
+    ],
+)
+def test_a_value_shows_a_secret_unless_it_only_names_a_variable(
+    key: str, value: str, shows: bool
+) -> None:
+    assert shows_secret(key, value) == shows
