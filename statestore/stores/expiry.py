@@ -7,12 +7,13 @@ The times of rows lie beside the offsets (stores/row_times.py), and so do three 
     e                         nothing        every row of the data has a time and a row `x`
 
 Integers are big-endian and signed, in ms. The time of a row is the stream time at its put, so it is
-never behind what was there before. Each row has a row `x` with that time or an earlier one: a put
-of a row that has one leaves it, and it is moved when its time has come. A row is expired as soon as
-stream time is past its time by the store's `ttl_ms`, and nobody is shown it from then on. The owner
-deletes expired rows as it reads and commits, a bounded number in each commit, and logs the deletes.
-As long as nothing has expired that is not deleted, its reads cost one comparison more than those of
-other stores.
+never behind what was there before. A put before the first record, as by a punctuation, has the time
+-1, and is repeated once there is a stream time: its row counts as put then. Each row has a row `x`
+with that time or an earlier one: a put of a row that has one leaves it, and it is moved when its
+time has come. A row is expired as soon as stream time is past its time by the store's `ttl_ms`, and
+nobody is shown it from then on. The owner deletes expired rows as it reads and commits, a bounded
+number in each commit, and logs the deletes. As long as nothing has expired that is not deleted, its
+reads cost one comparison more than those of other stores.
 
 Only the owner's thread uses `ExpiringTable`; `ExpiringRows` is for all others.
 
@@ -22,7 +23,7 @@ Keeps I36.
 import struct
 from collections.abc import Collection, Iterator, Mapping
 from heapq import heapify, heappop, heappush
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Final, NamedTuple
 
 from statestore.model.ids import Position, TopicPartition
@@ -39,6 +40,10 @@ _NOW_KEY: Final = b"n"
 _WHOLE_KEY: Final = b"e"
 _TIME: Final = struct.Struct(">q")
 _FIRST: Final = _INDEX + _TIME.pack(0)
+_NO_TIME_MS: Final = -1
+"""The stream time before the first record."""
+_EARLY: Final = _INDEX + _TIME.pack(_NO_TIME_MS)
+"""How the rows `x` begin of what was put then; they sort behind all others."""
 _SWEPT_AT_ONCE: Final = 1000
 _INDEXED_AT_ONCE: Final = 10_000
 _LOOKS_MAX: Final = 1_000_000
@@ -56,7 +61,8 @@ class _Sweep:
     `ahead`: those that were read and come next, a heap. All with a time before `read_ms` were read;
     the next ones begin at `from_row`. Nothing expires before `due_ms`. `written`: rows `x` to be
     written or deleted. `taken`: the keys whose row `x` is to be deleted. `begun` and `puts` count
-    writes: if they differ, the time of a write or its row is not there yet.
+    writes: if they differ, the time of a write or its row is not there yet. `early`: some rows were
+    put before there was a stream time; `repeated`: such puts were repeated since the last commit.
     """
 
     def __init__(self, now_ms: int) -> None:
@@ -66,6 +72,7 @@ class _Sweep:
         self.taken: set[bytes] = set()
         self.swept = self.deleted = self.begun = self.puts = 0
         self.first_put_ms: int | None = None
+        self.early = self.early_committed = self.repeated = False
         self.begin_again()
 
     def begin_again(self) -> None:
@@ -79,7 +86,8 @@ class _Sweep:
 
     def go_back(self, mark: int) -> None:
         """Undo what was written since; stream time may stay too late, as may `taken`."""
-        if len(self.written) > mark:
+        self.early = self.early or self.repeated
+        if len(self.written) > mark or self.repeated:
             del self.written[mark:]
             self.begin_again()
 
@@ -89,11 +97,13 @@ class _Sweep:
     def commit(self) -> None:
         """Take what is pending as committed."""
         self.committed_ms = self.now_ms
+        self.early_committed = self.early
         self._end()
 
     def rollback(self) -> None:
         """Forget what is pending."""
         self.now_ms = self.committed_ms
+        self.early = self.early_committed
         self._end()
         self.begin_again()
 
@@ -102,6 +112,7 @@ class _Sweep:
         self.taken.clear()
         self.swept = self.deleted = self.begun = self.puts = 0
         self.first_put_ms = None
+        self.repeated = False
 
 
 class PendingRows(NamedTuple):
@@ -123,6 +134,7 @@ class ExpiringTable(StagedTable):
         self._sweep = _Sweep(_read_now(self._meta.get(_NOW_KEY)))
         self._marked = self._meta.get(_WHOLE_KEY) is not None
         self._whole = self._marked or staged.empty()
+        self._sweep.early = self._sweep.early_committed = bool(self._early_keys())
         staged.keep_in_step(self._sweep)
 
     # Reads.
@@ -175,6 +187,7 @@ class ExpiringTable(StagedTable):
         sweep.now_ms = now_ms
         if sweep.first_put_ms is None:
             sweep.first_put_ms = now_ms
+            sweep.early = sweep.early or now_ms == _NO_TIME_MS
         self._stamps.note_one(key, now_ms)
         sweep.puts += 1
 
@@ -208,7 +221,8 @@ class ExpiringTable(StagedTable):
 
         `otherwise_ms`: stream time.
         """
-        self._sweep.now_ms = max(self._sweep.now_ms, otherwise_ms)
+        if otherwise_ms:  # 0 also stands for none.
+            self._sweep.now_ms = max(self._sweep.now_ms, otherwise_ms)
         self._hides()
         return super().changes(otherwise_ms)
 
@@ -234,13 +248,14 @@ class ExpiringTable(StagedTable):
         offsets: Mapping[TopicPartition, int],
     ) -> None:
         """Write changelog records past the pending writes, with the offsets they reach (E8)."""
-        times = [max(time, 0) for time in times]
+        times = [max(time, _NO_TIME_MS) for time in times]
         writes = dict(zip(keys, values, strict=True))
         stamps = dict(zip(keys, times, strict=True))
         beside = self._stamps.restored(writes, stamps)
         beside |= {_indexed(key, stamps[key]): b"" for key in keys if writes[key] is not None}
         sweep = self._sweep
         sweep.now_ms = sweep.committed_ms = max([sweep.now_ms, *times])
+        sweep.early = sweep.early_committed = sweep.early or _NO_TIME_MS in times
         self._staged.restore(self._name, writes, offsets, beside | self._own_rows())
         sweep.begin_again()
 
@@ -265,7 +280,9 @@ class ExpiringTable(StagedTable):
         return self._copied()
 
     def _copied(self) -> PendingRows:
-        now_ms = max(self._clock.now_ms or 0, self._sweep.now_ms)
+        now_ms = self._sweep.now_ms
+        if self._clock.now_ms is not None:
+            now_ms = max(now_ms, self._clock.now_ms)
         return PendingRows(self._entries.copy(), self._stamps.pending(), now_ms)
 
     # How it is done.
@@ -274,6 +291,7 @@ class ExpiringTable(StagedTable):
         now_ms, sweep = self._now(), self._sweep
         if sweep.first_put_ms is None:
             sweep.first_put_ms = now_ms
+            sweep.early = sweep.early or now_ms == _NO_TIME_MS
         self._stamps.note(keys, [now_ms] * len(keys))
         sweep.puts += len(keys)
 
@@ -287,9 +305,11 @@ class ExpiringTable(StagedTable):
     def _hides(self) -> bool:
         """Delete what has expired, within bounds; tell whether some of it may be left."""
         now_ms, sweep = self._now(), self._sweep
-        if now_ms < sweep.due_ms:
+        if now_ms < sweep.due_ms or now_ms == _NO_TIME_MS:
             return False
         self._index_all()
+        if sweep.early:
+            self._repeat_early(now_ms)
         gone_ms = now_ms - self.ttl_ms
         left = _SWEPT_AT_ONCE + 2 * (sweep.puts - sweep.deleted) - sweep.swept
         next_ms = self._next_ms(now_ms)
@@ -387,6 +407,34 @@ class ExpiringTable(StagedTable):
         self._staged.keep(rows.TABLE, {_WHOLE_KEY: b""})
         self._whole = self._marked = True
         self._sweep.begin_again()
+
+    def _repeat_early(self, now_ms: int) -> None:
+        """Put again, with stream time, what was put before there was one."""
+        sweep = self._sweep
+        keys = self._early_keys()
+        sweep.written += [(_EARLY + key, None) for key in keys]
+        sweep.taken.update(keys)
+        keys += self._entries
+        early = [
+            key
+            for key, time in zip(keys, self._stamps.of(keys), strict=True)
+            if time == _NO_TIME_MS
+        ]
+        writes = dict(zip(early, StagedTable.get_many(self, early), strict=True))
+        sweep.begun += len(writes)
+        self._overlay.put_all(writes)
+        sweep.first_put_ms = now_ms
+        self._note(writes)
+        sweep.early, sweep.repeated = False, True
+
+    def _early_keys(self) -> list[bytes]:
+        """Return the keys of rows that were committed before there was a stream time."""
+        cursor = self._meta.scan(_EARLY)
+        try:
+            rows_there = takewhile(lambda row: row.startswith(_EARLY), (row for row, _ in cursor))
+            return [row[len(_EARLY) :] for row in rows_there]
+        finally:
+            cursor.close()
 
     def _own_rows(self) -> Entries:
         """Return the rows of the store as a whole for a write of its rows."""
@@ -510,5 +558,5 @@ def _indexed(key: bytes, time_ms: int) -> bytes:
 
 
 def _read_now(data: bytes | None) -> int:
-    now_ms: int = 0 if data is None else _TIME.unpack(data)[0]
+    now_ms: int = _NO_TIME_MS if data is None else _TIME.unpack(data)[0]
     return now_ms

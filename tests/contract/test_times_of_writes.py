@@ -5,6 +5,7 @@ row has in the changelog the time of the record, the timer or the punctuation th
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -203,3 +204,62 @@ def test_a_plain_row_is_logged_with_the_time_of_what_wrote_it(door: str) -> None
     with TopologyTestDriver(topology(DOORS[door])) as driver:
         driver.pipe_all("in", [("a", 1, 1000), ("b", 2, 1500), ("late", 3, 10), ("tick", 0, 1501)])
         assert sorted(logged(driver, "plain")) == [(b"a", 1000), (b"b", 1500), (b"late", 10)]
+
+
+class Early(Writes):
+    """Writes when it is made, or once by the wall clock as its task opens."""
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(context)
+        context.schedule(1, WALL, lambda _now_ms: self.early("clock"))
+        self.early("made")
+
+    def early(self, key: str) -> None:
+        if self.context.stream_time is None:
+            self.brief.put_if_absent(key, 1)
+
+    def process(self, record: ss.Record[Any, Any]) -> None:
+        if record.key == "undone":
+            with suppress(ZeroDivisionError), self.brief.transaction():
+                assert self.brief.get("made") == 1
+                raise ZeroDivisionError
+        self.write(record.key, record.value)
+
+
+EARLY = topology(lambda _b, s: s.process(Early, *STORES))
+
+
+@pytest.mark.parametrize("crashes", [0, 2])
+@pytest.mark.parametrize("first", ["tick", "undone", "made"])
+def test_what_is_put_before_the_first_record_lives_from_that_record_on(
+    first: str, crashes: int
+) -> None:
+    with TopologyTestDriver(EARLY) as driver:
+        driver.advance_wall_clock(5)
+        driver.commit()
+        for _ in range(crashes):
+            driver.crash()
+        assert shown(driver) == {"made", "clock"}
+        assert dict(driver.store(BRIEF).reader("read_committed").all()).keys() == {"made", "clock"}
+        driver.pipe("in", first, 1, 5000)
+        assert shown(driver) - {"undone"} == {"made", "clock"}
+        assert (b"clock", 5000) in logged(driver, "brief")
+        driver.pipe("in", "tick", 0, 5099)
+        assert shown(driver) - {"undone"} == {"made", "clock"}
+        driver.crash()
+        driver.pipe("in", "tick", 0, 5100)
+        assert shown(driver) == set()
+        driver.pipe("in", "tick", 0, 5101)
+        opened = next(iter(driver._tasks.values()))._stores.opened["brief"]
+        meta = opened._staged.table("offsets")  # type: ignore[attr-defined]  # built in
+        assert [row for row, _ in meta.scan() if row.startswith(b"x")] == []
+
+
+def test_what_is_put_in_the_transaction_of_the_first_record_lives_from_it_on() -> None:
+    with TopologyTestDriver(EARLY) as driver:
+        driver.pipe_all("in", [("tick", 0, 5000), ("tick", 0, 5050)])
+        assert shown(driver) == {"made"}
+        driver.pipe("in", "tick", 0, 5099)
+        assert shown(driver) == {"made"}
+        driver.pipe("in", "tick", 0, 5150)
+        assert shown(driver) == set()
