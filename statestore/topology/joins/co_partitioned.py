@@ -126,12 +126,8 @@ def stream_with_stream(
         shared = f"{name}-shared-join"
 
     def kept(base: str, flow: Flow) -> KeyValueSpec[Any, Any]:
-        return KeyValueSpec(
-            f"{base}-store",
-            serdes.key_at_time(left.key_serde),
-            flow.value_serde,
-            terms=windows.terms,
-        )
+        rows = serdes.key_at_time(left.key_serde)
+        return KeyValueSpec(f"{base}-store", rows, flow.value_serde, terms=windows.terms)
 
     before, after = windows.before_ms, windows.after_ms
     keys = left.key_serde.in_store(f"{shared}-store", "key")
