@@ -546,7 +546,13 @@ def check_shared(layout: StateLayout, planned: PlannedTask) -> None:
     except OSError as error:
         raise HostFailure(f"cannot read {path}: {error.strerror}") from error
     if found != planned.nonce:
+        if found:
+            raise StateDirNotShared(
+                f"{path} is of another run: one began on this volume after this one, which only "
+                "locks keep out: end one of them; or this worker sees another state dir than the "
+                "driver: mount the driver's volume there"
+            )
         raise StateDirNotShared(
-            f"{path} is not what the driver wrote: every worker must see the same state dir; "
-            "mount the driver's volume there"
+            f"{path} is not there, but the driver wrote it: every worker must see the same state "
+            "dir; mount the driver's volume there"
         )
