@@ -1,10 +1,12 @@
-"""`statestore kafka start|stop|status`: one local broker that outlives the command.
+"""`statestore kafka start|stop|status`: a local broker that outlives the command.
 
 Its files are in `<scratch>/kafka`: `broker.json` names its process, `broker.log` has what it
-printed, and `data` has what it stored. `stop` ends exactly the recorded process, by pid and start
-time, and never one found by name.
+printed, and `data` has what it stored. A broker with another data folder has a folder of its own
+below `<scratch>/kafka/others`, so that it can run beside the first. `stop` ends exactly the
+recorded process, by pid and start time, and never one found by name.
 """
 
+import hashlib
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,6 +65,14 @@ class RunningBroker(msgspec.Struct, frozen=True, kw_only=True):
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
+_data_dir = click.option(
+    "--data-dir",
+    type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
+    help="Where a broker keeps its topics over restarts; each folder has a broker of its own. "
+    "[default: kafka/data in the scratch folder]",
+)
+
+
 @click.group(cls=CommandGroup)
 def kafka() -> None:
     """Run one local Kafka broker, for development; needs Java 17 and, once, Maven."""
@@ -72,15 +82,11 @@ def kafka() -> None:
 @click.option(
     "--port", type=click.IntRange(1, 65535), help=f"Port on {HOST}. [default: {DEFAULT_PORT}]"
 )
-@click.option(
-    "--data-dir",
-    type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
-    help="Where topics are kept over restarts. [default: kafka/data in the scratch folder]",
-)
+@_data_dir
 @_json
 def start(*, port: int | None, data_dir: Path | None, as_json: bool) -> None:
     """Start the broker, wait until it is ready, print its bootstrap servers."""
-    home = _home()
+    home = _home(data_dir)
     with _exclusive(home):
         running = _read(home)
         already = running is not None and running.process() is not None
@@ -97,10 +103,11 @@ def start(*, port: int | None, data_dir: Path | None, as_json: bool) -> None:
 
 
 @kafka.command()
+@_data_dir
 @_json
-def stop(*, as_json: bool) -> None:
+def stop(*, data_dir: Path | None, as_json: bool) -> None:
     """Stop the broker and keep its data; it is no error if none runs."""
-    home = _home()
+    home = _home_of_running(data_dir)
     with _exclusive(home):
         running = _read(home)
         process = None if running is None else running.process()
@@ -121,11 +128,12 @@ def stop(*, as_json: bool) -> None:
 
 
 @kafka.command()
+@_data_dir
 @_json
 @click.pass_context
-def status(context: click.Context, *, as_json: bool) -> None:
+def status(context: click.Context, *, data_dir: Path | None, as_json: bool) -> None:
     """Say whether the broker runs: exit code 0 if it does, 1 if not."""
-    running = _read(_home())
+    running = _read(_home_of_running(data_dir))
     if running is not None and running.process() is None:
         running = None
     if as_json:
@@ -187,14 +195,36 @@ def _refuse_other(running: RunningBroker, port: int | None, data_dir: Path | Non
     if other_port or other_data:
         raise Misuse(
             f"Kafka runs already at {running.bootstrap_servers} with its data in "
-            f"{running.data_dir}: stop it first (statestore kafka stop)"
+            f"{running.data_dir}: stop it first (statestore kafka stop), or pass a --data-dir of "
+            "its own and a free --port for another broker"
         )
 
 
-def _home() -> Path:
+def _home(data_dir: Path | None) -> Path:
+    """The folder of the broker that keeps its topics there."""
     home = scratch_dir() / "kafka"
-    home.mkdir(exist_ok=True)
+    if data_dir not in (None, home / "data"):
+        digest = hashlib.sha256(str(data_dir).encode()).hexdigest()
+        home = home / "others" / digest[:16]
+    home.mkdir(parents=True, exist_ok=True)
     return home
+
+
+def _home_of_running(data_dir: Path | None) -> Path:
+    """The folder of the broker that is meant; without a name, of the only one that runs."""
+    home = _home(data_dir)
+    if data_dir is not None or _runs(home):
+        return home
+    others = [other for other in sorted(home.glob("others/*")) if _runs(other)]
+    if len(others) > 1:
+        told = ", ".join(running.data_dir for other in others if (running := _read(other)))
+        raise Misuse(f"several brokers run: pass --data-dir with one of {told}")
+    return others[0] if others else home
+
+
+def _runs(home: Path) -> bool:
+    running = _read(home)
+    return running is not None and running.process() is not None
 
 
 @contextmanager

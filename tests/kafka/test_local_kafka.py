@@ -290,6 +290,29 @@ def test_started_broker_outlives_the_command_keeps_data_and_stops(free_port: str
     assert describe_cluster(client, timeout_ms=5000).cluster_id == cluster_id
 
 
+def test_a_broker_with_a_folder_of_its_own_runs_beside_another(
+    free_port: str, tmp_path: Path
+) -> None:
+    first = json.loads(command("start", "--port", free_port, "--json").stdout)
+    other_port = next(port for port in range(int(free_port) + 1, 20_000) if is_free(port))
+    own = ("--data-dir", str(tmp_path / "own"))
+    second = command("start", *own, "--port", str(other_port), "--json")
+    assert second.returncode == 0, second.stderr
+    started = json.loads(second.stdout)
+    assert started["bootstrap_servers"] == f"127.0.0.1:{other_port}"
+    assert json.loads(command("status", "--json").stdout)["pid"] == first["pid"]
+    assert json.loads(command("status", *own, "--json").stdout)["pid"] == started["pid"]
+    assert "runs already" in command("start", *own).stdout
+
+    assert command("stop").returncode == 0
+    assert not psutil.pid_exists(first["pid"])
+    # The only one that is left needs no name.
+    assert json.loads(command("status", "--json").stdout)["pid"] == started["pid"]
+    assert command("stop").stdout == "Kafka is stopped\n"
+    assert not psutil.pid_exists(started["pid"])
+    assert command("status").returncode == 1
+
+
 def test_stop_spares_a_process_that_only_has_the_recorded_pid(scratch: Path) -> None:
     with subprocess.Popen(["sleep", "60"]) as bystander:
         record = {
