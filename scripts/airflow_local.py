@@ -29,6 +29,8 @@ PASSWORDS = HOME / "simple_auth_manager_passwords.json.generated"
 PID_FILE = HOME / "standalone.json"
 LOG_FILE = HOME / "standalone.log"
 READY_DEADLINE_S = 300
+ANSWER_DEADLINE_S = 30
+"""How long an Airflow that runs may take to say how it is: a busy machine is slow."""
 STOP_GRACE_S = 20
 CLOCK_STEP_S = 60.0
 """Start times move with the system's clock; two processes with one id never start this close."""
@@ -70,7 +72,8 @@ def run(dag_id: str, until: str, run_for: str | None, conf: str | None) -> None:
     env.setdefault("STATESTORE_RETRIES", "0")
     prepare(env)
     summary_file.unlink(missing_ok=True)
-    conf = conf or json.dumps({"until": until, "run_for": run_for})
+    asked = {"until": until if until != "latest" else None, "run_for": run_for}
+    conf = conf or json.dumps({name: it for name, it in asked.items() if it is not None})
     returncode = _foreground(["airflow", "dags", "test", dag_id, "--conf", conf], env)
     summary = _json(summary_file) or {}
     error = summary.get("error")
@@ -88,6 +91,7 @@ def up() -> None:
     env = environment()
     session = _recorded()
     if session and _members(session):
+        _require_healthy(env, session)
         click.echo(f"Airflow is up already, process {session.leader}.")
         _print_login(env)
         return
@@ -296,6 +300,26 @@ def _wait_until_ready(env: dict[str, str], process: "subprocess.Popen[bytes]") -
         stop=stop_after_delay(READY_DEADLINE_S),
         wait=wait_fixed(0.5),
     )(healthy)
+
+
+def _require_healthy(env: dict[str, str], session: Session) -> None:
+    """Fail if a component of an Airflow that runs is not healthy, and say which."""
+    try:
+        states = Retrying(
+            retry=retry_if_not_result(bool),
+            stop=stop_after_delay(ANSWER_DEADLINE_S),
+            wait=wait_fixed(0.5),
+        )(_health, env)
+    except RetryError:
+        states = {"its server": "silent"}
+    ill = [
+        f"{name} is {state}" for name, state in sorted((states or {}).items()) if state != "healthy"
+    ]
+    if ill:
+        _fail(
+            f"Airflow runs, process {session.leader}, but {', '.join(ill)}: run `make down`, then "
+            f"`make up`; its log: {LOG_FILE}"
+        )
 
 
 def _health(env: dict[str, str]) -> dict[str, str] | None:

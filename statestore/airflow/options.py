@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 import pendulum
+from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow.providers.common.compat.version_compat import AIRFLOW_V_3_2_PLUS
-from airflow.sdk import DAG, Param
+from airflow.sdk import DAG, Context, Param
 from airflow.sdk.definitions._internal.contextmanager import DagContext
 
 from statestore.airflow.applications import (
@@ -148,6 +149,7 @@ def open_dag(
         "retries": options.get("retries", int(os.environ.get("STATESTORE_RETRIES", retries))),
         "retry_delay": options.get("retry_delay", retry_delay),
         "execution_timeout": timedelta(hours=hours),
+        "pre_execute": refuse_unknown_conf,
     }
     callback = failure_callback(chosen.source.config)
     if callback is not None:
@@ -173,6 +175,22 @@ def open_dag(
         schedule=options.get("schedule", schedule),
         **{**fields, **common, **options.get("dag", {})},
     )
+
+
+def refuse_unknown_conf(context: Context) -> None:
+    """Fail for good if a run was triggered with a key that its DAG does not know.
+
+    Airflow checks the values of the keys that it knows, and passes over all others.
+    """
+    known = list(context["dag"].params)
+    for name in context["dag_run"].conf or {}:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise AirflowFailException(
+                f"the conf of this run has {name!r}: {hint}the DAG takes "
+                f"{', '.join(known) or 'no conf'}; trigger it again"
+            )
 
 
 def work_arguments(options: DagOptions, *, slots: int = 1) -> dict[str, Any]:

@@ -9,7 +9,9 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import httpx
@@ -192,6 +194,53 @@ def test_what_lies_beside_airflows_database_is_for_its_owner_only(project: Path)
     passwords.unlink()
     local(project, "airflow", "version")
     assert (mode(passwords), passwords.read_text(encoding="utf-8")) == (0o600, "")
+
+
+def test_a_key_that_a_dag_does_not_know_fails_its_run_at_once(project: Path) -> None:
+    done = local(project, "run", "--conf", '{"run_fro": "5m"}')
+    assert done.returncode == 1
+    told = "the conf of this run has 'run_fro': did you mean 'run_for'? the DAG takes until, run_fo"
+    assert told in done.stdout + done.stderr
+    assert "the job runs" not in done.stdout
+
+
+class Health(BaseHTTPRequestHandler):
+    """Answers as Airflow's monitor does, with the state that the server has now."""
+
+    state = "healthy"
+
+    def do_GET(self) -> None:
+        states = {"metadatabase": {"status": "healthy"}, "scheduler": {"status": self.state}}
+        body = json.dumps(states).encode()
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_arguments: object) -> None: ...
+
+
+def test_up_says_up_already_only_of_an_airflow_that_is_healthy(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = project / ".scratch" / "airflow" / "standalone.json"
+    record.parent.mkdir(parents=True, exist_ok=True)
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+    with (
+        subprocess.Popen(["sleep", "600"], start_new_session=True) as runs,
+        HTTPServer(("127.0.0.1", 0), Health) as server,
+    ):
+        Thread(target=server.serve_forever, daemon=True).start()
+        began = psutil.Process(runs.pid).create_time()
+        said = {"leader": runs.pid, "started": began, "boot_id": boot_id}
+        record.write_text(json.dumps(said), encoding="utf-8")
+        assert "up already" in local(project, "up", port=server.server_port).stdout
+        monkeypatch.setattr(Health, "state", "unhealthy")
+        refused = local(project, "up", port=server.server_port)
+        server.shutdown()
+        runs.kill()
+    record.unlink()
+    assert refused.returncode == 1
+    assert "but scheduler is unhealthy: run `make down`, then `make up`" in refused.stderr
 
 
 @pytest.mark.slow
