@@ -140,9 +140,8 @@ class Writing:
     def process_values(
         self, stream: KStream[Any, Any], _number: int, name: str
     ) -> KStream[Any, Any]:
-        # The keys may be those that meet, or others.
         turns = ss.persistent_key_value_store(
-            f"{name}-turns", key_serde=serdes.MSGPACK, value_serde=serdes.INT64
+            f"{name}-turns", key_serde=serdes.STRING, value_serde=serdes.INT64
         )
         return stream.process_values(
             lambda context: Turns(context, turns, self._functions), turns, name=name
@@ -442,7 +441,7 @@ class Turns:
     def __init__(
         self,
         context: ss.ProcessorContext,
-        turns: ss.KeyValueSpec[Any, int],
+        turns: ss.KeyValueSpec[str, int],
         functions: Functions,
     ) -> None:
         self._forward, self._turns = context.forward, context.store(turns)
@@ -451,8 +450,10 @@ class Turns:
     def process(self, record: ss.Record[Any, Any]) -> None:
         turn = 0
         if record.key is not None:
-            turn = self._turns.get(record.key, 0) + 1
-            self._turns.put(record.key, turn)
+            # The keys may be those that meet, in windows, or others.
+            key = repr(record.key)
+            turn = self._turns.get(key, 0) + 1
+            self._turns.put(key, turn)
         value = self._functions.plus(record.value, turn % 10)
         self._forward(record.replace(value=value))
 
