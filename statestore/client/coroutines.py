@@ -120,6 +120,54 @@ class AsyncStateClient(ClientBase):
             if token is None:
                 return
 
+    async def range_history(
+        self,
+        store: str,
+        lo: Any = None,
+        hi: Any = None,
+        *,
+        prefix: Any = None,
+        from_time: Time | None = None,
+        to_time: Time | None = None,
+        ascending: bool = False,
+        reverse: bool = False,
+        raw: bool = False,
+        partition: int | None = None,
+        page_rows: int = 1000,
+        min_position: Wanted | None = None,
+        wait_ms: int = 5000,
+    ) -> AsyncIterator[ServedRow]:
+        """Return versions of keys that were valid in a span of time, page by page, of one moment.
+
+        They come by key, those of each key the latest first, unless `reverse` or `ascending`.
+        """
+        await self._know(store, lo, hi, prefix)
+        token: str | None = None
+        while True:
+            request = self.scan_request(
+                store,
+                "range-history",
+                from_key=lo,
+                to_key=hi,
+                prefix=prefix,
+                from_time=from_time,
+                to_time=to_time,
+                ascending=ascending,
+                reverse=reverse,
+                raw=raw,
+                partition=partition,
+                limit=page_rows,
+                page_token=token,
+                min_position=None if token else min_position,
+                wait_ms=wait_ms,
+            )
+            answer = await self._send(request)
+            for row in rows(answer):
+                yield row
+            token = answer.next_page_token
+            if token is None:
+                return
+
     async def history(
         self,
         store: str,

@@ -123,7 +123,7 @@ class ClientBase:
             if item is None or item is False:
                 continue
             match name:
-                case "key" | "lo" | "hi" | "prefix":
+                case "key" | "lo" | "hi" | "from_key" | "to_key" | "prefix":
                     plain = {"lo": "from", "hi": "to"}.get(name, name)
                     found[plain] = self._key_text(store, item, raw=raw)
                 case "from_time" | "to_time":

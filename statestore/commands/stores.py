@@ -134,14 +134,16 @@ def get_command(
 
 @stores.command("history")
 @click.argument("store")
-@click.argument("key")
+@click.argument("key", required=False)
+@click.argument("hi", required=False)
 @click.option(
     "--from", "first", metavar="TIME", help="Only versions that were valid at this time or later."
 )
 @click.option(
     "--to", "last", metavar="TIME", help="Only versions that were valid at this time or before."
 )
-@click.option("--ascending", is_flag=True, help="Show the oldest first.")
+@click.option("--prefix", help="All keys whose bytes begin with those of this key.")
+@click.option("--ascending", is_flag=True, help="Show the oldest of each key first.")
 @_partition_option
 @_raw_option
 @_pipeline_option
@@ -150,9 +152,11 @@ def get_command(
 def history_command(
     *,
     store: str,
-    key: str,
+    key: str | None,
+    hi: str | None,
     first: str | None,
     last: str | None,
+    prefix: str | None,
     ascending: bool,
     partition: int | None,
     raw: bool,
@@ -160,15 +164,25 @@ def history_command(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Print the versions of KEY in STORE, latest first. TIME: ISO-8601 or epoch ms, inclusive."""
+    """Print the versions of KEY in STORE, latest first. TIME: ISO-8601 or epoch ms, inclusive.
+
+    With HI those of all keys with KEY <= key <= HI by bytes, without KEY those of all keys,
+    partition by partition.
+    """
     looked = _looked_at(flags, store, partition, kind=versioned_layout.KIND)
     face = looked.face(raw=raw, pipeline=pipeline)
     from_ms, to_ms = _time_ms(first), _time_ms(last)
     if from_ms is not None and to_ms is not None and from_ms > to_ms:
         raise Misuse(f"--from {first} is after --to {last}: swap them")
-    asked = face.key(key)
-    rows = list(looked.rows(lambda reader: _history(reader, asked, from_ms, to_ms)))
-    print_rows(map(face.fields, reversed(rows) if ascending else rows), as_json=as_json)
+    low, high, beyond = _bounds(face, key, key if hi is None else hi, prefix)
+
+    def ask(reader: AnyReader) -> RowScan[Entry]:
+        assert isinstance(reader, VersionedReader)
+        return reader.versions(low, high, from_ms=from_ms, to_ms=to_ms, ascending=ascending)
+
+    with closing(looked.rows(ask)) as found:
+        rows = (face.fields(row) for row in found if row.entry.key != beyond)
+        print_rows(rows, as_json=as_json)
 
 
 @stores.command("range")
@@ -212,13 +226,7 @@ def range_command(
     """
     looked = _looked_at(flags, store, partition, as_of=as_of)
     face, time_ms = looked.face(raw=raw, pipeline=pipeline), _time_ms(as_of)
-    low, high = (None if end is None else face.key(end) for end in (lo, hi))
-    beyond = None
-    if prefix is not None:
-        if lo is not None:
-            raise Misuse("pass LO and HI, or --prefix, not both")
-        low = face.key(prefix)
-        high = beyond = after_prefix(low)
+    low, high, beyond = _bounds(face, lo, hi, prefix)
     found = looked.rows(lambda reader: reader.entries(low, high, as_of_ms=time_ms, reverse=reverse))
     with closing(found):
         rows = (face.fields(row) for row in found if row.entry.key != beyond)
@@ -430,12 +438,18 @@ def _one(reader: AnyReader, key: bytes, time_ms: int | None) -> RowScan[Entry]:
     return RowScan(iter(() if found is None else (found,)), lambda: None)
 
 
-def _history(
-    reader: AnyReader, key: bytes, from_ms: int | None, to_ms: int | None
-) -> RowScan[Entry]:
-    assert isinstance(reader, VersionedReader)
-    found = reader.history(key, from_time=from_ms, to_time=to_ms)
-    return found.through(lambda versions: (Entry(key, *one) for one in versions))
+def _bounds(
+    face: _Face, lo: str | None, hi: str | None, prefix: str | None
+) -> tuple[bytes | None, bytes | None, bytes | None]:
+    """Return the lowest key, the highest one, and a key that is not part of the range."""
+    if prefix is None:
+        low, high = (None if end is None else face.key(end) for end in (lo, hi))
+        return low, high, None
+    if lo is not None:
+        raise Misuse("pass keys, or --prefix, not both")
+    low = face.key(prefix)
+    beyond = after_prefix(low)
+    return low, beyond, beyond
 
 
 def _time_ms(text: str | None) -> int | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import compress
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,6 +20,7 @@ from statestore.stores.kinds import AnyReader
 from statestore.stores.reads import Entry, RowScan
 from statestore.stores.specs import AtRestSpec, SessionSpec, WindowSpec, spec_in_bytes
 from statestore.stores.versioned import layout as versioned_layout
+from statestore.stores.versioned.store import VersionedReader
 
 
 class Columns(NamedTuple):
@@ -28,6 +30,23 @@ class Columns(NamedTuple):
     values: list[Any]
     begins: list[int | None]
     ends: list[int | None]
+
+
+class Times(NamedTuple):
+    """Versions valid at some time between both, inclusive; None: an open end."""
+
+    first_ms: int | None
+    last_ms: int | None
+
+    def of(self, rows: Columns) -> Columns:
+        """Return those of the rows."""
+        first, last = self
+        kept = [
+            (last is None or begins is None or begins <= last)
+            and (first is None or ends is None or ends > first)
+            for begins, ends in zip(rows.begins, rows.ends, strict=True)
+        ]
+        return Columns(*(list(compress(column, kept)) for column in rows))
 
 
 class Shape(msgspec.Struct, frozen=True):
@@ -86,11 +105,17 @@ def shape_of(
 
 
 def committed_rows(
-    environment: Environment, shape: Shape, stream_task: str, *, as_of_ms: int | None = None
+    environment: Environment,
+    shape: Shape,
+    stream_task: str,
+    *,
+    as_of_ms: int | None = None,
+    times: Times | None = None,
 ) -> Iterator[Columns]:
     """The rows that the store of one stream task holds as last committed, from a snapshot.
 
-    `as_of_ms`: of a store with history, the versions valid then; None: all of them.
+    `as_of_ms`: of a store with history, the versions valid then; `times`: those of a span; None:
+    all of them.
     """
     if shape.export is not None:
         exports = Exports.of(environment)
@@ -100,7 +125,7 @@ def committed_rows(
         with open_reader(
             shape.spec, [FetchedStore(exports, at)], environment.databases.read
         ) as reader:
-            yield from _chunks(_entries(reader, as_of_ms))
+            yield from _chunks(_entries(reader, as_of_ms, times))
         return
     with closing(StoresAtRest(environment)) as looked:
         partition = TaskId.parse(stream_task).partition
@@ -109,7 +134,7 @@ def committed_rows(
         if task is None:
             raise UnknownStore(f"store {shape.store!r} is no longer in stream task {stream_task}")
         with looked.reader(task, shape.spec) as reader:
-            yield from _chunks(_entries(reader, as_of_ms))
+            yield from _chunks(_entries(reader, as_of_ms, times))
 
 
 def logged_rows(
@@ -119,6 +144,7 @@ def logged_rows(
     partition: int,
     *,
     as_of_ms: int | None = None,
+    times: Times | None = None,
 ) -> Iterator[Columns]:
     """The rows that the log of a store makes up to its last stable offset; nothing expires."""
     log = TopicPartition(shape.topic, partition)
@@ -145,10 +171,14 @@ def logged_rows(
     replayed = log_side(environment, subject)
     clock = replayed.rows.get((in_windows.TIME_ROW, 0))
     for rows in replayed.chunks():
-        yield _shown(rows, shape, as_of_ms, clock and clock.value)
+        shown = _shown(rows, shape, as_of_ms, clock and clock.value)
+        yield shown if times is None else times.of(shown)
 
 
-def _entries(reader: AnyReader, as_of_ms: int | None) -> RowScan[Entry]:
+def _entries(reader: AnyReader, as_of_ms: int | None, times: Times | None) -> RowScan[Entry]:
+    if times is not None:
+        assert isinstance(reader, VersionedReader)
+        return reader.versions(from_ms=times.first_ms, to_ms=times.last_ms)
     return reader.everything() if as_of_ms is None else reader.entries(as_of_ms=as_of_ms)
 
 

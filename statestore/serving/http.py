@@ -6,6 +6,7 @@ GET  /v1/stores/{store}/get        the row of a key, now or as of a time
 POST /v1/stores/{store}/get-many   the rows of many keys
 GET  /v1/stores/{store}/range      rows by key or with a prefix, in pages or as Arrow
 GET  /v1/stores/{store}/history    versions of a key
+GET  /v1/stores/{store}/range-history    versions of many keys, in pages or as Arrow
 GET  /v1/stores/{store}/windows    windows or sessions of a key
 GET  /health, /ready, /metrics     for those who look after the server
 
@@ -48,7 +49,7 @@ from statestore.serving.encoding import Encoding, to_json
 from statestore.serving.gate import PROBLEM, App, ServingGate, headers_of, problem_of
 from statestore.serving.prometheus import ServeMetrics
 from statestore.serving.service import StateService
-from statestore.serving.values import Range, RowsFound, RowStream
+from statestore.serving.values import Range, RowsFound, RowStream, VersionSpan
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -98,6 +99,10 @@ _MinPosition = Annotated[
 ]
 _WaitMs = Annotated[int, Query(ge=0, le=_WAIT_MAX_MS, description="How long to wait for that.")]
 _Limit = Annotated[int, Query(ge=1, le=_LIMIT_MAX, description="Rows at most.")]
+_Prefix = Annotated[
+    str | None, Query(description="Only keys whose bytes begin with those of this key.")
+]
+_PageToken = Annotated[str | None, Query(description="next_page_token of the page before.")]
 _From = Annotated[str | None, Query(alias="from", description="From this time on, inclusive.")]
 _To = Annotated[str | None, Query(alias="to", description="Up to this time, inclusive.")]
 
@@ -215,17 +220,13 @@ class _Face:
         store: _Store,
         first: Annotated[str | None, Query(alias="from", description="The lowest key.")] = None,
         last: Annotated[str | None, Query(alias="to", description="The highest key.")] = None,
-        prefix: Annotated[
-            str | None, Query(description="Only keys whose bytes begin with those of this key.")
-        ] = None,
+        prefix: _Prefix = None,
         reverse: Annotated[bool, Query(description="Begin with the largest key.")] = False,
         as_of: _AsOf = None,
         raw: _Raw = False,
         partition: _Partition = None,
         limit: _Limit = 1000,
-        page_token: Annotated[
-            str | None, Query(description="next_page_token of the page before.")
-        ] = None,
+        page_token: _PageToken = None,
         min_position: _MinPosition = None,
         wait_ms: _WaitMs = 5000,
     ) -> Response:
@@ -246,6 +247,59 @@ class _Face:
             as_of_ms=_time_ms(as_of),
             partition=partition,
         )
+        return await self._range(request, store, wanted, encoding, limit, page_token)
+
+    async def range_history(
+        self,
+        *,
+        request: Request,
+        store: _Store,
+        from_key: Annotated[str | None, Query(description="The lowest key.")] = None,
+        to_key: Annotated[str | None, Query(description="The highest key.")] = None,
+        prefix: _Prefix = None,
+        first: _From = None,
+        last: _To = None,
+        ascending: Annotated[bool, Query(description="Of each key the oldest first.")] = False,
+        reverse: Annotated[bool, Query(description="Begin with the largest key.")] = False,
+        raw: _Raw = False,
+        partition: _Partition = None,
+        limit: _Limit = 1000,
+        page_token: _PageToken = None,
+        min_position: _MinPosition = None,
+        wait_ms: _WaitMs = 5000,
+    ) -> Response:
+        """Return the versions of keys that were valid in a span of time; pages are of one moment.
+
+        With `Accept: application/vnd.apache.arrow.stream` all of them come as one stream.
+        """
+        await self.wait(store, min_position, wait_ms)
+        encoding = self._service.encoding(store, raw=raw)
+        ends = [
+            None if text is None else encoding.key_of_text(text)
+            for text in (from_key, to_key, prefix)
+        ]
+        wanted = Range(
+            lo=ends[0],
+            hi=ends[1],
+            prefix=ends[2],
+            reverse=reverse,
+            times=VersionSpan(
+                first_ms=_time_ms(first), last_ms=_time_ms(last), ascending=ascending
+            ),
+            partition=partition,
+        )
+        return await self._range(request, store, wanted, encoding, limit, page_token)
+
+    async def _range(
+        self,
+        request: Request,
+        store: str,
+        wanted: Range,
+        encoding: Encoding,
+        limit: int,
+        page_token: str | None,
+    ) -> Response:
+        """Return a page, or all rows as a stream of Arrow if the request takes that."""
         if ARROW in request.headers.get("accept", ""):
             if page_token is not None:
                 raise Misuse("page_token: an Arrow stream has no pages: leave it out")
@@ -433,6 +487,7 @@ def make_app(
         (f"{one}/get", face.get, "RowAnswer"),
         (f"{one}/range", face.range, "RowsAnswer"),
         (f"{one}/history", face.history, "RowsAnswer"),
+        (f"{one}/range-history", face.range_history, "RowsAnswer"),
         (f"{one}/windows", face.windows, "RowsAnswer"),
     ):
         add(path, method, methods=["GET"], responses=openapi.responses(about))

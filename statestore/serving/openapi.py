@@ -51,7 +51,7 @@ def complete(app: Any, body_kind: type, *, secured: bool) -> None:
         for path, methods in found["paths"].items():
             for method in methods.values():
                 method["responses"].pop("422", None)
-                if path.endswith("/range"):
+                if path.endswith(("/range", "/range-history")):
                     binary = {"schema": {"type": "string", "format": "binary"}}
                     method["responses"]["200"]["content"][ARROW] = binary
         if secured:

@@ -219,7 +219,17 @@ class StateService:
         lo, hi, beyond = wanted.bounds()
 
         def ask(reader: AnyReader) -> RowScan[Entry]:
-            return reader.entries(lo, hi, as_of_ms=wanted.as_of_ms, reverse=wanted.reverse)
+            times = wanted.times
+            if times is None:
+                return reader.entries(lo, hi, as_of_ms=wanted.as_of_ms, reverse=wanted.reverse)
+            return _with_versions(reader, store).versions(
+                lo,
+                hi,
+                from_ms=times.first_ms,
+                to_ms=times.last_ms,
+                ascending=times.ascending,
+                reverse=wanted.reverse,
+            )
 
         asked = self._ask(store, self._tasks(store, wanted.partition), ask)
         rows = (RowInBytes(*entry) for entry in asked.result if entry.key != beyond)
@@ -261,9 +271,9 @@ class StateService:
         """Return versions of a key in a store with history, the latest first."""
 
         def ask(reader: AnyReader) -> list[RowInBytes]:
-            if not isinstance(reader, VersionedReader):
-                raise Misuse(f"store {store!r} keeps no versions: ask for the row itself")
-            found = reader.history(key, from_time=from_ms, to_time=to_ms, descending=not ascending)
+            found = _with_versions(reader, store).history(
+                key, from_time=from_ms, to_time=to_ms, descending=not ascending
+            )
             with found:
                 return [RowInBytes(key, *one) for one in _limited(found, store, limit)]
 
@@ -510,6 +520,13 @@ class StateService:
             lag_seconds=lag_seconds,
             problem=state.problem,
         )
+
+
+def _with_versions(reader: AnyReader, store: str) -> VersionedReader[bytes, bytes]:
+    """Return the reader of a store with history; Misuse if it is another."""
+    if not isinstance(reader, VersionedReader):
+        raise Misuse(f"store {store!r} keeps no versions: ask for the row itself")
+    return reader
 
 
 def _why_not_served(known: DeployedStore) -> str | None:

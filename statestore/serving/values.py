@@ -51,14 +51,26 @@ class RowStream(NamedTuple):
     close: Callable[[], None]
 
 
+class VersionSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """Which versions of a key: those valid at some time from `first_ms` to `last_ms`, inclusive."""
+
+    first_ms: int | None = None
+    last_ms: int | None = None
+    ascending: bool = False
+
+
 class Range(msgspec.Struct, frozen=True, kw_only=True):
-    """Which rows of a store: keys from `lo` to `hi`, inclusive, or with a prefix."""
+    """Which rows of a store: keys from `lo` to `hi`, inclusive, or with a prefix.
+
+    `times`: all versions of each key then, of a store with history.
+    """
 
     lo: bytes | None = None
     hi: bytes | None = None
     prefix: bytes | None = None
     reverse: bool = False
     as_of_ms: int | None = None
+    times: VersionSpan | None = None
     partition: int | None = None
 
     def bounds(self) -> tuple[bytes | None, bytes | None, bytes | None]:
@@ -66,6 +78,6 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
         if self.prefix is None:
             return self.lo, self.hi, None
         if self.lo is not None or self.hi is not None:
-            raise Misuse("pass from and to, or prefix, not both")
+            raise Misuse("pass the lowest and the highest key, or prefix, not both")
         beyond = after_prefix(self.prefix)
         return self.prefix, beyond, beyond

@@ -5,7 +5,8 @@
         .option("store", S).load()
 
 Options are the flags of the command line in snake case (INTERFACE rule 13): state_dir,
-application_id, config, bootstrap_servers, target; store, partition, export, as_of, raw, pipeline;
+application_id, config, bootstrap_servers, target; store, partition, export, as_of, from_time,
+to_time, raw, pipeline; from_time and to_time, inclusive, give the versions valid in between;
 `changelog` = true reads the store's log, folded, instead of the store. Columns:
 
     stream_task, partition, key, value                         of every store
@@ -31,10 +32,17 @@ from pyspark.sql.types import StructType
 from statestore.commands.arguments import StateArguments, parse_state_arguments
 from statestore.commands.printing import json_text
 from statestore.errors import Misuse
-from statestore.model.modes import Time, parse_time, to_ms
+from statestore.model.modes import parse_time, to_ms
 from statestore.model.records import Serde
 from statestore.operations.pipelines import load_pipeline, serdes_of
-from statestore.operations.rows import Columns, Shape, committed_rows, logged_rows, shape_of
+from statestore.operations.rows import (
+    Columns,
+    Shape,
+    Times,
+    committed_rows,
+    logged_rows,
+    shape_of,
+)
 from statestore.runtime import Runtime
 from statestore.spark.audit_source import AuditReader, audit_schema
 from statestore.stores import serdes
@@ -46,7 +54,7 @@ from statestore.stores.versioned import layout as versioned_layout
 NAME = "transactional_store"
 _KNOWN = {
     "application_id", "state_dir", "config", "bootstrap_servers", "store", "partition", "as_of",
-    "raw", "changelog", "audit", "export", "target", "pipeline",
+    "from_time", "to_time", "raw", "changelog", "audit", "export", "target", "pipeline",
 }  # fmt: skip
 _TIME = pa.timestamp("us", tz="UTC")
 _WAYS_OUT = (
@@ -86,6 +94,7 @@ class Plan(NamedTuple):
     raw: bool
     changelog: bool
     pipeline: str | None = None
+    times: Times | None = None
 
     def schema(self) -> pa.Schema:
         """The columns."""
@@ -160,9 +169,17 @@ class StoreReader(DataSourceReader):
         lots: Iterator[Columns]
         with Runtime(plan.arguments.settings()) as runtime:
             if plan.changelog:
-                lots = logged_rows(runtime, plan.shape, *partition.place, as_of_ms=plan.as_of_ms)
+                lots = logged_rows(
+                    runtime,
+                    plan.shape,
+                    *partition.place,
+                    as_of_ms=plan.as_of_ms,
+                    times=plan.times,
+                )
             else:
-                lots = committed_rows(runtime, plan.shape, task, as_of_ms=plan.as_of_ms)
+                lots = committed_rows(
+                    runtime, plan.shape, task, as_of_ms=plan.as_of_ms, times=plan.times
+                )
             for rows in lots:
                 if rows.keys:
                     yield _batch(schema, task, partition.partition, convert(rows))
@@ -194,18 +211,29 @@ def _plan(options: dict[str, str]) -> Plan:
         None if partition is None else int(partition),
         options.get("export"),
     )
-    as_of = options.get("as_of")
-    if as_of is not None and shape.kind != versioned_layout.KIND:
-        raise Misuse(f"store {shape.store!r} keeps no history: leave as_of out")
-    time: Time | None = None if as_of is None else parse_time(as_of)
+    for name in ("as_of", "from_time", "to_time"):
+        if name in options and shape.kind != versioned_layout.KIND:
+            raise Misuse(f"store {shape.store!r} keeps no history: leave {name} out")
+    as_of_ms, times = _time_ms(options, "as_of"), None
+    if "from_time" in options or "to_time" in options:
+        if as_of_ms is not None:
+            raise Misuse(f"{NAME}: pass as_of, or from_time and to_time, not both")
+        times = Times(_time_ms(options, "from_time"), _time_ms(options, "to_time"))
+        if times.first_ms is not None and times.last_ms is not None and times > times[::-1]:
+            raise Misuse(f"{NAME}: from_time is after to_time: swap them")
     return Plan(
         arguments,
         shape,
-        None if time is None else to_ms(time),
+        as_of_ms,
         _is_set(options, "raw"),
         _is_set(options, "changelog"),
         pipeline,
+        times,
     )
+
+
+def _time_ms(options: dict[str, str], name: str) -> int | None:
+    return to_ms(parse_time(options[name])) if name in options else None
 
 
 def _is_set(options: dict[str, str], name: str) -> bool:

@@ -333,7 +333,7 @@ class SessionStore(StateStore, ReadOnlySessionStore[K, V], Protocol):
 
 
 class ReadOnlyVersionedKeyValueStore(Protocol, Generic[K, V_co]):
-    """Reads of a versioned store (KIP-889, KIP-960, KIP-968)."""
+    """Reads of a versioned store (KIP-889, KIP-960, KIP-968, KIP-969)."""
 
     def get(self, key: K, *, as_of: Time | None = None) -> VersionedRecord[V_co] | None:
         """Return the latest version, or the one valid at `as_of`; None if absent or deleted.
@@ -355,6 +355,22 @@ class ReadOnlyVersionedKeyValueStore(Protocol, Generic[K, V_co]):
         self, lo: K | None, hi: K | None, as_of: Time
     ) -> Scan[tuple[K, VersionedRecord[V_co]]]:
         """Return the version valid at `as_of` of each key from `lo` to `hi`, inclusive."""
+
+    def range_history(
+        self,
+        lo: K | None,
+        hi: K | None,
+        from_time: Time | None = None,
+        to_time: Time | None = None,
+        *,
+        descending: bool = True,
+        reverse: bool = False,
+    ) -> Scan[tuple[K, VersionedRecord[V_co]]]:
+        """Return the versions of keys from `lo` to `hi` valid at some time between both times.
+
+        All ends are inclusive, and None is an open end. The versions of a key come together,
+        `descending` from the latest one, and keys in the order of their bytes.
+        """
 
     def observed_stream_time(self) -> int | None:
         """Return the largest timestamp put, in ms; None before the first."""

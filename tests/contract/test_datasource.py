@@ -172,8 +172,30 @@ def test_as_of_gives_the_versions_valid_then(
 
 
 @pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"from_time": "1500", "to_time": "1899"}, {("EUR", 2.0), ("p0", 9.0)}),
+        ({"from_time": "1900"}, {("EUR", 3.0), ("p0", 9.0)}),
+        ({"from_time": "2200"}, {("p0", 9.0)}),
+        (
+            {"from_time": "1200", "to_time": "1970-01-01T00:00:01.500Z"},
+            {("EUR", 1.0), ("EUR", 2.0), ("p0", 9.0)},
+        ),
+    ],
+)
+def test_a_span_of_time_gives_the_versions_valid_in_it(
+    state_dir: Path, options: dict[str, str], found: set[tuple[str, float]]
+) -> None:
+    valid = rows(state_dir, "rates", partition="0", **options)
+    assert {(row[2], row[-1]) for row in valid} == found
+
+
+@pytest.mark.parametrize(
     ("store", "options", "message"),
     [
+        ("counts", {"to_time": "5"}, "keeps no history: leave to_time out"),
+        ("rates", {"to_time": "5", "from_time": "6"}, "swap them"),
+        ("rates", {"to_time": "5", "as_of": "6"}, "not both"),
         ("counts", {"as_of": "5"}, "keeps no history: leave as_of out"),
         ("counts", {"partitions": "5"}, "no option 'partitions'; it has application_id"),
         ("counts", {"raw": "yes"}, "want true or false"),

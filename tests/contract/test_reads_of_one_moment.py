@@ -281,6 +281,11 @@ def test_long_histories_and_many_versions_are_read_as_of_one_moment(
         with reader.range_as_of(many[0], many[-1], until) as scan:
             return [one.timestamp_ms for _, one in scan]
 
+    def through_a_range() -> list[int]:
+        until = reader.observed_stream_time() or 0
+        with reader.range_history(many[0], many[-1], until, until) as scan:
+            return [one.timestamp_ms for _, one in scan]
+
     def of_two_rounds(found: list[int]) -> object:
         fits = len(found) == len(many) and (not whole or len(set(found)) == 1)
         ordered = sorted(found, reverse=True) == found and len(set(found)) <= 2
@@ -289,6 +294,7 @@ def test_long_histories_and_many_versions_are_read_as_of_one_moment(
     lookers = [
         Looker("history", history, without_half_a_round),
         Looker("range_as_of", lambda: as_of(None), of_two_rounds),
+        Looker("range_history", through_a_range, of_two_rounds),
         Looker("range_as_of the end of time", lambda: as_of(2**60), of_two_rounds),
         Looker(
             "get as_of",

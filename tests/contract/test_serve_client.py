@@ -83,6 +83,12 @@ def test_history_windows_and_sessions_have_their_times(ask: Ask) -> None:
     assert [row.timestamp_ms for row in versions] == [21, 11]
     at = datetime.fromtimestamp(0.012, UTC)
     assert [r.timestamp_ms for r in ask(lambda s: s.history("prices", "k1", to_time=at))] == [11, 1]
+    found = ask(
+        lambda s: s.range_history("prices", "k1", "k2", from_time=12, to_time=at, page_rows=1)
+    )
+    assert [(row.key, row.timestamp_ms) for row in found] == [("k1", 11), ("k2", 12)]
+    back = ask(lambda s: s.range_history("prices", prefix="k", ascending=True, reverse=True))
+    assert [row.timestamp_ms for row in back][:3] == [9, 19, 29]
     windows = ask(lambda state: state.windows("by-window", "k1", to_time=15))
     assert [(row.start_ms, row.end_ms, row.value) for row in windows] == [(0, 10, 1), (10, 20, 1)]
     assert len(ask(lambda state: state.windows("visits", "k1"))) == 3

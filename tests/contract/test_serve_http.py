@@ -158,6 +158,12 @@ def test_history_and_as_of_have_the_times_of_versions(shop: Shop) -> None:
     ]
     assert get("prices/history", key="k1", ascending=True)["rows"] == rows[::-1]
     assert get("prices/history", key="k1", **{"from": 12, "to": 20})["rows"] == rows[1:2]
+    several = get("prices/range-history", from_key="k1", to_key="k1")["rows"]
+    assert several == rows
+    assert (
+        get("prices/range-history", from_key="k1", to_key="k1", ascending=True)["rows"]
+        == (rows[::-1])
+    )
     assert get("prices/get", key="k1", as_of=12)["row"] == rows[1]
     assert get("prices/get", key="k1", as_of="1970-01-01T00:00:00.012Z")["row"] == rows[1]
     then = get("prices/range", **{"from": "k0", "to": "k9", "as_of": 5})["rows"]
@@ -283,6 +289,9 @@ def test_min_position_waits_for_ones_own_write_or_says_how_far_it_is(shop: Shop)
         ("ids/get", {"key": "seven"}, 400, "is no UUID"),
         ("numbers/get", {"key": str(1 << 70)}, 400, "is no INT64"),
         ("counts/history", {"key": "a"}, 400, "keeps no versions"),
+        ("counts/range-history", {}, 400, "keeps no versions"),
+        ("prices/range-history", {"from": 9, "to": 3}, 400, "swap them"),
+        ("prices/range-history", {"from_key": "a", "prefix": "k"}, 400, "not both"),
         ("counts/windows", {"key": "a"}, 400, "has no windows"),
         ("by-window/get", {"key": "k1"}, 400, "as_of"),
         ("by-window/range", {"as_of": 5}, 400, "no history"),
@@ -340,7 +349,7 @@ def test_the_document_describes_every_path_and_its_answers(shop: Shop) -> None:
         "/v1/tasks",
         *(
             f"/v1/stores/{{store}}/{one}"
-            for one in ("get", "get-many", "range", "history", "windows")
+            for one in ("get", "get-many", "range", "history", "range-history", "windows")
         ),
     }
     schemas = document["components"]["schemas"]

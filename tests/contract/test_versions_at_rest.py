@@ -65,6 +65,20 @@ def test_history_lists_versions_latest_first_with_their_validity(shop: Shop) -> 
     assert shop.said("stores", "history", "rates", "absent") == []
 
 
+def test_history_of_a_range_of_keys_lists_each_keys_versions_by_key(shop: Shop) -> None:
+    found = shop.json("stores", "history", "rates", "EUR", "GBP", "--from", "300", "--to", "699")
+    assert [(row["stream_task"], row["key"], row["timestamp_ms"]) for row in found] == [
+        ("0_0", "EUR", 300),
+        ("0_0", "GBP", 20),
+        ("0_1", "GBP", 20),
+    ]
+    every = shop.json("stores", "history", "rates", "--ascending", "--partition", "1")
+    assert [row["key"] for row in every] == ["GBP", "USD", "USD", "USD", "USD"]
+    assert [row["value"] for row in every][1:] == [1.5, 2.5, 4.5, 4.75]
+    assert shop.json("stores", "history", "rates", "--prefix", "U", "--to", "99") == []
+    assert "not both" in shop.refused("stores", "history", "rates", "EUR", "--prefix", "U")
+
+
 def test_what_is_older_than_the_history_is_not_shown(shop: Shop) -> None:
     found = shop.json("stores", "history", "rates", "USD")
     assert [row["value"] for row in found] == [4.75, 4.5, 2.5, 1.5]
@@ -124,6 +138,12 @@ def test_a_snapshot_reads_versions_over_all_partitions(shop: Shop) -> None:
         with rates.range_as_of("EUR", "USD", 350) as rows:
             assert [(key, one.value) for key, one in rows] == [
                 ("EUR", 2.5),
+                ("GBP", 8.0),
+                ("GBP", 8.0),
+                ("USD", 2.5),
+            ]
+        with rates.range_history("GBP", None, 300, 400) as versions:
+            assert [(key, one.value) for key, one in versions] == [
                 ("GBP", 8.0),
                 ("GBP", 8.0),
                 ("USD", 2.5),

@@ -251,6 +251,35 @@ class VersionedMachine(RuleBasedStateMachine):
                 expected = [(k, oracle.as_of(k, time)) for k in names]
                 assert list(rows) == [(k, one) for k, one in expected if one is not None]
 
+    @precondition(lambda self: self.opened)
+    @rule(
+        ends=st.tuples(st.none() | KEYS, st.none() | KEYS),
+        ahead=st.integers(-150, 30),
+        length=st.integers(0, 150),
+        descending=st.booleans(),
+        reverse=st.booleans(),
+    )
+    def look_through_a_range(
+        self,
+        ends: tuple[bytes | None, bytes | None],
+        ahead: int,
+        length: int,
+        *,
+        descending: bool,
+        reverse: bool,
+    ) -> None:
+        (lo, hi), first = ends, self.at(ahead)
+        for reads, oracle in self.views():
+            expected = []
+            for key in sorted(oracle.versions, reverse=reverse):
+                if (lo is None or key >= lo) and (hi is None or key <= hi):
+                    found = oracle.history(key, first, first + length)
+                    expected += [(key, one) for one in (found if descending else found[::-1])]
+            with reads.range_history(
+                lo, hi, first, first + length, descending=descending, reverse=reverse
+            ) as rows:
+                assert list(rows) == expected
+
     def views(self) -> list[View]:
         return [
             (self.store, self.pending),

@@ -6,9 +6,10 @@ of both tables and a copy of what is pending, taken together.
 """
 
 import struct
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from itertools import compress
 from typing import NamedTuple, Protocol, Self, TypeVar
 
@@ -23,15 +24,17 @@ from statestore.stores.versioned.journal import Ended, history_rows, note
 from statestore.stores.versioned.layout import HISTORY, LATEST, NEVER, NOT_VERSIONS, TIME_MIN
 from statestore.stores.versioned.search import (
     Interval,
-    Seek,
     Valid,
     View,
+    each_overlapping,
     each_valid_at,
     valid_at,
     versions_of,
 )
 
 T = TypeVar("T")
+Look = Callable[[View, RowScan[Pair]], Iterator[T]]
+"""Looks into the history below each row of a scan of latest versions."""
 
 
 class StreamTime(NamedTuple):
@@ -137,10 +140,13 @@ class VersionRows(Answering, Protocol):
     def overlapping(self, key: bytes, span: Interval, /) -> list[Valid]:
         """Return the versions valid at some time of the interval, latest first, no tombstones."""
 
-    def each_valid_at(
-        self, lo: bytes | None, hi: bytes | None, time: int, *, reverse: bool = False
-    ) -> RowScan[tuple[bytes, Valid | None]]:
-        """Return what `valid_at` says of each key with lo <= key <= hi, in key order."""
+    def each(
+        self, lo: bytes | None, hi: bytes | None, look: Look[T], /, *, reverse: bool = False
+    ) -> RowScan[T]:
+        """Return what `look` finds of each key with lo <= key <= hi, in key order, at one moment.
+
+        It is `looking_at` or `looking_through`, less what is asked.
+        """
 
     def each_version(self) -> RowScan[tuple[bytes, Valid]]:
         """Return every version that has not expired, without tombstones, in no promised order."""
@@ -250,10 +256,10 @@ class SourceVersions:
         self._counts.ranges += 1
         return self._ask(key, lambda view: versions_of(view, key, span))
 
-    def each_valid_at(
-        self, lo: bytes | None, hi: bytes | None, time: int, *, reverse: bool = False
-    ) -> RowScan[tuple[bytes, Valid | None]]:
-        """Return the version valid at a time of each key in the range."""
+    def each(
+        self, lo: bytes | None, hi: bytes | None, look: Look[T], *, reverse: bool = False
+    ) -> RowScan[T]:
+        """Return what `look` finds of each key in the range."""
         source = self._source
         source.check_ready()
         self._counts.ranges += 1
@@ -266,11 +272,8 @@ class SourceVersions:
         except Exception as error:
             raise source.failure(error) from error
         waiting = slice_of(moment.latest, lo, hi, reverse=reverse)
-        view = moment.view()
         rows = scan_of(source, cursor, waiting, reverse=reverse)
-        return walk(
-            source, rows, view.seek, seen.superseded.close, (time, view.bound, view.interval_ms)
-        )
+        return walk(source, rows, partial(look, moment.view()), seen.superseded.close)
 
     def each_version(self) -> RowScan[tuple[bytes, Valid]]:
         """Return every version that has not expired."""
@@ -360,21 +363,14 @@ class _Moment(NamedTuple):
 
     def view(self) -> View:
         """Return the view for questions while the snapshots are open."""
-        committed, superseded = self.committed, self.superseded
-        pending = HistoryCopy(self.history)
+        committed = self.committed
 
         def get_many(keys: list[bytes]) -> list[bytes | None]:
             rows = committed.get_many(keys)
             return list(map(self.latest.get, keys, rows)) if self.latest else rows
 
-        def seek(keys: list[bytes]) -> list[Pair | None]:
-            return pending.over(superseded.seek_many(keys), keys)
-
-        def scan_back(lo: bytes, hi: bytes) -> Iterator[Pair]:
-            waiting = slice_of(self.history, lo, hi, reverse=True)
-            return overlaid(superseded.scan_back(lo, hi), waiting, reverse=True)
-
-        return View(self.bound, self.interval_ms, get_many, seek, scan_back)
+        pending = HistoryCopy(self.history)
+        return pending.view_over(self.superseded, self.bound, self.interval_ms, get_many)
 
 
 class HistoryCopy:
@@ -393,24 +389,46 @@ class HistoryCopy:
         pending = [None if i == size else (names[i], self._rows[names[i]]) for i in places]
         return [first_of(*both) for both in zip(committed, pending, strict=True)]
 
+    def back(self, committed: Iterator[Pair], lo: bytes, hi: bytes) -> Iterator[Pair]:
+        """Return the rows from hi down to lo with these rows over the committed ones."""
+        first, last = bisect_left(self._keys, lo), bisect_right(self._keys, hi)
+        waiting: list[tuple[bytes, bytes | None]] = [
+            (key, self._rows[key]) for key in reversed(self._keys[first:last])
+        ]
+        return overlaid(committed, waiting, reverse=True)
+
+    def view_over(
+        self,
+        committed: Seeker,
+        bound: int,
+        interval_ms: int,
+        get_many: Callable[[list[bytes]], list[bytes | None]],
+    ) -> View:
+        """Return the view of a history with these rows over the committed ones."""
+
+        def seek(keys: list[bytes]) -> list[Pair | None]:
+            return self.over(committed.seek_many(keys), keys)
+
+        def scan_back(lo: bytes, hi: bytes) -> Iterator[Pair]:
+            return self.back(committed.scan_back(lo, hi), lo, hi)
+
+        return View(bound, interval_ms, get_many, seek, scan_back)
+
 
 def walk(
     guard: Guard,
     latest: RowScan[Pair],
-    seek: Seek,
+    look: Callable[[RowScan[Pair]], Iterator[T]],
     release: Callable[[], None],
-    at: tuple[int, int, int],
-) -> RowScan[tuple[bytes, Valid | None]]:
-    """Return the version valid at a time of each key in a scan of latest versions.
+) -> RowScan[T]:
+    """Return what `look` finds of the keys in a scan of latest versions, which it takes over.
 
-    It takes over the scan. `seek` looks into the history under it, and `release` lets go of that.
-    `at` is the time, the bound of history and the segment interval.
+    `release` lets go of the history in which it looks.
     """
-    time, bound, interval_ms = at
 
-    def found() -> Iterator[tuple[bytes, Valid | None]]:
+    def found() -> Iterator[T]:
         try:
-            yield from each_valid_at(latest, time, bound=bound, interval_ms=interval_ms, seek=seek)
+            yield from look(latest)
         except Exception as error:
             raise guard.failure(error) from error
 
@@ -419,6 +437,18 @@ def walk(
         release()
 
     return RowScan(found(), latest.check_open, close)
+
+
+def looking_at(time: int, view: View, rows: RowScan[Pair]) -> Iterator[tuple[bytes, Valid | None]]:
+    """Look for the version of each key that is valid at a time."""
+    return each_valid_at(rows, time, bound=view.bound, interval_ms=view.interval_ms, seek=view.seek)
+
+
+def looking_through(
+    span: Interval, descending: bool, view: View, rows: RowScan[Pair]
+) -> Iterator[tuple[bytes, Valid]]:
+    """Look for the versions of each key that were valid at some time of the interval."""
+    return each_overlapping(rows, span, view=view, descending=descending)
 
 
 def all_versions(

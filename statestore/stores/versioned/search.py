@@ -8,7 +8,7 @@ is at a known place, and a segment without a row of the key tells that nothing o
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Final, NamedTuple
 
 from statestore.stores.reads import Pair
@@ -16,6 +16,8 @@ from statestore.stores.versioned import layout
 
 _log = logging.getLogger(__name__)
 _CHUNK: Final = 256
+_ROUNDS: Final = 16
+"""So many versions of each key of a chunk are looked up together, before one key after another."""
 Seek = Callable[[list[bytes]], list[Pair | None]]
 """Returns the first row at or after each key."""
 ScanBack = Callable[[bytes, bytes], Iterator[Pair]]
@@ -207,18 +209,79 @@ def overlapping(view: View, key: bytes, latest: bytes, span: Interval) -> Iterat
         end = begins
     else:
         end = find([Asked(key, until, begins)], view.interval_ms, view.seek)[0].valid_to
-    oldest_end = max(span.first, view.bound)
-    for ends, row in backwards(key, end, view.interval_ms, view.scan_back):
-        if ends <= oldest_end:
-            return
-        if layout.valid_from(row) <= span.last and not layout.is_tombstone(row):
-            yield Valid(row, ends)
+    yield from _back_to(max(span.first, view.bound), view, key, end, span)
 
 
 def versions_of(view: View, key: bytes, span: Interval) -> list[Valid]:
     """Do as `overlapping` for a key that may have no versions."""
     latest = view.get_many([key])[0]
     return [] if latest is None else list(overlapping(view, key, latest, span))
+
+
+def each_overlapping(
+    rows: Iterable[Pair], span: Interval, *, view: View, descending: bool
+) -> Iterator[tuple[bytes, Valid]]:
+    """Return what `overlapping` says of the key of each row of latest versions, key after key."""
+    waiting = iter(rows)
+    while chunk := list[Pair](islice(waiting, _CHUNK)):
+        for key, found in _each_of(chunk, span, view):
+            for one in found if descending else reversed(list(found)):
+                yield key, one
+
+
+def _each_of(
+    chunk: Sequence[Pair], span: Interval, view: View
+) -> Iterator[tuple[bytes, Iterator[Valid]]]:
+    """Return the versions of each key of a chunk, the last ones of all keys looked up together.
+
+    A version ends where the next one begins, so the place of the one before is known.
+    """
+    interval_ms, oldest_end = view.interval_ms, max(span.first, view.bound)
+    until = max(span.last, view.bound)
+    found: list[list[Valid]] = [[] for _ in chunk]
+    ends: dict[int, int] = {}
+    asked: dict[int, Asked] = {}
+    for i, (key, latest) in enumerate(chunk):
+        begins = layout.valid_from(latest)
+        if begins > until:
+            asked[i] = Asked(key, until, begins)
+            continue
+        if begins <= span.last and not layout.is_tombstone(latest):
+            found[i].append(Valid(latest, None))
+        ends[i] = begins
+    if asked:
+        answers = find(list(asked.values()), interval_ms, view.seek)
+        ends |= {i: one.valid_to for i, one in zip(asked, answers, strict=True)}
+    for _ in range(_ROUNDS):
+        places = {
+            i: layout.history_key(chunk[i][0], end, interval_ms)
+            for i, end in ends.items()
+            if end > oldest_end
+        }
+        if not places:
+            ends = {}
+            break
+        before = {}
+        for (i, place), pair in zip(places.items(), view.seek(list(places.values())), strict=True):
+            if pair is None or pair[0] != place:
+                continue
+            begins = layout.valid_from(pair[1])
+            if begins <= span.last and not layout.is_tombstone(pair[1]):
+                found[i].append(Valid(pair[1], ends[i]))
+            before[i] = begins
+        ends = before
+    for i, (key, _) in enumerate(chunk):
+        rest = _back_to(oldest_end, view, key, ends[i], span) if i in ends else iter(())
+        yield key, chain(found[i], rest)
+
+
+def _back_to(oldest_end: int, view: View, key: bytes, end: int, span: Interval) -> Iterator[Valid]:
+    """Return the versions of a key from the one that ends at `end` backwards."""
+    for ends, row in backwards(key, end, view.interval_ms, view.scan_back):
+        if ends <= oldest_end:
+            return
+        if layout.valid_from(row) <= span.last and not layout.is_tombstone(row):
+            yield Valid(row, ends)
 
 
 class _Look(NamedTuple):

@@ -6,6 +6,7 @@ committed versions never copy what is pending.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any, ClassVar, Final, Generic
 
@@ -34,6 +35,8 @@ from statestore.stores.versioned.reads import (
     PendingLayer,
     SourceVersions,
     VersionRows,
+    looking_at,
+    looking_through,
 )
 from statestore.stores.versioned.search import GoneHistory, Interval, Valid
 from statestore.stores.versioned.table import PendingVersions, VersionedTable
@@ -103,6 +106,21 @@ class VersionedReader(Reader[VersionRows], Generic[K, V]):
         """Return the version valid at `as_of` of each key from `lo` to `hi`, on a snapshot."""
         return self._range(lo, hi, self.time_of(as_of), reverse=False).through(self._records)
 
+    def range_history(
+        self,
+        lo: K | None,
+        hi: K | None,
+        from_time: Time | None = None,
+        to_time: Time | None = None,
+        *,
+        descending: bool = True,
+        reverse: bool = False,
+    ) -> RowScan[tuple[K, VersionedRecord[V]]]:
+        """Return the versions of each key from `lo` to `hi` valid at some time between both."""
+        span = self._span(from_time, to_time)
+        found = self._versions(lo, hi, span, descending=descending, reverse=reverse)
+        return found.through(self._records)
+
     def observed_stream_time(self) -> int | None:
         """Return the largest timestamp put, as far as this reader sees; None before the first."""
         now = max(rows.observed().now for rows in self._opened())
@@ -126,6 +144,21 @@ class VersionedReader(Reader[VersionRows], Generic[K, V]):
         """Return the latest version of each key in the range, or the one valid at a time."""
         time = TIME_MAX if as_of_ms is None else as_of_ms
         return self._range(lo, hi, time, reverse=reverse).through(self._entries)
+
+    def versions(
+        self,
+        lo: K | None = None,
+        hi: K | None = None,
+        *,
+        from_ms: int | None = None,
+        to_ms: int | None = None,
+        ascending: bool = False,
+        reverse: bool = False,
+    ) -> RowScan[Entry]:
+        """Return what `range_history` does."""
+        span = self._span(from_ms, to_ms)
+        found = self._versions(lo, hi, span, descending=not ascending, reverse=reverse)
+        return found.through(self._entries)
 
     def everything(self) -> RowScan[Entry]:
         """Return every version that has not expired, partition by partition."""
@@ -158,7 +191,8 @@ class VersionedReader(Reader[VersionRows], Generic[K, V]):
     ) -> RowScan[tuple[bytes, Valid]]:
         """Return the versions valid at a time, without tombstones."""
         low, high = self._codec.optional_key(lo), self._codec.optional_key(hi)
-        scans = [rows.each_valid_at(low, high, time, reverse=reverse) for rows in self._opened()]
+        look = partial(looking_at, time)
+        scans = [rows.each(low, high, look, reverse=reverse) for rows in self._opened()]
 
         def valid(found: Iterator[tuple[bytes, Valid | None]]) -> Iterator[tuple[bytes, Valid]]:
             for key, one in found:
@@ -168,6 +202,20 @@ class VersionedReader(Reader[VersionRows], Generic[K, V]):
                     yield key, one
 
         return joined(scans, reverse=reverse).through(valid)
+
+    def _versions(
+        self,
+        lo: K | None,
+        hi: K | None,
+        span: Interval,
+        *,
+        descending: bool,
+        reverse: bool,
+    ) -> RowScan[tuple[bytes, Valid]]:
+        low, high = self._codec.optional_key(lo), self._codec.optional_key(hi)
+        look = partial(looking_through, span, descending)
+        scans = [rows.each(low, high, look, reverse=reverse) for rows in self._opened()]
+        return joined(scans, reverse=reverse)
 
     def _tell_gone(self, time: int) -> None:
         self._gone.tell(time, max(rows.observed().bound for rows in self._parts))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from operator import attrgetter, call, gt
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from statestore.model.ids import Position, TopicPartition
 from statestore.model.records import Header, PutResult
@@ -43,6 +43,7 @@ from statestore.stores.versioned.layout import (
 )
 from statestore.stores.versioned.reads import (
     HistoryCopy,
+    Look,
     ObservedTime,
     PendingNow,
     StreamTime,
@@ -62,6 +63,7 @@ from statestore.stores.versioned.search import (
     versions_of,
 )
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _IS_LATEST: Final = PutResult(accepted=True, latest=True, valid_to_ms=None)
@@ -269,21 +271,17 @@ class VersionedTable:
         self.staged.metrics.ranges += 1
         return versions_of(self.view(), key, span)
 
-    def each_valid_at(
-        self, lo: bytes | None, hi: bytes | None, time: int, *, reverse: bool = False
-    ) -> RowScan[tuple[bytes, Valid | None]]:
-        """Return the version valid at a time of each key in the range, on a snapshot."""
+    def each(
+        self, lo: bytes | None, hi: bytes | None, look: Look[T], *, reverse: bool = False
+    ) -> RowScan[T]:
+        """Return what `look` finds of each key in the range, on a snapshot."""
         self._check_open()
         self._settle()
         rows = self._latest.scan(lo, hi, reverse=reverse)
         seeker = self.staged.table(HISTORY).seeker()
         pending = HistoryCopy(self._history_rows.entries)
-
-        def seek(keys: list[bytes]) -> list[Pair | None]:
-            return pending.over(seeker.seek_many(keys), keys)
-
-        at = (time, self.time.bound, self.interval_ms)
-        return walk(self.staged, rows, seek, seeker.close, at)
+        view = pending.view_over(seeker, self.time.bound, self.interval_ms, self._latest.get_many)
+        return walk(self.staged, rows, partial(look, view), seeker.close)
 
     def each_version(self) -> RowScan[tuple[bytes, Valid]]:
         """Return every version that has not expired, on a snapshot."""
