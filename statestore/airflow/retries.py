@@ -5,7 +5,7 @@ fail                   AirflowFailException   fails at once
 retry                  JobFailed              retries after the task's own delay
 retry_later            RetryLater             retries after RETRY_LATER_DELAY
 
-Airflow before 3.3 knows no delay of a single retry, so RetryLater has the task's own delay there.
+Airflow before 3.3 cannot delay a single retry, so RetryLater has the task's own delay there.
 """
 
 import importlib

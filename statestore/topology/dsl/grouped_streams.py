@@ -96,7 +96,7 @@ class CountWindowedKStream(_Grouped[K_co, K_co, V_co]):
     """Records grouped by key and number, to be aggregated; the tables have a row for each key.
 
     That row is the key's last result: of the window that was filled last or, with results on
-    update, of the oldest one that is open. Each window that is full has its result told. Records
+    update, of the oldest one that is open. Each window that is full sends its result. Records
     with a null value are dropped, and an aggregate of None begins anew with the next record.
     """
 
