@@ -25,6 +25,8 @@ from statestore.topology.nodes import SinkNode, TopicName
 from statestore.topology.sub_topologies import SubTopology
 
 _log = logging.getLogger(__name__)
+_ALL_PAST_MS = 3 * 10**12
+"""More than 90 years: no time since 1970 is that old."""
 _POLICY, _RETENTION, _SIZE = "cleanup.policy", "retention.ms", "retention.bytes"
 
 
@@ -335,12 +337,12 @@ def _check_changelog(topic: str, where: str, spec: StoreSpec, told: Mapping[str,
             f"lose them: set {_POLICY}=compact"
         )
     kept_ms, kept_bytes = int(told.get(_RETENTION, -1)), int(told.get(_SIZE, -1))
-    if 0 <= kept_ms < spec.retention_ms or kept_bytes >= 0:
+    if 0 <= kept_ms < _ALL_PAST_MS or kept_bytes >= 0:
         limits = f"{_RETENTION}={kept_ms} and {_SIZE}={kept_bytes}"
         raise InvalidSetting(
-            f"{begin} with {limits}, but the store keeps its windows for {spec.retention_ms} ms: "
-            f"set {_POLICY}=compact, or {_RETENTION} to {spec.retention_ms} or more and {_SIZE} "
-            "to -1"
+            f"{begin} with {limits}: the broker compares the times of records with its clock, so "
+            "it would delete windows of long ago that the store still has; the store deletes "
+            f"those that have expired itself: set {_POLICY}=compact"
         )
 
 
